@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_algos::direct::{Access, DirectAlgorithm, Kernel, Memory, Own, Plan, Task, run};
+use dist_algos::direct::{Access, DirectAlgorithm, DirectCollective, Kernel, Memory, Own, Plan, run};
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
 use dist_transport::{
@@ -132,9 +132,10 @@ impl Access for Wrong<'_> {
 /// Three sums in a row, and whether all of them were right.
 fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: Mistake) -> bool {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
-    let cut = Partition::new(64 * 8, 1, Task::AllReduce.parts(algorithm, WORLD)).unwrap();
+    let cut = Partition::new(64 * 8, 1, DirectCollective::AllReduce.parts(algorithm, WORLD)).unwrap();
     let plan =
-        Plan::new((Task::AllReduce, algorithm), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED).unwrap();
+        Plan::new((DirectCollective::AllReduce, algorithm), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED)
+            .unwrap();
     (1..=3_u8).all(|call| {
         transport.begin(&Fingerprint([call; 48]));
         // No two blocks, and no two calls, are alike.

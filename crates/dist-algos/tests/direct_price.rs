@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, Exposed as Exposes, Kernel, Memory, Own, Pace, Plan, Task, exposed, meet, run,
+    DirectAlgorithm, DirectCollective, Exposed as Exposes, Kernel, Memory, Own, Pace, Plan, exposed, meet,
+    run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
@@ -37,7 +38,7 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
         transport.begin(&Fingerprint([1; 48]));
         let input = vec![1_u8; cut.bytes()];
         let mut buffer = input.clone();
-        let input = (plan.task().source() == Source::Input).then_some((&*input, cut));
+        let input = (plan.collective().source() == Source::Input).then_some((&*input, cut));
         let (program, steps) = ((&plan, rank), plan.schedule(rank));
         let (scratch, due) = (&mut Scratch::new(), &deadline.into());
         let mut access = Unchecked::simulated(&mut transport, due).unwrap().unwrap();
@@ -69,19 +70,20 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
 
 #[rstest]
 fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: usize) {
-    let forms = |task| DirectAlgorithm::ALL.map(|algorithm| (task, algorithm));
-    let all = Task::all(world_size / 2)
+    let forms = |collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm));
+    let all = DirectCollective::all(world_size / 2)
         .into_iter()
         .flat_map(forms)
-        .filter(|(task, algorithm)| algorithm.serves(*task));
-    for (task, algorithm) in all {
+        .filter(|(collective, algorithm)| algorithm.serves(*collective));
+    for (collective, algorithm) in all {
         for len in [0, 1, 40, 1000, 10_000] {
-            let cut = Partition::new(len, 1, task.parts(algorithm, world_size)).unwrap();
-            let plan = Plan::new((task, algorithm), world_size, cut.chunk_bytes_max(), 2048, SHARED).unwrap();
+            let cut = Partition::new(len, 1, collective.parts(algorithm, world_size)).unwrap();
+            let plan =
+                Plan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 2048, SHARED).unwrap();
             let predicted = plan.duration(cut, Some(cut), &PACE);
             for seed in [0, 1] {
                 let took = simulated(plan, seed, cut);
-                assert_eq!(took, predicted, "{task:?} {algorithm}, {len} bytes, {world_size} ranks");
+                assert_eq!(took, predicted, "{collective:?} {algorithm}, {len} bytes, {world_size} ranks");
             }
         }
     }
@@ -90,7 +92,9 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
 #[test]
 fn a_barrier_takes_a_post_and_the_notice_of_it() {
     let cut = Partition::new(0, 1, 1).unwrap();
-    let barrier = |ranks| Plan::new((Task::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap();
+    let barrier = |ranks| {
+        Plan::new((DirectCollective::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap()
+    };
     let time = |ranks| barrier(ranks).duration(cut, None, &PACE);
     assert_eq!(time(1), Duration::from_nanos(20));
     assert_eq!(time(2), Duration::from_nanos(20 + 75));

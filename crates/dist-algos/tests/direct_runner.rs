@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Access, DirectAlgorithm, Exposed, Kernel, Memory, Own, Plan, Task, Total, exposed, meet, run,
+    Access, DirectAlgorithm, DirectCollective, Exposed, Kernel, Memory, Own, Plan, Total, exposed, meet, run,
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
@@ -240,25 +240,25 @@ enum Meeting {
 fn once(
     direct: &mut Together,
     rank: Rank,
-    (task, algorithm): (Task, DirectAlgorithm),
+    (collective, algorithm): (DirectCollective, DirectAlgorithm),
     len: usize,
     meeting: Meeting,
 ) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
     let input = buffer.clone();
-    let parts = task.parts(algorithm, world_size);
+    let parts = collective.parts(algorithm, world_size);
     let cut = Partition::new(buffer.len(), 4, parts).unwrap();
-    let plan = Plan::new((task, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
+    let plan = Plan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
     let plan = plan.with_turn(direct.turn);
     direct.turn += plan.turns();
     let part = rank.index() * len..(rank.index() + 1) * len;
-    let input = match task {
-        Task::AllGather { of: Source::Input } => {
+    let input = match collective {
+        DirectCollective::AllGather { of: Source::Input } => {
             let part_cut = Partition::new(len, 4, 1).and_then(|part| part.among(rank.index(), world_size));
             Some((bytemuck::cast_slice(&input[part]), part_cut.unwrap()))
         }
-        task if task.source() == Source::Input => Some((bytemuck::cast_slice(&input), cut)),
+        collective if collective.source() == Source::Input => Some((bytemuck::cast_slice(&input), cut)),
         _ => None,
     };
     let mut buffer = buffer;
@@ -323,19 +323,19 @@ fn once(
 }
 
 /// What a rank ends with; `None` where it is unspecified.
-fn promised(task: Task, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Option<f32>> {
+fn promised(collective: DirectCollective, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Option<f32>> {
     let sums = || oracle::all_reduce(inputs, Reduction::Sum).into_iter().map(|sum| Some(sum * 2.0));
     let part = |owner: usize| owner * len..(owner + 1) * len;
     let parts = |of: &dyn Fn(usize) -> Vec<f32>| (0..inputs.len()).flat_map(of).map(Some).collect();
-    match task {
-        Task::AllReduce => sums().collect(),
-        Task::Reduce { root } if rank == root => sums().collect(),
-        Task::ReduceScatter { .. } => {
+    match collective {
+        DirectCollective::AllReduce => sums().collect(),
+        DirectCollective::Reduce { root } if rank == root => sums().collect(),
+        DirectCollective::ReduceScatter { .. } => {
             sums().enumerate().map(|(index, sum)| sum.filter(|_| part(rank).contains(&index))).collect()
         }
-        Task::AllGather { .. } => parts(&|owner| inputs[owner][part(owner)].to_vec()),
-        Task::Broadcast { root } => inputs[root].iter().copied().map(Some).collect(),
-        Task::AllToAll => parts(&|owner| inputs[owner][part(rank)].to_vec()),
+        DirectCollective::AllGather { .. } => parts(&|owner| inputs[owner][part(owner)].to_vec()),
+        DirectCollective::Broadcast { root } => inputs[root].iter().copied().map(Some).collect(),
+        DirectCollective::AllToAll => parts(&|owner| inputs[owner][part(rank)].to_vec()),
         _ => vec![None; inputs[rank].len()],
     }
 }
@@ -349,19 +349,24 @@ fn every_form_gives_what_the_oracle_says(
     let root = world_size - 1;
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
     let forms = DirectAlgorithm::ALL;
-    let all: Vec<(Task, DirectAlgorithm)> =
-        Task::all(root).into_iter().flat_map(|task| forms.map(|algorithm| (task, algorithm))).collect();
-    let calls: Vec<(Task, DirectAlgorithm)> =
-        all.into_iter().filter(|(task, algorithm)| algorithm.serves(*task)).collect();
+    let all: Vec<(DirectCollective, DirectAlgorithm)> = DirectCollective::all(root)
+        .into_iter()
+        .flat_map(|collective| forms.map(|algorithm| (collective, algorithm)))
+        .collect();
+    let calls: Vec<(DirectCollective, DirectAlgorithm)> =
+        all.into_iter().filter(|(collective, algorithm)| algorithm.serves(*collective)).collect();
     let results = on_every_rank(world_size, |rank, direct| {
         calls.iter().map(|&call| once(direct, rank, call, len, meeting)).collect::<Vec<_>>()
     });
     for (rank, results) in results.iter().enumerate() {
-        for (&(task, algorithm), result) in calls.iter().zip(results) {
-            let promised = promised(task, rank, &inputs, len);
+        for (&(collective, algorithm), result) in calls.iter().zip(results) {
+            let promised = promised(collective, rank, &inputs, len);
             for (index, (promised, got)) in promised.into_iter().zip(result).enumerate() {
                 let same = promised.is_none_or(|promised| promised.to_bits() == got.to_bits());
-                assert!(same, "{task:?} {algorithm}, rank {rank}, element {index}: {got}, not {promised:?}");
+                assert!(
+                    same,
+                    "{collective:?} {algorithm}, rank {rank}, element {index}: {got}, not {promised:?}"
+                );
             }
         }
     }
@@ -370,26 +375,28 @@ fn every_form_gives_what_the_oracle_says(
 #[test]
 fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
-    let error_of = |task: Task, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
-        let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
-        let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
-        let (plan, scratch) =
-            (Plan::new((task, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
-        match run(
-            &mut direct,
-            (&plan, rank),
-            plan.schedule(rank),
-            memory,
-            kernel,
-            scratch,
-            &deadline().into(),
-        ) {
-            Err(RunError::Schedule(error)) => error,
-            other => panic!("{other:?}"),
-        }
-    };
-    let error = |algorithm, bytes: &mut [u8], cut| error_of(Task::AllReduce, algorithm, bytes, cut);
+    let error_of =
+        |collective: DirectCollective, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
+            let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
+            let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
+            let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+            let (plan, scratch) =
+                (Plan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
+            match run(
+                &mut direct,
+                (&plan, rank),
+                plan.schedule(rank),
+                memory,
+                kernel,
+                scratch,
+                &deadline().into(),
+            ) {
+                Err(RunError::Schedule(error)) => error,
+                other => panic!("{other:?}"),
+            }
+        };
+    let error =
+        |algorithm, bytes: &mut [u8], cut| error_of(DirectCollective::AllReduce, algorithm, bytes, cut);
     let cut = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
     use dist_algos::Error as Wrong;
     assert_eq!(
@@ -403,35 +410,40 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     assert_eq!(error(DirectAlgorithm::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
     let too_long = error(DirectAlgorithm::OneShot, &mut [0; 2048], cut(2048, 1));
     assert_eq!(too_long, Wrong::Slots { needed: 2048, slot_bytes: 1024 });
-    let too_long =
-        error_of(Task::Broadcast { root: 0 }, DirectAlgorithm::OneShot, &mut [0; 5000], cut(5000, 1));
+    let too_long = error_of(
+        DirectCollective::Broadcast { root: 0 },
+        DirectAlgorithm::OneShot,
+        &mut [0; 5000],
+        cut(5000, 1),
+    );
     assert_eq!(too_long, Wrong::Slots { needed: 5000, slot_bytes: 4096 });
 }
 
 #[test]
 fn a_plan_fits_its_slots_or_there_is_none() {
     let plan = |parts: usize, bytes: usize| {
-        Plan::new((Task::AllToAll, DirectAlgorithm::OneShot), parts, bytes, 512, SHARED)
+        Plan::new((DirectCollective::AllToAll, DirectAlgorithm::OneShot), parts, bytes, 512, SHARED)
     };
     assert_eq!(plan(4, 1000).map(|plan| plan.blocks()), Some(8));
     assert_eq!(plan(17, 64), None, "seventeen places of 64 bytes do not fit");
-    let root = Task::Broadcast { root: 3 };
+    let root = DirectCollective::Broadcast { root: 3 };
     assert_eq!(Plan::new((root, DirectAlgorithm::OneShot), 3, 64, 512, SHARED), None, "there is no rank 3");
     assert_eq!(Plan::new((root, DirectAlgorithm::Staged), 4, 64, 512, SHARED), None);
 }
 
 #[rstest]
-#[case(Task::AllGather { of: Source::Input }, 2, (32 << 20) / 6 + 1)]
-#[case(Task::AllGather { of: Source::Buffer }, 4, (32 << 20) / 20 + 1)]
-#[case(Task::AllToAll, 4, 1 << 20)]
+#[case(DirectCollective::AllGather { of: Source::Input }, 2, (32 << 20) / 6 + 1)]
+#[case(DirectCollective::AllGather { of: Source::Buffer }, 4, (32 << 20) / 20 + 1)]
+#[case(DirectCollective::AllToAll, 4, 1 << 20)]
 fn what_the_last_cache_cannot_hold_of_all_ranks_goes_past_it(
-    #[case] task: Task,
+    #[case] collective: DirectCollective,
     #[case] world_size: usize,
     #[case] part_bytes: usize,
 ) {
     let shared = Shared { slot_bytes: 256 << 10, ..SHARED };
     let leaves = |part_bytes| {
-        let plan = Plan::new((task, DirectAlgorithm::OneShot), world_size, part_bytes, 256 << 10, shared);
+        let plan =
+            Plan::new((collective, DirectAlgorithm::OneShot), world_size, part_bytes, 256 << 10, shared);
         plan.unwrap().leaves_caches()
     };
     assert_eq!([part_bytes - 1, part_bytes].map(leaves), [false, true]);

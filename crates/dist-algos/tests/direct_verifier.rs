@@ -2,28 +2,29 @@
 
 use dist_algos::direct::verify::mutate::Mutation;
 use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
-use dist_algos::direct::{DirectAlgorithm, Parts, Peers, Plan, Step, Task};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective, Parts, Peers, Plan, Step};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{Error, Source};
 use dist_transport::{Place, Reach, Shared};
 use rstest::rstest;
 
 /// Everything that can be done in a world, with the first and the last root.
-fn all(world_size: usize) -> impl Iterator<Item = (Task, DirectAlgorithm)> {
-    let last =
-        Task::all(world_size - 1).into_iter().filter(move |task| world_size > 1 && task.root().is_some());
-    let tasks = Task::all(0).into_iter().chain(last);
-    tasks
-        .flat_map(|task| DirectAlgorithm::ALL.map(|algorithm| (task, algorithm)))
-        .filter(|(task, algorithm)| algorithm.serves(*task))
+fn all(world_size: usize) -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
+    let last = DirectCollective::all(world_size - 1)
+        .into_iter()
+        .filter(move |collective| world_size > 1 && collective.root().is_some());
+    let collectives = DirectCollective::all(0).into_iter().chain(last);
+    collectives
+        .flat_map(|collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm)))
+        .filter(|(collective, algorithm)| algorithm.serves(*collective))
 }
 
 #[test]
 fn every_schedule_is_proven_in_every_world() {
     for world_size in 1..=40 {
-        for (task, algorithm) in all(world_size) {
-            let plans = plans(task, algorithm, world_size);
-            prove(&plans).unwrap_or_else(|error| panic!("{task:?} {algorithm} {world_size}: {error}"));
+        for (collective, algorithm) in all(world_size) {
+            let plans = plans(collective, algorithm, world_size);
+            prove(&plans).unwrap_or_else(|error| panic!("{collective:?} {algorithm} {world_size}: {error}"));
         }
     }
 }
@@ -32,10 +33,10 @@ fn every_schedule_is_proven_in_every_world() {
 fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
     let shared = Shared { slot_bytes: 1 << 16, ..Shared::on_host(Reach::Write) };
     for world_size in (1..=9).chain([16, 33, 64]) {
-        for (task, algorithm) in all(world_size) {
+        for (collective, algorithm) in all(world_size) {
             let largest: &[usize] = if world_size > 9 { &[64] } else { &[0, 1, 64, 640, 64 * 30, 64 * 31] };
             for &part_bytes in largest {
-                let plan = Plan::new((task, algorithm), world_size, part_bytes, 64, shared);
+                let plan = Plan::new((collective, algorithm), world_size, part_bytes, 64, shared);
                 let Some(plan) = plan else { continue };
                 for turn in [0, 1] {
                     let plan = plan.with_turn(turn);
@@ -54,13 +55,17 @@ fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
 fn plans_have_digests_of_their_own() {
     let mut digests: Vec<(u64, Plan)> = Vec::new();
     for world_size in 1..=9 {
-        for (task, algorithm) in all(world_size) {
-            let of = |task, call: usize| plans(task, algorithm, world_size)[call].with_turn(0);
-            for call in 0..plans(task, algorithm, world_size).len() {
-                let plan = of(task, call);
-                let same = match task {
-                    Task::ReduceScatter { .. } => of(Task::ReduceScatter { of: Source::Buffer }, call),
-                    Task::AllGather { .. } => of(Task::AllGather { of: Source::Buffer }, call),
+        for (collective, algorithm) in all(world_size) {
+            let of = |collective, call: usize| plans(collective, algorithm, world_size)[call].with_turn(0);
+            for call in 0..plans(collective, algorithm, world_size).len() {
+                let plan = of(collective, call);
+                let same = match collective {
+                    DirectCollective::ReduceScatter { .. } => {
+                        of(DirectCollective::ReduceScatter { of: Source::Buffer }, call)
+                    }
+                    DirectCollective::AllGather { .. } => {
+                        of(DirectCollective::AllGather { of: Source::Buffer }, call)
+                    }
                     _ => plan,
                 };
                 digests.push((plan.digest(), same));
@@ -77,11 +82,14 @@ fn plans_have_digests_of_their_own() {
 #[test]
 fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
     const SLOTS: usize = 4;
-    let is_for_one = |task: &Task| matches!(task, Task::ReduceScatter { .. } | Task::AllToAll);
-    let scatters =
-        [2, 3, 5].into_iter().flat_map(|p| Task::all(0).into_iter().filter(is_for_one).map(move |t| (t, p)));
-    for (task, world_size) in scatters.chain([(Task::AllReduce, 2)]) {
-        let all = plans(task, DirectAlgorithm::OneShot, world_size);
+    let is_for_one = |collective: &DirectCollective| {
+        matches!(collective, DirectCollective::ReduceScatter { .. } | DirectCollective::AllToAll)
+    };
+    let scatters = [2, 3, 5]
+        .into_iter()
+        .flat_map(|p| DirectCollective::all(0).into_iter().filter(is_for_one).map(move |t| (t, p)));
+    for (collective, world_size) in scatters.chain([(DirectCollective::AllReduce, 2)]) {
+        let all = plans(collective, DirectAlgorithm::OneShot, world_size);
         // What goes in the line is in no slot.
         for plan in all.iter().filter(|plan| plan.slots() > 0) {
             let mut homes = Vec::new();
@@ -100,7 +108,7 @@ fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
             assert_eq!(homes.len(), world_size * (world_size - 1), "{plan:?}");
         }
         // Of six blocks and of one.
-        assert_eq!([all[0].turns(), all[1].turns()], [2, 1], "{task:?}");
+        assert_eq!([all[0].turns(), all[1].turns()], [2, 1], "{collective:?}");
     }
 }
 
@@ -108,7 +116,7 @@ fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
 fn any_two_calls_can_follow_each_other() {
     for world_size in [2, 3] {
         let all: Vec<Plan> = all(world_size)
-            .flat_map(|(task, algorithm)| plans(task, algorithm, world_size).into_iter().take(4))
+            .flat_map(|(collective, algorithm)| plans(collective, algorithm, world_size).into_iter().take(4))
             .collect();
         for (index, &first) in all.iter().enumerate() {
             for &second in &all[index..] {
@@ -123,8 +131,8 @@ fn any_two_calls_can_follow_each_other() {
 fn mutants_are_rejected() {
     let (mut mutants, mut swaps) = (0, 0);
     for world_size in [2, 3, 4] {
-        for (task, algorithm) in all(world_size) {
-            let plans = plans(task, algorithm, world_size);
+        for (collective, algorithm) in all(world_size) {
+            let plans = plans(collective, algorithm, world_size);
             for mutated in 0..4 {
                 let score = Score::of_call(&plans, mutated).expect("the original is right");
                 mutants += score.mutants;
@@ -133,7 +141,7 @@ fn mutants_are_rejected() {
                     assert_eq!(
                         mutant.mutation,
                         Mutation::SwappedWithNext,
-                        "{task:?} {algorithm} {world_size}: {mutant}"
+                        "{collective:?} {algorithm} {world_size}: {mutant}"
                     );
                     swaps += 1;
                 }
@@ -145,7 +153,7 @@ fn mutants_are_rejected() {
 
 /// Three calls of one all_reduce by three ranks, changed.
 fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<Step>)) -> Result<(), Error> {
-    let plan = plans(Task::AllReduce, algorithm, 3)[3];
+    let plan = plans(DirectCollective::AllReduce, algorithm, 3)[3];
     let mut calls = vec![Call::new(plan); 3];
     calls.iter_mut().flat_map(|call| &mut call.programs).for_each(change);
     check(&calls).map(drop)
@@ -212,7 +220,7 @@ fn a_pipeline_of_two_slots_waits_for_ever() {
 #[case::write_to_all(DirectAlgorithm::WriteToAll)]
 fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
     let waits = |program: &[Step]| program.iter().filter(|step| matches!(step, Step::Await { .. })).count();
-    let count = waits(&Call::new(plans(Task::AllReduce, algorithm, 3)[3]).programs[0]);
+    let count = waits(&Call::new(plans(DirectCollective::AllReduce, algorithm, 3)[3]).programs[0]);
     for missing in 0..count {
         let error = planted(algorithm, |program| {
             let mut index = 0;
@@ -236,7 +244,7 @@ fn what_is_announced_before_it_is_done_is_a_race() {
 
 #[test]
 fn a_rank_that_posts_less_often_than_the_others_is_named() {
-    let plan = plans(Task::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
+    let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
     let mut call = Call::new(plan);
     call.programs[2].retain(|step| *step != Step::Post);
     assert_eq!(check(&[call]), Err(Error::Posts { rank: 2, expected: 1, got: 0 }));
@@ -244,14 +252,14 @@ fn a_rank_that_posts_less_often_than_the_others_is_named() {
 
 #[test]
 fn a_barrier_that_can_be_left_early_is_none() {
-    let mut call = Call::new(plans(Task::Barrier, DirectAlgorithm::OneShot, 3)[0]);
+    let mut call = Call::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
     call.programs[1][1] = Step::Await { ranks: Peers::One(0), posts: 1 };
     assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
 }
 
 #[test]
 fn what_does_not_exist_is_refused() {
-    let plan = plans(Task::AllReduce, DirectAlgorithm::OneShot, 2)[1];
+    let plan = plans(DirectCollective::AllReduce, DirectAlgorithm::OneShot, 2)[1];
     let with = |step: Step| {
         let mut call = Call::new(plan);
         call.programs[1][0] = step;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_algos::direct::{DirectAlgorithm, Task};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective};
 
 use crate::Operation;
 
@@ -16,10 +16,11 @@ pub struct Direct {
 impl Direct {
     /// Every form that an operation can be done in.
     pub fn of(operation: Operation) -> impl Iterator<Item = Self> {
-        let task = Task::all(0).into_iter().find(|task| task.name() == operation.name());
+        let collective =
+            DirectCollective::all(0).into_iter().find(|collective| collective.name() == operation.name());
         let forms = DirectAlgorithm::ALL
             .into_iter()
-            .filter(move |algorithm| task.is_some_and(|task| algorithm.serves(task)));
+            .filter(move |algorithm| collective.is_some_and(|collective| algorithm.serves(collective)));
         forms.map(move |algorithm| Self { operation, algorithm })
     }
 

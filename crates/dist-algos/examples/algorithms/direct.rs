@@ -1,6 +1,6 @@
 //! The part of docs/algorithms.md on ranks that share memory.
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, Plan, Task, verify};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, Ownership, Plan, verify};
 use dist_algos::{Partition, Source};
 use dist_transport::{Rank, Reach, Shared};
 
@@ -35,47 +35,52 @@ const RANKS: [usize; 4] = [2, 3, 4, 8];
 
 pub(super) fn section() -> String {
     let mut page = INTRODUCTION.to_owned() + &table() + &choices();
-    for (task, algorithm) in all() {
-        page += &format!("\n### {}: {algorithm}\n\n", name(task));
-        page += &format!("```text\n{}```\n", verify::draw(plan(task, algorithm, 3, 2)));
+    for (collective, algorithm) in all() {
+        page += &format!("\n### {}: {algorithm}\n\n", name(collective));
+        page += &format!("```text\n{}```\n", verify::draw(plan(collective, algorithm, 3, 2)));
     }
     page
 }
 
-fn all() -> impl Iterator<Item = (Task, DirectAlgorithm)> {
-    let forms = |task| DirectAlgorithm::ALL.map(|algorithm| (task, algorithm));
-    Task::all(0).into_iter().flat_map(forms).filter(|(task, algorithm)| algorithm.serves(*task))
+fn all() -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
+    let forms = |collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm));
+    DirectCollective::all(0)
+        .into_iter()
+        .flat_map(forms)
+        .filter(|(collective, algorithm)| algorithm.serves(*collective))
 }
 
-fn name(task: Task) -> String {
-    let place = match task {
-        Task::ReduceScatter { of: Source::Buffer } | Task::AllGather { of: Source::Buffer } => " in place",
+fn name(collective: DirectCollective) -> String {
+    let place = match collective {
+        DirectCollective::ReduceScatter { of: Source::Buffer }
+        | DirectCollective::AllGather { of: Source::Buffer } => " in place",
         _ => "",
     };
-    task.name().to_owned() + place
+    collective.name().to_owned() + place
 }
 
 /// With parts of so many blocks, where the form has blocks.
-fn plan(task: Task, algorithm: DirectAlgorithm, world_size: usize, blocks: usize) -> Plan {
-    let places = task.places(algorithm, world_size);
-    Plan::new((task, algorithm), world_size, 64 * blocks, 64 * places, SHARED).expect("it serves and fits")
+fn plan(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize, blocks: usize) -> Plan {
+    let places = collective.places(algorithm, world_size);
+    Plan::new((collective, algorithm), world_size, 64 * blocks, 64 * places, SHARED)
+        .expect("it serves and fits")
 }
 
 /// Posts and what is moved.
 fn table() -> String {
     let mut table = format!("\n| | |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
     table += &format!("|---|---|{}\n", "---|".repeat(RANKS.len()));
-    for (task, algorithm) in all() {
-        let cells = RANKS.map(|ranks| format!(" {} |", moved(task, algorithm, ranks)));
-        table += &format!("| {} | {algorithm} |{}\n", name(task), cells.concat());
+    for (collective, algorithm) in all() {
+        let cells = RANKS.map(|ranks| format!(" {} |", moved(collective, algorithm, ranks)));
+        table += &format!("| {} | {algorithm} |{}\n", name(collective), cells.concat());
     }
     table
 }
 
 /// Such as `2 / 1, 3`: of a buffer that is one block of each part.
-fn moved(task: Task, algorithm: DirectAlgorithm, ranks: usize) -> String {
-    let (plan, parts) = (plan(task, algorithm, ranks, 1), task.parts(algorithm, ranks));
-    let bytes = if task == Task::Barrier { 0 } else { 64 * parts };
+fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize) -> String {
+    let (plan, parts) = (plan(collective, algorithm, ranks, 1), collective.parts(algorithm, ranks));
+    let bytes = if collective == DirectCollective::Barrier { 0 } else { 64 * parts };
     let cut = Partition::new(bytes, 1, parts).expect("it fits");
     let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, cut, Some(cut)));
     let [sent, read] = [traffic().map(|it| it.bytes_sent).max(), traffic().map(|it| it.bytes_received).max()]
@@ -93,21 +98,26 @@ write into where the system lets them; allocated in the memory that all share.
 |---|---|---|---|---|
 "
     .to_owned();
-    for task in Task::all(0) {
+    for collective in DirectCollective::all(0) {
         for ranks in [2, 4] {
             let cells = [Ownership::Borrowed, Ownership::Owned, Ownership::Allocated]
-                .map(|ownership| format!(" {} |", choice(task, ranks, ownership)));
-            table += &format!("| {} | {ranks} |{}\n", name(task), cells.concat());
+                .map(|ownership| format!(" {} |", choice(collective, ranks, ownership)));
+            table += &format!("| {} | {ranks} |{}\n", name(collective), cells.concat());
         }
     }
     table
 }
 
-fn choice(task: Task, ranks: usize, ownership: Ownership) -> String {
+fn choice(collective: DirectCollective, ranks: usize, ownership: Ownership) -> String {
     let (mut text, mut last) = (String::new(), None);
     for power in 3..=30 {
-        let algorithm =
-            DirectAlgorithm::suggest(task, ranks, 1 << power, (ownership, &SHARED), Crossovers::default());
+        let algorithm = DirectAlgorithm::suggest(
+            collective,
+            ranks,
+            1 << power,
+            (ownership, &SHARED),
+            Crossovers::default(),
+        );
         if last != Some(algorithm) {
             let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
             text += &format!("{from}{algorithm}");

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Task;
+use super::DirectCollective;
 
 /// How ranks that share memory get at each other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,12 +35,14 @@ impl DirectAlgorithm {
     pub const ALL: [Self; 4] = [Self::OneShot, Self::Staged, Self::ReadFromAll, Self::WriteToAll];
 
     /// Whether an operation can be done like this.
-    pub const fn serves(self, task: Task) -> bool {
+    pub const fn serves(self, collective: DirectCollective) -> bool {
         match self {
             Self::OneShot => true,
-            Self::Staged => matches!(task, Task::AllReduce | Task::Reduce { .. }),
-            Self::ReadFromAll => !matches!(task, Task::Barrier),
-            Self::WriteToAll => matches!(task, Task::AllReduce),
+            Self::Staged => {
+                matches!(collective, DirectCollective::AllReduce | DirectCollective::Reduce { .. })
+            }
+            Self::ReadFromAll => !matches!(collective, DirectCollective::Barrier),
+            Self::WriteToAll => matches!(collective, DirectCollective::AllReduce),
         }
     }
 

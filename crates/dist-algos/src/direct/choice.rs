@@ -5,7 +5,7 @@ use std::str::FromStr;
 use super::schedule::SLOTS;
 use dist_transport::{Reach, Shared};
 
-use super::{DirectAlgorithm, Task};
+use super::{DirectAlgorithm, DirectCollective};
 
 /// Whose the memory is that an operation works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,12 +21,12 @@ pub enum Ownership {
 /// From how many bytes of the buffer on another form is chosen; what was measured where nothing is said.
 ///
 /// ```
-/// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, Task};
+/// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, DirectCollective};
 /// use dist_transport::{Reach, Shared};
 ///
 /// let (memory, shared) = (Ownership::Borrowed, Shared::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
-/// let algorithm = |bytes| DirectAlgorithm::suggest(Task::AllReduce, 2, bytes, (memory, &shared), crossovers);
+/// let algorithm = |bytes| DirectAlgorithm::suggest(DirectCollective::AllReduce, 2, bytes, (memory, &shared), crossovers);
 /// assert_eq!([algorithm((64 << 10) - 1), algorithm(64 << 10)], [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
 /// # Ok::<_, dist_algos::direct::CrossoversError>(())
 /// ```
@@ -55,33 +55,33 @@ const BLOCK_BYTES_MIN: usize = 64 << 10;
 impl DirectAlgorithm {
     /// The fastest form for a buffer of so many bytes, of ranks that share this.
     pub fn suggest(
-        task: Task,
+        collective: DirectCollective,
         world_size: usize,
         bytes: usize,
         (ownership, shared): (Ownership, &Shared),
         crossovers: Crossovers,
     ) -> Self {
         let Crossovers { staged, write_to_all, read_from_all, read_ordinary } = crossovers;
-        match (task, ownership) {
-            (Task::AllReduce, Ownership::Allocated)
+        match (collective, ownership) {
+            (DirectCollective::AllReduce, Ownership::Allocated)
                 if bytes >= write_to_all.unwrap_or_else(|| write_to_all_from(world_size)) =>
             {
                 Self::WriteToAll
             }
             (_, Ownership::Allocated)
-                if is_read_in_place(task, world_size)
+                if is_read_in_place(collective, world_size)
                     && bytes >= read_from_all.unwrap_or(READ_FROM_ALL_FROM) =>
             {
                 Self::ReadFromAll
             }
             (_, Ownership::Borrowed | Ownership::Owned)
-                if is_copied_in_place(task, world_size, bytes, shared)
+                if is_copied_in_place(collective, world_size, bytes, shared)
                     && bytes >= read_ordinary.unwrap_or_else(|| read_ordinary_from(shared)) =>
             {
                 Self::ReadFromAll
             }
-            (Task::AllReduce | Task::Reduce { .. }, _)
-                if bytes >= staged.unwrap_or_else(|| staged_from(task, world_size)) =>
+            (DirectCollective::AllReduce | DirectCollective::Reduce { .. }, _)
+                if bytes >= staged.unwrap_or_else(|| staged_from(collective, world_size)) =>
             {
                 Self::Staged
             }
@@ -91,10 +91,10 @@ impl DirectAlgorithm {
 
     /// How many bytes of a buffer of so many a slot should take: the same on all ranks that use the form, whether it was
     /// suggested to them or asked for.
-    pub fn block_bytes(self, task: Task, bytes: usize) -> usize {
-        match (self, task) {
+    pub fn block_bytes(self, collective: DirectCollective, bytes: usize) -> usize {
+        match (self, collective) {
             // Who reads begins with the first block while others write the second, and no slot is written twice.
-            (Self::OneShot, Task::Broadcast { .. } | Task::Reduce { .. }) => {
+            (Self::OneShot, DirectCollective::Broadcast { .. } | DirectCollective::Reduce { .. }) => {
                 bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES)
             }
             _ => BLOCK_BYTES,
@@ -103,10 +103,10 @@ impl DirectAlgorithm {
 }
 
 /// From how many bytes on it is faster that one rank reduces each part than that everybody reduces all.
-const fn staged_from(task: Task, world_size: usize) -> usize {
-    match (task, world_size) {
-        (Task::Reduce { .. }, 2) => usize::MAX,
-        (Task::Reduce { .. }, _) => 4 << 20,
+const fn staged_from(collective: DirectCollective, world_size: usize) -> usize {
+    match (collective, world_size) {
+        (DirectCollective::Reduce { .. }, 2) => usize::MAX,
+        (DirectCollective::Reduce { .. }, _) => 4 << 20,
         (_, 2) => 256 << 10,
         _ => 32 << 10,
     }
@@ -118,10 +118,10 @@ const fn write_to_all_from(world_size: usize) -> usize {
 }
 
 /// What it is faster to read where ranks have it than to publish. What all read is published once for all of them.
-const fn is_read_in_place(task: Task, world_size: usize) -> bool {
-    match task {
-        Task::ReduceScatter { .. } | Task::AllToAll => true,
-        Task::AllGather { .. } => world_size == 2,
+const fn is_read_in_place(collective: DirectCollective, world_size: usize) -> bool {
+    match collective {
+        DirectCollective::ReduceScatter { .. } | DirectCollective::AllToAll => true,
+        DirectCollective::AllGather { .. } => world_size == 2,
         _ => false,
     }
 }
@@ -130,8 +130,14 @@ const fn is_read_in_place(task: Task, world_size: usize) -> bool {
 const READ_FROM_ALL_FROM: usize = 1 << 20;
 
 /// What it may be faster to have the system copy from where ranks have it than to publish it.
-fn is_copied_in_place(task: Task, world_size: usize, bytes: usize, shared: &Shared) -> bool {
-    let is_copied = is_read_in_place(task, world_size) && !matches!(task, Task::ReduceScatter { .. });
+fn is_copied_in_place(
+    collective: DirectCollective,
+    world_size: usize,
+    bytes: usize,
+    shared: &Shared,
+) -> bool {
+    let is_copied = is_read_in_place(collective, world_size)
+        && !matches!(collective, DirectCollective::ReduceScatter { .. });
     is_copied && shared.reach >= Reach::Read && bytes.saturating_mul(world_size) <= COPIED_BYTES_MAX
 }
 
@@ -211,13 +217,17 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Task::AllReduce, 2, 256 << 10)]
-    #[case(Task::AllReduce, 4, 32 << 10)]
-    #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
-    fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
+    #[case(DirectCollective::AllReduce, 2, 256 << 10)]
+    #[case(DirectCollective::AllReduce, 4, 32 << 10)]
+    #[case(DirectCollective::Reduce { root: 0 }, 4, 4 << 20)]
+    fn large_buffers_are_staged(
+        #[case] collective: DirectCollective,
+        #[case] world_size: usize,
+        #[case] from: usize,
+    ) {
         let memory = (Ownership::Borrowed, &SHARED);
         let algorithm =
-            |bytes| DirectAlgorithm::suggest(task, world_size, bytes, memory, Crossovers::default());
+            |bytes| DirectAlgorithm::suggest(collective, world_size, bytes, memory, Crossovers::default());
         assert_eq!([from - 1, from].map(algorithm), [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
     }
 
@@ -227,44 +237,51 @@ mod tests {
     fn large_allocated_buffers_are_written_to_all(#[case] world_size: usize, #[case] from: usize) {
         let suggest = |bytes| {
             let memory = (Ownership::Allocated, &SHARED);
-            DirectAlgorithm::suggest(Task::AllReduce, world_size, bytes, memory, Crossovers::default())
+            DirectAlgorithm::suggest(
+                DirectCollective::AllReduce,
+                world_size,
+                bytes,
+                memory,
+                Crossovers::default(),
+            )
         };
         assert_eq!([from - 1, from].map(suggest), [DirectAlgorithm::OneShot, DirectAlgorithm::WriteToAll]);
     }
 
     #[rstest]
-    #[case(Task::ReduceScatter { of: Source::Input }, 2, true)]
-    #[case(Task::ReduceScatter { of: Source::Buffer }, 4, true)]
-    #[case(Task::AllToAll, 4, true)]
-    #[case(Task::AllGather { of: Source::Buffer }, 2, true)]
-    #[case(Task::AllGather { of: Source::Buffer }, 3, false)]
-    #[case(Task::Broadcast { root: 0 }, 2, false)]
+    #[case(DirectCollective::ReduceScatter { of: Source::Input }, 2, true)]
+    #[case(DirectCollective::ReduceScatter { of: Source::Buffer }, 4, true)]
+    #[case(DirectCollective::AllToAll, 4, true)]
+    #[case(DirectCollective::AllGather { of: Source::Buffer }, 2, true)]
+    #[case(DirectCollective::AllGather { of: Source::Buffer }, 3, false)]
+    #[case(DirectCollective::Broadcast { root: 0 }, 2, false)]
     fn large_allocated_inputs_are_read_in_place(
-        #[case] task: Task,
+        #[case] collective: DirectCollective,
         #[case] world_size: usize,
         #[case] read: bool,
     ) {
         let suggest = |bytes, ownership| {
             let crossovers = "read_from_all=2M".parse().unwrap();
-            DirectAlgorithm::suggest(task, world_size, bytes, (ownership, &SHARED), crossovers)
+            DirectAlgorithm::suggest(collective, world_size, bytes, (ownership, &SHARED), crossovers)
         };
         assert_eq!(suggest((2 << 20) - 1, Ownership::Allocated), DirectAlgorithm::OneShot);
         assert_eq!(suggest(2 << 20, Ownership::Owned), DirectAlgorithm::OneShot);
         assert_eq!(suggest(2 << 20, Ownership::Allocated) == DirectAlgorithm::ReadFromAll, read);
         let memory = (Ownership::Allocated, &SHARED);
-        let default = DirectAlgorithm::suggest(task, world_size, 1 << 20, memory, Crossovers::default());
+        let default =
+            DirectAlgorithm::suggest(collective, world_size, 1 << 20, memory, Crossovers::default());
         assert_eq!(default == DirectAlgorithm::ReadFromAll, read);
     }
 
     #[rstest]
-    #[case(Task::AllToAll, 2, Some(16 << 20))]
-    #[case(Task::AllToAll, 4, Some(8 << 20))]
-    #[case(Task::AllGather { of: Source::Input }, 2, Some(16 << 20))]
-    #[case(Task::AllGather { of: Source::Input }, 3, None)]
-    #[case(Task::ReduceScatter { of: Source::Input }, 2, None)]
-    #[case(Task::AllReduce, 2, None)]
+    #[case(DirectCollective::AllToAll, 2, Some(16 << 20))]
+    #[case(DirectCollective::AllToAll, 4, Some(8 << 20))]
+    #[case(DirectCollective::AllGather { of: Source::Input }, 2, Some(16 << 20))]
+    #[case(DirectCollective::AllGather { of: Source::Input }, 3, None)]
+    #[case(DirectCollective::ReduceScatter { of: Source::Input }, 2, None)]
+    #[case(DirectCollective::AllReduce, 2, None)]
     fn large_ordinary_inputs_are_read_in_place_where_the_system_is_fast(
-        #[case] task: Task,
+        #[case] collective: DirectCollective,
         #[case] world_size: usize,
         #[case] to: Option<usize>,
         #[values(Ownership::Borrowed, Ownership::Owned)] ownership: Ownership,
@@ -272,7 +289,7 @@ mod tests {
         let fast = Shared { fast_attach: true, ..Shared::on_host(Reach::Read) };
         let forbidden = Shared { reach: Reach::Slots, ..fast };
         let is_read = |bytes, shared, crossovers| {
-            DirectAlgorithm::suggest(task, world_size, bytes, (ownership, shared), crossovers)
+            DirectAlgorithm::suggest(collective, world_size, bytes, (ownership, shared), crossovers)
                 == DirectAlgorithm::ReadFromAll
         };
         let by_default = |bytes, shared| is_read(bytes, shared, Crossovers::default());
@@ -300,8 +317,9 @@ mod tests {
         #[case] ownership: Ownership,
         #[case] expected: [DirectAlgorithm; 3],
     ) {
-        let algorithm =
-            |bytes| DirectAlgorithm::suggest(Task::AllReduce, 2, bytes, (ownership, &SHARED), crossovers);
+        let algorithm = |bytes| {
+            DirectAlgorithm::suggest(DirectCollective::AllReduce, 2, bytes, (ownership, &SHARED), crossovers)
+        };
         assert_eq!([8191, 8192, 8193].map(algorithm), expected);
     }
 }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::access::Access;
 use super::cells;
 use super::tree::{There, Tree};
-use super::{Exposure, Parts, Peers, Plan, Step, Target, Task};
+use super::{DirectCollective, Exposure, Parts, Peers, Plan, Step, Target};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -134,7 +134,7 @@ pub fn meet<A: Access + ?Sized>(
     let there = There { of: place, cell: (0, 0), place_bytes: 0, offset: 0 };
     let at = (there.of_rank(plan, rank.index()).0, place, 0);
     let slots = plan.use_of_slots();
-    if plan.task() == Task::Barrier {
+    if plan.collective() == DirectCollective::Barrier {
         return access.meet(rank, slots, at, &[], due).map_err(failed);
     }
     access.meet(rank, slots, at, own, due).map_err(failed)?;
@@ -216,7 +216,7 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
 
     #[inline]
     fn post(&mut self) {
-        match (self.plan.algorithm().exposure(), self.plan.task().source()) {
+        match (self.plan.algorithm().exposure(), self.plan.collective().source()) {
             (Exposure::Nothing | Exposure::Write, _) | (_, Source::Input) => {}
             _ => self.access.show(contribution(self.plan, self.rank, self.memory)),
         }
@@ -336,8 +336,8 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
             (Place::Line | Place::Sheet | Place::Slot(_), _) => 0,
-            (Place::Memory, _) if matches!(self.plan.task(), Task::AllGather { .. }) => 0,
-            (Place::Memory, Some((_, cut))) if self.plan.task().source() == Source::Input => {
+            (Place::Memory, _) if matches!(self.plan.collective(), DirectCollective::AllGather { .. }) => 0,
+            (Place::Memory, Some((_, cut))) if self.plan.collective().source() == Source::Input => {
                 cells::range(&cut, self.plan.blocks(), (part, block)).start
             }
             (Place::Memory, _) => self.cell(part, block).start,
@@ -348,9 +348,11 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
 /// What others may read. What each has for an all_gather is its part alone, wherever that lies.
 #[inline]
 fn contribution<'m>(plan: &Plan, rank: Rank, Memory { own, cut, input, .. }: &'m Memory<'_>) -> &'m [u8] {
-    match (plan.task(), input) {
-        (task, Some((input, _))) if task.source() == Source::Input => input,
-        (Task::AllGather { .. }, _) => &own.bytes()[cells::range(cut, plan.blocks(), (rank.index(), 0))],
+    match (plan.collective(), input) {
+        (collective, Some((input, _))) if collective.source() == Source::Input => input,
+        (DirectCollective::AllGather { .. }, _) => {
+            &own.bytes()[cells::range(cut, plan.blocks(), (rank.index(), 0))]
+        }
         _ => own.bytes(),
     }
 }

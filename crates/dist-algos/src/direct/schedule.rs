@@ -5,15 +5,15 @@ use std::hash::{Hash, Hasher};
 use dist_transport::{Place, Rank, Shared, Slots};
 
 use super::cells::place_bytes;
+use super::collective::Use;
 use super::digest::Digest;
-use super::task::Use;
-use super::{DirectAlgorithm, Exposure, Parts, Peers, Step, Target, Task};
+use super::{DirectAlgorithm, DirectCollective, Exposure, Parts, Peers, Step, Target};
 use crate::Source;
 
 /// What all ranks do together: one of these makes the schedules of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
-    task: Task,
+    collective: DirectCollective,
     algorithm: DirectAlgorithm,
     world_size: usize,
     blocks: usize,
@@ -35,18 +35,18 @@ impl Plan {
     /// `block_bytes`. `None` if the form does not serve the task, if the memory cannot be reached like that or does not
     /// fit, or if there is no such root.
     pub fn new(
-        (task, algorithm): (Task, DirectAlgorithm),
+        (collective, algorithm): (DirectCollective, DirectAlgorithm),
         world_size: usize,
         part_bytes_max: usize,
         block_bytes: usize,
         shared: Shared,
     ) -> Option<Self> {
-        if !algorithm.serves(task) || task.root().unwrap_or(0) >= world_size {
+        if !algorithm.serves(collective) || collective.root().unwrap_or(0) >= world_size {
             return None;
         }
-        let leaves_caches = leaves_caches(task, world_size, part_bytes_max);
+        let leaves_caches = leaves_caches(collective, world_size, part_bytes_max);
         let published = Published::InSlots;
-        let plan = Self { task, algorithm, world_size, blocks: 1, published, turn: 0, leaves_caches };
+        let plan = Self { collective, algorithm, world_size, blocks: 1, published, turn: 0, leaves_caches };
         let places = plan.places();
         if algorithm.exposure() != Exposure::Nothing {
             return Some(plan);
@@ -55,7 +55,7 @@ impl Plan {
             return Some(Self { published: Published::InLine, ..plan });
         }
         // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
-        let goes_ahead = algorithm == DirectAlgorithm::OneShot && task.root().is_some();
+        let goes_ahead = algorithm == DirectAlgorithm::OneShot && collective.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.sheet_bytes) {
             return Some(Self { published: Published::OnSheet, ..plan });
         }
@@ -68,18 +68,18 @@ impl Plan {
 
     /// In so many blocks, at least one; one only where it is not slots that they are published in.
     pub(super) const fn in_blocks(
-        (task, algorithm): (Task, DirectAlgorithm),
+        (collective, algorithm): (DirectCollective, DirectAlgorithm),
         world_size: usize,
         blocks: usize,
         published: Published,
     ) -> Self {
-        Self { task, algorithm, world_size, blocks, published, turn: 0, leaves_caches: false }
+        Self { collective, algorithm, world_size, blocks, published, turn: 0, leaves_caches: false }
     }
 
     /// What it is for.
     #[inline]
-    pub const fn task(&self) -> Task {
-        self.task
+    pub const fn collective(&self) -> DirectCollective {
+        self.collective
     }
 
     /// How it goes.
@@ -103,13 +103,13 @@ impl Plan {
     /// Into how many parts memory is cut.
     #[inline]
     pub const fn parts(&self) -> usize {
-        self.task.parts(self.algorithm, self.world_size)
+        self.collective.parts(self.algorithm, self.world_size)
     }
 
-    /// Places in a slot; see [`Task::places`].
+    /// Places in a slot; see [`DirectCollective::places`].
     #[inline]
     pub const fn places(&self) -> usize {
-        self.task.places(self.algorithm, self.world_size)
+        self.collective.places(self.algorithm, self.world_size)
     }
 
     /// The place that a part has in a slot.
@@ -147,12 +147,12 @@ impl Plan {
     /// same either way, and no other rank reaches the rest.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::default();
-        let task = match self.task {
-            Task::ReduceScatter { .. } => Task::ReduceScatter { of: Source::Buffer },
-            Task::AllGather { .. } => Task::AllGather { of: Source::Buffer },
-            task => task,
+        let collective = match self.collective {
+            DirectCollective::ReduceScatter { .. } => DirectCollective::ReduceScatter { of: Source::Buffer },
+            DirectCollective::AllGather { .. } => DirectCollective::AllGather { of: Source::Buffer },
+            collective => collective,
         };
-        Self { task, turn: 0, ..*self }.hash(&mut digest);
+        Self { collective, turn: 0, ..*self }.hash(&mut digest);
         digest.finish()
     }
 
@@ -208,7 +208,7 @@ impl Plan {
     #[inline(always)]
     const fn takes_turns(&self) -> bool {
         matches!((self.algorithm, self.published), (DirectAlgorithm::OneShot, Published::InSlots))
-            && self.task.root().is_none()
+            && self.collective.root().is_none()
             && (self.world_size == 2 || self.places() > 1)
     }
 
@@ -216,8 +216,10 @@ impl Plan {
     /// they have. [`meet`](super::meet) does that as one.
     #[inline]
     pub const fn is_meeting(&self) -> bool {
-        matches!((self.task, self.algorithm), (Task::AllReduce | Task::Barrier, DirectAlgorithm::OneShot))
-            && self.blocks == 1
+        matches!(
+            (self.collective, self.algorithm),
+            (DirectCollective::AllReduce | DirectCollective::Barrier, DirectAlgorithm::OneShot)
+        ) && self.blocks == 1
     }
 
     /// Whether the contributions of ranks that have met are added in one loop, where there is one: by each from its own
@@ -247,8 +249,11 @@ impl Plan {
     /// Whether one rank does something for all others before they use it.
     const fn in_two_phases(&self) -> bool {
         matches!(
-            (self.task, self.algorithm),
-            (Task::AllReduce | Task::Reduce { .. }, DirectAlgorithm::ReadFromAll | DirectAlgorithm::Staged)
+            (self.collective, self.algorithm),
+            (
+                DirectCollective::AllReduce | DirectCollective::Reduce { .. },
+                DirectAlgorithm::ReadFromAll | DirectAlgorithm::Staged
+            )
         )
     }
 
@@ -310,12 +315,12 @@ impl Schedule {
 
     /// Round `i` publishes block `i`, keeps what of it is this rank's own, and uses block `i − 1`.
     fn one_shot(&self, round: usize, phase: usize) -> At {
-        let Plan { task, algorithm, blocks, .. } = self.plan;
+        let Plan { collective, algorithm, blocks, .. } = self.plan;
         match phase {
             0 => self.free(round),
-            1 if round < blocks => {
-                At::of(task.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)))
-            }
+            1 if round < blocks => At::of(
+                collective.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)),
+            ),
             2 if round < blocks => At::Step(Step::Post),
             3 if round < blocks => self.kept(round),
             1..=3 => At::Nothing,
@@ -326,29 +331,31 @@ impl Schedule {
 
     /// Before a slot is written again: those who use what was in it have posted since, in the second round after.
     fn free(&self, round: usize) -> At {
-        let Plan { task, blocks, .. } = self.plan;
+        let Plan { collective, blocks, .. } = self.plan;
         if round < SLOTS || round >= blocks {
             return At::Nothing;
         }
         // Whoever waits for all of them in each round anyway has done so in the round before.
-        let awaits_all = matches!(task.uses(self.rank.index()), Use::Reduce(_) | Use::Take(Peers::Others));
-        let users = task.users(self.rank.index()).filter(|users| !(awaits_all && *users == Peers::Others));
+        let awaits_all =
+            matches!(collective.uses(self.rank.index()), Use::Reduce(_) | Use::Take(Peers::Others));
+        let users =
+            collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == Peers::Others));
         At::of(users.map(|ranks| Step::Await { ranks, posts: posts(round + 3 - SLOTS) }))
     }
 
     /// The own part of a block, while caches hold the input and nobody waits for this rank.
     fn kept(&self, block: usize) -> At {
-        At::of(self.plan.task.keeps(self.rank.index()).map(|part| Step::Keep { part, block }))
+        At::of(self.plan.collective.keeps(self.rank.index()).map(|part| Step::Keep { part, block }))
     }
 
     /// The steps that use one block, once so many posts say that it is there.
     fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> At {
         let rank = self.rank.index();
-        let step = match (self.plan.task.uses(rank), index) {
+        let step = match (self.plan.collective.uses(rank), index) {
             (Use::Wait | Use::Reduce(_), 0) => Some(Step::Await { ranks: Peers::Others, posts }),
             (Use::Reduce(part), 1) => Some(Step::Reduce { part, block, of, into: Target::Buffer }),
             (Use::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
-                let (part, into) = self.plan.task.taken(rank, from);
+                let (part, into) = self.plan.collective.taken(rank, from);
                 match index % 2 {
                     0 => Step::Await { ranks: Peers::One(from), posts },
                     _ => Step::Take { from, part, block, of, into },
@@ -364,19 +371,19 @@ impl Schedule {
     /// Sums go back to where the contributions lay: whoever has just read cache lines of another core writes them for
     /// less than whoever owns them and has to tell all that have read them.
     fn staged(&self, round: usize, phase: usize) -> At {
-        let Plan { task, algorithm, blocks, .. } = self.plan;
+        let Plan { collective, algorithm, blocks, .. } = self.plan;
         let rank = self.rank.index();
         let last = blocks + usize::from(self.takers().is_some());
         match phase {
             0 if round < blocks => {
-                At::of(task.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
+                At::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
             }
             1 if round >= 1 && round <= last => {
                 At::Step(Step::Await { ranks: Peers::Others, posts: posts(round) })
             }
             2 if round >= 1 && round <= blocks => {
                 let of = self.plan.where_published(round - 1);
-                let into = task.wants_sum(rank).map_or(Target::Buffer, Target::Back);
+                let into = collective.wants_sum(rank).map_or(Target::Buffer, Target::Back);
                 At::Step(Step::Reduce { part: rank, block: round - 1, of, into })
             }
             0..=2 => At::Nothing,
@@ -417,7 +424,7 @@ impl Schedule {
 
     /// Every rank gets what it needs from the others' memory.
     fn read_at_once(&self, phase: usize) -> At {
-        let uses = match self.plan.task.uses(self.rank.index()) {
+        let uses = match self.plan.collective.uses(self.rank.index()) {
             Use::Nothing => 0,
             Use::Wait => 1,
             Use::Reduce(_) | Use::Take(Peers::One(_)) => 2,
@@ -451,18 +458,25 @@ impl Schedule {
     fn leave(&self, index: usize, posts: u32) -> At {
         match index {
             0 => At::Step(Step::Post),
-            1 => At::of(self.plan.task.users(self.rank.index()).map(|ranks| Step::Await { ranks, posts })),
+            1 => At::of(
+                self.plan.collective.users(self.rank.index()).map(|ranks| Step::Await { ranks, posts }),
+            ),
             _ => At::EndOfRound,
         }
     }
 
     fn publish(&self, parts: Parts, block: usize) -> Step {
-        Step::Publish { parts, block, of: self.plan.task.source(), place: self.plan.where_published(block) }
+        Step::Publish {
+            parts,
+            block,
+            of: self.plan.collective.source(),
+            place: self.plan.where_published(block),
+        }
     }
 
     /// The ranks whose sums this one copies.
     fn takers(&self) -> Option<Peers> {
-        let takes = self.plan.task.root().is_none_or(|root| root == self.rank.index());
+        let takes = self.plan.collective.root().is_none_or(|root| root == self.rank.index());
         takes.then_some(Peers::Others)
     }
 
@@ -498,10 +512,10 @@ impl Iterator for Schedule {
 }
 
 /// Whether what all ranks have and get is more than their last cache keeps.
-const fn leaves_caches(task: Task, world_size: usize, part_bytes_max: usize) -> bool {
-    let parts = match task {
-        Task::AllGather { .. } => world_size + 1,
-        Task::AllToAll => 2 * world_size,
+const fn leaves_caches(collective: DirectCollective, world_size: usize, part_bytes_max: usize) -> bool {
+    let parts = match collective {
+        DirectCollective::AllGather { .. } => world_size + 1,
+        DirectCollective::AllToAll => 2 * world_size,
         _ => return false,
     };
     part_bytes_max.saturating_mul(parts).saturating_mul(world_size) >= CACHED_BYTES_MAX

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, Pace, Plan, Task};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, Ownership, Pace, Plan};
 use dist_algos::{Partition, Source};
 use dist_collectives::{Direct, Operation};
 use dist_transport::{MemoryCosts, Reach, Shared};
@@ -30,15 +30,15 @@ pub(super) const RANKS_MAX: usize = 1024;
 pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &Pace) -> Vec<Prediction> {
     let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
     let prediction = |algorithm: Direct| {
-        let (task, whole) = (task(operation)?, whole(operation, ranks, bytes)?);
+        let (collective, whole) = (collective(operation)?, whole(operation, ranks, bytes)?);
         let shared = Shared::on_host(Reach::Write);
         let memory = (Ownership::Borrowed, &shared);
-        let chosen = DirectAlgorithm::suggest(task, ranks, whole, memory, Crossovers::default());
+        let chosen = DirectAlgorithm::suggest(collective, ranks, whole, memory, Crossovers::default());
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
-        let cut = Partition::new(whole / size, size, task.parts(algorithm.algorithm(), ranks))?;
+        let cut = Partition::new(whole / size, size, collective.parts(algorithm.algorithm(), ranks))?;
         let algorithm = algorithm.algorithm();
-        let block_bytes = algorithm.block_bytes(task, whole);
-        let plan = Plan::new((task, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
+        let block_bytes = algorithm.block_bytes(collective, whole);
+        let plan = Plan::new((collective, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
         let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
         Some(Prediction { algorithm, chosen: algorithm == chosen, seconds })
     };
@@ -46,11 +46,11 @@ pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &P
 }
 
 /// The operation as direct schedules know it; roots are rank 0.
-fn task(operation: Operation) -> Option<Task> {
+fn collective(operation: Operation) -> Option<DirectCollective> {
     match operation {
-        Operation::ReduceScatter => Some(Task::ReduceScatter { of: Source::Input }),
-        Operation::AllGather => Some(Task::AllGather { of: Source::Input }),
-        _ => Task::all(0).into_iter().find(|task| task.name() == operation.name()),
+        Operation::ReduceScatter => Some(DirectCollective::ReduceScatter { of: Source::Input }),
+        Operation::AllGather => Some(DirectCollective::AllGather { of: Source::Input }),
+        _ => DirectCollective::all(0).into_iter().find(|collective| collective.name() == operation.name()),
     }
 }
 

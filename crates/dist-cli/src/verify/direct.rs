@@ -2,7 +2,7 @@
 
 use dist_algos::Order;
 use dist_algos::direct::verify::{plans, prove};
-use dist_algos::direct::{DirectAlgorithm, Task};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective};
 use dist_algos::verify::mutate::Score;
 use dist_collectives::{Direct, Operation};
 
@@ -18,15 +18,15 @@ fn line(direct: Direct, max_ranks: usize) -> Line {
     let (operation, algorithm) = (direct.operation().name(), direct.algorithm());
     let mut line = Line::new(operation, direct.name());
     for world_size in 1..=max_ranks {
-        for task in
-            tasks(&roots(world_size)).filter(|task| task.name() == operation && algorithm.serves(*task))
+        for collective in collectives(&roots(world_size))
+            .filter(|collective| collective.name() == operation && algorithm.serves(*collective))
         {
-            if let Err(error) = prove(&plans(task, algorithm, world_size)) {
+            if let Err(error) = prove(&plans(collective, algorithm, world_size)) {
                 line.wrong = Some(format!("{world_size} ranks: {error}"));
                 return line;
             }
             line.proofs += 1;
-            line.orders.add(reduces(task).then_some(Order::Canonical));
+            line.orders.add(reduces(collective).then_some(Order::Canonical));
         }
         line.worlds += 1;
     }
@@ -42,18 +42,20 @@ const CALLS: [usize; 3] = [0, 1, 2];
 /// Changes every step of every rank in small worlds, of one call among others.
 pub(super) fn mutants(max_ranks: usize) -> Mutants {
     let mut mutants = Mutants::default();
-    let served = |task| {
+    let served = |collective| {
         DirectAlgorithm::ALL
             .into_iter()
-            .filter(move |algorithm| algorithm.serves(task))
-            .map(move |algorithm| (task, algorithm))
+            .filter(move |algorithm| algorithm.serves(collective))
+            .map(move |algorithm| (collective, algorithm))
     };
     for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
-        for (task, algorithm) in tasks(&[0, world_size - 1]).flat_map(served) {
+        for (collective, algorithm) in collectives(&[0, world_size - 1]).flat_map(served) {
             for mutated in CALLS {
                 // A schedule that is wrong itself has its own line.
-                let score = Score::of_call(&plans(task, algorithm, world_size), mutated).unwrap_or_default();
-                let name = |mutant| format!("{} by {algorithm} of {world_size} ranks: {mutant}", task.name());
+                let score =
+                    Score::of_call(&plans(collective, algorithm, world_size), mutated).unwrap_or_default();
+                let name =
+                    |mutant| format!("{} by {algorithm} of {world_size} ranks: {mutant}", collective.name());
                 mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
             }
         }
@@ -62,11 +64,19 @@ pub(super) fn mutants(max_ranks: usize) -> Mutants {
 }
 
 /// All tasks, those that have a root with each of these, of which the first is 0.
-fn tasks(roots: &[usize]) -> impl Iterator<Item = Task> {
-    let more = roots[1..].iter().flat_map(|&root| Task::all(root)).filter(|task| task.root().is_some());
-    Task::all(0).into_iter().chain(more)
+fn collectives(roots: &[usize]) -> impl Iterator<Item = DirectCollective> {
+    let more = roots[1..]
+        .iter()
+        .flat_map(|&root| DirectCollective::all(root))
+        .filter(|collective| collective.root().is_some());
+    DirectCollective::all(0).into_iter().chain(more)
 }
 
-fn reduces(task: Task) -> bool {
-    matches!(task, Task::AllReduce | Task::Reduce { .. } | Task::ReduceScatter { .. })
+fn reduces(collective: DirectCollective) -> bool {
+    matches!(
+        collective,
+        DirectCollective::AllReduce
+            | DirectCollective::Reduce { .. }
+            | DirectCollective::ReduceScatter { .. }
+    )
 }

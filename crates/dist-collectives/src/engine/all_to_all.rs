@@ -1,6 +1,6 @@
 //! Every rank has a part for every rank.
 
-use dist_algos::direct::Task;
+use dist_algos::direct::DirectCollective;
 use dist_algos::{Choice, CostModel, Order, Source};
 use dist_transport::Due;
 
@@ -25,7 +25,7 @@ impl Engine {
         let world_size = self.world_size();
         let layout = RankLayout::even(part, world_size);
         let (input, ownership) = (input.elements(), input.ownership());
-        let collective = Collective::Direct(Task::AllToAll);
+        let collective = Collective::Direct(DirectCollective::AllToAll);
         let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
         match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), options)? {
             ProgramKind::Direct { .. } => {
@@ -59,7 +59,7 @@ impl Engine {
         };
         // All that the ranks have in common is that their parts are uneven.
         let sizes = digest((options.sizes != 0).then_some(options.sizes));
-        let key = CallKey::of::<T>(Collective::Direct(Task::AllToAll), 0, 0, sizes);
+        let key = CallKey::of::<T>(Collective::Direct(DirectCollective::AllToAll), 0, 0, sizes);
         let call = self.call_of(operation, &key, options.settings.order);
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, options)?;

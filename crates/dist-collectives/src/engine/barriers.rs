@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_algos::direct::{Task, Total};
+use dist_algos::direct::{DirectCollective, Total};
 use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
@@ -161,7 +161,10 @@ impl Engine {
 
 /// To meet, and to move nothing.
 const fn of_nothing(options: &CallOptions<'_>) -> CallKey {
-    CallKey { dtype: None, ..CallKey::of::<u8>(Collective::Direct(Task::Barrier), 0, 0, options.sizes) }
+    CallKey {
+        dtype: None,
+        ..CallKey::of::<u8>(Collective::Direct(DirectCollective::Barrier), 0, 0, options.sizes)
+    }
 }
 
 /// The rank that the others report to.

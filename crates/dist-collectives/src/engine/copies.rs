@@ -1,7 +1,7 @@
 //! Operations that give all ranks, or one of them, what others have.
 
 use dist_algos::Source;
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::{DirectCollective, Ownership};
 
 use super::arithmetic::Arithmetic;
 use super::direct::{Held, Input};
@@ -19,7 +19,7 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Broadcast, root)?;
-        let collective = Collective::Direct(Task::Broadcast { root });
+        let collective = Collective::Direct(DirectCollective::Broadcast { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         match self.begin_collective::<Broadcast>(&key, largest, options)? {
@@ -44,7 +44,7 @@ impl Engine {
         let (operation, whole) = (Operation::AllGather, Some(("output", output.len())));
         let layout = &self.layout(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
-        let collective = Collective::Direct(Task::AllGather { of: Source::Input });
+        let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Input });
         let program =
             self.begin_with_layout::<T, AllGather>(collective, None, input.ownership(), layout, options)?;
         let input = input.elements();
@@ -70,7 +70,7 @@ impl Engine {
         let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let layout = RankLayout::even(part, self.world_size());
-        let collective = Collective::Direct(Task::AllGather { of: Source::Buffer });
+        let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Buffer });
         let program =
             self.begin_with_layout::<T, AllGather>(collective, None, ownership, &layout, options)?;
         let cut = layout.partition::<T>();

@@ -1,7 +1,9 @@
 //! Operations of ranks that share memory: direct schedules in place of messages.
 
 use dist_algos::Partition;
-use dist_algos::direct::{Crossovers, DirectAlgorithm, Exposure, Kernel, Memory, Own, Ownership, Plan, Task};
+use dist_algos::direct::{
+    Crossovers, DirectAlgorithm, DirectCollective, Exposure, Kernel, Memory, Own, Ownership, Plan,
+};
 use dist_transport::{Cause, Due, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
@@ -62,7 +64,7 @@ impl Engine {
             Some(Algorithm::Direct(direct)) => Some(direct),
             _ => return Ok(None),
         };
-        let Collective::Direct(task) = key.collective else { return Ok(None) };
+        let Collective::Direct(collective) = key.collective else { return Ok(None) };
         if self.world_size() == 1 {
             return Ok(None);
         }
@@ -70,12 +72,12 @@ impl Engine {
         let world_size = self.world_size();
         let suggest = || {
             let crossovers = options.settings.crossovers;
-            DirectAlgorithm::suggest(task, world_size, key.bytes, (key.ownership, &shared), crossovers)
+            DirectAlgorithm::suggest(collective, world_size, key.bytes, (key.ownership, &shared), crossovers)
         };
         let algorithm = forced.map_or_else(suggest, Direct::algorithm);
-        let part_bytes_max = part_bytes_max(task.parts(algorithm, world_size));
-        let block_bytes = algorithm.block_bytes(task, key.bytes);
-        let plan = Plan::new((task, algorithm), world_size, part_bytes_max, block_bytes, shared);
+        let part_bytes_max = part_bytes_max(collective.parts(algorithm, world_size));
+        let block_bytes = algorithm.block_bytes(collective, key.bytes);
+        let plan = Plan::new((collective, algorithm), world_size, part_bytes_max, block_bytes, shared);
         let Some(plan) = plan else {
             let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
             return forced.map(unsupported).map_or(Ok(None), Err);
@@ -102,9 +104,10 @@ impl Engine {
         crossovers: Crossovers,
     ) -> Option<Direct> {
         let SharedMemory::Memory(shared) = &self.shared_memory else { return None };
-        let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
+        let collective =
+            DirectCollective::all(0).into_iter().find(|collective| collective.name() == operation.name())?;
         let algorithm =
-            DirectAlgorithm::suggest(task, self.world_size(), bytes, (ownership, shared), crossovers);
+            DirectAlgorithm::suggest(collective, self.world_size(), bytes, (ownership, shared), crossovers);
         (!self.goes_by_host()).then_some(Direct::new(operation, algorithm))
     }
 

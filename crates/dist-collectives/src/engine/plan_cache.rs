@@ -1,6 +1,6 @@
 //! How collectives are done, thought of once for each kind of call.
 
-use dist_algos::direct::{Ownership, Plan, Task};
+use dist_algos::direct::{DirectCollective, Ownership, Plan};
 use dist_algos::scan::Extent;
 use dist_algos::{Chunks, CostModel, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
@@ -38,7 +38,7 @@ pub(super) struct CallKey {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Collective {
     /// What can be done through memory that they share.
-    Direct(Task),
+    Direct(DirectCollective),
     // The others are done by messages.
     Gather {
         root: usize,
@@ -89,7 +89,7 @@ impl CallKey {
 impl Collective {
     const fn root(self) -> Option<usize> {
         match self {
-            Self::Direct(task) => task.root(),
+            Self::Direct(collective) => collective.root(),
             Self::Gather { root } | Self::Scatter { root } => Some(root),
             Self::Scan(_) => None,
         }
@@ -403,9 +403,10 @@ impl Engine {
                 }
                 // It makes its steps itself, as it does where parts are uneven and no way is kept.
                 (Algorithm::AllToAll(_), _) => empty,
-                (Algorithm::ReduceScatter(scatter), Collective::Direct(Task::ReduceScatter { of }))
-                    if of == Source::Input && scatter.sends_no_sums(rank.world_size()) =>
-                {
+                (
+                    Algorithm::ReduceScatter(scatter),
+                    Collective::Direct(DirectCollective::ReduceScatter { of }),
+                ) if of == Source::Input && scatter.sends_no_sums(rank.world_size()) => {
                     CompiledSchedule { of, ..empty }.filled(
                         flat.steps(rank, root).map(Step::from_input),
                         owned,

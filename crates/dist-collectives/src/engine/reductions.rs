@@ -1,7 +1,7 @@
 //! Operations that combine elements of different ranks.
 
 use dist_algos::Source;
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::{DirectCollective, Ownership};
 use dist_algos::scan::Extent;
 use dist_transport::Due;
 
@@ -36,7 +36,7 @@ impl Engine {
             self.wide.keep(wide);
             return done;
         }
-        let (len, collective) = (held.len(), Collective::Direct(Task::AllReduce));
+        let (len, collective) = (held.len(), Collective::Direct(DirectCollective::AllReduce));
         let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(held.ownership());
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
@@ -119,7 +119,7 @@ impl Engine {
             self.wide.keep(wide);
             return done;
         }
-        let collective = Collective::Direct(Task::Reduce { root });
+        let collective = Collective::Direct(DirectCollective::Reduce { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
@@ -168,7 +168,7 @@ impl Engine {
             true => (Source::Buffer, [Ownership::Borrowed; 2]),
             false => (Source::Input, input.ownership()),
         };
-        let collective = Collective::Direct(Task::ReduceScatter { of });
+        let collective = Collective::Direct(DirectCollective::ReduceScatter { of });
         let program =
             self.begin_with_layout::<T, ReduceScatter>(collective, Some(op), ownership, layout, options)?;
         let input = input.elements();
@@ -232,7 +232,7 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
         let (buffer, ownership) = held.into_parts();
-        let collective = Collective::Direct(Task::ReduceScatter { of: Source::Buffer });
+        let collective = Collective::Direct(DirectCollective::ReduceScatter { of: Source::Buffer });
         let program =
             self.begin_with_layout::<T, ReduceScatter>(collective, Some(op), ownership, layout, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;

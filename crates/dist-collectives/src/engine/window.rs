@@ -3,7 +3,7 @@
 //! It is one call of the memory that the ranks share, in which they post twice: when theirs may be read, and when they
 //! read no more. What is between takes as long as the caller likes.
 
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::{DirectCollective, Ownership};
 use dist_transport::{Cause, Chain, Due, Reach};
 
 use super::direct_access::WindowBuffer;
@@ -18,7 +18,7 @@ impl Engine {
         let settings = options.settings.of_child();
         let options = &CallOptions { settings: &settings, ..options.clone() };
         // If the ranks have to find out what they share, they do it as a part of the call that follows.
-        let collective = Collective::Direct(Task::AllReduce);
+        let collective = Collective::Direct(DirectCollective::AllReduce);
         let minimum =
             CallKey { op: Some(ReduceKind::Min), ..CallKey::of::<u8>(collective, 1, 1, options.sizes) };
         let reach = self.reach(Operation::AllReduce, &minimum, options)?;
@@ -109,7 +109,7 @@ impl Engine {
 
 /// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
 const fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
-    CallKey::of::<T>(Collective::Direct(Task::Barrier), len, 0, options.sizes)
+    CallKey::of::<T>(Collective::Direct(DirectCollective::Barrier), len, 0, options.sizes)
 }
 
 /// The error of a window: none from the transport if its memory is in another call.

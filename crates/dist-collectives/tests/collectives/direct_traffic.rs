@@ -1,12 +1,12 @@
 //! What ranks move in each other's memory is what their schedules say, to the byte.
 
-use dist_algos::direct::{DirectAlgorithm, Plan, Task};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective, Plan};
 use dist_algos::{Partition, Source};
 use dist_collectives::Traffic;
 use dist_transport::{Rank, Reach, Shared};
 use rstest::rstest;
 
-use crate::tasks::{all, call};
+use crate::collectives::{all, call};
 use crate::worlds::{self, Network};
 
 /// Elements of each part, and of a buffer without parts: no world divides it.
@@ -16,25 +16,24 @@ const PART: usize = 10_007;
 const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// What the schedule of a rank moves.
-fn counted(task: Task, algorithm: DirectAlgorithm, rank: Rank) -> Traffic {
-    let (world_size, parts) = (rank.world_size(), task.parts(algorithm, rank.world_size()));
+fn counted(collective: DirectCollective, algorithm: DirectAlgorithm, rank: Rank) -> Traffic {
+    let (world_size, parts) = (rank.world_size(), collective.parts(algorithm, rank.world_size()));
     let cut = |len: usize| Partition::new(len, 4, parts).unwrap();
     let whole = cut(PART * world_size);
-    let part_bytes = 4 * PART.div_ceil(if task.source() == Source::Input { 1 } else { parts });
-    let plan = Plan::new((task, algorithm), world_size, part_bytes, 64 << 10, SHARED).unwrap();
+    let part_bytes = 4 * PART.div_ceil(if collective.source() == Source::Input { 1 } else { parts });
+    let plan = Plan::new((collective, algorithm), world_size, part_bytes, 64 << 10, SHARED).unwrap();
     let own: Vec<usize> = (0..=parts).map(|part| if part > rank.index() { PART } else { 0 }).collect();
-    match task {
-        Task::ReduceScatter { of: Source::Input } => {
+    match collective {
+        DirectCollective::ReduceScatter { of: Source::Input } => {
             plan.traffic(rank, Partition::at(&own, 4).unwrap(), Some(whole))
         }
-        Task::AllGather { of: Source::Input } => {
+        DirectCollective::AllGather { of: Source::Input } => {
             plan.traffic(rank, whole, Some(Partition::at(&own, 4).unwrap()))
         }
-        Task::AllToAll => plan.traffic(rank, whole, Some(whole)),
-        Task::AllGather { of: Source::Buffer } | Task::ReduceScatter { of: Source::Buffer } => {
-            plan.traffic(rank, whole, None)
-        }
-        Task::Barrier => plan.traffic(rank, cut(0), None),
+        DirectCollective::AllToAll => plan.traffic(rank, whole, Some(whole)),
+        DirectCollective::AllGather { of: Source::Buffer }
+        | DirectCollective::ReduceScatter { of: Source::Buffer } => plan.traffic(rank, whole, None),
+        DirectCollective::Barrier => plan.traffic(rank, cut(0), None),
         _ => plan.traffic(rank, cut(PART), None),
     }
 }
@@ -44,23 +43,23 @@ fn every_form_moves_what_its_schedule_says(#[values(2, 3, 4, 5)] world_size: usi
     let forms = move || all(world_size - 1);
     for &network in Network::SHARING {
         let moved = worlds::run(network, world_size, move |mut comm| {
-            let after = |(task, algorithm)| {
-                call(&mut comm, (task, algorithm), PART).unwrap();
+            let after = |(collective, algorithm)| {
+                call(&mut comm, (collective, algorithm), PART).unwrap();
                 comm.traffic()
             };
             forms().map(after).collect::<Vec<_>>()
         });
         for (rank, moved) in Rank::all(world_size).zip(moved) {
             let mut sum = Traffic::default();
-            for ((task, algorithm), moved) in forms().zip(moved) {
-                let counted = counted(task, algorithm, rank);
+            for ((collective, algorithm), moved) in forms().zip(moved) {
+                let counted = counted(collective, algorithm, rank);
                 assert!(
                     counted.bytes_sent + counted.bytes_received > 0
-                        || task == Task::Barrier
-                        || task.root().is_some()
+                        || collective == DirectCollective::Barrier
+                        || collective.root().is_some()
                 );
                 sum = sum + counted;
-                assert_eq!(moved, sum, "{task:?} {algorithm}, {rank:?} over {network:?}");
+                assert_eq!(moved, sum, "{collective:?} {algorithm}, {rank:?} over {network:?}");
             }
         }
     }

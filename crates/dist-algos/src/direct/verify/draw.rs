@@ -9,11 +9,11 @@ use crate::verify::table;
 /// comes after all posts. Steps read as [`Step`] says.
 ///
 /// ```
-/// use dist_algos::direct::{DirectAlgorithm, Plan, Task, verify::draw};
+/// use dist_algos::direct::{DirectAlgorithm, Plan, DirectCollective, verify::draw};
 /// use dist_transport::{Reach, Shared};
 ///
 /// let shared = Shared { slot_bytes: 1 << 20, sheet_bytes: 4096, ..Shared::on_host(Reach::Slots) };
-/// let plan = Plan::new((Task::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
+/// let plan = Plan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
 /// posts  rank 0       rank 1
 ///     1  sheet=0.0 !  !

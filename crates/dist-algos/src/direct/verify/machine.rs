@@ -8,7 +8,7 @@ use dist_transport::{CALLS_MAX, Place};
 
 use super::Report;
 use crate::direct::digest::Digest;
-use crate::direct::{Exposure, Parts, Peers, Plan, Step, Target, Task};
+use crate::direct::{DirectCollective, Exposure, Parts, Peers, Plan, Step, Target};
 use crate::{Error, Result, Source};
 
 /// Where a cell can be.
@@ -216,7 +216,7 @@ impl Machine {
                 self.there(plan, rank, of, (part, block))
             };
             let held = self.read(at, part, from)?;
-            let of = at.plan.task().source();
+            let of = at.plan.collective().source();
             let expected = Held::Brought { call: self.calls, rank, of, part, block };
             if held != expected {
                 return Err(Error::WrongResult { rank: at.rank, steps: at.step, chunk: part });
@@ -295,7 +295,7 @@ impl Machine {
                 }
             }
         }
-        if plan.task() == Task::Barrier {
+        if plan.collective() == DirectCollective::Barrier {
             self.has_waited(rank)?;
         }
         for (location, _) in brought(plan, rank, self.calls) {
@@ -361,7 +361,7 @@ impl Machine {
     /// Where another rank has a cell.
     fn there(&self, plan: &Plan, rank: usize, of: Place, (part, block): (usize, usize)) -> (usize, Location) {
         match of {
-            Place::Memory => (rank, Location::Own { of: plan.task().source(), part, block }),
+            Place::Memory => (rank, Location::Own { of: plan.collective().source(), part, block }),
             place => self.published(plan, rank, place, (part, block)),
         }
     }
@@ -390,15 +390,15 @@ const fn own(part: usize, block: usize) -> Location {
 /// What a rank's memory holds when a call begins; nothing where only something is to come.
 fn brought(plan: &Plan, rank: usize, call: usize) -> Vec<(Location, Option<Held>)> {
     let held = |of, part, block| {
-        let is_there = match (plan.task(), of) {
-            (task, Source::Buffer) if task.source() == Source::Input => false,
-            (Task::AllGather { .. }, _) => part == rank,
-            (Task::Broadcast { root }, _) => rank == root,
+        let is_there = match (plan.collective(), of) {
+            (collective, Source::Buffer) if collective.source() == Source::Input => false,
+            (DirectCollective::AllGather { .. }, _) => part == rank,
+            (DirectCollective::Broadcast { root }, _) => rank == root,
             _ => true,
         };
         is_there.then_some(Held::Brought { call, rank, of, part, block })
     };
-    let memories: &[Source] = match plan.task().source() {
+    let memories: &[Source] = match plan.collective().source() {
         Source::Buffer => &[Source::Buffer],
         Source::Input => &[Source::Buffer, Source::Input],
     };
@@ -414,13 +414,13 @@ fn brought(plan: &Plan, rank: usize, call: usize) -> Vec<(Location, Option<Held>
 fn promised(plan: &Plan, rank: usize, (part, block): (usize, usize), call: usize) -> Option<Held> {
     let sum = Some(Held::Sum { call, part, block });
     let brought_by = |rank, of, part| Some(Held::Brought { call, rank, of, part, block });
-    match plan.task() {
-        Task::AllReduce => sum,
-        Task::Reduce { root } => sum.filter(|_| rank == root),
-        Task::ReduceScatter { .. } => sum.filter(|_| rank == part),
-        Task::AllGather { of } => brought_by(part, of, part),
-        Task::Broadcast { root } => brought_by(root, Source::Buffer, part),
-        Task::AllToAll => brought_by(part, Source::Input, rank),
-        Task::Barrier => None,
+    match plan.collective() {
+        DirectCollective::AllReduce => sum,
+        DirectCollective::Reduce { root } => sum.filter(|_| rank == root),
+        DirectCollective::ReduceScatter { .. } => sum.filter(|_| rank == part),
+        DirectCollective::AllGather { of } => brought_by(part, of, part),
+        DirectCollective::Broadcast { root } => brought_by(root, Source::Buffer, part),
+        DirectCollective::AllToAll => brought_by(part, Source::Input, rank),
+        DirectCollective::Barrier => None,
     }
 }

@@ -10,9 +10,9 @@
 //! caller's again.
 //!
 //! ```
-//! use dist_algos::direct::{DirectAlgorithm, Task, verify};
+//! use dist_algos::direct::{DirectAlgorithm, DirectCollective, verify};
 //!
-//! let report = verify::prove(&verify::plans(Task::AllReduce, DirectAlgorithm::Staged, 5))?;
+//! let report = verify::prove(&verify::plans(DirectCollective::AllReduce, DirectAlgorithm::Staged, 5))?;
 //! assert_eq!(report.calls, 5);
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
@@ -24,7 +24,7 @@ pub mod mutate;
 use dist_transport::CALLS_MAX;
 
 use super::schedule::Published;
-use super::{DirectAlgorithm, Exposure, Plan, Step, Task};
+use super::{DirectAlgorithm, DirectCollective, Exposure, Plan, Step};
 use crate::Result;
 pub use draw::draw;
 use machine::{Knowledge, Machine};
@@ -61,24 +61,26 @@ impl Call {
 /// Calls that show everything that a form can do: pipelines shorter and longer than there are slots, short calls in
 /// between, whose root is another rank, and, where ranks go ahead of others, as many in a row as come back to their places.
 /// None if the form does not serve the task.
-pub fn plans(task: Task, algorithm: DirectAlgorithm, world_size: usize) -> Vec<Plan> {
-    if !algorithm.serves(task) {
+pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize) -> Vec<Plan> {
+    if !algorithm.serves(collective) {
         return Vec::new();
     }
-    let is_pipeline = algorithm.exposure() == Exposure::Nothing && task != Task::Barrier;
+    let is_pipeline = algorithm.exposure() == Exposure::Nothing && collective != DirectCollective::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
-    let in_slots = |&blocks| Plan::in_blocks((task, algorithm), world_size, blocks, Published::InSlots);
+    let in_slots = |&blocks| Plan::in_blocks((collective, algorithm), world_size, blocks, Published::InSlots);
     let mut plans: Vec<Plan> = blocks.iter().map(in_slots).collect();
-    let in_line = algorithm == DirectAlgorithm::OneShot && task.places(algorithm, world_size) == 1;
-    let turned = task.rooted_at(world_size - 1);
-    let short = |task, published| Plan::in_blocks((task, algorithm), world_size, 1, published);
+    let in_line = algorithm == DirectAlgorithm::OneShot && collective.places(algorithm, world_size) == 1;
+    let turned = collective.rooted_at(world_size - 1);
+    let short = |collective, published| Plan::in_blocks((collective, algorithm), world_size, 1, published);
     plans.insert(2, short(turned, if in_line { Published::InLine } else { Published::InSlots }));
-    if in_line && task.root().is_some() {
+    if in_line && collective.root().is_some() {
         plans.insert(3, short(turned, Published::OnSheet));
-        let one_root = [task].into_iter().cycle().take(CALLS_MAX + 1);
-        let two_roots = [task, turned].into_iter().cycle().take(CALLS_MAX + 1);
+        let one_root = [collective].into_iter().cycle().take(CALLS_MAX + 1);
+        let two_roots = [collective, turned].into_iter().cycle().take(CALLS_MAX + 1);
         for published in [Published::OnSheet, Published::InLine] {
-            plans.extend(one_root.clone().chain(two_roots.clone()).map(|task| short(task, published)));
+            plans.extend(
+                one_root.clone().chain(two_roots.clone()).map(|collective| short(collective, published)),
+            );
         }
     }
     // Slots change hands from one call to the next as often as they have in all before.

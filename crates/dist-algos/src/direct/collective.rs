@@ -6,7 +6,7 @@ use crate::Source;
 /// An operation, as a direct schedule does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Task {
+pub enum DirectCollective {
     /// Every rank gets the sum of all buffers.
     AllReduce,
     /// The root gets the sum of all buffers.
@@ -47,7 +47,7 @@ pub(super) enum Use {
     Take(Peers),
 }
 
-impl Task {
+impl DirectCollective {
     /// One of each kind, with this root.
     pub fn all(root: usize) -> [Self; 9] {
         [
