@@ -5,7 +5,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_algos::direct::{Access, DirectAlgorithm, DirectCollective, Kernel, Memory, Own, Plan, run};
+use dist_algos::direct::{
+    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, Own, run,
+};
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
 use dist_transport::{
@@ -133,9 +135,14 @@ impl Access for Wrong<'_> {
 fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: Mistake) -> bool {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
     let cut = Partition::new(64 * 8, 1, DirectCollective::AllReduce.parts(algorithm, WORLD)).unwrap();
-    let plan =
-        Plan::new((DirectCollective::AllReduce, algorithm), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED)
-            .unwrap();
+    let plan = DirectPlan::new(
+        (DirectCollective::AllReduce, algorithm),
+        WORLD,
+        cut.chunk_bytes_max(),
+        64 * WORLD,
+        SHARED,
+    )
+    .unwrap();
     (1..=3_u8).all(|call| {
         transport.begin(&Fingerprint([call; 48]));
         // No two blocks, and no two calls, are alike.
@@ -160,7 +167,7 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
         } else {
             Own::Borrowed(&mut buffer)
         };
-        let memory = &mut Memory { own, cut, input: None, piece_bytes: 64 };
+        let memory = &mut DirectMemory { own, cut, input: None, piece_bytes: 64 };
         let combine = &mut |into: &mut [u8], from: &[u8]| {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };

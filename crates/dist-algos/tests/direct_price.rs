@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, DirectCollective, Exposed as Exposes, Kernel, Memory, Own, Pace, Plan, exposed, meet,
-    run,
+    DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Exposed as Exposes, Kernel, Own, Pace,
+    exposed, meet, run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
@@ -29,7 +29,7 @@ const PACE: Pace = Pace {
 };
 
 /// How long it takes on the simulated network, under this seed.
-fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
+fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
     let link = sim::Link::new(PACE.notice, u64::MAX);
     let network = sim::Network::new(plan.world_size()).with_seed(seed).with_memory_link(link);
     let network = network.with_shared_memory_costs(PACE.costs);
@@ -55,7 +55,7 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
             }
             _ => Own::Borrowed(&mut buffer),
         };
-        let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
+        let memory = &mut DirectMemory { own, cut, input, piece_bytes: PACE.piece_bytes };
         let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let exposes = match exposed(&plan, rank, memory) {
             Exposes::Nothing => Exposed::Nothing,
@@ -79,7 +79,8 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
         for len in [0, 1, 40, 1000, 10_000] {
             let cut = Partition::new(len, 1, collective.parts(algorithm, world_size)).unwrap();
             let plan =
-                Plan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 2048, SHARED).unwrap();
+                DirectPlan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 2048, SHARED)
+                    .unwrap();
             let predicted = plan.duration(cut, Some(cut), &PACE);
             for seed in [0, 1] {
                 let took = simulated(plan, seed, cut);
@@ -93,7 +94,7 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
 fn a_barrier_takes_a_post_and_the_notice_of_it() {
     let cut = Partition::new(0, 1, 1).unwrap();
     let barrier = |ranks| {
-        Plan::new((DirectCollective::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap()
+        DirectPlan::new((DirectCollective::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap()
     };
     let time = |ranks| barrier(ranks).duration(cut, None, &PACE);
     assert_eq!(time(1), Duration::from_nanos(20));

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Access, DirectAlgorithm, DirectCollective, Exposed, Kernel, Memory, Own, Plan, Total, exposed, meet, run,
+    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Exposed, Kernel, Own, Total,
+    exposed, meet, run,
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
@@ -65,7 +66,7 @@ impl Together {
     }
 
     /// Enters a call, and lets others have a copy of this memory.
-    fn enter(&mut self, plan: &Plan, memory: &[u8]) {
+    fn enter(&mut self, plan: &DirectPlan, memory: &[u8]) {
         self.begin(plan.posts(), plan.use_of_slots(), memory);
     }
 
@@ -249,7 +250,8 @@ fn once(
     let input = buffer.clone();
     let parts = collective.parts(algorithm, world_size);
     let cut = Partition::new(buffer.len(), 4, parts).unwrap();
-    let plan = Plan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
+    let plan =
+        DirectPlan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
     let plan = plan.with_turn(direct.turn);
     direct.turn += plan.turns();
     let part = rank.index() * len..(rank.index() + 1) * len;
@@ -289,7 +291,7 @@ fn once(
     } else {
         Own::Borrowed(bytes)
     };
-    let memory = &mut Memory { own, cut, input, piece_bytes: 256 };
+    let memory = &mut DirectMemory { own, cut, input, piece_bytes: 256 };
     let kernel = &mut Kernel {
         combine: &mut { combine },
         finish: &mut { finish },
@@ -378,10 +380,10 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let error_of =
         |collective: DirectCollective, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
             let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
-            let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
+            let memory = &mut DirectMemory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
             let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
             let (plan, scratch) =
-                (Plan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
+                (DirectPlan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
             match run(
                 &mut direct,
                 (&plan, rank),
@@ -422,13 +424,17 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
 #[test]
 fn a_plan_fits_its_slots_or_there_is_none() {
     let plan = |parts: usize, bytes: usize| {
-        Plan::new((DirectCollective::AllToAll, DirectAlgorithm::OneShot), parts, bytes, 512, SHARED)
+        DirectPlan::new((DirectCollective::AllToAll, DirectAlgorithm::OneShot), parts, bytes, 512, SHARED)
     };
     assert_eq!(plan(4, 1000).map(|plan| plan.blocks()), Some(8));
     assert_eq!(plan(17, 64), None, "seventeen places of 64 bytes do not fit");
     let root = DirectCollective::Broadcast { root: 3 };
-    assert_eq!(Plan::new((root, DirectAlgorithm::OneShot), 3, 64, 512, SHARED), None, "there is no rank 3");
-    assert_eq!(Plan::new((root, DirectAlgorithm::Staged), 4, 64, 512, SHARED), None);
+    assert_eq!(
+        DirectPlan::new((root, DirectAlgorithm::OneShot), 3, 64, 512, SHARED),
+        None,
+        "there is no rank 3"
+    );
+    assert_eq!(DirectPlan::new((root, DirectAlgorithm::Staged), 4, 64, 512, SHARED), None);
 }
 
 #[rstest]
@@ -442,8 +448,13 @@ fn what_the_last_cache_cannot_hold_of_all_ranks_goes_past_it(
 ) {
     let shared = Shared { slot_bytes: 256 << 10, ..SHARED };
     let leaves = |part_bytes| {
-        let plan =
-            Plan::new((collective, DirectAlgorithm::OneShot), world_size, part_bytes, 256 << 10, shared);
+        let plan = DirectPlan::new(
+            (collective, DirectAlgorithm::OneShot),
+            world_size,
+            part_bytes,
+            256 << 10,
+            shared,
+        );
         plan.unwrap().leaves_caches()
     };
     assert_eq!([part_bytes - 1, part_bytes].map(leaves), [false, true]);

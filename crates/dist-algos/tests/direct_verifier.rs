@@ -2,7 +2,7 @@
 
 use dist_algos::direct::verify::mutate::Mutation;
 use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
-use dist_algos::direct::{DirectAlgorithm, DirectCollective, Parts, Peers, Plan, Step};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, Parts, Peers};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{Error, Source};
 use dist_transport::{Place, Reach, Shared};
@@ -36,7 +36,7 @@ fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
         for (collective, algorithm) in all(world_size) {
             let largest: &[usize] = if world_size > 9 { &[64] } else { &[0, 1, 64, 640, 64 * 30, 64 * 31] };
             for &part_bytes in largest {
-                let plan = Plan::new((collective, algorithm), world_size, part_bytes, 64, shared);
+                let plan = DirectPlan::new((collective, algorithm), world_size, part_bytes, 64, shared);
                 let Some(plan) = plan else { continue };
                 for turn in [0, 1] {
                     let plan = plan.with_turn(turn);
@@ -53,7 +53,7 @@ fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
 
 #[test]
 fn plans_have_digests_of_their_own() {
-    let mut digests: Vec<(u64, Plan)> = Vec::new();
+    let mut digests: Vec<(u64, DirectPlan)> = Vec::new();
     for world_size in 1..=9 {
         for (collective, algorithm) in all(world_size) {
             let of = |collective, call: usize| plans(collective, algorithm, world_size)[call].with_turn(0);
@@ -115,7 +115,7 @@ fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
 #[test]
 fn any_two_calls_can_follow_each_other() {
     for world_size in [2, 3] {
-        let all: Vec<Plan> = all(world_size)
+        let all: Vec<DirectPlan> = all(world_size)
             .flat_map(|(collective, algorithm)| plans(collective, algorithm, world_size).into_iter().take(4))
             .collect();
         for (index, &first) in all.iter().enumerate() {
@@ -152,7 +152,7 @@ fn mutants_are_rejected() {
 }
 
 /// Three calls of one all_reduce by three ranks, changed.
-fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<Step>)) -> Result<(), Error> {
+fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) -> Result<(), Error> {
     let plan = plans(DirectCollective::AllReduce, algorithm, 3)[3];
     let mut calls = vec![Call::new(plan); 3];
     calls.iter_mut().flat_map(|call| &mut call.programs).for_each(change);
@@ -160,18 +160,18 @@ fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<Step>)) -> Resul
 }
 
 /// The step with another slot, as if there were only so many.
-fn with_slots(step: Step, slots: usize) -> Step {
+fn with_slots(step: DirectStep, slots: usize) -> DirectStep {
     let fewer = |place| if let Place::Slot(slot) = place { Place::Slot(slot % slots) } else { place };
     match step {
-        Step::Publish { parts, block, of, .. } => {
-            Step::Publish { parts, block, of, place: Place::Slot(block % slots) }
+        DirectStep::Publish { parts, block, of, .. } => {
+            DirectStep::Publish { parts, block, of, place: Place::Slot(block % slots) }
         }
-        Step::Reduce { part, block, of, into } => {
+        DirectStep::Reduce { part, block, of, into } => {
             let of = if fewer(of) == of && of == Place::Memory { of } else { Place::Slot(block % slots) };
-            Step::Reduce { part, block, of, into }
+            DirectStep::Reduce { part, block, of, into }
         }
-        Step::Take { from, part, block, into, .. } => {
-            Step::Take { from, part, block, of: Place::Slot(block % slots), into }
+        DirectStep::Take { from, part, block, into, .. } => {
+            DirectStep::Take { from, part, block, of: Place::Slot(block % slots), into }
         }
         step => step,
     }
@@ -199,10 +199,10 @@ fn slots_that_are_used_again_too_early_are_a_race(
 fn a_pipeline_of_two_slots_waits_for_ever() {
     let with_waits = |slots: usize| {
         planted(DirectAlgorithm::OneShot, |program| {
-            let free = |step: &Step| match *step {
-                Step::Publish { block, .. } if block >= slots => {
+            let free = |step: &DirectStep| match *step {
+                DirectStep::Publish { block, .. } if block >= slots => {
                     let posts = u32::try_from(block + 3 - slots).unwrap();
-                    vec![Step::Await { ranks: Peers::Others, posts }, with_slots(*step, slots)]
+                    vec![DirectStep::Await { ranks: Peers::Others, posts }, with_slots(*step, slots)]
                 }
                 step => vec![with_slots(step, slots)],
             };
@@ -219,13 +219,15 @@ fn a_pipeline_of_two_slots_waits_for_ever() {
 #[case::read_from_all(DirectAlgorithm::ReadFromAll)]
 #[case::write_to_all(DirectAlgorithm::WriteToAll)]
 fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
-    let waits = |program: &[Step]| program.iter().filter(|step| matches!(step, Step::Await { .. })).count();
+    let waits = |program: &[DirectStep]| {
+        program.iter().filter(|step| matches!(step, DirectStep::Await { .. })).count()
+    };
     let count = waits(&Call::new(plans(DirectCollective::AllReduce, algorithm, 3)[3]).programs[0]);
     for missing in 0..count {
         let error = planted(algorithm, |program| {
             let mut index = 0;
             program.retain(|step| {
-                let is_wait = matches!(step, Step::Await { .. });
+                let is_wait = matches!(step, DirectStep::Await { .. });
                 index += usize::from(is_wait);
                 !is_wait || index != missing + 1
             });
@@ -246,33 +248,33 @@ fn what_is_announced_before_it_is_done_is_a_race() {
 fn a_rank_that_posts_less_often_than_the_others_is_named() {
     let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
     let mut call = Call::new(plan);
-    call.programs[2].retain(|step| *step != Step::Post);
+    call.programs[2].retain(|step| *step != DirectStep::Post);
     assert_eq!(check(&[call]), Err(Error::Posts { rank: 2, expected: 1, got: 0 }));
 }
 
 #[test]
 fn a_barrier_that_can_be_left_early_is_none() {
     let mut call = Call::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
-    call.programs[1][1] = Step::Await { ranks: Peers::One(0), posts: 1 };
+    call.programs[1][1] = DirectStep::Await { ranks: Peers::One(0), posts: 1 };
     assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
 }
 
 #[test]
 fn what_does_not_exist_is_refused() {
     let plan = plans(DirectCollective::AllReduce, DirectAlgorithm::OneShot, 2)[1];
-    let with = |step: Step| {
+    let with = |step: DirectStep| {
         let mut call = Call::new(plan);
         call.programs[1][0] = step;
         check(&[call]).unwrap_err()
     };
     let of = Source::Buffer;
-    let publish = |part, place| Step::Publish { parts: Parts::One(part), block: 0, of, place };
+    let publish = |part, place| DirectStep::Publish { parts: Parts::One(part), block: 0, of, place };
     assert!(matches!(with(publish(1, Place::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
     assert_eq!(with(publish(0, Place::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });
     assert_eq!(
-        with(Step::Await { ranks: Peers::One(2), posts: 1 }),
+        with(DirectStep::Await { ranks: Peers::One(2), posts: 1 }),
         Error::NoPeer { rank: 1, step: 0, peer: 2 }
     );
-    let read = Step::Take { from: 0, part: 0, block: 0, of: Place::Memory, into: 0 };
+    let read = DirectStep::Take { from: 0, part: 0, block: 0, of: Place::Memory, into: 0 };
     assert_eq!(with(read), Error::Closed { rank: 1, step: 0 });
 }

@@ -1,6 +1,6 @@
 //! The part of docs/algorithms.md on ranks that share memory.
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, Ownership, Plan, verify};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectPlan, Ownership, verify};
 use dist_algos::{Partition, Source};
 use dist_transport::{Rank, Reach, Shared};
 
@@ -15,7 +15,7 @@ two ranks are ever at the same memory at the same time unless both read, in call
 in canonical order.
 
 Each drawing shows what 3 ranks do: a column for each rank, a line for what leads to each post, and one for what comes
-after the last. Memory is cut into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
+after the last. DirectMemory is cut into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
 0, and `s0=i¬1.0` all parts of the input but that. `!` posts; `?2×1` waits until rank 2 has posted once, and `?*×1` until
 all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→2)` puts the sum back into that of rank 2 too,
 `+1.0(s0→*)` into all of them, and `+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies what
@@ -60,9 +60,14 @@ fn name(collective: DirectCollective) -> String {
 }
 
 /// With parts of so many blocks, where the form has blocks.
-fn plan(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize, blocks: usize) -> Plan {
+fn plan(
+    collective: DirectCollective,
+    algorithm: DirectAlgorithm,
+    world_size: usize,
+    blocks: usize,
+) -> DirectPlan {
     let places = collective.places(algorithm, world_size);
-    Plan::new((collective, algorithm), world_size, 64 * blocks, 64 * places, SHARED)
+    DirectPlan::new((collective, algorithm), world_size, 64 * blocks, 64 * places, SHARED)
         .expect("it serves and fits")
 }
 

@@ -10,7 +10,7 @@ use dist_transport::{MemoryCosts, Place, Rank};
 
 use super::run::pieces;
 use super::volume::{Moved, Sizes};
-use super::{Plan, Schedule, Step};
+use super::{DirectPlan, DirectSchedule, DirectStep};
 use crate::Partition;
 
 /// What work and posts take.
@@ -20,18 +20,19 @@ pub struct Pace {
     pub costs: MemoryCosts,
     /// From a post until others see it.
     pub notice: Duration,
-    /// Bytes of others' memory that a sum is made of at a time; see [`Memory::piece_bytes`](super::Memory::piece_bytes).
+    /// Bytes of others' memory that a sum is made of at a time; see [`DirectMemory::piece_bytes`](super::Memory::piece_bytes).
     pub piece_bytes: usize,
 }
 
-impl Plan {
+impl DirectPlan {
     /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this. A reduction is
     /// taken for a sum, of which there is a [loop](super::Total) over all.
     pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &Pace) -> Duration {
         let sizes = Sizes::new(self, cut, input);
         let mut posted = vec![Vec::new(); self.world_size()];
         let start = |rank| (Clock::default(), self.schedule(rank).peekable());
-        let mut ranks: Vec<(Clock, Peekable<Schedule>)> = Rank::all(self.world_size()).map(start).collect();
+        let mut ranks: Vec<(Clock, Peekable<DirectSchedule>)> =
+            Rank::all(self.world_size()).map(start).collect();
         let mut moved = true;
         while moved {
             moved = false;
@@ -66,7 +67,7 @@ impl Clock {
     /// Does a step; `false` if it has to wait for a post that was not made yet.
     fn does(
         &mut self,
-        step: Step,
+        step: DirectStep,
         rank: Rank,
         sizes: &Sizes<'_>,
         pace: &Pace,
@@ -74,11 +75,11 @@ impl Clock {
     ) -> bool {
         let costs = &pace.costs;
         match step {
-            Step::Post => {
+            DirectStep::Post => {
                 self.work(costs.post_ps);
                 posted[rank.index()].push(self.nanoseconds);
             }
-            Step::Await { ranks, posts } => {
+            DirectStep::Await { ranks, posts } => {
                 let peers = || ranks.ranks(rank.index(), rank.world_size());
                 if peers().any(|peer| posted[peer].len() < posts as usize) {
                     return false;
@@ -90,10 +91,10 @@ impl Clock {
                     self.nanoseconds = self.nanoseconds.max(seen);
                 }
             }
-            Step::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
-            Step::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
-            Step::Keep { .. } => self.work(costs.copied(Place::Line, sizes.moved(step).kept)),
-            Step::Reduce { of, .. } => {
+            DirectStep::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
+            DirectStep::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
+            DirectStep::Keep { .. } => self.work(costs.copied(Place::Line, sizes.moved(step).kept)),
+            DirectStep::Reduce { of, .. } => {
                 let at_once = sizes.plan().adds_at_once();
                 let copied = if at_once { 0 } else { copied(rank.index(), 0, rank.world_size()).0 };
                 self.reduce(of, sizes.moved(step), copied, pace);

@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 use super::access::Access;
 use super::cells;
 use super::tree::{There, Tree};
-use super::{DirectCollective, Exposure, Parts, Peers, Plan, Step, Target};
+use super::{DirectCollective, DirectPlan, DirectStep, Exposure, Parts, Peers, Target};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
 #[derive(Debug)]
-pub struct Memory<'a> {
+pub struct DirectMemory<'a> {
     /// What the steps read and write.
     pub own: Own<'a>,
     /// How it is cut into the parts that the schedule was made for.
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Kernel<'_> {
 
 /// What a rank exposes when it enters the call of a plan, before it [runs](run()) its steps on this memory.
 #[inline]
-pub fn exposed<'m>(plan: &Plan, rank: Rank, memory: &'m Memory<'_>) -> Exposed<'m> {
+pub fn exposed<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemory<'_>) -> Exposed<'m> {
     match (plan.algorithm().exposure(), &memory.own) {
         (Exposure::Nothing, _) => Exposed::Nothing,
         (Exposure::Write, Own::Lent { .. }) => Exposed::Own,
@@ -93,9 +93,9 @@ pub fn exposed<'m>(plan: &Plan, rank: Rank, memory: &'m Memory<'_>) -> Exposed<'
 #[inline]
 pub fn run<A: Access + ?Sized>(
     access: &mut A,
-    (plan, rank): (&Plan, Rank),
-    steps: impl IntoIterator<Item = impl Borrow<Step>>,
-    memory: &mut Memory<'_>,
+    (plan, rank): (&DirectPlan, Rank),
+    steps: impl IntoIterator<Item = impl Borrow<DirectStep>>,
+    memory: &mut DirectMemory<'_>,
     kernel: &mut Kernel<'_>,
     scratch: &mut Scratch,
     due: &Due<'_>,
@@ -123,7 +123,7 @@ pub fn run<A: Access + ?Sized>(
 #[inline(always)]
 pub fn meet<A: Access + ?Sized>(
     access: &mut A,
-    (plan, rank): (&Plan, Rank),
+    (plan, rank): (&DirectPlan, Rank),
     own: &mut [u8],
     (mut combine, total): (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
     scratch: &mut Scratch,
@@ -157,10 +157,10 @@ pub fn meet<A: Access + ?Sized>(
 struct Runner<'a, 'm, 'k, A: ?Sized> {
     access: &'a mut A,
     rank: Rank,
-    plan: &'a Plan,
+    plan: &'a DirectPlan,
     /// From one place in a slot to the next.
     place_bytes: usize,
-    memory: &'a mut Memory<'m>,
+    memory: &'a mut DirectMemory<'m>,
     kernel: &'a mut Kernel<'k>,
     scratch: &'a mut Scratch,
     due: &'a Due<'a>,
@@ -168,7 +168,11 @@ struct Runner<'a, 'm, 'k, A: ?Sized> {
 
 /// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
 #[inline]
-fn place_bytes(access: &(impl Access + ?Sized), plan: &Plan, memory: &Memory<'_>) -> Result<usize, Error> {
+fn place_bytes(
+    access: &(impl Access + ?Sized),
+    plan: &DirectPlan,
+    memory: &DirectMemory<'_>,
+) -> Result<usize, Error> {
     if plan.algorithm().exposure() != Exposure::Nothing {
         return Ok(0);
     }
@@ -189,17 +193,17 @@ fn place_bytes(access: &(impl Access + ?Sized), plan: &Plan, memory: &Memory<'_>
 
 impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
     #[inline]
-    fn step(&mut self, step: &Step) -> Result<(), TransportError> {
+    fn step(&mut self, step: &DirectStep) -> Result<(), TransportError> {
         match *step {
-            Step::Publish { parts, block, of, place } => self.publish(parts, block, of, place)?,
-            Step::Post => self.post(),
-            Step::Await { ranks, posts } => {
+            DirectStep::Publish { parts, block, of, place } => self.publish(parts, block, of, place)?,
+            DirectStep::Post => self.post(),
+            DirectStep::Await { ranks, posts } => {
                 for rank in ranks.ranks(self.rank.index(), self.rank.world_size()) {
                     self.access.wait(rank, posts, self.due)?;
                 }
             }
-            Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
-            Step::Take { from, part, block, of, into } => {
+            DirectStep::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
+            DirectStep::Take { from, part, block, of, into } => {
                 let (holder, offset) = self.there((part, block), of).of_rank(self.plan, from);
                 let range = self.cell(into, block);
                 let into = self.memory.own.range_mut(range);
@@ -209,7 +213,7 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
                     self.access.read(holder, of, offset, into)?;
                 }
             }
-            Step::Keep { part, block } => self.keep(part, block),
+            DirectStep::Keep { part, block } => self.keep(part, block),
         }
         Ok(())
     }
@@ -347,7 +351,11 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
 
 /// What others may read. What each has for an all_gather is its part alone, wherever that lies.
 #[inline]
-fn contribution<'m>(plan: &Plan, rank: Rank, Memory { own, cut, input, .. }: &'m Memory<'_>) -> &'m [u8] {
+fn contribution<'m>(
+    plan: &DirectPlan,
+    rank: Rank,
+    DirectMemory { own, cut, input, .. }: &'m DirectMemory<'_>,
+) -> &'m [u8] {
     match (plan.collective(), input) {
         (collective, Some((input, _))) if collective.source() == Source::Input => input,
         (DirectCollective::AllGather { .. }, _) => {
@@ -359,7 +367,7 @@ fn contribution<'m>(plan: &Plan, rank: Rank, Memory { own, cut, input, .. }: &'m
 
 /// Whether the memory is what the plan was made for.
 #[inline]
-fn check(plan: &Plan, Memory { own, cut, input, .. }: &Memory<'_>) -> Result<(), Error> {
+fn check(plan: &DirectPlan, DirectMemory { own, cut, input, .. }: &DirectMemory<'_>) -> Result<(), Error> {
     let (expected, got) = (cut.bytes(), own.len());
     if expected != got {
         return Err(Error::BufferLength { expected, got });

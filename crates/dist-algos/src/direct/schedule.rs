@@ -7,12 +7,12 @@ use dist_transport::{Place, Rank, Shared, Slots};
 use super::cells::place_bytes;
 use super::collective::Use;
 use super::digest::Digest;
-use super::{DirectAlgorithm, DirectCollective, Exposure, Parts, Peers, Step, Target};
+use super::{DirectAlgorithm, DirectCollective, DirectStep, Exposure, Parts, Peers, Target};
 use crate::Source;
 
 /// What all ranks do together: one of these makes the schedules of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Plan {
+pub struct DirectPlan {
     collective: DirectCollective,
     algorithm: DirectAlgorithm,
     world_size: usize,
@@ -30,7 +30,7 @@ pub(super) enum Published {
     InSlots,
 }
 
-impl Plan {
+impl DirectPlan {
     /// For memory cut into parts of which the largest has `part_bytes_max`; a slot should take not much more than
     /// `block_bytes`. `None` if the form does not serve the task, if the memory cannot be reached like that or does not
     /// fit, or if there is no such root.
@@ -258,8 +258,8 @@ impl Plan {
     }
 
     /// What this rank does.
-    pub const fn schedule(self, rank: Rank) -> Schedule {
-        Schedule { plan: self, rank, round: 0, phase: 0 }
+    pub const fn schedule(self, rank: Rank) -> DirectSchedule {
+        DirectSchedule { plan: self, rank, round: 0, phase: 0 }
     }
 }
 
@@ -269,8 +269,8 @@ pub(super) const SLOTS: usize = 4;
 
 /// All steps of one rank, made one at a time without any memory.
 #[derive(Clone, Debug)]
-pub struct Schedule {
-    plan: Plan,
+pub struct DirectSchedule {
+    plan: DirectPlan,
     rank: Rank,
     round: usize,
     phase: usize,
@@ -278,15 +278,15 @@ pub struct Schedule {
 
 /// What comes at a place in a round.
 enum At {
-    Step(Step),
+    DirectStep(DirectStep),
     /// Not for this rank, or not in this round.
     Nothing,
     EndOfRound,
 }
 
-impl Schedule {
+impl DirectSchedule {
     /// What it is part of.
-    pub const fn plan(&self) -> &Plan {
+    pub const fn plan(&self) -> &DirectPlan {
         &self.plan
     }
 
@@ -315,13 +315,13 @@ impl Schedule {
 
     /// Round `i` publishes block `i`, keeps what of it is this rank's own, and uses block `i − 1`.
     fn one_shot(&self, round: usize, phase: usize) -> At {
-        let Plan { collective, algorithm, blocks, .. } = self.plan;
+        let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
         match phase {
             0 => self.free(round),
             1 if round < blocks => At::of(
                 collective.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)),
             ),
-            2 if round < blocks => At::Step(Step::Post),
+            2 if round < blocks => At::DirectStep(DirectStep::Post),
             3 if round < blocks => self.kept(round),
             1..=3 => At::Nothing,
             _ if round == 0 => At::EndOfRound,
@@ -331,7 +331,7 @@ impl Schedule {
 
     /// Before a slot is written again: those who use what was in it have posted since, in the second round after.
     fn free(&self, round: usize) -> At {
-        let Plan { collective, blocks, .. } = self.plan;
+        let DirectPlan { collective, blocks, .. } = self.plan;
         if round < SLOTS || round >= blocks {
             return At::Nothing;
         }
@@ -340,30 +340,30 @@ impl Schedule {
             matches!(collective.uses(self.rank.index()), Use::Reduce(_) | Use::Take(Peers::Others));
         let users =
             collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == Peers::Others));
-        At::of(users.map(|ranks| Step::Await { ranks, posts: posts(round + 3 - SLOTS) }))
+        At::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
     }
 
     /// The own part of a block, while caches hold the input and nobody waits for this rank.
     fn kept(&self, block: usize) -> At {
-        At::of(self.plan.collective.keeps(self.rank.index()).map(|part| Step::Keep { part, block }))
+        At::of(self.plan.collective.keeps(self.rank.index()).map(|part| DirectStep::Keep { part, block }))
     }
 
     /// The steps that use one block, once so many posts say that it is there.
     fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> At {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
-            (Use::Wait | Use::Reduce(_), 0) => Some(Step::Await { ranks: Peers::Others, posts }),
-            (Use::Reduce(part), 1) => Some(Step::Reduce { part, block, of, into: Target::Buffer }),
+            (Use::Wait | Use::Reduce(_), 0) => Some(DirectStep::Await { ranks: Peers::Others, posts }),
+            (Use::Reduce(part), 1) => Some(DirectStep::Reduce { part, block, of, into: Target::Buffer }),
             (Use::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
                 let (part, into) = self.plan.collective.taken(rank, from);
                 match index % 2 {
-                    0 => Step::Await { ranks: Peers::One(from), posts },
-                    _ => Step::Take { from, part, block, of, into },
+                    0 => DirectStep::Await { ranks: Peers::One(from), posts },
+                    _ => DirectStep::Take { from, part, block, of, into },
                 }
             }),
             _ => None,
         };
-        step.map_or(At::EndOfRound, At::Step)
+        step.map_or(At::EndOfRound, At::DirectStep)
     }
 
     /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies what came back of block `i − 2`.
@@ -371,7 +371,7 @@ impl Schedule {
     /// Sums go back to where the contributions lay: whoever has just read cache lines of another core writes them for
     /// less than whoever owns them and has to tell all that have read them.
     fn staged(&self, round: usize, phase: usize) -> At {
-        let Plan { collective, algorithm, blocks, .. } = self.plan;
+        let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
         let rank = self.rank.index();
         let last = blocks + usize::from(self.takers().is_some());
         match phase {
@@ -379,12 +379,12 @@ impl Schedule {
                 At::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
             }
             1 if round >= 1 && round <= last => {
-                At::Step(Step::Await { ranks: Peers::Others, posts: posts(round) })
+                At::DirectStep(DirectStep::Await { ranks: Peers::Others, posts: posts(round) })
             }
             2 if round >= 1 && round <= blocks => {
                 let of = self.plan.where_published(round - 1);
                 let into = collective.wants_sum(rank).map_or(Target::Buffer, Target::Back);
-                At::Step(Step::Reduce { part: rank, block: round - 1, of, into })
+                At::DirectStep(DirectStep::Reduce { part: rank, block: round - 1, of, into })
             }
             0..=2 => At::Nothing,
             _ => {
@@ -394,9 +394,9 @@ impl Schedule {
                 match peer {
                     Some(part) => {
                         let (block, of) = (round - 2, self.plan.where_published(round - 2));
-                        At::Step(Step::Take { from: rank, part, block, of, into: part })
+                        At::DirectStep(DirectStep::Take { from: rank, part, block, of, into: part })
                     }
-                    None if phase == 3 + count && round <= blocks => At::Step(Step::Post),
+                    None if phase == 3 + count && round <= blocks => At::DirectStep(DirectStep::Post),
                     None => At::EndOfRound,
                 }
             }
@@ -408,14 +408,19 @@ impl Schedule {
         let rank = self.rank.index();
         let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
         match phase {
-            0 | 3 => At::Step(Step::Post),
-            1 => At::Step(Step::Await { ranks: Peers::Others, posts: 1 }),
-            2 => At::Step(Step::Reduce { part: rank, block: 0, of: Place::Memory, into: Target::Buffer }),
+            0 | 3 => At::DirectStep(DirectStep::Post),
+            1 => At::DirectStep(DirectStep::Await { ranks: Peers::Others, posts: 1 }),
+            2 => At::DirectStep(DirectStep::Reduce {
+                part: rank,
+                block: 0,
+                of: Place::Memory,
+                into: Target::Buffer,
+            }),
             _ if phase < 4 + 2 * takes => {
                 let from = self.rank.plus(1 + (phase - 4) / 2).index();
-                At::Step(match phase % 2 {
-                    0 => Step::Await { ranks: Peers::One(from), posts: 2 },
-                    _ => Step::Take { from, part: from, block: 0, of: Place::Memory, into: from },
+                At::DirectStep(match phase % 2 {
+                    0 => DirectStep::Await { ranks: Peers::One(from), posts: 2 },
+                    _ => DirectStep::Take { from, part: from, block: 0, of: Place::Memory, into: from },
                 })
             }
             _ => self.leave(phase - 4 - 2 * takes, 3),
@@ -431,7 +436,7 @@ impl Schedule {
             Use::Take(Peers::Others) => 2 * (self.rank.world_size() - 1),
         };
         match phase {
-            0 => At::Step(Step::Post),
+            0 => At::DirectStep(DirectStep::Post),
             1 => self.kept(0),
             _ if phase < 2 + uses => self.used(phase - 2, 0, Place::Memory, 1),
             _ => self.leave(phase - uses - 2, 2),
@@ -442,9 +447,9 @@ impl Schedule {
     fn write_to_all(&self, phase: usize) -> At {
         let part = self.rank.index();
         match phase {
-            0 => At::Step(Step::Post),
-            1 => At::Step(Step::Await { ranks: Peers::Others, posts: 1 }),
-            2 => At::Step(Step::Reduce {
+            0 => At::DirectStep(DirectStep::Post),
+            1 => At::DirectStep(DirectStep::Await { ranks: Peers::Others, posts: 1 }),
+            2 => At::DirectStep(DirectStep::Reduce {
                 part,
                 block: 0,
                 of: Place::Memory,
@@ -457,16 +462,16 @@ impl Schedule {
     /// Says for the last time how far it is, and waits until nobody reaches into its memory any more.
     fn leave(&self, index: usize, posts: u32) -> At {
         match index {
-            0 => At::Step(Step::Post),
+            0 => At::DirectStep(DirectStep::Post),
             1 => At::of(
-                self.plan.collective.users(self.rank.index()).map(|ranks| Step::Await { ranks, posts }),
+                self.plan.collective.users(self.rank.index()).map(|ranks| DirectStep::Await { ranks, posts }),
             ),
             _ => At::EndOfRound,
         }
     }
 
-    fn publish(&self, parts: Parts, block: usize) -> Step {
-        Step::Publish {
+    fn publish(&self, parts: Parts, block: usize) -> DirectStep {
+        DirectStep::Publish {
             parts,
             block,
             of: self.plan.collective.source(),
@@ -489,20 +494,20 @@ impl Schedule {
 }
 
 impl At {
-    fn of(step: Option<Step>) -> Self {
-        step.map_or(Self::Nothing, Self::Step)
+    fn of(step: Option<DirectStep>) -> Self {
+        step.map_or(Self::Nothing, Self::DirectStep)
     }
 }
 
-impl Iterator for Schedule {
-    type Item = Step;
+impl Iterator for DirectSchedule {
+    type Item = DirectStep;
 
-    fn next(&mut self) -> Option<Step> {
+    fn next(&mut self) -> Option<DirectStep> {
         while self.round < self.rounds() {
             let at = self.at(self.round, self.phase);
             self.phase += 1;
             match at {
-                At::Step(step) => return Some(step),
+                At::DirectStep(step) => return Some(step),
                 At::Nothing => {}
                 At::EndOfRound => (self.round, self.phase) = (self.round + 1, 0),
             }

@@ -1,6 +1,6 @@
 //! One step of a direct schedule.
 //!
-//! A step names parts and blocks of a rank's memory as a [`Plan`](super::Plan) cuts it, and knows no bytes, no element
+//! A step names parts and blocks of a rank's memory as a [`DirectPlan`](super::Plan) cuts it, and knows no bytes, no element
 //! type and no operation.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::Source;
 
 /// What a rank does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DirectStep {
     /// Copies one block of these parts of its memory to where others find them.
     Publish {
         /// The parts.
@@ -117,7 +117,7 @@ impl Peers {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for DirectStep {
     /// As in a drawing, a part and its block as `1.0`: `s0=1.0` publishes it in slot 0, `s0=i¬1.0` all parts of the input but
     /// that; `!` posts, `?2×1` waits for a post of rank 2 and `?*×1` for one of every other; `+1.0(s0)` reduces it from the
     /// slots 0, `+1.0(s0→2)` back into that of rank 2 too, and `+1.0(m→*)` from all ranks' memory and back into all of it;

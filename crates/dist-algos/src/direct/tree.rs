@@ -2,14 +2,14 @@
 
 use dist_transport::{Place, Rank, Result};
 
-use super::{Access, Plan};
+use super::{Access, DirectPlan};
 use crate::Scratch;
 
 /// What a sum is made from, and with what.
 pub(super) struct Tree<'a, A: ?Sized, C: ?Sized> {
     pub(super) access: &'a mut A,
     pub(super) rank: Rank,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a DirectPlan,
     /// Where the other ranks have the range.
     pub(super) there: There,
     /// This rank's contribution, and in the end the sum.
@@ -33,7 +33,7 @@ pub(super) struct There {
 impl There {
     /// In whose memory, and at which byte of what is reached there, a rank has it.
     #[inline(always)]
-    pub(super) const fn of_rank(&self, plan: &Plan, rank: usize) -> (usize, usize) {
+    pub(super) const fn of_rank(&self, plan: &DirectPlan, rank: usize) -> (usize, usize) {
         let (holder, place) = plan.home(rank, self.cell, self.of);
         (holder, place * self.place_bytes + self.offset)
     }

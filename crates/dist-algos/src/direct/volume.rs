@@ -2,13 +2,13 @@
 
 use dist_transport::{Rank, Traffic};
 
-use super::{Parts, Peers, Plan, Step, Target, cells};
+use super::{DirectPlan, DirectStep, Parts, Peers, Target, cells};
 use crate::{Partition, Source};
 
 /// The cells that the steps of a schedule are about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes<'a> {
-    plan: Plan,
+    plan: DirectPlan,
     buffer: Partition<'a>,
     input: Partition<'a>,
 }
@@ -27,28 +27,28 @@ pub(super) struct Moved {
 }
 
 impl<'a> Sizes<'a> {
-    pub(super) fn new(plan: Plan, buffer: Partition<'a>, input: Option<Partition<'a>>) -> Self {
+    pub(super) fn new(plan: DirectPlan, buffer: Partition<'a>, input: Option<Partition<'a>>) -> Self {
         Self { plan, buffer, input: input.unwrap_or(buffer) }
     }
 
-    pub(super) const fn plan(&self) -> &Plan {
+    pub(super) const fn plan(&self) -> &DirectPlan {
         &self.plan
     }
 
-    pub(super) fn moved(&self, step: Step) -> Moved {
+    pub(super) fn moved(&self, step: DirectStep) -> Moved {
         let others = self.plan.world_size() - 1;
         match step {
-            Step::Post | Step::Await { .. } => Moved::default(),
-            Step::Publish { parts, block, of, .. } => {
+            DirectStep::Post | DirectStep::Await { .. } => Moved::default(),
+            DirectStep::Publish { parts, block, of, .. } => {
                 Moved { published: self.published(parts, block, of), ..Moved::default() }
             }
-            Step::Take { block, into, .. } => {
+            DirectStep::Take { block, into, .. } => {
                 Moved { read: (self.bytes(&self.buffer, into, block), 1), ..Moved::default() }
             }
-            Step::Keep { part, block } => {
+            DirectStep::Keep { part, block } => {
                 Moved { kept: self.bytes(&self.buffer, part, block), ..Moved::default() }
             }
-            Step::Reduce { part, block, into, .. } => {
+            DirectStep::Reduce { part, block, into, .. } => {
                 let bytes = self.bytes(&self.buffer, part, block);
                 let read = Moved { read: (bytes, others), ..Moved::default() };
                 match into {
@@ -73,7 +73,7 @@ impl<'a> Sizes<'a> {
     }
 }
 
-impl Plan {
+impl DirectPlan {
     /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
     pub fn traffic(self, rank: Rank, cut: Partition<'_>, input: Option<Partition<'_>>) -> Traffic {
         let sizes = Sizes::new(self, cut, input);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, Ownership, Pace, Plan};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectPlan, Ownership, Pace};
 use dist_algos::{Partition, Source};
 use dist_collectives::{Direct, Operation};
 use dist_transport::{MemoryCosts, Reach, Shared};
@@ -38,7 +38,8 @@ pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &P
         let cut = Partition::new(whole / size, size, collective.parts(algorithm.algorithm(), ranks))?;
         let algorithm = algorithm.algorithm();
         let block_bytes = algorithm.block_bytes(collective, whole);
-        let plan = Plan::new((collective, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
+        let plan =
+            DirectPlan::new((collective, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
         let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
         Some(Prediction { algorithm, chosen: algorithm == chosen, seconds })
     };

@@ -2,7 +2,7 @@
 
 use dist_algos::Partition;
 use dist_algos::direct::{
-    Crossovers, DirectAlgorithm, DirectCollective, Exposure, Kernel, Memory, Own, Ownership, Plan,
+    Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Exposure, Kernel, Own, Ownership,
 };
 use dist_transport::{Cause, Due, Reach, Shared};
 
@@ -58,7 +58,7 @@ impl Engine {
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         options: &CallOptions<'_>,
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<DirectPlan>> {
         let forced = match options.settings.forced(A::SERVES) {
             None if !self.goes_by_host() => None,
             Some(Algorithm::Direct(direct)) => Some(direct),
@@ -77,7 +77,7 @@ impl Engine {
         let algorithm = forced.map_or_else(suggest, Direct::algorithm);
         let part_bytes_max = part_bytes_max(collective.parts(algorithm, world_size));
         let block_bytes = algorithm.block_bytes(collective, key.bytes);
-        let plan = Plan::new((collective, algorithm), world_size, part_bytes_max, block_bytes, shared);
+        let plan = DirectPlan::new((collective, algorithm), world_size, part_bytes_max, block_bytes, shared);
         let Some(plan) = plan else {
             let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
             return forced.map(unsupported).map_or(Ok(None), Err);
@@ -179,7 +179,7 @@ impl Engine {
     ) -> Result<()> {
         let own = Own::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
-        let mut memory = Memory { own, cut, input, piece_bytes: self.piece_bytes() };
+        let mut memory = DirectMemory { own, cut, input, piece_bytes: self.piece_bytes() };
         self.run_on::<T>(&mut memory, arithmetic, due)
     }
 
@@ -262,7 +262,7 @@ impl Engine {
 
     fn run_on<T: Element>(
         &mut self,
-        memory: &mut Memory<'_>,
+        memory: &mut DirectMemory<'_>,
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {

@@ -26,7 +26,9 @@ use std::collections::HashSet;
 use std::ops::{Deref, Range};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use dist_algos::direct::{self, Exposed as Exposes, Kernel, Memory, Own, Plan, Step, verify};
+use dist_algos::direct::{
+    self, DirectMemory, DirectPlan, DirectStep, Exposed as Exposes, Kernel, Own, verify,
+};
 use dist_algos::{Partition, RunError, Scratch};
 use dist_transport::{
     Abandon, Direct, DirectCall, Due, Entry, Error as TransportError, Exposed, Lent, Place, Rank, Result,
@@ -39,19 +41,19 @@ use crate::{Buffer, Call, Element};
 /// A plan that was proven for this number of ranks, with one rank's steps.
 #[derive(Debug)]
 pub(super) struct CheckedPlan {
-    plan: Plan,
+    plan: DirectPlan,
     rank: Rank,
     /// The rank's steps, unless they are many.
-    steps: Vec<Step>,
+    steps: Vec<DirectStep>,
     /// A digest of the plan and of the call, but for its number and for how often slots have changed hands.
     agreed: u64,
 }
 
 /// Plans that were proven in this process, by however many ranks it has: a plan is proven once.
-static PROVEN: LazyLock<Mutex<HashSet<Plan>>> = LazyLock::new(Mutex::default);
+static PROVEN: LazyLock<Mutex<HashSet<DirectPlan>>> = LazyLock::new(Mutex::default);
 
 /// Whether a plan is proven, whatever comes before and after it.
-fn is_proven(plan: &Plan) -> bool {
+fn is_proven(plan: &DirectPlan) -> bool {
     let shortened = plan.shortened();
     let mut proven = PROVEN.lock().unwrap_or_else(PoisonError::into_inner);
     if proven.contains(&shortened) {
@@ -74,7 +76,7 @@ fn is_proven(plan: &Plan) -> bool {
 
 impl CheckedPlan {
     /// The plan of a call, if it is proven.
-    pub(super) fn new(plan: Plan, rank: Rank, call: &Call) -> Option<Self> {
+    pub(super) fn new(plan: DirectPlan, rank: Rank, call: &Call) -> Option<Self> {
         let plan = plan.with_turn(0);
         if plan.world_size() != rank.world_size() || !is_proven(&plan) {
             return None;
@@ -86,7 +88,7 @@ impl CheckedPlan {
     }
 
     #[inline(always)]
-    pub(super) const fn plan(&self) -> &Plan {
+    pub(super) const fn plan(&self) -> &DirectPlan {
         &self.plan
     }
 
@@ -128,7 +130,7 @@ impl CheckedPlan {
         &self,
         number: u64,
         direct: &mut dyn Direct,
-        memory: &mut Memory<'_>,
+        memory: &mut DirectMemory<'_>,
         kernel: &mut Kernel<'_>,
         scratch: &mut Scratch,
         due: &Due<'_>,
@@ -168,7 +170,7 @@ impl CheckedPlan {
         // rank writes its own part without a post of theirs between.
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
         let own = Own::Lent { len, start: part.start, part: own_part };
-        let memory = &mut Memory { own, cut, input: None, piece_bytes };
+        let memory = &mut DirectMemory { own, cut, input: None, piece_bytes };
         let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
         entered.end();
         (done, direct.take_back())
@@ -181,7 +183,7 @@ impl CheckedPlan {
     fn do_steps(
         &self,
         access: &mut CheckedAccess<'_>,
-        memory: &mut Memory<'_>,
+        memory: &mut DirectMemory<'_>,
         kernel: &mut Kernel<'_>,
         scratch: &mut Scratch,
         due: &Due<'_>,

@@ -1,6 +1,6 @@
 //! How collectives are done, thought of once for each kind of call.
 
-use dist_algos::direct::{DirectCollective, Ownership, Plan};
+use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
 use dist_algos::scan::Extent;
 use dist_algos::{Chunks, CostModel, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
@@ -240,7 +240,7 @@ impl CompiledCall {
 
     /// The plan of what is done directly.
     #[inline(always)]
-    pub(super) fn plan(&self) -> &Plan {
+    pub(super) fn plan(&self) -> &DirectPlan {
         let Program::Direct(checked) = &self.program else { unreachable!("{NOT_DIRECT}") };
         checked.plan()
     }

@@ -1,6 +1,6 @@
 //! What ranks move in each other's memory is what their schedules say, to the byte.
 
-use dist_algos::direct::{DirectAlgorithm, DirectCollective, Plan};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};
 use dist_collectives::Traffic;
 use dist_transport::{Rank, Reach, Shared};
@@ -21,7 +21,7 @@ fn counted(collective: DirectCollective, algorithm: DirectAlgorithm, rank: Rank)
     let cut = |len: usize| Partition::new(len, 4, parts).unwrap();
     let whole = cut(PART * world_size);
     let part_bytes = 4 * PART.div_ceil(if collective.source() == Source::Input { 1 } else { parts });
-    let plan = Plan::new((collective, algorithm), world_size, part_bytes, 64 << 10, SHARED).unwrap();
+    let plan = DirectPlan::new((collective, algorithm), world_size, part_bytes, 64 << 10, SHARED).unwrap();
     let own: Vec<usize> = (0..=parts).map(|part| if part > rank.index() { PART } else { 0 }).collect();
     match collective {
         DirectCollective::ReduceScatter { of: Source::Input } => {

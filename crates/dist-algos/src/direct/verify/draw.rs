@@ -2,18 +2,18 @@
 
 use dist_transport::Rank;
 
-use crate::direct::{Plan, Step};
+use crate::direct::{DirectPlan, DirectStep};
 use crate::verify::table;
 
 /// A table with a column for each rank and a line for each post, with the steps that lead to it; the last line has what
-/// comes after all posts. Steps read as [`Step`] says.
+/// comes after all posts. Steps read as [`DirectStep`] says.
 ///
 /// ```
-/// use dist_algos::direct::{DirectAlgorithm, Plan, DirectCollective, verify::draw};
+/// use dist_algos::direct::{DirectAlgorithm, DirectPlan, DirectCollective, verify::draw};
 /// use dist_transport::{Reach, Shared};
 ///
 /// let shared = Shared { slot_bytes: 1 << 20, sheet_bytes: 4096, ..Shared::on_host(Reach::Slots) };
-/// let plan = Plan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
+/// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
 /// posts  rank 0       rank 1
 ///     1  sheet=0.0 !  !
@@ -21,7 +21,7 @@ use crate::verify::table;
 /// ";
 /// assert_eq!(draw(plan), expected);
 /// ```
-pub fn draw(plan: Plan) -> String {
+pub fn draw(plan: DirectPlan) -> String {
     let columns: Vec<Vec<String>> = Rank::all(plan.world_size()).map(|rank| column(plan, rank)).collect();
     let titles = (0..columns.len()).map(|rank| format!("rank {rank}")).collect();
     let mut lines = vec![("posts".to_owned(), titles)];
@@ -37,11 +37,11 @@ pub fn draw(plan: Plan) -> String {
 }
 
 /// What a rank does up to each of its posts, and after the last.
-fn column(plan: Plan, rank: Rank) -> Vec<String> {
+fn column(plan: DirectPlan, rank: Rank) -> Vec<String> {
     let mut cells = vec![Vec::new()];
     for step in plan.schedule(rank) {
         cells.last_mut().expect("there is a cell").push(step.to_string());
-        if step == Step::Post {
+        if step == DirectStep::Post {
             cells.push(Vec::new());
         }
     }

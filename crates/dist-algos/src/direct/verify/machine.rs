@@ -8,7 +8,7 @@ use dist_transport::{CALLS_MAX, Place};
 
 use super::Report;
 use crate::direct::digest::Digest;
-use crate::direct::{DirectCollective, Exposure, Parts, Peers, Plan, Step, Target};
+use crate::direct::{DirectCollective, DirectPlan, DirectStep, Exposure, Parts, Peers, Target};
 use crate::{Error, Result, Source};
 
 /// Where a cell can be.
@@ -67,7 +67,7 @@ struct State {
 
 /// One rank in one call.
 struct At<'a> {
-    plan: &'a Plan,
+    plan: &'a DirectPlan,
     rank: usize,
     step: usize,
 }
@@ -93,8 +93,8 @@ impl Machine {
     /// Does one call, in which each rank does the steps of its program.
     pub(super) fn call(
         &mut self,
-        plan: &Plan,
-        programs: impl IntoIterator<Item = impl IntoIterator<Item = Step>>,
+        plan: &DirectPlan,
+        programs: impl IntoIterator<Item = impl IntoIterator<Item = DirectStep>>,
     ) -> Result<()> {
         let mut programs: Vec<_> =
             programs.into_iter().map(|program| program.into_iter().peekable()).collect();
@@ -130,7 +130,7 @@ impl Machine {
     }
 
     /// The caller has filled its memory, whatever it did with it before.
-    fn begin(&mut self, plan: &Plan, rank: usize) -> Result<()> {
+    fn begin(&mut self, plan: &DirectPlan, rank: usize) -> Result<()> {
         let at = At { plan, rank, step: 0 };
         for (location, held) in brought(plan, rank, self.calls) {
             self.write(&at, (rank, location), held)?;
@@ -139,7 +139,7 @@ impl Machine {
     }
 
     /// Whether every rank is known to have left the calls whose places are used again.
-    fn enter(&mut self, rank: usize, plan: &Plan) -> bool {
+    fn enter(&mut self, rank: usize, plan: &DirectPlan) -> bool {
         let begun_by_all = plan.use_of_slots().begun_by_all(self.calls);
         if begun_by_all == 0 {
             return true;
@@ -154,31 +154,31 @@ impl Machine {
     }
 
     /// Does a step; `false` if it has to wait.
-    fn step(&mut self, at: &At<'_>, step: Step) -> Result<bool> {
+    fn step(&mut self, at: &At<'_>, step: DirectStep) -> Result<bool> {
         let rank = at.rank;
         self.validate(at, step)?;
         match step {
-            Step::Publish { parts, block, of, place } => {
+            DirectStep::Publish { parts, block, of, place } => {
                 for part in parts.indices(at.plan.parts()) {
                     let held = self.read(at, part, (rank, Location::Own { of, part, block }))?;
                     let there = self.published(at.plan, rank, place, (part, block));
                     self.write(at, there, Some(held))?;
                 }
             }
-            Step::Post => self.post(rank),
-            Step::Await { ranks, posts } => {
+            DirectStep::Post => self.post(rank),
+            DirectStep::Await { ranks, posts } => {
                 let posts = self.base() + posts as usize;
                 let mut peers = ranks.ranks(rank, self.ranks.len());
                 if !peers.all(|peer| self.acquire(rank, peer, posts)) {
                     return Ok(false);
                 }
             }
-            Step::Reduce { part, block, of, into } => self.reduce(at, (part, block), of, into)?,
-            Step::Take { from, part, block, of, into } => {
+            DirectStep::Reduce { part, block, of, into } => self.reduce(at, (part, block), of, into)?,
+            DirectStep::Take { from, part, block, of, into } => {
                 let held = self.read(at, part, self.there(at.plan, from, of, (part, block)))?;
                 self.write(at, (rank, own(into, block)), Some(held))?;
             }
-            Step::Keep { part, block } => {
+            DirectStep::Keep { part, block } => {
                 let held = self.read(at, part, (rank, Location::Own { of: Source::Input, part, block }))?;
                 self.write(at, (rank, own(part, block)), Some(held))?;
             }
@@ -262,13 +262,18 @@ impl Machine {
     }
 
     /// Whether a rank waits for what never comes.
-    fn deadlock(&self, programs: &mut [Peekable<impl Iterator<Item = Step>>], next: &[usize]) -> Result<()> {
-        let waiting: Vec<Option<Step>> = programs.iter_mut().map(|program| program.peek().copied()).collect();
+    fn deadlock(
+        &self,
+        programs: &mut [Peekable<impl Iterator<Item = DirectStep>>],
+        next: &[usize],
+    ) -> Result<()> {
+        let waiting: Vec<Option<DirectStep>> =
+            programs.iter_mut().map(|program| program.peek().copied()).collect();
         let blocked = waiting.iter().flatten().count();
         let Some(rank) = waiting.iter().position(Option::is_some) else { return Ok(()) };
         let step = next[rank];
         let peer = match waiting[rank] {
-            Some(Step::Await { ranks, posts }) => ranks
+            Some(DirectStep::Await { ranks, posts }) => ranks
                 .ranks(rank, next.len())
                 .find(|&peer| self.ranks[peer].posted.len() < self.base() + posts as usize),
             _ => None,
@@ -312,7 +317,7 @@ impl Machine {
     }
 
     /// Whether everything that the step names exists.
-    fn validate(&self, at: &At<'_>, step: Step) -> Result<()> {
+    fn validate(&self, at: &At<'_>, step: DirectStep) -> Result<()> {
         let (world_size, parts) = (self.ranks.len(), at.plan.parts());
         let (rank, index) = (at.rank, at.step);
         let peer = |peer: usize| {
@@ -331,16 +336,18 @@ impl Machine {
             _ => Ok(()),
         };
         match step {
-            Step::Publish { parts: Parts::One(part) | Parts::Others(part), block, place: to, .. } => {
+            DirectStep::Publish {
+                parts: Parts::One(part) | Parts::Others(part), block, place: to, ..
+            } => {
                 if to == Place::Memory || to == Place::Line && self.ranks[rank].clock[rank] > self.base() {
                     return Err(Error::BadSlot { rank, step: index, slot: 0 });
                 }
                 cell(part, block).and_then(|()| place(to))
             }
-            Step::Await { ranks: Peers::One(one), .. } => peer(one),
-            Step::Keep { part, block } => cell(part, block),
-            Step::Post | Step::Await { .. } => Ok(()),
-            Step::Reduce { part, block, of, into } => {
+            DirectStep::Await { ranks: Peers::One(one), .. } => peer(one),
+            DirectStep::Keep { part, block } => cell(part, block),
+            DirectStep::Post | DirectStep::Await { .. } => Ok(()),
+            DirectStep::Reduce { part, block, of, into } => {
                 let target = match (into, of) {
                     (Target::Buffer, _) => Ok(()),
                     (Target::Back(Peers::One(one)), Place::Slot(_)) => peer(one),
@@ -350,7 +357,7 @@ impl Machine {
                 };
                 cell(part, block).and_then(|()| place(of)).and(target)
             }
-            Step::Take { from, part, block, of, into } => Ok(from)
+            DirectStep::Take { from, part, block, of, into } => Ok(from)
                 .and_then(|from| if from == rank && of != Place::Memory { Ok(()) } else { peer(from) })
                 .and_then(|()| cell(part, block))
                 .and_then(|()| cell(into, block))
@@ -359,14 +366,26 @@ impl Machine {
     }
 
     /// Where another rank has a cell.
-    fn there(&self, plan: &Plan, rank: usize, of: Place, (part, block): (usize, usize)) -> (usize, Location) {
+    fn there(
+        &self,
+        plan: &DirectPlan,
+        rank: usize,
+        of: Place,
+        (part, block): (usize, usize),
+    ) -> (usize, Location) {
         match of {
             Place::Memory => (rank, Location::Own { of: plan.collective().source(), part, block }),
             place => self.published(plan, rank, place, (part, block)),
         }
     }
 
-    fn published(&self, plan: &Plan, rank: usize, of: Place, cell: (usize, usize)) -> (usize, Location) {
+    fn published(
+        &self,
+        plan: &DirectPlan,
+        rank: usize,
+        of: Place,
+        cell: (usize, usize),
+    ) -> (usize, Location) {
         let turns = if let Place::Slot(_) = of { 2 } else { CALLS_MAX };
         let (holder, place) = plan.home(rank, cell, of);
         (holder, Location::Published { turn: self.calls % turns, of, place })
@@ -388,7 +407,7 @@ const fn own(part: usize, block: usize) -> Location {
 }
 
 /// What a rank's memory holds when a call begins; nothing where only something is to come.
-fn brought(plan: &Plan, rank: usize, call: usize) -> Vec<(Location, Option<Held>)> {
+fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option<Held>)> {
     let held = |of, part, block| {
         let is_there = match (plan.collective(), of) {
             (collective, Source::Buffer) if collective.source() == Source::Input => false,
@@ -411,7 +430,7 @@ fn brought(plan: &Plan, rank: usize, call: usize) -> Vec<(Location, Option<Held>
 }
 
 /// What a cell of a rank's buffer has to hold in the end, if anything.
-fn promised(plan: &Plan, rank: usize, (part, block): (usize, usize), call: usize) -> Option<Held> {
+fn promised(plan: &DirectPlan, rank: usize, (part, block): (usize, usize), call: usize) -> Option<Held> {
     let sum = Some(Held::Sum { call, part, block });
     let brought_by = |rank, of, part| Some(Held::Brought { call, rank, of, part, block });
     match plan.collective() {

@@ -24,7 +24,7 @@ pub mod mutate;
 use dist_transport::CALLS_MAX;
 
 use super::schedule::Published;
-use super::{DirectAlgorithm, DirectCollective, Exposure, Plan, Step};
+use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, Exposure};
 use crate::Result;
 pub use draw::draw;
 use machine::{Knowledge, Machine};
@@ -45,14 +45,14 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub struct Call {
     /// What the call is to achieve, and how memory is cut.
-    pub plan: Plan,
+    pub plan: DirectPlan,
     /// The steps of each rank.
-    pub programs: Vec<Vec<Step>>,
+    pub programs: Vec<Vec<DirectStep>>,
 }
 
 impl Call {
     /// The schedules of a plan.
-    pub fn new(plan: Plan) -> Self {
+    pub fn new(plan: DirectPlan) -> Self {
         let programs = dist_transport::Rank::all(plan.world_size()).map(|rank| plan.schedule(rank).collect());
         Self { plan, programs: programs.collect() }
     }
@@ -61,17 +61,19 @@ impl Call {
 /// Calls that show everything that a form can do: pipelines shorter and longer than there are slots, short calls in
 /// between, whose root is another rank, and, where ranks go ahead of others, as many in a row as come back to their places.
 /// None if the form does not serve the task.
-pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize) -> Vec<Plan> {
+pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize) -> Vec<DirectPlan> {
     if !algorithm.serves(collective) {
         return Vec::new();
     }
     let is_pipeline = algorithm.exposure() == Exposure::Nothing && collective != DirectCollective::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
-    let in_slots = |&blocks| Plan::in_blocks((collective, algorithm), world_size, blocks, Published::InSlots);
-    let mut plans: Vec<Plan> = blocks.iter().map(in_slots).collect();
+    let in_slots =
+        |&blocks| DirectPlan::in_blocks((collective, algorithm), world_size, blocks, Published::InSlots);
+    let mut plans: Vec<DirectPlan> = blocks.iter().map(in_slots).collect();
     let in_line = algorithm == DirectAlgorithm::OneShot && collective.places(algorithm, world_size) == 1;
     let turned = collective.rooted_at(world_size - 1);
-    let short = |collective, published| Plan::in_blocks((collective, algorithm), world_size, 1, published);
+    let short =
+        |collective, published| DirectPlan::in_blocks((collective, algorithm), world_size, 1, published);
     plans.insert(2, short(turned, if in_line { Published::InLine } else { Published::InSlots }));
     if in_line && collective.root().is_some() {
         plans.insert(3, short(turned, Published::OnSheet));
@@ -96,7 +98,7 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
 ///
 /// # Errors
 /// The first thing found to be wrong, with the rank and the step in its call.
-pub fn prove(plans: &[Plan]) -> Result<Report> {
+pub fn prove(plans: &[DirectPlan]) -> Result<Report> {
     let calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
     check(&calls)
 }
@@ -120,11 +122,11 @@ pub fn check(calls: &[Call]) -> Result<Report> {
 ///
 /// The steps are made one at a time. First a rank counts on the posts that it has waited for itself only, so that the time
 /// grows with the square of the number of ranks; only a plan that needs it is proven with what the posters knew, too. Of a plan
-/// of many blocks, fewer are proven: see [`Plan::shortened`].
+/// of many blocks, fewer are proven: see [`DirectPlan::shortened`].
 ///
 /// # Errors
 /// As for [`prove`].
-pub fn prove_alone(plan: &Plan) -> Result<Report> {
+pub fn prove_alone(plan: &DirectPlan) -> Result<Report> {
     let plan = plan.shortened();
     let prove = |knowledge| {
         let mut machine = Machine::new(plan.world_size(), knowledge);

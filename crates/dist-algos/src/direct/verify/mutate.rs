@@ -5,7 +5,7 @@ use std::fmt;
 use dist_transport::Place;
 
 use super::{Call, check};
-use crate::direct::{Parts, Peers, Plan, Step, Target};
+use crate::direct::{DirectPlan, DirectStep, Parts, Peers, Target};
 use crate::verify::mutate::Score;
 use crate::{Result, Source};
 
@@ -64,7 +64,7 @@ pub struct Mutant {
     /// Its step.
     pub step: usize,
     /// What the step was.
-    pub was: Step,
+    pub was: DirectStep,
 }
 
 impl fmt::Display for Mutant {
@@ -78,7 +78,7 @@ impl Score<Mutant> {
     ///
     /// # Errors
     /// If the originals are not proven.
-    pub fn of_call(plans: &[Plan], mutated: usize) -> Result<Self> {
+    pub fn of_call(plans: &[DirectPlan], mutated: usize) -> Result<Self> {
         let mut calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
         let original = check(&calls)?;
         let mut score = Self::default();
@@ -105,12 +105,12 @@ impl Score<Mutant> {
 /// The program with one step changed, if the mutation says anything about that step. To copy twice or to wait twice is
 /// slower, not wrong, and no mutant; nor is what changes the order of steps that do not depend on each other.
 fn changed(
-    program: &[Step],
+    program: &[DirectStep],
     index: usize,
     mutation: Mutation,
     rank: usize,
-    plan: &Plan,
-) -> Option<Vec<Step>> {
+    plan: &DirectPlan,
+) -> Option<Vec<DirectStep>> {
     let mut steps = program.to_vec();
     match mutation {
         Mutation::Missing => drop(steps.remove(index)),
@@ -118,7 +118,7 @@ fn changed(
             Some(&next) if !may_follow(steps[index], next) => steps.swap(index, index + 1),
             _ => return None,
         },
-        Mutation::Doubled if matches!(steps[index], Step::Post | Step::Reduce { .. }) => {
+        Mutation::Doubled if matches!(steps[index], DirectStep::Post | DirectStep::Reduce { .. }) => {
             steps.insert(index, steps[index]);
         }
         Mutation::Doubled => return None,
@@ -129,74 +129,74 @@ fn changed(
 
 /// Whether a step may as well come after the next: to post later or to wait earlier is slower, if it ends, and not wrong;
 /// copies, blocks of their own, and a wait for one rank and a copy from another have nothing to do with each other.
-fn may_follow(step: Step, next: Step) -> bool {
+fn may_follow(step: DirectStep, next: DirectStep) -> bool {
     match (step, next) {
-        (Step::Post, _) => true,
-        (_, Step::Post) => false,
-        (_, Step::Await { .. }) | (Step::Take { .. }, Step::Take { .. }) => true,
-        (Step::Await { ranks: Peers::One(peer), .. }, Step::Take { from, .. }) => peer != from,
-        (Step::Await { .. }, _) => false,
+        (DirectStep::Post, _) => true,
+        (_, DirectStep::Post) => false,
+        (_, DirectStep::Await { .. }) | (DirectStep::Take { .. }, DirectStep::Take { .. }) => true,
+        (DirectStep::Await { ranks: Peers::One(peer), .. }, DirectStep::Take { from, .. }) => peer != from,
+        (DirectStep::Await { .. }, _) => false,
         (step, next) => block(step) != block(next),
     }
 }
 
 /// Which block a step is about.
-const fn block(step: Step) -> Option<usize> {
+const fn block(step: DirectStep) -> Option<usize> {
     match step {
-        Step::Publish { block, .. }
-        | Step::Reduce { block, .. }
-        | Step::Take { block, .. }
-        | Step::Keep { block, .. } => Some(block),
-        Step::Post | Step::Await { .. } => None,
+        DirectStep::Publish { block, .. }
+        | DirectStep::Reduce { block, .. }
+        | DirectStep::Take { block, .. }
+        | DirectStep::Keep { block, .. } => Some(block),
+        DirectStep::Post | DirectStep::Await { .. } => None,
     }
 }
 
-fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {
+fn change(step: &mut DirectStep, mutation: Mutation, rank: usize, plan: &DirectPlan) {
     let (parts, blocks, world_size) = (plan.parts(), plan.blocks(), plan.world_size());
     let next_rank =
         |peer: usize| (1..world_size).map(|step| (peer + step) % world_size).find(|&next| next != rank);
     match (mutation, step) {
-        (Mutation::WaitsForLess, Step::Await { posts, .. }) => *posts -= 1,
+        (Mutation::WaitsForLess, DirectStep::Await { posts, .. }) => *posts -= 1,
         // Other ranks may have the same, but for the one that has computed it.
-        (Mutation::AnotherRank, Step::Take { from, part, .. }) if *from == rank => *from = *part,
+        (Mutation::AnotherRank, DirectStep::Take { from, part, .. }) if *from == rank => *from = *part,
         (
             Mutation::AnotherRank,
-            Step::Await { ranks: Peers::One(peer), .. }
-            | Step::Take { from: peer, .. }
-            | Step::Reduce { into: Target::Back(Peers::One(peer)), .. },
+            DirectStep::Await { ranks: Peers::One(peer), .. }
+            | DirectStep::Take { from: peer, .. }
+            | DirectStep::Reduce { into: Target::Back(Peers::One(peer)), .. },
         ) => {
             *peer = next_rank(*peer).unwrap_or(*peer);
         }
         // Where all parts have one place, it does not matter which of them is taken from there.
-        (Mutation::AnotherPart, Step::Take { of: Place::Line | Place::Sheet | Place::Slot(_), .. })
+        (Mutation::AnotherPart, DirectStep::Take { of: Place::Line | Place::Sheet | Place::Slot(_), .. })
             if plan.places() == 1 => {}
         (
             Mutation::AnotherPart,
-            Step::Publish { parts: Parts::One(part) | Parts::Others(part), .. }
-            | Step::Reduce { part, .. }
-            | Step::Take { part, .. }
-            | Step::Keep { part, .. },
+            DirectStep::Publish { parts: Parts::One(part) | Parts::Others(part), .. }
+            | DirectStep::Reduce { part, .. }
+            | DirectStep::Take { part, .. }
+            | DirectStep::Keep { part, .. },
         ) => *part = (*part + 1) % parts,
         (
             Mutation::AnotherBlock,
-            Step::Publish { block, .. }
-            | Step::Reduce { block, .. }
-            | Step::Take { block, .. }
-            | Step::Keep { block, .. },
+            DirectStep::Publish { block, .. }
+            | DirectStep::Reduce { block, .. }
+            | DirectStep::Take { block, .. }
+            | DirectStep::Keep { block, .. },
         ) => *block = (*block + 1) % blocks,
         (
             Mutation::AnotherSlot,
-            Step::Publish { place: Place::Slot(slot), .. }
-            | Step::Reduce { of: Place::Slot(slot), .. }
-            | Step::Take { of: Place::Slot(slot), .. },
+            DirectStep::Publish { place: Place::Slot(slot), .. }
+            | DirectStep::Reduce { of: Place::Slot(slot), .. }
+            | DirectStep::Take { of: Place::Slot(slot), .. },
         ) => *slot = (*slot + 1) % plan.slots(),
-        (Mutation::AnotherPlace, Step::Reduce { of, .. } | Step::Take { of, .. }) => {
+        (Mutation::AnotherPlace, DirectStep::Reduce { of, .. } | DirectStep::Take { of, .. }) => {
             *of = if *of == Place::Memory { Place::Slot(0) } else { Place::Memory };
         }
-        (Mutation::AnotherMemory, Step::Publish { of, .. }) => {
+        (Mutation::AnotherMemory, DirectStep::Publish { of, .. }) => {
             *of = if *of == Source::Buffer { Source::Input } else { Source::Buffer };
         }
-        (Mutation::AnotherTarget, Step::Reduce { of, into, .. }) => {
+        (Mutation::AnotherTarget, DirectStep::Reduce { of, into, .. }) => {
             *into = match into {
                 Target::Back(_) => Target::Buffer,
                 Target::Buffer if *of == Place::Memory => Target::Back(Peers::Others),
