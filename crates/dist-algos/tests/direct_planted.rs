@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, Own, run,
+    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, OwnMemory, run,
 };
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
 use dist_transport::{
-    Due, Exposed, Fingerprint, Owned, Place, Rank, Reach, Result, Shared, Slots, Transport, sim,
+    Due, ExposedMemory, Fingerprint, Owned, Place, Rank, Reach, Result, Shared, Slots, Transport, sim,
 };
 use rstest::rstest;
 
@@ -152,20 +152,20 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
         let due = &deadline.into();
         let mut inner = Unchecked::simulated(transport, due).unwrap().unwrap();
         let lends = algorithm == DirectAlgorithm::WriteToAll;
-        let exposed = match algorithm {
-            DirectAlgorithm::WriteToAll => Exposed::Write(Owned::from(buffer.clone()).lend()),
-            DirectAlgorithm::ReadFromAll => Exposed::Read(&buffer),
-            _ => Exposed::Nothing,
+        let exposed_memory = match algorithm {
+            DirectAlgorithm::WriteToAll => ExposedMemory::Write(Owned::from(buffer.clone()).lend()),
+            DirectAlgorithm::ReadFromAll => ExposedMemory::Read(&buffer),
+            _ => ExposedMemory::Nothing,
         };
-        if inner.enter(plan.posts(), plan.use_of_slots(), exposed, due).is_err() {
+        if inner.enter(plan.posts(), plan.use_of_slots(), exposed_memory, due).is_err() {
             return false;
         }
         let mut access = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
         let part = cut.range(if lends { rank.index() } else { 0 });
         let own = if lends {
-            Own::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part.clone()] }
+            OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part.clone()] }
         } else {
-            Own::Borrowed(&mut buffer)
+            OwnMemory::Borrowed(&mut buffer)
         };
         let memory = &mut DirectMemory { own, cut, input: None, piece_bytes: 64 };
         let combine = &mut |into: &mut [u8], from: &[u8]| {

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Exposed as Exposes, Kernel, Own, Pace,
-    exposed, meet, run,
+    DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory as Exposes, Kernel, OwnMemory,
+    Pace, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
-use dist_transport::{Exposed, Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
+use dist_transport::{ExposedMemory, Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
 use rstest::rstest;
 
 const SHARED: Shared = Shared::on_host(Reach::Write);
@@ -51,16 +51,16 @@ fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
         let part = cut.range(if plan.algorithm() == DirectAlgorithm::WriteToAll { rank.index() } else { 0 });
         let own = match plan.algorithm() {
             DirectAlgorithm::WriteToAll => {
-                Own::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] }
+                OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] }
             }
-            _ => Own::Borrowed(&mut buffer),
+            _ => OwnMemory::Borrowed(&mut buffer),
         };
         let memory = &mut DirectMemory { own, cut, input, piece_bytes: PACE.piece_bytes };
         let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
-        let exposes = match exposed(&plan, rank, memory) {
-            Exposes::Nothing => Exposed::Nothing,
-            Exposes::Read(bytes) => Exposed::Read(bytes),
-            Exposes::Own => Exposed::Write(lent.lend()),
+        let exposes = match exposed_memory(&plan, rank, memory) {
+            Exposes::Nothing => ExposedMemory::Nothing,
+            Exposes::Read(bytes) => ExposedMemory::Read(bytes),
+            Exposes::OwnMemory => ExposedMemory::Write(lent.lend()),
         };
         access.enter(plan.posts(), plan.use_of_slots(), exposes, due).unwrap();
         run(&mut access, program, steps, memory, kernel, scratch, due).unwrap();

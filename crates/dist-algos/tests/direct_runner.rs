@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Exposed, Kernel, Own, Total,
-    exposed, meet, run,
+    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, Kernel, OwnMemory,
+    Total, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
@@ -287,9 +287,9 @@ fn once(
     let (lent, lends) = (bytes.to_vec(), algorithm == DirectAlgorithm::WriteToAll);
     let own_part = cut.range(if lends { rank.index() } else { 0 });
     let own = if lends {
-        Own::Lent { len: lent.len(), start: own_part.start, part: &mut bytes[own_part.clone()] }
+        OwnMemory::Lent { len: lent.len(), start: own_part.start, part: &mut bytes[own_part.clone()] }
     } else {
-        Own::Borrowed(bytes)
+        OwnMemory::Borrowed(bytes)
     };
     let memory = &mut DirectMemory { own, cut, input, piece_bytes: 256 };
     let kernel = &mut Kernel {
@@ -309,10 +309,10 @@ fn once(
             others.iter_mut().for_each(|other| other.copy_from_slice(sum));
         },
     };
-    match exposed(&plan, rank, memory) {
-        Exposed::Nothing => direct.enter(&plan, &[]),
-        Exposed::Read(bytes) => direct.enter(&plan, bytes),
-        Exposed::Own => direct.enter(&plan, &lent),
+    match exposed_memory(&plan, rank, memory) {
+        ExposedMemory::Nothing => direct.enter(&plan, &[]),
+        ExposedMemory::Read(bytes) => direct.enter(&plan, bytes),
+        ExposedMemory::OwnMemory => direct.enter(&plan, &lent),
     }
     run(direct, program, plan.schedule(rank), memory, kernel, scratch, due).unwrap();
     if lends {
@@ -380,7 +380,8 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let error_of =
         |collective: DirectCollective, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
             let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
-            let memory = &mut DirectMemory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
+            let memory =
+                &mut DirectMemory { own: OwnMemory::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
             let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
             let (plan, scratch) =
                 (DirectPlan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());

@@ -21,7 +21,7 @@ pub enum DirectAlgorithm {
 
 /// What a rank exposes of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exposure {
+pub enum RemoteAccess {
     /// Nothing.
     Nothing,
     /// Others read it.
@@ -48,11 +48,11 @@ impl DirectAlgorithm {
 
     /// What it needs of the ranks' own memory.
     #[inline]
-    pub const fn exposure(self) -> Exposure {
+    pub const fn remote_access(self) -> RemoteAccess {
         match self {
-            Self::OneShot | Self::Staged => Exposure::Nothing,
-            Self::ReadFromAll => Exposure::Read,
-            Self::WriteToAll => Exposure::Write,
+            Self::OneShot | Self::Staged => RemoteAccess::Nothing,
+            Self::ReadFromAll => RemoteAccess::Read,
+            Self::WriteToAll => RemoteAccess::Write,
         }
     }
 

@@ -22,10 +22,10 @@ pub mod verify;
 mod volume;
 
 pub use access::Access;
-pub use algorithm::{DirectAlgorithm, Exposure};
+pub use algorithm::{DirectAlgorithm, RemoteAccess};
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use collective::DirectCollective;
 pub use price::Pace;
-pub use run::{DirectMemory, Exposed, Kernel, Own, Total, exposed, meet, run};
+pub use run::{DirectMemory, ExposedMemory, Kernel, OwnMemory, Total, exposed_memory, meet, run};
 pub use schedule::{DirectPlan, DirectSchedule};
 pub use step::{DirectStep, Parts, Peers, Target};

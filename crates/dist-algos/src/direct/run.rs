@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 use super::access::Access;
 use super::cells;
 use super::tree::{There, Tree};
-use super::{DirectCollective, DirectPlan, DirectStep, Exposure, Parts, Peers, Target};
+use super::{DirectCollective, DirectPlan, DirectStep, Parts, Peers, RemoteAccess, Target};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
 #[derive(Debug)]
 pub struct DirectMemory<'a> {
     /// What the steps read and write.
-    pub own: Own<'a>,
+    pub own: OwnMemory<'a>,
     /// How it is cut into the parts that the schedule was made for.
     pub cut: Partition<'a>,
     /// What steps only publish, expose or keep, if the schedule has such steps, and how that is cut. To gather, a rank
@@ -29,7 +29,7 @@ pub struct DirectMemory<'a> {
 
 /// The memory that a schedule changes.
 #[derive(Debug)]
-pub enum Own<'a> {
+pub enum OwnMemory<'a> {
     /// Others may read it at most.
     Borrowed(&'a mut [u8]),
     /// It is lent to the call, and others write into it, but for this rank's part.
@@ -45,13 +45,13 @@ pub enum Own<'a> {
 
 /// What a rank exposes to the others in a call.
 #[derive(Debug)]
-pub enum Exposed<'a> {
+pub enum ExposedMemory<'a> {
     /// None.
     Nothing,
     /// They may read this.
     Read(&'a [u8]),
     /// They may read and write all that the steps work on.
-    Own,
+    OwnMemory,
 }
 
 /// What adds up the contributions of 4 or 8 ranks, which are of one length, in one loop, in canonical order: the first, where
@@ -77,11 +77,11 @@ impl std::fmt::Debug for Kernel<'_> {
 
 /// What a rank exposes when it enters the call of a plan, before it [runs](run()) its steps on this memory.
 #[inline]
-pub fn exposed<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemory<'_>) -> Exposed<'m> {
-    match (plan.algorithm().exposure(), &memory.own) {
-        (Exposure::Nothing, _) => Exposed::Nothing,
-        (Exposure::Write, Own::Lent { .. }) => Exposed::Own,
-        _ => Exposed::Read(contribution(plan, rank, memory)),
+pub fn exposed_memory<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemory<'_>) -> ExposedMemory<'m> {
+    match (plan.algorithm().remote_access(), &memory.own) {
+        (RemoteAccess::Nothing, _) => ExposedMemory::Nothing,
+        (RemoteAccess::Write, OwnMemory::Lent { .. }) => ExposedMemory::OwnMemory,
+        _ => ExposedMemory::Read(contribution(plan, rank, memory)),
     }
 }
 
@@ -173,7 +173,7 @@ fn place_bytes(
     plan: &DirectPlan,
     memory: &DirectMemory<'_>,
 ) -> Result<usize, Error> {
-    if plan.algorithm().exposure() != Exposure::Nothing {
+    if plan.algorithm().remote_access() != RemoteAccess::Nothing {
         return Ok(0);
     }
     let published = memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
@@ -220,8 +220,8 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
 
     #[inline]
     fn post(&mut self) {
-        match (self.plan.algorithm().exposure(), self.plan.collective().source()) {
-            (Exposure::Nothing | Exposure::Write, _) | (_, Source::Input) => {}
+        match (self.plan.algorithm().remote_access(), self.plan.collective().source()) {
+            (RemoteAccess::Nothing | RemoteAccess::Write, _) | (_, Source::Input) => {}
             _ => self.access.show(contribution(self.plan, self.rank, self.memory)),
         }
         self.access.post();
@@ -381,13 +381,13 @@ fn check(plan: &DirectPlan, DirectMemory { own, cut, input, .. }: &DirectMemory<
     if parts != plan.parts() {
         return Err(Error::Parts { expected: plan.parts(), got: parts });
     }
-    match (plan.algorithm().exposure(), own) {
-        (Exposure::Write, Own::Borrowed(_)) => Err(Error::Borrowed),
+    match (plan.algorithm().remote_access(), own) {
+        (RemoteAccess::Write, OwnMemory::Borrowed(_)) => Err(Error::Borrowed),
         _ => Ok(()),
     }
 }
 
-impl Own<'_> {
+impl OwnMemory<'_> {
     #[inline]
     fn len(&self) -> usize {
         match self {

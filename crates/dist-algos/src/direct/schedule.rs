@@ -7,7 +7,7 @@ use dist_transport::{Place, Rank, Shared, Slots};
 use super::cells::place_bytes;
 use super::collective::Use;
 use super::digest::Digest;
-use super::{DirectAlgorithm, DirectCollective, DirectStep, Exposure, Parts, Peers, Target};
+use super::{DirectAlgorithm, DirectCollective, DirectStep, Parts, Peers, RemoteAccess, Target};
 use crate::Source;
 
 /// What all ranks do together: one of these makes the schedules of all of them.
@@ -48,7 +48,7 @@ impl DirectPlan {
         let published = Published::InSlots;
         let plan = Self { collective, algorithm, world_size, blocks: 1, published, turn: 0, leaves_caches };
         let places = plan.places();
-        if algorithm.exposure() != Exposure::Nothing {
+        if algorithm.remote_access() != RemoteAccess::Nothing {
             return Some(plan);
         }
         if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
@@ -120,9 +120,9 @@ impl DirectPlan {
     /// How many slots each rank uses.
     #[inline]
     pub const fn slots(&self) -> usize {
-        match (self.algorithm.exposure(), self.published) {
-            (Exposure::Nothing, Published::InSlots) if self.blocks < SLOTS => self.blocks,
-            (Exposure::Nothing, Published::InSlots) => SLOTS,
+        match (self.algorithm.remote_access(), self.published) {
+            (RemoteAccess::Nothing, Published::InSlots) if self.blocks < SLOTS => self.blocks,
+            (RemoteAccess::Nothing, Published::InSlots) => SLOTS,
             _ => 0,
         }
     }

@@ -43,7 +43,7 @@ impl There {
 #[derive(Clone, Copy)]
 enum Held {
     /// In this rank's own memory, with its contribution.
-    Own,
+    OwnMemory,
     /// In the scratch memory's slot with this number.
     Scratch(usize),
     /// In the memory of this rank, from this byte on.
@@ -65,7 +65,11 @@ impl<A: Access + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
     fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<Held> {
         if count == 1 {
             let (holder, offset) = self.there.of_rank(self.plan, start);
-            return Ok(if start == self.rank.index() { Held::Own } else { Held::There(holder, offset) });
+            return Ok(if start == self.rank.index() {
+                Held::OwnMemory
+            } else {
+                Held::There(holder, offset)
+            });
         }
         let low = count.next_power_of_two() / 2;
         let left = self.sum_of(start, low, free)?;
@@ -77,15 +81,15 @@ impl<A: Access + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
     fn add(&mut self, left: Held, right: Held, free: usize) -> Result<Held> {
         let len = self.own.len();
         match (left, right) {
-            (Held::Own, other) | (other, Held::Own) => {
+            (Held::OwnMemory, other) | (other, Held::OwnMemory) => {
                 match other {
                     Held::There(holder, offset) => {
                         view_into(self.access, (holder, self.there.of, offset), self.own, self.combine)?;
                     }
                     Held::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
-                    Held::Own => unreachable!("a rank contributes once"),
+                    Held::OwnMemory => unreachable!("a rank contributes once"),
                 }
-                Ok(Held::Own)
+                Ok(Held::OwnMemory)
             }
             (Held::Scratch(slot), Held::There(holder, offset))
             | (Held::There(holder, offset), Held::Scratch(slot)) => {

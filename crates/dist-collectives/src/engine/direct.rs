@@ -2,7 +2,8 @@
 
 use dist_algos::Partition;
 use dist_algos::direct::{
-    Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Exposure, Kernel, Own, Ownership,
+    Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, OwnMemory, Ownership,
+    RemoteAccess,
 };
 use dist_transport::{Cause, Due, Reach, Shared};
 
@@ -177,7 +178,7 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
-        let own = Own::Borrowed(bytemuck::cast_slice_mut(buffer));
+        let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
         let mut memory = DirectMemory { own, cut, input, piece_bytes: self.piece_bytes() };
         self.run_on::<T>(&mut memory, arithmetic, due)
@@ -214,7 +215,7 @@ impl Engine {
         let plan = self.plan_cache.current().plan();
         let cut = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
-            Held::Owned(buffer) if plan.algorithm().exposure() == Exposure::Write => buffer,
+            Held::Owned(buffer) if plan.algorithm().remote_access() == RemoteAccess::Write => buffer,
             Held::Owned(buffer) => {
                 return self.run_directly((&mut **buffer, cut), None, arithmetic, due);
             }
@@ -282,11 +283,11 @@ impl Engine {
 
 /// Whether memory like this can be used like that.
 const fn reaches(algorithm: DirectAlgorithm, ownership: Ownership, reach: Reach) -> bool {
-    match (algorithm.exposure(), ownership) {
-        (Exposure::Nothing, _) | (_, Ownership::Allocated) => true,
-        (Exposure::Read, _) => !matches!(reach, Reach::Slots),
-        (Exposure::Write, Ownership::Owned) => matches!(reach, Reach::Write),
-        (Exposure::Write, Ownership::Borrowed) => false,
+    match (algorithm.remote_access(), ownership) {
+        (RemoteAccess::Nothing, _) | (_, Ownership::Allocated) => true,
+        (RemoteAccess::Read, _) => !matches!(reach, Reach::Slots),
+        (RemoteAccess::Write, Ownership::Owned) => matches!(reach, Reach::Write),
+        (RemoteAccess::Write, Ownership::Borrowed) => false,
     }
 }
 

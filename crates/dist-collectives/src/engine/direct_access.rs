@@ -27,7 +27,7 @@ use std::ops::{Deref, Range};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use dist_algos::direct::{
-    self, DirectMemory, DirectPlan, DirectStep, Exposed as Exposes, Kernel, Own, verify,
+    self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, Kernel, OwnMemory, verify,
 };
 use dist_algos::{Partition, RunError, Scratch};
 use dist_transport::{
@@ -135,10 +135,10 @@ impl CheckedPlan {
         scratch: &mut Scratch,
         due: &Due<'_>,
     ) -> Result<(), RunError<TransportError>> {
-        let exposed = match direct::exposed(&self.plan, self.rank, memory) {
-            Exposes::Nothing => Exposed::Nothing,
-            Exposes::Read(bytes) => Exposed::Read(bytes),
-            Exposes::Own => unreachable!("what is lent is not borrowed"),
+        let exposed = match direct::exposed_memory(&self.plan, self.rank, memory) {
+            ExposedMemory::Nothing => Exposed::Nothing,
+            ExposedMemory::Read(bytes) => Exposed::Read(bytes),
+            ExposedMemory::OwnMemory => unreachable!("what is lent is not borrowed"),
         };
         let mut entered = EnteredCall::enter(direct, self.entry_of_run(number), exposed, due)?;
         self.do_steps(&mut entered.access(), memory, kernel, scratch, due)?;
@@ -169,7 +169,7 @@ impl CheckedPlan {
         // nobody else reaches them until it is taken back below. Other ranks write the other parts only, which is proven: this
         // rank writes its own part without a post of theirs between.
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
-        let own = Own::Lent { len, start: part.start, part: own_part };
+        let own = OwnMemory::Lent { len, start: part.start, part: own_part };
         let memory = &mut DirectMemory { own, cut, input: None, piece_bytes };
         let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
         entered.end();

@@ -8,14 +8,14 @@ use dist_transport::{CALLS_MAX, Place};
 
 use super::Report;
 use crate::direct::digest::Digest;
-use crate::direct::{DirectCollective, DirectPlan, DirectStep, Exposure, Parts, Peers, Target};
+use crate::direct::{DirectCollective, DirectPlan, DirectStep, Parts, Peers, RemoteAccess, Target};
 use crate::{Error, Result, Source};
 
 /// Where a cell can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Location {
     /// In a rank's own memory.
-    Own { of: Source, part: usize, block: usize },
+    OwnMemory { of: Source, part: usize, block: usize },
     /// At a place of the line, the sheet or a slot, of those that take turns.
     Published { turn: usize, of: Place, place: usize },
 }
@@ -160,7 +160,7 @@ impl Machine {
         match step {
             DirectStep::Publish { parts, block, of, place } => {
                 for part in parts.indices(at.plan.parts()) {
-                    let held = self.read(at, part, (rank, Location::Own { of, part, block }))?;
+                    let held = self.read(at, part, (rank, Location::OwnMemory { of, part, block }))?;
                     let there = self.published(at.plan, rank, place, (part, block));
                     self.write(at, there, Some(held))?;
                 }
@@ -179,7 +179,8 @@ impl Machine {
                 self.write(at, (rank, own(into, block)), Some(held))?;
             }
             DirectStep::Keep { part, block } => {
-                let held = self.read(at, part, (rank, Location::Own { of: Source::Input, part, block }))?;
+                let held =
+                    self.read(at, part, (rank, Location::OwnMemory { of: Source::Input, part, block }))?;
                 self.write(at, (rank, own(part, block)), Some(held))?;
             }
         }
@@ -329,10 +330,10 @@ impl Machine {
             let chunks = crate::Chunks::one(part);
             if exists { Ok(()) } else { Err(Error::NoChunk { rank, step: index, chunks, parts }) }
         };
-        let open = at.plan.algorithm().exposure();
+        let open = at.plan.algorithm().remote_access();
         let place = |place: Place| match place {
             Place::Slot(slot) if slot >= at.plan.slots() => Err(Error::BadSlot { rank, step: index, slot }),
-            Place::Memory if open == Exposure::Nothing => Err(Error::Closed { rank, step: index }),
+            Place::Memory if open == RemoteAccess::Nothing => Err(Error::Closed { rank, step: index }),
             _ => Ok(()),
         };
         match step {
@@ -352,7 +353,7 @@ impl Machine {
                     (Target::Buffer, _) => Ok(()),
                     (Target::Back(Peers::One(one)), Place::Slot(_)) => peer(one),
                     (Target::Back(Peers::Others), Place::Slot(_)) => Ok(()),
-                    (Target::Back(_), Place::Memory) if open == Exposure::Write => Ok(()),
+                    (Target::Back(_), Place::Memory) if open == RemoteAccess::Write => Ok(()),
                     (Target::Back(_), _) => Err(Error::Closed { rank, step: index }),
                 };
                 cell(part, block).and_then(|()| place(of)).and(target)
@@ -374,7 +375,7 @@ impl Machine {
         (part, block): (usize, usize),
     ) -> (usize, Location) {
         match of {
-            Place::Memory => (rank, Location::Own { of: plan.collective().source(), part, block }),
+            Place::Memory => (rank, Location::OwnMemory { of: plan.collective().source(), part, block }),
             place => self.published(plan, rank, place, (part, block)),
         }
     }
@@ -403,7 +404,7 @@ fn race(at: &At<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) 
 }
 
 const fn own(part: usize, block: usize) -> Location {
-    Location::Own { of: Source::Buffer, part, block }
+    Location::OwnMemory { of: Source::Buffer, part, block }
 }
 
 /// What a rank's memory holds when a call begins; nothing where only something is to come.
@@ -425,7 +426,7 @@ fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option
     memories
         .iter()
         .flat_map(|&of| cells.clone().map(move |(part, block)| (of, part, block)))
-        .map(|(of, part, block)| (Location::Own { of, part, block }, held(of, part, block)))
+        .map(|(of, part, block)| (Location::OwnMemory { of, part, block }, held(of, part, block)))
         .collect()
 }
 

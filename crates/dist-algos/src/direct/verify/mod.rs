@@ -24,7 +24,7 @@ pub mod mutate;
 use dist_transport::CALLS_MAX;
 
 use super::schedule::Published;
-use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, Exposure};
+use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, RemoteAccess};
 use crate::Result;
 pub use draw::draw;
 use machine::{Knowledge, Machine};
@@ -65,7 +65,8 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
     if !algorithm.serves(collective) {
         return Vec::new();
     }
-    let is_pipeline = algorithm.exposure() == Exposure::Nothing && collective != DirectCollective::Barrier;
+    let is_pipeline =
+        algorithm.remote_access() == RemoteAccess::Nothing && collective != DirectCollective::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
     let in_slots =
         |&blocks| DirectPlan::in_blocks((collective, algorithm), world_size, blocks, Published::InSlots);
