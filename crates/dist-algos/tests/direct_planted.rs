@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, OwnMemory, run,
+    DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, OwnMemory, run,
 };
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
@@ -54,7 +54,7 @@ impl Wrong<'_> {
     }
 }
 
-impl Access for Wrong<'_> {
+impl DirectAccess for Wrong<'_> {
     fn shared(&self) -> Shared {
         SHARED
     }

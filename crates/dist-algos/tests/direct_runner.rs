@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Access, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, Kernel, OwnMemory,
-    Total, exposed_memory, meet, run,
+    DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, Kernel,
+    OwnMemory, Total, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
@@ -88,7 +88,7 @@ impl Together {
     }
 }
 
-impl Access for Together {
+impl DirectAccess for Together {
     fn shared(&self) -> Shared {
         SHARED
     }

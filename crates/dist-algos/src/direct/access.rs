@@ -9,7 +9,7 @@ use dist_transport::{Due, Place, Rank, Result, Shared, Slots};
 /// The methods are those of [`dist_transport::Direct`] by the same names, which says what they do. They are safe to call here:
 /// an implementation that reaches real shared memory is given to [`run`](super::run()) and [`meet`](super::meet) only, with the
 /// steps of a plan that was checked, and these call it as the steps say.
-pub trait Access {
+pub trait DirectAccess {
     /// What there is; the same on all ranks.
     fn shared(&self) -> Shared;
 
@@ -117,7 +117,7 @@ pub trait Access {
 }
 
 #[cfg(feature = "conformance")]
-impl Access for dist_transport::conformance::Unchecked<'_> {
+impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
     fn shared(&self) -> Shared {
         self.shared()
     }

@@ -3,7 +3,7 @@
 //! In the exchange dialect ranks send each other messages. Here a rank publishes chunks in slots of its own or exposes its
 //! memory, posts that it has come so far, waits for the posts of others, and reads what they have published, or
 //! writes into what they have lent. The steps are data as well: [`verify`] proves that no two ranks touch the same
-//! memory at the same time, and [`run`] does them on whatever implements [`Access`].
+//! memory at the same time, and [`run`] does them on whatever implements [`DirectAccess`].
 //!
 //! Every reduction is in canonical order: one rank computes an element, from all contributions, as T(p).
 
@@ -21,7 +21,7 @@ mod tree;
 pub mod verify;
 mod volume;
 
-pub use access::Access;
+pub use access::DirectAccess;
 pub use algorithm::{DirectAlgorithm, RemoteAccess};
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use collective::DirectCollective;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dist_transport::{CHANGED_MAX, Combine, Due, Error as TransportError, Place, Rank};
 use smallvec::SmallVec;
 
-use super::access::Access;
+use super::access::DirectAccess;
 use super::cells;
 use super::tree::{There, Tree};
 use super::{DirectCollective, DirectPlan, DirectStep, Parts, Peers, RemoteAccess, Target};
@@ -91,7 +91,7 @@ pub fn exposed_memory<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemor
 /// # Errors
 /// If the transport fails, or the memory is not what the schedule was made for.
 #[inline]
-pub fn run<A: Access + ?Sized>(
+pub fn run<A: DirectAccess + ?Sized>(
     access: &mut A,
     (plan, rank): (&DirectPlan, Rank),
     steps: impl IntoIterator<Item = impl Borrow<DirectStep>>,
@@ -121,7 +121,7 @@ pub fn run<A: Access + ?Sized>(
 /// # Panics
 /// If the memory is larger than what the plan was made for, and does not fit where it is published.
 #[inline(always)]
-pub fn meet<A: Access + ?Sized>(
+pub fn meet<A: DirectAccess + ?Sized>(
     access: &mut A,
     (plan, rank): (&DirectPlan, Rank),
     own: &mut [u8],
@@ -169,7 +169,7 @@ struct Runner<'a, 'm, 'k, A: ?Sized> {
 /// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
 #[inline]
 fn place_bytes(
-    access: &(impl Access + ?Sized),
+    access: &(impl DirectAccess + ?Sized),
     plan: &DirectPlan,
     memory: &DirectMemory<'_>,
 ) -> Result<usize, Error> {
@@ -191,7 +191,7 @@ fn place_bytes(
     if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: room }) }
 }
 
-impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
+impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
     #[inline]
     fn step(&mut self, step: &DirectStep) -> Result<(), TransportError> {
         match *step {

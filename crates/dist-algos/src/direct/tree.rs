@@ -2,7 +2,7 @@
 
 use dist_transport::{Place, Rank, Result};
 
-use super::{Access, DirectPlan};
+use super::{DirectAccess, DirectPlan};
 use crate::Scratch;
 
 /// What a sum is made from, and with what.
@@ -50,7 +50,7 @@ enum Held {
     There(usize, usize),
 }
 
-impl<A: Access + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
+impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
     /// T(p) of all ranks, into this rank's own memory.
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
@@ -115,7 +115,7 @@ impl<A: Access + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
 /// Combines what a rank has into memory.
 #[inline]
 fn view_into(
-    access: &mut (impl Access + ?Sized),
+    access: &mut (impl DirectAccess + ?Sized),
     (rank, of, offset): (usize, Place, usize),
     into: &mut [u8],
     combine: &mut (impl FnMut(&mut [u8], &[u8]) + ?Sized),

@@ -241,7 +241,7 @@ struct CheckedAccess<'a> {
     entry: Entry,
 }
 
-impl direct::Access for CheckedAccess<'_> {
+impl direct::DirectAccess for CheckedAccess<'_> {
     fn shared(&self) -> Shared {
         self.direct.shared()
     }
