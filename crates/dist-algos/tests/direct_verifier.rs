@@ -2,7 +2,7 @@
 
 use dist_algos::direct::verify::mutate::Mutation;
 use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
-use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, Parts, Peers};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{Error, Source};
 use dist_transport::{Place, Reach, Shared};
@@ -202,7 +202,7 @@ fn a_pipeline_of_two_slots_waits_for_ever() {
             let free = |step: &DirectStep| match *step {
                 DirectStep::Publish { block, .. } if block >= slots => {
                     let posts = u32::try_from(block + 3 - slots).unwrap();
-                    vec![DirectStep::Await { ranks: Peers::Others, posts }, with_slots(*step, slots)]
+                    vec![DirectStep::Await { ranks: PeerSet::Others, posts }, with_slots(*step, slots)]
                 }
                 step => vec![with_slots(step, slots)],
             };
@@ -255,7 +255,7 @@ fn a_rank_that_posts_less_often_than_the_others_is_named() {
 #[test]
 fn a_barrier_that_can_be_left_early_is_none() {
     let mut call = Call::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
-    call.programs[1][1] = DirectStep::Await { ranks: Peers::One(0), posts: 1 };
+    call.programs[1][1] = DirectStep::Await { ranks: PeerSet::One(0), posts: 1 };
     assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
 }
 
@@ -268,11 +268,11 @@ fn what_does_not_exist_is_refused() {
         check(&[call]).unwrap_err()
     };
     let of = Source::Buffer;
-    let publish = |part, place| DirectStep::Publish { parts: Parts::One(part), block: 0, of, place };
+    let publish = |part, place| DirectStep::Publish { parts: PartSet::One(part), block: 0, of, place };
     assert!(matches!(with(publish(1, Place::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
     assert_eq!(with(publish(0, Place::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });
     assert_eq!(
-        with(DirectStep::Await { ranks: Peers::One(2), posts: 1 }),
+        with(DirectStep::Await { ranks: PeerSet::One(2), posts: 1 }),
         Error::NoPeer { rank: 1, step: 0, peer: 2 }
     );
     let read = DirectStep::Take { from: 0, part: 0, block: 0, of: Place::Memory, into: 0 };

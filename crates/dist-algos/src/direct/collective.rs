@@ -1,6 +1,6 @@
 //! What ranks that share memory do together: who has something for whom.
 
-use super::{DirectAlgorithm, Parts, Peers};
+use super::{DirectAlgorithm, PartSet, PeerSet};
 use crate::Source;
 
 /// An operation, as a direct schedule does it.
@@ -44,7 +44,7 @@ pub(super) enum Use {
     /// It reduces this part.
     Reduce(usize),
     /// It copies from these ranks.
-    Take(Peers),
+    Take(PeerSet),
 }
 
 impl DirectCollective {
@@ -124,16 +124,16 @@ impl DirectCollective {
     }
 
     /// What a rank publishes of each block.
-    pub(super) fn publishes(self, algorithm: DirectAlgorithm, rank: usize) -> Option<Parts> {
+    pub(super) fn publishes(self, algorithm: DirectAlgorithm, rank: usize) -> Option<PartSet> {
         match self {
-            Self::AllReduce if algorithm == DirectAlgorithm::OneShot => Some(Parts::One(0)),
+            Self::AllReduce if algorithm == DirectAlgorithm::OneShot => Some(PartSet::One(0)),
             Self::Reduce { root } if algorithm == DirectAlgorithm::OneShot => {
-                (rank != root).then_some(Parts::One(0))
+                (rank != root).then_some(PartSet::One(0))
             }
-            Self::Broadcast { root } => (rank == root).then_some(Parts::One(0)),
-            Self::AllGather { .. } => Some(Parts::One(rank)),
+            Self::Broadcast { root } => (rank == root).then_some(PartSet::One(0)),
+            Self::AllGather { .. } => Some(PartSet::One(rank)),
             Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll => {
-                Some(Parts::Others(rank))
+                Some(PartSet::Others(rank))
             }
             Self::Barrier => None,
         }
@@ -145,8 +145,8 @@ impl DirectCollective {
             Self::AllReduce => Use::Reduce(0),
             Self::Reduce { root } if rank == root => Use::Reduce(0),
             Self::ReduceScatter { .. } => Use::Reduce(rank),
-            Self::AllGather { .. } | Self::AllToAll => Use::Take(Peers::Others),
-            Self::Broadcast { root } if rank != root => Use::Take(Peers::One(root)),
+            Self::AllGather { .. } | Self::AllToAll => Use::Take(PeerSet::Others),
+            Self::Broadcast { root } if rank != root => Use::Take(PeerSet::One(root)),
             Self::Barrier => Use::Wait,
             Self::Reduce { .. } | Self::Broadcast { .. } => Use::Nothing,
         }
@@ -158,22 +158,22 @@ impl DirectCollective {
     }
 
     /// Who uses what a rank has.
-    pub(super) fn users(self, rank: usize) -> Option<Peers> {
+    pub(super) fn users(self, rank: usize) -> Option<PeerSet> {
         match self {
             Self::AllReduce | Self::ReduceScatter { .. } | Self::AllGather { .. } | Self::AllToAll => {
-                Some(Peers::Others)
+                Some(PeerSet::Others)
             }
-            Self::Reduce { root } => (rank != root).then_some(Peers::One(root)),
-            Self::Broadcast { root } => (rank == root).then_some(Peers::Others),
+            Self::Reduce { root } => (rank != root).then_some(PeerSet::One(root)),
+            Self::Broadcast { root } => (rank == root).then_some(PeerSet::Others),
             Self::Barrier => None,
         }
     }
 
     /// Who gets the sum that this rank computes of its part, beside itself.
-    pub(super) fn wants_sum(self, rank: usize) -> Option<Peers> {
+    pub(super) fn wants_sum(self, rank: usize) -> Option<PeerSet> {
         match self.root() {
-            Some(root) => (rank != root).then_some(Peers::One(root)),
-            None => Some(Peers::Others),
+            Some(root) => (rank != root).then_some(PeerSet::One(root)),
+            None => Some(PeerSet::Others),
         }
     }
 

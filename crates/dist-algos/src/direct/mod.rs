@@ -28,4 +28,4 @@ pub use collective::DirectCollective;
 pub use price::Pace;
 pub use run::{DirectMemory, ExposedMemory, Kernel, OwnMemory, Total, exposed_memory, meet, run};
 pub use schedule::{DirectPlan, DirectSchedule};
-pub use step::{DirectStep, Parts, Peers, Target};
+pub use step::{DirectStep, PartSet, PeerSet, SumTarget};

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::access::DirectAccess;
 use super::cells;
 use super::tree::{There, Tree};
-use super::{DirectCollective, DirectPlan, DirectStep, Parts, Peers, RemoteAccess, Target};
+use super::{DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -229,7 +229,7 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
 
     fn publish(
         &mut self,
-        parts: Parts,
+        parts: PartSet,
         block: usize,
         of: Source,
         place: Place,
@@ -267,12 +267,12 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
         &mut self,
         (part, block): (usize, usize),
         of: Place,
-        into: Target,
+        into: SumTarget,
     ) -> Result<(), TransportError> {
         let (range, there) = (self.cell(part, block), self.there((part, block), of));
         let alone = self.rank.world_size() == 2;
         // Where one of several others wants the sum, nothing is to be written to the rest.
-        if matches!(into, Target::Back(peers) if alone || peers == Peers::Others)
+        if matches!(into, SumTarget::Back(peers) if alone || peers == PeerSet::Others)
             && self.complete_there(range.clone(), there)?
         {
             return Ok(());
@@ -280,7 +280,7 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
         let piece_bytes = match (of, into) {
             (Place::Memory, _) => self.memory.piece_bytes,
             // In one go: nothing is read again.
-            (_, Target::Buffer) if alone => range.len(),
+            (_, SumTarget::Buffer) if alone => range.len(),
             _ => PIECE_BYTES,
         };
         let own = self.memory.own.range_mut(range.clone());
@@ -292,8 +292,8 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
             Tree { access, rank, plan, there, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
-                Target::Buffer => {}
-                Target::Back(ranks) => {
+                SumTarget::Buffer => {}
+                SumTarget::Back(ranks) => {
                     for peer in ranks.ranks(rank.index(), rank.world_size()) {
                         let (holder, offset) = there.of_rank(plan, peer);
                         self.access.write(holder, of, offset, own)?;
@@ -379,7 +379,7 @@ fn check(plan: &DirectPlan, DirectMemory { own, cut, input, .. }: &DirectMemory<
     }
     let parts = input.as_ref().map_or(cut.parts(), |(_, input)| input.parts().min(cut.parts()));
     if parts != plan.parts() {
-        return Err(Error::Parts { expected: plan.parts(), got: parts });
+        return Err(Error::PartSet { expected: plan.parts(), got: parts });
     }
     match (plan.algorithm().remote_access(), own) {
         (RemoteAccess::Write, OwnMemory::Borrowed(_)) => Err(Error::Borrowed),

@@ -7,7 +7,7 @@ use dist_transport::{Place, Rank, Shared, Slots};
 use super::cells::place_bytes;
 use super::collective::Use;
 use super::digest::Digest;
-use super::{DirectAlgorithm, DirectCollective, DirectStep, Parts, Peers, RemoteAccess, Target};
+use super::{DirectAlgorithm, DirectCollective, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::Source;
 
 /// What all ranks do together: one of these makes the schedules of all of them.
@@ -337,9 +337,9 @@ impl DirectSchedule {
         }
         // Whoever waits for all of them in each round anyway has done so in the round before.
         let awaits_all =
-            matches!(collective.uses(self.rank.index()), Use::Reduce(_) | Use::Take(Peers::Others));
+            matches!(collective.uses(self.rank.index()), Use::Reduce(_) | Use::Take(PeerSet::Others));
         let users =
-            collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == Peers::Others));
+            collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
         At::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
     }
 
@@ -352,12 +352,12 @@ impl DirectSchedule {
     fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> At {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
-            (Use::Wait | Use::Reduce(_), 0) => Some(DirectStep::Await { ranks: Peers::Others, posts }),
-            (Use::Reduce(part), 1) => Some(DirectStep::Reduce { part, block, of, into: Target::Buffer }),
+            (Use::Wait | Use::Reduce(_), 0) => Some(DirectStep::Await { ranks: PeerSet::Others, posts }),
+            (Use::Reduce(part), 1) => Some(DirectStep::Reduce { part, block, of, into: SumTarget::Buffer }),
             (Use::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
                 let (part, into) = self.plan.collective.taken(rank, from);
                 match index % 2 {
-                    0 => DirectStep::Await { ranks: Peers::One(from), posts },
+                    0 => DirectStep::Await { ranks: PeerSet::One(from), posts },
                     _ => DirectStep::Take { from, part, block, of, into },
                 }
             }),
@@ -379,11 +379,11 @@ impl DirectSchedule {
                 At::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
             }
             1 if round >= 1 && round <= last => {
-                At::DirectStep(DirectStep::Await { ranks: Peers::Others, posts: posts(round) })
+                At::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: posts(round) })
             }
             2 if round >= 1 && round <= blocks => {
                 let of = self.plan.where_published(round - 1);
-                let into = collective.wants_sum(rank).map_or(Target::Buffer, Target::Back);
+                let into = collective.wants_sum(rank).map_or(SumTarget::Buffer, SumTarget::Back);
                 At::DirectStep(DirectStep::Reduce { part: rank, block: round - 1, of, into })
             }
             0..=2 => At::Nothing,
@@ -409,17 +409,17 @@ impl DirectSchedule {
         let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
         match phase {
             0 | 3 => At::DirectStep(DirectStep::Post),
-            1 => At::DirectStep(DirectStep::Await { ranks: Peers::Others, posts: 1 }),
+            1 => At::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
             2 => At::DirectStep(DirectStep::Reduce {
                 part: rank,
                 block: 0,
                 of: Place::Memory,
-                into: Target::Buffer,
+                into: SumTarget::Buffer,
             }),
             _ if phase < 4 + 2 * takes => {
                 let from = self.rank.plus(1 + (phase - 4) / 2).index();
                 At::DirectStep(match phase % 2 {
-                    0 => DirectStep::Await { ranks: Peers::One(from), posts: 2 },
+                    0 => DirectStep::Await { ranks: PeerSet::One(from), posts: 2 },
                     _ => DirectStep::Take { from, part: from, block: 0, of: Place::Memory, into: from },
                 })
             }
@@ -432,8 +432,8 @@ impl DirectSchedule {
         let uses = match self.plan.collective.uses(self.rank.index()) {
             Use::Nothing => 0,
             Use::Wait => 1,
-            Use::Reduce(_) | Use::Take(Peers::One(_)) => 2,
-            Use::Take(Peers::Others) => 2 * (self.rank.world_size() - 1),
+            Use::Reduce(_) | Use::Take(PeerSet::One(_)) => 2,
+            Use::Take(PeerSet::Others) => 2 * (self.rank.world_size() - 1),
         };
         match phase {
             0 => At::DirectStep(DirectStep::Post),
@@ -448,12 +448,12 @@ impl DirectSchedule {
         let part = self.rank.index();
         match phase {
             0 => At::DirectStep(DirectStep::Post),
-            1 => At::DirectStep(DirectStep::Await { ranks: Peers::Others, posts: 1 }),
+            1 => At::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
             2 => At::DirectStep(DirectStep::Reduce {
                 part,
                 block: 0,
                 of: Place::Memory,
-                into: Target::Back(Peers::Others),
+                into: SumTarget::Back(PeerSet::Others),
             }),
             _ => self.leave(phase - 3, 2),
         }
@@ -470,7 +470,7 @@ impl DirectSchedule {
         }
     }
 
-    fn publish(&self, parts: Parts, block: usize) -> DirectStep {
+    fn publish(&self, parts: PartSet, block: usize) -> DirectStep {
         DirectStep::Publish {
             parts,
             block,
@@ -480,15 +480,17 @@ impl DirectSchedule {
     }
 
     /// The ranks whose sums this one copies.
-    fn takers(&self) -> Option<Peers> {
+    fn takers(&self) -> Option<PeerSet> {
         let takes = self.plan.collective.root().is_none_or(|root| root == self.rank.index());
-        takes.then_some(Peers::Others)
+        takes.then_some(PeerSet::Others)
     }
 
-    fn peer(&self, peers: Peers, index: usize) -> Option<usize> {
+    fn peer(&self, peers: PeerSet, index: usize) -> Option<usize> {
         match peers {
-            Peers::One(peer) => (index == 0).then_some(peer),
-            Peers::Others => (index + 1 < self.rank.world_size()).then(|| self.rank.plus(index + 1).index()),
+            PeerSet::One(peer) => (index == 0).then_some(peer),
+            PeerSet::Others => {
+                (index + 1 < self.rank.world_size()).then(|| self.rank.plus(index + 1).index())
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ pub enum DirectStep {
     /// Copies one block of these parts of its memory to where others find them.
     Publish {
         /// The parts.
-        parts: Parts,
+        parts: PartSet,
         /// Their block.
         block: usize,
         /// Of which memory.
@@ -28,7 +28,7 @@ pub enum DirectStep {
     /// Waits until these ranks have posted so often in this call.
     Await {
         /// Which ranks.
-        ranks: Peers,
+        ranks: PeerSet,
         /// How often.
         posts: u32,
     },
@@ -41,7 +41,7 @@ pub enum DirectStep {
         /// Where the others have it.
         of: Place,
         /// Where the sum goes besides.
-        into: Target,
+        into: SumTarget,
     },
     /// Copies a cell into the buffer that another rank has, or that lies in a slot of this one.
     Take {
@@ -67,7 +67,7 @@ pub enum DirectStep {
 
 /// Some parts of a rank's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parts {
+pub enum PartSet {
     /// This one.
     One(usize),
     /// All but this one.
@@ -76,7 +76,7 @@ pub enum Parts {
 
 /// Some of the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peers {
+pub enum PeerSet {
     /// This one.
     One(usize),
     /// All of them.
@@ -85,14 +85,14 @@ pub enum Peers {
 
 /// Where a sum goes, beside the buffer of the rank that computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum SumTarget {
     /// Nowhere.
     Buffer,
     /// Back to where these ranks' contributions lay: in slots of theirs, or in the memory that they have lent.
-    Back(Peers),
+    Back(PeerSet),
 }
 
-impl Parts {
+impl PartSet {
     /// The indices, of so many parts.
     #[inline]
     pub(super) fn indices(self, count: usize) -> impl Iterator<Item = usize> {
@@ -104,7 +104,7 @@ impl Parts {
     }
 }
 
-impl Peers {
+impl PeerSet {
     /// The ranks, seen by one of so many, beginning with its right neighbour.
     #[inline]
     pub(super) fn ranks(self, rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
@@ -127,19 +127,19 @@ impl fmt::Display for DirectStep {
             Self::Publish { parts, block, of, place } => {
                 let input = if of == Source::Input { "i" } else { "" };
                 let (all_but, part) = match parts {
-                    Parts::One(part) => ("", part),
-                    Parts::Others(part) => ("¬", part),
+                    PartSet::One(part) => ("", part),
+                    PartSet::Others(part) => ("¬", part),
                 };
                 write!(f, "{}={input}{all_but}{part}.{block}", name(place))
             }
             Self::Post => f.write_str("!"),
-            Self::Await { ranks: Peers::One(rank), posts } => write!(f, "?{rank}×{posts}"),
-            Self::Await { ranks: Peers::Others, posts } => write!(f, "?*×{posts}"),
+            Self::Await { ranks: PeerSet::One(rank), posts } => write!(f, "?{rank}×{posts}"),
+            Self::Await { ranks: PeerSet::Others, posts } => write!(f, "?*×{posts}"),
             Self::Reduce { part, block, of, into } => {
                 let back = match into {
-                    Target::Buffer => String::new(),
-                    Target::Back(Peers::One(rank)) => format!("→{rank}"),
-                    Target::Back(Peers::Others) => "→*".to_owned(),
+                    SumTarget::Buffer => String::new(),
+                    SumTarget::Back(PeerSet::One(rank)) => format!("→{rank}"),
+                    SumTarget::Back(PeerSet::Others) => "→*".to_owned(),
                 };
                 write!(f, "+{part}.{block}({}{back})", name(of))
             }

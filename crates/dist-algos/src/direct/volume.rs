@@ -2,7 +2,7 @@
 
 use dist_transport::{Rank, Traffic};
 
-use super::{DirectPlan, DirectStep, Parts, Peers, Target, cells};
+use super::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget, cells};
 use crate::{Partition, Source};
 
 /// The cells that the steps of a schedule are about.
@@ -52,15 +52,15 @@ impl<'a> Sizes<'a> {
                 let bytes = self.bytes(&self.buffer, part, block);
                 let read = Moved { read: (bytes, others), ..Moved::default() };
                 match into {
-                    Target::Buffer => read,
-                    Target::Back(Peers::One(_)) => Moved { written: (bytes, 1), ..read },
-                    Target::Back(Peers::Others) => Moved { written: (bytes, others), ..read },
+                    SumTarget::Buffer => read,
+                    SumTarget::Back(PeerSet::One(_)) => Moved { written: (bytes, 1), ..read },
+                    SumTarget::Back(PeerSet::Others) => Moved { written: (bytes, others), ..read },
                 }
             }
         }
     }
 
-    fn published(&self, parts: Parts, block: usize, of: Source) -> usize {
+    fn published(&self, parts: PartSet, block: usize, of: Source) -> usize {
         let cut = match of {
             Source::Buffer => &self.buffer,
             Source::Input => &self.input,

@@ -8,7 +8,7 @@ use dist_transport::{CALLS_MAX, Place};
 
 use super::Report;
 use crate::direct::digest::Digest;
-use crate::direct::{DirectCollective, DirectPlan, DirectStep, Parts, Peers, RemoteAccess, Target};
+use crate::direct::{DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::{Error, Result, Source};
 
 /// Where a cell can be.
@@ -208,7 +208,13 @@ impl Machine {
         true
     }
 
-    fn reduce(&mut self, at: &At<'_>, (part, block): (usize, usize), of: Place, into: Target) -> Result<()> {
+    fn reduce(
+        &mut self,
+        at: &At<'_>,
+        (part, block): (usize, usize),
+        of: Place,
+        into: SumTarget,
+    ) -> Result<()> {
         let plan = at.plan;
         for rank in 0..self.ranks.len() {
             let from = if rank == at.rank {
@@ -226,8 +232,8 @@ impl Machine {
         let sum = Some(Held::Sum { call: self.calls, part, block });
         self.write(at, (at.rank, own(part, block)), sum)?;
         match into {
-            Target::Buffer => {}
-            Target::Back(ranks) => {
+            SumTarget::Buffer => {}
+            SumTarget::Back(ranks) => {
                 for peer in ranks.ranks(at.rank, self.ranks.len()) {
                     self.write(at, self.there(plan, peer, of, (part, block)), sum)?;
                 }
@@ -338,23 +344,26 @@ impl Machine {
         };
         match step {
             DirectStep::Publish {
-                parts: Parts::One(part) | Parts::Others(part), block, place: to, ..
+                parts: PartSet::One(part) | PartSet::Others(part),
+                block,
+                place: to,
+                ..
             } => {
                 if to == Place::Memory || to == Place::Line && self.ranks[rank].clock[rank] > self.base() {
                     return Err(Error::BadSlot { rank, step: index, slot: 0 });
                 }
                 cell(part, block).and_then(|()| place(to))
             }
-            DirectStep::Await { ranks: Peers::One(one), .. } => peer(one),
+            DirectStep::Await { ranks: PeerSet::One(one), .. } => peer(one),
             DirectStep::Keep { part, block } => cell(part, block),
             DirectStep::Post | DirectStep::Await { .. } => Ok(()),
             DirectStep::Reduce { part, block, of, into } => {
                 let target = match (into, of) {
-                    (Target::Buffer, _) => Ok(()),
-                    (Target::Back(Peers::One(one)), Place::Slot(_)) => peer(one),
-                    (Target::Back(Peers::Others), Place::Slot(_)) => Ok(()),
-                    (Target::Back(_), Place::Memory) if open == RemoteAccess::Write => Ok(()),
-                    (Target::Back(_), _) => Err(Error::Closed { rank, step: index }),
+                    (SumTarget::Buffer, _) => Ok(()),
+                    (SumTarget::Back(PeerSet::One(one)), Place::Slot(_)) => peer(one),
+                    (SumTarget::Back(PeerSet::Others), Place::Slot(_)) => Ok(()),
+                    (SumTarget::Back(_), Place::Memory) if open == RemoteAccess::Write => Ok(()),
+                    (SumTarget::Back(_), _) => Err(Error::Closed { rank, step: index }),
                 };
                 cell(part, block).and_then(|()| place(of)).and(target)
             }

@@ -5,7 +5,7 @@ use std::fmt;
 use dist_transport::Place;
 
 use super::{Call, check};
-use crate::direct::{DirectPlan, DirectStep, Parts, Peers, Target};
+use crate::direct::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget};
 use crate::verify::mutate::Score;
 use crate::{Result, Source};
 
@@ -134,7 +134,7 @@ fn may_follow(step: DirectStep, next: DirectStep) -> bool {
         (DirectStep::Post, _) => true,
         (_, DirectStep::Post) => false,
         (_, DirectStep::Await { .. }) | (DirectStep::Take { .. }, DirectStep::Take { .. }) => true,
-        (DirectStep::Await { ranks: Peers::One(peer), .. }, DirectStep::Take { from, .. }) => peer != from,
+        (DirectStep::Await { ranks: PeerSet::One(peer), .. }, DirectStep::Take { from, .. }) => peer != from,
         (DirectStep::Await { .. }, _) => false,
         (step, next) => block(step) != block(next),
     }
@@ -161,9 +161,9 @@ fn change(step: &mut DirectStep, mutation: Mutation, rank: usize, plan: &DirectP
         (Mutation::AnotherRank, DirectStep::Take { from, part, .. }) if *from == rank => *from = *part,
         (
             Mutation::AnotherRank,
-            DirectStep::Await { ranks: Peers::One(peer), .. }
+            DirectStep::Await { ranks: PeerSet::One(peer), .. }
             | DirectStep::Take { from: peer, .. }
-            | DirectStep::Reduce { into: Target::Back(Peers::One(peer)), .. },
+            | DirectStep::Reduce { into: SumTarget::Back(PeerSet::One(peer)), .. },
         ) => {
             *peer = next_rank(*peer).unwrap_or(*peer);
         }
@@ -172,7 +172,7 @@ fn change(step: &mut DirectStep, mutation: Mutation, rank: usize, plan: &DirectP
             if plan.places() == 1 => {}
         (
             Mutation::AnotherPart,
-            DirectStep::Publish { parts: Parts::One(part) | Parts::Others(part), .. }
+            DirectStep::Publish { parts: PartSet::One(part) | PartSet::Others(part), .. }
             | DirectStep::Reduce { part, .. }
             | DirectStep::Take { part, .. }
             | DirectStep::Keep { part, .. },
@@ -198,10 +198,10 @@ fn change(step: &mut DirectStep, mutation: Mutation, rank: usize, plan: &DirectP
         }
         (Mutation::AnotherTarget, DirectStep::Reduce { of, into, .. }) => {
             *into = match into {
-                Target::Back(_) => Target::Buffer,
-                Target::Buffer if *of == Place::Memory => Target::Back(Peers::Others),
+                SumTarget::Back(_) => SumTarget::Buffer,
+                SumTarget::Buffer if *of == Place::Memory => SumTarget::Back(PeerSet::Others),
                 // Nobody looks at what comes back there.
-                Target::Buffer => Target::Buffer,
+                SumTarget::Buffer => SumTarget::Buffer,
             };
         }
         _ => {}
