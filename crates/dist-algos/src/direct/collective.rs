@@ -37,7 +37,7 @@ pub enum DirectCollective {
 
 /// What a rank does with what others have published of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum BlockUse {
     Nothing,
     /// It waits for them, no more.
     Wait,
@@ -140,15 +140,15 @@ impl DirectCollective {
     }
 
     /// What a rank does with what the others have for it, all in one go.
-    pub(super) fn uses(self, rank: usize) -> Use {
+    pub(super) fn uses(self, rank: usize) -> BlockUse {
         match self {
-            Self::AllReduce => Use::Reduce(0),
-            Self::Reduce { root } if rank == root => Use::Reduce(0),
-            Self::ReduceScatter { .. } => Use::Reduce(rank),
-            Self::AllGather { .. } | Self::AllToAll => Use::Take(PeerSet::Others),
-            Self::Broadcast { root } if rank != root => Use::Take(PeerSet::One(root)),
-            Self::Barrier => Use::Wait,
-            Self::Reduce { .. } | Self::Broadcast { .. } => Use::Nothing,
+            Self::AllReduce => BlockUse::Reduce(0),
+            Self::Reduce { root } if rank == root => BlockUse::Reduce(0),
+            Self::ReduceScatter { .. } => BlockUse::Reduce(rank),
+            Self::AllGather { .. } | Self::AllToAll => BlockUse::Take(PeerSet::Others),
+            Self::Broadcast { root } if rank != root => BlockUse::Take(PeerSet::One(root)),
+            Self::Barrier => BlockUse::Wait,
+            Self::Reduce { .. } | Self::Broadcast { .. } => BlockUse::Nothing,
         }
     }
 

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use dist_transport::{Place, Rank, Shared, Slots};
 
 use super::cells::place_bytes;
-use super::collective::Use;
+use super::collective::BlockUse;
 use super::digest::Digest;
 use super::{DirectAlgorithm, DirectCollective, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::Source;
@@ -17,7 +17,7 @@ pub struct DirectPlan {
     algorithm: DirectAlgorithm,
     world_size: usize,
     blocks: usize,
-    published: Published,
+    published: PublishPlace,
     turn: usize,
     leaves_caches: bool,
 }
@@ -25,9 +25,9 @@ pub struct DirectPlan {
 /// Where what others are to have is published, if it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Published {
-    InLine,
-    OnSheet,
-    InSlots,
+    FlagLine,
+    EagerBuffer,
+    Slot,
 }
 
 impl DirectPlan {
@@ -45,19 +45,19 @@ impl DirectPlan {
             return None;
         }
         let leaves_caches = leaves_caches(collective, world_size, part_bytes_max);
-        let published = Published::InSlots;
+        let published = PublishPlace::Slot;
         let plan = Self { collective, algorithm, world_size, blocks: 1, published, turn: 0, leaves_caches };
         let places = plan.places();
         if algorithm.remote_access() != RemoteAccess::Nothing {
             return Some(plan);
         }
         if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
-            return Some(Self { published: Published::InLine, ..plan });
+            return Some(Self { published: PublishPlace::FlagLine, ..plan });
         }
         // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
         let goes_ahead = algorithm == DirectAlgorithm::OneShot && collective.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.sheet_bytes) {
-            return Some(Self { published: Published::OnSheet, ..plan });
+            return Some(Self { published: PublishPlace::EagerBuffer, ..plan });
         }
         let place_bytes_max = block_bytes.min(shared.slot_bytes) / places / 64 * 64;
         let blocks = part_bytes_max.div_ceil(place_bytes_max.max(64)).max(1);
@@ -71,7 +71,7 @@ impl DirectPlan {
         (collective, algorithm): (DirectCollective, DirectAlgorithm),
         world_size: usize,
         blocks: usize,
-        published: Published,
+        published: PublishPlace,
     ) -> Self {
         Self { collective, algorithm, world_size, blocks, published, turn: 0, leaves_caches: false }
     }
@@ -121,8 +121,8 @@ impl DirectPlan {
     #[inline]
     pub const fn slots(&self) -> usize {
         match (self.algorithm.remote_access(), self.published) {
-            (RemoteAccess::Nothing, Published::InSlots) if self.blocks < SLOTS => self.blocks,
-            (RemoteAccess::Nothing, Published::InSlots) => SLOTS,
+            (RemoteAccess::Nothing, PublishPlace::Slot) if self.blocks < SLOTS => self.blocks,
+            (RemoteAccess::Nothing, PublishPlace::Slot) => SLOTS,
             _ => 0,
         }
     }
@@ -184,9 +184,9 @@ impl DirectPlan {
     #[inline]
     pub(super) const fn where_published(&self, block: usize) -> Place {
         match self.published {
-            Published::InLine => Place::Line,
-            Published::OnSheet => Place::Sheet,
-            Published::InSlots => Place::Slot(block % SLOTS),
+            PublishPlace::FlagLine => Place::Line,
+            PublishPlace::EagerBuffer => Place::Sheet,
+            PublishPlace::Slot => Place::Slot(block % SLOTS),
         }
     }
 
@@ -207,7 +207,7 @@ impl DirectPlan {
 
     #[inline(always)]
     const fn takes_turns(&self) -> bool {
-        matches!((self.algorithm, self.published), (DirectAlgorithm::OneShot, Published::InSlots))
+        matches!((self.algorithm, self.published), (DirectAlgorithm::OneShot, PublishPlace::Slot))
             && self.collective.root().is_none()
             && (self.world_size == 2 || self.places() > 1)
     }
@@ -336,8 +336,10 @@ impl DirectSchedule {
             return At::Nothing;
         }
         // Whoever waits for all of them in each round anyway has done so in the round before.
-        let awaits_all =
-            matches!(collective.uses(self.rank.index()), Use::Reduce(_) | Use::Take(PeerSet::Others));
+        let awaits_all = matches!(
+            collective.uses(self.rank.index()),
+            BlockUse::Reduce(_) | BlockUse::Take(PeerSet::Others)
+        );
         let users =
             collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
         At::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
@@ -352,9 +354,13 @@ impl DirectSchedule {
     fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> At {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
-            (Use::Wait | Use::Reduce(_), 0) => Some(DirectStep::Await { ranks: PeerSet::Others, posts }),
-            (Use::Reduce(part), 1) => Some(DirectStep::Reduce { part, block, of, into: SumTarget::Buffer }),
-            (Use::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
+            (BlockUse::Wait | BlockUse::Reduce(_), 0) => {
+                Some(DirectStep::Await { ranks: PeerSet::Others, posts })
+            }
+            (BlockUse::Reduce(part), 1) => {
+                Some(DirectStep::Reduce { part, block, of, into: SumTarget::Buffer })
+            }
+            (BlockUse::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
                 let (part, into) = self.plan.collective.taken(rank, from);
                 match index % 2 {
                     0 => DirectStep::Await { ranks: PeerSet::One(from), posts },
@@ -430,10 +436,10 @@ impl DirectSchedule {
     /// Every rank gets what it needs from the others' memory.
     fn read_at_once(&self, phase: usize) -> At {
         let uses = match self.plan.collective.uses(self.rank.index()) {
-            Use::Nothing => 0,
-            Use::Wait => 1,
-            Use::Reduce(_) | Use::Take(PeerSet::One(_)) => 2,
-            Use::Take(PeerSet::Others) => 2 * (self.rank.world_size() - 1),
+            BlockUse::Nothing => 0,
+            BlockUse::Wait => 1,
+            BlockUse::Reduce(_) | BlockUse::Take(PeerSet::One(_)) => 2,
+            BlockUse::Take(PeerSet::Others) => 2 * (self.rank.world_size() - 1),
         };
         match phase {
             0 => At::DirectStep(DirectStep::Post),

@@ -23,7 +23,7 @@ pub mod mutate;
 
 use dist_transport::CALLS_MAX;
 
-use super::schedule::Published;
+use super::schedule::PublishPlace;
 use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, RemoteAccess};
 use crate::Result;
 pub use draw::draw;
@@ -69,18 +69,18 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
         algorithm.remote_access() == RemoteAccess::Nothing && collective != DirectCollective::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
     let in_slots =
-        |&blocks| DirectPlan::in_blocks((collective, algorithm), world_size, blocks, Published::InSlots);
+        |&blocks| DirectPlan::in_blocks((collective, algorithm), world_size, blocks, PublishPlace::Slot);
     let mut plans: Vec<DirectPlan> = blocks.iter().map(in_slots).collect();
     let in_line = algorithm == DirectAlgorithm::OneShot && collective.places(algorithm, world_size) == 1;
     let turned = collective.rooted_at(world_size - 1);
     let short =
         |collective, published| DirectPlan::in_blocks((collective, algorithm), world_size, 1, published);
-    plans.insert(2, short(turned, if in_line { Published::InLine } else { Published::InSlots }));
+    plans.insert(2, short(turned, if in_line { PublishPlace::FlagLine } else { PublishPlace::Slot }));
     if in_line && collective.root().is_some() {
-        plans.insert(3, short(turned, Published::OnSheet));
+        plans.insert(3, short(turned, PublishPlace::EagerBuffer));
         let one_root = [collective].into_iter().cycle().take(CALLS_MAX + 1);
         let two_roots = [collective, turned].into_iter().cycle().take(CALLS_MAX + 1);
-        for published in [Published::OnSheet, Published::InLine] {
+        for published in [PublishPlace::EagerBuffer, PublishPlace::FlagLine] {
             plans.extend(
                 one_root.clone().chain(two_roots.clone()).map(|collective| short(collective, published)),
             );
