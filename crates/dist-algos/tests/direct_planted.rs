@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, OwnMemory, run,
+    DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, OwnMemory, ReductionKernel,
+    run,
 };
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
@@ -172,7 +173,7 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
         let complete = &mut |_: &mut [&mut [u8]]| unreachable!("nobody else's memory is within reach");
-        let kernel = &mut Kernel { combine, finish: &mut |_| (), complete };
+        let kernel = &mut ReductionKernel { combine, finish: &mut |_| (), complete };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         let done = run(&mut access, (&plan, rank), steps, memory, kernel, scratch, due);
         if lends {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory as Exposes, Kernel, OwnMemory,
-    Pace, exposed_memory, meet, run,
+    DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory as Exposes, OwnMemory, Pace,
+    ReductionKernel, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
@@ -56,7 +56,8 @@ fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
             _ => OwnMemory::Borrowed(&mut buffer),
         };
         let memory = &mut DirectMemory { own, cut, input, piece_bytes: PACE.piece_bytes };
-        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+        let kernel =
+            &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let exposes = match exposed_memory(&plan, rank, memory) {
             Exposes::Nothing => ExposedMemory::Nothing,
             Exposes::Read(bytes) => ExposedMemory::Read(bytes),

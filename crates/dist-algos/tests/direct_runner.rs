@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, Kernel,
-    OwnMemory, Total, exposed_memory, meet, run,
+    DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, OwnMemory,
+    ReductionKernel, SumKernel, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
@@ -270,7 +270,7 @@ fn once(
     };
     let finish =
         |bytes: &mut [u8]| bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
-    let total: &mut Total<'_> = &mut |first, others| {
+    let total: &mut SumKernel<'_> = &mut |first, others| {
         let floats = |bytes: &[u8]| bytemuck::cast_slice::<_, f32>(bytes).to_vec();
         let all: Vec<_> = iter::once(floats(first)).chain(others.iter().map(|other| floats(other))).collect();
         first.copy_from_slice(bytemuck::cast_slice(&oracle::all_reduce(&all, Reduction::Sum)));
@@ -292,7 +292,7 @@ fn once(
         OwnMemory::Borrowed(bytes)
     };
     let memory = &mut DirectMemory { own, cut, input, piece_bytes: 256 };
-    let kernel = &mut Kernel {
+    let kernel = &mut ReductionKernel {
         combine: &mut { combine },
         finish: &mut { finish },
         complete: &mut |all| {
@@ -382,7 +382,8 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
             let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
             let memory =
                 &mut DirectMemory { own: OwnMemory::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-            let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+            let kernel =
+                &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
             let (plan, scratch) =
                 (DirectPlan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
             match run(

@@ -26,6 +26,8 @@ pub use algorithm::{DirectAlgorithm, RemoteAccess};
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use collective::DirectCollective;
 pub use price::Pace;
-pub use run::{DirectMemory, ExposedMemory, Kernel, OwnMemory, Total, exposed_memory, meet, run};
+pub use run::{
+    DirectMemory, ExposedMemory, OwnMemory, ReductionKernel, SumKernel, exposed_memory, meet, run,
+};
 pub use schedule::{DirectPlan, DirectSchedule};
 pub use step::{DirectStep, PartSet, PeerSet, SumTarget};

@@ -56,10 +56,10 @@ pub enum ExposedMemory<'a> {
 
 /// What adds up the contributions of 4 or 8 ranks, which are of one length, in one loop, in canonical order: the first, where
 /// the sums are left, and the others after it.
-pub type Total<'a> = dyn FnMut(&mut [u8], &[&[u8]]) + 'a;
+pub type SumKernel<'a> = dyn FnMut(&mut [u8], &[&[u8]]) + 'a;
 
 /// The arithmetic of a reduction.
-pub struct Kernel<'a> {
+pub struct ReductionKernel<'a> {
     /// Adds its second argument into its first; as for [`run`](crate::run()).
     pub combine: &'a mut Combine<'a>,
     /// What is done to complete sums, once, by whoever has computed them.
@@ -69,7 +69,7 @@ pub struct Kernel<'a> {
     pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'a),
 }
 
-impl std::fmt::Debug for Kernel<'_> {
+impl std::fmt::Debug for ReductionKernel<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Kernel")
     }
@@ -96,7 +96,7 @@ pub fn run<A: DirectAccess + ?Sized>(
     (plan, rank): (&DirectPlan, Rank),
     steps: impl IntoIterator<Item = impl Borrow<DirectStep>>,
     memory: &mut DirectMemory<'_>,
-    kernel: &mut Kernel<'_>,
+    kernel: &mut ReductionKernel<'_>,
     scratch: &mut Scratch,
     due: &Due<'_>,
 ) -> Result<(), RunError<TransportError>> {
@@ -112,7 +112,7 @@ pub fn run<A: DirectAccess + ?Sized>(
 }
 
 /// Does a call that is a [meeting](Plan::is_meeting), whose steps are one here, in less time than [`run`] takes for them. If
-/// there is no [`Total`], two contributions are combined at a time. What is done to complete sums is left to the caller. After
+/// there is no [`SumKernel`], two contributions are combined at a time. What is done to complete sums is left to the caller. After
 /// an error the memory's contents are unspecified.
 ///
 /// # Errors
@@ -161,7 +161,7 @@ struct Runner<'a, 'm, 'k, A: ?Sized> {
     /// From one place in a slot to the next.
     place_bytes: usize,
     memory: &'a mut DirectMemory<'m>,
-    kernel: &'a mut Kernel<'k>,
+    kernel: &'a mut ReductionKernel<'k>,
     scratch: &'a mut Scratch,
     due: &'a Due<'a>,
 }

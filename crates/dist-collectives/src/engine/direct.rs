@@ -2,8 +2,8 @@
 
 use dist_algos::Partition;
 use dist_algos::direct::{
-    Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, Kernel, OwnMemory, Ownership,
-    RemoteAccess,
+    Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, OwnMemory, Ownership,
+    ReductionKernel, RemoteAccess,
 };
 use dist_transport::{Cause, Due, Reach, Shared};
 
@@ -239,7 +239,7 @@ impl Engine {
         self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::SharedMemory) };
-        let kernel = &mut Kernel {
+        let kernel = &mut ReductionKernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),
@@ -271,7 +271,7 @@ impl Engine {
         self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::SharedMemory) };
-        let kernel = &mut Kernel {
+        let kernel = &mut ReductionKernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),

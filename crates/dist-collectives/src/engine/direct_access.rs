@@ -27,7 +27,7 @@ use std::ops::{Deref, Range};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use dist_algos::direct::{
-    self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, Kernel, OwnMemory, verify,
+    self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, OwnMemory, ReductionKernel, verify,
 };
 use dist_algos::{Partition, RunError, Scratch};
 use dist_transport::{
@@ -131,7 +131,7 @@ impl CheckedPlan {
         number: u64,
         direct: &mut dyn Direct,
         memory: &mut DirectMemory<'_>,
-        kernel: &mut Kernel<'_>,
+        kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
         due: &Due<'_>,
     ) -> Result<(), RunError<TransportError>> {
@@ -153,7 +153,7 @@ impl CheckedPlan {
         number: u64,
         direct: &mut dyn Direct,
         (mut lent, cut, piece_bytes): (Lent, Partition<'_>, usize),
-        kernel: &mut Kernel<'_>,
+        kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
         due: &Due<'_>,
     ) -> (Result<(), RunError<TransportError>>, Option<Lent>) {
@@ -184,7 +184,7 @@ impl CheckedPlan {
         &self,
         access: &mut CheckedAccess<'_>,
         memory: &mut DirectMemory<'_>,
-        kernel: &mut Kernel<'_>,
+        kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
         due: &Due<'_>,
     ) -> Result<(), RunError<TransportError>> {
