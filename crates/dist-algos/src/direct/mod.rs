@@ -9,6 +9,7 @@
 
 mod access;
 mod algorithm;
+mod canonical_sum;
 mod cells;
 mod choice;
 mod collective;
@@ -17,7 +18,6 @@ mod price;
 mod run;
 mod schedule;
 mod step;
-mod tree;
 pub mod verify;
 mod volume;
 

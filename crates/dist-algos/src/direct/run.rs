@@ -7,8 +7,8 @@ use dist_transport::{CHANGED_MAX, Combine, Due, Error as TransportError, Place, 
 use smallvec::SmallVec;
 
 use super::access::DirectAccess;
+use super::canonical_sum::{CanonicalSum, RemoteCell};
 use super::cells;
-use super::tree::{There, Tree};
 use super::{DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
@@ -131,7 +131,7 @@ pub fn meet<A: DirectAccess + ?Sized>(
 ) -> Result<(), RunError<TransportError>> {
     let failed = |source| RunError::Transport { step: 0, source };
     let place = plan.where_published(0);
-    let there = There { of: place, cell: (0, 0), place_bytes: 0, offset: 0 };
+    let there = RemoteCell { of: place, cell: (0, 0), place_bytes: 0, offset: 0 };
     let at = (there.of_rank(plan, rank.index()).0, place, 0);
     let slots = plan.use_of_slots();
     if plan.collective() == DirectCollective::Barrier {
@@ -149,7 +149,7 @@ pub fn meet<A: DirectAccess + ?Sized>(
         }
         _ => {
             let combine = &mut combine;
-            Tree { access, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
+            CanonicalSum { access, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
         }
     }
 }
@@ -287,9 +287,9 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
         for at in pieces(range.len(), piece_bytes) {
             let own = &mut own[at.clone()];
             let (access, rank, plan) = (&mut *self.access, self.rank, self.plan);
-            let there = There { offset: there.offset + at.start, ..there };
+            let there = RemoteCell { offset: there.offset + at.start, ..there };
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
-            Tree { access, rank, plan, there, own, scratch, combine }.sum()?;
+            CanonicalSum { access, rank, plan, there, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
                 SumTarget::Buffer => {}
@@ -306,7 +306,7 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
 
     /// Makes the sum of all where every rank has its contribution, and leaves it there; `false`, and nothing done, where
     /// that cannot be.
-    fn complete_there(&mut self, own: Range<usize>, there: There) -> Result<bool, TransportError> {
+    fn complete_there(&mut self, own: Range<usize>, there: RemoteCell) -> Result<bool, TransportError> {
         let Self { access, memory, kernel, rank, plan, .. } = self;
         if rank.world_size() > CHANGED_MAX + 1 {
             return Ok(false);
@@ -331,8 +331,8 @@ impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
 
     /// Where ranks have a cell for others.
     #[inline]
-    fn there(&self, cell: (usize, usize), of: Place) -> There {
-        There { of, cell, place_bytes: self.place_bytes, offset: self.start(cell, of) }
+    fn there(&self, cell: (usize, usize), of: Place) -> RemoteCell {
+        RemoteCell { of, cell, place_bytes: self.place_bytes, offset: self.start(cell, of) }
     }
 
     /// At which byte of what it has exposed another rank has a cell; 0 where it publishes it.

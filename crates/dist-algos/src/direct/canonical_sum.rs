@@ -6,12 +6,12 @@ use super::{DirectAccess, DirectPlan};
 use crate::Scratch;
 
 /// What a sum is made from, and with what.
-pub(super) struct Tree<'a, A: ?Sized, C: ?Sized> {
+pub(super) struct CanonicalSum<'a, A: ?Sized, C: ?Sized> {
     pub(super) access: &'a mut A,
     pub(super) rank: Rank,
     pub(super) plan: &'a DirectPlan,
     /// Where the other ranks have the range.
-    pub(super) there: There,
+    pub(super) there: RemoteCell,
     /// This rank's contribution, and in the end the sum.
     pub(super) own: &'a mut [u8],
     pub(super) scratch: &'a mut Scratch,
@@ -20,7 +20,7 @@ pub(super) struct Tree<'a, A: ?Sized, C: ?Sized> {
 
 /// Where ranks have a range of a cell for others.
 #[derive(Clone, Copy)]
-pub(super) struct There {
+pub(super) struct RemoteCell {
     pub(super) of: Place,
     /// The part and the block.
     pub(super) cell: (usize, usize),
@@ -30,7 +30,7 @@ pub(super) struct There {
     pub(super) offset: usize,
 }
 
-impl There {
+impl RemoteCell {
     /// In whose memory, and at which byte of what is reached there, a rank has it.
     #[inline(always)]
     pub(super) const fn of_rank(&self, plan: &DirectPlan, rank: usize) -> (usize, usize) {
@@ -41,7 +41,7 @@ impl There {
 
 /// Where the sum of some neighbouring ranks is.
 #[derive(Clone, Copy)]
-enum Held {
+enum SumLocation {
     /// In this rank's own memory, with its contribution.
     OwnMemory,
     /// In the scratch memory's slot with this number.
@@ -50,7 +50,7 @@ enum Held {
     There(usize, usize),
 }
 
-impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
+impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum<'_, A, C> {
     /// T(p) of all ranks, into this rank's own memory.
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
@@ -62,51 +62,51 @@ impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, 
     }
 
     /// T(count) of the ranks from `start` on; scratch slots from `free` on are free.
-    fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<Held> {
+    fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<SumLocation> {
         if count == 1 {
             let (holder, offset) = self.there.of_rank(self.plan, start);
             return Ok(if start == self.rank.index() {
-                Held::OwnMemory
+                SumLocation::OwnMemory
             } else {
-                Held::There(holder, offset)
+                SumLocation::There(holder, offset)
             });
         }
         let low = count.next_power_of_two() / 2;
         let left = self.sum_of(start, low, free)?;
-        let free = free + usize::from(matches!(left, Held::Scratch(_)));
+        let free = free + usize::from(matches!(left, SumLocation::Scratch(_)));
         let right = self.sum_of(start + low, count - low, free)?;
         self.add(left, right, free)
     }
 
-    fn add(&mut self, left: Held, right: Held, free: usize) -> Result<Held> {
+    fn add(&mut self, left: SumLocation, right: SumLocation, free: usize) -> Result<SumLocation> {
         let len = self.own.len();
         match (left, right) {
-            (Held::OwnMemory, other) | (other, Held::OwnMemory) => {
+            (SumLocation::OwnMemory, other) | (other, SumLocation::OwnMemory) => {
                 match other {
-                    Held::There(holder, offset) => {
+                    SumLocation::There(holder, offset) => {
                         view_into(self.access, (holder, self.there.of, offset), self.own, self.combine)?;
                     }
-                    Held::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
-                    Held::OwnMemory => unreachable!("a rank contributes once"),
+                    SumLocation::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
+                    SumLocation::OwnMemory => unreachable!("a rank contributes once"),
                 }
-                Ok(Held::OwnMemory)
+                Ok(SumLocation::OwnMemory)
             }
-            (Held::Scratch(slot), Held::There(holder, offset))
-            | (Held::There(holder, offset), Held::Scratch(slot)) => {
+            (SumLocation::Scratch(slot), SumLocation::There(holder, offset))
+            | (SumLocation::There(holder, offset), SumLocation::Scratch(slot)) => {
                 let sum = self.scratch.slot(slot, len, len);
                 view_into(self.access, (holder, self.there.of, offset), sum, self.combine)?;
-                Ok(Held::Scratch(slot))
+                Ok(SumLocation::Scratch(slot))
             }
-            (Held::There(left, from), Held::There(right, offset)) => {
+            (SumLocation::There(left, from), SumLocation::There(right, offset)) => {
                 let sum = self.scratch.slot(free, len, len);
                 self.access.read(left, self.there.of, from, sum)?;
                 view_into(self.access, (right, self.there.of, offset), sum, self.combine)?;
-                Ok(Held::Scratch(free))
+                Ok(SumLocation::Scratch(free))
             }
-            (Held::Scratch(left), Held::Scratch(right)) => {
+            (SumLocation::Scratch(left), SumLocation::Scratch(right)) => {
                 let (sum, other) = self.scratch.two_slots((left, right), len, len);
                 (self.combine)(sum, other);
-                Ok(Held::Scratch(left))
+                Ok(SumLocation::Scratch(left))
             }
         }
     }
