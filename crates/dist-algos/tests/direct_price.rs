@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory as Exposes, OwnMemory, Pace,
-    ReductionKernel, exposed_memory, meet, run,
+    DirectAlgorithm, DirectCollective, DirectCosts, DirectMemory, DirectPlan, ExposedMemory as Exposes,
+    OwnMemory, ReductionKernel, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
@@ -15,7 +15,7 @@ use rstest::rstest;
 const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// What is no whole number of nanoseconds, and nothing the same as anything else.
-const PACE: Pace = Pace {
+const PACE: DirectCosts = DirectCosts {
     costs: MemoryCosts {
         post_ps: 20_300,
         wait_ps: 7_700,

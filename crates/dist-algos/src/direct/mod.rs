@@ -25,7 +25,7 @@ pub use access::DirectAccess;
 pub use algorithm::{DirectAlgorithm, RemoteAccess};
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use collective::DirectCollective;
-pub use price::Pace;
+pub use price::DirectCosts;
 pub use run::{
     DirectMemory, ExposedMemory, OwnMemory, ReductionKernel, SumKernel, exposed_memory, meet, run,
 };

@@ -15,7 +15,7 @@ use crate::Partition;
 
 /// What work and posts take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct DirectCosts {
     /// What work takes.
     pub costs: MemoryCosts,
     /// From a post until others see it.
@@ -27,11 +27,11 @@ pub struct Pace {
 impl DirectPlan {
     /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this. A reduction is
     /// taken for a sum, of which there is a [loop](super::Total) over all.
-    pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &Pace) -> Duration {
+    pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &DirectCosts) -> Duration {
         let sizes = Sizes::new(self, cut, input);
         let mut posted = vec![Vec::new(); self.world_size()];
-        let start = |rank| (Clock::default(), self.schedule(rank).peekable());
-        let mut ranks: Vec<(Clock, Peekable<DirectSchedule>)> =
+        let start = |rank| (DirectClock::default(), self.schedule(rank).peekable());
+        let mut ranks: Vec<(DirectClock, Peekable<DirectSchedule>)> =
             Rank::all(self.world_size()).map(start).collect();
         let mut moved = true;
         while moved {
@@ -51,13 +51,13 @@ impl DirectPlan {
 
 /// The time of one rank.
 #[derive(Clone, Copy, Debug, Default)]
-struct Clock {
+struct DirectClock {
     nanoseconds: u64,
     /// Less than a nanosecond, to be added to what comes next.
     owed_ps: u64,
 }
 
-impl Clock {
+impl DirectClock {
     fn work(&mut self, picoseconds: u64) {
         self.owed_ps += picoseconds;
         self.nanoseconds += self.owed_ps / 1000;
@@ -70,7 +70,7 @@ impl Clock {
         step: DirectStep,
         rank: Rank,
         sizes: &Sizes<'_>,
-        pace: &Pace,
+        pace: &DirectCosts,
         posted: &mut [Vec<u64>],
     ) -> bool {
         let costs = &pace.costs;
@@ -104,7 +104,7 @@ impl Clock {
     }
 
     /// Makes a sum, for which so many contributions are copied before others are added.
-    fn reduce(&mut self, of: Place, moved: Moved, copied: u64, pace: &Pace) {
+    fn reduce(&mut self, of: Place, moved: Moved, copied: u64, pace: &DirectCosts) {
         let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
         let viewed = read as u64 - copied;
         // In slots nothing depends on the pieces.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use dist_algos::Order;
-use dist_algos::direct::Pace;
+use dist_algos::direct::DirectCosts;
 use dist_collectives::{Direct, Operation};
 use dist_transport::tcp::Medium;
 use serde::{Deserialize, Serialize};
@@ -281,15 +281,15 @@ fn direct_point(point: &Measured) -> Option<(&Measured, Operation)> {
         .then_some((point, operation))
 }
 
-fn direct_us(point: &Measured, operation: Operation, pace: &Pace) -> Option<f64> {
+fn direct_us(point: &Measured, operation: Operation, pace: &DirectCosts) -> Option<f64> {
     let all = direct::predict(operation, point.ranks, point.bytes, pace);
     let found = all.iter().find(|direct| direct.algorithm.name() == point.algorithm);
     found.map(|direct| direct.seconds * 1e6)
 }
 
 /// The pace that comes closest, which is written down as well.
-fn fit_pace(points: &[(&Measured, Operation)], path: &Path) -> Result<Pace, Error> {
-    let square = |&(point, operation): &(&Measured, Operation), pace: &Pace| {
+fn fit_pace(points: &[(&Measured, Operation)], path: &Path) -> Result<DirectCosts, Error> {
+    let square = |&(point, operation): &(&Measured, Operation), pace: &DirectCosts| {
         let us = direct_us(point, operation, pace).unwrap_or(point.median_us);
         (us / point.median_us).ln().powi(2).min(FAR_OFF)
     };

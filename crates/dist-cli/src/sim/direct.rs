@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectPlan, Ownership, Pace};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectCosts, DirectPlan, Ownership};
 use dist_algos::{Partition, Source};
 use dist_collectives::{Direct, Operation};
 use dist_transport::{MemoryCosts, Reach, Shared};
@@ -27,7 +27,12 @@ pub(super) struct Prediction {
 pub(super) const RANKS_MAX: usize = 1024;
 
 /// What every form of an operation takes, on so many bytes of each rank; none for operations that have none.
-pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &Pace) -> Vec<Prediction> {
+pub(super) fn predict(
+    operation: Operation,
+    ranks: usize,
+    bytes: usize,
+    pace: &DirectCosts,
+) -> Vec<Prediction> {
     let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
     let prediction = |algorithm: Direct| {
         let (collective, whole) = (collective(operation)?, whole(operation, ranks, bytes)?);
@@ -85,7 +90,7 @@ const PIECE_BYTES: usize = 128 << 10;
 const NS_MAX: f64 = 1e12;
 
 /// What a file says that work costs.
-pub(super) fn read(path: &Path) -> Result<Pace, Error> {
+pub(super) fn read(path: &Path) -> Result<DirectCosts, Error> {
     let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let wrong = |reason: String| Error::Model { path: path.to_owned(), reason };
     let fields: Fields = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
@@ -105,7 +110,7 @@ pub(super) fn read(path: &Path) -> Result<Pace, Error> {
 }
 
 /// What a file of it holds.
-pub(super) fn json(pace: &Pace) -> String {
+pub(super) fn json(pace: &DirectCosts) -> String {
     let ns = |picoseconds: u64| picoseconds as f64 / 1e3;
     let costs = &pace.costs;
     let fields = Fields {
@@ -127,7 +132,7 @@ impl Fields {
         Self { post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns, attach_ns, attached_byte_ns }
     }
 
-    fn pace(&self) -> Pace {
+    fn pace(&self) -> DirectCosts {
         let costs = MemoryCosts {
             post_ps: picoseconds(self.post_ns),
             wait_ps: picoseconds(self.wait_ns),
@@ -136,7 +141,11 @@ impl Fields {
             attach_ps: picoseconds(self.attach_ns),
             attached_byte_ps: picoseconds(self.attached_byte_ns),
         };
-        Pace { costs, notice: Duration::from_secs_f64(self.notice_ns * 1e-9), piece_bytes: PIECE_BYTES }
+        DirectCosts {
+            costs,
+            notice: Duration::from_secs_f64(self.notice_ns * 1e-9),
+            piece_bytes: PIECE_BYTES,
+        }
     }
 }
 
@@ -154,7 +163,7 @@ const START: [f64; 5] = [50.0, 20.0, 50.0, 0.1, 0.1];
 
 /// The pace whose predictions have the least squares of relative errors: `error` gives the sum. Nothing is fitted to calls
 /// of the system.
-pub(super) fn fit(error: impl Fn(&Pace) -> f64) -> Pace {
+pub(super) fn fit(error: impl Fn(&DirectCosts) -> f64) -> DirectCosts {
     let pace = |point| Fields::without_system(point).pace();
     pace(fit::search(START, |point| error(&pace(*point))))
 }
@@ -163,7 +172,7 @@ pub(super) fn fit(error: impl Fn(&Pace) -> f64) -> Pace {
 mod tests {
     use super::*;
 
-    fn pace(post_ns: f64, copied_byte_ns: f64) -> Pace {
+    fn pace(post_ns: f64, copied_byte_ns: f64) -> DirectCosts {
         Fields::without_system([post_ns, 0.0, 75.0, copied_byte_ns, 0.2]).pace()
     }
 
@@ -184,7 +193,7 @@ mod tests {
     #[test]
     fn a_pace_that_made_the_times_is_found_again_and_kept() {
         let truth = pace(30.0, 0.3);
-        let times = |pace: &Pace| {
+        let times = |pace: &DirectCosts| {
             let all = [Operation::Barrier, Operation::AllReduce, Operation::Broadcast];
             let points = all.into_iter().flat_map(|op| [8, 4096, 1 << 20].map(|bytes| (op, bytes)));
             let seconds = points.flat_map(|(op, bytes)| predict(op, 2, bytes, pace)).map(|one| one.seconds);

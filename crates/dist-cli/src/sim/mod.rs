@@ -22,7 +22,7 @@ use crate::outcome::Outcome;
 use crate::output::print;
 use crate::progress::Progress;
 use candidates::Case;
-use dist_algos::direct::Pace;
+use dist_algos::direct::DirectCosts;
 use line::{Line, Table};
 use world::{World, WorldArguments};
 
@@ -117,7 +117,7 @@ fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<
 fn point(
     operation: Operation,
     arguments: &CollectiveArguments,
-    (world, pace): (&World, Option<&Pace>),
+    (world, pace): (&World, Option<&DirectCosts>),
     bytes: usize,
     progress: &Progress,
 ) -> Result<Vec<Line>, Error> {
