@@ -1,6 +1,6 @@
 //! Direct schedules are proven in every world, and the verifier notices what goes wrong in them.
 
-use dist_algos::direct::verify::mutate::Mutation;
+use dist_algos::direct::verify::mutate::DirectMutation;
 use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet};
 use dist_algos::verify::mutate::Score;
@@ -140,7 +140,7 @@ fn mutants_are_rejected() {
                     // What passes is proven to be as good as the original: a slot is free sooner than it has to be.
                     assert_eq!(
                         mutant.mutation,
-                        Mutation::SwappedWithNext,
+                        DirectMutation::SwappedWithNext,
                         "{collective:?} {algorithm} {world_size}: {mutant}"
                     );
                     swaps += 1;

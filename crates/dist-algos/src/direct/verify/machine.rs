@@ -6,7 +6,7 @@ use std::iter::Peekable;
 
 use dist_transport::{CALLS_MAX, Place};
 
-use super::Report;
+use super::DirectReport;
 use crate::direct::digest::Digest;
 use crate::direct::{DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::{Error, Result, Source};
@@ -22,7 +22,7 @@ enum Location {
 
 /// What a location holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum CellContent {
     /// What a rank brought to a call.
     Brought { call: usize, rank: usize, of: Source, part: usize, block: usize },
     /// The finished sum of what all ranks brought, in canonical order.
@@ -32,7 +32,7 @@ enum Held {
 /// Who was at a location, in which of its epochs: so many times it had posted before.
 #[derive(Clone, Debug, Default)]
 struct Visits {
-    held: Option<Held>,
+    held: Option<CellContent>,
     written: Option<(usize, usize)>,
     read: Vec<(usize, usize)>,
 }
@@ -47,8 +47,8 @@ pub(super) enum Knowledge {
 }
 
 /// All ranks, call after call.
-pub(super) struct Machine {
-    ranks: Vec<State>,
+pub(super) struct DirectMachine {
+    ranks: Vec<DirectRank>,
     memory: HashMap<(usize, Location), Visits, BuildHasherDefault<Digest>>,
     knowledge: Knowledge,
     calls: usize,
@@ -57,7 +57,7 @@ pub(super) struct Machine {
     steps: usize,
 }
 
-struct State {
+struct DirectRank {
     /// How many posts of each rank this one knows of; of itself, how many it has made.
     clock: Vec<usize>,
     /// The clock at each of its posts, and how many posts follow one another up to there.
@@ -66,15 +66,15 @@ struct State {
 }
 
 /// One rank in one call.
-struct At<'a> {
+struct CallPosition<'a> {
     plan: &'a DirectPlan,
     rank: usize,
     step: usize,
 }
 
-impl Machine {
+impl DirectMachine {
     pub(super) fn new(world_size: usize, knowledge: Knowledge) -> Self {
-        let state = |_| State { clock: vec![0; world_size], posted: Vec::new(), rounds: 0 };
+        let state = |_| DirectRank { clock: vec![0; world_size], posted: Vec::new(), rounds: 0 };
         Self {
             ranks: (0..world_size).map(state).collect(),
             memory: HashMap::default(),
@@ -85,9 +85,9 @@ impl Machine {
         }
     }
 
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> DirectReport {
         let rounds = self.ranks.iter().map(|state| state.rounds).max().unwrap_or(0);
-        Report { calls: self.calls, rounds, steps: self.steps }
+        DirectReport { calls: self.calls, rounds, steps: self.steps }
     }
 
     /// Does one call, in which each rank does the steps of its program.
@@ -110,7 +110,7 @@ impl Machine {
                 entered[rank] = entered[rank] || self.enter(rank, plan);
                 while entered[rank]
                     && let Some(&step) = programs[rank].peek()
-                    && self.step(&At { plan, rank, step: next[rank] }, step)?
+                    && self.step(&CallPosition { plan, rank, step: next[rank] }, step)?
                 {
                     programs[rank].next();
                     next[rank] += 1;
@@ -123,7 +123,7 @@ impl Machine {
         }
         self.deadlock(&mut programs, &next)?;
         for (rank, &steps) in next.iter().enumerate() {
-            self.end(&At { plan, rank, step: steps })?;
+            self.end(&CallPosition { plan, rank, step: steps })?;
         }
         self.calls += 1;
         Ok(())
@@ -131,7 +131,7 @@ impl Machine {
 
     /// The caller has filled its memory, whatever it did with it before.
     fn begin(&mut self, plan: &DirectPlan, rank: usize) -> Result<()> {
-        let at = At { plan, rank, step: 0 };
+        let at = CallPosition { plan, rank, step: 0 };
         for (location, held) in brought(plan, rank, self.calls) {
             self.write(&at, (rank, location), held)?;
         }
@@ -154,7 +154,7 @@ impl Machine {
     }
 
     /// Does a step; `false` if it has to wait.
-    fn step(&mut self, at: &At<'_>, step: DirectStep) -> Result<bool> {
+    fn step(&mut self, at: &CallPosition<'_>, step: DirectStep) -> Result<bool> {
         let rank = at.rank;
         self.validate(at, step)?;
         match step {
@@ -210,7 +210,7 @@ impl Machine {
 
     fn reduce(
         &mut self,
-        at: &At<'_>,
+        at: &CallPosition<'_>,
         (part, block): (usize, usize),
         of: Place,
         into: SumTarget,
@@ -224,12 +224,12 @@ impl Machine {
             };
             let held = self.read(at, part, from)?;
             let of = at.plan.collective().source();
-            let expected = Held::Brought { call: self.calls, rank, of, part, block };
+            let expected = CellContent::Brought { call: self.calls, rank, of, part, block };
             if held != expected {
                 return Err(Error::WrongResult { rank: at.rank, steps: at.step, chunk: part });
             }
         }
-        let sum = Some(Held::Sum { call: self.calls, part, block });
+        let sum = Some(CellContent::Sum { call: self.calls, part, block });
         self.write(at, (at.rank, own(part, block)), sum)?;
         match into {
             SumTarget::Buffer => {}
@@ -243,7 +243,12 @@ impl Machine {
     }
 
     /// Reads a cell of this part there.
-    fn read(&mut self, at: &At<'_>, part: usize, (of, location): (usize, Location)) -> Result<Held> {
+    fn read(
+        &mut self,
+        at: &CallPosition<'_>,
+        part: usize,
+        (of, location): (usize, Location),
+    ) -> Result<CellContent> {
         let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
         let clock = &self.ranks[at.rank].clock;
         let visits = self.memory.entry((of, location)).or_default();
@@ -254,7 +259,12 @@ impl Machine {
         visits.held.ok_or(Error::Unwritten { rank: at.rank, step: at.step, chunk: part })
     }
 
-    fn write(&mut self, at: &At<'_>, (of, location): (usize, Location), held: Option<Held>) -> Result<()> {
+    fn write(
+        &mut self,
+        at: &CallPosition<'_>,
+        (of, location): (usize, Location),
+        held: Option<CellContent>,
+    ) -> Result<()> {
         let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
         let clock = &self.ranks[at.rank].clock;
         let visits = self.memory.entry((of, location)).or_default();
@@ -291,8 +301,8 @@ impl Machine {
     }
 
     /// The rank has posted as often as all, has what it should, and its memory is the caller's again.
-    fn end(&mut self, at: &At<'_>) -> Result<()> {
-        let At { plan, rank, step: steps } = *at;
+    fn end(&mut self, at: &CallPosition<'_>) -> Result<()> {
+        let CallPosition { plan, rank, step: steps } = *at;
         let got = self.ranks[rank].clock[rank] - self.base();
         if got != plan.posts() as usize {
             let got = u32::try_from(got).unwrap_or(u32::MAX);
@@ -324,7 +334,7 @@ impl Machine {
     }
 
     /// Whether everything that the step names exists.
-    fn validate(&self, at: &At<'_>, step: DirectStep) -> Result<()> {
+    fn validate(&self, at: &CallPosition<'_>, step: DirectStep) -> Result<()> {
         let (world_size, parts) = (self.ranks.len(), at.plan.parts());
         let (rank, index) = (at.rank, at.step);
         let peer = |peer: usize| {
@@ -403,7 +413,7 @@ impl Machine {
 }
 
 /// Whether a visit may be at the same time as what a rank with this clock does.
-fn race(at: &At<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) -> Result<()> {
+fn race(at: &CallPosition<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) -> Result<()> {
     match visit {
         Some((other, epoch)) if other != at.rank && clock[other] <= epoch => {
             Err(Error::Race { rank: at.rank, step: at.step, other, of })
@@ -417,7 +427,7 @@ const fn own(part: usize, block: usize) -> Location {
 }
 
 /// What a rank's memory holds when a call begins; nothing where only something is to come.
-fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option<Held>)> {
+fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option<CellContent>)> {
     let held = |of, part, block| {
         let is_there = match (plan.collective(), of) {
             (collective, Source::Buffer) if collective.source() == Source::Input => false,
@@ -425,7 +435,7 @@ fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option
             (DirectCollective::Broadcast { root }, _) => rank == root,
             _ => true,
         };
-        is_there.then_some(Held::Brought { call, rank, of, part, block })
+        is_there.then_some(CellContent::Brought { call, rank, of, part, block })
     };
     let memories: &[Source] = match plan.collective().source() {
         Source::Buffer => &[Source::Buffer],
@@ -440,9 +450,14 @@ fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option
 }
 
 /// What a cell of a rank's buffer has to hold in the end, if anything.
-fn promised(plan: &DirectPlan, rank: usize, (part, block): (usize, usize), call: usize) -> Option<Held> {
-    let sum = Some(Held::Sum { call, part, block });
-    let brought_by = |rank, of, part| Some(Held::Brought { call, rank, of, part, block });
+fn promised(
+    plan: &DirectPlan,
+    rank: usize,
+    (part, block): (usize, usize),
+    call: usize,
+) -> Option<CellContent> {
+    let sum = Some(CellContent::Sum { call, part, block });
+    let brought_by = |rank, of, part| Some(CellContent::Brought { call, rank, of, part, block });
     match plan.collective() {
         DirectCollective::AllReduce => sum,
         DirectCollective::Reduce { root } => sum.filter(|_| rank == root),

@@ -27,12 +27,12 @@ use super::schedule::PublishPlace;
 use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, RemoteAccess};
 use crate::Result;
 pub use draw::draw;
-use machine::{Knowledge, Machine};
+use machine::{DirectMachine, Knowledge};
 
 /// What was counted in correct schedules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Report {
+pub struct DirectReport {
     /// Calls in a row.
     pub calls: usize,
     /// Posts that follow one another.
@@ -99,7 +99,7 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
 ///
 /// # Errors
 /// The first thing found to be wrong, with the rank and the step in its call.
-pub fn prove(plans: &[DirectPlan]) -> Result<Report> {
+pub fn prove(plans: &[DirectPlan]) -> Result<DirectReport> {
     let calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
     check(&calls)
 }
@@ -108,9 +108,9 @@ pub fn prove(plans: &[DirectPlan]) -> Result<Report> {
 ///
 /// # Errors
 /// As for [`prove`].
-pub fn check(calls: &[Call]) -> Result<Report> {
+pub fn check(calls: &[Call]) -> Result<DirectReport> {
     let world_size = calls.first().map_or(0, |call| call.plan.world_size());
-    let mut machine = Machine::new(world_size, Knowledge::All);
+    let mut machine = DirectMachine::new(world_size, Knowledge::All);
     for call in calls {
         machine.call(&call.plan, call.programs.iter().map(|program| program.iter().copied()))?;
     }
@@ -127,10 +127,10 @@ pub fn check(calls: &[Call]) -> Result<Report> {
 ///
 /// # Errors
 /// As for [`prove`].
-pub fn prove_alone(plan: &DirectPlan) -> Result<Report> {
+pub fn prove_alone(plan: &DirectPlan) -> Result<DirectReport> {
     let plan = plan.shortened();
     let prove = |knowledge| {
-        let mut machine = Machine::new(plan.world_size(), knowledge);
+        let mut machine = DirectMachine::new(plan.world_size(), knowledge);
         machine.call(&plan, dist_transport::Rank::all(plan.world_size()).map(|rank| plan.schedule(rank)))?;
         Ok(machine.report())
     };

@@ -12,7 +12,7 @@ use crate::{Result, Source};
 /// How a step is changed, or its place among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Mutation {
+pub enum DirectMutation {
     /// The step is left out.
     Missing,
     /// The step and the next are in the wrong order.
@@ -37,7 +37,7 @@ pub enum Mutation {
     AnotherTarget,
 }
 
-impl Mutation {
+impl DirectMutation {
     /// Every mutation.
     pub const ALL: [Self; 11] = [
         Self::Missing,
@@ -56,9 +56,9 @@ impl Mutation {
 
 /// A change of one step of one rank, in the call that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mutant {
+pub struct DirectMutant {
     /// What is changed.
-    pub mutation: Mutation,
+    pub mutation: DirectMutation,
     /// The rank.
     pub rank: usize,
     /// Its step.
@@ -67,13 +67,13 @@ pub struct Mutant {
     pub was: DirectStep,
 }
 
-impl fmt::Display for Mutant {
+impl fmt::Display for DirectMutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} of rank {}, step {} ({})", self.mutation, self.rank, self.step, self.was)
     }
 }
 
-impl Score<Mutant> {
+impl Score<DirectMutant> {
     /// Tries every mutant of one of these calls, between the others.
     ///
     /// # Errors
@@ -85,14 +85,14 @@ impl Score<Mutant> {
         for rank in 0..calls[mutated].programs.len() {
             let right = calls[mutated].programs[rank].clone();
             for step in 0..right.len() {
-                for mutation in Mutation::ALL {
+                for mutation in DirectMutation::ALL {
                     let Some(wrong) = changed(&right, step, mutation, rank, &plans[mutated]) else {
                         continue;
                     };
                     calls[mutated].programs[rank] = wrong;
                     score.mutants += 1;
                     if check(&calls).is_ok_and(|found| found.rounds <= original.rounds) {
-                        score.survivors.push(Mutant { mutation, rank, step, was: right[step] });
+                        score.survivors.push(DirectMutant { mutation, rank, step, was: right[step] });
                     }
                 }
             }
@@ -107,21 +107,21 @@ impl Score<Mutant> {
 fn changed(
     program: &[DirectStep],
     index: usize,
-    mutation: Mutation,
+    mutation: DirectMutation,
     rank: usize,
     plan: &DirectPlan,
 ) -> Option<Vec<DirectStep>> {
     let mut steps = program.to_vec();
     match mutation {
-        Mutation::Missing => drop(steps.remove(index)),
-        Mutation::SwappedWithNext => match steps.get(index + 1) {
+        DirectMutation::Missing => drop(steps.remove(index)),
+        DirectMutation::SwappedWithNext => match steps.get(index + 1) {
             Some(&next) if !may_follow(steps[index], next) => steps.swap(index, index + 1),
             _ => return None,
         },
-        Mutation::Doubled if matches!(steps[index], DirectStep::Post | DirectStep::Reduce { .. }) => {
+        DirectMutation::Doubled if matches!(steps[index], DirectStep::Post | DirectStep::Reduce { .. }) => {
             steps.insert(index, steps[index]);
         }
-        Mutation::Doubled => return None,
+        DirectMutation::Doubled => return None,
         _ => change(&mut steps[index], mutation, rank, plan),
     }
     (steps != program).then_some(steps)
@@ -151,16 +151,16 @@ const fn block(step: DirectStep) -> Option<usize> {
     }
 }
 
-fn change(step: &mut DirectStep, mutation: Mutation, rank: usize, plan: &DirectPlan) {
+fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &DirectPlan) {
     let (parts, blocks, world_size) = (plan.parts(), plan.blocks(), plan.world_size());
     let next_rank =
         |peer: usize| (1..world_size).map(|step| (peer + step) % world_size).find(|&next| next != rank);
     match (mutation, step) {
-        (Mutation::WaitsForLess, DirectStep::Await { posts, .. }) => *posts -= 1,
+        (DirectMutation::WaitsForLess, DirectStep::Await { posts, .. }) => *posts -= 1,
         // Other ranks may have the same, but for the one that has computed it.
-        (Mutation::AnotherRank, DirectStep::Take { from, part, .. }) if *from == rank => *from = *part,
+        (DirectMutation::AnotherRank, DirectStep::Take { from, part, .. }) if *from == rank => *from = *part,
         (
-            Mutation::AnotherRank,
+            DirectMutation::AnotherRank,
             DirectStep::Await { ranks: PeerSet::One(peer), .. }
             | DirectStep::Take { from: peer, .. }
             | DirectStep::Reduce { into: SumTarget::Back(PeerSet::One(peer)), .. },
@@ -168,35 +168,37 @@ fn change(step: &mut DirectStep, mutation: Mutation, rank: usize, plan: &DirectP
             *peer = next_rank(*peer).unwrap_or(*peer);
         }
         // Where all parts have one place, it does not matter which of them is taken from there.
-        (Mutation::AnotherPart, DirectStep::Take { of: Place::Line | Place::Sheet | Place::Slot(_), .. })
-            if plan.places() == 1 => {}
         (
-            Mutation::AnotherPart,
+            DirectMutation::AnotherPart,
+            DirectStep::Take { of: Place::Line | Place::Sheet | Place::Slot(_), .. },
+        ) if plan.places() == 1 => {}
+        (
+            DirectMutation::AnotherPart,
             DirectStep::Publish { parts: PartSet::One(part) | PartSet::Others(part), .. }
             | DirectStep::Reduce { part, .. }
             | DirectStep::Take { part, .. }
             | DirectStep::Keep { part, .. },
         ) => *part = (*part + 1) % parts,
         (
-            Mutation::AnotherBlock,
+            DirectMutation::AnotherBlock,
             DirectStep::Publish { block, .. }
             | DirectStep::Reduce { block, .. }
             | DirectStep::Take { block, .. }
             | DirectStep::Keep { block, .. },
         ) => *block = (*block + 1) % blocks,
         (
-            Mutation::AnotherSlot,
+            DirectMutation::AnotherSlot,
             DirectStep::Publish { place: Place::Slot(slot), .. }
             | DirectStep::Reduce { of: Place::Slot(slot), .. }
             | DirectStep::Take { of: Place::Slot(slot), .. },
         ) => *slot = (*slot + 1) % plan.slots(),
-        (Mutation::AnotherPlace, DirectStep::Reduce { of, .. } | DirectStep::Take { of, .. }) => {
+        (DirectMutation::AnotherPlace, DirectStep::Reduce { of, .. } | DirectStep::Take { of, .. }) => {
             *of = if *of == Place::Memory { Place::Slot(0) } else { Place::Memory };
         }
-        (Mutation::AnotherMemory, DirectStep::Publish { of, .. }) => {
+        (DirectMutation::AnotherMemory, DirectStep::Publish { of, .. }) => {
             *of = if *of == Source::Buffer { Source::Input } else { Source::Buffer };
         }
-        (Mutation::AnotherTarget, DirectStep::Reduce { of, into, .. }) => {
+        (DirectMutation::AnotherTarget, DirectStep::Reduce { of, into, .. }) => {
             *into = match into {
                 SumTarget::Back(_) => SumTarget::Buffer,
                 SumTarget::Buffer if *of == Place::Memory => SumTarget::Back(PeerSet::Others),
