@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_transport::{MemoryCosts, Place, Rank};
 
 use super::run::pieces;
-use super::volume::{Moved, Sizes};
+use super::volume::{MovedBytes, PartBytes};
 use super::{DirectPlan, DirectSchedule, DirectStep};
 use crate::Partition;
 
@@ -28,7 +28,7 @@ impl DirectPlan {
     /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this. A reduction is
     /// taken for a sum, of which there is a [loop](super::Total) over all.
     pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &DirectCosts) -> Duration {
-        let sizes = Sizes::new(self, cut, input);
+        let sizes = PartBytes::new(self, cut, input);
         let mut posted = vec![Vec::new(); self.world_size()];
         let start = |rank| (DirectClock::default(), self.schedule(rank).peekable());
         let mut ranks: Vec<(DirectClock, Peekable<DirectSchedule>)> =
@@ -69,7 +69,7 @@ impl DirectClock {
         &mut self,
         step: DirectStep,
         rank: Rank,
-        sizes: &Sizes<'_>,
+        sizes: &PartBytes<'_>,
         pace: &DirectCosts,
         posted: &mut [Vec<u64>],
     ) -> bool {
@@ -104,7 +104,7 @@ impl DirectClock {
     }
 
     /// Makes a sum, for which so many contributions are copied before others are added.
-    fn reduce(&mut self, of: Place, moved: Moved, copied: u64, pace: &DirectCosts) {
+    fn reduce(&mut self, of: Place, moved: MovedBytes, copied: u64, pace: &DirectCosts) {
         let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
         let viewed = read as u64 - copied;
         // In slots nothing depends on the pieces.

@@ -103,7 +103,7 @@ pub fn run<A: DirectAccess + ?Sized>(
     check(plan, memory)?;
     let place_bytes = place_bytes(&*access, plan, memory)?;
     let failed = |step: usize| move |source| RunError::Transport { step, source };
-    let mut runner = Runner { access, rank, plan, place_bytes, memory, kernel, scratch, due };
+    let mut runner = DirectRunner { access, rank, plan, place_bytes, memory, kernel, scratch, due };
     for (index, step) in steps.into_iter().enumerate() {
         runner.step(step.borrow()).map_err(failed(index))?;
     }
@@ -154,7 +154,7 @@ pub fn meet<A: DirectAccess + ?Sized>(
     }
 }
 
-struct Runner<'a, 'm, 'k, A: ?Sized> {
+struct DirectRunner<'a, 'm, 'k, A: ?Sized> {
     access: &'a mut A,
     rank: Rank,
     plan: &'a DirectPlan,
@@ -191,7 +191,7 @@ fn place_bytes(
     if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: room }) }
 }
 
-impl<A: DirectAccess + ?Sized> Runner<'_, '_, '_, A> {
+impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     #[inline]
     fn step(&mut self, step: &DirectStep) -> Result<(), TransportError> {
         match *step {

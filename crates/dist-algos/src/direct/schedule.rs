@@ -277,7 +277,7 @@ pub struct DirectSchedule {
 }
 
 /// What comes at a place in a round.
-enum At {
+enum PhaseStep {
     DirectStep(DirectStep),
     /// Not for this rank, or not in this round.
     Nothing,
@@ -303,7 +303,7 @@ impl DirectSchedule {
         }
     }
 
-    fn at(&self, round: usize, phase: usize) -> At {
+    fn at(&self, round: usize, phase: usize) -> PhaseStep {
         match self.plan.algorithm {
             DirectAlgorithm::OneShot => self.one_shot(round, phase),
             DirectAlgorithm::Staged => self.staged(round, phase),
@@ -314,26 +314,26 @@ impl DirectSchedule {
     }
 
     /// Round `i` publishes block `i`, keeps what of it is this rank's own, and uses block `i − 1`.
-    fn one_shot(&self, round: usize, phase: usize) -> At {
+    fn one_shot(&self, round: usize, phase: usize) -> PhaseStep {
         let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
         match phase {
             0 => self.free(round),
-            1 if round < blocks => At::of(
+            1 if round < blocks => PhaseStep::of(
                 collective.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)),
             ),
-            2 if round < blocks => At::DirectStep(DirectStep::Post),
+            2 if round < blocks => PhaseStep::DirectStep(DirectStep::Post),
             3 if round < blocks => self.kept(round),
-            1..=3 => At::Nothing,
-            _ if round == 0 => At::EndOfRound,
+            1..=3 => PhaseStep::Nothing,
+            _ if round == 0 => PhaseStep::EndOfRound,
             _ => self.used(phase - 4, round - 1, self.plan.where_published(round - 1), posts(round)),
         }
     }
 
     /// Before a slot is written again: those who use what was in it have posted since, in the second round after.
-    fn free(&self, round: usize) -> At {
+    fn free(&self, round: usize) -> PhaseStep {
         let DirectPlan { collective, blocks, .. } = self.plan;
         if round < SLOTS || round >= blocks {
-            return At::Nothing;
+            return PhaseStep::Nothing;
         }
         // Whoever waits for all of them in each round anyway has done so in the round before.
         let awaits_all = matches!(
@@ -342,16 +342,18 @@ impl DirectSchedule {
         );
         let users =
             collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
-        At::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
+        PhaseStep::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
     }
 
     /// The own part of a block, while caches hold the input and nobody waits for this rank.
-    fn kept(&self, block: usize) -> At {
-        At::of(self.plan.collective.keeps(self.rank.index()).map(|part| DirectStep::Keep { part, block }))
+    fn kept(&self, block: usize) -> PhaseStep {
+        PhaseStep::of(
+            self.plan.collective.keeps(self.rank.index()).map(|part| DirectStep::Keep { part, block }),
+        )
     }
 
     /// The steps that use one block, once so many posts say that it is there.
-    fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> At {
+    fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> PhaseStep {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
             (BlockUse::Wait | BlockUse::Reduce(_), 0) => {
@@ -369,30 +371,30 @@ impl DirectSchedule {
             }),
             _ => None,
         };
-        step.map_or(At::EndOfRound, At::DirectStep)
+        step.map_or(PhaseStep::EndOfRound, PhaseStep::DirectStep)
     }
 
     /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies what came back of block `i − 2`.
     ///
     /// Sums go back to where the contributions lay: whoever has just read cache lines of another core writes them for
     /// less than whoever owns them and has to tell all that have read them.
-    fn staged(&self, round: usize, phase: usize) -> At {
+    fn staged(&self, round: usize, phase: usize) -> PhaseStep {
         let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
         let rank = self.rank.index();
         let last = blocks + usize::from(self.takers().is_some());
         match phase {
             0 if round < blocks => {
-                At::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
+                PhaseStep::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
             }
             1 if round >= 1 && round <= last => {
-                At::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: posts(round) })
+                PhaseStep::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: posts(round) })
             }
             2 if round >= 1 && round <= blocks => {
                 let of = self.plan.where_published(round - 1);
                 let into = collective.wants_sum(rank).map_or(SumTarget::Buffer, SumTarget::Back);
-                At::DirectStep(DirectStep::Reduce { part: rank, block: round - 1, of, into })
+                PhaseStep::DirectStep(DirectStep::Reduce { part: rank, block: round - 1, of, into })
             }
-            0..=2 => At::Nothing,
+            0..=2 => PhaseStep::Nothing,
             _ => {
                 let takers = self.takers().filter(|_| round >= 2);
                 let peer = takers.and_then(|peers| self.peer(peers, phase - 3));
@@ -400,23 +402,23 @@ impl DirectSchedule {
                 match peer {
                     Some(part) => {
                         let (block, of) = (round - 2, self.plan.where_published(round - 2));
-                        At::DirectStep(DirectStep::Take { from: rank, part, block, of, into: part })
+                        PhaseStep::DirectStep(DirectStep::Take { from: rank, part, block, of, into: part })
                     }
-                    None if phase == 3 + count && round <= blocks => At::DirectStep(DirectStep::Post),
-                    None => At::EndOfRound,
+                    None if phase == 3 + count && round <= blocks => PhaseStep::DirectStep(DirectStep::Post),
+                    None => PhaseStep::EndOfRound,
                 }
             }
         }
     }
 
     /// Every rank reduces its part of all ranks' memory; then the others copy it.
-    fn read_in_two_phases(&self, phase: usize) -> At {
+    fn read_in_two_phases(&self, phase: usize) -> PhaseStep {
         let rank = self.rank.index();
         let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
         match phase {
-            0 | 3 => At::DirectStep(DirectStep::Post),
-            1 => At::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
-            2 => At::DirectStep(DirectStep::Reduce {
+            0 | 3 => PhaseStep::DirectStep(DirectStep::Post),
+            1 => PhaseStep::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
+            2 => PhaseStep::DirectStep(DirectStep::Reduce {
                 part: rank,
                 block: 0,
                 of: Place::Memory,
@@ -424,7 +426,7 @@ impl DirectSchedule {
             }),
             _ if phase < 4 + 2 * takes => {
                 let from = self.rank.plus(1 + (phase - 4) / 2).index();
-                At::DirectStep(match phase % 2 {
+                PhaseStep::DirectStep(match phase % 2 {
                     0 => DirectStep::Await { ranks: PeerSet::One(from), posts: 2 },
                     _ => DirectStep::Take { from, part: from, block: 0, of: Place::Memory, into: from },
                 })
@@ -434,7 +436,7 @@ impl DirectSchedule {
     }
 
     /// Every rank gets what it needs from the others' memory.
-    fn read_at_once(&self, phase: usize) -> At {
+    fn read_at_once(&self, phase: usize) -> PhaseStep {
         let uses = match self.plan.collective.uses(self.rank.index()) {
             BlockUse::Nothing => 0,
             BlockUse::Wait => 1,
@@ -442,7 +444,7 @@ impl DirectSchedule {
             BlockUse::Take(PeerSet::Others) => 2 * (self.rank.world_size() - 1),
         };
         match phase {
-            0 => At::DirectStep(DirectStep::Post),
+            0 => PhaseStep::DirectStep(DirectStep::Post),
             1 => self.kept(0),
             _ if phase < 2 + uses => self.used(phase - 2, 0, Place::Memory, 1),
             _ => self.leave(phase - uses - 2, 2),
@@ -450,12 +452,12 @@ impl DirectSchedule {
     }
 
     /// Every rank reduces its part of all ranks' memory and writes it into theirs.
-    fn write_to_all(&self, phase: usize) -> At {
+    fn write_to_all(&self, phase: usize) -> PhaseStep {
         let part = self.rank.index();
         match phase {
-            0 => At::DirectStep(DirectStep::Post),
-            1 => At::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
-            2 => At::DirectStep(DirectStep::Reduce {
+            0 => PhaseStep::DirectStep(DirectStep::Post),
+            1 => PhaseStep::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
+            2 => PhaseStep::DirectStep(DirectStep::Reduce {
                 part,
                 block: 0,
                 of: Place::Memory,
@@ -466,13 +468,13 @@ impl DirectSchedule {
     }
 
     /// Says for the last time how far it is, and waits until nobody reaches into its memory any more.
-    fn leave(&self, index: usize, posts: u32) -> At {
+    fn leave(&self, index: usize, posts: u32) -> PhaseStep {
         match index {
-            0 => At::DirectStep(DirectStep::Post),
-            1 => At::of(
+            0 => PhaseStep::DirectStep(DirectStep::Post),
+            1 => PhaseStep::of(
                 self.plan.collective.users(self.rank.index()).map(|ranks| DirectStep::Await { ranks, posts }),
             ),
-            _ => At::EndOfRound,
+            _ => PhaseStep::EndOfRound,
         }
     }
 
@@ -501,7 +503,7 @@ impl DirectSchedule {
     }
 }
 
-impl At {
+impl PhaseStep {
     fn of(step: Option<DirectStep>) -> Self {
         step.map_or(Self::Nothing, Self::DirectStep)
     }
@@ -515,9 +517,9 @@ impl Iterator for DirectSchedule {
             let at = self.at(self.round, self.phase);
             self.phase += 1;
             match at {
-                At::DirectStep(step) => return Some(step),
-                At::Nothing => {}
-                At::EndOfRound => (self.round, self.phase) = (self.round + 1, 0),
+                PhaseStep::DirectStep(step) => return Some(step),
+                PhaseStep::Nothing => {}
+                PhaseStep::EndOfRound => (self.round, self.phase) = (self.round + 1, 0),
             }
         }
         None

@@ -7,7 +7,7 @@ use crate::{Partition, Source};
 
 /// The cells that the steps of a schedule are about.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes<'a> {
+pub(super) struct PartBytes<'a> {
     plan: DirectPlan,
     buffer: Partition<'a>,
     input: Partition<'a>,
@@ -15,7 +15,7 @@ pub(super) struct Sizes<'a> {
 
 /// What one step moves, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moved {
+pub(super) struct MovedBytes {
     /// Into a line, a sheet or slots.
     pub(super) published: usize,
     /// Out of where one contribution lies, and how many of them.
@@ -26,7 +26,7 @@ pub(super) struct Moved {
     pub(super) kept: usize,
 }
 
-impl<'a> Sizes<'a> {
+impl<'a> PartBytes<'a> {
     pub(super) fn new(plan: DirectPlan, buffer: Partition<'a>, input: Option<Partition<'a>>) -> Self {
         Self { plan, buffer, input: input.unwrap_or(buffer) }
     }
@@ -35,26 +35,26 @@ impl<'a> Sizes<'a> {
         &self.plan
     }
 
-    pub(super) fn moved(&self, step: DirectStep) -> Moved {
+    pub(super) fn moved(&self, step: DirectStep) -> MovedBytes {
         let others = self.plan.world_size() - 1;
         match step {
-            DirectStep::Post | DirectStep::Await { .. } => Moved::default(),
+            DirectStep::Post | DirectStep::Await { .. } => MovedBytes::default(),
             DirectStep::Publish { parts, block, of, .. } => {
-                Moved { published: self.published(parts, block, of), ..Moved::default() }
+                MovedBytes { published: self.published(parts, block, of), ..MovedBytes::default() }
             }
             DirectStep::Take { block, into, .. } => {
-                Moved { read: (self.bytes(&self.buffer, into, block), 1), ..Moved::default() }
+                MovedBytes { read: (self.bytes(&self.buffer, into, block), 1), ..MovedBytes::default() }
             }
             DirectStep::Keep { part, block } => {
-                Moved { kept: self.bytes(&self.buffer, part, block), ..Moved::default() }
+                MovedBytes { kept: self.bytes(&self.buffer, part, block), ..MovedBytes::default() }
             }
             DirectStep::Reduce { part, block, into, .. } => {
                 let bytes = self.bytes(&self.buffer, part, block);
-                let read = Moved { read: (bytes, others), ..Moved::default() };
+                let read = MovedBytes { read: (bytes, others), ..MovedBytes::default() };
                 match into {
                     SumTarget::Buffer => read,
-                    SumTarget::Back(PeerSet::One(_)) => Moved { written: (bytes, 1), ..read },
-                    SumTarget::Back(PeerSet::Others) => Moved { written: (bytes, others), ..read },
+                    SumTarget::Back(PeerSet::One(_)) => MovedBytes { written: (bytes, 1), ..read },
+                    SumTarget::Back(PeerSet::Others) => MovedBytes { written: (bytes, others), ..read },
                 }
             }
         }
@@ -76,8 +76,8 @@ impl<'a> Sizes<'a> {
 impl DirectPlan {
     /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
     pub fn traffic(self, rank: Rank, cut: Partition<'_>, input: Option<Partition<'_>>) -> Traffic {
-        let sizes = Sizes::new(self, cut, input);
-        let counted = |moved: Moved| {
+        let sizes = PartBytes::new(self, cut, input);
+        let counted = |moved: MovedBytes| {
             let (read, written) = (moved.read.0 * moved.read.1, moved.written.0 * moved.written.1);
             let sent = moved.published + written;
             Traffic { bytes_sent: sent as u64, bytes_received: read as u64, ..Traffic::default() }
