@@ -37,7 +37,7 @@ struct Together {
     /// Posts of each rank before the calls that this one has entered, and after them.
     bases: Vec<u64>,
     /// How often slots have changed hands.
-    turn: usize,
+    generation: usize,
 }
 
 impl Together {
@@ -210,7 +210,7 @@ fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) 
     let all = Arc::new(Mutex::new((0..world_size).map(|_| share()).collect::<Vec<_>>()));
     thread::scope(|scope| {
         let start = |rank: Rank| {
-            let mut direct = Together { rank: rank.index(), all: all.clone(), bases: vec![0], turn: 0 };
+            let mut direct = Together { rank: rank.index(), all: all.clone(), bases: vec![0], generation: 0 };
             let work = &work;
             scope.spawn(move || work(rank, &mut direct))
         };
@@ -252,8 +252,8 @@ fn once(
     let cut = Partition::new(buffer.len(), 4, parts).unwrap();
     let plan =
         DirectPlan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
-    let plan = plan.with_turn(direct.turn);
-    direct.turn += plan.turns();
+    let plan = plan.with_generation(direct.generation);
+    direct.generation += plan.generations();
     let part = rank.index() * len..(rank.index() + 1) * len;
     let input = match collective {
         DirectCollective::AllGather { of: Source::Input } => {
@@ -379,7 +379,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
     let error_of =
         |collective: DirectCollective, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
-            let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
+            let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], generation: 0 };
             let memory =
                 &mut DirectMemory { own: OwnMemory::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
             let kernel =

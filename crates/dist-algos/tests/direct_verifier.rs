@@ -38,8 +38,8 @@ fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
             for &part_bytes in largest {
                 let plan = DirectPlan::new((collective, algorithm), world_size, part_bytes, 64, shared);
                 let Some(plan) = plan else { continue };
-                for turn in [0, 1] {
-                    let plan = plan.with_turn(turn);
+                for generation in [0, 1] {
+                    let plan = plan.with_generation(generation);
                     prove_alone(&plan).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
                     let shortened = plan.shortened();
                     assert!(shortened.blocks() <= 24 && shortened.blocks() % 8 == plan.blocks() % 8);
@@ -56,7 +56,8 @@ fn plans_have_digests_of_their_own() {
     let mut digests: Vec<(u64, DirectPlan)> = Vec::new();
     for world_size in 1..=9 {
         for (collective, algorithm) in all(world_size) {
-            let of = |collective, call: usize| plans(collective, algorithm, world_size)[call].with_turn(0);
+            let of =
+                |collective, call: usize| plans(collective, algorithm, world_size)[call].with_generation(0);
             for call in 0..plans(collective, algorithm, world_size).len() {
                 let plan = of(collective, call);
                 let same = match collective {
@@ -108,7 +109,7 @@ fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
             assert_eq!(homes.len(), world_size * (world_size - 1), "{plan:?}");
         }
         // Of six blocks and of one.
-        assert_eq!([all[0].turns(), all[1].turns()], [2, 1], "{collective:?}");
+        assert_eq!([all[0].generations(), all[1].generations()], [2, 1], "{collective:?}");
     }
 }
 

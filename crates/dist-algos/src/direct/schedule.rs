@@ -18,7 +18,7 @@ pub struct DirectPlan {
     world_size: usize,
     blocks: usize,
     published: PublishPlace,
-    turn: usize,
+    generation: usize,
     leaves_caches: bool,
 }
 
@@ -46,7 +46,8 @@ impl DirectPlan {
         }
         let leaves_caches = leaves_caches(collective, world_size, part_bytes_max);
         let published = PublishPlace::Slot;
-        let plan = Self { collective, algorithm, world_size, blocks: 1, published, turn: 0, leaves_caches };
+        let plan =
+            Self { collective, algorithm, world_size, blocks: 1, published, generation: 0, leaves_caches };
         let places = plan.places();
         if algorithm.remote_access() != RemoteAccess::Nothing {
             return Some(plan);
@@ -73,7 +74,7 @@ impl DirectPlan {
         blocks: usize,
         published: PublishPlace,
     ) -> Self {
-        Self { collective, algorithm, world_size, blocks, published, turn: 0, leaves_caches: false }
+        Self { collective, algorithm, world_size, blocks, published, generation: 0, leaves_caches: false }
     }
 
     /// What it is for.
@@ -136,8 +137,8 @@ impl DirectPlan {
     /// The same, where slots have changed hands so often before.
     #[inline]
     #[must_use]
-    pub const fn with_turn(self, turn: usize) -> Self {
-        Self { turn, ..self }
+    pub const fn with_generation(self, generation: usize) -> Self {
+        Self { generation, ..self }
     }
 
     /// A number that tells this plan from others that ranks cannot do together with it: the same in every process.
@@ -152,7 +153,7 @@ impl DirectPlan {
             DirectCollective::AllGather { .. } => DirectCollective::AllGather { of: Source::Buffer },
             collective => collective,
         };
-        Self { collective, turn: 0, ..*self }.hash(&mut digest);
+        Self { collective, generation: 0, ..*self }.hash(&mut digest);
         digest.finish()
     }
 
@@ -165,19 +166,19 @@ impl DirectPlan {
     pub const fn shortened(self) -> Self {
         const PERIOD: usize = 2 * SLOTS;
         let blocks = if self.blocks < 3 * PERIOD { self.blocks } else { 2 * PERIOD + self.blocks % PERIOD };
-        Self { blocks, turn: self.turn % 2, leaves_caches: false, ..self }
+        Self { blocks, generation: self.generation % 2, leaves_caches: false, ..self }
     }
 
     /// How often slots have changed hands before.
     #[inline]
-    pub const fn turn(&self) -> usize {
-        self.turn
+    pub const fn generation(&self) -> usize {
+        self.generation
     }
 
     /// How often slots change hands until they are used in another call.
     #[inline(always)]
-    pub const fn turns(&self) -> usize {
-        if self.takes_turns() { self.blocks.div_ceil(SLOTS) } else { 0 }
+    pub const fn generations(&self) -> usize {
+        if self.alternates_slots() { self.blocks.div_ceil(SLOTS) } else { 0 }
     }
 
     /// Where a block is published.
@@ -198,7 +199,7 @@ impl DirectPlan {
     pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
         match place {
             Place::Line | Place::Sheet | Place::Memory => (rank, 0),
-            Place::Slot(_) if self.takes_turns() && (self.turn + block / SLOTS) % 2 == 1 => {
+            Place::Slot(_) if self.alternates_slots() && (self.generation + block / SLOTS) % 2 == 1 => {
                 if self.places() == 1 { (1 - rank, 0) } else { (part, rank) }
             }
             Place::Slot(_) => (rank, self.place(part)),
@@ -206,7 +207,7 @@ impl DirectPlan {
     }
 
     #[inline(always)]
-    const fn takes_turns(&self) -> bool {
+    const fn alternates_slots(&self) -> bool {
         matches!((self.algorithm, self.published), (DirectAlgorithm::OneShot, PublishPlace::Slot))
             && self.collective.root().is_none()
             && (self.world_size == 2 || self.places() > 1)

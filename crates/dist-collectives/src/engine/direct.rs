@@ -32,8 +32,8 @@ impl SlotGenerations {
     #[inline(always)]
     const fn take(&mut self, checked: &mut CheckedPlan) {
         let Self([now, next]) = *self;
-        *self = Self([next, now + checked.plan().turns()]);
-        checked.set_turn(now);
+        *self = Self([next, now + checked.plan().generations()]);
+        checked.set_generation(now);
     }
 }
 

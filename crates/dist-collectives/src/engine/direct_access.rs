@@ -59,7 +59,8 @@ fn is_proven(plan: &DirectPlan) -> bool {
     if proven.contains(&shortened) {
         return true;
     }
-    let found = (0..2).try_for_each(|turn| verify::prove_alone(&plan.with_turn(turn)).map(drop));
+    let found =
+        (0..2).try_for_each(|generation| verify::prove_alone(&plan.with_generation(generation)).map(drop));
     match found {
         Ok(()) => {
             if proven.len() == PROVEN_MAX {
@@ -77,7 +78,7 @@ fn is_proven(plan: &DirectPlan) -> bool {
 impl CheckedPlan {
     /// The plan of a call, if it is proven.
     pub(super) fn new(plan: DirectPlan, rank: Rank, call: &Call) -> Option<Self> {
-        let plan = plan.with_turn(0);
+        let plan = plan.with_generation(0);
         if plan.world_size() != rank.world_size() || !is_proven(&plan) {
             return None;
         }
@@ -94,19 +95,19 @@ impl CheckedPlan {
 
     /// Uses slots as they are after so many changes of hands.
     #[inline(always)]
-    pub(super) const fn set_turn(&mut self, turn: usize) {
-        self.plan = self.plan.with_turn(turn);
+    pub(super) const fn set_generation(&mut self, generation: usize) {
+        self.plan = self.plan.with_generation(generation);
     }
 
     /// What ranks enter the call with this number with, if slots have changed hands so often.
     #[inline(always)]
     const fn entry(&self, number: u64) -> Entry {
-        let turn = self.plan.turn() as u64;
+        let generation = self.plan.generation() as u64;
         // Any odd numbers will do: calls of one plan that follow each other differ.
         let agreed = self
             .agreed
             .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-            .wrapping_add(turn.wrapping_mul(0xc4ce_b9fe_1a85_ec53));
+            .wrapping_add(generation.wrapping_mul(0xc4ce_b9fe_1a85_ec53));
         Entry { rank: self.rank, agreed, posts: 1, slots: self.plan.use_of_slots() }
     }
 

@@ -114,7 +114,7 @@ impl Engine {
             history,
             scratch: Scratch::new(),
             shared_memory: SharedMemory::Unknown,
-            turns: SlotGenerations::default(),
+            generations: SlotGenerations::default(),
             plan_cache: PlanCache::default(),
             messages: None,
             levels: None,

@@ -17,7 +17,7 @@ enum Location {
     /// In a rank's own memory.
     OwnMemory { of: Source, part: usize, block: usize },
     /// At a place of the line, the sheet or a slot, of those that take turns.
-    Published { turn: usize, of: Place, place: usize },
+    Published { generation: usize, of: Place, place: usize },
 }
 
 /// What a location holds.
@@ -406,9 +406,9 @@ impl DirectMachine {
         of: Place,
         cell: (usize, usize),
     ) -> (usize, Location) {
-        let turns = if let Place::Slot(_) = of { 2 } else { CALLS_MAX };
+        let generations = if let Place::Slot(_) = of { 2 } else { CALLS_MAX };
         let (holder, place) = plan.home(rank, cell, of);
-        (holder, Location::Published { turn: self.calls % turns, of, place })
+        (holder, Location::Published { generation: self.calls % generations, of, place })
     }
 }
 

@@ -87,10 +87,10 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
         }
     }
     // Slots change hands from one call to the next as often as they have in all before.
-    let mut turns = [0; 2];
+    let mut generations = [0; 2];
     for (call, plan) in plans.iter_mut().enumerate() {
-        *plan = plan.with_turn(turns[call % 2]);
-        turns[call % 2] += plan.turns();
+        *plan = plan.with_generation(generations[call % 2]);
+        generations[call % 2] += plan.generations();
     }
     plans
 }
