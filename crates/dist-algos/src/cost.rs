@@ -165,14 +165,14 @@ impl CostModel {
     /// the same cost what they cost with a core for each.
     pub(crate) fn picoseconds_on(
         &self,
-        crew: Crew,
+        placement: Placement,
         rooted: bool,
         cost: Cost,
         (buffer_bytes, chunks): (usize, usize),
     ) -> u128 {
-        let idle = crew.cores.saturating_sub(1) * if rooted { 1 } else { 2 };
+        let idle = placement.cores.saturating_sub(1) * if rooted { 1 } else { 2 };
         let rounds = |all: usize, depth: usize| all as u128 + (idle * depth) as u128;
-        let each = rounds(crew.ranks, 1).max(1);
+        let each = rounds(placement.ranks, 1).max(1);
         let chunks_take = |count: u128, byte_ps: u64| {
             let bytes = count.saturating_mul(buffer_bytes as u128) / (each * chunks.max(1) as u128);
             bytes.saturating_mul(byte_ps.into())
@@ -185,21 +185,21 @@ impl CostModel {
 
 /// Ranks of one host, and the cores that they have between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Crew {
+pub struct Placement {
     /// How many ranks.
     pub ranks: usize,
     /// How many cores.
     pub cores: usize,
 }
 
-impl Crew {
+impl Placement {
     /// Ranks that have a core each.
-    pub const fn spacious(ranks: usize) -> Self {
+    pub const fn dedicated(ranks: usize) -> Self {
         Self { ranks, cores: ranks }
     }
 
     /// Whether several ranks have to share a core.
-    pub const fn is_crowded(self) -> bool {
+    pub const fn is_oversubscribed(self) -> bool {
         self.cores < self.ranks
     }
 }

@@ -41,7 +41,7 @@ pub use algorithm::{
     Scatter,
 };
 pub use chunks::Chunks;
-pub use cost::{Cost, CostModel, Crew, Messages};
+pub use cost::{Cost, CostModel, Messages, Placement};
 pub use error::{Error, Result, RunError};
 pub use hosts::Hosts;
 pub use order::Order;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 pub use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
-use dist_algos::{Choice, Crew};
+use dist_algos::{Choice, Placement};
 
 use crate::settings::Settings;
 use crate::two_level::Levels;
@@ -90,16 +90,16 @@ macro_rules! algorithms {
             pub(crate) fn chosen(
                 operation: Operation,
                 settings: &Settings,
-                crew: Crew,
+                placement: Placement,
                 bytes: usize,
                 levels: Option<&Arc<Levels>>,
             ) -> Result<Option<Self>> {
                 Ok(match operation {
                     Operation::ExclusiveScan => {
-                        return Self::chosen(Operation::Scan, settings, crew, bytes, levels);
+                        return Self::chosen(Operation::Scan, settings, placement, bytes, levels);
                     }
                     $(Operation::$operation => {
-                        Some(settings.choose::<$operation>(crew, bytes, levels)?.algorithm())
+                        Some(settings.choose::<$operation>(placement, bytes, levels)?.algorithm())
                     })*
                     _ => None,
                 })

@@ -71,7 +71,7 @@ impl Communicator {
             }
         }
         let at_once = self.engine.bytes_at_once(operation, bytes);
-        Algorithm::chosen(operation, &self.settings, self.engine.crew(), at_once, self.engine.levels())
+        Algorithm::chosen(operation, &self.settings, self.engine.placement(), at_once, self.engine.levels())
     }
 
     /// Measures what messages and reductions take in this group, all ranks at once, in a second at most where links are
@@ -87,8 +87,8 @@ impl Communicator {
     /// # Errors
     /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
-        let crew = self.engine.crew();
-        let middle_bytes = if crew.is_crowded() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
+        let placement = self.engine.placement();
+        let middle_bytes = if placement.is_oversubscribed() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
         let (mut tries, mut done) = (TRIES, 0);
         // Who comes late makes nothing slow.

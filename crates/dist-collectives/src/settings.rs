@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_algos::direct::Crossovers;
-use dist_algos::{CostModel, Crew};
+use dist_algos::{CostModel, Placement};
 
 use crate::algorithm::OneOf;
 use crate::two_level::{Chosen, Levels};
@@ -59,17 +59,17 @@ impl Settings {
     /// choice is in the call that they compare.
     pub(crate) fn choose<A: OneOf>(
         &self,
-        crew: Crew,
+        placement: Placement,
         bytes: usize,
         levels: Option<&Arc<Levels>>,
     ) -> Result<Chosen<A>> {
         let Self { order, ref model, .. } = *self;
-        let (world_size, least) = (crew.ranks, order.least());
+        let (world_size, least) = (placement.ranks, order.least());
         let Some(algorithm) = self.forced(A::SERVES) else {
-            let flat = A::suggest_for(crew, bytes, least, model);
+            let flat = A::suggest_for(placement, bytes, least, model);
             let two_level = levels.and_then(|levels| {
                 let (two, time) = levels.suggest(A::SERVES, bytes, least, model)?;
-                let faster = time < flat.picoseconds(crew, bytes, model);
+                let faster = time < flat.picoseconds(placement, bytes, model);
                 faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
             });
             return Ok(two_level.unwrap_or(Chosen::Flat(flat)));

@@ -2,7 +2,7 @@
 
 use dist_algos::hierarchical::{Form, LevelCosts, Plan, TwoLevel};
 use dist_algos::verify::{draw_programs, two_level_programs};
-use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Crew, Hosts, Order, Reduce};
+use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Hosts, Order, Placement, Reduce};
 
 use super::{part, size};
 
@@ -100,7 +100,7 @@ fn chosen(hosts: &Hosts, bytes: usize, order: Order) -> String {
     let inside = CostModel { round_ps: across.round_ps / 10, byte_ps: across.byte_ps / 10, ..across };
     let ranks = hosts.world_size();
     let flat = AllReduce::suggest(ranks, bytes, order, &across);
-    let flat_time = flat.picoseconds(Crew::spacious(ranks), bytes, &across);
+    let flat_time = flat.picoseconds(Placement::dedicated(ranks), bytes, &across);
     let two_level = TwoLevel::suggest(AllReduce::OPERATION, hosts, bytes, order, &inside, &across);
     two_level.filter(|&(_, time)| time < flat_time).map_or(flat.name(), |(two, _)| two.name()).to_owned()
 }

@@ -8,7 +8,7 @@ use super::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
 use crate::scan::Extent;
-use crate::{Cost, CostModel, Crew, Order, Step};
+use crate::{Cost, CostModel, Order, Placement, Step};
 
 /// An algorithm of some operation.
 ///
@@ -54,11 +54,12 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
     }
 
     /// How long it takes on memory of so many bytes.
-    fn picoseconds(self, crew: Crew, bytes: usize, model: &CostModel) -> u128 {
-        let (cost, chunks) = (self.cost(crew.ranks), self.chunks(crew.ranks));
-        let copied = (self.copied(crew.ranks) as u128).saturating_mul(bytes as u128) / chunks.max(1) as u128;
-        let time = match crew.is_crowded() {
-            true => model.picoseconds_on(crew, Self::ROOTED, cost, (bytes, chunks)),
+    fn picoseconds(self, placement: Placement, bytes: usize, model: &CostModel) -> u128 {
+        let (cost, chunks) = (self.cost(placement.ranks), self.chunks(placement.ranks));
+        let copied =
+            (self.copied(placement.ranks) as u128).saturating_mul(bytes as u128) / chunks.max(1) as u128;
+        let time = match placement.is_oversubscribed() {
+            true => model.picoseconds_on(placement, Self::ROOTED, cost, (bytes, chunks)),
             false => model.picoseconds(cost, bytes, chunks),
         };
         time.saturating_add(copied.saturating_mul(COPIED_BYTE_PS))
@@ -67,14 +68,14 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
     /// The cheapest that keeps an order, given the bytes of the memory that the schedules work on, where every rank has a
     /// core; the first of those that cost the same.
     fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
-        Self::suggest_for(Crew::spacious(world_size), bytes, order, model)
+        Self::suggest_for(Placement::dedicated(world_size), bytes, order, model)
     }
 
     /// The same for ranks that may have to share cores.
-    fn suggest_for(crew: Crew, bytes: usize, order: Order, model: &CostModel) -> Self {
-        let world_size = crew.ranks;
+    fn suggest_for(placement: Placement, bytes: usize, order: Order, model: &CostModel) -> Self {
+        let world_size = placement.ranks;
         let fits = |algorithm: &Self| algorithm.supports(world_size) && algorithm.keeps(order, world_size);
-        let price = |algorithm: &Self| algorithm.picoseconds(crew, bytes, model);
+        let price = |algorithm: &Self| algorithm.picoseconds(placement, bytes, model);
         // Every operation has a canonical algorithm for every world that has ranks.
         Self::ALL.iter().copied().filter(fits).min_by_key(price).unwrap_or(Self::ALL[0])
     }

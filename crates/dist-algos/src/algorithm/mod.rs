@@ -70,7 +70,7 @@ use named;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CostModel, Crew, Error, Order};
+    use crate::{CostModel, Error, Order, Placement};
 
     #[test]
     fn every_name_reads_as_its_algorithm() {
@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn where_ranks_share_cores_what_all_of_them_do_counts() {
         fn suggest<A: Choice>(ranks: usize, bytes: usize) -> A {
-            let crew = Crew { ranks, cores: 2 };
-            A::suggest_for(crew, bytes, Order::Canonical, &CostModel::default())
+            let placement = Placement { ranks, cores: 2 };
+            A::suggest_for(placement, bytes, Order::Canonical, &CostModel::default())
         }
         // As measured over loopback. With a core each it is a binomial tree, and scattering from 256 KiB on.
         for ranks in [3, 4, 8] {
@@ -216,8 +216,8 @@ mod tests {
             (8, 1 << 20, AllReduce::HalvingDoubling),
             (8, 64 << 10, AllReduce::Binomial),
         ] {
-            let crew = Crew { ranks, cores: 2 };
-            let suggested = AllReduce::suggest_for(crew, bytes, Order::Canonical, &model);
+            let placement = Placement { ranks, cores: 2 };
+            let suggested = AllReduce::suggest_for(placement, bytes, Order::Canonical, &model);
             assert_eq!(suggested, expected, "{ranks} {bytes}");
         }
     }
@@ -227,9 +227,9 @@ mod tests {
         let model = CostModel { reduced_byte_ps: 50, ..CostModel::default() };
         for ranks in 3..=16 {
             let bytes = ranks << 16;
-            let with_a_core_each = AllReduce::Ring.picoseconds(Crew::spacious(ranks), bytes, &model);
+            let with_a_core_each = AllReduce::Ring.picoseconds(Placement::dedicated(ranks), bytes, &model);
             for cores in 1..ranks {
-                let shared = AllReduce::Ring.picoseconds(Crew { ranks, cores }, bytes, &model);
+                let shared = AllReduce::Ring.picoseconds(Placement { ranks, cores }, bytes, &model);
                 assert_eq!(shared, with_a_core_each, "{ranks} ranks, {cores} cores");
             }
         }
@@ -240,11 +240,11 @@ mod tests {
         for bytes in [8, 1 << 16, 1 << 20, 64 << 20] {
             let order = Order::Canonical;
             let suggest = |cores| {
-                let (crew, model) = (Crew { ranks: 2, cores }, CostModel::default());
+                let (placement, model) = (Placement { ranks: 2, cores }, CostModel::default());
                 (
-                    AllReduce::suggest_for(crew, bytes, order, &model),
-                    Broadcast::suggest_for(crew, bytes, order, &model),
-                    Reduce::suggest_for(crew, bytes, order, &model),
+                    AllReduce::suggest_for(placement, bytes, order, &model),
+                    Broadcast::suggest_for(placement, bytes, order, &model),
+                    Reduce::suggest_for(placement, bytes, order, &model),
                 )
             };
             assert_eq!(suggest(1), suggest(2), "{bytes}");

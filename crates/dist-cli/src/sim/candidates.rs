@@ -176,7 +176,7 @@ impl<'a> Case<'a> {
 
     fn all<A: Choice>(&self) -> Result<Vec<Candidate<'a>>, Error> {
         let (ranks, bytes) = (self.world.ranks(), self.whole()?);
-        let chosen = A::suggest_for(self.world.crew(), bytes, self.order, self.world.costs());
+        let chosen = A::suggest_for(self.world.placement(), bytes, self.order, self.world.costs());
         let candidate = |algorithm: A| {
             let traits = Traits {
                 name: algorithm.name().to_owned(),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use dist_algos::predict::{Link, Network, QUEUE_STEPS_MAX, Straggler, Work};
-use dist_algos::{CostModel, Crew, Hosts};
+use dist_algos::{CostModel, Hosts, Placement};
 
 use super::links;
 use super::model::Model;
@@ -250,9 +250,9 @@ impl World {
     }
 
     /// The ranks, with as many cores as they know to share: on several hosts the choice does not go by that.
-    pub(super) fn crew(&self) -> Crew {
+    pub(super) fn placement(&self) -> Placement {
         let shared = self.exact.cores().filter(|_| self.hosts() == 1);
-        shared.map_or(Crew::spacious(self.ranks()), |cores| Crew { ranks: self.ranks(), cores })
+        shared.map_or(Placement::dedicated(self.ranks()), |cores| Placement { ranks: self.ranks(), cores })
     }
 
     /// The network that about so many steps can be followed on, with ranks that have so much memory each.

@@ -137,7 +137,7 @@ impl Engine {
         let layout = RankLayout::even(1, world_size);
         // In no fingerprint: it has to be the same whatever costs a rank goes by.
         let model = &CostModel::default();
-        let algorithm = AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, model);
+        let algorithm = AllToAll::suggest_for(self.placement, size_of_val(&*sent), Order::Canonical, model);
         self.deal(call, algorithm, (&sent, &layout), (&mut announced, &layout), &options.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])

@@ -19,7 +19,7 @@ mod window;
 
 use std::sync::Arc;
 
-use dist_algos::{Crew, Memory, Partition, RunError, Scratch, Step};
+use dist_algos::{Memory, Partition, Placement, RunError, Scratch, Step};
 use dist_transport::{
     Cause, Chain, ChannelId, Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport,
 };
@@ -90,7 +90,7 @@ pub(crate) struct Engine {
     /// Whether all ranks of the group run on one host.
     on_one_host: bool,
     /// Which of them share a core there; on several hosts messages take longer than the work that they make.
-    crew: Crew,
+    placement: Placement,
     /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
     /// Words, so that every element is aligned.
     copy: Vec<u64>,
@@ -108,7 +108,7 @@ impl Engine {
         Self {
             rank: transport.rank(),
             on_one_host,
-            crew: Crew { ranks, cores },
+            placement: Placement { ranks, cores },
             transport,
             channel: channel.get(),
             history,
@@ -131,8 +131,8 @@ impl Engine {
         self.rank.world_size()
     }
 
-    pub(crate) const fn crew(&self) -> Crew {
-        self.crew
+    pub(crate) const fn placement(&self) -> Placement {
+        self.placement
     }
 
     pub(crate) fn levels(&self) -> Option<&Arc<Levels>> {

@@ -377,7 +377,7 @@ impl Engine {
             }
         }
         let bytes = self.bytes_at_once(operation, key.bytes);
-        let chosen: Chosen<A> = options.settings.choose(self.crew, bytes, self.levels.as_ref())?;
+        let chosen: Chosen<A> = options.settings.choose(self.placement, bytes, self.levels.as_ref())?;
         let schedule = self.compile_schedule(&chosen, key.collective, options.settings.model);
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
