@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::{
-    Algorithm, Buffer, Communicator, CostModel, DirectForm, Hosts, Operation, ReduceOp, ReductionOrder,
+    Algorithm, Buffer, Communicator, CostModel, DirectAlgorithm, Hosts, Operation, ReduceOp, ReductionOrder,
     Result,
 };
 use dist_transport::runtime::{Mailbox, Receiver, Task};
@@ -170,8 +170,7 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
         Operation::AllToAll => vec![WRITTEN; len / world_size * world_size],
         _ => Vec::new(),
     };
-    let writes =
-        matches!(case.algorithm, Algorithm::Direct(direct) if direct.form() == DirectForm::WriteToAll);
+    let writes = matches!(case.algorithm, Algorithm::Direct(direct) if direct.algorithm() == DirectAlgorithm::WriteToAll);
     let mut shared = if writes { comm.alloc(len)? } else { Buffer::from(Vec::<f32>::new()) };
     shared.fill(WRITTEN);
     // What is cut into one part for each rank.

@@ -12,7 +12,7 @@ use dist_algos::direct::{
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
 use dist_transport::{
-    Due, ExposedMemory, Fingerprint, Owned, Place, Rank, Reach, Result, Shared, Slots, Transport, sim,
+    Due, Exposed, Fingerprint, Owned, Place, Rank, Reach, Result, Shared, Slots, Transport, sim,
 };
 use rstest::rstest;
 
@@ -153,12 +153,12 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
         let due = &deadline.into();
         let mut inner = Unchecked::simulated(transport, due).unwrap().unwrap();
         let lends = algorithm == DirectAlgorithm::WriteToAll;
-        let exposed_memory = match algorithm {
-            DirectAlgorithm::WriteToAll => ExposedMemory::Write(Owned::from(buffer.clone()).lend()),
-            DirectAlgorithm::ReadFromAll => ExposedMemory::Read(&buffer),
-            _ => ExposedMemory::Nothing,
+        let exposed = match algorithm {
+            DirectAlgorithm::WriteToAll => Exposed::Write(Owned::from(buffer.clone()).lend()),
+            DirectAlgorithm::ReadFromAll => Exposed::Read(&buffer),
+            _ => Exposed::Nothing,
         };
-        if inner.enter(plan.posts(), plan.use_of_slots(), exposed_memory, due).is_err() {
+        if inner.enter(plan.posts(), plan.use_of_slots(), exposed, due).is_err() {
             return false;
         }
         let mut access = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, DirectCollective, DirectCosts, DirectMemory, DirectPlan, ExposedMemory as Exposes,
-    OwnMemory, ReductionKernel, exposed_memory, meet, run,
+    DirectAlgorithm, DirectCollective, DirectCosts, DirectMemory, DirectPlan, ExposedMemory, OwnMemory,
+    ReductionKernel, exposed_memory, meet, run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
-use dist_transport::{ExposedMemory, Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
+use dist_transport::{Exposed, Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
 use rstest::rstest;
 
 const SHARED: Shared = Shared::on_host(Reach::Write);
@@ -59,9 +59,9 @@ fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
         let kernel =
             &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let exposes = match exposed_memory(&plan, rank, memory) {
-            Exposes::Nothing => ExposedMemory::Nothing,
-            Exposes::Read(bytes) => ExposedMemory::Read(bytes),
-            Exposes::OwnMemory => ExposedMemory::Write(lent.lend()),
+            ExposedMemory::Nothing => Exposed::Nothing,
+            ExposedMemory::Read(bytes) => Exposed::Read(bytes),
+            ExposedMemory::OwnMemory => Exposed::Write(lent.lend()),
         };
         access.enter(plan.posts(), plan.use_of_slots(), exposes, due).unwrap();
         run(&mut access, program, steps, memory, kernel, scratch, due).unwrap();

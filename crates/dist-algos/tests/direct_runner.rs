@@ -409,7 +409,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     );
     assert_eq!(
         error(DirectAlgorithm::OneShot, &mut [0; 64], cut(64, 2)),
-        Wrong::PartSet { expected: 1, got: 2 }
+        Wrong::Parts { expected: 1, got: 2 }
     );
     assert_eq!(error(DirectAlgorithm::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
     let too_long = error(DirectAlgorithm::OneShot, &mut [0; 2048], cut(2048, 1));

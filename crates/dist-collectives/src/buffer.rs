@@ -26,7 +26,7 @@ pub struct Buffer<T> {
     /// Allocated memory can be longer.
     len: usize,
     /// What other ranks take it for.
-    meant: Ownership,
+    nominal_ownership: Ownership,
 }
 
 impl<T: Element> Buffer<T> {
@@ -52,13 +52,13 @@ impl<T: Element> Buffer<T> {
     /// What stands for allocated memory where there is none to be had: other ranks, which may have some, choose what is
     /// done by that, and so does this one.
     pub(crate) fn standing_in(len: usize) -> Result<Self> {
-        Ok(Self { meant: Ownership::Allocated, ..Self::zeroed(len)? })
+        Ok(Self { nominal_ownership: Ownership::Allocated, ..Self::zeroed(len)? })
     }
 
     /// The first elements of memory that a transport gave. `None` if it has not so many.
     pub(crate) fn allocated(memory: Allocation, len: usize) -> Option<Self> {
         let elements = Owned::allocated(memory)?;
-        (elements.len() >= len).then_some(Self { elements, len, meant: Ownership::Allocated })
+        (elements.len() >= len).then_some(Self { elements, len, nominal_ownership: Ownership::Allocated })
     }
 
     /// Whose the memory is, and of which kind.
@@ -67,21 +67,21 @@ impl<T: Element> Buffer<T> {
     }
 
     /// What it is on other ranks, if it is alike on all that have the memory for it.
-    pub(crate) const fn meant(&self) -> Ownership {
-        self.meant
+    pub(crate) const fn nominal_ownership(&self) -> Ownership {
+        self.nominal_ownership
     }
 
     /// Lends the elements, for other ranks to write into, and leaves no elements here. What is given besides is for
     /// [`take_back`](Self::take_back).
     pub(crate) fn lend(&mut self) -> (LentBuffer, Lent) {
-        let Self { elements, len, meant } = std::mem::replace(self, Self::from(Vec::new()));
-        (LentBuffer { len, meant }, elements.lend_first(len))
+        let Self { elements, len, nominal_ownership } = std::mem::replace(self, Self::from(Vec::new()));
+        (LentBuffer { len, nominal_ownership }, elements.lend_first(len))
     }
 
     /// Makes this again what it was when it was lent, with what others have written.
-    pub(crate) fn take_back(&mut self, LentBuffer { len, meant }: LentBuffer, lent: Lent) {
+    pub(crate) fn take_back(&mut self, LentBuffer { len, nominal_ownership }: LentBuffer, lent: Lent) {
         if let Ok(elements) = lent.into_owned() {
-            *self = Self { elements, len, meant };
+            *self = Self { elements, len, nominal_ownership };
         }
     }
 }
@@ -90,7 +90,7 @@ impl<T: Element> Buffer<T> {
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     len: usize,
-    meant: Ownership,
+    nominal_ownership: Ownership,
 }
 
 impl<T: Element> Clone for Buffer<T> {
@@ -109,7 +109,7 @@ impl<T: Element> PartialEq for Buffer<T> {
 impl<T> From<Vec<T>> for Buffer<T> {
     fn from(elements: Vec<T>) -> Self {
         let len = elements.len();
-        Self { elements: Owned::from(elements), len, meant: Ownership::Owned }
+        Self { elements: Owned::from(elements), len, nominal_ownership: Ownership::Owned }
     }
 }
 

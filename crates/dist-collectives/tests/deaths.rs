@@ -21,7 +21,8 @@ const LEN: usize = 200_000;
 fn rank(moment: Duration, allocated: bool) {
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
     comm.set_timeout(LIMIT);
-    let form = Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectAlgorithm::WriteToAll);
+    let algorithm =
+        Direct::of(Operation::AllReduce).find(|direct| direct.algorithm() == DirectAlgorithm::WriteToAll);
     let beside = vec![7_u8; 4 * LEN];
     let mut buffer = Buffer::from(vec![0.0_f32; LEN]);
     if allocated {
@@ -38,7 +39,7 @@ fn rank(moment: Duration, allocated: bool) {
     }
     let error = loop {
         buffer.fill(1.0);
-        let mut comm = comm.with_algorithm(form.unwrap());
+        let mut comm = comm.with_algorithm(algorithm.unwrap());
         if let Err(error) = comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum) {
             break error;
         }

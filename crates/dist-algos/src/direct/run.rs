@@ -379,7 +379,7 @@ fn check(plan: &DirectPlan, DirectMemory { own, cut, input, .. }: &DirectMemory<
     }
     let parts = input.as_ref().map_or(cut.parts(), |(_, input)| input.parts().min(cut.parts()));
     if parts != plan.parts() {
-        return Err(Error::PartSet { expected: plan.parts(), got: parts });
+        return Err(Error::Parts { expected: plan.parts(), got: parts });
     }
     match (plan.algorithm().remote_access(), own) {
         (RemoteAccess::Write, OwnMemory::Borrowed(_)) => Err(Error::Borrowed),

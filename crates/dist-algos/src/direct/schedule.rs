@@ -24,7 +24,7 @@ pub struct DirectPlan {
 
 /// Where what others are to have is published, if it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Published {
+pub(super) enum PublishPlace {
     FlagLine,
     EagerBuffer,
     Slot,

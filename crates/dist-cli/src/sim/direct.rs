@@ -34,19 +34,19 @@ pub(super) fn predict(
     pace: &DirectCosts,
 ) -> Vec<Prediction> {
     let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
-    let prediction = |algorithm: Direct| {
+    let prediction = |direct: Direct| {
         let (collective, whole) = (collective(operation)?, whole(operation, ranks, bytes)?);
         let shared = Shared::on_host(Reach::Write);
         let memory = (Ownership::Borrowed, &shared);
         let chosen = DirectAlgorithm::suggest(collective, ranks, whole, memory, Crossovers::default());
+        let algorithm = direct.algorithm();
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
-        let cut = Partition::new(whole / size, size, collective.parts(algorithm.algorithm(), ranks))?;
-        let algorithm = algorithm.algorithm();
+        let cut = Partition::new(whole / size, size, collective.parts(algorithm, ranks))?;
         let block_bytes = algorithm.block_bytes(collective, whole);
         let plan =
             DirectPlan::new((collective, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
         let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
-        Some(Prediction { algorithm, chosen: algorithm == chosen, seconds })
+        Some(Prediction { algorithm: direct, chosen: algorithm == chosen, seconds })
     };
     forms.filter_map(prediction).collect()
 }

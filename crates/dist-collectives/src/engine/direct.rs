@@ -163,7 +163,7 @@ impl Engine {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::SharedMemory) };
+        let Some(direct) = direct else { return Err(Error::Sharing) };
         checked
             .meet(call.number(), direct, own, (combine, total), &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
@@ -238,7 +238,7 @@ impl Engine {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::SharedMemory) };
+        let Some(direct) = direct else { return Err(Error::Sharing) };
         let kernel = &mut ReductionKernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
@@ -270,7 +270,7 @@ impl Engine {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::SharedMemory) };
+        let Some(direct) = direct else { return Err(Error::Sharing) };
         let kernel = &mut ReductionKernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
@@ -303,7 +303,7 @@ impl<'a, T: Element> Held<'a, T> {
     pub(super) fn ownership(&self) -> [Ownership; 2] {
         match self {
             Self::Borrowed(_) => [Ownership::Borrowed; 2],
-            Self::Owned(buffer) => [buffer.ownership(), buffer.ownership()],
+            Self::Owned(buffer) => [buffer.nominal_ownership(), buffer.ownership()],
         }
     }
 
@@ -347,7 +347,7 @@ impl<'a, T> From<&'a [T]> for Input<'a, T> {
 
 impl<'a, T: Element> From<&'a Buffer<T>> for Input<'a, T> {
     fn from(buffer: &'a Buffer<T>) -> Self {
-        Self { elements: buffer, ownership: [buffer.ownership(), buffer.ownership()] }
+        Self { elements: buffer, ownership: [buffer.nominal_ownership(), buffer.ownership()] }
     }
 }
 

@@ -114,7 +114,7 @@ impl Engine {
             history,
             scratch: Scratch::new(),
             shared_memory: SharedMemory::Unknown,
-            generations: SlotGenerations::default(),
+            slot_generations: SlotGenerations::default(),
             plan_cache: PlanCache::default(),
             messages: None,
             levels: None,

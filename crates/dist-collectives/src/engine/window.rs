@@ -48,7 +48,7 @@ impl Engine {
         let opened = match self.transport.direct(&options.due) {
             Ok(Some(direct)) => WindowBuffer::open(buffer, direct, rank, &call, &options.due)
                 .map_err(|(buffer, source)| (buffer, Error::in_call(call, source))),
-            Ok(None) => Err((buffer, Error::SharedMemory)),
+            Ok(None) => Err((buffer, Error::Sharing)),
             Err(source) => Err((buffer, Error::in_call(call, source))),
         };
         match opened {
@@ -71,7 +71,7 @@ impl Engine {
     ) -> Result<()> {
         match self.transport.direct(due) {
             Ok(Some(direct)) => open.read(direct, from, into).map_err(|error| of_window(call, error)),
-            Ok(None) => Err(Error::SharedMemory),
+            Ok(None) => Err(Error::Sharing),
             Err(source) => Err(Error::in_call(*call, source)),
         }
     }
@@ -88,7 +88,7 @@ impl Engine {
         }
         match self.transport.direct(due) {
             Ok(Some(direct)) => open.close(direct, rank, due).map_err(|error| of_window(call, error)),
-            Ok(None) => Err(Error::SharedMemory),
+            Ok(None) => Err(Error::Sharing),
             Err(source) => Err(Error::in_call(*call, source)),
         }
     }
@@ -114,5 +114,5 @@ const fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
 
 /// The error of a window: none from the transport if its memory is in another call.
 fn of_window(call: &Call, error: Option<dist_transport::Error>) -> Error {
-    error.map_or(Error::SharedMemory, |source| Error::in_call(*call, source))
+    error.map_or(Error::Sharing, |source| Error::in_call(*call, source))
 }

@@ -275,7 +275,7 @@ fn ranks_that_allocate_alone_are_told_so() {
 fn a_direct_form_is_refused_where_no_memory_is_shared() {
     let refused = worlds::run(Network::Tcp, 2, |mut comm| {
         let direct =
-            Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectAlgorithm::OneShot);
+            Direct::of(Operation::AllReduce).find(|direct| direct.algorithm() == DirectAlgorithm::OneShot);
         let error =
             comm.with_algorithm(direct.unwrap()).all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
         let mut values = [1.0_f32];

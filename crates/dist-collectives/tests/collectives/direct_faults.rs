@@ -94,7 +94,7 @@ fn a_rank_that_dies_while_windows_are_open_is_named() {
 /// Sums in place, again and again; how that failed, if it did, and what is left of the buffer.
 fn sums(
     comm: &mut Communicator,
-    form: DirectAlgorithm,
+    algorithm: DirectAlgorithm,
     allocated: bool,
     op: ReduceOp,
 ) -> (Option<Error>, usize) {
@@ -105,7 +105,7 @@ fn sums(
     }
     for _ in 0..3 {
         buffer.fill(comm.rank() as u64);
-        let mut comm = comm.with_algorithm(direct(Operation::AllReduce, form));
+        let mut comm = comm.with_algorithm(direct(Operation::AllReduce, algorithm));
         if let Err(error) = comm.all_reduce_buffer(&mut buffer, op) {
             return (Some(error), buffer.len());
         }
@@ -116,11 +116,11 @@ fn sums(
 
 #[rstest]
 fn memory_that_was_open_to_the_dead_is_given_up(#[values(true, false)] allocated: bool) {
-    for form in DirectAlgorithm::ALL {
-        let writes = form == DirectAlgorithm::WriteToAll;
-        let program = move |comm: &mut Communicator| sums(comm, form, allocated, ReduceOp::Sum);
+    for algorithm in DirectAlgorithm::ALL {
+        let writes = algorithm == DirectAlgorithm::WriteToAll;
+        let program = move |comm: &mut Communicator| sums(comm, algorithm, allocated, ReduceOp::Sum);
         die_at_every_moment(program, |(error, left)| {
-            assert_eq!(left == 0, writes && error.is_some(), "{form}");
+            assert_eq!(left == 0, writes && error.is_some(), "{algorithm}");
             error.iter().for_each(assert_names_the_victim);
         });
     }
@@ -138,26 +138,26 @@ fn what_is_told_of_a_fault_is_told_in_shared_memory_too(
     #[case] fault: Fault,
     #[case] expected: Option<&'static str>,
 ) {
-    for (form, seed) in DirectAlgorithm::ALL.into_iter().zip(0..) {
+    for (algorithm, seed) in DirectAlgorithm::ALL.into_iter().zip(0..) {
         let network = network(seed).with_fault(When::At(3 * POST), fault.clone());
         let outcome = network.try_run(move |transport| {
             let mut comm = Communicator::new(transport);
             comm.set_timeout(TIMEOUT);
-            let failed = (0..20).find_map(|_| sums(&mut comm, form, true, ReduceOp::Sum).0);
+            let failed = (0..20).find_map(|_| sums(&mut comm, algorithm, true, ReduceOp::Sum).0);
             (comm.runtime().now(), failed.map(|error| culprit(&error)))
         });
         let outcome = outcome.unwrap();
         assert_eq!(outcome.faults.len(), 1);
         for (rank, end) in outcome.results.into_iter().enumerate() {
             let Some((time, told)) = end else {
-                assert_eq!(rank, VICTIM, "{form}");
+                assert_eq!(rank, VICTIM, "{algorithm}");
                 continue;
             };
             // Of a lost launcher each rank speaks for itself.
             let whose = if expected == Some("launcher lost") { rank } else { VICTIM };
-            assert_eq!(told, expected.map(|cause| (whose, cause)), "{form}: rank {rank}");
+            assert_eq!(told, expected.map(|cause| (whose, cause)), "{algorithm}: rank {rank}");
             let by = if rank == VICTIM { 6 * SECOND } else { 3 * SECOND };
-            assert!(if expected.is_some() { time <= by } else { time >= SECOND }, "{form}: {time:?}");
+            assert!(if expected.is_some() { time <= by } else { time >= SECOND }, "{algorithm}: {time:?}");
         }
     }
 }

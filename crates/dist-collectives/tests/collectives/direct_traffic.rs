@@ -6,7 +6,7 @@ use dist_collectives::Traffic;
 use dist_transport::{Rank, Reach, Shared};
 use rstest::rstest;
 
-use crate::collectives::{all, call};
+use crate::tasks::{all, call};
 use crate::worlds::{self, Network};
 
 /// Elements of each part, and of a buffer without parts: no world divides it.

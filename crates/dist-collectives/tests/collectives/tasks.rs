@@ -1,7 +1,7 @@
 //! Everything that ranks which share memory do directly, as calls of a communicator.
 
 use dist_algos::Source;
-use dist_algos::direct::{DirectAlgorithm, DirectCollective};
+use dist_algos::direct::DirectCollective;
 use dist_collectives::{Communicator, Direct, DirectAlgorithm, Error, Operation, ReduceOp};
 
 /// Every operation in every form, with this root.

@@ -145,7 +145,7 @@ fn chosen(_: Operation) -> Vec<Option<Algorithm>> {
 
 /// The library's choice, and every form that ranks which share memory can do it in on memory that is borrowed.
 fn direct(operation: Operation) -> Vec<Option<Algorithm>> {
-    let forms = Direct::of(operation).filter(|direct| direct.form() != DirectAlgorithm::WriteToAll);
+    let forms = Direct::of(operation).filter(|direct| direct.algorithm() != DirectAlgorithm::WriteToAll);
     forms.map(|direct| Some(direct.into())).chain([None]).collect()
 }
 
