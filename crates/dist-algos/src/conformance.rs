@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use dist_transport::{Due, Incoming, Outgoing, Rank, Runtime, Sink};
+use dist_transport::{Incoming, LazyDeadline, Outgoing, Rank, Runtime, Sink};
 
 use crate::{AllReduce, Memory, Partition, RingTransport, Scratch, run};
 
@@ -66,7 +66,7 @@ impl<L: RingTransport> End<L> {
     }
 
     fn ring(&mut self, number: usize, len: usize) {
-        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
+        let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let (sent, mut received) = (payload(rank, number, len), vec![0; len]);
         let (head, tail) = sent.split_at(len / 3);
         let send = Outgoing { to: rank.right().index(), parts: &[head, &[], tail] };
@@ -76,7 +76,7 @@ impl<L: RingTransport> End<L> {
     }
 
     fn pieces(&mut self, number: usize, len: usize) {
-        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
+        let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let (sent, mut received) = (payload(rank, number, len), Vec::new());
         let mut take = |offset: usize, bytes: &[u8]| {
             assert_eq!(offset, received.len(), "pieces come in order");
@@ -91,7 +91,7 @@ impl<L: RingTransport> End<L> {
     }
 
     fn in_place(&mut self, number: usize, len: usize) {
-        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
+        let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let peer = Rank::new(rank.index() ^ 1, rank.world_size()).unwrap_or(rank);
         let mut buffer = payload(rank, number, len);
         // Not symmetric: shows whose bytes these are, and that they come once.
@@ -108,7 +108,7 @@ impl<L: RingTransport> End<L> {
 
     /// Rank 0 sends several messages to rank 1. A send may wait for its receiver.
     fn order(&mut self) {
-        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
+        let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         for number in 0..20 {
             let len = number * 37 % 11;
             if rank.index() == 0 && rank.world_size() > 1 {
@@ -125,7 +125,7 @@ impl<L: RingTransport> End<L> {
 
     /// Everybody sends to everybody.
     fn all_at_once(&mut self) {
-        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
+        let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let len = LENGTHS[5];
         let sent = payload(rank, 1, len);
         let parts: [&[u8]; 1] = [&sent];
@@ -141,7 +141,7 @@ impl<L: RingTransport> End<L> {
     }
 
     fn all_reduce(&mut self, algorithm: AllReduce, elements: usize) {
-        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
+        let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let world_size = rank.world_size();
         let mut buffer = vec![u8::try_from(rank.index() + 1).unwrap(); elements];
         let cut = Partition::new(elements, 1, algorithm.chunks(world_size)).unwrap();

@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use dist_transport::{Combine, Due, Incoming, Outgoing, Progress, Rank, Sink, Transport};
+use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, Sink, Transport};
 
 use crate::Scratch;
 
@@ -32,7 +32,7 @@ pub trait RingTransport {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error>;
 
     /// Sends all of `buffer` to `peer`, which does the same, and gives `combine` each range of `buffer` with the
@@ -48,7 +48,7 @@ pub trait RingTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error> {
         let len = buffer.len();
         let mut scratch = Scratch::new();
@@ -72,7 +72,7 @@ pub trait RingTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error> {
         let rank = self.rank();
         for round in 0..rank.world_size() {
@@ -103,7 +103,7 @@ impl<T: Transport + ?Sized> RingTransport for T {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error> {
         Transport::exchange(self, send, receive, due)
     }
@@ -113,7 +113,7 @@ impl<T: Transport + ?Sized> RingTransport for T {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error> {
         Transport::exchange_in_place(self, peer, buffer, combine, due)
     }
@@ -122,12 +122,12 @@ impl<T: Transport + ?Sized> RingTransport for T {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error> {
         Transport::exchange_all(self, sends, receives, due)
     }
 
     fn note(&mut self, progress: Progress) {
-        Transport::note(self, progress);
+        Transport::set_progress(self, progress);
     }
 }

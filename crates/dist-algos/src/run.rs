@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use dist_transport::{Combine, Due, Incoming, Outgoing, Progress, Rank, Sink, copy};
+use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, Sink, copy};
 use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
@@ -63,7 +63,7 @@ pub fn run<T: RingTransport + ?Sized>(
     mut memory: Memory<'_>,
     reduce: &mut Combine<'_>,
     scratch: &mut Scratch,
-    due: &Due<'_>,
+    due: &LazyDeadline<'_>,
 ) -> Result<(), RunError<T::Error>> {
     memory.check()?;
     let (rank, parts) = (transport.rank(), memory.parts());
@@ -88,7 +88,7 @@ struct Runner<'a, 'memory, 'reduce, T: ?Sized> {
     parts: Parts,
     reduce: &'a mut Combine<'reduce>,
     scratch: &'a mut Scratch,
-    due: &'a Due<'a>,
+    due: &'a LazyDeadline<'a>,
 }
 
 impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
@@ -262,7 +262,7 @@ struct Exchange<'a, T: ?Sized> {
     transport: &'a mut T,
     send: Option<(usize, Pieces<'a>)>,
     from: usize,
-    due: &'a Due<'a>,
+    due: &'a LazyDeadline<'a>,
     step: usize,
 }
 

@@ -12,14 +12,16 @@ use dist_algos::direct::{
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
 use dist_transport::{
-    Due, Exposed, Fingerprint, Owned, Place, Rank, Reach, Result, Shared, Slots, Transport, sim,
+    ExposedRegion, Fingerprint, GroupLayout, LazyDeadline, Owned, Place, Rank, Reach, Result, SlotUse,
+    Transport, sim,
 };
 use rstest::rstest;
 
 const WORLD: usize = 3;
 const SEEDS: u64 = 2000;
 /// Slots of a pipeline of many blocks.
-const SHARED: Shared = Shared { slot_bytes: 64 * WORLD, sheet_bytes: 4096, ..Shared::on_host(Reach::Write) };
+const SHARED: GroupLayout =
+    GroupLayout { slot_bytes: 64 * WORLD, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Write) };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
@@ -56,13 +58,13 @@ impl Wrong<'_> {
 }
 
 impl DirectAccess for Wrong<'_> {
-    fn shared(&self) -> Shared {
+    fn shared(&self) -> GroupLayout {
         SHARED
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let place = self.place(place);
-        if self.mistake == Mistake::EarlyPost && place != Place::Line {
+        if self.mistake == Mistake::EarlyPost && place != Place::FlagLine {
             self.late.push((place, offset, bytes.to_vec()));
         } else {
             self.inner.publish(place, offset, bytes);
@@ -72,14 +74,14 @@ impl DirectAccess for Wrong<'_> {
     fn post(&mut self) {
         self.posts += 1;
         if self.mistake != Mistake::LostPost || self.posts != 2 {
-            self.inner.post();
+            self.inner.signal();
         }
         for (place, offset, bytes) in std::mem::take(&mut self.late) {
             self.inner.publish(place, offset, &bytes);
         }
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()> {
         self.waits += 1;
         match self.mistake {
             Mistake::MissingAwait if self.waits.is_multiple_of(5) => Ok(()),
@@ -91,12 +93,12 @@ impl DirectAccess for Wrong<'_> {
     fn meet(
         &mut self,
         _: Rank,
-        _: Slots,
+        _: SlotUse,
         to: (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        self.inner.meet(to, bytes, due)
+        self.inner.signal_and_wait(to, bytes, due)
     }
 
     fn view(
@@ -128,7 +130,7 @@ impl DirectAccess for Wrong<'_> {
     }
 
     fn show(&mut self, memory: &[u8]) {
-        self.inner.show(memory);
+        self.inner.update_exposed(memory);
     }
 }
 
@@ -154,9 +156,9 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
         let mut inner = Unchecked::simulated(transport, due).unwrap().unwrap();
         let lends = algorithm == DirectAlgorithm::WriteToAll;
         let exposed = match algorithm {
-            DirectAlgorithm::WriteToAll => Exposed::Write(Owned::from(buffer.clone()).lend()),
-            DirectAlgorithm::ReadFromAll => Exposed::Read(&buffer),
-            _ => Exposed::Nothing,
+            DirectAlgorithm::WriteToAll => ExposedRegion::Write(Owned::from(buffer.clone()).lend()),
+            DirectAlgorithm::ReadFromAll => ExposedRegion::Read(&buffer),
+            _ => ExposedRegion::Nothing,
         };
         if inner.enter(plan.posts(), plan.use_of_slots(), exposed, due).is_err() {
             return false;
@@ -177,13 +179,13 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         let done = run(&mut access, (&plan, rank), steps, memory, kernel, scratch, due);
         if lends {
-            let Some(lent) = access.inner.take_back() else { return false };
+            let Some(lent) = access.inner.reclaim() else { return false };
             let mut others = lent.into_owned::<u8>().unwrap().into_vec().unwrap();
             others[part.clone()].copy_from_slice(&buffer[part]);
             buffer = others;
         }
         done.is_ok()
-            && access.inner.finished()
+            && access.inner.is_finished()
             && buffer.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)
     })
 }

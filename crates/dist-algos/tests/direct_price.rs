@@ -9,15 +9,15 @@ use dist_algos::direct::{
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
-use dist_transport::{Exposed, Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
+use dist_transport::{ExposedRegion, Fingerprint, GroupLayout, MemoryCosts, Owned, Reach, Transport, sim};
 use rstest::rstest;
 
-const SHARED: Shared = Shared::on_host(Reach::Write);
+const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
 /// What is no whole number of nanoseconds, and nothing the same as anything else.
 const PACE: DirectCosts = DirectCosts {
     costs: MemoryCosts {
-        post_ps: 20_300,
+        signal_ps: 20_300,
         wait_ps: 7_700,
         copied_byte_ps: 130,
         viewed_byte_ps: 210,
@@ -59,9 +59,9 @@ fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
         let kernel =
             &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let exposes = match exposed_memory(&plan, rank, memory) {
-            ExposedMemory::Nothing => Exposed::Nothing,
-            ExposedMemory::Read(bytes) => Exposed::Read(bytes),
-            ExposedMemory::OwnMemory => Exposed::Write(lent.lend()),
+            ExposedMemory::Nothing => ExposedRegion::Nothing,
+            ExposedMemory::Read(bytes) => ExposedRegion::Read(bytes),
+            ExposedMemory::OwnMemory => ExposedRegion::Write(lent.lend()),
         };
         access.enter(plan.posts(), plan.use_of_slots(), exposes, due).unwrap();
         run(&mut access, program, steps, memory, kernel, scratch, due).unwrap();

@@ -12,10 +12,13 @@ use dist_algos::direct::{
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::{CALLS_MAX, Deadline, Due, Place, Rank, Reach, Result, Runtime, Shared, Slots};
+use dist_transport::{
+    CALLS_MAX, Deadline, GroupLayout, LazyDeadline, Place, Rank, Reach, Result, Runtime, SlotUse,
+};
 use rstest::rstest;
 
-const SHARED: Shared = Shared { slot_bytes: 1024, sheet_bytes: 4096, ..Shared::on_host(Reach::Write) };
+const SHARED: GroupLayout =
+    GroupLayout { slot_bytes: 1024, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Write) };
 
 /// What a rank shares with the others: lines and sheets for calls in turn, and slots for every other.
 #[derive(Debug, Default)]
@@ -58,8 +61,8 @@ impl Together {
 
     fn bytes(share: &mut Share, call: usize, place: Place) -> &mut Vec<u8> {
         match place {
-            Place::Line => &mut share.lines[call % CALLS_MAX],
-            Place::Sheet => &mut share.sheets[call % CALLS_MAX],
+            Place::FlagLine => &mut share.lines[call % CALLS_MAX],
+            Place::EagerBuffer => &mut share.sheets[call % CALLS_MAX],
             Place::Slot(slot) => &mut share.slots[call % 2][slot],
             Place::Memory => &mut share.memory,
         }
@@ -70,11 +73,11 @@ impl Together {
         self.begin(plan.posts(), plan.use_of_slots(), memory);
     }
 
-    fn begin(&mut self, posts: u32, slots: Slots, memory: &[u8]) {
+    fn begin(&mut self, posts: u32, slots: SlotUse, memory: &[u8]) {
         let ranks = self.lock().len();
-        let begun_by_all = slots.begun_by_all(self.calls());
-        if begun_by_all > 0 {
-            (0..ranks).for_each(|rank| self.await_posts(rank, self.bases[begun_by_all - 1] + 1));
+        let awaited_call = slots.awaited_call(self.calls());
+        if awaited_call > 0 {
+            (0..ranks).for_each(|rank| self.await_posts(rank, self.bases[awaited_call - 1] + 1));
         }
         self.bases.push(self.bases[self.calls()] + u64::from(posts));
         let own = &mut self.lock()[self.rank];
@@ -89,17 +92,17 @@ impl Together {
 }
 
 impl DirectAccess for Together {
-    fn shared(&self) -> Shared {
+    fn shared(&self) -> GroupLayout {
         SHARED
     }
 
     fn meet(
         &mut self,
         rank: Rank,
-        slots: Slots,
+        slots: SlotUse,
         (holder, place, offset): (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.begin(1, slots, &[]);
         self.write(holder, place, offset, bytes)?;
@@ -125,7 +128,7 @@ impl DirectAccess for Together {
         self.lock()[self.rank].posts += 1;
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, _: &Due<'_>) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, _: &LazyDeadline<'_>) -> Result<()> {
         self.await_posts(rank, self.bases[self.calls() - 1] + u64::from(posts));
         Ok(())
     }
@@ -202,8 +205,8 @@ impl DirectAccess for Together {
 /// Runs calls in a row on every rank, and gives what each rank ends with.
 fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) -> R + Sync) -> Vec<R> {
     let share = || Share {
-        lines: [(); CALLS_MAX].map(|()| vec![0; SHARED.line_bytes]),
-        sheets: [(); CALLS_MAX].map(|()| vec![0; SHARED.sheet_bytes]),
+        lines: [(); CALLS_MAX].map(|()| vec![0; SHARED.flag_line_bytes]),
+        sheets: [(); CALLS_MAX].map(|()| vec![0; SHARED.eager_bytes]),
         slots: [(); 2].map(|()| vec![vec![0; SHARED.slot_bytes]; SHARED.slots]),
         ..Share::default()
     };
@@ -448,7 +451,7 @@ fn what_the_last_cache_cannot_hold_of_all_ranks_goes_past_it(
     #[case] world_size: usize,
     #[case] part_bytes: usize,
 ) {
-    let shared = Shared { slot_bytes: 256 << 10, ..SHARED };
+    let shared = GroupLayout { slot_bytes: 256 << 10, ..SHARED };
     let leaves = |part_bytes| {
         let plan = DirectPlan::new(
             (collective, DirectAlgorithm::OneShot),

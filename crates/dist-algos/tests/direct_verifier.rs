@@ -5,7 +5,7 @@ use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{Error, Source};
-use dist_transport::{Place, Reach, Shared};
+use dist_transport::{GroupLayout, Place, Reach};
 use rstest::rstest;
 
 /// Everything that can be done in a world, with the first and the last root.
@@ -31,7 +31,7 @@ fn every_schedule_is_proven_in_every_world() {
 
 #[test]
 fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
-    let shared = Shared { slot_bytes: 1 << 16, ..Shared::on_host(Reach::Write) };
+    let shared = GroupLayout { slot_bytes: 1 << 16, ..GroupLayout::on_host(Reach::Write) };
     for world_size in (1..=9).chain([16, 33, 64]) {
         for (collective, algorithm) in all(world_size) {
             let largest: &[usize] = if world_size > 9 { &[64] } else { &[0, 1, 64, 640, 64 * 30, 64 * 31] };

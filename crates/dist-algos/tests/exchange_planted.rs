@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use dist_algos::{AllReduce, Memory, Partition, RingTransport, Scratch, Step, run};
 use dist_transport::sim::{Network, SimTransport};
-use dist_transport::{Combine, Due, Error, Incoming, Outgoing, Rank, Result, Runtime, Sink, Transport};
+use dist_transport::{
+    Combine, Error, Incoming, LazyDeadline, Outgoing, Rank, Result, Runtime, Sink, Transport,
+};
 use rstest::rstest;
 
 const WORLD: usize = 4;
@@ -60,7 +62,7 @@ impl Wrong {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         if send.is_some() {
             Transport::exchange(&mut self.inner, send, None, due)?;
@@ -77,7 +79,7 @@ impl Wrong {
         send: Option<Outgoing<'_>>,
         receive: Incoming<'_>,
         [first, last]: [usize; 2],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let Incoming { from, len, sink } = receive;
         let Sink::Each(deliver) = sink else {
@@ -104,7 +106,7 @@ impl RingTransport for Wrong {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.exchanges += 1;
         let is_wrong = Transport::rank(&self.inner).index() == WRONG;
@@ -121,7 +123,7 @@ impl RingTransport for Wrong {
             }
             (Mistake::DoesNotWait, Some(receive)) if is_wrong => {
                 let at_once = self.inner.runtime().deadline(Duration::ZERO);
-                let nothing = !self.inner.silent(&[receive.from], &at_once.into())?.is_empty();
+                let nothing = !self.inner.wait_any_peer(&[receive.from], &at_once.into())?.is_empty();
                 self.one_after_the_other(send, (!nothing).then_some(receive), due)
             }
             (Mistake::PieceTwice, Some(receive)) => self.in_pieces(send, receive, [2, 1], due),
@@ -135,7 +137,7 @@ impl RingTransport for Wrong {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         if self.mistake != Mistake::CombinesFirst || Transport::rank(&self.inner).index() < peer {
             return Transport::exchange_in_place(&mut self.inner, peer, buffer, combine, due);
@@ -176,7 +178,7 @@ fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
 /// Sums in a group, by an algorithm and its real runner; wrong sums are panics.
 fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
     let rank = Transport::rank(&end.inner);
-    let due = &Due::from(end.inner.runtime().deadline(Duration::from_secs(60)));
+    let due = &LazyDeadline::from(end.inner.runtime().deadline(Duration::from_secs(60)));
     let cut = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
     for call in 0..CALLS {
         let mut buffer: Vec<u8> = (0..LEN).map(|at| brought(rank.index(), group, call, at)).collect();
@@ -221,7 +223,7 @@ fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
     let tasks: Vec<_> = (0..GROUPS).map(start).collect();
     // Whoever is done stays until all are.
     let ended: Vec<_> = tasks.into_iter().map(|task| task.join().unwrap()).collect();
-    let due = &Due::within(&runtime, Duration::from_secs(60));
+    let due = &LazyDeadline::within(&runtime, Duration::from_secs(60));
     let sends: Vec<_> = everybody.iter().map(|&to| Outgoing { to, parts: &[] }).collect();
     let receive = |&from: &usize| Incoming { from, len: 0, sink: Sink::Into(&mut []) };
     let mut receives: Vec<_> = everybody.iter().map(receive).collect();

@@ -11,8 +11,8 @@ use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, Red
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
-    Abort, Cause, ChannelId, Combine, Due, Error as TransportError, Fingerprint, Incoming, Outgoing, Rank,
-    Traffic, Transport, sim,
+    Abort, Cause, ChannelId, Combine, Error as TransportError, Fingerprint, Incoming, LazyDeadline, Outgoing,
+    Rank, Traffic, Transport, sim,
 };
 use rstest::rstest;
 
@@ -296,7 +296,7 @@ impl Transport for Uncounted {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.uncounted(|transport| transport.exchange(send, receive, due))
     }
@@ -306,7 +306,7 @@ impl Transport for Uncounted {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.uncounted(|transport| transport.exchange_in_place(peer, buffer, combine, due))
     }
@@ -315,13 +315,17 @@ impl Transport for Uncounted {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.uncounted(|transport| transport.exchange_all(sends, receives, due))
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, TransportError> {
-        self.0.silent(peers, due)
+    fn wait_any_peer(
+        &mut self,
+        peers: &[usize],
+        due: &LazyDeadline<'_>,
+    ) -> Result<Vec<usize>, TransportError> {
+        self.0.wait_any_peer(peers, due)
     }
 
     fn hosts(&self) -> Vec<u64> {

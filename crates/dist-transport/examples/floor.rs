@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
 use dist_transport::tcp::{Config, TcpTransport};
-use dist_transport::{Error, Exposed, Place, Slots, Transport};
+use dist_transport::{Error, ExposedRegion, Place, SlotUse, Transport};
 
 const CALLS: u32 = 2_000;
 const SAMPLES: usize = 21;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Error> {
         println!("the ranks share no memory");
         return Ok(());
     };
-    // SAFETY: all ranks do the same calls, and see what a rank has published once they have waited for its post.
+    // SAFETY: all ranks do the same calls, and see what a rank has published once they have waited for its signal.
     let mut direct = unsafe { Unchecked::new(direct) };
     println!("rank {rank}: {:?}", direct.shared());
     for (bytes, calls) in [(0, CALLS), (8, CALLS), (1024, CALLS / 2), (64 << 10, CALLS / 20)] {
@@ -52,12 +52,12 @@ fn call(
     sum: &mut [u64],
     deadline: dist_transport::Deadline,
 ) -> Result<(), Error> {
-    let place = if mine.len() <= direct.shared().line_bytes { Place::Line } else { Place::Slot(0) };
-    direct.enter(1, Slots::of(place), Exposed::Nothing, &deadline.into())?;
+    let place = if mine.len() <= direct.shared().flag_line_bytes { Place::FlagLine } else { Place::Slot(0) };
+    direct.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &deadline.into())?;
     if !mine.is_empty() {
         direct.publish(place, 0, mine);
     }
-    direct.post();
+    direct.signal();
     for &peer in peers {
         direct.wait(peer, 1, &deadline.into())?;
         if !mine.is_empty() {
@@ -67,6 +67,6 @@ fn call(
             })?;
         }
     }
-    direct.settle();
+    direct.wake_waiters();
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::check::check_peer;
 use crate::{CALLS_MAX, ChannelId, Error, Fingerprint, Rank, Result, Traffic};
 
 /// How often every process gives a sign of life.
-pub(crate) const BEAT: Duration = Duration::from_millis(500);
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);
 /// After how long without a sign of life a process counts as dead that runs on the coordinator's host, unless the job sets a
 /// limit. No job can set a shorter one.
 pub(crate) const LIVENESS_ON_HOST: Duration = Duration::from_secs(2);
@@ -18,12 +18,12 @@ pub(crate) const HEADER_BYTES: usize = 64;
 
 /// The last calls of a rank: as many as others may be ahead of it or behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Calls {
+pub(crate) struct CallHistory {
     all: [Fingerprint; CALLS_MAX],
     current: usize,
 }
 
-impl Calls {
+impl CallHistory {
     pub(crate) const NONE: Self = Self { all: [Fingerprint::NONE; CALLS_MAX], current: 0 };
 
     #[inline]

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{Due, Lent, Rank, Result};
+use crate::{LazyDeadline, Lent, Rank, Result};
 
 /// The largest number of other ranks whose memory is [changed](Direct::change) or [viewed](Direct::view_all) at once.
 pub const CHANGED_MAX: usize = 7;
@@ -18,12 +18,12 @@ pub const CALLS_MAX: usize = 4;
 /// Memory that all ranks of a group share: for each rank a line of a few bytes, a sheet of some more, slots, and the memory
 /// that the rank exposes in a call.
 ///
-/// Ranks enter the same calls in the same order and post equally often in each. A post tells those who wait for it
+/// Ranks enter the same calls in the same order and signal equally often in each. A signal tells those who wait for it
 /// that everything which this rank wrote before is there, and that this rank is done with what it read before.
 ///
 /// Calls that follow each other have lines, sheets and slots of their own: lines and sheets are used again after
 /// [`CALLS_MAX`] calls, slots after two. [`enter`](Direct::enter) waits until no rank is in a call any more whose places it
-/// uses again. So every rank has to have posted in the previous call if slots are used, and otherwise in the call three
+/// uses again. So every rank has to have signalled in the previous call if slots are used, and otherwise in the call three
 /// before. A transport may wait for more where that is faster.
 ///
 /// Ranks are numbered as in the group; a method that is given one which is not of the group panics.
@@ -40,11 +40,11 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// 1. **One plan.** In each call every rank does its part of one plan, the same on all ranks, whose steps were checked for
 ///    this number of ranks: of two accesses of different ranks to the same byte, of which one writes, one comes before a
-///    post and the other after a [`wait`](Direct::wait) for that post. [`Entry::agreed`] names the plan, and waits compare it.
-/// 2. **Memory that is exposed for reading** ([`Exposed::Read`]) is not freed, and not written but as the plan says, until
-///    [`finished`](Direct::finished) is true or [`abandon`](Direct::abandon) has returned.
-/// 3. **Memory that is lent** ([`Exposed::Write`]) belongs to the call. Nothing of it is read or written by the rank that has
-///    lent it, but for what the plan gives this rank, until [`take_back`](Direct::take_back) gives it back.
+///    signal and the other after a [`wait`](Direct::wait) for that signal. [`CallEntry::plan_digest`] names the plan, and waits compare it.
+/// 2. **Memory that is exposed for reading** ([`ExposedRegion::Read`]) is not freed, and not written but as the plan says, until
+///    [`finished`](Direct::is_finished) is true or [`abandon`](Direct::abandon) has returned.
+/// 3. **Memory that is lent** ([`ExposedRegion::Write`]) belongs to the call. Nothing of it is read or written by the rank that has
+///    lent it, but for what the plan gives this rank, until [`reclaim`](Direct::reclaim) gives it back.
 /// 4. Other processes that have the memory mapped run this crate, do the same, and write nothing else there.
 ///
 /// A program without `unsafe` cannot reach there, neither to read
@@ -70,7 +70,7 @@ pub const CALLS_MAX: usize = 4;
 /// ```
 /// # use dist_transport::{Direct, Place, Result};
 /// fn look(direct: &mut dyn Direct) -> Result<()> {
-///     // SAFETY: rank 0 has published it before a post that was waited for.
+///     // SAFETY: rank 0 has published it before a signal that was waited for.
 ///     unsafe { direct.view(0, Place::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}")) }
 /// }
 /// ```
@@ -78,11 +78,11 @@ pub const CALLS_MAX: usize = 4;
 /// What was lent belongs to its call, so nothing else can give it back:
 ///
 /// ```compile_fail,E0382
-/// # use dist_transport::{Direct, Due, Entry, Exposed, Owned};
-/// fn lend(direct: &mut dyn Direct, entry: Entry, due: &Due<'_>, memory: Owned<u64>) {
+/// # use dist_transport::{Direct, LazyDeadline, CallEntry, ExposedRegion, Owned};
+/// fn lend(direct: &mut dyn Direct, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) {
 ///     let lent = memory.lend();
 ///     // SAFETY: the ranks keep to the contract.
-///     unsafe { direct.enter(entry, Exposed::Write(lent), due) }.unwrap();
+///     unsafe { direct.enter(entry, ExposedRegion::Write(lent), due) }.unwrap();
 ///     let memory = lent.into_owned::<u64>();
 /// }
 /// ```
@@ -90,18 +90,18 @@ pub const CALLS_MAX: usize = 4;
 /// but the call:
 ///
 /// ```
-/// # use dist_transport::{Direct, Due, Entry, Exposed, Owned};
-/// fn lend(direct: &mut dyn Direct, entry: Entry, due: &Due<'_>, memory: Owned<u64>) -> Option<Owned<u64>> {
+/// # use dist_transport::{Direct, LazyDeadline, CallEntry, ExposedRegion, Owned};
+/// fn lend(direct: &mut dyn Direct, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) -> Option<Owned<u64>> {
 ///     let lent = memory.lend();
 ///     // SAFETY: the ranks keep to the contract.
-///     unsafe { direct.enter(entry, Exposed::Write(lent), due) }.unwrap();
-///     // … posts and waits, until all have posted for the last time.
-///     direct.take_back().and_then(|lent| lent.into_owned().ok())
+///     unsafe { direct.enter(entry, ExposedRegion::Write(lent), due) }.unwrap();
+///     // … signals and waits, until all have signalled for the last time.
+///     direct.reclaim().and_then(|lent| lent.into_owned().ok())
 /// }
 /// ```
 pub trait Direct: sealed::Sealed + fmt::Debug {
     /// What there is; the same on all ranks.
-    fn shared(&self) -> Shared;
+    fn shared(&self) -> GroupLayout;
 
     /// This rank and the size of the group.
     fn rank(&self) -> Rank;
@@ -111,21 +111,26 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
 
     /// Begins the next call, the one that [`begin`](crate::Transport::begin) has named, and exposes `memory` in it.
     ///
-    /// What was [lent](Exposed::Write) stays with the group until [`take_back`](Direct::take_back) gives it back, and is never
+    /// What was [lent](ExposedRegion::Write) stays with the group until [`reclaim`](Direct::reclaim) gives it back, and is never
     /// freed if it does not.
     ///
     /// # Errors
     /// If a rank does not come out of the last call whose places are used again, or was in another one.
     ///
     /// # Panics
-    /// If `entry` names another rank than this one, or no posts.
+    /// If `entry` names another rank than this one, or no signals.
     ///
     /// # Safety
     /// As said of the [trait](Direct).
-    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()>;
+    unsafe fn enter(
+        &mut self,
+        entry: CallEntry,
+        memory: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()>;
 
     /// Copies bytes into this rank's line, its sheet or one of its slots. Others see them after the next
-    /// [`post`](Direct::post).
+    /// [`signal`](Direct::signal).
     ///
     /// # Panics
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
@@ -135,22 +140,22 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
     /// Tells the others that this rank has done its steps so far. Those who sleep are woken when this one begins to wait,
-    /// at the latest by [`settle`](Direct::settle).
+    /// at the latest by [`wake_waiters`](Direct::wake_waiters).
     ///
     /// # Safety
     /// As said of the [trait](Direct).
-    unsafe fn post(&mut self);
+    unsafe fn signal(&mut self);
 
-    /// Waits until `rank` has posted this often in this call. The first wait for a rank in a call finds out whether it
+    /// Waits until `rank` has signalled this often in this call. The first wait for a rank in a call finds out whether it
     /// is in the same one.
     ///
     /// # Errors
     /// If it does not by the deadline, is in another call, or the job is aborted.
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()>;
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()>;
 
-    /// Does all of a call in which every rank publishes some bytes and posts once, but for their use: enters it, publishes
-    /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, posts, waits for every
-    /// other rank, and wakes those who sleep for its post. It is one method so that no clock is looked at unless a rank
+    /// Does all of a call in which every rank publishes some bytes and signals once, but for their use: enters it, publishes
+    /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, signals, waits for every
+    /// other rank, and wakes those who sleep for its signal. It is one method so that no clock is looked at unless a rank
     /// waits.
     ///
     /// # Errors
@@ -161,16 +166,16 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     ///
     /// # Safety
     /// As said of the [trait](Direct).
-    unsafe fn meet(
+    unsafe fn signal_and_wait(
         &mut self,
-        entry: Entry,
+        entry: CallEntry,
         (holder, place, offset): (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let rank = entry.rank;
         // SAFETY: as the caller has promised.
-        unsafe { self.enter(entry, Exposed::Nothing, due) }?;
+        unsafe { self.enter(entry, ExposedRegion::Nothing, due) }?;
         if holder == rank.index() {
             // SAFETY: as the caller has promised.
             unsafe { self.publish(place, offset, bytes) };
@@ -179,11 +184,11 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
             unsafe { self.write(holder, place, offset, bytes) }?;
         }
         // SAFETY: as the caller has promised.
-        unsafe { self.post() };
+        unsafe { self.signal() };
         for distance in 1..rank.world_size() {
             self.wait(rank.plus(distance).index(), 1, due)?;
         }
-        self.settle();
+        self.wake_waiters();
         Ok(())
     }
 
@@ -244,7 +249,13 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     ///
     /// # Safety
     /// As said of the [trait](Direct).
-    unsafe fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: Place,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         // SAFETY: as the caller has promised.
         unsafe { self.read(rank, place, offset, into) }
     }
@@ -255,7 +266,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     }
 
     /// As [`copy`](Direct::copy), by non-temporal stores where that is possible.
-    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy(from, into);
     }
 
@@ -291,35 +302,35 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         Ok(false)
     }
 
-    /// Wakes those who sleep for what was posted: what every call ends with.
-    fn settle(&mut self) {}
+    /// Wakes those who sleep for what was signalled: what every call ends with.
+    fn wake_waiters(&mut self) {}
 
-    /// Tells, before a post, what the memory that is exposed for reading holds now. Where ranks really reach into it there is
+    /// Tells, before a signal, what the memory that is exposed for reading holds now. Where ranks really reach into it there is
     /// nothing to do; those who simulate it need to be told.
-    fn show(&mut self, _memory: &[u8]) {}
+    fn update_exposed(&mut self, _memory: &[u8]) {}
 
-    /// Whether every rank is known to have posted for the last time in the last call, so that none reaches into this
+    /// Whether every rank is known to have signalled for the last time in the last call, so that none reaches into this
     /// rank's memory any more.
-    fn finished(&self) -> bool;
+    fn is_finished(&self) -> bool;
 
-    /// Gives back what was [lent](Exposed::Write) in the last call, with what others have written into it, if that call is
-    /// [finished](Direct::finished). Otherwise the memory stays lent, and is never freed.
-    fn take_back(&mut self) -> Option<Lent>;
+    /// Gives back what was [lent](ExposedRegion::Write) in the last call, with what others have written into it, if that call is
+    /// [finished](Direct::is_finished). Otherwise the memory stays lent, and is never freed.
+    fn reclaim(&mut self) -> Option<Lent>;
 
-    /// Gives up the last call. From here on what was [exposed for reading](Exposed::Read) in it is the caller's again: others
+    /// Gives up the last call. From here on what was [exposed for reading](ExposedRegion::Read) in it is the caller's again: others
     /// who still read there get an error, or what was there before, and see none of what the caller writes.
     fn abandon(&mut self) {
-        self.abandon_later().now();
+        self.abandon_handle().now();
     }
 
     /// What [abandons](Direct::abandon) the present call at a later time, wherever this memory is by then.
-    fn abandon_later(&self) -> Abandon;
+    fn abandon_handle(&self) -> AbandonHandle;
 }
 
 /// Gives up one call of a group's memory; see [`Direct::abandon`].
-pub struct Abandon(Box<dyn FnMut() + Send + Sync>);
+pub struct AbandonHandle(Box<dyn FnMut() + Send + Sync>);
 
-impl Abandon {
+impl AbandonHandle {
     #[cfg(any(all(feature = "shm", target_os = "linux"), feature = "sim"))]
     pub(crate) fn new(abandon: impl FnMut() + Send + Sync + 'static) -> Self {
         Self(Box::new(abandon))
@@ -331,9 +342,9 @@ impl Abandon {
     }
 }
 
-impl fmt::Debug for Abandon {
+impl fmt::Debug for AbandonHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Abandon")
+        f.write_str("AbandonHandle")
     }
 }
 
@@ -345,16 +356,16 @@ pub(crate) mod sealed {
 
 /// What a rank enters a call with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct CallEntry {
     /// The rank that enters, as the caller takes it to be.
     pub rank: Rank,
     /// A digest of all that ranks must agree on beside the call that was [begun](crate::Transport::begin): of the whole plan.
     /// Ranks that differ in it are in different calls.
-    pub agreed: u64,
-    /// How often every rank posts in the call, which is at least once.
-    pub posts: u32,
+    pub plan_digest: u64,
+    /// How often every rank signals in the call, which is at least once.
+    pub signals: u32,
     /// Whether anybody publishes or writes in slots. All ranks say the same.
-    pub slots: Slots,
+    pub slots: SlotUse,
 }
 
 /// A call of one group's memory.
@@ -378,26 +389,26 @@ impl DirectCall {
 
 /// What the ranks of a group share; the same on all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shared {
-    /// Slots of each rank.
+pub struct GroupLayout {
+    /// SlotUse of each rank.
     pub slots: usize,
     /// Bytes of a slot.
     pub slot_bytes: usize,
-    /// Bytes of a line: what travels with a post for nothing.
-    pub line_bytes: usize,
+    /// Bytes of a line: what travels with a signal for nothing.
+    pub flag_line_bytes: usize,
     /// Bytes of a sheet: what a rank can publish while others are up to three calls behind.
-    pub sheet_bytes: usize,
+    pub eager_bytes: usize,
     /// What can be done with memory that a rank exposes and that is not [allocated](crate::Transport::allocate).
     pub reach: Reach,
     /// Whether the system copies much ordinary memory to another rank faster than it goes through slots.
     pub fast_attach: bool,
 }
 
-impl Shared {
+impl GroupLayout {
     /// What ranks of one host share in this crate's transports, where they reach so far.
     pub const fn on_host(reach: Reach) -> Self {
-        let (slots, slot_bytes, line_bytes, sheet_bytes) = (4, 512 << 10, 48, 64 << 10);
-        Self { slots, slot_bytes, line_bytes, sheet_bytes, reach, fast_attach: false }
+        let (slots, slot_bytes, flag_line_bytes, eager_bytes) = (4, 512 << 10, 48, 64 << 10);
+        Self { slots, slot_bytes, flag_line_bytes, eager_bytes, reach, fast_attach: false }
     }
 }
 
@@ -415,10 +426,10 @@ pub enum Reach {
 /// Where a rank's bytes lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In the line that says how often it has posted. It can be written before the call's first post only.
-    Line,
+    /// In the line that says how often it has signalled. It can be written before the call's first signal only.
+    FlagLine,
     /// In its sheet, of which there is one for as many calls as there are lines. Only the rank itself writes there.
-    Sheet,
+    EagerBuffer,
     /// In the slot with this number.
     Slot(usize),
     /// In the memory that it has exposed.
@@ -426,29 +437,29 @@ pub enum Place {
 }
 
 /// Whether anything is published or written in slots in a call. They take turns with two calls; so nobody enters one that
-/// uses them before every rank has posted in the call before.
+/// uses them before every rank has signalled in the call before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slots {
+pub enum SlotUse {
     /// Only in lines, sheets and memory that is exposed.
     Unused,
     /// In slots, and perhaps elsewhere.
     Used,
 }
 
-impl Slots {
+impl SlotUse {
     /// For a call in which things are published in such a place.
     #[inline]
     pub const fn of(place: Place) -> Self {
         match place {
             Place::Slot(_) => Self::Used,
-            Place::Line | Place::Sheet | Place::Memory => Self::Unused,
+            Place::FlagLine | Place::EagerBuffer | Place::Memory => Self::Unused,
         }
     }
 
-    /// The call that every rank has to have posted in, so that none is in the one before it any more, until a rank enters
+    /// The call that every rank has to have signalled in, so that none is in the one before it any more, until a rank enters
     /// the one that follows its `last`. Calls are counted from 1; 0 is before all of them.
     #[inline]
-    pub const fn begun_by_all(self, last: usize) -> usize {
+    pub const fn awaited_call(self, last: usize) -> usize {
         match self {
             Self::Unused => last.saturating_sub(CALLS_MAX - 2),
             Self::Used => last,
@@ -458,24 +469,24 @@ impl Slots {
 
 /// The memory that a rank exposes to the others in a call.
 #[derive(Debug)]
-pub enum Exposed<'a> {
+pub enum ExposedRegion<'a> {
     /// None.
     Nothing,
     /// They may read this. What they read after the call failed for this rank is an error there.
     Read(&'a [u8]),
     /// They may read and write this, also long after the call has failed: it belongs to the call, which
-    /// [gives it back](Direct::take_back).
+    /// [gives it back](Direct::reclaim).
     Write(Lent),
 }
 
 /// What work in shared memory takes, in picoseconds of the rank that does it: for simulations and predictions.
 ///
-/// A post is seen by others as much later as a message of no bytes takes.
+/// A signal is seen by others as much later as a message of no bytes takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryCosts {
-    /// To post.
-    pub post_ps: u64,
-    /// To wait for a rank, beside the time until it has posted.
+    /// To signal.
+    pub signal_ps: u64,
+    /// To wait for a rank, beside the time until it has signalled.
     pub wait_ps: u64,
     /// To copy a byte: to publish, to read or to write it.
     pub copied_byte_ps: u64,
@@ -501,7 +512,7 @@ impl MemoryCosts {
     const fn attached(&self, place: Place, bytes: usize) -> u64 {
         match place {
             Place::Memory => self.attach_ps + self.attached_byte_ps * bytes as u64,
-            Place::Line | Place::Sheet | Place::Slot(_) => 0,
+            Place::FlagLine | Place::EagerBuffer | Place::Slot(_) => 0,
         }
     }
 }

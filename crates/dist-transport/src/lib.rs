@@ -38,15 +38,15 @@ pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
 pub use copy::copy;
 pub use direct::{
-    Abandon, CALLS_MAX, CHANGED_MAX, Direct, DirectCall, Entry, Exposed, MemoryCosts, Place, Reach, Shared,
-    Slots,
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout,
+    MemoryCosts, Place, Reach, SlotUse,
 };
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
 pub use grain::Grain;
 pub use owned::{Allocation, Lent, Owned};
 pub use rank::Rank;
-pub use runtime::{Deadline, Due, Runtime};
+pub use runtime::{Deadline, LazyDeadline, Runtime};
 pub use source::Source;
 #[doc(hidden)]
 pub use source::show_error;

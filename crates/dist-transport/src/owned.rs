@@ -26,7 +26,7 @@ impl Allocation {
         let mut grains = Vec::new();
         grains.try_reserve_exact(len.div_ceil(Grain::BYTES)).ok()?;
         grains.resize(len.div_ceil(Grain::BYTES), Grain::ZERO);
-        Some(Self(Box::new(Private { grains, len })))
+        Some(Self(Box::new(PrivateMemory { grains, len })))
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -57,12 +57,12 @@ impl fmt::Debug for Allocation {
 }
 
 /// Memory of this process alone.
-struct Private {
+struct PrivateMemory {
     grains: Vec<Grain>,
     len: usize,
 }
 
-impl Bytes for Private {
+impl Bytes for PrivateMemory {
     fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.grains)[..self.len]
     }
@@ -72,7 +72,7 @@ impl Bytes for Private {
     }
 }
 
-impl fmt::Debug for Private {
+impl fmt::Debug for PrivateMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.len)
     }
@@ -89,10 +89,10 @@ impl fmt::Debug for Private {
 /// let first = elements[0]; // other ranks may write it at this moment
 /// ```
 pub struct Owned<T> {
-    memory: Memory<T>,
+    memory: OwnedMemory<T>,
 }
 
-enum Memory<T> {
+enum OwnedMemory<T> {
     Vec(Vec<T>),
     Allocated(Allocation),
 }
@@ -100,7 +100,7 @@ enum Memory<T> {
 impl<T: Pod> Owned<T> {
     /// Elements in allocated memory, as many as there is room for. `None` if the memory does not begin where an element can.
     pub fn allocated(memory: Allocation) -> Option<Self> {
-        memory.takes::<T>().then_some(Self { memory: Memory::Allocated(memory) })
+        memory.takes::<T>().then_some(Self { memory: OwnedMemory::Allocated(memory) })
     }
 }
 
@@ -118,8 +118,8 @@ impl<T: Pod + Send> Owned<T> {
     pub fn lend_first(self, len: usize) -> Lent {
         let bytes = size_of_val(&self[..len]);
         let memory = match self.memory {
-            Memory::Vec(elements) => LentMemory::Vec(Box::new(elements)),
-            Memory::Allocated(memory) => LentMemory::Allocated(memory),
+            OwnedMemory::Vec(elements) => LentMemory::Vec(Box::new(elements)),
+            OwnedMemory::Allocated(memory) => LentMemory::Allocated(memory),
         };
         Lent { memory: Some(memory), len: bytes }
     }
@@ -128,7 +128,7 @@ impl<T: Pod + Send> Owned<T> {
 impl<T> Owned<T> {
     /// Whether the elements lie in memory that a transport gave.
     pub const fn is_allocated(&self) -> bool {
-        matches!(self.memory, Memory::Allocated(_))
+        matches!(self.memory, OwnedMemory::Allocated(_))
     }
 
     /// The vector that this was made of: the same without a copy. If it was made of allocated memory, this itself.
@@ -137,15 +137,15 @@ impl<T> Owned<T> {
     /// Gives `self` back.
     pub fn into_vec(self) -> Result<Vec<T>, Self> {
         match self.memory {
-            Memory::Vec(elements) => Ok(elements),
-            Memory::Allocated(_) => Err(self),
+            OwnedMemory::Vec(elements) => Ok(elements),
+            OwnedMemory::Allocated(_) => Err(self),
         }
     }
 }
 
 impl<T> From<Vec<T>> for Owned<T> {
     fn from(elements: Vec<T>) -> Self {
-        Self { memory: Memory::Vec(elements) }
+        Self { memory: OwnedMemory::Vec(elements) }
     }
 }
 
@@ -154,8 +154,8 @@ impl<T: Pod> Deref for Owned<T> {
 
     fn deref(&self) -> &[T] {
         match &self.memory {
-            Memory::Vec(elements) => elements,
-            Memory::Allocated(memory) => bytemuck::cast_slice(whole::<T>(memory.bytes())),
+            OwnedMemory::Vec(elements) => elements,
+            OwnedMemory::Allocated(memory) => bytemuck::cast_slice(whole::<T>(memory.bytes())),
         }
     }
 }
@@ -163,8 +163,8 @@ impl<T: Pod> Deref for Owned<T> {
 impl<T: Pod> DerefMut for Owned<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.memory {
-            Memory::Vec(elements) => elements,
-            Memory::Allocated(memory) => {
+            OwnedMemory::Vec(elements) => elements,
+            OwnedMemory::Allocated(memory) => {
                 let bytes = memory.bytes_mut();
                 let len = whole::<T>(bytes).len();
                 bytemuck::cast_slice_mut(&mut bytes[..len])
@@ -189,7 +189,7 @@ impl<T> fmt::Debug for Owned<T> {
 ///
 /// If it is dropped, its memory is never freed: a rank that writes late then finds nothing to corrupt. Only
 /// [`into_owned`](Lent::into_owned) gives the memory back. Whoever has a `Lent` has it alone: one that a call
-/// [has](crate::Exposed::Write) comes back from the [end of that call](crate::Direct::take_back) only.
+/// [has](crate::ExposedRegion::Write) comes back from the [end of that call](crate::Direct::take_back) only.
 pub struct Lent {
     /// There until it is given back.
     memory: Option<LentMemory>,
@@ -252,7 +252,7 @@ impl Lent {
                 Ok(Owned::from(*elements))
             }
             Some(LentMemory::Allocated(memory)) if memory.takes::<T>() => {
-                Ok(Owned { memory: Memory::Allocated(memory) })
+                Ok(Owned { memory: OwnedMemory::Allocated(memory) })
             }
             other => {
                 self.memory = other;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Add;
 
-use crate::{Abort, Allocation, Cause, ChannelId, Direct, Due, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, Allocation, Cause, ChannelId, Direct, Fingerprint, LazyDeadline, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
 ///
@@ -11,7 +11,7 @@ use crate::{Abort, Allocation, Cause, ChannelId, Direct, Due, Fingerprint, Rank,
 /// message. Every message carries the [`Fingerprint`] given to [`begin`](Transport::begin) and its length: a
 /// receiver in another call, or expecting another length, gets an error before a byte is delivered.
 ///
-/// Every method that waits takes a [`Due`] and returns by its deadline; where that is what ends it, it may take some 50
+/// Every method that waits takes a [`LazyDeadline`] and returns by its deadline; where that is what ends it, it may take some 50
 /// milliseconds more to hear who was waited for in truth. After an error, or a panic of a function that was given bytes, the
 /// bytes of the message are lost, so the whole job is aborted: every later call on any of its transports fails with the
 /// same [`Abort`]. Calls with arguments that make no sense are refused without harm. Errors name ranks by their numbers in
@@ -49,7 +49,7 @@ pub trait Transport: Send + fmt::Debug {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
     /// Sends all of `buffer` to `peer`, which sends as many bytes of its own: `combine` is given each range of
@@ -62,7 +62,7 @@ pub trait Transport: Send + fmt::Debug {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
     /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer leave
@@ -74,7 +74,7 @@ pub trait Transport: Send + fmt::Debug {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
     /// Waits until one of these peers has sent something that was not received yet; gives those that have not by then, or by
@@ -83,7 +83,7 @@ pub trait Transport: Send + fmt::Debug {
     ///
     /// # Errors
     /// If the job is aborted, a peer has left, or one cannot be connected to.
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>>;
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>>;
 
     /// Returns a rank of the group that has sent a message which this rank has not received, if one is known. It does not
     /// wait: a message that is still on its way may be missed. Transports that cannot tell return `None`.
@@ -130,7 +130,7 @@ pub trait Transport: Send + fmt::Debug {
     ///
     /// # Errors
     /// If the ranks cannot come to an agreement by the deadline.
-    fn direct(&mut self, _due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         Ok(None)
     }
 
@@ -142,10 +142,10 @@ pub trait Transport: Send + fmt::Debug {
 
     /// Says which step of its call this rank comes to. Transports that report what ranks wait for keep it; for the
     /// others there is nothing to do.
-    fn note(&mut self, _progress: Progress) {}
+    fn set_progress(&mut self, _progress: Progress) {}
 
     /// Says how calls read in reports; `None` for what is no call.
-    fn describe_calls(&mut self, _describe: fn(&Fingerprint) -> Option<String>) {}
+    fn set_call_formatter(&mut self, _describe: fn(&Fingerprint) -> Option<String>) {}
 }
 
 /// A boxed transport is one too, such as that of a [fork](Transport::fork).
@@ -178,7 +178,7 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         (**self).exchange(send, receive, due)
     }
@@ -188,7 +188,7 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         (**self).exchange_in_place(peer, buffer, combine, due)
     }
@@ -197,13 +197,13 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         (**self).exchange_all(sends, receives, due)
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
-        (**self).silent(peers, due)
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
+        (**self).wait_any_peer(peers, due)
     }
 
     fn unread(&mut self) -> Option<usize> {
@@ -234,7 +234,7 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         (**self).traffic()
     }
 
-    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         (**self).direct(due)
     }
 
@@ -242,12 +242,12 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         (**self).allocate(bytes)
     }
 
-    fn note(&mut self, progress: Progress) {
-        (**self).note(progress);
+    fn set_progress(&mut self, progress: Progress) {
+        (**self).set_progress(progress);
     }
 
-    fn describe_calls(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
-        (**self).describe_calls(describe);
+    fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        (**self).set_call_formatter(describe);
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_testkit::process;
 use dist_transport::conformance::Unchecked;
 use dist_transport::tcp::{Config, TcpTransport};
-use dist_transport::{Cause, Error, Exposed, Incoming, Outgoing, Sink, Slots, Transport};
+use dist_transport::{Cause, Error, ExposedRegion, Incoming, Outgoing, Sink, SlotUse, Transport};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -223,11 +223,11 @@ fn rank_in_shared_memory(victim: usize) {
     // SAFETY: all ranks enter one barrier after the other, and nothing is published.
     let mut direct = unsafe { Unchecked::new(direct) };
     let mut barrier = || -> Result<(), Error> {
-        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into())?;
-        direct.post();
+        direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &deadline.into())?;
+        direct.signal();
         (1..rank.world_size())
             .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
-        direct.settle();
+        direct.wake_waiters();
         Ok(())
     };
     let error = (1..).find_map(|round| {
@@ -417,7 +417,7 @@ fn rank_beside_one_without_files() {
         setrlimit(Resource::Nofile, none).unwrap();
         std::fs::File::open("/dev/null").unwrap_err();
         let short = transport.runtime().deadline(Duration::from_millis(50)).into();
-        assert_eq!(transport.silent(&[2], &short).unwrap(), [2]);
+        assert_eq!(transport.wait_any_peer(&[2], &short).unwrap(), [2]);
         setrlimit(Resource::Nofile, before).unwrap();
     }
     let mut byte = [0];

@@ -12,8 +12,8 @@ use std::time::Duration;
 use dist_transport::conformance::Unchecked;
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{
-    Abort, CALLS_MAX, CHANGED_MAX, Cause, Deadline, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned,
-    Place, Reach, Runtime, Sink, Slots, Traffic, Transport,
+    Abort, CALLS_MAX, CHANGED_MAX, Cause, Deadline, Error, ExposedRegion, Fingerprint, Incoming, Outgoing,
+    Owned, Place, Reach, Runtime, Sink, SlotUse, Traffic, Transport,
 };
 use rstest::rstest;
 
@@ -51,7 +51,7 @@ fn run_at<T: Send + 'static>(
 /// The memory of a group, whose contract these tests keep.
 fn direct<'a>(transport: &'a mut dyn Transport, deadline: Deadline) -> Unchecked<'a> {
     let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
-    // SAFETY: in each test all ranks enter the same calls, and wait for a rank's post before they reach what it wrote.
+    // SAFETY: in each test all ranks enter the same calls, and wait for a rank's signal before they reach what it wrote.
     unsafe { Unchecked::new(direct) }
 }
 
@@ -74,7 +74,7 @@ fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
     assert_eq!(words, [[7]; 3]);
 }
 
-/// The posts of one and the message of the other never meet.
+/// The signals of one and the message of the other never meet.
 #[test]
 fn a_message_against_a_collective_is_told_long_before_the_deadline() {
     let outcomes = run(
@@ -96,8 +96,8 @@ fn a_message_against_a_collective_is_told_long_before_the_deadline() {
             }
             transport.begin(&call(2));
             let mut direct = direct(&mut transport, deadline);
-            direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
-            direct.post();
+            direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &deadline.into()).unwrap();
+            direct.signal();
             direct.wait(1, 1, &deadline.into()).unwrap_err()
         },
     );
@@ -191,9 +191,14 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                 let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
                 let (rank, mut direct) = (fork.rank(), direct(&mut *fork, deadline));
                 direct
-                    .enter(2, Slots::Used, Exposed::Read(bytemuck::cast_slice(&memory)), &deadline.into())
+                    .enter(
+                        2,
+                        SlotUse::Used,
+                        ExposedRegion::Read(bytemuck::cast_slice(&memory)),
+                        &deadline.into(),
+                    )
                     .unwrap();
-                direct.post();
+                direct.signal();
                 let mut sum = memory[0];
                 for peer in (0..3).filter(|&peer| peer != rank.index()) {
                     direct.wait(peer, 1, &deadline.into()).unwrap();
@@ -201,9 +206,9 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                     direct.read(peer, Place::Memory, 3 * 4096 - 8, &mut word).unwrap();
                     sum += u64::from_ne_bytes(word);
                 }
-                direct.post();
+                direct.signal();
                 (0..3).for_each(|peer| direct.wait(peer, 2, &deadline.into()).unwrap());
-                direct.settle();
+                direct.wake_waiters();
                 sums.push(sum);
             }
             sums
@@ -224,11 +229,11 @@ fn change_others(mut transport: TcpTransport) -> [bool; 2] {
         transport.begin(&call);
         let mut direct = direct(&mut transport, deadline);
         let exposed = match place {
-            Place::Memory => Exposed::Write(memory.take().unwrap().lend()),
-            _ => Exposed::Nothing,
+            Place::Memory => ExposedRegion::Write(memory.take().unwrap().lend()),
+            _ => ExposedRegion::Nothing,
         };
-        direct.enter(2, Slots::Used, exposed, &deadline.into()).unwrap();
-        direct.post();
+        direct.enter(2, SlotUse::Used, exposed, &deadline.into()).unwrap();
+        direct.signal();
         others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
         // The last has no such range: nothing is done to those before it.
         let mut beyond = there.clone();
@@ -240,11 +245,11 @@ fn change_others(mut transport: TcpTransport) -> [bool; 2] {
             refused => assert!(!refused.unwrap() && others.len() > CHANGED_MAX),
         }
         let changed = direct.change(place, &there, 1, &mut |all| assert_eq!(all.len(), others.len()));
-        direct.post();
+        direct.signal();
         others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
-        direct.settle();
+        direct.wake_waiters();
         if place == Place::Memory {
-            memory = direct.take_back().unwrap().into_owned().ok();
+            memory = direct.reclaim().unwrap().into_owned().ok();
             assert!(memory.is_some());
         }
         changed.unwrap()
@@ -320,9 +325,9 @@ fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
             call.0[..8].copy_from_slice(&(number as u64).to_le_bytes());
             transport.begin(&call);
             let mut direct = direct(transport, deadline);
-            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
-            direct.post();
-            direct.settle();
+            direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &deadline.into()).unwrap();
+            direct.signal();
+            direct.wake_waiters();
         }
     }
     run(

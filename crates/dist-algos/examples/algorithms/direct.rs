@@ -2,7 +2,7 @@
 
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectPlan, Ownership, verify};
 use dist_algos::{Partition, Source};
-use dist_transport::{Rank, Reach, Shared};
+use dist_transport::{GroupLayout, Rank, Reach};
 
 use super::{part, size};
 
@@ -28,7 +28,7 @@ The table gives the posts of each rank and, after the stroke, what the busiest r
 memory, and what it reads there, in buffers; in all_gather, reduce_scatter and all_to_all the buffer is that of all parts.
 ";
 
-const SHARED: Shared = Shared::on_host(Reach::Write);
+const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
 /// Numbers of ranks in the table of what is moved.
 const RANKS: [usize; 4] = [2, 3, 4, 8];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_transport::{Due, Place, Rank, Result, Shared, Slots};
+use dist_transport::{GroupLayout, LazyDeadline, Place, Rank, Result, SlotUse};
 
 /// One rank's access to the memory that the ranks of a group share.
 ///
@@ -11,7 +11,7 @@ use dist_transport::{Due, Place, Rank, Result, Shared, Slots};
 /// steps of a plan that was checked, and these call it as the steps say.
 pub trait DirectAccess {
     /// What there is; the same on all ranks.
-    fn shared(&self) -> Shared;
+    fn shared(&self) -> GroupLayout;
 
     /// Copies bytes into this rank's line, its sheet or one of its slots.
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
@@ -23,7 +23,7 @@ pub trait DirectAccess {
     ///
     /// # Errors
     /// If it does not by the deadline, is in another call, or the job is aborted.
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()>;
+    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()>;
 
     /// Enters a call in which every rank posts once, publishes `bytes` at a place and an offset of a rank's, posts, and waits
     /// for every other rank.
@@ -33,10 +33,10 @@ pub trait DirectAccess {
     fn meet(
         &mut self,
         rank: Rank,
-        slots: Slots,
+        slots: SlotUse,
         to: (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
     /// Lets `read` see a range of what `rank` has published or exposed, in pieces, each with its offset from the start of the
@@ -118,7 +118,7 @@ pub trait DirectAccess {
 
 #[cfg(feature = "conformance")]
 impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
-    fn shared(&self) -> Shared {
+    fn shared(&self) -> GroupLayout {
         self.shared()
     }
 
@@ -127,22 +127,22 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
     }
 
     fn post(&mut self) {
-        self.post();
+        self.signal();
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()> {
         self.wait(rank, posts, due)
     }
 
     fn meet(
         &mut self,
         _: Rank,
-        _: Slots,
+        _: SlotUse,
         to: (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        self.meet(to, bytes, due)
+        self.signal_and_wait(to, bytes, due)
     }
 
     fn view(
@@ -170,7 +170,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
     }
 
     fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.read_past(rank, place, offset, into)
+        self.read_non_temporal(rank, place, offset, into)
     }
 
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
@@ -178,7 +178,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
     }
 
     fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
-        self.copy_past(from, into);
+        self.copy_non_temporal(from, into);
     }
 
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -196,10 +196,10 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
     }
 
     fn settle(&mut self) {
-        self.settle();
+        self.wake_waiters();
     }
 
     fn show(&mut self, memory: &[u8]) {
-        self.show(memory);
+        self.update_exposed(memory);
     }
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::schedule::SLOTS;
-use dist_transport::{Reach, Shared};
+use dist_transport::{GroupLayout, Reach};
 
 use super::{DirectAlgorithm, DirectCollective};
 
@@ -22,9 +22,9 @@ pub enum Ownership {
 ///
 /// ```
 /// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, DirectCollective};
-/// use dist_transport::{Reach, Shared};
+/// use dist_transport::{Reach, GroupLayout};
 ///
-/// let (memory, shared) = (Ownership::Borrowed, Shared::on_host(Reach::Read));
+/// let (memory, shared) = (Ownership::Borrowed, GroupLayout::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
 /// let algorithm = |bytes| DirectAlgorithm::suggest(DirectCollective::AllReduce, 2, bytes, (memory, &shared), crossovers);
 /// assert_eq!([algorithm((64 << 10) - 1), algorithm(64 << 10)], [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
@@ -43,7 +43,7 @@ pub struct Crossovers {
     pub read_from_all: Option<usize>,
     /// [`DirectAlgorithm::ReadFromAll`] of ordinary memory that others may read in place of [`DirectAlgorithm::OneShot`], for all_to_all and, among
     /// two ranks, all_gather, of buffers of all ranks that come to 32 MiB at the most; 1 MiB where the system copies
-    /// [fast](Shared::fast_attach), and never elsewhere.
+    /// [fast](GroupLayout::fast_attach), and never elsewhere.
     pub read_ordinary: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ impl DirectAlgorithm {
         collective: DirectCollective,
         world_size: usize,
         bytes: usize,
-        (ownership, shared): (Ownership, &Shared),
+        (ownership, shared): (Ownership, &GroupLayout),
         crossovers: Crossovers,
     ) -> Self {
         let Crossovers { staged, write_to_all, read_from_all, read_ordinary } = crossovers;
@@ -134,7 +134,7 @@ fn is_copied_in_place(
     collective: DirectCollective,
     world_size: usize,
     bytes: usize,
-    shared: &Shared,
+    shared: &GroupLayout,
 ) -> bool {
     let is_copied = is_read_in_place(collective, world_size)
         && !matches!(collective, DirectCollective::ReduceScatter { .. });
@@ -142,7 +142,7 @@ fn is_copied_in_place(
 }
 
 /// From how many bytes on.
-const fn read_ordinary_from(shared: &Shared) -> usize {
+const fn read_ordinary_from(shared: &GroupLayout) -> usize {
     if shared.fast_attach { 1 << 20 } else { usize::MAX }
 }
 
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::Source;
 
-    const SHARED: Shared = Shared::on_host(Reach::Write);
+    const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
     #[rstest]
     #[case("staged=64K", Some((Some(64 << 10), None)))]
@@ -286,8 +286,8 @@ mod tests {
         #[case] to: Option<usize>,
         #[values(Ownership::Borrowed, Ownership::Owned)] ownership: Ownership,
     ) {
-        let fast = Shared { fast_attach: true, ..Shared::on_host(Reach::Read) };
-        let forbidden = Shared { reach: Reach::Slots, ..fast };
+        let fast = GroupLayout { fast_attach: true, ..GroupLayout::on_host(Reach::Read) };
+        let forbidden = GroupLayout { reach: Reach::Slots, ..fast };
         let is_read = |bytes, shared, crossovers| {
             DirectAlgorithm::suggest(collective, world_size, bytes, (ownership, shared), crossovers)
                 == DirectAlgorithm::ReadFromAll

@@ -76,7 +76,7 @@ impl DirectClock {
         let costs = &pace.costs;
         match step {
             DirectStep::Post => {
-                self.work(costs.post_ps);
+                self.work(costs.signal_ps);
                 posted[rank.index()].push(self.nanoseconds);
             }
             DirectStep::Await { ranks, posts } => {
@@ -93,7 +93,7 @@ impl DirectClock {
             }
             DirectStep::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
             DirectStep::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
-            DirectStep::Keep { .. } => self.work(costs.copied(Place::Line, sizes.moved(step).kept)),
+            DirectStep::Keep { .. } => self.work(costs.copied(Place::FlagLine, sizes.moved(step).kept)),
             DirectStep::Reduce { of, .. } => {
                 let at_once = sizes.plan().adds_at_once();
                 let copied = if at_once { 0 } else { copied(rank.index(), 0, rank.world_size()).0 };

@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use dist_transport::{CHANGED_MAX, Combine, Due, Error as TransportError, Place, Rank};
+use dist_transport::{CHANGED_MAX, Combine, Error as TransportError, LazyDeadline, Place, Rank};
 use smallvec::SmallVec;
 
 use super::access::DirectAccess;
@@ -98,7 +98,7 @@ pub fn run<A: DirectAccess + ?Sized>(
     memory: &mut DirectMemory<'_>,
     kernel: &mut ReductionKernel<'_>,
     scratch: &mut Scratch,
-    due: &Due<'_>,
+    due: &LazyDeadline<'_>,
 ) -> Result<(), RunError<TransportError>> {
     check(plan, memory)?;
     let place_bytes = place_bytes(&*access, plan, memory)?;
@@ -127,7 +127,7 @@ pub fn meet<A: DirectAccess + ?Sized>(
     own: &mut [u8],
     (mut combine, total): (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
     scratch: &mut Scratch,
-    due: &Due<'_>,
+    due: &LazyDeadline<'_>,
 ) -> Result<(), RunError<TransportError>> {
     let failed = |source| RunError::Transport { step: 0, source };
     let place = plan.where_published(0);
@@ -163,7 +163,7 @@ struct DirectRunner<'a, 'm, 'k, A: ?Sized> {
     memory: &'a mut DirectMemory<'m>,
     kernel: &'a mut ReductionKernel<'k>,
     scratch: &'a mut Scratch,
-    due: &'a Due<'a>,
+    due: &'a LazyDeadline<'a>,
 }
 
 /// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
@@ -180,8 +180,8 @@ fn place_bytes(
     let part_bytes_max = published.max(memory.cut.chunk_bytes_max());
     let shared = access.shared();
     let (place_bytes, room) = match plan.where_published(0) {
-        Place::Line => (part_bytes_max, shared.line_bytes),
-        Place::Sheet => (part_bytes_max, shared.sheet_bytes),
+        Place::FlagLine => (part_bytes_max, shared.flag_line_bytes),
+        Place::EagerBuffer => (part_bytes_max, shared.eager_bytes),
         Place::Slot(_) | Place::Memory => {
             (cells::place_bytes(part_bytes_max, plan.blocks()), shared.slot_bytes)
         }
@@ -339,7 +339,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     #[inline]
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
-            (Place::Line | Place::Sheet | Place::Slot(_), _) => 0,
+            (Place::FlagLine | Place::EagerBuffer | Place::Slot(_), _) => 0,
             (Place::Memory, _) if matches!(self.plan.collective(), DirectCollective::AllGather { .. }) => 0,
             (Place::Memory, Some((_, cut))) if self.plan.collective().source() == Source::Input => {
                 cells::range(&cut, self.plan.blocks(), (part, block)).start

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use dist_transport::{Place, Rank, Shared, Slots};
+use dist_transport::{GroupLayout, Place, Rank, SlotUse};
 
 use super::cells::place_bytes;
 use super::collective::BlockUse;
@@ -39,7 +39,7 @@ impl DirectPlan {
         world_size: usize,
         part_bytes_max: usize,
         block_bytes: usize,
-        shared: Shared,
+        shared: GroupLayout,
     ) -> Option<Self> {
         if !algorithm.serves(collective) || collective.root().unwrap_or(0) >= world_size {
             return None;
@@ -52,12 +52,12 @@ impl DirectPlan {
         if algorithm.remote_access() != RemoteAccess::Nothing {
             return Some(plan);
         }
-        if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
+        if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.flag_line_bytes {
             return Some(Self { published: PublishPlace::FlagLine, ..plan });
         }
         // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
         let goes_ahead = algorithm == DirectAlgorithm::OneShot && collective.root().is_some();
-        if goes_ahead && part_bytes_max <= block_bytes.min(shared.sheet_bytes) {
+        if goes_ahead && part_bytes_max <= block_bytes.min(shared.eager_bytes) {
             return Some(Self { published: PublishPlace::EagerBuffer, ..plan });
         }
         let place_bytes_max = block_bytes.min(shared.slot_bytes) / places / 64 * 64;
@@ -130,8 +130,8 @@ impl DirectPlan {
 
     /// What the ranks say of slots when they enter the call.
     #[inline]
-    pub const fn use_of_slots(&self) -> Slots {
-        if self.slots() == 0 { Slots::Unused } else { Slots::Used }
+    pub const fn use_of_slots(&self) -> SlotUse {
+        if self.slots() == 0 { SlotUse::Unused } else { SlotUse::Used }
     }
 
     /// The same, where slots have changed hands so often before.
@@ -185,8 +185,8 @@ impl DirectPlan {
     #[inline]
     pub(super) const fn where_published(&self, block: usize) -> Place {
         match self.published {
-            PublishPlace::FlagLine => Place::Line,
-            PublishPlace::EagerBuffer => Place::Sheet,
+            PublishPlace::FlagLine => Place::FlagLine,
+            PublishPlace::EagerBuffer => Place::EagerBuffer,
             PublishPlace::Slot => Place::Slot(block % SLOTS),
         }
     }
@@ -198,7 +198,7 @@ impl DirectPlan {
     #[inline(always)]
     pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
         match place {
-            Place::Line | Place::Sheet | Place::Memory => (rank, 0),
+            Place::FlagLine | Place::EagerBuffer | Place::Memory => (rank, 0),
             Place::Slot(_) if self.alternates_slots() && (self.generation + block / SLOTS) % 2 == 1 => {
                 if self.places() == 1 { (1 - rank, 0) } else { (part, rank) }
             }

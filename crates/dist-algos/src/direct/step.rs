@@ -154,8 +154,8 @@ impl fmt::Display for DirectStep {
 
 fn name(place: Place) -> String {
     match place {
-        Place::Line => "line".to_owned(),
-        Place::Sheet => "sheet".to_owned(),
+        Place::FlagLine => "line".to_owned(),
+        Place::EagerBuffer => "sheet".to_owned(),
         Place::Slot(slot) => format!("s{slot}"),
         Place::Memory => "m".to_owned(),
     }

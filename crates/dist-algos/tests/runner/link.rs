@@ -2,7 +2,7 @@
 
 use dist_algos::{RingTransport, Scratch};
 use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
-use dist_transport::{Due, Incoming, Outgoing, Rank, Runtime, Sink, Traffic};
+use dist_transport::{Incoming, LazyDeadline, Outgoing, Rank, Runtime, Sink, Traffic};
 
 /// One rank's end: a mailbox to every rank and from every rank.
 pub(crate) struct Link {
@@ -61,7 +61,7 @@ impl RingTransport for Link {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), LinkError> {
         if let Some(send) = send {
             self.to[send.to].send(send.parts.concat());

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use dist_algos::RingTransport;
 use dist_transport::sim::{self, SimTransport};
-use dist_transport::{Combine, Deadline, Due, Incoming, Outgoing, Rank, Runtime, Traffic, Transport};
+use dist_transport::{
+    Combine, Deadline, Incoming, LazyDeadline, Outgoing, Rank, Runtime, Traffic, Transport,
+};
 
 use crate::link::{self, Link, LinkError};
 
@@ -87,7 +89,7 @@ impl RingTransport for End {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), EndError> {
         match self {
             Self::Link(link) => Ok(RingTransport::exchange(link, send, receive, due)?),
@@ -100,7 +102,7 @@ impl RingTransport for End {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), EndError> {
         match self {
             Self::Link(link) => Ok(link.exchange_in_place(peer, buffer, combine, due)?),
@@ -114,7 +116,7 @@ impl RingTransport for End {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), EndError> {
         match self {
             Self::Link(link) => Ok(link.exchange_all(sends, receives, due)?),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_transport::tcp::{Config, Medium, TcpTransport};
-use dist_transport::{Due, Reach, Transport};
+use dist_transport::{LazyDeadline, Reach, Transport};
 
 use super::{Finding, machine};
 use crate::Error;
@@ -52,7 +52,7 @@ fn here(members: &[usize], cores: usize, reach: Option<Reach>, config: &Config) 
 /// How far the ranks of a host reach into each other's memory; `None` if they share none.
 fn reach(host: &mut dyn Transport) -> Result<Option<Reach>, Error> {
     let runtime = host.runtime().clone();
-    Ok(host.direct(&Due::within(&runtime, LIMIT))?.map(|direct| direct.shared().reach))
+    Ok(host.direct(&LazyDeadline::within(&runtime, LIMIT))?.map(|direct| direct.shared().reach))
 }
 
 fn ranks(members: &[usize], cores: usize) -> Finding {

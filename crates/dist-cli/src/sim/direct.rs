@@ -7,7 +7,7 @@ use std::time::Duration;
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectCosts, DirectPlan, Ownership};
 use dist_algos::{Partition, Source};
 use dist_collectives::{Direct, Operation};
-use dist_transport::{MemoryCosts, Reach, Shared};
+use dist_transport::{GroupLayout, MemoryCosts, Reach};
 use serde::{Deserialize, Serialize};
 
 use super::fit;
@@ -36,7 +36,7 @@ pub(super) fn predict(
     let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
     let prediction = |direct: Direct| {
         let (collective, whole) = (collective(operation)?, whole(operation, ranks, bytes)?);
-        let shared = Shared::on_host(Reach::Write);
+        let shared = GroupLayout::on_host(Reach::Write);
         let memory = (Ownership::Borrowed, &shared);
         let chosen = DirectAlgorithm::suggest(collective, ranks, whole, memory, Crossovers::default());
         let algorithm = direct.algorithm();
@@ -114,7 +114,7 @@ pub(super) fn json(pace: &DirectCosts) -> String {
     let ns = |picoseconds: u64| picoseconds as f64 / 1e3;
     let costs = &pace.costs;
     let fields = Fields {
-        post_ns: ns(costs.post_ps),
+        post_ns: ns(costs.signal_ps),
         wait_ns: ns(costs.wait_ps),
         notice_ns: rounded(pace.notice.as_secs_f64() * 1e9, 0),
         copied_byte_ns: ns(costs.copied_byte_ps),
@@ -134,7 +134,7 @@ impl Fields {
 
     fn pace(&self) -> DirectCosts {
         let costs = MemoryCosts {
-            post_ps: picoseconds(self.post_ns),
+            signal_ps: picoseconds(self.post_ns),
             wait_ps: picoseconds(self.wait_ns),
             copied_byte_ps: picoseconds(self.copied_byte_ns),
             viewed_byte_ps: picoseconds(self.viewed_byte_ns),

@@ -2,7 +2,7 @@
 
 use dist_algos::direct::DirectCollective;
 use dist_algos::{Choice, CostModel, Order, Source};
-use dist_transport::Due;
+use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
 use super::direct::Input;
@@ -87,7 +87,7 @@ impl Engine {
         algorithm: AllToAll,
         (input, sent): (&[T], &RankLayout),
         (output, received): (&mut [T], &RankLayout),
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         if passes_on(algorithm) {
             return self.pass_on(call, algorithm, (input, sent), output, due);
@@ -105,7 +105,7 @@ impl Engine {
         algorithm: AllToAll,
         (input, layout): (&[T], &RankLayout),
         output: &mut [T],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let rank = self.rank();
         let mut memory = std::mem::take(&mut self.copy);

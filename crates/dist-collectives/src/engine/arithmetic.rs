@@ -1,7 +1,7 @@
 //! What a reduce operation is made of on one rank.
 
 use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
-use dist_transport::{CHANGED_MAX, Combine, Due};
+use dist_transport::{CHANGED_MAX, Combine, LazyDeadline};
 use smallvec::SmallVec;
 
 use super::{CallOptions, Engine};
@@ -55,7 +55,7 @@ impl Engine {
     }
 
     /// The sum of all ranks' weights, the same bits on every rank.
-    fn total_weight(&mut self, call: &Call, weight: f64, due: &Due<'_>) -> Result<f64> {
+    fn total_weight(&mut self, call: &Call, weight: f64, due: &LazyDeadline<'_>) -> Result<f64> {
         let mut total = [weight];
         let bytes = bytemuck::bytes_of_mut(&mut total);
         self.agree(call, bytes, &mut combine_bytes::<f64>(ReduceOp::Sum), due)?;
@@ -70,7 +70,7 @@ impl Engine {
         call: &Call,
         value: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let world_size = self.world_size();
         let algorithm = AllReduce::suggest(world_size, value.len(), Order::Canonical, &CostModel::default());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_algos::direct::{DirectCollective, SumKernel};
 use dist_transport::runtime::Deadline;
-use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
+use dist_transport::{Abort, Cause, Incoming, LazyDeadline, Outgoing, Sink};
 
 use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::{CallOptions, Engine, in_place, nothing_to_combine, partition};
@@ -45,7 +45,7 @@ impl Engine {
     }
 
     /// Waits for the others, but leaves time to tell those that came.
-    fn count_ranks(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
+    fn count_ranks(&mut self, call: &Call, word: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
         let runtime = self.transport.runtime().clone();
         let share_of = |patience| runtime.deadline(share_of_waiting(patience));
         let mut end = share_of(runtime.remaining(due.deadline()));
@@ -89,10 +89,12 @@ impl Engine {
         call: &Call,
         absent: &mut Vec<usize>,
         until: Deadline,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<Vec<(usize, Duration)>> {
-        let silent =
-            self.transport.silent(absent, &until.into()).map_err(|source| Error::in_call(*call, source))?;
+        let silent = self
+            .transport
+            .wait_any_peer(absent, &until.into())
+            .map_err(|source| Error::in_call(*call, source))?;
         let mut came = std::mem::replace(absent, silent);
         came.retain(|rank| !absent.contains(rank));
         for &rank in &came {
@@ -107,7 +109,7 @@ impl Engine {
         came.into_iter().map(patience).collect()
     }
 
-    fn report(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
+    fn report(&mut self, call: &Call, word: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
         let here = self.tell(call, COUNTING, &[], due).and_then(|()| self.take(call, COUNTING, &mut [], due));
         here.map_err(|error| self.who_is_absent(call, error))?;
         let patience = self.transport.runtime().remaining(due.deadline()).as_nanos();
@@ -147,12 +149,12 @@ impl Engine {
         }
     }
 
-    fn tell(&mut self, call: &Call, to: usize, bytes: &[u8], due: &Due<'_>) -> Result<()> {
+    fn tell(&mut self, call: &Call, to: usize, bytes: &[u8], due: &LazyDeadline<'_>) -> Result<()> {
         let sent = self.transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, due);
         sent.map_err(|source| Error::in_call(*call, source))
     }
 
-    fn take(&mut self, call: &Call, from: usize, bytes: &mut [u8], due: &Due<'_>) -> Result<()> {
+    fn take(&mut self, call: &Call, from: usize, bytes: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
         let incoming = Incoming { from, len: bytes.len(), sink: Sink::Into(bytes) };
         let received = self.transport.exchange(None, Some(incoming), due);
         received.map_err(|source| Error::in_call(*call, source))

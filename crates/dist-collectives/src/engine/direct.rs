@@ -5,7 +5,7 @@ use dist_algos::direct::{
     Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, OwnMemory, Ownership,
     ReductionKernel, RemoteAccess,
 };
-use dist_transport::{Cause, Due, Reach, Shared};
+use dist_transport::{Cause, GroupLayout, LazyDeadline, Reach};
 
 use super::arithmetic::Arithmetic;
 use super::direct_access::CheckedPlan;
@@ -20,7 +20,7 @@ pub(super) enum SharedMemory {
     /// They have not found out yet: they do in the first operation that wants to know.
     Unknown,
     Nothing,
-    Memory(Shared),
+    Memory(GroupLayout),
 }
 
 /// How often slots have changed hands in direct calls so far, which have them in turns.
@@ -131,7 +131,7 @@ impl Engine {
         operation: Operation,
         key: &CallKey,
         options: &CallOptions<'_>,
-    ) -> Result<Option<Shared>> {
+    ) -> Result<Option<GroupLayout>> {
         if let SharedMemory::Unknown = self.shared_memory {
             // Whoever does something else instead is found out as in any call.
             let call = self.call_of(operation, key, options.settings.order);
@@ -158,7 +158,7 @@ impl Engine {
         own: &mut [u8],
         combine: impl FnMut(&mut [u8], &[u8]),
         total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.slot_generations.take(checked);
@@ -176,7 +176,7 @@ impl Engine {
         (buffer, cut): (&mut [T], Partition<'_>),
         input: Option<(&[T], Partition<'_>)>,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
@@ -190,7 +190,7 @@ impl Engine {
         &mut self,
         mut held: Held<'_, T>,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         if self.plan_cache.current().plan().is_meeting() {
             let own = held.elements();
@@ -210,7 +210,7 @@ impl Engine {
         &mut self,
         held: Held<'_, T>,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let plan = self.plan_cache.current().plan();
         let cut = super::partition::<T>(held.len(), plan.parts());
@@ -232,7 +232,7 @@ impl Engine {
         buffer: &mut Buffer<T>,
         cut: Partition<'_>,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let piece_bytes = self.piece_bytes();
         let (call, checked) = self.plan_cache.current_mut().direct_program();
@@ -265,7 +265,7 @@ impl Engine {
         &mut self,
         memory: &mut DirectMemory<'_>,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.slot_generations.take(checked);

@@ -9,7 +9,7 @@
 //!   plan that is not proven is not made, and its operation goes by messages. [`dist_algos::direct::run()`] and
 //!   [`meet`](dist_algos::direct::meet) do the steps that the plan makes for this rank, and nothing else.
 //! - **One plan on all ranks.** A digest of the plan, of the call, and of its number is compared with that of every other rank
-//!   before anything is read that it wrote ([`Entry::agreed`]). It does not rely on what a [`Transport`](crate::Transport) does
+//!   before anything is read that it wrote ([`CallEntry::plan_digest`]). It does not rely on what a [`Transport`](crate::Transport) does
 //!   with the fingerprint that it is given, and the rank is asked of the memory itself. Two different plans have equal digests
 //!   in one of 2⁶⁴ cases.
 //! - **Memory that others read** is borrowed by the call. Where it does not end well, by an error or a panic, it is
@@ -31,8 +31,8 @@ use dist_algos::direct::{
 };
 use dist_algos::{Partition, RunError, Scratch};
 use dist_transport::{
-    Abandon, Direct, DirectCall, Due, Entry, Error as TransportError, Exposed, Lent, Place, Rank, Result,
-    Shared, Slots,
+    AbandonHandle, CallEntry, Direct, DirectCall, Error as TransportError, ExposedRegion, GroupLayout,
+    LazyDeadline, Lent, Place, Rank, Result, SlotUse,
 };
 
 use crate::digest::digest;
@@ -101,14 +101,14 @@ impl CheckedPlan {
 
     /// What ranks enter the call with this number with, if slots have changed hands so often.
     #[inline(always)]
-    const fn entry(&self, number: u64) -> Entry {
+    const fn entry(&self, number: u64) -> CallEntry {
         let generation = self.plan.generation() as u64;
         // Any odd numbers will do: calls of one plan that follow each other differ.
         let agreed = self
             .agreed
             .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
             .wrapping_add(generation.wrapping_mul(0xc4ce_b9fe_1a85_ec53));
-        Entry { rank: self.rank, agreed, posts: 1, slots: self.plan.use_of_slots() }
+        CallEntry { rank: self.rank, plan_digest: agreed, signals: 1, slots: self.plan.use_of_slots() }
     }
 
     /// Does the call with this number, if ranks only meet: on memory of which others see copies.
@@ -120,7 +120,7 @@ impl CheckedPlan {
         own: &mut [u8],
         arithmetic: (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
         scratch: &mut Scratch,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
         let access = &mut CheckedAccess { direct, entry: self.entry(number) };
         direct::meet(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
@@ -134,11 +134,11 @@ impl CheckedPlan {
         memory: &mut DirectMemory<'_>,
         kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
         let exposed = match direct::exposed_memory(&self.plan, self.rank, memory) {
-            ExposedMemory::Nothing => Exposed::Nothing,
-            ExposedMemory::Read(bytes) => Exposed::Read(bytes),
+            ExposedMemory::Nothing => ExposedRegion::Nothing,
+            ExposedMemory::Read(bytes) => ExposedRegion::Read(bytes),
             ExposedMemory::OwnMemory => unreachable!("what is lent is not borrowed"),
         };
         let mut entered = EnteredCall::enter(direct, self.entry_of_run(number), exposed, due)?;
@@ -156,13 +156,13 @@ impl CheckedPlan {
         (mut lent, cut, piece_bytes): (Lent, Partition<'_>, usize),
         kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> (Result<(), RunError<TransportError>>, Option<Lent>) {
         let len = lent.bytes().len();
         let part = cut.range(self.rank.index());
         let start = lent.bytes_mut()[part.clone()].as_mut_ptr();
         let entry = self.entry_of_run(number);
-        let mut entered = match EnteredCall::enter(&mut *direct, entry, Exposed::Write(lent), due) {
+        let mut entered = match EnteredCall::enter(&mut *direct, entry, ExposedRegion::Write(lent), due) {
             Ok(entered) => entered,
             Err(error) => return (Err(error), None),
         };
@@ -174,11 +174,11 @@ impl CheckedPlan {
         let memory = &mut DirectMemory { own, cut, input: None, piece_bytes };
         let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
         entered.end();
-        (done, direct.take_back())
+        (done, direct.reclaim())
     }
 
-    fn entry_of_run(&self, number: u64) -> Entry {
-        Entry { posts: self.plan.posts(), ..self.entry(number) }
+    fn entry_of_run(&self, number: u64) -> CallEntry {
+        CallEntry { signals: self.plan.posts(), ..self.entry(number) }
     }
 
     fn do_steps(
@@ -187,7 +187,7 @@ impl CheckedPlan {
         memory: &mut DirectMemory<'_>,
         kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
         let program = (&self.plan, self.rank);
         match &*self.steps {
@@ -200,16 +200,16 @@ impl CheckedPlan {
 /// A call that this rank has entered, with memory that is the caller's again when this is dropped.
 struct EnteredCall<'a> {
     direct: &'a mut dyn Direct,
-    entry: Entry,
+    entry: CallEntry,
     has_ended: bool,
 }
 
 impl<'a> EnteredCall<'a> {
     fn enter(
         direct: &'a mut dyn Direct,
-        entry: Entry,
-        exposed: Exposed<'_>,
-        due: &Due<'_>,
+        entry: CallEntry,
+        exposed: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<Self, RunError<TransportError>> {
         // SAFETY: as said of this module. What is exposed is borrowed by the callers for longer than this lives, or lent.
         let entered = unsafe { direct.enter(entry, exposed, due) };
@@ -239,11 +239,11 @@ impl Drop for EnteredCall<'_> {
 /// Access to shared memory for the runner of a checked plan.
 struct CheckedAccess<'a> {
     direct: &'a mut dyn Direct,
-    entry: Entry,
+    entry: CallEntry,
 }
 
 impl direct::DirectAccess for CheckedAccess<'_> {
-    fn shared(&self) -> Shared {
+    fn shared(&self) -> GroupLayout {
         self.direct.shared()
     }
 
@@ -254,10 +254,10 @@ impl direct::DirectAccess for CheckedAccess<'_> {
 
     fn post(&mut self) {
         // SAFETY: as said of this module.
-        unsafe { self.direct.post() };
+        unsafe { self.direct.signal() };
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()> {
         self.direct.wait(rank, posts, due)
     }
 
@@ -265,14 +265,14 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     fn meet(
         &mut self,
         _: Rank,
-        slots: Slots,
+        slots: SlotUse,
         to: (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let entry = Entry { slots, ..self.entry };
+        let entry = CallEntry { slots, ..self.entry };
         // SAFETY: as said of this module.
-        unsafe { self.direct.meet(entry, to, bytes, due) }
+        unsafe { self.direct.signal_and_wait(entry, to, bytes, due) }
     }
 
     #[inline(always)]
@@ -306,7 +306,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
 
     fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: as said of this module.
-        unsafe { self.direct.read_past(rank, place, offset, into) }
+        unsafe { self.direct.read_non_temporal(rank, place, offset, into) }
     }
 
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
@@ -314,7 +314,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     }
 
     fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
-        self.direct.copy_past(from, into);
+        self.direct.copy_non_temporal(from, into);
     }
 
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -334,11 +334,11 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     }
 
     fn settle(&mut self) {
-        self.direct.settle();
+        self.direct.wake_waiters();
     }
 
     fn show(&mut self, memory: &[u8]) {
-        self.direct.show(memory);
+        self.direct.update_exposed(memory);
     }
 }
 
@@ -356,7 +356,7 @@ pub(crate) struct WindowBuffer<T> {
 #[derive(Debug)]
 struct WindowCall {
     call: DirectCall,
-    abandon: Abandon,
+    abandon: AbandonHandle,
     has_closed: bool,
 }
 
@@ -379,15 +379,15 @@ impl<T: Element> WindowBuffer<T> {
         direct: &mut dyn Direct,
         rank: Rank,
         call: &Call,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<Self, (Buffer<T>, TransportError)> {
-        let entry = Entry { rank, agreed: digest_of(call), posts: CLOSED, slots: Slots::Unused };
-        let exposed = Exposed::Read(bytemuck::cast_slice(&buffer[..]));
+        let entry = CallEntry { rank, plan_digest: digest_of(call), signals: CLOSED, slots: SlotUse::Unused };
+        let exposed = ExposedRegion::Read(bytemuck::cast_slice(&buffer[..]));
         // SAFETY: as said of this type.
         if let Err(error) = unsafe { direct.enter(entry, exposed, due) } {
             return Err((buffer, error));
         }
-        let (call, abandon) = (direct.call(), direct.abandon_later());
+        let (call, abandon) = (direct.call(), direct.abandon_handle());
         let open = Self { shared: Some(WindowCall { call, abandon, has_closed: false }), buffer };
         match open_with_others(direct, rank, due) {
             Ok(()) => Ok(open),
@@ -410,7 +410,7 @@ impl<T: Element> WindowBuffer<T> {
         // SAFETY: the rank has posted that its buffer may be read, and waits for this one's second post until it is its own
         // again.
         unsafe { direct.read(peer, Place::Memory, offset, into) }?;
-        direct.settle();
+        direct.wake_waiters();
         Ok(())
     }
 
@@ -422,14 +422,14 @@ impl<T: Element> WindowBuffer<T> {
         &mut self,
         direct: &mut dyn Direct,
         rank: Rank,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), Option<TransportError>> {
         let open = self.shared.as_mut().filter(|open| open.call == direct.call() && !open.has_closed);
         let open = open.ok_or(None)?;
         // SAFETY: this rank reads no more, since it has closed this or drops it.
-        unsafe { direct.post() };
+        unsafe { direct.signal() };
         others(rank).try_for_each(|peer| direct.wait(peer, CLOSED, due))?;
-        direct.settle();
+        direct.wake_waiters();
         open.has_closed = true;
         Ok(())
     }
@@ -442,16 +442,16 @@ impl<T: Element> WindowBuffer<T> {
 }
 
 /// Lets others read what was exposed, and waits until all have come so far.
-fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &Due<'_>) -> Result<()> {
+fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &LazyDeadline<'_>) -> Result<()> {
     // SAFETY: this rank's bytes may be read from here on.
-    unsafe { direct.post() };
+    unsafe { direct.signal() };
     for peer in others(rank) {
         direct.wait(peer, OPENED, due)?;
         // What has to be found is found by the call's deadline, and not when something is read.
         // SAFETY: the rank has posted that it may be read, and nothing is.
         unsafe { direct.read(peer, Place::Memory, 0, &mut []) }?;
     }
-    direct.settle();
+    direct.wake_waiters();
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use dist_algos::{Memory, Partition, Placement, RunError, Scratch, Step};
 use dist_transport::{
-    Cause, Chain, ChannelId, Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport,
+    Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Transport,
 };
 
 use crate::history::{Event, History, Started};
@@ -41,7 +41,7 @@ pub use reductions::BLOCK_BYTES_OF_RANK;
 #[derive(Clone, Debug)]
 pub(crate) struct CallOptions<'a> {
     pub(crate) settings: &'a Settings,
-    pub(crate) due: Due<'a>,
+    pub(crate) due: LazyDeadline<'a>,
     /// A digest of what the ranks must agree on besides: the lengths of many buffers, or the shape of an array; else 0.
     pub(crate) sizes: u64,
     /// The type of the caller's elements, if the call works on others in their place.
@@ -52,7 +52,7 @@ impl<'a> CallOptions<'a> {
     /// Of a call that begins now.
     #[inline]
     pub(crate) const fn new(settings: &'a Settings, runtime: &'a Runtime) -> Self {
-        Self { settings, due: Due::within(runtime, settings.timeout), sizes: 0, dtype: None }
+        Self { settings, due: LazyDeadline::within(runtime, settings.timeout), sizes: 0, dtype: None }
     }
 
     /// Of a call that began before, and has to end by then.
@@ -101,7 +101,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// An engine of the communicator with this channel, after this history.
     pub(crate) fn new(mut transport: Box<dyn Transport>, channel: ChannelId, history: History) -> Self {
-        transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
+        transport.set_call_formatter(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
         let on_one_host = hosts.iter().all(|host| *host == hosts[0]);
         let cores = if on_one_host { transport.cores() } else { ranks };
@@ -195,7 +195,7 @@ impl Engine {
     }
 
     /// Does what was begun by messages, up to where the sums of an all_reduce are complete.
-    fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, due: &Due<'_>) -> Result<()> {
+    fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, due: &LazyDeadline<'_>) -> Result<()> {
         self.run_phase(CompiledSchedule::reduce, memory, combine, due)
     }
 
@@ -204,7 +204,7 @@ impl Engine {
         phase: impl FnOnce(&CompiledSchedule) -> &[Step],
         memory: Memory<'_>,
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let compiled = self.plan_cache.current();
         let steps = phase(compiled.schedule());
@@ -218,7 +218,7 @@ impl Engine {
         steps: impl IntoIterator<Item = Step>,
         memory: Memory<'_>,
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))

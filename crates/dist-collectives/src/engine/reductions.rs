@@ -3,7 +3,7 @@
 use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_algos::scan::Extent;
-use dist_transport::Due;
+use dist_transport::LazyDeadline;
 
 use super::arithmetic::{Arithmetic, identity};
 use super::direct::{Held, Input};
@@ -55,7 +55,7 @@ impl Engine {
         buffer: &mut [T],
         chunks: usize,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         arithmetic.prepare(buffer);
         let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer)) / size_of::<T>();
@@ -76,7 +76,7 @@ impl Engine {
         block: &mut [T],
         chunks: usize,
         arithmetic: &Arithmetic,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let partition = partition::<T>(block.len(), chunks);
         let combine = &mut arithmetic.combine::<T>();

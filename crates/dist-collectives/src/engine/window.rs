@@ -4,7 +4,7 @@
 //! read no more. What is between takes as long as the caller likes.
 
 use dist_algos::direct::{DirectCollective, Ownership};
-use dist_transport::{Cause, Chain, Due, Reach};
+use dist_transport::{Cause, Chain, LazyDeadline, Reach};
 
 use super::direct_access::WindowBuffer;
 use super::plan_cache::{CallKey, Collective};
@@ -67,7 +67,7 @@ impl Engine {
         (call, open): (&Call, &WindowBuffer<T>),
         from: (usize, usize),
         into: &mut [T],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         match self.transport.direct(due) {
             Ok(Some(direct)) => open.read(direct, from, into).map_err(|error| of_window(call, error)),
@@ -80,7 +80,7 @@ impl Engine {
     pub(crate) fn close_window<T: Element>(
         &mut self,
         (call, open): (&Call, &mut WindowBuffer<T>),
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let rank = self.rank;
         if rank.world_size() == 1 {

@@ -3,7 +3,7 @@
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};
 use dist_collectives::Traffic;
-use dist_transport::{Rank, Reach, Shared};
+use dist_transport::{GroupLayout, Rank, Reach};
 use rstest::rstest;
 
 use crate::tasks::{all, call};
@@ -13,7 +13,7 @@ use crate::worlds::{self, Network};
 const PART: usize = 10_007;
 
 /// What is shared does not change what is moved.
-const SHARED: Shared = Shared::on_host(Reach::Write);
+const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
 /// What the schedule of a rank moves.
 fn counted(collective: DirectCollective, algorithm: DirectAlgorithm, rank: Rank) -> Traffic {

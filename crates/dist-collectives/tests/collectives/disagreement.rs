@@ -358,6 +358,6 @@ fn calls_of_which_only_some_share_memory_are_told_apart_at_once(
     });
     assert_eq!(outcome.elapsed, Duration::ZERO, "nobody waits for a deadline");
     let waits = outcome.waits.join("\n");
-    assert!(waits.contains("for a post of rank"), "{waits}");
+    assert!(waits.contains("for a signal of rank"), "{waits}");
     assert!(!waits.contains("on channel"), "{waits}");
 }

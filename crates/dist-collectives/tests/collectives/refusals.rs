@@ -11,7 +11,7 @@ use dist_collectives::{
     TransportError,
 };
 use dist_transport::runtime::{Executor, Unparker, Wake};
-use dist_transport::{Combine, Due, Incoming, Outgoing, Rank, sim};
+use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Rank, sim};
 
 /// The system's threads, but for the first one that rank 0 asks for.
 struct Reluctant {
@@ -118,7 +118,7 @@ impl Transport for Single {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.transport.exchange(send, receive, due)
     }
@@ -128,7 +128,7 @@ impl Transport for Single {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.transport.exchange_in_place(peer, buffer, combine, due)
     }
@@ -137,13 +137,17 @@ impl Transport for Single {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.transport.exchange_all(sends, receives, due)
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, TransportError> {
-        self.transport.silent(peers, due)
+    fn wait_any_peer(
+        &mut self,
+        peers: &[usize],
+        due: &LazyDeadline<'_>,
+    ) -> Result<Vec<usize>, TransportError> {
+        self.transport.wait_any_peer(peers, due)
     }
 
     fn hosts(&self) -> Vec<u64> {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
 use dist_transport::tcp::{Coordinator, TcpTransport};
 use dist_transport::{
-    Abort, Allocation, Cause, ChannelId, Combine, Direct, Due, Incoming, Outgoing, Rank, Result, Traffic,
-    Transport,
+    Abort, Allocation, Cause, ChannelId, Combine, Direct, Incoming, LazyDeadline, Outgoing, Rank, Result,
+    Traffic, Transport,
 };
 
 /// A transport that tells its ranks' memory another call than it is in, or gives another group's memory.
@@ -54,7 +54,7 @@ impl Transport for Lying {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.inner.exchange(send, receive, due)
     }
@@ -64,7 +64,7 @@ impl Transport for Lying {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.inner.exchange_in_place(peer, buffer, combine, due)
     }
@@ -73,13 +73,13 @@ impl Transport for Lying {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.inner.exchange_all(sends, receives, due)
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
-        self.inner.silent(peers, due)
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
+        self.inner.wait_any_peer(peers, due)
     }
 
     fn hosts(&self) -> Vec<u64> {
@@ -102,7 +102,7 @@ impl Transport for Lying {
         self.inner.traffic()
     }
 
-    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         self.asked += 1;
         match &mut self.other {
             Some(other) if self.asked > self.swaps_at => other.direct(due),

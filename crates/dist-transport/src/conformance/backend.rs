@@ -12,7 +12,7 @@ pub trait Fabric: Sync {
     ///
     /// # Panics
     /// If `program` panics on some rank, with what that rank panicked with.
-    fn run(&self, run: u64, world_size: usize, program: Program);
+    fn run(&self, run: u64, world_size: usize, program: RankProgram);
 
     /// How many runs each program is to have. Those of a network that is simulated may all differ.
     fn runs(&self) -> u64 {
@@ -26,7 +26,7 @@ pub trait Fabric: Sync {
 }
 
 /// What each rank does.
-pub type Program = Arc<dyn Fn(Box<dyn Transport>) + Send + Sync>;
+pub type RankProgram = Arc<dyn Fn(Box<dyn Transport>) + Send + Sync>;
 
 /// A fabric, with what the suite asks of it.
 #[derive(Clone, Copy)]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{Abort, Cause, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result, Sink, Transport};
+use crate::{
+    Abort, Cause, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank, Result, Sink, Transport,
+};
 
 use super::backend::LONG;
 
@@ -16,7 +18,7 @@ pub(super) fn call(number: u64, form: u8) -> Fingerprint {
 }
 
 /// A deadline that is not to run out.
-pub(super) fn soon(transport: &dyn Transport) -> Due<'static> {
+pub(super) fn soon(transport: &dyn Transport) -> LazyDeadline<'static> {
     transport.runtime().deadline(LONG).into()
 }
 
@@ -41,7 +43,7 @@ pub(super) fn receive_within(
     len: usize,
     limit: Duration,
 ) -> Result<Vec<u8>> {
-    let due = Due::from(transport.runtime().deadline(limit));
+    let due = LazyDeadline::from(transport.runtime().deadline(limit));
     let mut bytes = vec![0; len];
     transport.exchange(None, Some(Incoming { from, len, sink: Sink::Into(&mut bytes) }), &due)?;
     Ok(bytes)

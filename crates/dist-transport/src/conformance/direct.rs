@@ -1,6 +1,9 @@
 //! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
 
-use crate::{Abort, CALLS_MAX, Cause, Due, Error, Exposed, Fingerprint, Place, Result, Slots, Transport};
+use crate::{
+    Abort, CALLS_MAX, Cause, Error, ExposedRegion, Fingerprint, LazyDeadline, Place, Result, SlotUse,
+    Transport,
+};
 
 use super::Unchecked;
 use super::backend::{Backend, Fabric, LONG};
@@ -8,14 +11,14 @@ use super::calls::{
     assert_one_contradicts, await_abort, call, meet_all, payload, receive_within, soon, wait_in_vain,
 };
 
-/// Every rank posts once, and waits for every other.
+/// Every rank signals once, and waits for every other.
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
     let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(()) };
-    direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
-    direct.post();
+    direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due)?;
+    direct.signal();
     (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &due))?;
-    direct.settle();
+    direct.wake_waiters();
     Ok(())
 }
 
@@ -24,9 +27,9 @@ fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
     transport.begin(&call);
     let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
-    direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
-    direct.post();
-    direct.settle();
+    direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due)?;
+    direct.signal();
+    direct.wake_waiters();
     Ok(true)
 }
 
@@ -50,24 +53,24 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
     }
 }
 
-/// What is published is seen by whoever waits for the post.
-pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static dyn Fabric) {
+/// What is published is seen by whoever waits for the signal.
+pub fn what_is_published_is_seen_by_whoever_waits_for_the_signal(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number as u64, 0));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let shared = direct.shared();
-        let sheet = (Place::Sheet, 0, shared.sheet_bytes);
-        let places = [(Place::Line, 0, shared.line_bytes), sheet, (Place::Slot(0), 64, 1000)];
+        let sheet = (Place::EagerBuffer, 0, shared.eager_bytes);
+        let places = [(Place::FlagLine, 0, shared.flag_line_bytes), sheet, (Place::Slot(0), 64, 1000)];
         let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
-        direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
+        direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         for (place, offset, len) in places.into_iter().chain([last]) {
             let bytes = payload(rank, number, len);
             direct.publish(place, offset, &bytes[..len / 2]);
             direct.publish(place, offset + len / 2, &bytes[len / 2..]);
         }
-        direct.post();
+        direct.signal();
         for distance in 1..rank.world_size() {
             let peer = rank.minus(distance);
             direct.wait(peer.index(), 1, &due).unwrap();
@@ -84,7 +87,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
                 assert_eq!(seen, read);
             }
         }
-        direct.settle();
+        direct.wake_waiters();
     }
     for world_size in [2, 3, 5] {
         let program = |mut transport: Box<dyn Transport>| {
@@ -104,13 +107,13 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
         transport.begin(&call(number as u64, 0));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let (place, shift, len) = match number % 4 {
-            0 => (Place::Line, 0, 40),
+            0 => (Place::FlagLine, 0, 40),
             1 => (Place::Slot(0), 0, 1000),
-            2 => (Place::Sheet, 0, 2000),
+            2 => (Place::EagerBuffer, 0, 2000),
             _ => (Place::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
-        direct.meet((rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
+        direct.signal_and_wait((rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
         for distance in 0..rank.world_size() {
             let peer = rank.plus(distance);
             let mut read = vec![0; len];
@@ -136,31 +139,31 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
     }
 }
 
-/// Each post of a call hands over what was written before it.
-pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'static dyn Fabric) {
+/// Each signal of a call hands over what was written before it.
+pub fn each_signal_of_a_call_hands_over_what_was_written_before_it(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     /// A word goes round: each rank adds one to what its left neighbour has written.
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number, 0));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
-        let posts = u32::try_from(rank.world_size()).unwrap();
-        direct.enter(posts, Slots::Used, Exposed::Nothing, &due).unwrap();
+        let signals = u32::try_from(rank.world_size()).unwrap();
+        direct.enter(signals, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         let mut word = number + rank.index() as u64;
-        for post in 1..=posts {
-            let slot = Place::Slot(post as usize % 2);
+        for signal in 1..=signals {
+            let slot = Place::Slot(signal as usize % 2);
             direct.publish(slot, 8, &word.to_le_bytes());
-            direct.post();
+            direct.signal();
             // Neither neighbour may be more than a slot ahead.
             for peer in [rank.left(), rank.right()] {
-                direct.wait(peer.index(), post, &due).unwrap();
+                direct.wait(peer.index(), signal, &due).unwrap();
             }
             let mut theirs = [0; 8];
             direct.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
             word = u64::from_le_bytes(theirs) + 1;
         }
-        direct.settle();
-        assert_eq!(word, number + rank.index() as u64 + u64::from(posts));
+        direct.wake_waiters();
+        assert_eq!(word, number + rank.index() as u64 + u64::from(signals));
     }
     for world_size in [2, 3, 4] {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -178,11 +181,11 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
     /// Where the first rank, which waits for nobody, publishes in a call.
     fn place_in(number: u64) -> Place {
         match number % 60 {
-            0..20 => Place::Line,
-            20..40 => Place::Sheet,
+            0..20 => Place::FlagLine,
+            20..40 => Place::EagerBuffer,
             40..50 if number.is_multiple_of(2) => Place::Slot(0),
-            40..50 => Place::Sheet,
-            _ if number.is_multiple_of(2) => Place::Line,
+            40..50 => Place::EagerBuffer,
+            _ if number.is_multiple_of(2) => Place::FlagLine,
             _ => Place::Slot(1),
         }
     }
@@ -192,18 +195,18 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
             transport.begin(&call(number, 0));
             let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
             let place = place_in(number);
-            direct.enter(1, Slots::of(place), Exposed::Nothing, &due).unwrap();
+            direct.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &due).unwrap();
             if rank.index() == 0 {
                 direct.publish(place, 0, &number.to_le_bytes());
-                direct.post();
+                direct.signal();
             } else {
-                direct.post();
+                direct.signal();
                 direct.wait(0, 1, &due).unwrap();
                 let mut read = [0; 8];
                 direct.read(0, place, 0, &mut read).unwrap();
                 assert_eq!(u64::from_le_bytes(read), number);
             }
-            direct.settle();
+            direct.wake_waiters();
         }
         barrier(&mut *transport).unwrap();
     };
@@ -291,16 +294,16 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
 fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
     let due = soon(transport);
     let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
-    direct.enter(1, Slots::Used, Exposed::Nothing, &due)?;
-    direct.post();
+    direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due)?;
+    direct.signal();
     direct.wait(1, 1, &due).map(|()| true)
 }
 
 /// Why the job was aborted, if there was memory in which the second rank was waited for, in vain and not to the deadline.
-fn woken_by(transport: &dyn Transport, waited: Result<bool>, due: &Due<'_>) -> Option<Abort> {
+fn woken_by(transport: &dyn Transport, waited: Result<bool>, due: &LazyDeadline<'_>) -> Option<Abort> {
     match waited {
         Ok(waited) => {
-            assert!(!waited, "it has not posted");
+            assert!(!waited, "it has not signalled");
             None
         }
         Err(error) => {
@@ -379,17 +382,17 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, due) = (transport.rank(), soon(transport));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return Vec::new() };
-        direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
-        direct.publish(Place::Line, 0, &number.to_le_bytes());
-        direct.post();
+        direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+        direct.publish(Place::FlagLine, 0, &number.to_le_bytes());
+        direct.signal();
         let hear = |peer| {
             direct.wait(peer, 1, &due).unwrap();
             let mut word = [0; 8];
-            direct.read(peer, Place::Line, 0, &mut word).unwrap();
+            direct.read(peer, Place::FlagLine, 0, &mut word).unwrap();
             u64::from_le_bytes(word)
         };
         let heard = (0..rank.world_size()).filter(|&peer| peer != rank.index()).map(hear).collect();
-        direct.settle();
+        direct.wake_waiters();
         heard
     }
     let program = |mut transport: Box<dyn Transport>| {
@@ -421,13 +424,13 @@ pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     backend.check(2, program, drop);
 }
 
-fn look_at_itself(direct: &mut Unchecked<'_>, me: usize, due: &Due<'_>) {
-    direct.enter(1, Slots::Used, Exposed::Nothing, due).unwrap();
+fn look_at_itself(direct: &mut Unchecked<'_>, me: usize, due: &LazyDeadline<'_>) {
+    direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, due).unwrap();
     direct.publish(Place::Slot(0), 128, b"hello");
     let mut seen = [0; 5];
     direct.read(me, Place::Slot(0), 128, &mut seen).unwrap();
     assert_eq!(&seen, b"hello");
-    direct.post();
+    direct.signal();
     direct.wait(me, 1, due).unwrap();
-    direct.settle();
+    direct.wake_waiters();
 }

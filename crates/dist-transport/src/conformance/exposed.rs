@@ -1,6 +1,6 @@
 //! Memory that ranks expose to each other.
 
-use crate::{CHANGED_MAX, Error, Exposed, Owned, Place, Reach, Slots, Transport};
+use crate::{CHANGED_MAX, Error, ExposedRegion, Owned, Place, Reach, SlotUse, Transport};
 
 use super::Unchecked;
 use super::backend::{Backend, Fabric};
@@ -22,13 +22,13 @@ fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: 
     match reach {
         Reach::Slots => return memory,
         Reach::Read => {
-            direct.enter(2, Slots::Used, Exposed::Read(&memory), &due).unwrap();
-            direct.show(&memory);
+            direct.enter(2, SlotUse::Used, ExposedRegion::Read(&memory), &due).unwrap();
+            direct.update_exposed(&memory);
             kept = Some(memory);
         }
-        Reach::Write => direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &due).unwrap(),
+        Reach::Write => direct.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap(),
     }
-    direct.post();
+    direct.signal();
     let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
     for peer in others() {
         direct.wait(peer.index(), 1, &due).unwrap();
@@ -49,16 +49,16 @@ fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: 
         let outside = direct.read(peer.index(), Place::Memory, 2 * half, &mut [0]).unwrap_err();
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
     }
-    assert!(direct.take_back().is_none(), "not every rank has posted for the last time");
-    direct.post();
+    assert!(direct.reclaim().is_none(), "not every rank has signalled for the last time");
+    direct.signal();
     others().for_each(|peer| direct.wait(peer.index(), 2, &due).unwrap());
-    direct.settle();
-    assert!(direct.finished());
+    direct.wake_waiters();
+    assert!(direct.is_finished());
     if let Some(memory) = kept {
         return memory;
     }
-    let memory = direct.take_back().unwrap().into_owned::<u8>().unwrap();
-    assert!(direct.take_back().is_none(), "it is there once");
+    let memory = direct.reclaim().unwrap().into_owned::<u8>().unwrap();
+    assert!(direct.reclaim().is_none(), "it is there once");
     let own = payload(rank, number, len);
     for peer in others() {
         assert!(memory[half..][place(peer.index())] == own, "{peer} has written it back");
@@ -104,15 +104,15 @@ pub fn what_is_lent_comes_back_from_its_own_call_only(fabric: &'static dyn Fabri
         memory.fill(7);
         transport.begin(&call(1, 0));
         let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
-        direct.enter(1, Slots::Unused, Exposed::Write(memory.lend()), &due).unwrap();
+        direct.enter(1, SlotUse::Unused, ExposedRegion::Write(memory.lend()), &due).unwrap();
         barrier(&mut *other).unwrap();
         let mut elsewhere = Unchecked::of(&mut *other, &due).unwrap().expect("as in the other group");
-        assert!(elsewhere.finished() && elsewhere.take_back().is_none());
-        assert!(direct.take_back().is_none(), "nobody has posted");
-        direct.post();
+        assert!(elsewhere.is_finished() && elsewhere.reclaim().is_none());
+        assert!(direct.reclaim().is_none(), "nobody has signalled");
+        direct.signal();
         direct.wait(1 - me, 1, &due).unwrap();
-        direct.settle();
-        let memory = direct.take_back().unwrap().into_owned::<u8>().unwrap();
+        direct.wake_waiters();
+        let memory = direct.reclaim().unwrap().into_owned::<u8>().unwrap();
         assert_eq!(memory[..1000], [7; 1000]);
         barrier(&mut *other).unwrap();
     };
@@ -132,13 +132,13 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Pl
     let mut direct = Unchecked::of(transport, &due).unwrap().expect("as before");
     let mut kept = None;
     if place == Place::Memory {
-        direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &due).unwrap();
+        direct.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap();
     } else {
-        direct.enter(2, Slots::Used, Exposed::Nothing, &due).unwrap();
+        direct.enter(2, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         direct.publish(place, 0, &parts);
         kept = Some(memory);
     }
-    direct.post();
+    direct.signal();
     let others: Vec<usize> = (0..world_size).filter(|&peer| peer != me).collect();
     others.iter().for_each(|&peer| direct.wait(peer, 1, &due).unwrap());
     let mut seen: Vec<Vec<u8>> = Vec::new();
@@ -159,17 +159,17 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Pl
         }
     }
     assert!(seen.iter().eq(&others.iter().map(|&peer| contents(peer, me)).collect::<Vec<_>>()));
-    direct.post();
+    direct.signal();
     others.iter().for_each(|&peer| direct.wait(peer, 2, &due).unwrap());
     let memory = match kept {
         Some(mut memory) => {
             direct.read(me, place, 0, &mut memory[..parts.len()]).unwrap();
-            direct.settle();
+            direct.wake_waiters();
             memory
         }
         None => {
-            direct.settle();
-            direct.take_back().unwrap().into_owned::<u8>().unwrap()
+            direct.wake_waiters();
+            direct.reclaim().unwrap().into_owned::<u8>().unwrap()
         }
     };
     for &peer in &others {
@@ -224,12 +224,12 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
         }
         let mut memory = allocated.unwrap_or_else(|| Owned::from(vec![0; LEN]));
         memory.fill(1);
-        direct.enter(2, Slots::Used, Exposed::Read(&memory), &due).unwrap();
-        direct.show(&memory);
-        direct.post();
+        direct.enter(2, SlotUse::Used, ExposedRegion::Read(&memory), &due).unwrap();
+        direct.update_exposed(&memory);
+        direct.signal();
         direct.wait(1 - me, 1, &due).unwrap();
         if me == 0 {
-            direct.post();
+            direct.signal();
             direct.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
             direct.abandon();
             memory.fill(2);
@@ -264,21 +264,21 @@ pub fn what_is_not_exposed_is_out_of_reach_which_harms_nothing(fabric: &'static 
         if let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() {
             let shared = direct.shared();
             for readable in [false, true] {
-                let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
-                direct.enter(1, Slots::Used, exposed, &due).unwrap();
-                direct.post();
+                let exposed = if readable { ExposedRegion::Read(&[7; 100]) } else { ExposedRegion::Nothing };
+                direct.enter(1, SlotUse::Used, exposed, &due).unwrap();
+                direct.signal();
                 direct.wait(peer, 1, &due).unwrap();
                 let beyond = if readable { 100 } else { 0 };
                 let wrong = [
                     direct.read(peer, Place::Memory, beyond, &mut [0]),
-                    direct.read(peer, Place::Line, shared.line_bytes, &mut [0]),
-                    direct.read(peer, Place::Sheet, shared.sheet_bytes, &mut [0]),
+                    direct.read(peer, Place::FlagLine, shared.flag_line_bytes, &mut [0]),
+                    direct.read(peer, Place::EagerBuffer, shared.eager_bytes, &mut [0]),
                     direct.read(peer, Place::Slot(shared.slots), 0, &mut [0]),
                     direct.read(peer, Place::Slot(0), shared.slot_bytes, &mut [0]),
                     direct.view(peer, Place::Memory, 0..101, &mut |_, _| panic!("nothing is there")),
                     direct.write(peer, Place::Memory, 0, &[1]),
-                    direct.write(peer, Place::Line, 0, &[1]),
-                    direct.write(peer, Place::Sheet, 0, &[1]),
+                    direct.write(peer, Place::FlagLine, 0, &[1]),
+                    direct.write(peer, Place::EagerBuffer, 0, &[1]),
                     direct.write(peer, Place::Slot(shared.slots), 0, &[1]),
                     direct.write(peer, Place::Slot(0), shared.slot_bytes, &[1]),
                 ];
@@ -287,8 +287,8 @@ pub fn what_is_not_exposed_is_out_of_reach_which_harms_nothing(fabric: &'static 
                 }
                 let nowhere = [
                     (Place::Memory, 0),
-                    (Place::Line, 0),
-                    (Place::Sheet, 0),
+                    (Place::FlagLine, 0),
+                    (Place::EagerBuffer, 0),
                     (Place::Slot(shared.slots), 0),
                     (Place::Slot(0), shared.slot_bytes),
                 ];
@@ -297,7 +297,7 @@ pub fn what_is_not_exposed_is_out_of_reach_which_harms_nothing(fabric: &'static 
                         direct.change(place, &[(peer, offset)], 1, &mut |_| panic!("nothing is there"));
                     assert!(matches!(outcome, Ok(false) | Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
-                direct.settle();
+                direct.wake_waiters();
             }
         }
         barrier(&mut *transport).unwrap();

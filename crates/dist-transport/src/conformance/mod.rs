@@ -7,13 +7,13 @@
 //! wait for its receiver.
 //!
 //! ```
-//! use dist_transport::conformance::{self, Fabric, Program};
+//! use dist_transport::conformance::{self, Fabric, RankProgram};
 //! use dist_transport::sim;
 //!
 //! struct Simulated;
 //!
 //! impl Fabric for Simulated {
-//!     fn run(&self, run: u64, world_size: usize, program: Program) {
+//!     fn run(&self, run: u64, world_size: usize, program: RankProgram) {
 //!         let _ = sim::run(run, world_size, move |transport| program(Box::new(transport)));
 //!     }
 //!     fn runs(&self) -> u64 {
@@ -40,7 +40,7 @@ pub mod together;
 mod unchecked;
 pub mod waits;
 
-pub use backend::{Fabric, Program};
+pub use backend::{Fabric, RankProgram};
 pub use unchecked::Unchecked;
 
 /// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] that is a constant
@@ -51,9 +51,9 @@ macro_rules! conformance {
         $crate::conformance! { $fabric =>
             direct {
                 all_ranks_of_a_group_share_memory_or_none_does
-                what_is_published_is_seen_by_whoever_waits_for_the_post
+                what_is_published_is_seen_by_whoever_waits_for_the_signal
                 ranks_that_have_met_have_what_all_have_brought
-                each_post_of_a_call_hands_over_what_was_written_before_it
+                each_signal_of_a_call_hands_over_what_was_written_before_it
                 nobody_writes_over_what_a_rank_is_still_reading
                 ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
                 calls_that_differ_are_noticed_where_nobody_waits_in_them

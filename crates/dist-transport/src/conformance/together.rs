@@ -115,17 +115,17 @@ pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
         0 => {
             let some_come = soon(&*transport);
             for peer in [3, 1] {
-                assert_eq!(transport.silent(&[peer], &some_come).unwrap(), []);
+                assert_eq!(transport.wait_any_peer(&[peer], &some_come).unwrap(), []);
             }
-            assert_eq!(transport.silent(&[1, 4, 2, 3], &some_come).unwrap(), [4, 2]);
+            assert_eq!(transport.wait_any_peer(&[1, 4, 2, 3], &some_come).unwrap(), [4, 2]);
             assert!(!transport.runtime().expired(some_come.deadline()));
             let nobody_comes = transport.runtime().deadline(backend.short() / 4);
-            assert_eq!(transport.silent(&[4, 2], &nobody_comes.into()).unwrap(), [4, 2]);
+            assert_eq!(transport.wait_any_peer(&[4, 2], &nobody_comes.into()).unwrap(), [4, 2]);
             for peer in [1, 3] {
                 assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [7]);
             }
             let nothing_is_left = transport.runtime().deadline(backend.short() / 4);
-            assert_eq!(transport.silent(&[1], &nothing_is_left.into()).unwrap(), [1]);
+            assert_eq!(transport.wait_any_peer(&[1], &nothing_is_left.into()).unwrap(), [1]);
             for peer in 1..5 {
                 send(&mut *transport, peer, &[8]).unwrap();
             }
@@ -181,7 +181,7 @@ pub fn a_silent_rank_hides_no_other(fabric: &'static dyn Fabric) {
                 transport.runtime().sleep(PAUSE);
                 send(transport, listener, &[7]).unwrap();
             } else {
-                assert_eq!(transport.silent(&[silent, other], &due).unwrap(), [silent]);
+                assert_eq!(transport.wait_any_peer(&[silent, other], &due).unwrap(), [silent]);
                 assert!(!transport.runtime().expired(due.deadline()), "it has waited for all");
                 assert_eq!(receive(transport, other, 1).unwrap(), [7]);
                 send(transport, silent, &[8]).unwrap();
@@ -199,7 +199,7 @@ pub fn a_silent_rank_hides_no_other(fabric: &'static dyn Fabric) {
 /// Which of these have sent nothing within this time.
 fn look(transport: &mut dyn Transport, peers: &[usize], time: Duration) -> Vec<usize> {
     let due = transport.runtime().deadline(time).into();
-    transport.silent(peers, &due).unwrap()
+    transport.wait_any_peer(peers, &due).unwrap()
 }
 
 /// A rank hears itself and refuses strangers.
@@ -207,11 +207,11 @@ pub fn a_rank_hears_itself_and_refuses_strangers(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
         let short = transport.runtime().deadline(backend.short());
-        assert_eq!(transport.silent(&[0], &short.into()).unwrap(), [0]);
+        assert_eq!(transport.wait_any_peer(&[0], &short.into()).unwrap(), [0]);
         send(&mut *transport, 0, &[1]).unwrap();
         let due = soon(&*transport);
-        assert_eq!(transport.silent(&[0, 0], &due).unwrap(), []);
-        assert!(transport.silent(&[1], &due).is_err());
+        assert_eq!(transport.wait_any_peer(&[0, 0], &due).unwrap(), []);
+        assert!(transport.wait_any_peer(&[1], &due).is_err());
         assert_eq!(receive(&mut *transport, 0, 1).unwrap(), [1]);
     };
     backend.check(1, program, drop);
@@ -232,7 +232,7 @@ pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
             }
         }
         let due = soon(&*transport);
-        let error = transport.silent(&[2], &due).unwrap_err();
+        let error = transport.wait_any_peer(&[2], &due).unwrap_err();
         assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
         assert_eq!(transport.aborted().unwrap().rank, 2);
     };
@@ -251,7 +251,7 @@ pub fn calls_of_those_who_wait_for_the_silent_are_compared_too(fabric: &'static 
             transport.begin(&call(1, u8::from(me == 1)));
             let due = soon(transport);
             let error = match me {
-                0 => transport.silent(&[1], &due).unwrap_err(),
+                0 => transport.wait_any_peer(&[1], &due).unwrap_err(),
                 _ => receive(transport, 0, 1).unwrap_err(),
             };
             assert!(!transport.runtime().expired(due.deadline()), "not noticed: {error}");

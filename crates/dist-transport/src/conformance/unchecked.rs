@@ -3,10 +3,13 @@
 
 use std::ops::Range;
 
-use crate::{Direct, DirectCall, Due, Entry, Exposed, Lent, Place, Rank, Result, Shared, Slots, Transport};
+use crate::{
+    CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, LazyDeadline, Lent, Place, Rank, Result,
+    SlotUse, Transport,
+};
 
 /// The methods of [`Direct`] as safe functions, for programs that keep to its contract without a checked plan: tests,
-/// and measurements. Calls are entered with nothing agreed beside the fingerprint.
+/// and measurements. Calls are entered with nothing plan_digest beside the fingerprint.
 #[derive(Debug)]
 pub struct Unchecked<'a>(&'a mut dyn Direct);
 
@@ -25,17 +28,20 @@ impl<'a> Unchecked<'a> {
     /// # Errors
     /// As for [`Transport::direct`].
     #[cfg(feature = "sim")]
-    pub fn simulated(transport: &'a mut crate::sim::SimTransport, due: &Due<'_>) -> Result<Option<Self>> {
+    pub fn simulated(
+        transport: &'a mut crate::sim::SimTransport,
+        due: &LazyDeadline<'_>,
+    ) -> Result<Option<Self>> {
         Ok(transport.direct(due)?.map(Self))
     }
 
     /// For the promises of this suite, each of which keeps to the contract.
-    pub(super) fn of(transport: &'a mut dyn Transport, due: &Due<'_>) -> Result<Option<Self>> {
+    pub(super) fn of(transport: &'a mut dyn Transport, due: &LazyDeadline<'_>) -> Result<Option<Self>> {
         Ok(transport.direct(due)?.map(Self))
     }
 
     /// As [`Direct::shared`].
-    pub fn shared(&self) -> Shared {
+    pub fn shared(&self) -> GroupLayout {
         self.0.shared()
     }
 
@@ -53,23 +59,29 @@ impl<'a> Unchecked<'a> {
     ///
     /// # Errors
     /// As there.
-    pub fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
-        self.enter_agreed(0, posts, slots, memory, due)
+    pub fn enter(
+        &mut self,
+        signals: u32,
+        slots: SlotUse,
+        memory: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.enter_with_digest(0, signals, slots, memory, due)
     }
 
     /// As [`Direct::enter`], with this digest of what the ranks agree on.
     ///
     /// # Errors
     /// As there.
-    pub fn enter_agreed(
+    pub fn enter_with_digest(
         &mut self,
-        agreed: u64,
-        posts: u32,
-        slots: Slots,
-        memory: Exposed<'_>,
-        due: &Due<'_>,
+        plan_digest: u64,
+        signals: u32,
+        slots: SlotUse,
+        memory: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let entry = Entry { rank: self.0.rank(), agreed, posts, slots };
+        let entry = CallEntry { rank: self.0.rank(), plan_digest, signals, slots };
         // SAFETY: promised when this was made.
         unsafe { self.0.enter(entry, memory, due) }
     }
@@ -80,28 +92,33 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.publish(place, offset, bytes) };
     }
 
-    /// As [`Direct::post`].
-    pub fn post(&mut self) {
+    /// As [`Direct::signal`].
+    pub fn signal(&mut self) {
         // SAFETY: promised when this was made.
-        unsafe { self.0.post() };
+        unsafe { self.0.signal() };
     }
 
     /// As [`Direct::wait`].
     ///
     /// # Errors
     /// As there.
-    pub fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        self.0.wait(rank, posts, due)
+    pub fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
+        self.0.wait(rank, signals, due)
     }
 
-    /// As [`Direct::meet`].
+    /// As [`Direct::signal_and_wait`].
     ///
     /// # Errors
     /// As there.
-    pub fn meet(&mut self, to: (usize, Place, usize), bytes: &[u8], due: &Due<'_>) -> Result<()> {
-        let entry = Entry { rank: self.0.rank(), agreed: 0, posts: 1, slots: Slots::of(to.1) };
+    pub fn signal_and_wait(
+        &mut self,
+        to: (usize, Place, usize),
+        bytes: &[u8],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let entry = CallEntry { rank: self.0.rank(), plan_digest: 0, signals: 1, slots: SlotUse::of(to.1) };
         // SAFETY: promised when this was made.
-        unsafe { self.0.meet(entry, to, bytes, due) }
+        unsafe { self.0.signal_and_wait(entry, to, bytes, due) }
     }
 
     /// As [`Direct::view`].
@@ -143,13 +160,19 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.read(rank, place, offset, into) }
     }
 
-    /// As [`Direct::read_past`].
+    /// As [`Direct::read_non_temporal`].
     ///
     /// # Errors
     /// As there.
-    pub fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    pub fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: Place,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         // SAFETY: promised when this was made.
-        unsafe { self.0.read_past(rank, place, offset, into) }
+        unsafe { self.0.read_non_temporal(rank, place, offset, into) }
     }
 
     /// As [`Direct::copy`].
@@ -157,9 +180,9 @@ impl<'a> Unchecked<'a> {
         self.0.copy(from, into);
     }
 
-    /// As [`Direct::copy_past`].
-    pub fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
-        self.0.copy_past(from, into);
+    /// As [`Direct::copy_non_temporal`].
+    pub fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
+        self.0.copy_non_temporal(from, into);
     }
 
     /// As [`Direct::write`].
@@ -186,24 +209,24 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.change(place, there, len, change) }
     }
 
-    /// As [`Direct::settle`].
-    pub fn settle(&mut self) {
-        self.0.settle();
+    /// As [`Direct::wake_waiters`].
+    pub fn wake_waiters(&mut self) {
+        self.0.wake_waiters();
     }
 
-    /// As [`Direct::show`].
-    pub fn show(&mut self, memory: &[u8]) {
-        self.0.show(memory);
+    /// As [`Direct::update_exposed`].
+    pub fn update_exposed(&mut self, memory: &[u8]) {
+        self.0.update_exposed(memory);
     }
 
-    /// As [`Direct::finished`].
-    pub fn finished(&self) -> bool {
-        self.0.finished()
+    /// As [`Direct::is_finished`].
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
     }
 
-    /// As [`Direct::take_back`].
-    pub fn take_back(&mut self) -> Option<Lent> {
-        self.0.take_back()
+    /// As [`Direct::reclaim`].
+    pub fn reclaim(&mut self) -> Option<Lent> {
+        self.0.reclaim()
     }
 
     /// As [`Direct::abandon`].

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Abort, Activity, Cause, Due, Error, Exposed, Fingerprint, Slots, Transport};
+use crate::{Abort, Activity, Cause, Error, ExposedRegion, Fingerprint, LazyDeadline, SlotUse, Transport};
 
 use super::Unchecked;
 use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
@@ -108,8 +108,8 @@ pub fn who_has_waited_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) 
             match transport.rank().index() {
                 0 => error = Some(receive_within(transport, 1, 1, AFTER_ALL_WAIT).unwrap_err()),
                 1 if listens => {
-                    let due = Due::from(transport.runtime().deadline(SAID));
-                    assert_eq!(transport.silent(&[2], &due).unwrap(), [2]);
+                    let due = LazyDeadline::from(transport.runtime().deadline(SAID));
+                    assert_eq!(transport.wait_any_peer(&[2], &due).unwrap(), [2]);
                 }
                 1 => assert_eq!(receive(transport, 2, 1).unwrap(), [5]),
                 _ if listens => {}
@@ -142,9 +142,9 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
             let short = group.runtime().deadline(backend.short());
             let due = if me == 0 { short.into() } else { long };
             let mut direct = Unchecked::of(&mut *group, &due).unwrap()?;
-            direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
-            // The others wait for the first, and it for one that does not post.
-            let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody posts");
+            direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+            // The others wait for the first, and it for one that does not signal.
+            let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody signals");
             Some((error, await_abort(&*group)))
         };
         let [first, silent, _] = members;
@@ -164,7 +164,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
     }
 }
 
-/// Of ranks that wait for each other's posts in turn, the last is named.
+/// Of ranks that wait for each other's signals in turn, the last is named.
 pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
@@ -177,16 +177,16 @@ pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn
             _ => long,
         };
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
-        direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
+        direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
         if rank.index() < 3 {
-            direct.wait(rank.right().index(), 1, &due).expect_err("nobody posts");
+            direct.wait(rank.right().index(), 1, &due).expect_err("nobody signals");
         }
         await_record(transport, &record);
     };
     Backend(fabric).check(4, program, |_| {});
 }
 
-/// A rank that has waited for posts and waits no longer keeps those who wait for it itself.
+/// A rank that has waited for signals and waits no longer keeps those who wait for it itself.
 pub fn who_has_waited_in_shared_memory_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
@@ -196,14 +196,14 @@ pub fn who_has_waited_in_shared_memory_and_waits_no_longer_is_named(fabric: &'st
         let (rank, long, runtime) = (transport.rank(), soon(transport), transport.runtime().clone());
         let due = if rank.index() == 0 { runtime.deadline(AFTER_ALL_WAIT).into() } else { long };
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
-        direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
+        direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
         match rank.index() {
-            0 => drop(direct.wait(1, 1, &due).expect_err("it does not post")),
+            0 => drop(direct.wait(1, 1, &due).expect_err("it does not signal")),
             1 => direct.wait(2, 1, &due).unwrap(),
             _ => {
                 runtime.sleep(SAID);
-                direct.post();
-                direct.settle();
+                direct.signal();
+                direct.wake_waiters();
             }
         }
         await_record(transport, &record);

@@ -9,11 +9,11 @@ use crossbeam::queue::SegQueue;
 use super::{Deadline, Runtime, Unparker};
 
 /// The sending end; any number of clones. The receiver learns when the last one is dropped.
-pub struct Mailbox<T>(Arc<Shared<T>>);
+pub struct Mailbox<T>(Arc<QueueState<T>>);
 
 /// The receiving end.
 pub struct Receiver<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<QueueState<T>>,
     runtime: Runtime,
 }
 
@@ -26,14 +26,14 @@ pub enum Unavailable {
     Closed,
 }
 
-struct Shared<T> {
+struct QueueState<T> {
     queue: SegQueue<T>,
     senders: AtomicUsize,
     /// The thread that waits, if one does.
     waiting: Mutex<Option<Unparker>>,
 }
 
-impl<T> Shared<T> {
+impl<T> QueueState<T> {
     #[cfg(test)]
     fn waits(&self) -> bool {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_some()
@@ -50,7 +50,7 @@ impl<T> Shared<T> {
 impl Runtime {
     /// A queue whose receiver waits by this runtime's clock.
     pub fn mailbox<T: Send>(&self) -> (Mailbox<T>, Receiver<T>) {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(QueueState {
             queue: SegQueue::new(),
             senders: AtomicUsize::new(1),
             waiting: Mutex::new(None),

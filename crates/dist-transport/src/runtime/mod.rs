@@ -52,21 +52,21 @@ impl Deadline {
 /// ```
 /// use std::time::Duration;
 ///
-/// use dist_transport::{Due, Runtime};
+/// use dist_transport::{LazyDeadline, Runtime};
 ///
 /// let runtime = Runtime::system();
-/// let due = Due::within(&runtime, Duration::from_secs(60));
+/// let due = LazyDeadline::within(&runtime, Duration::from_secs(60));
 /// assert_eq!(due.deadline(), due.deadline());
 /// ```
 #[derive(Debug, Clone)]
-pub struct Due<'a> {
+pub struct LazyDeadline<'a> {
     begun: Cell<Option<Deadline>>,
     /// What it is made of when it begins; `None` if it has begun from the start. Not in the cell, where a borrowed runtime
     /// could not be lent on for a shorter time.
     within: Option<(&'a Runtime, Duration)>,
 }
 
-impl<'a> Due<'a> {
+impl<'a> LazyDeadline<'a> {
     /// So long after it is first asked for.
     #[inline]
     pub const fn within(runtime: &'a Runtime, timeout: Duration) -> Self {
@@ -84,7 +84,7 @@ impl<'a> Due<'a> {
     }
 }
 
-impl From<Deadline> for Due<'_> {
+impl From<Deadline> for LazyDeadline<'_> {
     fn from(deadline: Deadline) -> Self {
         Self { begun: Cell::new(Some(deadline)), within: None }
     }

@@ -60,7 +60,7 @@ impl Executor for System {
     }
 
     fn current(&self) -> Arc<dyn Wake> {
-        Arc::new(Waker(thread::current()))
+        Arc::new(ThreadWaker(thread::current()))
     }
 
     fn yield_now(&self) {
@@ -68,9 +68,9 @@ impl Executor for System {
     }
 }
 
-struct Waker(Thread);
+struct ThreadWaker(Thread);
 
-impl Wake for Waker {
+impl Wake for ThreadWaker {
     fn wake(&self) {
         self.0.unpark();
     }

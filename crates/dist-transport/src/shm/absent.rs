@@ -7,19 +7,19 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::Socket;
 
-use crate::tcp::DoorName;
+use crate::tcp::UnixSocketName;
 
 pub(crate) const ACCEPTED: u8 = 1;
 
 #[derive(Debug)]
-pub(crate) struct Memory(Infallible);
+pub(crate) struct ShmLink(Infallible);
 
 #[derive(Debug)]
-pub(crate) struct Share(Infallible);
+pub(crate) struct SharedSegment(Infallible);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code, reason = "nothing can end that cannot begin")]
-pub(crate) enum End {
+pub(crate) enum StreamEnd {
     Goodbye,
     Closed,
     Broken,
@@ -27,20 +27,20 @@ pub(crate) enum End {
 
 #[derive(Debug)]
 #[allow(dead_code, reason = "nothing comes where nothing can be shared")]
-pub(crate) enum Next<'a> {
-    Following(&'a [u8]),
-    Laid(&'a [u8]),
+pub(crate) enum NextMessage<'a> {
+    InRing(&'a [u8]),
+    InFastbox(&'a [u8]),
 }
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "built without shared memory"))
 }
 
-pub(crate) fn listen(_name: DoorName) -> io::Result<Socket> {
+pub(crate) fn listen(_name: UnixSocketName) -> io::Result<Socket> {
     unsupported()
 }
 
-pub(crate) fn connect(_name: DoorName) -> io::Result<Socket> {
+pub(crate) fn connect(_name: UnixSocketName) -> io::Result<Socket> {
     unsupported()
 }
 
@@ -48,11 +48,11 @@ pub(crate) fn is_ours(_socket: &Socket) -> io::Result<bool> {
     unsupported()
 }
 
-pub(crate) fn offer(_socket: &Socket, _nonce: &[u8; 32]) -> io::Result<Share> {
+pub(crate) fn offer(_socket: &Socket, _nonce: &[u8; 32]) -> io::Result<SharedSegment> {
     unsupported()
 }
 
-pub(crate) fn take(_socket: &Socket) -> io::Result<Option<Share>> {
+pub(crate) fn take(_socket: &Socket) -> io::Result<Option<SharedSegment>> {
     unsupported()
 }
 
@@ -71,12 +71,12 @@ pub(crate) fn give_arena(_socket: &Socket, _heap: &Heap, _number: u32) -> io::Re
     unsupported()
 }
 
-impl Memory {
-    pub(crate) fn new(_socket: Socket, share: Share, _lends: bool) -> Self {
+impl ShmLink {
+    pub(crate) fn new(_socket: Socket, share: SharedSegment, _lends: bool) -> Self {
         match share.0 {}
     }
 
-    pub(crate) fn room(&mut self, _wanted: usize) -> Result<usize, End> {
+    pub(crate) fn room(&mut self, _wanted: usize) -> Result<usize, StreamEnd> {
         match self.0 {}
     }
 
@@ -88,55 +88,60 @@ impl Memory {
         match self.0 {}
     }
 
-    pub(crate) fn lay_down(&mut self, _about: &[u8], _parts: &[&[u8]], _bytes: usize) -> Result<bool, End> {
+    pub(crate) fn put_in_fastbox(
+        &mut self,
+        _about: &[u8],
+        _parts: &[&[u8]],
+        _bytes: usize,
+    ) -> Result<bool, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn receive_tray(&mut self, _bytes: usize) -> Result<(), End> {
+    pub(crate) fn receive_fastbox(&mut self, _bytes: usize) -> Result<(), StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn on_tray(&self, _range: Range<usize>) -> &[u8] {
+    pub(crate) fn fastbox_bytes(&self, _range: Range<usize>) -> &[u8] {
         match self.0 {}
     }
 
-    pub(crate) fn clear_tray(&mut self) {
+    pub(crate) fn clear_fastbox(&mut self) {
         match self.0 {}
     }
 
-    pub(crate) fn lend(&mut self, _header: &[u8], _message: &[u8]) -> Result<bool, End> {
+    pub(crate) fn offer_message(&mut self, _header: &[u8], _message: &[u8]) -> Result<bool, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn taken(&mut self, _bytes: usize) -> Result<Option<usize>, End> {
+    pub(crate) fn acked(&mut self, _bytes: usize) -> Result<Option<usize>, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn call_back(&mut self) {
+    pub(crate) fn cancel_offer(&mut self) {
         match self.0 {}
     }
 
-    pub(crate) fn receive_loan(&mut self) -> Result<u64, End> {
+    pub(crate) fn receive_offer(&mut self) -> Result<u64, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn borrow(&mut self, _address: u64, _into: &mut [u8]) -> bool {
+    pub(crate) fn get_message(&mut self, _address: u64, _into: &mut [u8]) -> bool {
         match self.0 {}
     }
 
-    pub(crate) fn give_back(&mut self, _taken: usize) -> Result<bool, End> {
+    pub(crate) fn ack_offer(&mut self, _taken: usize) -> Result<bool, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn next(&mut self, _header: usize) -> Result<Option<Next<'_>>, End> {
+    pub(crate) fn next(&mut self, _header: usize) -> Result<Option<NextMessage<'_>>, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn has_come(&mut self) -> Result<bool, End> {
+    pub(crate) fn has_arrived(&mut self) -> Result<bool, StreamEnd> {
         match self.0 {}
     }
 
-    pub(crate) fn peek(&mut self, _max: usize) -> Result<&[u8], End> {
+    pub(crate) fn peek(&mut self, _max: usize) -> Result<&[u8], StreamEnd> {
         match self.0 {}
     }
 
@@ -148,11 +153,11 @@ impl Memory {
         match self.0 {}
     }
 
-    pub(crate) fn lie_down(&mut self, _to_receive: bool) -> bool {
+    pub(crate) fn prepare_sleep(&mut self, _to_receive: bool) -> bool {
         match self.0 {}
     }
 
-    pub(crate) fn get_up(&mut self) {
+    pub(crate) fn end_sleep(&mut self) {
         match self.0 {}
     }
 
@@ -161,7 +166,7 @@ impl Memory {
     }
 }
 
-impl AsFd for Memory {
+impl AsFd for ShmLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self.0 {}
     }

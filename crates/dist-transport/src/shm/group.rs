@@ -1,12 +1,12 @@
-//! Memory that all ranks of a group have mapped: where each rank's lines, slots and words lie.
+//! ShmLink that all ranks of a group have mapped: where each rank's lines, slots and words lie.
 //!
-//! Each rank has, for each of the calls that may be under way at once, a line (how often it has posted, a hash of its call,
-//! and a few bytes of data), the call in full, what it has exposed, and a sheet; the words that it sleeps by; and its
-//! slots, half of them for every other call. Of two ranks each has its line in the other's block every other round. All
-//! but sheets and slots are on pairs of cache lines of their own. A page of a sheet or a slot is there once it is touched.
+//! Each rank has, for each of the calls that may be under way at once, a line (how often it has signalled, a hash of its call,
+//! and a few bytes of data), the call in full, what it has exposed, and a eager_buffer; the words that it sleeps by; and its
+//! slots, parity of them for every other call. Of two ranks each has its line in the other's block every other round. All
+//! but eager_buffers and slots are on pairs of cache lines of their own. A page of a eager_buffer or a slot is there once it is touched.
 //!
 //! Flag lines, calls, exposures and words are atomic: they may be read and written at any time. What ranks publish in lines,
-//! sheets and slots is not, so whatever reaches there is `unsafe`.
+//! eager_buffers and slots is not, so whatever reaches there is `unsafe`.
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
@@ -18,43 +18,44 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::PAGE_BYTES;
-use super::bell;
-use super::exposure::Exposure;
+use super::futex;
+use super::generation::Generation;
 use super::map::{self, Mapping, Pages};
+use super::remote_region::RemoteRegion;
 use super::segment::Nonce;
-use super::turn::Turn;
-use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, Place, Rank, Reach, Shared};
+use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, GroupLayout, Place, Rank, Reach};
 
-const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
-const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
-const SHEET_BYTES: usize = Shared::on_host(Reach::Slots).sheet_bytes;
-const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
-const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "as it is predicted");
+const SLOTS: usize = GroupLayout::on_host(Reach::Slots).slots;
+const SLOT_BYTES: usize = GroupLayout::on_host(Reach::Slots).slot_bytes;
+const EAGER_BYTES: usize = GroupLayout::on_host(Reach::Slots).eager_bytes;
+const FLAG_DATA_BYTES: usize = Grain::BYTES - FLAG_DATA_AT;
+const _: () =
+    assert!(FLAG_DATA_BYTES == GroupLayout::on_host(Reach::Slots).flag_line_bytes, "as it is predicted");
 
 /// Two cache lines, which processors fetch together.
 const PAIR_BYTES: usize = 128;
-const BLOCK_BYTES: usize = EXPOSURES_AT + CALLS_MAX * PAIR_BYTES;
+const BLOCK_BYTES: usize = REGIONS_AT + CALLS_MAX * PAIR_BYTES;
 
 /// Words of a call.
 const CALL_WORDS: usize = Fingerprint::SIZE / size_of::<u64>();
 
 /// On the first page: behind the nonce.
-const STRANGER_AT: usize = PAIR_BYTES;
-/// In a line: behind the posts and the hash.
+const EXTERNAL_LOAD_AT: usize = PAIR_BYTES;
+/// In a line: behind the signals and the hash.
 const HASH_AT: usize = 8;
-const LINE_AT: usize = 16;
+const FLAG_DATA_AT: usize = 16;
 /// In a rank's block: behind its lines.
 const SLEEPING_AT: usize = CALLS_MAX * PAIR_BYTES;
-const RUNG_AT: usize = SLEEPING_AT + 4;
-const CORE_AT: usize = RUNG_AT + 4;
+const WAKE_COUNT_AT: usize = SLEEPING_AT + 4;
+const CORE_AT: usize = WAKE_COUNT_AT + 4;
 const LEFT_AT: usize = SLEEPING_AT + PAIR_BYTES;
 const PROCESS_AT: usize = LEFT_AT + 4;
 const FAILED_AT: usize = PROCESS_AT + 4;
 const CALLS_AT: usize = LEFT_AT + PAIR_BYTES;
-const EXPOSURES_AT: usize = CALLS_AT + CALLS_MAX * PAIR_BYTES;
+const REGIONS_AT: usize = CALLS_AT + CALLS_MAX * PAIR_BYTES;
 /// In what a rank has behind all blocks: behind its slots.
-const SHEETS_AT: usize = 2 * SLOTS * SLOT_BYTES;
-const LARGE_BYTES: usize = SHEETS_AT + CALLS_MAX * SHEET_BYTES;
+const EAGER_AT: usize = 2 * SLOTS * SLOT_BYTES;
+const LARGE_BYTES: usize = EAGER_AT + CALLS_MAX * EAGER_BYTES;
 
 /// The memory of one group.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ pub(crate) struct GroupMemory {
     mapping: Mapping,
     ranks: usize,
     slots_at: usize,
-    /// Whether there are two ranks, of which each has its line where it has read the other's the last time: a post is seen
+    /// Whether there are two ranks, of which each has its line where it has read the other's the last time: a signal is seen
     /// sooner where the line is at hand.
     is_of_two: bool,
 }
@@ -88,102 +89,104 @@ impl GroupMemory {
         Self { mapping, ranks: world_size, slots_at: slots_at(world_size), is_of_two: world_size == 2 }
     }
 
-    /// How often a rank has posted, all calls together.
+    /// How often a rank has signalled, all calls together.
     #[inline]
-    pub(crate) fn posts(&self, rank: usize, turn: Turn) -> &AtomicU64 {
-        self.counter(self.line(rank, turn))
+    pub(crate) fn signals(&self, rank: usize, generation: Generation) -> &AtomicU64 {
+        self.counter(self.flag_line(rank, generation))
     }
 
-    /// How often a rank has posted, in all calls together, if it has not come further than the call with this number. It is
+    /// How often a rank has signalled, in all calls together, if it has not come further than the call with this number. It is
     /// not more than three calls behind. Lines of earlier calls may be another rank's by now.
-    pub(crate) fn all_posts(&self, rank: usize, call: usize) -> u64 {
+    pub(crate) fn all_signals(&self, rank: usize, call: usize) -> u64 {
         let calls = call.saturating_sub(CALLS_MAX - 1)..=call;
-        calls.map(|call| self.posts(rank, Turn::of(call)).load(Ordering::Acquire)).max().unwrap_or(0)
+        calls.map(|call| self.signals(rank, Generation::of(call)).load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
-    /// Looks so many times, with pauses, whether a rank has posted so often by now, and gives how often it has. The loads
-    /// acquire: what the rank wrote before the post that is seen is seen too.
+    /// Looks so many times, with pauses, whether a rank has signalled so often by now, and gives how often it has. The loads
+    /// acquire: what the rank wrote before the signal that is seen is seen too.
     #[inline]
-    pub(crate) fn look(&self, rank: usize, turn: Turn, wanted: u64, times: usize) -> Option<u64> {
-        let posts = self.posts(rank, turn);
+    pub(crate) fn look(&self, rank: usize, generation: Generation, wanted: u64, times: usize) -> Option<u64> {
+        let signals = self.signals(rank, generation);
         (0..times).find_map(|time| {
             if time > 0 {
                 std::hint::spin_loop();
             }
-            let seen = posts.load(Ordering::Acquire);
+            let seen = signals.load(Ordering::Acquire);
             (seen >= wanted).then_some(seen)
         })
     }
 
-    /// What tells a rank's call from others. Read after a post of that call was seen.
+    /// What tells a rank's call from others. Read after a signal of that call was seen.
     #[inline]
-    pub(crate) fn hash(&self, rank: usize, turn: Turn) -> &AtomicU64 {
-        self.counter(self.line(rank, turn) + HASH_AT)
+    pub(crate) fn hash(&self, rank: usize, generation: Generation) -> &AtomicU64 {
+        self.counter(self.flag_line(rank, generation) + HASH_AT)
     }
 
-    /// A rank's call in full: the one that it has posted in, if a post of that call was seen, and else any.
-    pub(crate) fn call(&self, rank: usize, turn: Turn) -> Fingerprint {
+    /// A rank's call in full: the one that it has signalled in, if a signal of that call was seen, and else any.
+    pub(crate) fn call(&self, rank: usize, generation: Generation) -> Fingerprint {
         // SAFETY: calls lie where nothing else does, and are reached here and in `set_call` only.
-        Fingerprint(bytemuck::cast(unsafe { self.mapping.load::<CALL_WORDS>(pair(rank, CALLS_AT, turn)) }))
+        Fingerprint(bytemuck::cast(unsafe {
+            self.mapping.load::<CALL_WORDS>(pair(rank, CALLS_AT, generation))
+        }))
     }
 
     #[inline]
-    pub(crate) fn set_call(&self, rank: usize, turn: Turn, call: &Fingerprint) {
+    pub(crate) fn set_call(&self, rank: usize, generation: Generation, call: &Fingerprint) {
         let words: [u64; CALL_WORDS] = bytemuck::cast(call.0);
         // SAFETY: as for `call`.
-        unsafe { self.mapping.store(pair(rank, CALLS_AT, turn), words) };
+        unsafe { self.mapping.store(pair(rank, CALLS_AT, generation), words) };
     }
 
-    /// What a rank has exposed: in the call that it has posted in, if a post of that call was seen, and else anything.
-    pub(crate) fn exposure(&self, rank: usize, turn: Turn) -> Exposure {
+    /// What a rank has exposed: in the call that it has signalled in, if a signal of that call was seen, and else anything.
+    pub(crate) fn region(&self, rank: usize, generation: Generation) -> RemoteRegion {
         self.check(rank);
         // SAFETY: exposures lie where nothing else does, and are reached here and in `expose` only.
-        Exposure::decode(unsafe { self.mapping.load(pair(rank, EXPOSURES_AT, turn)) })
+        RemoteRegion::decode(unsafe { self.mapping.load(pair(rank, REGIONS_AT, generation)) })
     }
 
-    pub(crate) fn expose(&self, rank: usize, turn: Turn, exposure: Exposure) {
-        // SAFETY: as for `exposure`.
-        unsafe { self.mapping.store(pair(rank, EXPOSURES_AT, turn), exposure.encode()) };
+    pub(crate) fn expose(&self, rank: usize, generation: Generation, region: RemoteRegion) {
+        // SAFETY: as for `region`.
+        unsafe { self.mapping.store(pair(rank, REGIONS_AT, generation), region.encode()) };
     }
 
-    /// Sleeps until `awaited` posts or leaves, or somebody wakes this rank, or the time is over; not if it is `ready`.
+    /// Sleeps until `awaited` signals or leaves, or somebody wakes this rank, or the time is over; not if it is `ready`.
     pub(crate) fn sleep(&self, me: usize, awaited: usize, limit: Duration, ready: impl FnOnce() -> bool) {
-        let (sleeping, rung) = (self.sleeping(me), self.rung(me));
-        let before = bell::lie_down(sleeping, rung, sleeper_of(awaited));
+        let (sleeping, wake_count) = (self.sleeping(me), self.wake_count(me));
+        let before = futex::prepare_sleep(sleeping, wake_count, sleeper_of(awaited));
         if !ready() {
-            bell::sleep(rung, before, limit);
+            futex::sleep(wake_count, before, limit);
         }
         sleeping.store(0, Ordering::Relaxed);
     }
 
-    /// Wakes those that sleep for this rank, after it has posted or left.
+    /// Wakes those that sleep for this rank, after it has signalled or left.
     #[inline]
     pub(crate) fn wake_sleepers(&self, me: Rank) {
-        bell::after_post::<AtomicU32>();
-        let poster = sleeper_of(me.index());
+        futex::fence_after_signal::<AtomicU32>();
+        let signaller = sleeper_of(me.index());
         let mut peer = me;
         for _ in 1..me.world_size() {
             peer = peer.right();
-            if bell::sleeps(self.sleeping(peer.index()), poster) {
-                self.ring(peer.index(), poster);
+            if futex::sleeps_for(self.sleeping(peer.index()), signaller) {
+                self.wake_if_sleeping(peer.index(), signaller);
             }
         }
     }
 
     /// Wakes a rank that seemed to sleep for this one, if it does.
     #[cold]
-    fn ring(&self, peer: usize, poster: u32) {
-        let rung = self.rung(peer);
-        if bell::ring(self.sleeping(peer), rung, poster) {
-            bell::wake(rung);
+    fn wake_if_sleeping(&self, peer: usize, signaller: u32) {
+        let wake_count = self.wake_count(peer);
+        if futex::claim_wake(self.sleeping(peer), wake_count, signaller) {
+            futex::wake(wake_count);
         }
     }
 
     /// Wakes a rank, whatever it sleeps for.
     pub(crate) fn wake(&self, rank: usize) {
-        let rung = self.rung(rank);
-        rung.fetch_add(1, Ordering::Release);
-        bell::wake(rung);
+        let wake_count = self.wake_count(rank);
+        wake_count.fetch_add(1, Ordering::Release);
+        futex::wake(wake_count);
     }
 
     /// Says where this rank runs, for those who could let it run there.
@@ -212,9 +215,9 @@ impl GroupMemory {
         self.word(block(rank) + SLEEPING_AT)
     }
 
-    /// How often a rank was rung at: what it sleeps by.
-    fn rung(&self, rank: usize) -> &AtomicU32 {
-        self.word(block(rank) + RUNG_AT)
+    /// How often a rank was wake_count at: what it sleeps by.
+    fn wake_count(&self, rank: usize) -> &AtomicU32 {
+        self.word(block(rank) + WAKE_COUNT_AT)
     }
 
     /// Notes that a rank will not come to another call.
@@ -240,17 +243,17 @@ impl GroupMemory {
     }
 
     /// Notes that something beside the ranks wants their cores.
-    pub(crate) fn note_stranger(&self) {
-        self.stranger().store(1, Ordering::Relaxed);
+    pub(crate) fn note_external_load(&self) {
+        self.external_load().store(1, Ordering::Relaxed);
     }
 
     /// Whether any rank has noted that.
-    pub(crate) fn has_met_stranger(&self) -> bool {
-        self.stranger().load(Ordering::Relaxed) != 0
+    pub(crate) fn has_external_load(&self) -> bool {
+        self.external_load().load(Ordering::Relaxed) != 0
     }
 
-    fn stranger(&self) -> &AtomicU32 {
-        self.word(STRANGER_AT)
+    fn external_load(&self) -> &AtomicU32 {
+        self.word(EXTERNAL_LOAD_AT)
     }
 
     /// The number of a rank's process, as the rank sees it that has made this memory.
@@ -260,7 +263,7 @@ impl GroupMemory {
 
     #[inline]
     fn counter(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: posts and hashes lie where nothing else does, and are reached as counters only.
+        // SAFETY: signals and hashes lie where nothing else does, and are reached as counters only.
         unsafe { self.mapping.counter(at) }
     }
 
@@ -278,27 +281,27 @@ impl GroupMemory {
     pub(crate) unsafe fn published(
         &self,
         rank: usize,
-        turn: Turn,
+        generation: Generation,
         place: Place,
         range: Range<usize>,
     ) -> Option<&[u8]> {
-        let at = self.place(rank, turn, place, &range)?;
+        let at = self.place(rank, generation, place, &range)?;
         // SAFETY: as the caller has promised.
         Some(unsafe { self.mapping.bytes(at, range.len()) })
     }
 
     /// Has the processor fetch what a rank has published, if there is such a place, before it is read.
     #[inline]
-    pub(crate) fn fetch(&self, rank: usize, turn: Turn, place: Place, range: Range<usize>) {
-        if let Some(at) = self.place(rank, turn, place, &range) {
+    pub(crate) fn fetch(&self, rank: usize, generation: Generation, place: Place, range: Range<usize>) {
+        if let Some(at) = self.place(rank, generation, place, &range) {
             self.mapping.fetch(at, range.len());
         }
     }
 
     /// Has the processor take back from the others, if there is such a place, where this rank publishes next.
     #[inline]
-    pub(crate) fn claim(&self, me: usize, turn: Turn, place: Place, range: Range<usize>) {
-        if let Some(at) = self.place(me, turn, place, &range) {
+    pub(crate) fn claim(&self, me: usize, generation: Generation, place: Place, range: Range<usize>) {
+        if let Some(at) = self.place(me, generation, place, &range) {
             self.mapping.claim(at, range.len());
         }
     }
@@ -310,12 +313,12 @@ impl GroupMemory {
     pub(crate) unsafe fn fill(
         &self,
         rank: usize,
-        turn: Turn,
+        generation: Generation,
         place: Place,
         range: Range<usize>,
         write: &mut dyn FnMut(&mut [u8]),
     ) -> Option<()> {
-        let at = self.place(rank, turn, place, &range)?;
+        let at = self.place(rank, generation, place, &range)?;
         // SAFETY: as the caller has promised.
         unsafe { self.mapping.fill(at, range.len(), write) };
         Some(())
@@ -329,12 +332,12 @@ impl GroupMemory {
     pub(crate) unsafe fn publish(
         &self,
         rank: usize,
-        turn: Turn,
+        generation: Generation,
         place: Place,
         offset: usize,
         bytes: &[u8],
     ) -> Option<()> {
-        let at = self.place(rank, turn, place, &(offset..offset.checked_add(bytes.len())?))?;
+        let at = self.place(rank, generation, place, &(offset..offset.checked_add(bytes.len())?))?;
         // SAFETY: as the caller has promised.
         unsafe { self.mapping.copy_in(at, bytes) };
         Some(())
@@ -349,7 +352,7 @@ impl GroupMemory {
     /// As for [`Mapping::fill`].
     pub(crate) unsafe fn change(
         &self,
-        turn: Turn,
+        generation: Generation,
         place: Place,
         there: &[(usize, usize)],
         len: usize,
@@ -357,7 +360,7 @@ impl GroupMemory {
     ) -> Result<(), (usize, usize)> {
         let at = |&(rank, offset): &(usize, usize)| {
             let range = offset..offset.saturating_add(len);
-            self.place(rank, turn, place, &range).ok_or((rank, offset))
+            self.place(rank, generation, place, &range).ok_or((rank, offset))
         };
         let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
         // SAFETY: as the caller has promised, and it is one mapping.
@@ -367,9 +370,9 @@ impl GroupMemory {
 
     /// Where a rank has its line in a call.
     #[inline]
-    fn line(&self, rank: usize, turn: Turn) -> usize {
-        let home = if self.is_of_two && turn.lies_with_the_other() { 1 - rank } else { rank };
-        pair(home, 0, turn)
+    fn flag_line(&self, rank: usize, generation: Generation) -> usize {
+        let owner = if self.is_of_two && generation.uses_peer_block() { 1 - rank } else { rank };
+        pair(owner, 0, generation)
     }
 
     /// Whoever is not of the group has no memory here.
@@ -378,17 +381,23 @@ impl GroupMemory {
         assert!(rank < self.ranks, "rank {rank} is one of {}", self.ranks);
     }
 
-    fn place(&self, rank: usize, turn: Turn, place: Place, range: &Range<usize>) -> Option<usize> {
+    fn place(
+        &self,
+        rank: usize,
+        generation: Generation,
+        place: Place,
+        range: &Range<usize>,
+    ) -> Option<usize> {
         self.check(rank);
         let (start, len) = match place {
-            Place::Line => (self.line(rank, turn) + LINE_AT, LINE_BYTES),
+            Place::FlagLine => (self.flag_line(rank, generation) + FLAG_DATA_AT, FLAG_DATA_BYTES),
             Place::Slot(slot) if slot < SLOTS => {
-                let number = turn.half() * SLOTS + slot;
+                let number = generation.parity() * SLOTS + slot;
                 (self.slots_at + rank * LARGE_BYTES + number * SLOT_BYTES, SLOT_BYTES)
             }
-            Place::Sheet => {
-                let start = SHEETS_AT + turn.index() * SHEET_BYTES;
-                (self.slots_at + rank * LARGE_BYTES + start, SHEET_BYTES)
+            Place::EagerBuffer => {
+                let start = EAGER_AT + generation.index() * EAGER_BYTES;
+                (self.slots_at + rank * LARGE_BYTES + start, EAGER_BYTES)
             }
             Place::Slot(_) | Place::Memory => return None,
         };
@@ -434,8 +443,8 @@ const fn block(rank: usize) -> usize {
     PAGE_BYTES + rank * BLOCK_BYTES
 }
 
-const fn pair(rank: usize, at: usize, turn: Turn) -> usize {
-    block(rank) + at + turn.index() * PAIR_BYTES
+const fn pair(rank: usize, at: usize, generation: Generation) -> usize {
+    block(rank) + at + generation.index() * PAIR_BYTES
 }
 
 /// Half a page behind one's beginning, where no large vector begins: copies between two that begin nearly alike in their pages
@@ -452,7 +461,7 @@ const fn bytes(world_size: usize) -> usize {
 mod tests {
     use rstest::rstest;
 
-    use super::super::exposure::Origin;
+    use super::super::remote_region::RegionOrigin;
     use super::*;
 
     #[test]
@@ -461,40 +470,42 @@ mod tests {
         let all = || {
             let calls = (0..3).flat_map(|rank| (0..CALLS_MAX).map(move |call| (rank, call)));
             let slots = |call| (0..SLOTS).filter(move |_| call < 2).map(Place::Slot);
-            let places = move |call| [Place::Line, Place::Sheet].into_iter().chain(slots(call));
-            calls.flat_map(move |(rank, call)| places(call).map(move |place| (rank, Turn::of(call), place)))
+            let places = move |call| [Place::FlagLine, Place::EagerBuffer].into_iter().chain(slots(call));
+            calls.flat_map(move |(rank, call)| {
+                places(call).map(move |place| (rank, Generation::of(call), place))
+            })
         };
         let size = |place| match place {
-            Place::Line => LINE_BYTES,
-            Place::Sheet => SHEET_BYTES,
+            Place::FlagLine => FLAG_DATA_BYTES,
+            Place::EagerBuffer => EAGER_BYTES,
             _ => SLOT_BYTES,
         };
-        for (number, (rank, turn, place)) in (1..).zip(all()) {
+        for (number, (rank, generation, place)) in (1..).zip(all()) {
             // SAFETY: nobody else has the memory.
-            unsafe { memory.publish(rank, turn, place, 0, &vec![number; size(place)]) }.unwrap();
+            unsafe { memory.publish(rank, generation, place, 0, &vec![number; size(place)]) }.unwrap();
         }
-        assert!(!memory.has_met_stranger());
+        assert!(!memory.has_external_load());
         for (rank, call) in [(0, 0), (2, 5)] {
-            let (turn, other) = (Turn::of(call), Turn::of(call + 1));
-            memory.posts(rank, turn).store(u64::MAX, Ordering::Relaxed);
-            memory.hash(rank, turn).store(u64::MAX, Ordering::Relaxed);
-            memory.set_call(rank, turn, &Fingerprint([9; 48]));
-            let origin = Origin::Heap { arena: 3, offset: 1 << 40 };
-            let exposure = Exposure { len: 77, writable: true, origin };
-            memory.expose(rank, turn, exposure);
+            let (generation, other) = (Generation::of(call), Generation::of(call + 1));
+            memory.signals(rank, generation).store(u64::MAX, Ordering::Relaxed);
+            memory.hash(rank, generation).store(u64::MAX, Ordering::Relaxed);
+            memory.set_call(rank, generation, &Fingerprint([9; 48]));
+            let origin = RegionOrigin::Heap { arena: 3, offset: 1 << 40 };
+            let region = RemoteRegion { len: 77, writable: true, origin };
+            memory.expose(rank, generation, region);
             memory.leave(rank);
-            memory.note_stranger();
-            assert_eq!(memory.exposure(rank, turn), exposure);
-            assert_eq!(memory.call(rank, turn), Fingerprint([9; 48]));
-            assert_eq!(memory.exposure(rank, other), Exposure::NOTHING);
+            memory.note_external_load();
+            assert_eq!(memory.region(rank, generation), region);
+            assert_eq!(memory.call(rank, generation), Fingerprint([9; 48]));
+            assert_eq!(memory.region(rank, other), RemoteRegion::NOTHING);
         }
         assert_eq!([0, 1, 2].map(|rank| memory.has_left(rank)), [true, false, true]);
         // SAFETY: nobody else has the memory.
-        assert!(memory.has_met_stranger() && unsafe { memory.mapping.bytes(0, 32) } == [7; 32]);
-        for (number, (rank, turn, place)) in (1_u8..).zip(all()) {
+        assert!(memory.has_external_load() && unsafe { memory.mapping.bytes(0, 32) } == [7; 32]);
+        for (number, (rank, generation, place)) in (1_u8..).zip(all()) {
             // SAFETY: nobody else has the memory.
-            let bytes = unsafe { memory.published(rank, turn, place, 0..size(place)) }.unwrap();
-            assert!(bytes.iter().all(|&byte| byte == number), "{rank} {turn:?} {place:?}");
+            let bytes = unsafe { memory.published(rank, generation, place, 0..size(place)) }.unwrap();
+            assert!(bytes.iter().all(|&byte| byte == number), "{rank} {generation:?} {place:?}");
         }
     }
 
@@ -502,10 +513,10 @@ mod tests {
     fn each_of_two_has_its_line_where_the_other_had_it_the_last_time() {
         let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
         for call in 1..2 * CALLS_MAX {
-            memory.posts(0, Turn::of(call)).store(call as u64, Ordering::Relaxed);
-            let next = Turn::of(call + CALLS_MAX);
-            assert_eq!(memory.posts(1, next).load(Ordering::Relaxed), call as u64);
-            assert_ne!(memory.posts(0, next).load(Ordering::Relaxed), call as u64);
+            memory.signals(0, Generation::of(call)).store(call as u64, Ordering::Relaxed);
+            let next = Generation::of(call + CALLS_MAX);
+            assert_eq!(memory.signals(1, next).load(Ordering::Relaxed), call as u64);
+            assert_ne!(memory.signals(0, next).load(Ordering::Relaxed), call as u64);
         }
     }
 
@@ -513,27 +524,27 @@ mod tests {
     fn there_is_nothing_beside_lines_sheets_and_slots() {
         let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
         for (place, range) in [
-            (Place::Line, 0..LINE_BYTES + 1),
-            (Place::Sheet, 0..SHEET_BYTES + 1),
+            (Place::FlagLine, 0..FLAG_DATA_BYTES + 1),
+            (Place::EagerBuffer, 0..EAGER_BYTES + 1),
             (Place::Slot(SLOTS), 0..1),
             (Place::Slot(0), SLOT_BYTES..SLOT_BYTES + 1),
             (Place::Memory, 0..1),
         ] {
             // SAFETY: nobody else has the memory.
-            assert_eq!(unsafe { memory.published(0, Turn::of(0), place, range) }, None);
+            assert_eq!(unsafe { memory.published(0, Generation::of(0), place, range) }, None);
         }
     }
 
     #[rstest]
     #[should_panic = "rank 3 is one of 3"]
     fn whoever_is_not_of_the_group_has_nothing_in_it(
-        #[values(Place::Line, Place::Sheet, Place::Slot(0), Place::Memory)] place: Place,
+        #[values(Place::FlagLine, Place::EagerBuffer, Place::Slot(0), Place::Memory)] place: Place,
     ) {
         let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
         match place {
-            Place::Memory => drop(memory.exposure(3, Turn::of(0))),
+            Place::Memory => drop(memory.region(3, Generation::of(0))),
             // SAFETY: nobody else has the memory.
-            _ => drop(unsafe { memory.published(3, Turn::of(0), place, 0..1) }.map(<[u8]>::len)),
+            _ => drop(unsafe { memory.published(3, Generation::of(0), place, 0..1) }.map(<[u8]>::len)),
         }
     }
 

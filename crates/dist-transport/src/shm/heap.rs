@@ -3,8 +3,8 @@
 //! Each process allocates from arenas of its own, so no allocation waits for anybody. All channels of the job share
 //! them.
 //!
-//! Memory that is free again is kept for the next allocation for a while, since the system takes long to give pages. Once it
-//! has been free for half a second to a second, the service thread gives its pages back, a part at a time.
+//! ShmLink that is free again is kept for the next allocation for a while, since the system takes long to give pages. Once it
+//! has been free for parity a second to a second, the service thread gives its pages back, a part at a time.
 #![allow(unsafe_code, reason = "mapped memory cannot be given away otherwise")]
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FallocateFlags;
 
-use super::apart::HASHED_BYTES;
+use super::address_colouring::HASHED_BYTES;
 use super::map::{Mapping, Pages, Region};
 use super::ranges::Ranges;
 use crate::owned::Bytes;
@@ -47,7 +47,7 @@ struct Arena {
 }
 
 impl Heap {
-    /// Memory of this many bytes, zero at first. `None` if the system has none left.
+    /// ShmLink of this many bytes, zero at first. `None` if the system has none left.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
         let len = bytes.max(1).checked_next_multiple_of(UNIT_BYTES)?;
         let mut arenas = self.arenas();
@@ -190,7 +190,7 @@ fn return_pages(file: &OwnedFd, range: &Range<usize>) -> bool {
     returned.inspect_err(|error| tracing::debug!(%error, "free memory of the heap is kept")).is_ok()
 }
 
-/// Memory that was given away.
+/// ShmLink that was given away.
 #[derive(Debug)]
 struct Allocated {
     region: Region,
@@ -216,7 +216,7 @@ impl Drop for Allocated {
 }
 
 const _: () = assert!(UNIT_BYTES.is_multiple_of(Grain::BYTES), "allocations begin where a grain can");
-const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped apart");
+const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped address_colouring");
 
 #[cfg(test)]
 mod tests {

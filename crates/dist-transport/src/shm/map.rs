@@ -1,4 +1,4 @@
-//! Memory that processes have mapped together.
+//! ShmLink that processes have mapped together.
 //!
 //! What lies where, who writes what when, and how the others come to know of it is the business of those who use this:
 //! two processes' loads and stores meet here as they do in hardware, and only counters, which are atomic, order them.
@@ -23,8 +23,8 @@ use rustix::process::{Resource, getrlimit};
 use smallvec::SmallVec;
 
 use super::PAGE_BYTES;
-use super::apart::{self, HASHED_BYTES};
-use super::pen::copy_across;
+use super::address_colouring::{self, HASHED_BYTES};
+use super::copy_policy::copy_to_reader;
 use crate::CHANGED_MAX;
 use crate::grain::Grain;
 
@@ -90,7 +90,7 @@ impl Mapping {
         let room = if len < HASHED_BYTES { 0 } else { HASHED_BYTES };
         let space = Space::reserve(len.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?)?;
         let address = space.start.addr().get();
-        let ahead = if room == 0 { 0 } else { apart::next_beginning().wrapping_sub(address) % room };
+        let ahead = if room == 0 { 0 } else { address_colouring::next_colour().wrapping_sub(address) % room };
         // SAFETY: the space is `room` longer than the segment, and `ahead` less than that, or 0.
         let start = unsafe { space.start.add(ahead) };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
@@ -151,7 +151,7 @@ impl Mapping {
     /// Bytes of the segment.
     ///
     /// # Safety
-    /// Nobody writes them while they are borrowed, in this process or another: counters order the borrow and the writes.
+    /// Nobody writes them while they are borrowed, in this process or another: counters order the get and the writes.
     #[inline]
     pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         let place = self.at(offset, len);
@@ -198,7 +198,7 @@ impl Mapping {
         let place = self.at(offset, bytes.len());
         // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them, as
         // `bytes` are written by nobody. The caller has promised the rest.
-        copy_across(bytes, unsafe { slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) });
+        copy_to_reader(bytes, unsafe { slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) });
     }
 
     /// Copies words into the segment, each in one store.
@@ -320,7 +320,7 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         // SAFETY: the addresses are this space's since it was reserved: where they may have been lost it is forgotten. Nothing
-        // borrows from what is mapped there any more, since all that does borrows the mapping.
+        // gets from what is mapped there any more, since all that does gets the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "what is mapped here can be unmapped");
     }
@@ -342,8 +342,8 @@ pub(crate) unsafe fn change<'a>(
     for (mapping, offset) in places {
         let place = mapping.at(offset, len);
         let start = place.addr().get();
-        let apart = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
-        assert!(all.iter().all(|other| apart(other)), "places that are changed at once overlap");
+        let address_colouring = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
+        assert!(all.iter().all(|other| address_colouring(other)), "places that are changed at once overlap");
         // SAFETY: as for `fill`, and none of these places overlaps another: not in one mapping, as just checked, and not in
         // two, as the caller has promised.
         all.push(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
@@ -351,11 +351,11 @@ pub(crate) unsafe fn change<'a>(
     change(&mut all);
 }
 
-/// Copies past this core's caches, but for what lies before the first place that whole vectors can be written to.
+/// Copies non_temporal_left this core's caches, but for what lies before the first place that whole vectors can be written to.
 ///
 /// # Panics
 /// If one is not as long as the other.
-pub(crate) fn copy_past(from: &[u8], into: &mut [u8]) {
+pub(crate) fn copy_non_temporal(from: &[u8], into: &mut [u8]) {
     assert_eq!(from.len(), into.len(), "what is copied has one length");
     let head = into.as_ptr().align_offset(stream::ALIGNMENT).min(into.len());
     let ((first, from), (before, into)) = (from.split_at(head), into.split_at_mut(head));
@@ -364,7 +364,7 @@ pub(crate) fn copy_past(from: &[u8], into: &mut [u8]) {
     into[streamed..].copy_from_slice(&from[streamed..]);
 }
 
-/// Bytes of a segment that one owner has to itself, but for those to whom it lends them.
+/// Bytes of a segment that one owner has to itself, but for those to whom it offers_single_copy them.
 #[derive(Debug)]
 pub(super) struct Region {
     mapping: Arc<Mapping>,
@@ -462,10 +462,10 @@ mod stream {
     use std::arch::x86_64::{__m128i, _mm_sfence, _mm_stream_si128};
     use std::ptr::NonNull;
 
-    /// Where nothing can be copied past the caches but to multiples of this.
+    /// Where nothing can be copied non_temporal_left the caches but to multiples of this.
     pub(super) const ALIGNMENT: usize = align_of::<__m128i>();
 
-    /// Copies what can be copied past the caches, to where nobody else looks yet and there is room for all; how many
+    /// Copies what can be copied non_temporal_left the caches, to where nobody else looks yet and there is room for all; how many
     /// bytes that were.
     pub(super) fn copy(to: NonNull<u8>, bytes: &[u8]) -> usize {
         let to: NonNull<__m128i> = to.cast();
@@ -479,7 +479,7 @@ mod stream {
             // SAFETY: every processor of this architecture has the instruction, and the place is aligned, as checked.
             unsafe { _mm_stream_si128(place.as_ptr(), bytemuck::cast(vector)) }
         }
-        // Stores past the caches are in no order with others, such as the post that hands them over, but for this.
+        // Stores non_temporal_left the caches are in no order with others, such as the signal that hands them over, but for this.
         // SAFETY: every processor of this architecture has the instruction, which does nothing else.
         unsafe { _mm_sfence() }
         size_of_val(vectors)
@@ -492,7 +492,7 @@ mod stream {
 
     pub(super) const ALIGNMENT: usize = 1;
 
-    /// Nothing is copied past caches here.
+    /// Nothing is copied non_temporal_left caches here.
     pub(super) fn copy(_: NonNull<u8>, _: &[u8]) -> usize {
         0
     }
@@ -510,7 +510,7 @@ pub(super) fn current_core() -> Option<u32> {
 ///
 /// # Errors
 /// If the system does not allow it.
-pub(crate) fn take_short_turns(turn: Duration) -> io::Result<()> {
+pub(crate) fn request_short_slices(generation: Duration) -> io::Result<()> {
     let size = u32::try_from(size_of::<libc::sched_attr>()).expect("a few bytes");
     // SAFETY: all of its fields are integers, which may be 0.
     let mut schedule: libc::sched_attr = unsafe { std::mem::zeroed() };
@@ -523,7 +523,7 @@ pub(crate) fn take_short_turns(turn: Duration) -> io::Result<()> {
         return Ok(());
     }
     schedule.size = size;
-    schedule.sched_runtime = u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX);
+    schedule.sched_runtime = u64::try_from(generation.as_nanos()).unwrap_or(u64::MAX);
     // SAFETY: the system reads `size` bytes at the address, as the struct says itself.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const schedule, 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

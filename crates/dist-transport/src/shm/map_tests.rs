@@ -66,7 +66,7 @@ fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
         [41, 40, 19].map(|field| fields[field - 3].clone())
     };
     let before = scheduled();
-    take_short_turns(Duration::from_micros(100)).unwrap();
+    request_short_slices(Duration::from_micros(100)).unwrap();
     assert_eq!(scheduled(), before);
 }
 
@@ -75,7 +75,7 @@ fn what_is_copied_past_the_caches_is_all_of_it_and_nothing_else() {
     let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
     for range in [0..0, 0..5, 0..64, 3..1000, 17..18, 16..999] {
         let mut memory = vec![7; 1000];
-        copy_past(&bytes[..range.len()], &mut memory[range.clone()]);
+        copy_non_temporal(&bytes[..range.len()], &mut memory[range.clone()]);
         assert!(memory[range.clone()] == bytes[..range.len()], "{range:?}");
         let beside = memory[..range.start].iter().chain(&memory[range.end..]);
         assert!(beside.clone().all(|&byte| byte == 7), "{range:?}");
@@ -86,7 +86,7 @@ fn what_is_copied_past_the_caches_is_all_of_it_and_nothing_else() {
 fn what_is_copied_across_is_all_of_it_and_nothing_else(
     #[values(0, 1023, 1024, 1025, 4095, 4096)] len: usize,
     #[values(0, 1, 63)] ahead: usize,
-    #[values(copy_across, string::copy)] copy: fn(&[u8], &mut [u8]),
+    #[values(copy_to_reader, string::copy)] copy: fn(&[u8], &mut [u8]),
 ) {
     let bytes: Vec<u8> = (0..=250).cycle().take(len).collect();
     let mut memory = vec![0xff; len + 128];
@@ -99,7 +99,7 @@ fn what_is_copied_across_is_all_of_it_and_nothing_else(
 #[should_panic(expected = "length")]
 fn what_is_copied_across_has_one_length(
     #[values(1024, 4096)] len: usize,
-    #[values(copy_across, string::copy)] copy: fn(&[u8], &mut [u8]),
+    #[values(copy_to_reader, string::copy)] copy: fn(&[u8], &mut [u8]),
 ) {
     copy(&vec![0; len], &mut vec![0; len + 1]);
 }

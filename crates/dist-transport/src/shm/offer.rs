@@ -23,18 +23,18 @@ pub(super) const GOODBYE: u8 = 3;
 /// With a descriptor.
 pub(super) const FILE: u8 = 4;
 
-/// Memory that is made or taken, before anything moved.
+/// ShmLink that is made or taken, before anything moved.
 #[derive(Debug)]
-pub(crate) struct Share(pub(super) Ends);
+pub(crate) struct SharedSegment(pub(super) Ends);
 
 /// Makes memory and offers it to the proven peer on the other side, which answers with [`ACCEPTED`] or something else.
 ///
 /// # Errors
 /// If the system has no memory to give, or the peer is gone.
-pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<Share> {
+pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<SharedSegment> {
     let (file, ends) = segment::create(nonce)?;
     send_file(socket, nonce, file.as_fd())?;
-    Ok(Share(ends))
+    Ok(SharedSegment(ends))
 }
 
 /// Takes the memory that the proven peer on the other side offers, and tells it. `None` if it is not to be had: then
@@ -42,7 +42,7 @@ pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<Share> {
 ///
 /// # Errors
 /// `WouldBlock` if nothing is offered yet; `EMFILE` if this process may open no more files; otherwise if the peer is gone.
-pub(crate) fn take(socket: &Socket) -> io::Result<Option<Share>> {
+pub(crate) fn take(socket: &Socket) -> io::Result<Option<SharedSegment>> {
     let mut nonce = Nonce::default();
     let (count, file) = take_file(socket, &mut nonce)?;
     let ends = match file {
@@ -52,8 +52,8 @@ pub(crate) fn take(socket: &Socket) -> io::Result<Option<Share>> {
         }),
         _ => None,
     };
-    say(socket, if ends.is_some() { ACCEPTED } else { REFUSED })?;
-    Ok(ends.map(Share))
+    send_byte(socket, if ends.is_some() { ACCEPTED } else { REFUSED })?;
+    Ok(ends.map(SharedSegment))
 }
 
 /// Gives the proven peer on the other side an arena of this process's heap; nothing if there is none of this number.
@@ -94,8 +94,8 @@ pub(super) fn send_file(socket: &Socket, words: &[u8], file: BorrowedFd<'_>) -> 
 }
 
 /// Hears what is said, and takes the last descriptor that was passed with it.
-pub(super) fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    match hear_file(socket, words)? {
+pub(super) fn receive_with_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    match receive_any(socket, words)? {
         (count, Passed::File(file)) => Ok((count, Some(file))),
         (count, Passed::Nothing | Passed::Lost) => Ok((count, None)),
     }
@@ -109,7 +109,7 @@ enum Passed {
     Lost,
 }
 
-fn hear_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Passed)> {
+fn receive_any(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Passed)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut attached = RecvAncillaryBuffer::new(&mut space);
     let message =
@@ -126,12 +126,12 @@ fn hear_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Passed)> {
     Ok((message.bytes, passed))
 }
 
-/// As [`hear`], where a descriptor is to come.
+/// As [`receive_with_file`], where a descriptor is to come.
 ///
 /// # Errors
 /// `EMFILE` if this process may open no more files; `WouldBlock` if nothing was said yet.
 fn take_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    match hear_file(socket, words)? {
+    match receive_any(socket, words)? {
         (_, Passed::Lost) => Err(Errno::MFILE.into()),
         (count, Passed::File(file)) => Ok((count, Some(file))),
         (count, Passed::Nothing) => Ok((count, None)),
@@ -139,7 +139,7 @@ fn take_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<Own
 }
 
 /// Says a word.
-pub(super) fn say(socket: &Socket, word: u8) -> io::Result<()> {
+pub(super) fn send_byte(socket: &Socket, word: u8) -> io::Result<()> {
     let sent = rustix::net::send(socket, &[word], SendFlags::NOSIGNAL)?;
     if sent == 1 { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }

@@ -1,11 +1,11 @@
-//! Memory that two processes have mapped, with a ring of bytes in each direction, and two trays that go back and forth.
+//! ShmLink that two processes have mapped, with a ring of bytes in each direction, and two fastboxes that go back and forth.
 //!
-//! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the trays. What is written is
+//! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the fastboxes. What is written is
 //! published by raising a counter, and only what is published is read; what was read is given back in the same way. Of
-//! messages that are lent the page says how much was taken (`loan.rs`).
+//! messages that are lent the page says how much was taken (`single_copy.rs`).
 //! Both processes run this code: each has proven to belong to the job before it was given the memory. The types here keep to
 //! what the counters say, so what they reach into nobody else does: there is one [`Producer`] and one [`Consumer`] of a ring,
-//! and one side that has a tray. They are made by [`create`] and [`open`] only, once for each side.
+//! and one side that has a fastbox. They are made by [`create`] and [`open`] only, once for each side.
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
@@ -15,28 +15,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::PAGE_BYTES;
+use super::copy_policy::CopyPolicy;
 use super::cursor::{Consumed, Produced};
 use super::group::Core;
 use super::map::{Mapping, Pages};
-use super::pen::Pen;
 use crate::Grain;
 
 /// Bytes of a ring: as many as a core's own cache holds. What the other side has read is slow to write again as long as
 /// it is still there.
 pub(super) const RING_BYTES: usize = 1 << 20;
 
-/// Bytes that a tray takes, behind a line that says what they are.
-pub(super) const TRAY_BYTES: usize = 64 << 10;
+/// Bytes that a fastbox takes, behind a line that says what they are.
+pub(super) const FASTBOX_BYTES: usize = 64 << 10;
 
-const TRAYS_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
-/// In the first line of a tray.
-const TRAY_COUNTER_BYTES: usize = size_of::<u64>();
+const FASTBOXES_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
+/// In the first line of a fastbox.
+const FASTBOX_COUNTER_BYTES: usize = size_of::<u64>();
 /// Behind it: what is said of the message.
-const TRAY_HEADER_BYTES: usize = Grain::BYTES - TRAY_COUNTER_BYTES;
-const TRAY_STEP: usize = PAGE_BYTES + TRAY_BYTES;
-const SEGMENT_BYTES: usize = TRAYS_AT + 2 * TRAY_STEP;
+const FASTBOX_HEADER_BYTES: usize = Grain::BYTES - FASTBOX_COUNTER_BYTES;
+const FASTBOX_STEP: usize = PAGE_BYTES + FASTBOX_BYTES;
+const SEGMENT_BYTES: usize = FASTBOXES_AT + 2 * FASTBOX_STEP;
 
-/// Counters lie this far apart: two cache lines, which processors fetch together.
+/// Counters lie this far address_colouring: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
 const NONCE_AT: usize = 0;
 /// Behind the word by which a side sleeps.
@@ -57,7 +57,7 @@ enum Side {
 pub(super) struct Ends {
     pub(super) outgoing: Producer,
     pub(super) incoming: Consumer,
-    pub(super) trays: Trays,
+    pub(super) fastboxes: Fastboxes,
     pub(super) sleep: Sleep,
 }
 
@@ -89,10 +89,10 @@ impl Ends {
                 mapping: mapping.clone(),
                 ring: Ring(first),
                 cursor: Produced::default(),
-                pen: Pen::default(),
+                copy_policy: CopyPolicy::default(),
             },
             incoming: Consumer { mapping: mapping.clone(), ring: Ring(second), cursor: Consumed::default() },
-            trays: Trays::beginning(mapping.clone(), first),
+            fastboxes: Fastboxes::beginning(mapping.clone(), first),
             sleep: Sleep { mapping, mine: first, theirs: second },
         }
     }
@@ -114,7 +114,7 @@ impl Ring {
     }
 
     /// Behind the words that the sides sleep by.
-    fn loan(self, mapping: &Mapping) -> &AtomicU64 {
+    fn single_copy(self, mapping: &Mapping) -> &AtomicU64 {
         // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
         unsafe { mapping.counter((7 + self.0) * COUNTER_STEP) }
     }
@@ -134,7 +134,7 @@ pub(super) struct Producer {
     mapping: Arc<Mapping>,
     ring: Ring,
     cursor: Produced,
-    pen: Pen,
+    copy_policy: CopyPolicy,
 }
 
 impl Producer {
@@ -148,13 +148,17 @@ impl Producer {
     pub(super) fn write(&mut self, ahead: usize, bytes: &[u8]) {
         let [first, second] = self.cursor.places(ahead, bytes.len());
         let (one, two) = bytes.split_at(first.len());
-        let Self { mapping, ring, pen, .. } = self;
+        let Self { mapping, ring, copy_policy, .. } = self;
         // SAFETY: the cursor gives places only in the room that the other side has left behind, of which nothing is published
         // before `publish`; this is the only producer.
-        unsafe { mapping.fill(ring.offset(first.start), one.len(), &mut |place| pen.copy(one, place)) };
+        unsafe {
+            mapping.fill(ring.offset(first.start), one.len(), &mut |place| copy_policy.copy(one, place))
+        };
         if !two.is_empty() {
             // SAFETY: as above.
-            unsafe { mapping.fill(ring.offset(second.start), two.len(), &mut |place| pen.copy(two, place)) };
+            unsafe {
+                mapping.fill(ring.offset(second.start), two.len(), &mut |place| copy_policy.copy(two, place))
+            };
         }
     }
 
@@ -171,8 +175,8 @@ impl Producer {
     }
 
     /// Where it is settled what the other side takes of a message that is lent.
-    pub(super) fn loan(&self) -> &AtomicU64 {
-        self.ring.loan(&self.mapping)
+    pub(super) fn single_copy(&self) -> &AtomicU64 {
+        self.ring.single_copy(&self.mapping)
     }
 }
 
@@ -216,21 +220,21 @@ impl Consumer {
     }
 
     /// Where this side says what it takes of a message that is lent.
-    pub(super) fn loan(&self) -> &AtomicU64 {
-        self.ring.loan(&self.mapping)
+    pub(super) fn single_copy(&self) -> &AtomicU64 {
+        self.ring.single_copy(&self.mapping)
     }
 }
 
-/// Two places for one message each. Each side has one at first; a message goes over with the tray that its sender has had
+/// Two places for one message each. Each side has one at first; a message goes over with the fastbox that its sender has had
 /// for longest, which the receiver has then. So both know which it is.
 ///
 /// A core writes lines for little that it has just read from another one, and slowly those that are its own and others
-/// have read since. With two trays that is so in both directions at once too. Only the side that has a tray reaches into
+/// have read since. With two fastboxes that is so in both directions at once too. Only the side that has a fastbox reaches into
 /// it. What hands it over is in its first line, beside what is said of the message: the counter of the ring behind a grain
-/// that is left out there for it, and whose ring that is. So messages on trays and in the ring keep their order, and of a
+/// that is left out there for it, and whose ring that is. So messages on fastboxes and in the ring keep their order, and of a
 /// small one no line moves but those it lies on.
 #[derive(Debug)]
-pub(super) struct Trays {
+pub(super) struct Fastboxes {
     mapping: Arc<Mapping>,
     /// The number of this side's ring: counters are whole grains and have room for it.
     ring: usize,
@@ -239,42 +243,42 @@ pub(super) struct Trays {
     /// How many are here.
     here: usize,
     /// Whether the message on the one that came last is still needed.
-    laden: bool,
+    occupied: bool,
 }
 
-impl Trays {
+impl Fastboxes {
     const fn beginning(mapping: Arc<Mapping>, own: usize) -> Self {
-        Self { mapping, ring: own, order: [own, 1 - own], here: 1, laden: false }
+        Self { mapping, ring: own, order: [own, 1 - own], here: 1, occupied: false }
     }
 
     const fn offset(&self, place: usize) -> usize {
-        TRAYS_AT + self.order[place] * TRAY_STEP
+        FASTBOXES_AT + self.order[place] * FASTBOX_STEP
     }
 
     /// Whether there is one for a message of so many bytes.
     pub(super) fn takes(&self, bytes: usize) -> bool {
-        self.here > usize::from(self.laden) && bytes <= TRAY_BYTES
+        self.here > usize::from(self.occupied) && bytes <= FASTBOX_BYTES
     }
 
     /// Lays bytes on it.
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
-        assert!(self.takes(at + bytes.len()), "a tray is here and has room");
-        // SAFETY: this side has the tray, so the other does not reach into it.
+        assert!(self.takes(at + bytes.len()), "a fastbox is here and has room");
+        // SAFETY: this side has the fastbox, so the other does not reach into it.
         unsafe { self.mapping.copy_in(self.offset(0) + Grain::BYTES + at, bytes) };
     }
 
     /// Hands it over, with what is said of the message and the counter behind the grain that stands for it.
     pub(super) fn hand_over(&mut self, about: &[u8], count: u64) {
-        assert!(about.len() == TRAY_HEADER_BYTES, "it fills the line");
+        assert!(about.len() == FASTBOX_HEADER_BYTES, "it fills the line");
         let offset = self.offset(0);
-        // SAFETY: this side has the tray, so the other does not reach into it but for the counter.
-        unsafe { self.mapping.copy_in(offset + TRAY_COUNTER_BYTES, about) };
+        // SAFETY: this side has the fastbox, so the other does not reach into it but for the counter.
+        unsafe { self.mapping.copy_in(offset + FASTBOX_COUNTER_BYTES, about) };
         self.counter(offset).store(count | self.ring as u64, Ordering::Release);
         self.order = [self.order[1], self.order[0]];
         self.here -= 1;
     }
 
-    /// What is said of the next message, if it lies on a tray that has come: the one with this counter.
+    /// What is said of the next message, if it lies on a fastbox that has come: the one with this counter.
     pub(super) fn look(&self, count: u64) -> Option<&[u8]> {
         if self.here == 2 {
             return None;
@@ -282,33 +286,33 @@ impl Trays {
         let offset = self.offset(self.here);
         let theirs = count | (1 - self.ring) as u64;
         let come = self.counter(offset).load(Ordering::Acquire) == theirs;
-        // SAFETY: the tray has come, so this side has it, and the other does not write there.
-        come.then(|| unsafe { self.mapping.bytes(offset + TRAY_COUNTER_BYTES, TRAY_HEADER_BYTES) })
+        // SAFETY: the fastbox has come, so this side has it, and the other does not write there.
+        come.then(|| unsafe { self.mapping.bytes(offset + FASTBOX_COUNTER_BYTES, FASTBOX_HEADER_BYTES) })
     }
 
-    /// What hands over the tray that begins there.
+    /// What hands over the fastbox that begins there.
     fn counter(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: the first eight bytes of a tray are reached as a counter only.
+        // SAFETY: the first eight bytes of a fastbox are reached as a counter only.
         unsafe { self.mapping.counter(offset) }
     }
 
-    /// Takes the tray that was just seen to have come.
+    /// Takes the fastbox that was just seen to have come.
     pub(super) fn receive(&mut self) {
-        assert!(self.here < 2 && !self.laden, "messages come one after the other");
+        assert!(self.here < 2 && !self.occupied, "messages come one after the other");
         self.here += 1;
-        self.laden = true;
+        self.occupied = true;
     }
 
     /// What lies on the one that came last.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        assert!(self.laden && range.end <= TRAY_BYTES, "a message of that length has come");
-        // SAFETY: this side has the tray, and hands it over only with `self` borrowed exclusively.
+        assert!(self.occupied && range.end <= FASTBOX_BYTES, "a message of that length has come");
+        // SAFETY: this side has the fastbox, and hands it over only with `self` borrowed exclusively.
         unsafe { self.mapping.bytes(self.offset(self.here - 1) + Grain::BYTES + range.start, range.len()) }
     }
 
     /// Notes that the message on it is not needed any more.
     pub(super) const fn clear(&mut self) {
-        self.laden = false;
+        self.occupied = false;
     }
 }
 

@@ -41,17 +41,17 @@ fn a_counter_that_makes_no_sense_is_noticed() {
     assert!(taker.incoming.peek(1).unwrap().is_empty());
 }
 
-/// Lays a message on a tray, with what is said of it.
+/// Lays a message on a fastbox, with what is said of it.
 fn lay(ends: &mut Ends, about: u8, message: &[u8]) {
-    ends.trays.write(0, message);
+    ends.fastboxes.write(0, message);
     let count = ends.outgoing.skip();
-    ends.trays.hand_over(&[about; TRAY_HEADER_BYTES], count);
+    ends.fastboxes.hand_over(&[about; FASTBOX_HEADER_BYTES], count);
 }
 
-/// What is said of the next message, if it has come on a tray, which is taken then.
+/// What is said of the next message, if it has come on a fastbox, which is taken then.
 fn take(ends: &mut Ends) -> Option<u8> {
-    let about = ends.trays.look(ends.incoming.next())?[0];
-    ends.trays.receive();
+    let about = ends.fastboxes.look(ends.incoming.next())?[0];
+    ends.fastboxes.receive();
     ends.incoming.skip();
     Some(about)
 }
@@ -60,14 +60,14 @@ fn take(ends: &mut Ends) -> Option<u8> {
 fn ranks_that_answer_each_other_always_have_a_tray() {
     let (mut maker, mut taker) = pair();
     for number in 1..6 {
-        assert!(maker.trays.takes(TRAY_BYTES) && !maker.trays.takes(TRAY_BYTES + 1));
+        assert!(maker.fastboxes.takes(FASTBOX_BYTES) && !maker.fastboxes.takes(FASTBOX_BYTES + 1));
         assert_eq!(take(&mut taker), None);
-        maker.trays.write(60, &[9; 40]);
+        maker.fastboxes.write(60, &[9; 40]);
         lay(&mut maker, number, &[number; 60]);
         assert_eq!(take(&mut taker), Some(number));
-        assert_eq!(taker.trays.bytes(0..60), [number; 60]);
-        assert_eq!(taker.trays.bytes(60..100), [9; 40]);
-        taker.trays.clear();
+        assert_eq!(taker.fastboxes.bytes(0..60), [number; 60]);
+        assert_eq!(taker.fastboxes.bytes(60..100), [9; 40]);
+        taker.fastboxes.clear();
         std::mem::swap(&mut maker, &mut taker);
     }
 }
@@ -92,13 +92,13 @@ fn no_wake_up_is_lost() {
 
     use crate::Runtime;
 
-    const ROUNDS: u64 = 200_000;
+    const GENERATIONS: u64 = 200_000;
     let runtime = Runtime::system();
     let (mut maker, mut taker) = pair();
     let ((to_maker, mut maker_bell), (to_taker, mut taker_bell)) = (runtime.mailbox(), runtime.mailbox());
     let deadline = Some(runtime.deadline(Duration::from_secs(60)));
     let writer = runtime.spawn("writer", move || {
-        for round in 0..ROUNDS {
+        for round in 0..GENERATIONS {
             while maker.outgoing.room(64).unwrap() == 0 {
                 maker.sleep.begin();
                 if maker.outgoing.room(64).unwrap() == 0 {
@@ -115,7 +115,7 @@ fn no_wake_up_is_lost() {
         // Whoever reads the last of it may still want to wake us.
         maker_bell
     });
-    for round in 0..ROUNDS {
+    for round in 0..GENERATIONS {
         while taker.incoming.peek(8).unwrap().is_empty() {
             taker.sleep.begin();
             if taker.incoming.peek(8).unwrap().is_empty() {
@@ -134,8 +134,8 @@ fn no_wake_up_is_lost() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whoever sends what, on trays and in the ring, and whenever it is read: each side finds what the other has sent, in
-    /// order, and no tray is lost.
+    /// Whoever sends what, on fastboxes and in the ring, and whenever it is read: each side finds what the other has sent, in
+    /// order, and no fastbox is lost.
     #[test]
     fn messages_on_trays_and_in_the_ring_keep_their_order(
         moves in prop::collection::vec((0..4, any::<bool>()), 1..80)
@@ -147,7 +147,7 @@ proptest! {
         for (number, (kind, of_taker)) in (1..).zip(moves) {
             let (side, other) = (usize::from(of_taker), usize::from(!of_taker));
             match kind {
-                0 if sides[side].trays.takes(1) => {
+                0 if sides[side].fastboxes.takes(1) => {
                     lay(&mut sides[side], number, &[number]);
                     under_way[other].push_back((number, true));
                 }
@@ -157,22 +157,22 @@ proptest! {
                 }
                 2 if read[side].is_none() => {
                     let in_ring = sides[side].incoming.peek(64).unwrap().first().copied();
-                    let on_tray = take(&mut sides[side]);
-                    if on_tray.is_none() && in_ring.is_some() {
+                    let fastbox_bytes = take(&mut sides[side]);
+                    if fastbox_bytes.is_none() && in_ring.is_some() {
                         sides[side].incoming.advance(64);
                     }
-                    let come = on_tray.map(|number| (number, true)).or(in_ring.map(|number| (number, false)));
+                    let come = fastbox_bytes.map(|number| (number, true)).or(in_ring.map(|number| (number, false)));
                     prop_assert_eq!(come, under_way[side].pop_front());
-                    read[side] = on_tray;
+                    read[side] = fastbox_bytes;
                 }
-                3 if read[side].take().is_some() => sides[side].trays.clear(),
+                3 if read[side].take().is_some() => sides[side].fastboxes.clear(),
                 _ => {}
             }
             for (ends, read) in sides.iter().zip(read) {
-                prop_assert!(read.is_none_or(|number| ends.trays.bytes(0..1) == [number]));
+                prop_assert!(read.is_none_or(|number| ends.fastboxes.bytes(0..1) == [number]));
             }
-            let laid = under_way.iter().flatten().filter(|(_, on_tray)| *on_tray).count();
-            prop_assert_eq!(sides.iter().map(|ends| ends.trays.here).sum::<usize>() + laid, 2);
+            let laid = under_way.iter().flatten().filter(|(_, fastbox_bytes)| *fastbox_bytes).count();
+            prop_assert_eq!(sides.iter().map(|ends| ends.fastboxes.here).sum::<usize>() + laid, 2);
         }
     }
 

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::clock::{Skew, Skewed};
-use super::fabric::Fabric;
+use super::fabric::SimFabric;
 use super::fault::{Fault, When};
 use super::link::{Link, Links};
 use super::random::{SplitMix64, mix};
 use super::scheduler::{Failure, Scheduler, Statistics};
-use super::together::Segments;
+use super::shm_group::Segments;
 use super::world::World;
 use super::{Outcome, SimTransport};
 use crate::runtime::Executor;
@@ -102,7 +102,7 @@ impl Network {
         self
     }
 
-    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A post costs what
+    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A signal costs what
     /// a message of no bytes does; reading and writing cost nothing.
     pub fn with_shared_memory(self) -> Self {
         self.with_shared_memory_costs(MemoryCosts::default())
@@ -151,7 +151,7 @@ impl Network {
         Self { window: Some(bytes), ..self }
     }
 
-    /// The coordinator runs where every rank reaches it. Without this it shares the fate of rank 0.
+    /// The coordinator runs where every rank reaches it. Without this it shares the process_state of rank 0.
     pub fn with_external_coordinator(self) -> Self {
         Self { coordinator: None, ..self }
     }
@@ -228,7 +228,7 @@ impl Network {
     ///     let deadline = transport.runtime().deadline(Duration::from_secs(60));
     ///     if transport.rank().index() == 0 {
     ///         transport.exchange(Some(Outgoing { to: 1, parts: &[&[7]] }), None, &deadline.into()).unwrap();
-    ///     } else if transport.silent(&[0], &transport.runtime().deadline(Duration::ZERO).into()).unwrap().is_empty() {
+    ///     } else if transport.wait_any_peer(&[0], &transport.runtime().deadline(Duration::ZERO).into()).unwrap().is_empty() {
     ///         let mut byte = [0];
     ///         let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut byte) };
     ///         transport.exchange(None, Some(receive), &deadline.into()).unwrap();
@@ -275,8 +275,10 @@ impl Network {
             let world = world.clone();
             scheduler.add_daemon("network", move || world.keep_time());
         }
-        let witnessed = Arc::downgrade(&world);
-        scheduler.set_witness(move || witnessed.upgrade().iter().for_each(|world| world.fabric.keep_waits()));
+        let watched_world = Arc::downgrade(&world);
+        scheduler.set_failure_hook(move || {
+            watched_world.upgrade().iter().for_each(|world| world.fabric.keep_waits())
+        });
         let end = scheduler.run_to_end(turn_max);
         let (operations, faults, waits) = world.fabric.history();
         match end {
@@ -310,7 +312,7 @@ impl Network {
         let random = |_| Fault::random(&mut fault_random, self.world_size());
         let faults = self.faults.iter().cloned().chain((0..self.random_faults).map(random)).collect();
         let random = SplitMix64::new(mix(self.seed ^ LINKS));
-        let fabric = Fabric::new(self.links.clone(), self.coordinator, faults, random);
+        let fabric = SimFabric::new(self.links.clone(), self.coordinator, faults, random);
         let hosts = self.links.hosts.clone();
         let segments = self.shared_memory.map(Segments::new);
         let without_heap = self.without_heap.clone();

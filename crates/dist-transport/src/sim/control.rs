@@ -1,31 +1,31 @@
-//! Who is told what of the job's end: the coordinator and the ranks' lines to it, as with TCP.
+//! Who is known_by what of the job's end: the coordinator and the ranks' lines to it, as with TCP.
 //!
 //! Every rank gives signs of life to the coordinator, and hears its. The coordinator's word on why the job ends is
 //! final and goes to every rank that it reaches; a rank that does not hear the coordinator ends the job for itself.
 
 use std::time::Duration;
 
-use super::weather::Weather;
-use crate::bookkeeping::{BEAT, LIVENESS_BETWEEN_HOSTS, LIVENESS_ON_HOST};
+use super::network_conditions::NetworkConditions;
+use crate::bookkeeping::{HEARTBEAT, LIVENESS_BETWEEN_HOSTS, LIVENESS_ON_HOST};
 use crate::{Abort, Cause, Fingerprint};
 
 #[derive(Debug)]
 pub(super) struct Control {
-    /// The rank that hosts the coordinator; `None` if it is elsewhere, where every rank reaches it.
-    home: Option<usize>,
+    /// The rank that hosts the coordinator; `None` if it is mismatch, where every rank reaches it.
+    coordinator_rank: Option<usize>,
     lost: bool,
     /// The coordinator's word.
-    verdict: Option<Abort>,
-    ranks: Vec<Standing>,
+    abort_record: Option<Abort>,
+    ranks: Vec<RankControl>,
     /// When signs of life are given next, while anybody looks for them.
-    next_beat: Option<Duration>,
+    next_heartbeat: Option<Duration>,
     watch_until: Duration,
 }
 
 /// What is between one rank and the coordinator.
 #[derive(Debug)]
-struct Standing {
-    presence: Presence,
+struct RankControl {
+    status: RankStatus,
     stalled: bool,
     /// How long nothing may get from it to the coordinator or back.
     liveness: Duration,
@@ -38,7 +38,7 @@ struct Standing {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Presence {
+enum RankStatus {
     Here,
     Left,
     Dead,
@@ -46,18 +46,25 @@ enum Presence {
 
 impl Control {
     /// Of ranks on these hosts. A coordinator that no rank hosts is on the host of rank 0.
-    pub(super) fn new(hosts: &[u64], home: Option<usize>) -> Self {
-        let own_host = hosts.get(home.unwrap_or(0));
-        let standing = |host: &u64| Standing {
-            presence: Presence::Here,
+    pub(super) fn new(hosts: &[u64], coordinator_rank: Option<usize>) -> Self {
+        let own_host = hosts.get(coordinator_rank.unwrap_or(0));
+        let rank_control = |host: &u64| RankControl {
+            status: RankStatus::Here,
             stalled: false,
             liveness: silence_limit(Some(host) == own_host),
             known: None,
             seen: Some(Duration::ZERO),
             heard: Some(Duration::ZERO),
         };
-        let ranks = hosts.iter().map(standing).collect();
-        Self { home, lost: false, verdict: None, ranks, next_beat: None, watch_until: Duration::ZERO }
+        let ranks = hosts.iter().map(rank_control).collect();
+        Self {
+            coordinator_rank,
+            lost: false,
+            abort_record: None,
+            ranks,
+            next_heartbeat: None,
+            watch_until: Duration::ZERO,
+        }
     }
 
     /// What this rank knows of the job's end.
@@ -66,29 +73,34 @@ impl Control {
     }
 
     pub(super) fn is_dead(&self, rank: usize) -> bool {
-        self.ranks[rank].presence == Presence::Dead
+        self.ranks[rank].status == RankStatus::Dead
     }
 
     /// Ends the job as far as the reporter's word reaches; if it knows of an end already, gives that.
-    pub(super) fn propose(&mut self, abort: Abort, now: Duration, weather: &Weather) -> Result<(), Abort> {
+    pub(super) fn propose(
+        &mut self,
+        abort: Abort,
+        now: Duration,
+        conditions: &NetworkConditions,
+    ) -> Result<(), Abort> {
         let known = &mut self.ranks[abort.reporter].known;
         if let Some(first) = known {
             return Err(first.clone());
         }
         *known = Some(abort);
-        self.spread(now, weather);
+        self.spread(now, conditions);
         Ok(())
     }
 
     /// From now on signs of life are looked for, for a while: something has happened.
     pub(super) fn watch(&mut self, now: Duration) {
-        if self.next_beat.is_none() {
+        if self.next_heartbeat.is_none() {
             // All have given them until now.
             for rank in &mut self.ranks {
                 rank.seen = rank.seen.map(|_| now);
                 rank.heard = rank.heard.map(|_| now);
             }
-            self.next_beat = Some(now.saturating_add(BEAT));
+            self.next_heartbeat = Some(now.saturating_add(HEARTBEAT));
         }
         // So long after a fault somebody's silence can still be news.
         let longest = self.ranks.iter().map(|rank| rank.liveness).max().unwrap_or(LIVENESS_ON_HOST);
@@ -97,46 +109,53 @@ impl Control {
 
     /// When signs of life are given next, or somebody has been silent for too long.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        let silences = self.ranks.iter().filter(|rank| rank.presence != Presence::Left).flat_map(|rank| {
-            let heard = rank.heard.filter(|_| rank.presence == Presence::Here && !rank.stalled);
+        let silences = self.ranks.iter().filter(|rank| rank.status != RankStatus::Left).flat_map(|rank| {
+            let heard = rank.heard.filter(|_| rank.status == RankStatus::Here && !rank.stalled);
             let seen = rank.seen.filter(|_| self.runs());
             [seen, heard].into_iter().flatten().map(|last| last.saturating_add(rank.liveness))
         });
-        self.next_beat.map(|beat| silences.fold(beat, Duration::min))
+        self.next_heartbeat.map(|beat| silences.fold(beat, Duration::min))
     }
 
     /// Ends the job because these two ranks cannot reach each other, if the coordinator reaches both.
-    pub(super) fn part(&mut self, [rank, reporter]: [usize; 2], now: Duration, weather: &Weather) {
+    pub(super) fn report_partition(
+        &mut self,
+        [rank, reporter]: [usize; 2],
+        now: Duration,
+        conditions: &NetworkConditions,
+    ) {
         let is_heard = |rank: usize| {
-            let standing = &self.ranks[rank];
-            let beats = standing.presence == Presence::Here && !standing.stalled && standing.heard.is_some();
-            beats && standing.seen.is_some() && self.reaches(rank, now, weather)
+            let rank_control = &self.ranks[rank];
+            let gives_heartbeats = rank_control.status == RankStatus::Here
+                && !rank_control.stalled
+                && rank_control.heard.is_some();
+            gives_heartbeats && rank_control.seen.is_some() && self.reaches(rank, now, conditions)
         };
         if self.runs() && is_heard(rank) && is_heard(reporter) {
             let abort = Abort { reporter, ..ended(Cause::Unreachable, rank) };
-            self.decide(abort, now, weather);
+            self.commit(abort, now, conditions);
         }
     }
 
-    pub(super) fn kill(&mut self, rank: usize, now: Duration, weather: &Weather) {
-        let standing = &mut self.ranks[rank];
+    pub(super) fn kill(&mut self, rank: usize, now: Duration, conditions: &NetworkConditions) {
+        let rank_control = &mut self.ranks[rank];
         // Who has said goodbye is not missed.
-        if standing.presence == Presence::Here {
-            standing.presence = Presence::Dead;
-            standing.known = Some(ended(Cause::Died, rank));
+        if rank_control.status == RankStatus::Here {
+            rank_control.status = RankStatus::Dead;
+            rank_control.known = Some(ended(Cause::Died, rank));
         }
-        if self.home == Some(rank) {
-            self.lose(now, weather);
+        if self.coordinator_rank == Some(rank) {
+            self.lose(now, conditions);
         }
-        self.look_for_the_dead(now, weather);
+        self.find_dead_ranks(now, conditions);
     }
 
     /// The coordinator is gone: who hears that believes it at once.
-    pub(super) fn lose(&mut self, now: Duration, weather: &Weather) {
+    pub(super) fn lose(&mut self, now: Duration, conditions: &NetworkConditions) {
         self.lost = true;
         for rank in 0..self.ranks.len() {
-            if self.heard_by(rank, now, weather) {
-                self.ranks[rank].lose_coordinator(rank, self.home);
+            if self.hears_coordinator(rank, now, conditions) {
+                self.ranks[rank].lose_coordinator(rank, self.coordinator_rank);
             }
         }
     }
@@ -145,105 +164,109 @@ impl Control {
         self.ranks[rank].stalled = true;
     }
 
-    pub(super) fn resume(&mut self, rank: usize, now: Duration, weather: &Weather) {
-        let standing = &mut self.ranks[rank];
-        standing.stalled = false;
+    pub(super) fn resume(&mut self, rank: usize, now: Duration, conditions: &NetworkConditions) {
+        let rank_control = &mut self.ranks[rank];
+        rank_control.stalled = false;
         // It was not the coordinator that was silent.
-        standing.heard = standing.heard.map(|_| now);
-        if self.home == Some(rank) {
+        rank_control.heard = rank_control.heard.map(|_| now);
+        if self.coordinator_rank == Some(rank) {
             self.ranks.iter_mut().for_each(|rank| rank.seen = rank.seen.map(|_| now));
         }
-        self.spread(now, weather);
+        self.spread(now, conditions);
     }
 
     /// Notes that a rank's last transport was dropped.
-    pub(super) fn leave(&mut self, rank: usize, now: Duration, weather: &Weather) {
-        let standing = &mut self.ranks[rank];
-        if standing.presence == Presence::Here {
+    pub(super) fn leave(&mut self, rank: usize, now: Duration, conditions: &NetworkConditions) {
+        let rank_control = &mut self.ranks[rank];
+        if rank_control.status == RankStatus::Here {
             // Whoever has given up the coordinator says no goodbye.
-            standing.presence = if standing.heard.is_some() { Presence::Left } else { Presence::Dead };
-            self.look_for_the_dead(now, weather);
+            rank_control.status =
+                if rank_control.heard.is_some() { RankStatus::Left } else { RankStatus::Dead };
+            self.find_dead_ranks(now, conditions);
         }
     }
 
     /// Everybody gives a sign of life, if it is time, and looks for those of the others.
-    pub(super) fn look(&mut self, now: Duration, weather: &Weather) {
-        let is_beat = self.next_beat.is_some_and(|beat| beat <= now);
-        if is_beat {
-            let next = now.saturating_add(BEAT);
-            self.next_beat = Some(next).filter(|next| *next <= self.watch_until);
+    pub(super) fn look(&mut self, now: Duration, conditions: &NetworkConditions) {
+        let is_heartbeat = self.next_heartbeat.is_some_and(|beat| beat <= now);
+        if is_heartbeat {
+            let next = now.saturating_add(HEARTBEAT);
+            self.next_heartbeat = Some(next).filter(|next| *next <= self.watch_until);
         }
         for rank in 0..self.ranks.len() {
-            if is_beat && self.heard_by(rank, now, weather) && self.runs() {
+            if is_heartbeat && self.hears_coordinator(rank, now, conditions) && self.runs() {
                 self.ranks[rank].heard = Some(now);
             }
-            let standing = &mut self.ranks[rank];
-            let silent = standing.heard.is_some_and(|heard| now.saturating_sub(heard) >= standing.liveness);
-            if silent && standing.presence == Presence::Here && !standing.stalled {
-                standing.lose_coordinator(rank, self.home);
+            let rank_control = &mut self.ranks[rank];
+            let silent =
+                rank_control.heard.is_some_and(|heard| now.saturating_sub(heard) >= rank_control.liveness);
+            if silent && rank_control.status == RankStatus::Here && !rank_control.stalled {
+                rank_control.lose_coordinator(rank, self.coordinator_rank);
             }
         }
         if self.runs() {
-            self.look_for_the_silent(is_beat, now, weather);
+            self.find_silent_ranks(is_heartbeat, now, conditions);
         }
-        self.look_for_the_dead(now, weather);
-        self.spread(now, weather);
+        self.find_dead_ranks(now, conditions);
+        self.spread(now, conditions);
     }
 
-    fn look_for_the_silent(&mut self, is_beat: bool, now: Duration, weather: &Weather) {
+    fn find_silent_ranks(&mut self, is_heartbeat: bool, now: Duration, conditions: &NetworkConditions) {
         for rank in 0..self.ranks.len() {
-            let reaches = self.reaches(rank, now, weather);
-            let standing = &mut self.ranks[rank];
-            if standing.presence == Presence::Left {
+            let reaches = self.reaches(rank, now, conditions);
+            let rank_control = &mut self.ranks[rank];
+            if rank_control.status == RankStatus::Left {
                 continue;
             }
-            let beats = standing.presence == Presence::Here && !standing.stalled && standing.heard.is_some();
-            if is_beat && beats && reaches {
-                standing.seen = standing.seen.map(|_| now);
+            let gives_heartbeats = rank_control.status == RankStatus::Here
+                && !rank_control.stalled
+                && rank_control.heard.is_some();
+            if is_heartbeat && gives_heartbeats && reaches {
+                rank_control.seen = rank_control.seen.map(|_| now);
             }
-            if standing.seen.is_some_and(|seen| now.saturating_sub(seen) >= standing.liveness) {
-                self.decide(ended(Cause::Silent, rank), now, weather);
+            if rank_control.seen.is_some_and(|seen| now.saturating_sub(seen) >= rank_control.liveness) {
+                self.commit(ended(Cause::Silent, rank), now, conditions);
                 self.ranks[rank].seen = None;
             }
         }
     }
 
-    fn look_for_the_dead(&mut self, now: Duration, weather: &Weather) {
+    fn find_dead_ranks(&mut self, now: Duration, conditions: &NetworkConditions) {
         if !self.runs() {
             return;
         }
         for rank in 0..self.ranks.len() {
-            let standing = &self.ranks[rank];
-            let dead = standing.presence == Presence::Dead && standing.seen.is_some();
-            if dead && self.reaches(rank, now, weather) {
+            let rank_control = &self.ranks[rank];
+            let dead = rank_control.status == RankStatus::Dead && rank_control.seen.is_some();
+            if dead && self.reaches(rank, now, conditions) {
                 self.ranks[rank].seen = None;
-                self.decide(ended(Cause::Died, rank), now, weather);
+                self.commit(ended(Cause::Died, rank), now, conditions);
             }
         }
     }
 
-    fn decide(&mut self, abort: Abort, now: Duration, weather: &Weather) {
-        self.verdict.get_or_insert(abort);
-        self.spread(now, weather);
+    fn commit(&mut self, abort: Abort, now: Duration, conditions: &NetworkConditions) {
+        self.abort_record.get_or_insert(abort);
+        self.spread(now, conditions);
     }
 
     /// What ranks have proposed reaches the coordinator, and its word the ranks.
-    fn spread(&mut self, now: Duration, weather: &Weather) {
+    fn spread(&mut self, now: Duration, conditions: &NetworkConditions) {
         if !self.runs() {
             return;
         }
         let proposals = (0..self.ranks.len()).filter(|&rank| {
-            let standing = &self.ranks[rank];
-            let speaks = standing.presence == Presence::Here && !standing.stalled;
-            speaks && standing.heard.is_some() && standing.seen.is_some()
+            let rank_control = &self.ranks[rank];
+            let speaks = rank_control.status == RankStatus::Here && !rank_control.stalled;
+            speaks && rank_control.heard.is_some() && rank_control.seen.is_some()
         });
-        let mut proposals = proposals.filter(|&rank| self.reaches(rank, now, weather));
+        let mut proposals = proposals.filter(|&rank| self.reaches(rank, now, conditions));
         let proposal = proposals.find_map(|rank| self.ranks[rank].known.clone());
-        self.verdict = self.verdict.take().or(proposal);
-        if let Some(verdict) = self.verdict.clone() {
+        self.abort_record = self.abort_record.take().or(proposal);
+        if let Some(abort_record) = self.abort_record.clone() {
             for rank in 0..self.ranks.len() {
-                if self.heard_by(rank, now, weather) && self.ranks[rank].seen.is_some() {
-                    self.ranks[rank].known = Some(verdict.clone());
+                if self.hears_coordinator(rank, now, conditions) && self.ranks[rank].seen.is_some() {
+                    self.ranks[rank].known = Some(abort_record.clone());
                 }
             }
         }
@@ -251,28 +274,34 @@ impl Control {
 
     /// Whether the coordinator does anything.
     fn runs(&self) -> bool {
-        !self.lost && self.home.is_none_or(|home| !self.ranks[home].stalled)
+        !self.lost
+            && self.coordinator_rank.is_none_or(|coordinator_rank| !self.ranks[coordinator_rank].stalled)
     }
 
     /// Whether what this rank says gets to the coordinator.
-    fn reaches(&self, rank: usize, now: Duration, weather: &Weather) -> bool {
-        self.home.is_none_or(|home| weather.reaches(rank, home, now))
+    fn reaches(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
+        self.coordinator_rank.is_none_or(|coordinator_rank| conditions.reaches(rank, coordinator_rank, now))
     }
 
     /// Whether this rank listens to the coordinator, and what it says gets there.
-    fn heard_by(&self, rank: usize, now: Duration, weather: &Weather) -> bool {
-        let standing = &self.ranks[rank];
-        let listens = standing.presence == Presence::Here && standing.heard.is_some();
-        listens && self.home.is_none_or(|home| weather.reaches(home, rank, now))
+    fn hears_coordinator(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
+        let rank_control = &self.ranks[rank];
+        let listens = rank_control.status == RankStatus::Here && rank_control.heard.is_some();
+        listens
+            && self
+                .coordinator_rank
+                .is_none_or(|coordinator_rank| conditions.reaches(coordinator_rank, rank, now))
     }
 }
 
-impl Standing {
+impl RankControl {
     /// The rank gives up the coordinator, which a rank hosts or its launcher, and ends the job for itself.
-    fn lose_coordinator(&mut self, rank: usize, home: Option<usize>) {
+    fn lose_coordinator(&mut self, rank: usize, coordinator_rank: Option<usize>) {
         self.heard = None;
-        let abort = match home {
-            Some(home) => Abort { reporter: rank, ..ended(Cause::CoordinatorLost, home) },
+        let abort = match coordinator_rank {
+            Some(coordinator_rank) => {
+                Abort { reporter: rank, ..ended(Cause::CoordinatorLost, coordinator_rank) }
+            }
             None => ended(Cause::LauncherLost, rank),
         };
         self.known.get_or_insert(abort);

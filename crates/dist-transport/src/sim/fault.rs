@@ -8,7 +8,7 @@ use crate::bookkeeping::HEADER_BYTES;
 
 /// Something that goes wrong. Ranks are numbered as in the world.
 ///
-/// What the ranks are told is what processes connected by TCP are told: they give a sign of life every half second. A rank of
+/// What the ranks are known_by is what processes connected by TCP are known_by: they give a sign of life every half second. A rank of
 /// which the coordinator hears nothing for two seconds, or for ten if it is on another host, counts as silent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -63,7 +63,7 @@ pub enum Fault {
         from: Vec<usize>,
         /// The ranks of the other.
         to: Vec<usize>,
-        /// Whether the other direction is cut as well.
+        /// Whether the other direction is partition as well.
         ways: Ways,
         /// Until it ends; `None`: it never does.
         lasts: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Tests of faults: that each happens, and what the ranks are told.
+//! Tests of faults: that each happens, and what the ranks are known_by.
 
 use std::time::Duration;
 
@@ -46,9 +46,11 @@ fn ends(network: &Network) -> Vec<Option<End>> {
 #[track_caller]
 fn assert_told(ends: &[Option<End>], victim: usize, cause: Cause, (from, to): (Duration, Duration)) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
-        let Some((_, Some((_, abort)), time)) = end else { panic!("rank {rank} was told nothing: {end:?}") };
+        let Some((_, Some((_, abort)), time)) = end else {
+            panic!("rank {rank} was known_by nothing: {end:?}")
+        };
         assert_eq!((&abort.cause, abort.rank), (&cause, victim), "rank {rank}");
-        assert!((from..=to).contains(time), "rank {rank} was told at {time:?}");
+        assert!((from..=to).contains(time), "rank {rank} was known_by at {time:?}");
     }
 }
 
@@ -136,12 +138,12 @@ fn a_stall_that_is_shorter_than_two_seconds_is_only_a_delay(#[values(0, 2)] rank
 
 #[test]
 fn a_stall_ends_if_another_fault_strikes_with_it() {
-    let together = When::Operation { rank: 1, number: 5 };
+    let shm_group = When::Operation { rank: 1, number: 5 };
     let partition = Fault::Partition { from: vec![0], to: vec![2], ways: Ways::One, lasts: Some(MS) };
     let stall = Fault::Stall { rank: 2, lasts: Some(500 * MS) };
     for ends in [[&partition, &stall], [&stall, &partition]].map(|faults| {
         let network =
-            faults.into_iter().fold(four(1), |network, fault| network.with_fault(together, fault.clone()));
+            faults.into_iter().fold(four(1), |network, fault| network.with_fault(shm_group, fault.clone()));
         ends(&network)
     }) {
         assert!(
@@ -162,7 +164,7 @@ fn a_stall_that_lasts_is_noticed_within_two_seconds(
 ) {
     let ends = ends(&four(2).with_fault(AT_TEN, Fault::Stall { rank, lasts }));
     assert_told(&ends, rank, cause, (2 * SECOND, 2010 * MS));
-    // Whoever goes on when the job has ended is told so.
+    // Whoever goes on when the job has ended is known_by so.
     let stalled = &ends[rank];
     assert_eq!(stalled.is_some(), lasts.is_some());
     if let Some((_, error, time)) = stalled {
@@ -177,8 +179,8 @@ fn a_coordinator_elsewhere_does_not_share_the_fate_of_rank_zero() {
     assert_told(&killed, 0, Cause::Died, (10 * MS, 10 * MS));
     let dead = ends(&network.with_fault(AT_TEN, Fault::CoordinatorDeath));
     for (rank, end) in dead.into_iter().enumerate() {
-        let (_, told, time) = end.unwrap();
-        let (_, abort) = told.unwrap();
+        let (_, known_by, time) = end.unwrap();
+        let (_, abort) = known_by.unwrap();
         assert_eq!((abort.cause, abort.rank, time), (Cause::LauncherLost, rank, 10 * MS));
     }
 }
@@ -224,7 +226,7 @@ fn a_partition_that_lasts_is_told_as_each_side_sees_it(
     #[case] from: Vec<usize>,
     #[case] to: Vec<usize>,
     #[case] ways: Ways,
-    #[case] told: (Cause, usize),
+    #[case] known_by: (Cause, usize),
     #[case] told_apart: (Cause, usize),
     #[values(0, 1, 2)] seed: u64,
 ) {
@@ -232,7 +234,11 @@ fn a_partition_that_lasts_is_told_as_each_side_sees_it(
     for (rank, end) in ends.into_iter().enumerate() {
         let (_, error, time) = end.unwrap();
         let (_, abort) = error.unwrap();
-        assert_eq!(&(abort.cause, abort.rank), if rank == 2 { &told_apart } else { &told }, "rank {rank}");
+        assert_eq!(
+            &(abort.cause, abort.rank),
+            if rank == 2 { &told_apart } else { &known_by },
+            "rank {rank}"
+        );
         assert!((2 * SECOND..=2010 * MS).contains(&time), "rank {rank} at {time:?}");
     }
 }
@@ -254,14 +260,16 @@ fn two_ranks_that_cannot_reach_each_other_are_both_named(
     let ends = ends(
         &four(seed).with_hosts(hosts).with_host_link(Link::new(MS, 1_000_000_000)).with_fault(AT_TEN, fault),
     );
-    let told: Vec<_> = ends.into_iter().map(|end| end.unwrap()).collect();
-    for (_, error, time) in &told {
+    let known_by: Vec<_> = ends.into_iter().map(|end| end.unwrap()).collect();
+    for (_, error, time) in &known_by {
         let (_, abort) = error.as_ref().unwrap();
         assert_eq!(abort.cause, Cause::Unreachable);
         assert_eq!(abort.to_string(), "rank 1 and rank 2 cannot reach each other");
         assert!((limit..limit + 100 * MS).contains(time), "{time:?}");
     }
-    assert!(told.iter().all(|(_, error, _)| error.as_ref().unwrap().1 == told[0].1.as_ref().unwrap().1));
+    assert!(
+        known_by.iter().all(|(_, error, _)| error.as_ref().unwrap().1 == known_by[0].1.as_ref().unwrap().1)
+    );
 }
 
 #[rstest]
@@ -303,8 +311,8 @@ fn a_network_between_hosts_may_be_silent_for_ten_seconds(
 #[case::end_of_call(63)]
 fn a_changed_header_is_refused_and_its_sender_named(#[case] byte: usize, #[values(0, 1)] seed: u64) {
     let ends = ends(&four(seed).with_fault(AT_TEN, Fault::Corrupt { from: 1, to: 2, byte }));
-    let (_, told, _) = ends[2].as_ref().unwrap();
-    let (error, abort) = told.as_ref().unwrap();
+    let (_, known_by, _) = ends[2].as_ref().unwrap();
+    let (error, abort) = known_by.as_ref().unwrap();
     match byte {
         3 => assert!(matches!(error, Error::Garbage { peer: 1 }) && abort.cause == Cause::Protocol),
         8 => assert!(matches!(error, Error::Length { peer: 1, expected: 100, got: 101 }), "{error:?}"),
@@ -317,8 +325,8 @@ fn a_changed_header_is_refused_and_its_sender_named(#[case] byte: usize, #[value
         }
     }
     for end in &ends {
-        let (_, told, _) = end.as_ref().unwrap();
-        assert_eq!(told.as_ref().unwrap().1.rank, 1);
+        let (_, known_by, _) = end.as_ref().unwrap();
+        assert_eq!(known_by.as_ref().unwrap().1.rank, 1);
     }
 }
 

@@ -61,7 +61,7 @@ impl Message {
         &bytemuck::cast_slice(&self.grains)[..self.len]
     }
 
-    /// The message cut as a [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
+    /// The message partition as a [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
     /// 64 KiB, so that even short messages come in several.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let len = self.len;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::fabric::{Member, Presence};
-use super::waiting::On;
+use super::fabric::{ChannelMember, Presence};
+use super::waiting::WaitTarget;
 use crate::{ChannelId, Fingerprint, Progress};
 
 /// How calls read, if somebody has said.
@@ -24,15 +24,15 @@ impl Default for Position {
 
 /// A channel, and who is or was on it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Channel<'a> {
+pub(super) struct ChannelReport<'a> {
     pub(super) id: ChannelId,
-    pub(super) members: &'a [Member],
-    /// If it carries posts: the members of the channel whose calls they are of.
-    pub(super) home: Option<&'a [Member]>,
+    pub(super) members: &'a [ChannelMember],
+    /// If it carries signals: the members of the channel whose calls they are of.
+    pub(super) call_members: Option<&'a [ChannelMember]>,
 }
 
 /// One line for every wait, and for every rank that does not wait, in the order of the ranks.
-pub(super) fn lines(channels: &[Channel<'_>], describe: Option<Describe>) -> Vec<String> {
+pub(super) fn lines(channels: &[ChannelReport<'_>], describe: Option<Describe>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut waiting = BTreeSet::new();
     for channel in channels {
@@ -56,9 +56,9 @@ pub(super) fn lines(channels: &[Channel<'_>], describe: Option<Describe>) -> Vec
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-fn wait(channel: &Channel<'_>, rank: usize, on: On, describe: Option<Describe>) -> String {
-    let members = channel.home.unwrap_or(channel.members);
-    let (Member { world_rank, position, .. }, peer) = (&members[rank], &members[on.peer()]);
+fn wait(channel: &ChannelReport<'_>, rank: usize, on: WaitTarget, describe: Option<Describe>) -> String {
+    let members = channel.call_members.unwrap_or(channel.members);
+    let (ChannelMember { world_rank, position, .. }, peer) = (&members[rank], &members[on.peer()]);
     let mut line = format!("rank {world_rank} waits");
     if let Some(place) = place(*position, describe) {
         line += &format!(" in {place}");
@@ -66,23 +66,23 @@ fn wait(channel: &Channel<'_>, rank: usize, on: On, describe: Option<Describe>) 
     let receives = position.progress.and_then(|progress| progress.receives);
     let from = peer.world_rank;
     line += &match (on, receives) {
-        _ if channel.home.is_some() => format!(" for a post of rank {from}"),
-        (On::Room(_), _) => format!(" to be rid of what it sent to rank {from}"),
-        (On::Message(_), Some((chunk, 1))) => format!(" for chunk {chunk} from rank {from}"),
-        (On::Message(_), Some((first, count))) if count > 1 => {
+        _ if channel.call_members.is_some() => format!(" for a signal of rank {from}"),
+        (WaitTarget::Room(_), _) => format!(" to be rid of what it sent to rank {from}"),
+        (WaitTarget::Message(_), Some((chunk, 1))) => format!(" for chunk {chunk} from rank {from}"),
+        (WaitTarget::Message(_), Some((first, count))) if count > 1 => {
             format!(" for {count} chunks, the first {first}, from rank {from}")
         }
-        (On::Message(_), _) => format!(" for a message from rank {from}"),
-        (On::AnyMessage(_), _) => format!(" for a message from rank {from} or another"),
+        (WaitTarget::Message(_), _) => format!(" for a message from rank {from}"),
+        (WaitTarget::AnyMessage(_), _) => format!(" for a message from rank {from} or another"),
     };
-    if channel.home.is_none() && channel.id != ChannelId::WORLD {
+    if channel.call_members.is_none() && channel.id != ChannelId::WORLD {
         line += &format!(" on channel {:016x}", channel.id.get());
     }
     line + &whereabouts(peer, position.call, describe)
 }
 
-/// Where the peer is, told from somebody in this call.
-fn whereabouts(peer: &Member, call: Fingerprint, describe: Option<Describe>) -> String {
+/// Where the peer is, known_by from somebody in this call.
+fn whereabouts(peer: &ChannelMember, call: Fingerprint, describe: Option<Describe>) -> String {
     match peer.presence {
         Presence::Gone => return ", which has left".to_owned(),
         Presence::Expected => return ", which has not come there".to_owned(),

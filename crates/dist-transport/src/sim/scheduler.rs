@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::state::{Event, Phase, Role, State, Turn};
+use super::state::{Event, Handover, Phase, Role, SchedulerState};
 use crate::runtime::{Executor, Wake};
 
 /// A handle on one simulated run; clones are of the same run.
 #[derive(Clone)]
-pub(super) struct Scheduler(Arc<Shared>);
+pub(super) struct Scheduler(Arc<RunState>);
 
 /// Why a run could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -53,8 +53,8 @@ pub(super) struct Statistics {
     pub(super) switches: u64,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct RunState {
+    state: Mutex<SchedulerState>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The thread that waits for the run to end.
     controller: Thread,
@@ -74,8 +74,8 @@ thread_local! {
 impl Scheduler {
     /// A run that the calling thread will wait for.
     pub(super) fn new(seed: u64) -> Self {
-        Self(Arc::new(Shared {
-            state: Mutex::new(State::new(seed)),
+        Self(Arc::new(RunState {
+            state: Mutex::new(SchedulerState::new(seed)),
             threads: Mutex::default(),
             controller: thread::current(),
         }))
@@ -97,9 +97,9 @@ impl Scheduler {
         }
     }
 
-    /// Calls this if the run fails, while everybody is where they are.
-    pub(super) fn set_witness(&self, witness: impl FnOnce() + Send + 'static) {
-        self.lock().set_witness(Box::new(witness));
+    /// CallHistory this if the run fails, while everybody is where they are.
+    pub(super) fn set_failure_hook(&self, failure_hook: impl FnOnce() + Send + 'static) {
+        self.lock().set_failure_hook(Box::new(failure_hook));
     }
 
     /// What the first spawned thread that panicked said, in a line.
@@ -162,7 +162,7 @@ impl Scheduler {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -199,11 +199,11 @@ impl Scheduler {
     }
 
     /// Wakes whoever has to go on. Gives whether it is not the caller.
-    fn hand_over(&self, turn: Turn) -> bool {
+    fn hand_over(&self, turn: Handover) -> bool {
         match turn {
-            Turn::Kept => return false,
-            Turn::Given(thread) => thread.unpark(),
-            Turn::Over => self.0.controller.unpark(),
+            Handover::Kept => return false,
+            Handover::Given(thread) => thread.unpark(),
+            Handover::Over => self.0.controller.unpark(),
         }
         true
     }
@@ -259,7 +259,7 @@ impl Executor for Scheduler {
             (format!("{}/{name}", state.name(me)), state.role(me))
         };
         let role = match role {
-            Role::Rank(rank) => Role::Task(rank),
+            Role::Rank(rank) => Role::SimTask(rank),
             role => role,
         };
         self.add(name, role, work)?;
@@ -271,11 +271,11 @@ impl Executor for Scheduler {
         let me = self.expect_me();
         // What the caller found before it decided to wait may change before it waits.
         self.interleave();
-        self.switch_or_unwind(me, Event::Park, Phase::Waiting { until });
+        self.switch_or_unwind(me, Event::Park, Phase::Waiter { until });
     }
 
     fn current(&self) -> Arc<dyn Wake> {
-        Arc::new(Waker { run: self.clone(), task: self.expect_me() })
+        Arc::new(TaskWaker { run: self.clone(), task: self.expect_me() })
     }
 
     fn yield_now(&self) {
@@ -296,12 +296,12 @@ impl Executor for Scheduler {
     }
 }
 
-struct Waker {
+struct TaskWaker {
     run: Scheduler,
     task: usize,
 }
 
-impl Wake for Waker {
+impl Wake for TaskWaker {
     fn wake(&self) {
         self.run.lock().wake(self.task);
         if let Some(me) = self.run.me().filter(|_| !thread::panicking()) {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::random::{SplitMix64, mix};
 use super::scheduler::{Failure, Statistics, YIELDS_MAX};
 
-pub(super) struct State {
+pub(super) struct SchedulerState {
     random: SplitMix64,
     now: Duration,
-    tasks: Vec<Task>,
+    tasks: Vec<SimTask>,
     /// The tasks that have not ended, oldest first.
     live: Vec<usize>,
     /// Those that could go on, in no order that means anything.
@@ -26,7 +26,7 @@ pub(super) struct State {
     /// What the first spawned thread that panicked said, in a line.
     first_panic: Option<String>,
     /// Looks at the run when it fails, before anybody unwinds.
-    witness: Option<Witness>,
+    failure_hook: Option<FailureHook>,
     /// The tasks whose threads will never end.
     abandoned: Vec<usize>,
     trace_hash: u64,
@@ -35,14 +35,14 @@ pub(super) struct State {
     yields_in_a_row: u64,
 }
 
-struct Task {
+struct SimTask {
     name: String,
     thread: Thread,
     role: Role,
     phase: Phase,
     /// Its place among those that could go on.
     ready_at: Option<usize>,
-    fate: Fate,
+    process_state: ProcessState,
     /// Whether it was woken when it did not wait: its next wait ends at once.
     woken: bool,
     /// Whether it came to the scheduler in the middle of a panic that was not the end of the run's doing.
@@ -50,7 +50,7 @@ struct Task {
 }
 
 /// What is to be called when a run fails; it may not come back to the scheduler.
-pub(super) type Witness = Box<dyn FnOnce() + Send>;
+pub(super) type FailureHook = Box<dyn FnOnce() + Send>;
 
 /// What a thread is in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(super) enum Role {
     /// It runs the program of this rank, whose return the run waits for.
     Rank(usize),
     /// It was spawned by a thread of this rank.
-    Task(usize),
+    SimTask(usize),
     /// It belongs to the network: it may wait when all the others have ended.
     Daemon,
 }
@@ -66,7 +66,7 @@ pub(super) enum Role {
 impl Role {
     fn rank(self) -> Option<usize> {
         match self {
-            Self::Rank(rank) | Self::Task(rank) => Some(rank),
+            Self::Rank(rank) | Self::SimTask(rank) => Some(rank),
             Self::Daemon => None,
         }
     }
@@ -74,7 +74,7 @@ impl Role {
 
 /// What has happened to a task's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum ProcessState {
     Running,
     /// Its threads are not chosen for a while.
     Stalled,
@@ -84,7 +84,7 @@ enum Fate {
     Killed,
 }
 
-impl Fate {
+impl ProcessState {
     fn runs(self) -> bool {
         matches!(self, Self::Running | Self::Killed)
     }
@@ -100,14 +100,14 @@ pub(super) enum Phase {
     /// It could go on.
     Ready,
     /// It waits to be woken, or for the clock.
-    Waiting { until: Option<Duration> },
+    Waiter { until: Option<Duration> },
     /// It has ended.
     Ended,
 }
 
 /// Where the turn went.
 #[must_use]
-pub(super) enum Turn {
+pub(super) enum Handover {
     /// It stayed where it was.
     Kept,
     /// To this thread, which has to be woken.
@@ -127,7 +127,7 @@ pub(super) enum Event {
     End,
 }
 
-impl State {
+impl SchedulerState {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             random: SplitMix64::new(seed),
@@ -141,7 +141,7 @@ impl State {
             ending: false,
             failure: None,
             first_panic: None,
-            witness: None,
+            failure_hook: None,
             abandoned: Vec::new(),
             trace_hash: 0,
             switches: 0,
@@ -150,30 +150,31 @@ impl State {
         }
     }
 
-    pub(super) fn set_witness(&mut self, witness: Witness) {
-        self.witness = Some(witness);
+    pub(super) fn set_failure_hook(&mut self, failure_hook: FailureHook) {
+        self.failure_hook = Some(failure_hook);
     }
 
     pub(super) fn add(&mut self, name: String, role: Role, thread: Thread) {
-        let (me, phase) = (self.tasks.len(), Phase::Waiting { until: None });
+        let (me, phase) = (self.tasks.len(), Phase::Waiter { until: None });
         self.live.push(me);
         self.live_ranks += usize::from(matches!(role, Role::Rank(_)));
-        let of_rank = |task: &&Task| role.rank().is_some_and(|rank| task.role == Role::Rank(rank));
-        let fate = self.tasks.iter().find(of_rank).map_or(Fate::Running, |task| task.fate);
+        let of_rank = |task: &&SimTask| role.rank().is_some_and(|rank| task.role == Role::Rank(rank));
+        let process_state =
+            self.tasks.iter().find(of_rank).map_or(ProcessState::Running, |task| task.process_state);
         let (ready_at, woken, panicking) = (None, false, false);
-        self.tasks.push(Task { name, thread, role, phase, ready_at, fate, woken, panicking });
+        self.tasks.push(SimTask { name, thread, role, phase, ready_at, process_state, woken, panicking });
         self.set_phase(me, Phase::Ready);
     }
 
     /// The one place where phases change: keeps the lists of who could go on, and of who waits for the clock.
     fn set_phase(&mut self, me: usize, phase: Phase) {
         let task = &mut self.tasks[me];
-        if let Phase::Waiting { until: Some(until) } = task.phase {
+        if let Phase::Waiter { until: Some(until) } = task.phase {
             self.timers.remove(&(until, me));
         }
         task.phase = phase;
-        let runs = task.fate.runs();
-        if let (true, Phase::Waiting { until: Some(until) }) = (runs, phase) {
+        let runs = task.process_state.runs();
+        if let (true, Phase::Waiter { until: Some(until) }) = (runs, phase) {
             self.timers.insert((until, me));
         }
         let was_ready = task.ready_at;
@@ -194,9 +195,9 @@ impl State {
     }
 
     /// A scheduling point of task `me`.
-    pub(super) fn switch(&mut self, me: usize, event: Event, phase: Phase) -> Turn {
+    pub(super) fn switch(&mut self, me: usize, event: Event, phase: Phase) -> Handover {
         self.note(me, event);
-        let waits = matches!(phase, Phase::Waiting { .. });
+        let waits = matches!(phase, Phase::Waiter { .. });
         let woken = waits && std::mem::take(&mut self.tasks[me].woken);
         self.set_phase(me, if woken { Phase::Ready } else { phase });
         if self.yields_in_a_row > YIELDS_MAX {
@@ -215,7 +216,7 @@ impl State {
     /// Notes the panic that task `me` leaves to whoever joins it.
     pub(super) fn note_panic_of_task(&mut self, me: usize, message: String) {
         let task = &self.tasks[me];
-        if !self.ending && task.fate != Fate::Killed {
+        if !self.ending && task.process_state != ProcessState::Killed {
             self.first_panic.get_or_insert_with(|| format!("{} panicked: {message}", task.name));
         }
     }
@@ -225,13 +226,13 @@ impl State {
     }
 
     /// The end of task `me`, in a panic if it left a message.
-    pub(super) fn end(&mut self, me: usize, panic: Option<String>) -> Turn {
+    pub(super) fn end(&mut self, me: usize, panic: Option<String>) -> Handover {
         self.note(me, Event::End);
         self.live.retain(|&task| task != me);
         self.set_phase(me, Phase::Ended);
         let task = &self.tasks[me];
-        self.live_ranks -= usize::from(matches!(task.role, Role::Rank(_)) && task.fate.may_return());
-        if let Some(message) = panic.filter(|_| task.fate != Fate::Killed) {
+        self.live_ranks -= usize::from(matches!(task.role, Role::Rank(_)) && task.process_state.may_return());
+        if let Some(message) = panic.filter(|_| task.process_state != ProcessState::Killed) {
             if task.panicking && !matches!(self.failure, Some(Failure::Panicked { .. })) {
                 // It waited for others in its destructors: its panic is the reason why they all stood still.
                 self.failure = None;
@@ -245,46 +246,48 @@ impl State {
         let task = &mut self.tasks[me];
         match task.phase {
             Phase::Ready => task.woken = true,
-            Phase::Waiting { .. } => self.set_phase(me, Phase::Ready),
+            Phase::Waiter { .. } => self.set_phase(me, Phase::Ready),
             Phase::Ended => {}
         }
     }
 
     /// Makes the threads of a rank unwind, each at its next scheduling point.
     pub(super) fn kill(&mut self, rank: usize) {
-        self.change_fate(rank, Fate::Killed);
+        self.change_process_state(rank, ProcessState::Killed);
     }
 
     pub(super) fn is_killed(&self, rank: usize) -> bool {
-        self.tasks.iter().any(|task| task.role == Role::Rank(rank) && task.fate == Fate::Killed)
+        self.tasks
+            .iter()
+            .any(|task| task.role == Role::Rank(rank) && task.process_state == ProcessState::Killed)
     }
 
     /// Lets no thread of a rank have the turn, for a while or for ever.
     pub(super) fn stall(&mut self, rank: usize, for_ever: bool) {
-        self.change_fate(rank, if for_ever { Fate::Frozen } else { Fate::Stalled });
+        self.change_process_state(rank, if for_ever { ProcessState::Frozen } else { ProcessState::Stalled });
     }
 
     /// Lets the threads of a rank go on.
     pub(super) fn resume(&mut self, rank: usize) {
-        self.change_fate(rank, Fate::Running);
+        self.change_process_state(rank, ProcessState::Running);
     }
 
-    fn change_fate(&mut self, rank: usize, fate: Fate) {
+    fn change_process_state(&mut self, rank: usize, process_state: ProcessState) {
         let is_of_rank = |task: &usize| self.tasks[*task].role.rank() == Some(rank);
         for me in self.live.iter().copied().filter(is_of_rank).collect::<Vec<_>>() {
             let task = &mut self.tasks[me];
-            let before = std::mem::replace(&mut task.fate, fate);
-            if before == Fate::Killed {
-                task.fate = before;
+            let before = std::mem::replace(&mut task.process_state, process_state);
+            if before == ProcessState::Killed {
+                task.process_state = before;
                 continue;
             }
             if let Role::Rank(_) = task.role {
                 self.live_ranks -= usize::from(before.may_return());
-                self.live_ranks += usize::from(fate.may_return());
+                self.live_ranks += usize::from(process_state.may_return());
             }
             let phase = match task.phase {
-                _ if fate == Fate::Killed => Phase::Ready,
-                Phase::Waiting { until: Some(until) } if until <= self.now => Phase::Ready,
+                _ if process_state == ProcessState::Killed => Phase::Ready,
+                Phase::Waiter { until: Some(until) } if until <= self.now => Phase::Ready,
                 phase => phase,
             };
             self.set_phase(me, phase);
@@ -292,7 +295,7 @@ impl State {
     }
 
     /// Gives the turn to one of the tasks that could go on, moving the clock if none could now.
-    pub(super) fn choose(&mut self) -> Turn {
+    pub(super) fn choose(&mut self) -> Handover {
         loop {
             if !self.ready.is_empty() {
                 let chosen = self.ready[self.random.below(self.ready.len())];
@@ -300,18 +303,18 @@ impl State {
             }
             if !self.resolve_standstill() {
                 self.turn = None;
-                return Turn::Over;
+                return Handover::Over;
             }
         }
     }
 
-    fn give_turn(&mut self, task: usize) -> Turn {
+    fn give_turn(&mut self, task: usize) -> Handover {
         self.trace(task as u64);
         if self.turn.replace(task) == Some(task) {
-            return Turn::Kept;
+            return Handover::Kept;
         }
         self.switches += 1;
-        Turn::Given(self.tasks[task].thread.clone())
+        Handover::Given(self.tasks[task].thread.clone())
     }
 
     /// Nobody could go on: moves the clock, or begins the end. False when there is nothing left to do.
@@ -329,7 +332,9 @@ impl State {
             self.abandoned.clone_from(&self.live);
             return false;
         }
-        let waits = |task: &Task| task.phase == Phase::Waiting { until: None } && task.fate == Fate::Running;
+        let waits = |task: &SimTask| {
+            task.phase == Phase::Waiter { until: None } && task.process_state == ProcessState::Running
+        };
         let tasks = self.names(|task| waits(task) && task.role != Role::Daemon);
         match over {
             true if tasks.is_empty() => self.begin_end(),
@@ -350,8 +355,8 @@ impl State {
     /// Ends the run, with this reason if it is the first.
     pub(super) fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
-        if let Some(witness) = self.witness.take() {
-            witness();
+        if let Some(failure_hook) = self.failure_hook.take() {
+            failure_hook();
         }
         self.begin_end();
     }
@@ -361,17 +366,17 @@ impl State {
         if !std::mem::replace(&mut self.ending, true) {
             for me in self.live.clone() {
                 let task = &mut self.tasks[me];
-                if !task.fate.runs() {
+                if !task.process_state.runs() {
                     let returns = usize::from(matches!(task.role, Role::Rank(_)));
-                    self.live_ranks += returns - returns * usize::from(task.fate.may_return());
-                    task.fate = Fate::Running;
+                    self.live_ranks += returns - returns * usize::from(task.process_state.may_return());
+                    task.process_state = ProcessState::Running;
                 }
                 self.set_phase(me, Phase::Ready);
             }
         }
     }
 
-    fn names(&self, wanted: impl Fn(&Task) -> bool) -> Vec<String> {
+    fn names(&self, wanted: impl Fn(&SimTask) -> bool) -> Vec<String> {
         let live = self.live.iter().map(|&task| &self.tasks[task]);
         live.filter(|&task| wanted(task)).map(|task| task.name.clone()).collect()
     }
@@ -395,7 +400,7 @@ impl State {
 
     /// Whether task `me` is to unwind.
     pub(super) fn unwinds(&self, me: usize) -> bool {
-        self.ending || self.tasks[me].fate == Fate::Killed
+        self.ending || self.tasks[me].process_state == ProcessState::Killed
     }
 
     pub(super) fn role(&self, task: usize) -> Role {

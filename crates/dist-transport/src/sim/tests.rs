@@ -10,7 +10,7 @@ use rstest::rstest;
 
 use super::scheduler::Failure;
 use super::*;
-use crate::{Activity, Cause, Deadline, Due, Error, Incoming, Outgoing, Result, Sink, Transport};
+use crate::{Activity, Cause, Deadline, Error, Incoming, LazyDeadline, Outgoing, Result, Sink, Transport};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -386,7 +386,7 @@ fn ranks_run_where_the_network_says() {
 #[test]
 fn nothing_is_kept_of_channels_that_everyone_has_left() {
     let outcome = Network::new(3).with_seed(5).with_shared_memory().run(|mut transport| {
-        let due = Due::from(transport.runtime().deadline(MINUTE));
+        let due = LazyDeadline::from(transport.runtime().deadline(MINUTE));
         for number in 0..1000 {
             let members = if number % 2 == 0 { [2, 0] } else { [0, 1] };
             let Some(mut group) = transport.fork(&members).unwrap() else { continue };
@@ -408,17 +408,17 @@ fn a_report_says_what_every_rank_waited_for_and_where_it_was() {
     }
     let program = |mut transport: SimTransport| {
         let deadline = transport.runtime().deadline(MINUTE);
-        transport.describe_calls(|call| (call.0[0] == 7).then(|| "broadcast #7".to_owned()));
+        transport.set_call_formatter(|call| (call.0[0] == 7).then(|| "broadcast #7".to_owned()));
         let mut fork = transport.fork(&[3, 0]).unwrap();
         match transport.rank().index() {
             0 => {
                 transport.begin(&call(7));
-                transport.note(crate::Progress { step: 3, receives: Some((2, 1)) });
+                transport.set_progress(crate::Progress { step: 3, receives: Some((2, 1)) });
                 let _ = receive::<1>(&mut transport, 1, deadline);
             }
             1 => {
                 transport.begin(&call(7));
-                transport.note(crate::Progress { step: 1, receives: Some((4, 5)) });
+                transport.set_progress(crate::Progress { step: 1, receives: Some((4, 5)) });
                 let _ = receive::<1>(&mut transport, 2, deadline);
             }
             2 => {

@@ -6,22 +6,22 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{Elsewhere, Fabric, Found, Made, Place, Room, Sent};
+use super::fabric::{CallMismatch, ChannelEnd, ForkedGroup, Found, Room, Sent, SimFabric};
 use super::message::{Message, Spoilt};
 use super::report::Position;
-use super::together::Together;
-use super::waiting::On;
+use super::shm_group::SimShmGroup;
+use super::waiting::WaitTarget;
 use super::world::World;
-use crate::bookkeeping::{self, Calls};
+use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::runtime::Unparker;
 use crate::{
-    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Due, Error, Fingerprint,
-    Incoming, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Error, Fingerprint, Incoming,
+    LazyDeadline, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// Bytes between threads of one process. What a send and a receive wait for is as [`Network`](super::Network) was
-/// told; they wait by the runtime that it was given.
+/// known_by; they wait by the runtime that it was given.
 ///
 /// Dropping it is an orderly goodbye: what it sent is still delivered, but who waits for more gets
 /// [`Error::Closed`], and the job is aborted with [`Cause::Left`]. Dropping it in a panic aborts the job with
@@ -32,14 +32,14 @@ pub struct SimTransport {
     skew: Skew,
     rank: Rank,
     channel: ChannelId,
-    /// The channel whose calls are made here: another one's for posts.
-    home: ChannelId,
+    /// The channel whose calls are made here: another one's for signals.
+    call_channel: ChannelId,
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
     children: u64,
-    calls: Calls,
+    calls: CallHistory,
     traffic: Traffic,
-    together: Option<Box<Together>>,
+    shm_group: Option<Box<SimShmGroup>>,
 }
 
 impl SimTransport {
@@ -47,7 +47,7 @@ impl SimTransport {
         world: Arc<World>,
         (runtime, skew): (Runtime, Skew),
         rank: Rank,
-        [channel, home]: [ChannelId; 2],
+        [channel, call_channel]: [ChannelId; 2],
         members: Arc<[usize]>,
     ) -> Self {
         let transport = Self {
@@ -56,19 +56,19 @@ impl SimTransport {
             skew,
             rank,
             channel,
-            home,
+            call_channel,
             members,
             children: 0,
-            calls: Calls::NONE,
+            calls: CallHistory::NONE,
             traffic: Traffic::default(),
-            together: None,
+            shm_group: None,
         };
-        transport.fabric().enter(transport.own_place(), &transport.members);
+        transport.fabric().enter(transport.own_end(), &transport.members);
         transport
     }
 
     /// Another channel of the same ranks for the same calls, which is no fork.
-    pub(super) fn beside(&self, number: u64) -> Self {
+    pub(super) fn signal_channel(&self, number: u64) -> Self {
         let channel = self.channel.child(number, &self.members);
         let clock = (self.runtime.clone(), self.skew);
         Self::enter(self.world.clone(), clock, self.rank, [channel, self.channel], self.members.clone())
@@ -87,7 +87,7 @@ impl SimTransport {
         received.map(drop)
     }
 
-    fn fabric(&self) -> &Fabric {
+    fn fabric(&self) -> &SimFabric {
         &self.world.fabric
     }
 
@@ -97,12 +97,17 @@ impl SimTransport {
         self.fabric().channels()
     }
 
-    fn place(&self, rank: usize) -> Place {
-        Place { channel: self.channel, home: self.home, rank, world_rank: self.members[rank] }
+    fn end(&self, rank: usize) -> ChannelEnd {
+        ChannelEnd {
+            channel: self.channel,
+            call_channel: self.call_channel,
+            rank,
+            world_rank: self.members[rank],
+        }
     }
 
-    fn own_place(&self) -> Place {
-        self.place(self.rank.index())
+    fn own_end(&self) -> ChannelEnd {
+        self.end(self.rank.index())
     }
 
     fn call(&self) -> Fingerprint {
@@ -116,7 +121,7 @@ impl SimTransport {
     /// Begins an operation, unless the job has ended.
     fn begin_operation(&self) -> Result<()> {
         let effects = self.fabric().count_operation(self.world_rank(), self.world.clock.now());
-        if self.world.carry_out(effects) {
+        if self.world.perform(effects) {
             // It may have been the end of this rank.
             self.runtime.interleave();
         }
@@ -135,7 +140,7 @@ impl SimTransport {
     pub(super) fn send_of(&self, message: Message, peer: usize) -> Sent {
         self.runtime.interleave();
         self.pause();
-        self.fabric().send(self.own_place(), self.place(peer), message, self.world.clock.now())
+        self.fabric().send(self.own_end(), self.end(peer), message, self.world.clock.now())
     }
 
     /// Waits as long as a slow rank does.
@@ -176,9 +181,9 @@ impl SimTransport {
         match incoming.sink {
             Sink::Into(memory) => memory.copy_from_slice(message.bytes()),
             Sink::Each(take) => {
-                let alarm = Alarm(self);
+                let abort_on_unwind = AbortOnUnwind(self);
                 message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
-                std::mem::forget(alarm);
+                std::mem::forget(abort_on_unwind);
             }
         }
         Ok(())
@@ -186,7 +191,7 @@ impl SimTransport {
 
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
         if self.message_comes(peer, deadline)? {
-            let message = self.fabric().take(self.own_place(), peer);
+            let message = self.fabric().take(self.own_end(), peer);
             return Ok(message.expect("only this transport takes what is sent to it"));
         }
         Err(self.timeout(Activity::Receive, peer, deadline))
@@ -195,7 +200,8 @@ impl SimTransport {
     /// Whether a message of this peer is here, at the deadline at the latest.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         loop {
-            let Found::Nothing { look_again } = self.look_for_message(peer, On::Message(peer))? else {
+            let Found::Nothing { look_again } = self.look_for_message(peer, WaitTarget::Message(peer))?
+            else {
                 return Ok(true);
             };
             if self.runtime.expired(deadline) {
@@ -207,13 +213,13 @@ impl SimTransport {
 
     /// Finds a message of this peer, or nothing: then this thread is woken when what it waits `on` may be there; one that
     /// is on its way arrives then.
-    fn look_for_message(&self, peer: usize, on: On) -> Result<Found> {
+    fn look_for_message(&self, peer: usize, on: WaitTarget) -> Result<Found> {
         let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
-        let from = (self.place(peer), on);
-        match self.fabric().look(self.own_place(), from, self.calls.all(), now, unparker) {
+        let from = (self.end(peer), on);
+        match self.fabric().look(self.own_end(), from, self.calls.all(), now, unparker) {
             Found::Aborted(abort) => Err(Error::Aborted(abort)),
             Found::Left => Err(self.closed(Activity::Receive, peer)),
-            Found::Elsewhere(elsewhere) => Err(self.never_meets(elsewhere)),
+            Found::CallMismatch(mismatch) => Err(self.never_meets(mismatch)),
             Found::OtherMembers(theirs) => Err(self.other_members(peer, theirs)),
             found @ (Found::Message | Found::Nothing { .. }) => Ok(found),
         }
@@ -239,9 +245,9 @@ impl SimTransport {
                 Room::Enough => return Ok(()),
                 Room::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Room::Left => return Err(self.closed(Activity::Send, peer)),
-                Room::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
+                Room::CallMismatch(mismatch) => return Err(self.never_meets(mismatch)),
                 Room::OtherMembers(theirs) => return Err(self.other_members(peer, theirs)),
-                Room::Waiting { look_again } => {
+                Room::Waiter { look_again } => {
                     if self.runtime.expired(deadline) {
                         return Err(self.timeout(Activity::Send, peer, deadline));
                     }
@@ -253,11 +259,11 @@ impl SimTransport {
 
     fn look_for_room(&self, peer: usize, window: usize, unparker: Unparker) -> Room {
         let (now, calls) = (self.world.clock.now(), self.calls.all());
-        self.fabric().look_for_room(self.own_place(), self.place(peer), window, calls, now, unparker)
+        self.fabric().look_for_room(self.own_end(), self.end(peer), window, calls, now, unparker)
     }
 
     /// Aborts the job because two ranks wait in calls that can never meet.
-    fn never_meets(&self, Elsewhere { world_rank: peer, ours, theirs }: Elsewhere) -> Error {
+    fn never_meets(&self, CallMismatch { world_rank: peer, ours, theirs }: CallMismatch) -> Error {
         let cause = Cause::Mismatch { theirs };
         let abort = Abort { cause, rank: peer, reporter: self.world_rank(), call: ours };
         let first = self.fabric().abort(abort, self.world.clock.now());
@@ -287,7 +293,7 @@ impl SimTransport {
     fn fail(&self, peer: usize, cause: Cause, error: impl FnOnce(usize) -> Error) -> Error {
         let record = self.record(peer, cause);
         let aborted = self.fabric().abort(record, self.world.clock.now());
-        aborted.map_or_else(Error::Aborted, |told| error(told.rank))
+        aborted.map_or_else(Error::Aborted, |known_by| error(known_by.rank))
     }
 
     /// Aborts the job because of this rank.
@@ -320,18 +326,18 @@ impl Transport for SimTransport {
 
     fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
-        self.fabric().note(self.own_place(), Position { call: *call, progress: None });
+        self.fabric().note(self.own_end(), Position { call: *call, progress: None });
     }
 
     fn announce(&mut self, call: &Fingerprint) {
-        self.fabric().announce(self.own_place(), call);
+        self.fabric().announce(self.own_end(), call);
     }
 
     fn exchange(
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let deadline = due.deadline();
         check_exchange((self.rank, &self.members), send.as_ref(), receive.as_ref())?;
@@ -357,7 +363,7 @@ impl Transport for SimTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let deadline = due.deadline();
         check_all((self.rank, &self.members), sends, receives)?;
@@ -377,7 +383,7 @@ impl Transport for SimTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let deadline = due.deadline();
         check_peer(self.rank, peer)?;
@@ -385,17 +391,17 @@ impl Transport for SimTransport {
         // A send copies: all of our bytes have left before the first of the peer's is delivered.
         self.send(Outgoing { to: peer, parts: &[buffer] })?;
         let message = self.receive(peer, buffer.len(), deadline)?;
-        let alarm = Alarm(self);
+        let abort_on_unwind = AbortOnUnwind(self);
         for piece in message.pieces() {
             combine(&mut buffer[piece.clone()], &message.bytes()[piece]);
         }
-        std::mem::forget(alarm);
+        std::mem::forget(abort_on_unwind);
         self.wait_for_room(peer, deadline)?;
         self.traffic.count(Some(buffer.len()), Some(buffer.len()));
         Ok(())
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
         let deadline = due.deadline();
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.begin_operation()?;
@@ -403,7 +409,7 @@ impl Transport for SimTransport {
             let (mut silent, mut next) = (Vec::new(), None::<Duration>);
             for &peer in peers {
                 if let Found::Nothing { look_again } =
-                    self.look_for_message(peer, On::AnyMessage(peers[0]))?
+                    self.look_for_message(peer, WaitTarget::AnyMessage(peers[0]))?
                 {
                     silent.push(peer);
                     next = next.into_iter().chain(look_again).min();
@@ -415,12 +421,12 @@ impl Transport for SimTransport {
             }
             self.park(deadline, next);
         };
-        self.fabric().stop_waiting(self.own_place());
+        self.fabric().stop_waiting(self.own_end());
         Ok(silent)
     }
 
     fn unread(&mut self) -> Option<usize> {
-        self.fabric().unread(self.own_place())
+        self.fabric().unread(self.own_end())
     }
 
     fn hosts(&self) -> Vec<u64> {
@@ -429,15 +435,15 @@ impl Transport for SimTransport {
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
         let number = self.children;
-        let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
+        let end = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
         let in_world: Vec<usize> = members.iter().map(|&member| self.members[member]).collect();
-        let made = Made {
+        let made = ForkedGroup {
             world_rank: self.world_rank(),
             channel: self.channel.child(number, members),
             members: in_world.clone(),
         };
         self.fabric().note_fork(self.channel, number, made);
-        let Some((channel, rank)) = place else { return Ok(None) };
+        let Some((channel, rank)) = end else { return Ok(None) };
         let members = in_world.into();
         let child =
             Self::enter(self.world.clone(), (self.runtime.clone(), self.skew), rank, [channel; 2], members);
@@ -453,10 +459,10 @@ impl Transport for SimTransport {
     }
 
     fn traffic(&self) -> Traffic {
-        self.together.as_ref().map_or(self.traffic, |together| self.traffic + together.traffic())
+        self.shm_group.as_ref().map_or(self.traffic, |shm_group| self.traffic + shm_group.traffic())
     }
 
-    fn direct(&mut self, _due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         let hosts = self.hosts();
         let alone = hosts.len() == 1 || hosts.iter().any(|&host| host != hosts[0]);
         let world = self.world.clone();
@@ -464,29 +470,29 @@ impl Transport for SimTransport {
         if let Some(abort) = self.aborted() {
             return Err(Error::Aborted(abort));
         }
-        if self.together.is_none() {
-            self.together = Some(Box::new(Together::new(self, segments)));
+        if self.shm_group.is_none() {
+            self.shm_group = Some(Box::new(SimShmGroup::new(self, segments)));
         }
         let call = self.call();
-        Ok(self.together.as_deref_mut().map(|together| -> &mut dyn Direct {
-            together.begin(&call);
-            together
+        Ok(self.shm_group.as_deref_mut().map(|shm_group| -> &mut dyn Direct {
+            shm_group.begin(&call);
+            shm_group
         }))
     }
 
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         let given =
-            self.world.segments.is_some() && !self.world.without_heap.contains(&self.own_place().world_rank);
+            self.world.segments.is_some() && !self.world.without_heap.contains(&self.own_end().world_rank);
         given.then(|| Allocation::private(bytes)).flatten()
     }
 
-    fn note(&mut self, progress: Progress) {
+    fn set_progress(&mut self, progress: Progress) {
         let position = Position { call: self.call(), progress: Some(progress) };
-        self.fabric().note(self.own_place(), position);
+        self.fabric().note(self.own_end(), position);
     }
 
-    fn describe_calls(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
-        self.fabric().describe_calls(describe);
+    fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        self.fabric().set_call_formatter(describe);
     }
 }
 
@@ -495,14 +501,14 @@ impl Drop for SimTransport {
         if thread::panicking() {
             self.give_up(Cause::Panicked);
         }
-        self.fabric().leave(self.own_place(), self.world.clock.now());
+        self.fabric().leave(self.own_end(), self.world.clock.now());
     }
 }
 
 /// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message.
-struct Alarm<'a>(&'a SimTransport);
+struct AbortOnUnwind<'a>(&'a SimTransport);
 
-impl Drop for Alarm<'_> {
+impl Drop for AbortOnUnwind<'_> {
     fn drop(&mut self) {
         self.0.give_up(Cause::Panicked);
     }

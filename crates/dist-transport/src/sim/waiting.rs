@@ -5,15 +5,15 @@ use std::time::Duration;
 use crate::runtime::Unparker;
 
 #[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) on: On,
+pub(super) struct Waiter {
+    pub(super) on: WaitTarget,
     pub(super) since: Duration,
     pub(super) unparker: Unparker,
 }
 
 /// What a rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum On {
+pub(super) enum WaitTarget {
     /// A message of this rank.
     Message(usize),
     /// A message of one of several ranks, the first of which is this one.
@@ -22,7 +22,7 @@ pub(super) enum On {
     Room(usize),
 }
 
-impl On {
+impl WaitTarget {
     /// The rank that is said to be waited for.
     pub(super) fn peer(self) -> usize {
         match self {
@@ -41,7 +41,7 @@ impl On {
     }
 }
 
-pub(super) fn wake(woken: impl IntoIterator<Item = Waiting>) {
+pub(super) fn wake(woken: impl IntoIterator<Item = Waiter>) {
     for waiting in woken {
         waiting.unparker.unpark();
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::Fabric;
+use super::fabric::SimFabric;
+use super::fault_injector::{Effects, ThreadAction};
 use super::scheduler::Scheduler;
-use super::storm::{Effects, Turn};
-use super::together::Segments;
+use super::shm_group::Segments;
 use super::transport::SimTransport;
 use super::waiting::wake;
 use crate::runtime::Unparker;
@@ -16,7 +16,7 @@ use crate::{ChannelId, Rank, Runtime};
 /// What all transports of a network share.
 #[derive(Debug)]
 pub(super) struct World {
-    pub(super) fabric: Fabric,
+    pub(super) fabric: SimFabric,
     /// The clock that messages take their time by.
     pub(super) clock: Runtime,
     /// What can end and hold up ranks, where something can.
@@ -41,27 +41,27 @@ impl World {
     /// Does what is due at its time, for ever.
     pub(super) fn keep_time(&self) {
         loop {
-            let (effects, next) = self.fabric.turn(self.clock.now(), self.clock.unparker());
-            self.carry_out(effects);
+            let (effects, next) = self.fabric.apply_due(self.clock.now(), self.clock.unparker());
+            self.perform(effects);
             let until = |next: Duration| self.clock.deadline(next.saturating_sub(self.clock.now()));
             self.clock.park(next.map(until));
         }
     }
 
     /// Whether threads were ended or held up.
-    pub(super) fn carry_out(&self, effects: Effects) -> bool {
-        let changes_turns = !effects.fates.is_empty();
+    pub(super) fn perform(&self, effects: Effects) -> bool {
+        let has_changed_threads = !effects.thread_actions.is_empty();
         if let Some(scheduler) = &self.scheduler {
-            for (rank, turn) in effects.fates {
-                match turn {
-                    Turn::Unwind => scheduler.kill(rank),
-                    Turn::StandStill { for_ever } => scheduler.stall(rank, for_ever),
-                    Turn::GoOn => scheduler.resume(rank),
+            for (rank, action) in effects.thread_actions {
+                match action {
+                    ThreadAction::Unwind => scheduler.kill(rank),
+                    ThreadAction::StandStill { for_ever } => scheduler.stall(rank, for_ever),
+                    ThreadAction::GoOn => scheduler.resume(rank),
                 }
             }
         }
         wake(effects.woken);
-        effects.station.iter().for_each(Unparker::unpark);
-        changes_turns
+        effects.timer.iter().for_each(Unparker::unpark);
+        has_changed_threads
     }
 }

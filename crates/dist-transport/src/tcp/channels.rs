@@ -1,7 +1,7 @@
 //! Which channels this process has, and whether it has left one for ever.
 //!
 //! A rank may leave a group and stay in the job. Peers that are connected to it there hear its goodbye; others ask,
-//! when they have waited for a while. What was left is not remembered: a channel's [`Origin`] tells whether it was
+//! when they have waited for a while. What was left is not remembered: a channel's [`ForkPath`] tells whether it was
 //! made, because a process makes the forks of each channel in order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -15,7 +15,7 @@ pub(super) const DEPTH_MAX: usize = 8;
 
 /// How a channel came of the world's: by one fork after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Origin {
+pub(super) struct ForkPath {
     forks: [Fork; DEPTH_MAX],
     depth: usize,
 }
@@ -33,7 +33,7 @@ impl Default for Fork {
     }
 }
 
-impl Origin {
+impl ForkPath {
     /// One that these forks led to; `None` if they are too many.
     pub(super) fn new(forks: &[Fork]) -> Option<Self> {
         let mut origin = Self { depth: forks.len(), ..Self::default() };
@@ -65,7 +65,7 @@ struct Channel {
     /// How often it was forked.
     forks: u64,
     /// The last forks of it, newest first.
-    made: VecDeque<Made>,
+    made: VecDeque<ForkedGroup>,
     /// The members that other ranks have named where this rank named those of this channel.
     other_members: HashMap<usize, Vec<usize>>,
     /// Ranks of the world that have left it.
@@ -74,7 +74,7 @@ struct Channel {
 
 /// A group that this rank has made by a fork, whether it is a member or not.
 #[derive(Debug)]
-struct Made {
+struct ForkedGroup {
     number: u64,
     channel: ChannelId,
     /// As numbered in the world.
@@ -100,19 +100,19 @@ impl Channels {
         if let Some(parent) = lock(&self.0).get_mut(&parent) {
             parent.forks = number + 1;
             parent.made.truncate(MADE_MAX - 1);
-            parent.made.push_front(Made { number, channel, members });
+            parent.made.push_front(ForkedGroup { number, channel, members });
         }
     }
 
     /// The members that this process has named, where another one has named those of a channel of this origin. `None` if it has
     /// named the same ones or none yet, or does not remember.
-    pub(super) fn named_instead(&self, origin: &Origin) -> Option<Vec<usize>> {
+    pub(super) fn named_instead(&self, origin: &ForkPath) -> Option<Vec<usize>> {
         let here = lock(&self.0);
         let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
         let mut steps = parents.zip(origin.forks());
         steps.find_map(|(parent, fork)| {
             let is_meant =
-                |made: &&Made| made.number == u64::from(fork.number) && made.channel != fork.channel;
+                |made: &&ForkedGroup| made.number == u64::from(fork.number) && made.channel != fork.channel;
             here.get(&parent)?.made.iter().find(is_meant).map(|made| made.members.clone())
         })
     }
@@ -134,7 +134,7 @@ impl Channels {
     }
 
     /// Whether this process has had a channel that it is a member of, and has it no more.
-    pub(super) fn has_left(&self, origin: &Origin) -> bool {
+    pub(super) fn has_left(&self, origin: &ForkPath) -> bool {
         let here = lock(&self.0);
         if here.contains_key(&origin.channel()) {
             return false;
@@ -165,12 +165,12 @@ mod tests {
     use super::*;
 
     /// The origins of a channel, of a fork of it, and of a fork of that.
-    fn line() -> [Origin; 3] {
-        let child = |of: &Origin, number| {
+    fn line() -> [ForkPath; 3] {
+        let child = |of: &ForkPath, number| {
             let channel = of.channel().child(number, &[0, 1]);
             of.child(number, channel).unwrap()
         };
-        let first = child(&Origin::default(), 2);
+        let first = child(&ForkPath::default(), 2);
         let second = child(&first, 0);
         [first, second, child(&second, 1)]
     }
@@ -226,10 +226,10 @@ mod tests {
 
     #[test]
     fn what_came_of_too_many_forks_has_no_origin() {
-        let deepest = (0..DEPTH_MAX as u64).fold(Origin::default(), |origin, number| {
+        let deepest = (0..DEPTH_MAX as u64).fold(ForkPath::default(), |origin, number| {
             origin.child(number, ChannelId::from_number(7)).unwrap()
         });
         assert_eq!(deepest.child(0, ChannelId::from_number(8)), None);
-        assert_eq!(Origin::default().child(1 << 32, ChannelId::from_number(8)), None);
+        assert_eq!(ForkPath::default().child(1 << 32, ChannelId::from_number(8)), None);
     }
 }

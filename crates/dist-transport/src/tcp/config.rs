@@ -17,7 +17,7 @@ pub(super) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 pub struct Config {
     pub(super) rank: Rank,
     pub(super) coordinator: String,
-    pub(super) host: Host,
+    pub(super) host: CoordinatorHost,
     pub(super) secret: Option<Secret>,
     pub(super) job: String,
     pub(super) epoch: u32,
@@ -33,12 +33,12 @@ pub struct Config {
 /// What messages between the processes of a job go through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Medium {
-    /// Memory between ranks that can share it, which each pair finds out; TCP between others.
+    /// ShmLink between ranks that can share it, which each pair finds out; TCP between others.
     #[default]
     Auto,
     /// TCP only.
     Tcp,
-    /// Memory only: a pair of ranks that cannot share it fails.
+    /// ShmLink only: a pair of ranks that cannot share it fails.
     Shm,
 }
 
@@ -59,7 +59,7 @@ impl Medium {
 
 /// Who hosts the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Host {
+pub(super) enum CoordinatorHost {
     /// Rank 0, in its own process.
     RankZero,
     /// The launcher.
@@ -79,7 +79,7 @@ impl Config {
         Ok(Self {
             rank,
             coordinator: coordinator.to_owned(),
-            host: Host::RankZero,
+            host: CoordinatorHost::RankZero,
             secret: None,
             job: "dist".to_owned(),
             epoch: 0,
@@ -135,8 +135,8 @@ impl Config {
         config.secret = variables.secret()?;
         if let Some(value) = variables.get("DIST_COORDINATOR") {
             config.host = match value.as_str() {
-                "external" => Host::Launcher,
-                "rank0" => Host::RankZero,
+                "external" => CoordinatorHost::Launcher,
+                "rank0" => CoordinatorHost::RankZero,
                 _ => {
                     let expected = "external or rank0";
                     return Err(Error::InvalidVariable { name: "DIST_COORDINATOR", value, expected });
@@ -169,7 +169,7 @@ impl Config {
             config.liveness = Some(liveness);
         }
         // A launcher that hosts the coordinator has one for each start, and tells it of none.
-        if config.host == Host::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
+        if config.host == CoordinatorHost::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
         Ok(config)
@@ -187,7 +187,7 @@ impl Config {
         Self { job: job.to_owned(), ..self }
     }
 
-    /// How long all ranks may take to come; 60 seconds unless said otherwise.
+    /// How long all ranks may take to come; 60 seconds unless logged otherwise.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
@@ -214,7 +214,7 @@ impl Config {
     /// The coordinator is hosted by the launcher, not by rank 0.
     #[must_use]
     pub fn with_external_coordinator(self) -> Self {
-        Self { host: Host::Launcher, ..self }
+        Self { host: CoordinatorHost::Launcher, ..self }
     }
 
     /// Processes of which this says the same share a host, and no others. Without it a host is known by the
@@ -224,14 +224,14 @@ impl Config {
         Self { host_id: Some(id.to_owned()), ..self }
     }
 
-    /// What messages go through; [`Medium::Auto`] unless said otherwise.
+    /// What messages go through; [`Medium::Auto`] unless logged otherwise.
     #[must_use]
     pub fn with_medium(self, medium: Medium) -> Self {
         Self { medium, ..self }
     }
 
     /// How far other ranks of this host may reach into this process's ordinary memory, by the system's cross-memory
-    /// attach (`process_vm_readv` and `process_vm_writev`): as far as it allows, unless said otherwise. The ranks of a
+    /// attach (`process_vm_readv` and `process_vm_writev`): as far as it allows, unless logged otherwise. The ranks of a
     /// group find out what works and agree on the least of it.
     #[must_use]
     pub fn with_reach(self, reach: Reach) -> Self {

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use socket2::Socket;
 
 use crate::auth;
-use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
+use crate::tcp::channels::{DEPTH_MAX, Fork, ForkPath};
 use crate::tcp::{host, socket};
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint, Result};
 
@@ -17,13 +17,13 @@ pub(super) const FRAME_BYTES: usize = 256;
 /// How many members of a group a frame can name.
 pub(super) const MEMBERS_MAX: usize = (FRAME_BYTES - 20) / size_of::<u32>();
 
-/// One thing said on a line to the coordinator.
+/// One thing logged on a line to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     /// A rank has come. It runs here, must be answered within this time, and is not dead before it was silent for so long.
-    Join { world_size: u32, patience_ms: u32, liveness_ms: u32, home: Home },
+    Join { world_size: u32, timeout_ms: u32, liveness_ms: u32, peer_info: PeerInfo },
     /// Where a rank runs. A rank that has heard this of every rank has joined.
-    Peer { rank: u32, home: Home },
+    Peer { rank: u32, peer_info: PeerInfo },
     /// A rank has not come in time, or not yet.
     Missing { rank: u32, refused: u64 },
     /// No more missing ranks.
@@ -48,7 +48,7 @@ pub(super) enum Frame {
     /// A rank has left in order.
     Left { rank: u32 },
     /// Whether this rank has left the channel: it answers if so. The coordinator passes it on, with the asking rank.
-    Ask { rank: u32, origin: Origin },
+    Ask { rank: u32, origin: ForkPath },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
     /// To this rank: where it named the members of this channel, the rank has named these, or as many of them as there is room for.
@@ -56,20 +56,20 @@ pub(super) enum Frame {
     OtherMembers { rank: u32, channel: ChannelId, members: Vec<u32> },
     /// The rank has been waiting for a while on this channel, or it waits no longer. These are its last calls there, the
     /// current one first.
-    Waiting { channel: ChannelId, wait: Wait, calls: [Fingerprint; CALLS_MAX] },
+    Waiting { channel: ChannelId, wait: WaitReport, calls: [Fingerprint; CALLS_MAX] },
 }
 
 /// What a rank waits for on a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wait {
+pub(super) struct WaitReport {
     /// The rank that it waits for: itself, if it waits no longer.
     pub(super) on: u32,
     /// What it waits for, and how much of that it has had so far from that rank.
     pub(super) missing: Missing,
     /// How many messages it has begun to send to that rank.
     pub(super) messages: u64,
-    /// How often it has posted in memory that the group shares.
-    pub(super) posts: u64,
+    /// How often it has signalled in memory that the group shares.
+    pub(super) signals: u64,
 }
 
 /// What is missing, after so many of its kind.
@@ -79,17 +79,17 @@ pub(super) enum Missing {
     Anything,
     /// A message.
     Message(u64),
-    /// A post in memory that the group shares.
-    Post(u64),
+    /// A signal in memory that the group shares.
+    Signal(u64),
 }
 
-impl Wait {
+impl WaitReport {
     /// Whether what it waits for has not been sent yet by the rank that waits for this.
     fn is_for_something_to_come_from(&self, other: &Self) -> bool {
         match self.missing {
             Missing::Anything => false,
             Missing::Message(received) => received == other.messages,
-            Missing::Post(seen) => seen == other.posts,
+            Missing::Signal(seen) => seen == other.signals,
         }
     }
 
@@ -101,7 +101,7 @@ impl Wait {
 
 /// Where a rank runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Home {
+pub(super) struct PeerInfo {
     /// Where it can be connected to.
     pub(super) address: SocketAddr,
     /// Its host's number.
@@ -109,7 +109,7 @@ pub(super) struct Home {
     /// The process: ranks that are threads of one process have the same.
     pub(super) process: u64,
     /// Where others of its host find its Unix socket, if it may share memory with them.
-    pub(super) door: Option<DoorName>,
+    pub(super) unix_socket: Option<UnixSocketName>,
     /// What it may run on.
     pub(super) cores: Cores,
     /// The id of its process.
@@ -126,9 +126,9 @@ pub(super) struct ProcessId {
 
 /// What the Unix socket of a process is called. It is random, so that nobody else can take it first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DoorName(NonZeroU64);
+pub(crate) struct UnixSocketName(NonZeroU64);
 
-impl DoorName {
+impl UnixSocketName {
     /// # Errors
     /// If the system has no randomness to give.
     pub(super) fn random() -> Result<Self> {
@@ -149,15 +149,15 @@ impl DoorName {
     }
 }
 
-impl Home {
+impl PeerInfo {
     /// That of a rank of this process.
-    pub(super) fn here(address: SocketAddr, host: u64, door: Option<DoorName>) -> Self {
-        Self { address, host, process: host::process(), door, cores: host::cores(), pid: host::pid() }
+    pub(super) fn here(address: SocketAddr, host: u64, unix_socket: Option<UnixSocketName>) -> Self {
+        Self { address, host, process: host::process(), unix_socket, cores: host::cores(), pid: host::pid() }
     }
 
     /// Returns `true` if the rank may share memory with others of its host.
     pub(super) fn shares(&self) -> bool {
-        self.door.is_some()
+        self.unix_socket.is_some()
     }
 
     /// Adapts the address for a process that listens at `own`. The number of an interface means something on its own host only,
@@ -182,7 +182,7 @@ pub(super) struct Cores {
 
 impl Cores {
     /// How many cores processes have between them.
-    pub(super) fn together(sets: impl Iterator<Item = Self>) -> usize {
+    pub(super) fn shm_group(sets: impl Iterator<Item = Self>) -> usize {
         let counts: BTreeMap<_, _> = sets.map(|cores| (cores.first, cores.count)).collect();
         counts.values().map(|&count| count as usize).sum()
     }
@@ -192,11 +192,16 @@ impl Frame {
     pub(super) fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
         match *self {
-            Self::Join { world_size, patience_ms, liveness_ms, home } => {
-                frame.number(0_u32).number(world_size).number(patience_ms).number(liveness_ms).home(home);
+            Self::Join { world_size, timeout_ms, liveness_ms, peer_info } => {
+                frame
+                    .number(0_u32)
+                    .number(world_size)
+                    .number(timeout_ms)
+                    .number(liveness_ms)
+                    .peer_info(peer_info);
             }
-            Self::Peer { rank, home } => {
-                frame.number(1_u32).number(rank).home(home);
+            Self::Peer { rank, peer_info } => {
+                frame.number(1_u32).number(rank).peer_info(peer_info);
             }
             Self::Missing { rank, refused } => {
                 frame.number(2_u32).number(rank).bytes(&refused.to_le_bytes());
@@ -252,11 +257,11 @@ impl Frame {
                 let (kind, count) = match wait.missing {
                     Missing::Anything => (0_u32, 0),
                     Missing::Message(received) => (1, received),
-                    Missing::Post(seen) => (2, seen),
+                    Missing::Signal(seen) => (2, seen),
                 };
                 frame.number(9_u32).bytes(&channel.get().to_le_bytes()).number(wait.on);
                 frame.bytes(bytemuck::cast_slice(&calls.map(|call| call.0))).number(kind);
-                [count, wait.messages, wait.posts].iter().for_each(|count| {
+                [count, wait.messages, wait.signals].iter().for_each(|count| {
                     frame.bytes(&count.to_le_bytes());
                 });
             }
@@ -268,10 +273,10 @@ impl Frame {
         let mut frame = Decoder { bytes };
         Some(match frame.number() {
             0 => {
-                let (world_size, patience_ms, liveness_ms) = (frame.number(), frame.number(), frame.number());
-                Self::Join { world_size, patience_ms, liveness_ms, home: frame.home() }
+                let (world_size, timeout_ms, liveness_ms) = (frame.number(), frame.number(), frame.number());
+                Self::Join { world_size, timeout_ms, liveness_ms, peer_info: frame.peer_info() }
             }
-            1 => Self::Peer { rank: frame.number(), home: frame.home() },
+            1 => Self::Peer { rank: frame.number(), peer_info: frame.peer_info() },
             2 => Self::Missing { rank: frame.number(), refused: frame.long() },
             3 => Self::NotAll,
             4 => Self::Duplicate,
@@ -291,10 +296,10 @@ impl Frame {
                 let missing = match kind {
                     0 => Missing::Anything,
                     1 => Missing::Message(count),
-                    2 => Missing::Post(count),
+                    2 => Missing::Signal(count),
                     _ => return None,
                 };
-                let wait = Wait { on, missing, messages: frame.long(), posts: frame.long() };
+                let wait = WaitReport { on, missing, messages: frame.long(), signals: frame.long() };
                 Self::Waiting { channel, wait, calls }
             }
             10 => Self::Left { rank: frame.number() },
@@ -383,7 +388,7 @@ impl Encoder {
         self.bytes(&number.to_le_bytes())
     }
 
-    fn origin(&mut self, origin: &Origin) -> &mut Self {
+    fn origin(&mut self, origin: &ForkPath) -> &mut Self {
         self.number(u32::try_from(origin.forks().len()).expect("an origin is short"));
         for fork in origin.forks() {
             self.number(fork.number).bytes(&fork.channel.get().to_le_bytes());
@@ -391,11 +396,13 @@ impl Encoder {
         self
     }
 
-    fn home(&mut self, home: Home) -> &mut Self {
-        self.address(home.address).bytes(&home.host.to_le_bytes()).bytes(&home.process.to_le_bytes());
-        self.bytes(&home.door.map_or(0, DoorName::get).to_le_bytes());
-        self.number(home.cores.first).number(home.cores.count);
-        self.bytes(&home.pid.namespace.to_le_bytes()).number(home.pid.id)
+    fn peer_info(&mut self, peer_info: PeerInfo) -> &mut Self {
+        self.address(peer_info.address)
+            .bytes(&peer_info.host.to_le_bytes())
+            .bytes(&peer_info.process.to_le_bytes());
+        self.bytes(&peer_info.unix_socket.map_or(0, UnixSocketName::get).to_le_bytes());
+        self.number(peer_info.cores.first).number(peer_info.cores.count);
+        self.bytes(&peer_info.pid.namespace.to_le_bytes()).number(peer_info.pid.id)
     }
 
     /// IPv4 addresses travel in their IPv6 form.
@@ -433,21 +440,21 @@ impl Decoder<'_> {
     }
 
     /// `None` if it is too long.
-    fn origin(&mut self) -> Option<Origin> {
+    fn origin(&mut self) -> Option<ForkPath> {
         let depth = (self.number() as usize).min(DEPTH_MAX + 1);
         let mut forks = Vec::new();
         for _ in 0..depth {
             forks.push(Fork { number: self.number(), channel: self.channel() });
         }
-        Origin::new(&forks)
+        ForkPath::new(&forks)
     }
 
-    fn home(&mut self) -> Home {
+    fn peer_info(&mut self) -> PeerInfo {
         let (address, host, process) = (self.address(), self.long(), self.long());
-        let door = DoorName::new(self.long());
+        let unix_socket = UnixSocketName::new(self.long());
         let cores = Cores { first: self.number(), count: self.number() };
         let pid = ProcessId { namespace: self.long(), id: self.number() };
-        Home { address, host, process, door, cores, pid }
+        PeerInfo { address, host, process, unix_socket, cores, pid }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -464,14 +471,14 @@ impl Decoder<'_> {
 
 /// One end of a line between a rank and the coordinator; never waits.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ControlConnection {
     pub(super) stream: Socket,
     inbox: [u8; FRAME_BYTES],
     filled: usize,
     outbox: VecDeque<u8>,
 }
 
-impl Line {
+impl ControlConnection {
     /// A line over a non-blocking, authenticated connection.
     pub(super) fn new(stream: Socket) -> Self {
         Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new() }
@@ -543,17 +550,17 @@ mod tests {
     #[test]
     fn cores_count_once_where_ranks_share_them_and_each_where_they_are_bound() {
         let cores = |first, count| Cores { first, count };
-        assert_eq!(Cores::together([cores(0, 8), cores(0, 8), cores(0, 8)].into_iter()), 8);
-        assert_eq!(Cores::together([cores(0, 2), cores(2, 3)].into_iter()), 5);
-        assert_eq!(Cores::together([cores(0, 1), cores(1, 1), cores(0, 1)].into_iter()), 2);
+        assert_eq!(Cores::shm_group([cores(0, 8), cores(0, 8), cores(0, 8)].into_iter()), 8);
+        assert_eq!(Cores::shm_group([cores(0, 2), cores(2, 3)].into_iter()), 5);
+        assert_eq!(Cores::shm_group([cores(0, 1), cores(1, 1), cores(0, 1)].into_iter()), 2);
     }
 
     #[test]
     fn an_interface_has_the_number_that_it_has_on_this_host() {
         let reach = |address: &str, own: &str| {
-            let mut home = Home::here(address.parse().unwrap(), 0, None);
-            home.reach_from(own.parse().unwrap());
-            home.address.to_string()
+            let mut peer_info = PeerInfo::here(address.parse().unwrap(), 0, None);
+            peer_info.reach_from(own.parse().unwrap());
+            peer_info.address.to_string()
         };
         assert_eq!(reach("[fe80::2%5]:1", "[fe80::1%3]:2"), "[fe80::2%3]:1");
         assert_eq!(reach("[fd00::2]:1", "[fd00::1]:2"), "[fd00::2]:1");
@@ -578,20 +585,27 @@ mod tests {
         let frames = [
             Frame::Join {
                 world_size: 4,
-                patience_ms: 60_000,
+                timeout_ms: 60_000,
                 liveness_ms: 2000,
-                home: Home {
+                peer_info: PeerInfo {
                     address: v4,
                     host: u64::MAX,
                     process: 1,
-                    door: DoorName::new(u64::MAX),
+                    unix_socket: UnixSocketName::new(u64::MAX),
                     cores,
                     pid,
                 },
             },
             Frame::Peer {
                 rank: 2,
-                home: Home { address: v6, host: 7, process: u64::MAX, door: None, cores, pid },
+                peer_info: PeerInfo {
+                    address: v6,
+                    host: 7,
+                    process: u64::MAX,
+                    unix_socket: None,
+                    cores,
+                    pid,
+                },
             },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
@@ -611,14 +625,14 @@ mod tests {
             Frame::Abort(Abort { cause: Cause::Length { expected: 3, got: u64::MAX }, ..abort }),
             Frame::Goodbye,
             Frame::Left { rank: 5 },
-            Frame::Ask { rank: 6, origin: Origin::new(&forks).unwrap() },
-            Frame::Ask { rank: 6, origin: Origin::default() },
+            Frame::Ask { rank: 6, origin: ForkPath::new(&forks).unwrap() },
+            Frame::Ask { rank: 6, origin: ForkPath::default() },
             Frame::LeftChannel { rank: 7, channel: forks[0].channel },
             Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: (0..59).collect() },
             Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: vec![u32::MAX, 3] },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
-                wait: Wait { on: 4, missing: Missing::Post(u64::MAX), messages: 3, posts: 5 },
+                wait: WaitReport { on: 4, missing: Missing::Signal(u64::MAX), messages: 3, signals: 5 },
                 calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
             },
         ];

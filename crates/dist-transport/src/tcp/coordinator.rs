@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::auth::{Key, Secret};
 use crate::runtime::Task;
+use crate::tcp::abort_state::Waker;
+use crate::tcp::acceptor::{Acceptor, ListenerKind};
 use crate::tcp::config::{Config, TIMEOUT_DEFAULT};
-use crate::tcp::gate::{Door, Gate};
-use crate::tcp::meeting::{EndedRanks, Meeting, Present, Worlds};
+use crate::tcp::rendezvous_server::{EndedRanks, Present, RendezvousServer, Worlds};
 use crate::tcp::session::lock;
-use crate::tcp::verdict::Bell;
 use crate::tcp::{files, rendezvous, socket};
 use crate::{Abort, Error, Result, Runtime};
 
@@ -28,8 +28,8 @@ pub(super) const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Coordinator {
     address: SocketAddr,
-    stop: Arc<Bell>,
-    verdict: Arc<Mutex<Option<Abort>>>,
+    stop: Arc<Waker>,
+    abort_state: Arc<Mutex<Option<Abort>>>,
     present: Arc<Present>,
     ended: Arc<EndedRanks>,
     task: Option<Task<()>>,
@@ -64,17 +64,24 @@ impl Coordinator {
             return Err(Error::RankOutOfRange { rank: 0, world_size });
         }
         let (listener, address) = socket::listen_on_any(wanted, secret.as_ref())?;
-        let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
+        let (stop, abort_state, present) = (Arc::new(Waker::new()?), Arc::default(), Arc::default());
         let ended = Arc::new(EndedRanks::new()?);
-        let gate = Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone());
-        let mut meeting =
-            Meeting::new(gate, worlds, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime)
-                .with_ended(Arc::clone(&ended));
+        let acceptor =
+            Acceptor::new(ListenerKind::Network, listener.into(), key.clone(), epoch, runtime.clone());
+        let mut rendezvous_server = RendezvousServer::new(
+            acceptor,
+            worlds,
+            world_size,
+            Arc::clone(&abort_state),
+            Arc::clone(&present),
+            runtime,
+        )
+        .with_ended(Arc::clone(&ended));
         let stopped = stop.clone();
         let task = runtime
-            .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})
+            .spawn("dist-coordinator", move || while !rendezvous_server.run_once(&stopped) {})
             .map_err(|source| Error::Resources { what: "thread", source })?;
-        Ok(Self { address, stop, verdict, present, ended, task: Some(task) })
+        Ok(Self { address, stop, abort_state, present, ended, task: Some(task) })
     }
 
     /// Where ranks connect.
@@ -84,7 +91,7 @@ impl Coordinator {
 
     /// Why the job was aborted, if it was: the record that every rank gets.
     pub fn aborted(&self) -> Option<Abort> {
-        lock(&self.verdict).clone()
+        lock(&self.abort_state).clone()
     }
 
     /// How many ranks would miss the coordinator: those that have not left or gone, once all had come; 0 before.
@@ -110,7 +117,7 @@ impl Coordinator {
     }
 
     /// Serves a little longer after its rank has given up, so that ranks that are about to come hear why.
-    pub(super) fn take_leave(mut self, runtime: &Runtime) {
+    pub(super) fn serve_farewell(mut self, runtime: &Runtime) {
         if let Some(task) = self.task.take() {
             self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT)).err();
         }
@@ -119,18 +126,18 @@ impl Coordinator {
     /// Serves until every rank has left or is gone; after an abort only until they should have heard of it. For ranks that are
     /// threads of this process it waits no longer than that either: the thread that drops rank 0 may hold them too. Then the
     /// coordinator goes on until they have left, or the process ends.
-    pub(super) fn linger(mut self, runtime: &Runtime) {
-        let mut patience = runtime.deadline(FAREWELL_LIMIT);
+    pub(super) fn serve_until_left(mut self, runtime: &Runtime) {
+        let mut wait_policy = runtime.deadline(FAREWELL_LIMIT);
         while let Some(task) = self.task.take() {
             let is_needed_elsewhere = self.present.elsewhere.load(Ordering::Acquire) > 0;
             self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT / 10)).err();
             match self.aborted() {
-                None if is_needed_elsewhere => patience = runtime.deadline(FAREWELL_LIMIT),
-                None if runtime.expired(patience) => {
+                None if is_needed_elsewhere => wait_policy = runtime.deadline(FAREWELL_LIMIT),
+                None if runtime.expired(wait_policy) => {
                     // Its thread is not stopped.
                     self.task = None;
                 }
-                Some(_) if runtime.expired(patience) => return,
+                Some(_) if runtime.expired(wait_policy) => return,
                 _ => {}
             }
         }
@@ -140,7 +147,7 @@ impl Coordinator {
 impl Drop for Coordinator {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
-            self.stop.ring();
+            self.stop.notify();
             let _ = task.join();
         }
     }

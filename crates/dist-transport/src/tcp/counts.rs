@@ -1,25 +1,25 @@
-//! How many messages a rank has exchanged with each rank of its group, so that nothing is taken for missing that is on its way.
+//! How many messages a rank has exchanged with each rank of its group, so that nothing is taken for missing that is on its source.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of one channel, written by the thread that moves its messages. A connection counts as a message of the side that
+/// MessageCounts of one channel, written by the thread that moves its messages. A connection counts as a message of the side that
 /// opens it.
 #[derive(Debug)]
-pub(super) struct Counts(Vec<Pair>);
+pub(super) struct MessageCounts(Vec<PeerCounts>);
 
 /// What was exchanged with one rank.
 #[derive(Debug, Default)]
-struct Pair {
+struct PeerCounts {
     /// Messages that this rank has begun to send.
     sent: AtomicU64,
     /// Messages that this rank has received.
     received: AtomicU64,
 }
 
-impl Counts {
+impl MessageCounts {
     /// Nothing, for a group of so many ranks.
     pub(super) fn new(ranks: usize) -> Self {
-        Self((0..ranks).map(|_| Pair::default()).collect())
+        Self((0..ranks).map(|_| PeerCounts::default()).collect())
     }
 
     #[inline]

@@ -8,14 +8,14 @@ use rustix::event::PollFlags;
 use socket2::{SockAddr, Socket};
 
 use crate::auth::{self, CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
-use crate::shm::{self, Memory};
+use crate::shm::{self, ShmLink};
+use crate::tcp::abort_state::AbortState;
+use crate::tcp::acceptor::ADMITTED;
 use crate::tcp::config::Medium;
-use crate::tcp::control::Home;
-use crate::tcp::gate::ADMITTED;
-use crate::tcp::link::Link;
+use crate::tcp::control::PeerInfo;
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::probe::attempt_limit;
-use crate::tcp::session::{Session, WaitError, Watch, at_least};
-use crate::tcp::verdict::Verdict;
+use crate::tcp::session::{ConnectionWait, Session, WaitError, at_least};
 use crate::tcp::{socket, user};
 use crate::{Activity, ChannelId, Error, Result, Version};
 
@@ -41,32 +41,32 @@ pub(super) fn dial(
     session: &Session,
     peer: usize,
     channel: ChannelId,
-    watch: Watch<'_>,
-) -> Result<Link, WaitError<Error>> {
+    watch: ConnectionWait<'_>,
+) -> Result<PeerLink, WaitError<Error>> {
     let (from, to) = (number(session.rank.index())?, number(peer)?);
     let identity = |purpose| Identity { epoch: session.epoch, from, to, purpose };
     if session.may_share(peer) {
         match share(session, identity(Purpose::Memory(channel)), watch) {
-            Ok(memory) => return Ok(Link::Memory(memory)),
+            Ok(memory) => return Ok(PeerLink::Shm(memory)),
             // There is no descriptor for a connection either, or soon will be none.
             Err(WaitError::Failed(error)) if error.is_out_of_files() => return Err(error.into()),
-            Err(WaitError::Failed(reason)) => session.note_apart(peer, &reason),
+            Err(WaitError::Failed(reason)) => session.note_unshareable(peer, &reason),
             Err(over) => return Err(over),
         }
         if session.medium == Medium::Shm {
             return Err(Error::NotShared { peer }.into());
         }
     }
-    dial_over_network(session, identity(Purpose::Data(channel)), watch).map(Link::Socket)
+    dial_over_network(session, identity(Purpose::Data(channel)), watch).map(PeerLink::Socket)
 }
 
 fn dial_over_network(
     session: &Session,
     identity: Identity,
-    watch: Watch<'_>,
+    watch: ConnectionWait<'_>,
 ) -> Result<Socket, WaitError<Error>> {
     let peer = identity.to as usize;
-    let address = session.homes[peer].address;
+    let address = session.peer_infos[peer].address;
     let mut hang_ups = HangUps::default();
     // To another host new connections are tried again and again: after an outage of the network they are open at once, while
     // the system sends the packets of old ones after longer and longer pauses. If none gets there for as long as the network may
@@ -78,7 +78,7 @@ fn dial_over_network(
             let deadline = watch.deadline.earlier(session.runtime.deadline(attempt_limit(limit)));
             // The other side may count a connection as open whose proof it has: the answer to that has its time.
             let answer_limit = watch.answer_limit.max(session.runtime.remaining(watch.deadline));
-            Watch { deadline, answer_limit, ..watch }
+            ConnectionWait { deadline, answer_limit, ..watch }
         }
         None => watch,
     };
@@ -94,15 +94,19 @@ fn dial_over_network(
             Err(error) => return Err(error),
         }
         if unreachable_by.take_if(|by| session.runtime.expired(*by)).is_some() {
-            session.tell_unreachable(peer);
+            session.report_unreachable(peer);
         }
         session.runtime.park(Some(watch.deadline.earlier(session.runtime.deadline(RETRY))));
     }
 }
 
 /// Makes memory and shares it with a rank that listens on this host.
-fn share(session: &Session, identity: Identity, watch: Watch<'_>) -> Result<Memory, WaitError<Error>> {
-    let (stream, address) = enter_host_door(session, identity, watch)?;
+fn share(
+    session: &Session,
+    identity: Identity,
+    watch: ConnectionWait<'_>,
+) -> Result<ShmLink, WaitError<Error>> {
+    let (stream, address) = connect_on_host(session, identity, watch)?;
     let failed = |source| connect_error("share memory with", address, source);
     let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
     let mut answer = [0];
@@ -110,20 +114,20 @@ fn share(session: &Session, identity: Identity, watch: Watch<'_>) -> Result<Memo
     if answer != [shm::ACCEPTED] {
         return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")).into());
     }
-    Ok(Memory::new(stream, share, session.lends()))
+    Ok(ShmLink::new(stream, share, session.offers_single_copy()))
 }
 
 /// Opens a proven connection to a rank of this host, through its Unix socket.
-fn enter_host_door(
+fn connect_on_host(
     session: &Session,
     identity: Identity,
-    watch: Watch<'_>,
+    watch: ConnectionWait<'_>,
 ) -> Result<(Socket, SocketAddr), WaitError<Error>> {
-    let Home { address, door, .. } = session.homes[identity.to as usize];
+    let PeerInfo { address, unix_socket, .. } = session.peer_infos[identity.to as usize];
     let mut hang_ups = HangUps::default();
     loop {
-        let connected = match door {
-            Some(door) => shm::connect(door),
+        let connected = match unix_socket {
+            Some(unix_socket) => shm::connect(unix_socket),
             None => Err(io::Error::new(io::ErrorKind::Unsupported, "it shares no memory")),
         };
         match connected {
@@ -144,11 +148,11 @@ pub(super) fn map_arena(
     session: &Session,
     peer: usize,
     number: u32,
-    watch: Watch<'_>,
+    watch: ConnectionWait<'_>,
 ) -> Result<shm::Mapping, WaitError<Error>> {
     let (from, to) = (self::number(session.rank.index())?, self::number(peer)?);
     let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Arena(number) };
-    let (stream, address) = enter_host_door(session, identity, watch)?;
+    let (stream, address) = connect_on_host(session, identity, watch)?;
     let failed = |source| connect_error("share memory with", address, source);
     loop {
         match shm::take_arena(&stream) {
@@ -190,7 +194,7 @@ pub(super) fn open(
     address: SocketAddr,
     key: &Key,
     identity: Identity,
-    watch: Watch<'_>,
+    watch: ConnectionWait<'_>,
 ) -> Result<Opened, WaitError<Error>> {
     let begin = || -> Result<Attempt> {
         let failed = |source| connect_error("connect to", address, source);
@@ -199,7 +203,8 @@ pub(super) fn open(
     let mut attempts = vec![begin()?];
     let mut next = watch.runtime.deadline(ATTEMPT_INTERVAL);
     loop {
-        match first_answer(&mut attempts, Watch { deadline: watch.deadline.earlier(next), ..watch }) {
+        match first_answer(&mut attempts, ConnectionWait { deadline: watch.deadline.earlier(next), ..watch })
+        {
             Ok(attempt) => return prove(attempt, address, key, identity, watch),
             Err(WaitError::Failed(Unanswered::HungUp)) => {
                 return Ok(Opened::HungUp { was_challenged: false });
@@ -228,7 +233,7 @@ fn greet(
     address: SocketAddr,
     key: &Key,
     identity: Identity,
-    watch: Watch<'_>,
+    watch: ConnectionWait<'_>,
 ) -> Result<Opened, WaitError<Error>> {
     match first_answer(&mut vec![Attempt::new(stream, key, identity)?], watch) {
         Ok(attempt) => prove(attempt, address, key, identity, watch),
@@ -243,7 +248,7 @@ fn greet(
 struct Attempt {
     stream: Socket,
     initiator: Initiator,
-    /// Said as soon as the stream is connected.
+    /// Logged as soon as the stream is connected.
     said_hello: bool,
     answer: [u8; CHALLENGE_BYTES],
     filled: usize,
@@ -289,12 +294,15 @@ enum Unanswered {
 ///
 /// # Errors
 /// The last one's, once all have ended.
-fn first_answer(attempts: &mut Vec<Attempt>, watch: Watch<'_>) -> Result<Attempt, WaitError<Unanswered>> {
+fn first_answer(
+    attempts: &mut Vec<Attempt>,
+    watch: ConnectionWait<'_>,
+) -> Result<Attempt, WaitError<Unanswered>> {
     loop {
         let mut watched: Vec<_> = attempts
             .iter()
             .map(|attempt| socket::watch(&attempt.stream, attempt.events()))
-            .chain(watch.verdict.map(Verdict::watch))
+            .chain(watch.abort_state.map(AbortState::watch))
             .collect();
         socket::poll(&mut watched, watch.runtime.remaining(watch.deadline))
             .map_err(Unanswered::NotConnected)?;
@@ -337,7 +345,7 @@ fn prove(
     address: SocketAddr,
     key: &Key,
     identity: Identity,
-    watch: Watch<'_>,
+    watch: ConnectionWait<'_>,
 ) -> Result<Opened, WaitError<Error>> {
     let Attempt { stream, initiator, answer, .. } = attempt;
     let activity = activity_of(identity);
@@ -431,15 +439,15 @@ impl HangUps {
 
 /// Reads the answer of a process to which this one has proven itself, and which may count the connection as open then: it has
 /// time for it.
-fn read_answer(stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> Result<(), WaitError> {
+fn read_answer(stream: &Socket, bytes: &mut [u8], watch: ConnectionWait<'_>) -> Result<(), WaitError> {
     let deadline = at_least(watch.runtime, watch.deadline, watch.answer_limit);
-    match read_exact(stream, bytes, Watch { deadline, ..watch }) {
+    match read_exact(stream, bytes, ConnectionWait { deadline, ..watch }) {
         Err(WaitError::Late) => Err(WaitError::Unanswered),
         outcome => outcome,
     }
 }
 
-fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> Result<(), WaitError> {
+fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: ConnectionWait<'_>) -> Result<(), WaitError> {
     let mut filled = 0;
     while filled < bytes.len() {
         match io::Read::read(&mut stream, &mut bytes[filled..]) {
@@ -495,7 +503,7 @@ mod tests {
         };
         let runtime = Runtime::system();
         let deaf = runtime.spawn("deaf", deaf).unwrap();
-        let watch = Watch::before_the_job(&runtime, runtime.deadline(Duration::from_secs(60)));
+        let watch = ConnectionWait::before_the_job(&runtime, runtime.deadline(Duration::from_secs(60)));
         let opened = open(address, &Key::new(None, "test"), identity(), watch).unwrap();
         assert!(matches!(opened, Opened::Proven(_)), "{opened:?}");
         deaf.join().unwrap();
@@ -508,13 +516,13 @@ mod tests {
         let stream = socket::begin_connect(address).unwrap();
         let (other, _) = listener.accept().unwrap();
         let mut attempt = attempt(stream);
-        assert!(!attempt.advance().unwrap(), "the hello is said");
+        assert!(!attempt.advance().unwrap(), "the hello is logged");
         let responder =
             auth::Responder::new(Key::new(None, "test"), attempt.initiator.hello()).unwrap().unwrap();
         attempt.answer = responder.challenge();
         drop(other);
         let runtime = Runtime::system();
-        let watch = Watch::before_the_job(&runtime, runtime.deadline(Duration::from_secs(60)));
+        let watch = ConnectionWait::before_the_job(&runtime, runtime.deadline(Duration::from_secs(60)));
         let opened = prove(attempt, address, &Key::new(None, "test"), identity(), watch).unwrap();
         assert!(matches!(opened, Opened::HungUp { was_challenged: true }), "{opened:?}");
     }
@@ -553,7 +561,8 @@ mod tests {
         let runtime = Runtime::system();
         let deadline = runtime.deadline(Duration::from_secs(60));
         let mut attempts = vec![attempt(unanswered)];
-        let error = first_answer(&mut attempts, Watch::before_the_job(&runtime, deadline)).unwrap_err();
+        let error =
+            first_answer(&mut attempts, ConnectionWait::before_the_job(&runtime, deadline)).unwrap_err();
         assert!(
             matches!(&error, WaitError::Failed(Unanswered::NotConnected(e)) if e.kind() == io::ErrorKind::TimedOut),
             "{error:?}"
@@ -565,7 +574,7 @@ mod tests {
         let (stream, _silent) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         stream.set_nonblocking(true).unwrap();
         let runtime = Runtime::system();
-        let watch = Watch::before_the_job(&runtime, runtime.deadline(Duration::ZERO));
+        let watch = ConnectionWait::before_the_job(&runtime, runtime.deadline(Duration::ZERO));
         let challenge = read_exact(&stream, &mut [0], watch).unwrap_err();
         assert!(matches!(challenge, WaitError::Late), "{challenge:?}");
         let answer = read_answer(&stream, &mut [0], watch).unwrap_err();
@@ -582,8 +591,8 @@ mod tests {
             io::Write::write_all(&mut &slow, &[ADMITTED]).unwrap();
         };
         let slow = runtime.spawn("slow", answer).unwrap();
-        let at_once = Watch::before_the_job(&runtime, runtime.deadline(Duration::ZERO));
-        let watch = Watch { answer_limit: Duration::from_secs(60), ..at_once };
+        let at_once = ConnectionWait::before_the_job(&runtime, runtime.deadline(Duration::ZERO));
+        let watch = ConnectionWait { answer_limit: Duration::from_secs(60), ..at_once };
         let mut word = [0];
         read_answer(&stream, &mut word, watch).unwrap();
         assert_eq!(word, [ADMITTED]);

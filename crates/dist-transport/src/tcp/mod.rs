@@ -5,9 +5,9 @@
 //! use, one per pair and channel. One service thread per process owns the listener, the handshakes and the line
 //! to the coordinator; data moves on the caller's thread only.
 
+mod abort_state;
+mod acceptor;
 mod address;
-#[cfg(all(feature = "shm", target_os = "linux"))]
-mod beside;
 mod channels;
 mod config;
 mod control;
@@ -15,29 +15,29 @@ mod coordinator;
 mod counts;
 mod dial;
 mod files;
-mod gate;
 mod host;
-mod link;
-mod meeting;
+mod link_wait;
 mod message;
-mod patience;
+mod peer_link;
 mod probe;
 mod rendezvous;
+mod rendezvous_server;
 mod scratch;
 mod service;
 mod session;
 mod socket;
 mod transport;
 mod user;
-mod verdict;
-
 #[cfg(all(feature = "shm", target_os = "linux"))]
-pub use beside::{HostAbort, WithSharedMemory};
+mod with_shared_memory;
+
 pub use config::{Config, Medium};
 pub use coordinator::Coordinator;
 pub use transport::TcpTransport;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+pub use with_shared_memory::{HostAbort, WithSharedMemory};
 
 pub use crate::auth::Secret;
 
-pub(crate) use control::DoorName;
+pub(crate) use control::UnixSocketName;
 pub(crate) use socket::is_out_of_files;

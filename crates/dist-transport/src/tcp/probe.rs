@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::auth::{Identity, Purpose};
-use crate::bookkeeping::BEAT;
+use crate::bookkeeping::HEARTBEAT;
 use crate::tcp::coordinator::COORDINATOR;
 use crate::tcp::dial::{self, Opened, RETRY};
 use crate::tcp::session::{Session, WaitError, lock};
@@ -53,14 +53,14 @@ impl Probes {
 /// answer for as long as the network may be silent.
 pub(super) fn rank(session: &Arc<Session>, peer: usize) {
     let Some(limit) = session.silence_limit(peer) else { return };
-    let waited_until = session.runtime.deadline(2 * BEAT);
+    let waited_until = session.runtime.deadline(2 * HEARTBEAT);
     if lock(&session.probes.ranks).insert(peer, waited_until).is_some() {
         return;
     }
     let probing = session.clone();
     let probe = move || {
         if !is_reached(&probing, peer, limit) {
-            probing.tell_unreachable(peer);
+            probing.report_unreachable(peer);
         }
         lock(&probing.probes.ranks).remove(&peer);
     };
@@ -79,7 +79,7 @@ pub(super) fn coordinator(session: &Arc<Session>, address: SocketAddr) {
     let probe = move || {
         let answered = answers_in_time(&probing, address);
         *lock(&probing.probes.coordinator) = (false, answered);
-        probing.service_bell.ring();
+        probing.service_waker.notify();
     };
     if let Err(error) = session.runtime.spawn("dist-probe", probe) {
         tracing::debug!(%error, "no thread to probe the coordinator with");
@@ -100,7 +100,7 @@ fn answers_in_time(session: &Session, address: SocketAddr) -> bool {
 
 /// Probes a rank until nobody waits for it any more, which is `true`, or until it has not answered for too long.
 fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
-    let (runtime, home) = (&session.runtime, session.homes[peer]);
+    let (runtime, peer_info) = (&session.runtime, session.peer_infos[peer]);
     let Ok(number) = dial::number(peer) else { return true };
     let mut unanswered_since = None;
     loop {
@@ -109,17 +109,17 @@ fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
             return true;
         }
         let asked = runtime.now();
-        match ask(session, home.address, number, limit) {
+        match ask(session, peer_info.address, number, limit) {
             Answer::None => {
                 let since = *unanswered_since.get_or_insert(asked);
                 // It was silent before the first of these.
-                if runtime.now().saturating_sub(since) + BEAT >= limit {
+                if runtime.now().saturating_sub(since) + HEARTBEAT >= limit {
                     return false;
                 }
             }
             Answer::Admitted | Answer::Refused => {
                 unanswered_since = None;
-                runtime.park(Some(runtime.deadline(2 * BEAT)));
+                runtime.park(Some(runtime.deadline(2 * HEARTBEAT)));
             }
         }
     }
@@ -127,7 +127,7 @@ fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
 
 /// Whether this process has left the job, or the job has ended.
 fn is_over(session: &Session) -> bool {
-    session.closing.load(Ordering::Acquire) || session.verdict.is_reached()
+    session.closing.load(Ordering::Acquire) || session.abort_state.is_reached()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

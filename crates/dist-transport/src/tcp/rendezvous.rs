@@ -10,36 +10,36 @@ use rustix::event::PollFlags;
 use socket2::Socket;
 
 use crate::auth::{Identity, Key, Purpose};
+use crate::tcp::abort_state::{AbortState, Waker};
 use crate::tcp::channels::Channels;
-use crate::tcp::config::{Config, Host, Medium};
-use crate::tcp::control::{DoorName, Frame, Home, Line};
+use crate::tcp::config::{Config, CoordinatorHost, Medium};
+use crate::tcp::control::{ControlConnection, Frame, PeerInfo, UnixSocketName};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::dial::{HangUps, Opened, RETRY, number, open};
-use crate::tcp::meeting::{Worlds, answer_grace};
 use crate::tcp::probe::Probes;
+use crate::tcp::rendezvous_server::{Worlds, answer_grace};
 use crate::tcp::service::{Service, listener_address};
-use crate::tcp::session::{Arrivals, FrameQueue, Membership, Session, WaitError, Watch, timeout};
-use crate::tcp::verdict::{Bell, Verdict};
+use crate::tcp::session::{Arrivals, ConnectionWait, FrameQueue, Membership, Session, WaitError, timeout};
 use crate::tcp::{files, host, socket};
 use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, shm};
 
 /// How long to wait for one of the coordinator's addresses to take a connection, and to answer, before the next is tried.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How soon to ask again whether the next world may meet.
+/// How soon to ask again whether the next world may join_at_coordinator.
 const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks of the job. A world of one has nobody to meet and opens no socket.
+/// Meets the other ranks of the job. A world of one has nobody to join_at_coordinator and opens no socket.
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
-    let session = |homes, liveness| -> Result<Arc<Session>> {
+    let session = |peer_infos, liveness| -> Result<Arc<Session>> {
         Ok(Arc::new(Session {
             rank: config.rank,
             runtime: runtime.clone(),
             key: key.clone(),
             epoch: config.epoch,
-            homes,
+            peer_infos,
             coordinator: config.host,
             liveness,
             liveness_between_hosts: config.liveness(false),
@@ -48,8 +48,8 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             heap: Arc::default(),
             #[cfg(all(feature = "shm", target_os = "linux"))]
             arenas: Mutex::default(),
-            apart: Mutex::default(),
-            verdict: Verdict::new()?,
+            unshareable: Mutex::default(),
+            abort_state: AbortState::new()?,
             arrivals: Arrivals::default(),
             channels: Channels::new(),
             left: Mutex::default(),
@@ -57,22 +57,22 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             probes: Probes::default(),
             outgoing: FrameQueue::new(),
             closing: AtomicBool::new(false),
-            service_bell: Bell::new()?,
+            service_waker: Waker::new()?,
         }))
     };
     if config.rank.world_size() == 1 {
         let (address, host) = ((Ipv4Addr::LOCALHOST, 0).into(), host::id(config.host_id.as_deref()));
-        let session = session(vec![Home::here(address, host, None)], config.liveness(true))?;
+        let session = session(vec![PeerInfo::here(address, host, None)], config.liveness(true))?;
         return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
-        Host::RankZero if config.rank.index() == 0 => {
+        CoordinatorHost::RankZero if config.rank.index() == 0 => {
             Some(start_coordinator(config, &key, runtime, deadline)?)
         }
         _ => None,
     };
-    let met = match meet(config, &key, runtime, deadline) {
-        Ok(met) => met,
+    let joined = match join_at_coordinator(config, &key, runtime, deadline) {
+        Ok(joined) => joined,
         Err(error) => {
             // Other ranks may be about to come, and would find nobody who tells them.
             let concerns_all = matches!(
@@ -83,22 +83,22 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
                     | Error::Resources { .. }
             );
             if let Some(coordinator) = coordinator.filter(|_| concerns_all) {
-                coordinator.take_leave(runtime);
+                coordinator.serve_farewell(runtime);
             }
             return Err(error);
         }
     };
-    let Met { line, listener, host_door, homes } = met;
-    if let Some((inside, outside)) = parted_by_loopback(&homes) {
+    let Joined { line, listener, host_listener, peer_infos } = joined;
+    if let Some((inside, outside)) = parted_by_loopback(&peer_infos) {
         tracing::warn!(
             rank = inside,
-            address = %homes[inside].address,
+            address = %peer_infos[inside].address,
             from = outside,
             "no rank of another machine reaches this one: it came to the coordinator by loopback, others did not"
         );
     }
-    let session = session(homes, config.liveness(socket::is_within_host(&line.stream)))?;
-    let service = Service::new(session.clone(), listener, host_door, line);
+    let session = session(peer_infos, config.liveness(socket::is_within_host(&line.stream)))?;
+    let service = Service::new(session.clone(), listener, host_listener, line);
     let service = runtime
         .spawn("dist-service", move || service.run())
         .map_err(|source| Error::Resources { what: "thread", source })?;
@@ -111,8 +111,8 @@ pub(super) fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
     let runtime = Runtime::system();
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
-    let mut line = Line::new(reach_coordinator(config, &key, &runtime, deadline)?);
-    let watch = Watch::before_the_job(&runtime, deadline);
+    let mut line = ControlConnection::new(reach_coordinator(config, &key, &runtime, deadline)?);
+    let watch = ConnectionWait::before_the_job(&runtime, deadline);
     let failed = |source| address_error("tell the coordinator at", &config.coordinator, source);
     for &rank in ranks {
         line.push(Frame::Ended { rank: number(rank)? }).map_err(failed)?;
@@ -128,15 +128,15 @@ pub(super) fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
 }
 
 /// What a rank has once all ranks have come.
-struct Met {
-    line: Line,
+struct Joined {
+    line: ControlConnection,
     listener: TcpListener,
-    host_door: Option<Socket>,
-    homes: Vec<Home>,
+    host_listener: Option<Socket>,
+    peer_infos: Vec<PeerInfo>,
 }
 
 /// Meets the other ranks at the coordinator.
-fn meet(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Met> {
+fn join_at_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Joined> {
     let mut before = None;
     loop {
         let stream = match reach_coordinator(config, key, runtime, deadline) {
@@ -144,19 +144,21 @@ fn meet(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Re
             // The coordinator may have gone with the world before.
             Err(error) => return Err(before.filter(|_| error.is_timeout()).unwrap_or(error)),
         };
-        let mut line = Line::new(stream);
-        let Place { listener, host_door, home } = open_place(config, &line).inspect_err(|error| {
-            // The others would wait for this rank in vain.
-            let rank = config.rank.index();
-            let cause = Cause::gave_up(Chain(error));
-            let _ = line.push(Frame::Abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE }));
-        })?;
-        match introduce(&mut line, home, config, runtime, deadline)? {
-            Ok(mut homes) => {
-                homes.iter_mut().for_each(|theirs| theirs.reach_from(home.address));
-                return Ok(Met { line, listener, host_door, homes });
+        let mut line = ControlConnection::new(stream);
+        let LocalEndpoint { listener, host_listener, own_info } =
+            open_endpoint(config, &line).inspect_err(|error| {
+                // The others would wait for this rank in vain.
+                let rank = config.rank.index();
+                let cause = Cause::gave_up(Chain(error));
+                let _ =
+                    line.push(Frame::Abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE }));
+            })?;
+        match introduce(&mut line, own_info, config, runtime, deadline)? {
+            Ok(mut peer_infos) => {
+                peer_infos.iter_mut().for_each(|theirs| theirs.reach_from(own_info.address));
+                return Ok(Joined { line, listener, host_listener, peer_infos });
             }
-            Err(WorldBefore(still_there)) => before = still_there.or(before),
+            Err(PreviousWorld(still_there)) => before = still_there.or(before),
         }
         if runtime.expired(deadline)
             && let Some(error) = before.take()
@@ -168,29 +170,29 @@ fn meet(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Re
 }
 
 /// Where the other ranks find this one.
-struct Place {
+struct LocalEndpoint {
     listener: TcpListener,
-    host_door: Option<Socket>,
-    home: Home,
+    host_listener: Option<Socket>,
+    own_info: PeerInfo,
 }
 
 /// Opens what the other ranks connect to.
-fn open_place(config: &Config, line: &Line) -> Result<Place> {
+fn open_endpoint(config: &Config, line: &ControlConnection) -> Result<LocalEndpoint> {
     let at = |source| address_error("listen on", &config.coordinator, source);
     let world_size = config.rank.world_size();
-    let hosts_coordinator = config.host == Host::RankZero && config.rank.index() == 0;
+    let hosts_coordinator = config.host == CoordinatorHost::RankZero && config.rank.index() == 0;
     // Each rank has a connection to the coordinator too.
     files::check_limit(if hosts_coordinator { 2 * world_size } else { world_size }, world_size)?;
     let listener = socket::listen(listener_address(&line.stream).map_err(at)?, config.secret.as_ref())?;
     let address = listener.local_addr().map_err(at)?;
-    let (host_door, door) = open_host_door(config.medium)?.unzip();
-    let home = Home::here(address, host::id(config.host_id.as_deref()), door);
-    Ok(Place { listener, host_door, home })
+    let (host_listener, unix_socket) = open_host_listener(config.medium)?.unzip();
+    let own_info = PeerInfo::here(address, host::id(config.host_id.as_deref()), unix_socket);
+    Ok(LocalEndpoint { listener, host_listener, own_info })
 }
 
 /// The world that meets at the coordinator is one that this rank was in before. Perhaps who is still there.
 #[derive(Debug)]
-struct WorldBefore(Option<Error>);
+struct PreviousWorld(Option<Error>);
 
 /// The coordinator of a job that rank 0 hosts.
 fn start_coordinator(
@@ -241,9 +243,9 @@ fn is_loopback(address: SocketAddr) -> bool {
 }
 
 /// A rank that only its own machine reaches, and one that may run on another.
-fn parted_by_loopback(homes: &[Home]) -> Option<(usize, usize)> {
-    let inside = homes.iter().position(|home| is_loopback(home.address))?;
-    let outside = homes.iter().position(|home| !is_loopback(home.address))?;
+fn parted_by_loopback(peer_infos: &[PeerInfo]) -> Option<(usize, usize)> {
+    let inside = peer_infos.iter().position(|own_info| is_loopback(own_info.address))?;
+    let outside = peer_infos.iter().position(|own_info| !is_loopback(own_info.address))?;
     Some((inside, outside))
 }
 
@@ -268,7 +270,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         };
         for address in addresses {
             let limit = deadline.earlier(runtime.deadline(CONNECT_LIMIT));
-            match open(address, key, identity, Watch::before_the_job(runtime, limit)) {
+            match open(address, key, identity, ConnectionWait::before_the_job(runtime, limit)) {
                 Ok(Opened::Proven(stream)) => return Ok(stream),
                 Ok(Opened::HungUp { was_challenged }) => {
                     hang_ups.count(was_challenged, identity, address)?;
@@ -299,36 +301,36 @@ fn may_come_to_be_known(error: &Error) -> bool {
 }
 
 /// Listens where the ranks of this host find this one, if it may share memory with them.
-fn open_host_door(medium: Medium) -> Result<Option<(Socket, DoorName)>> {
+fn open_host_listener(medium: Medium) -> Result<Option<(Socket, UnixSocketName)>> {
     if medium == Medium::Tcp {
         return Ok(None);
     }
-    let name = DoorName::random()?;
+    let name = UnixSocketName::random()?;
     match (medium, shm::listen(name)) {
-        (_, Ok(door)) => Ok(Some((door, name))),
+        (_, Ok(unix_socket)) => Ok(Some((unix_socket, name))),
         (Medium::Auto, Err(error)) if !socket::is_out_of_files(&error) => {
             tracing::info!(%error, "no shared memory: messages go over TCP");
             Ok(None)
         }
-        (_, Err(source)) => Err(Error::Resources { what: "door for the ranks of this host", source }),
+        (_, Err(source)) => Err(Error::Resources { what: "unix_socket for the ranks of this host", source }),
     }
 }
 
 /// Says where this rank runs, and hears where the others do.
 fn introduce(
-    line: &mut Line,
-    home: Home,
+    line: &mut ControlConnection,
+    own_info: PeerInfo,
     config: &Config,
     runtime: &Runtime,
     deadline: Deadline,
-) -> Result<Result<Vec<Home>, WorldBefore>> {
+) -> Result<Result<Vec<PeerInfo>, PreviousWorld>> {
     let answer_by = runtime.deadline(runtime.remaining(deadline) + answer_grace(config.timeout));
-    let watch = Watch::before_the_job(runtime, answer_by);
+    let watch = ConnectionWait::before_the_job(runtime, answer_by);
     let activity = Activity::Rendezvous;
     let coordinator = || config.coordinator.clone();
     let gone = |source| match config.host {
-        Host::RankZero => Error::Io { activity, peer: 0, source },
-        Host::Launcher => Error::Address {
+        CoordinatorHost::RankZero => Error::Io { activity, peer: 0, source },
+        CoordinatorHost::Launcher => Error::Address {
             activity,
             action: "go on with the coordinator at",
             address: coordinator(),
@@ -336,39 +338,41 @@ fn introduce(
         },
     };
     let late = || match config.host {
-        Host::RankZero => timeout(runtime, activity, 0, deadline),
-        Host::Launcher => {
+        CoordinatorHost::RankZero => timeout(runtime, activity, 0, deadline),
+        CoordinatorHost::Launcher => {
             let source = io::ErrorKind::TimedOut.into();
             Error::NoCoordinator { address: coordinator(), limit: config.timeout, source }
         }
     };
     let milliseconds = |time: Duration| u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
-    let patience_ms = milliseconds(runtime.remaining(deadline));
+    let timeout_ms = milliseconds(runtime.remaining(deadline));
     let liveness_ms = milliseconds(config.liveness(socket::is_within_host(&line.stream)));
     let world_size = number(config.rank.world_size())?;
-    line.push(Frame::Join { world_size, patience_ms, liveness_ms, home }).map_err(gone)?;
-    let mut homes = Vec::new();
+    line.push(Frame::Join { world_size, timeout_ms, liveness_ms, peer_info: own_info }).map_err(gone)?;
+    let mut peer_infos = Vec::new();
     let mut missing = Vec::new();
     let mut refusals = 0;
-    while homes.len() < config.rank.world_size() {
+    while peer_infos.len() < config.rank.world_size() {
         match line.pull().map_err(gone)? {
-            Some(Frame::Peer { rank, home }) if rank as usize == homes.len() => homes.push(home),
+            Some(Frame::Peer { rank, peer_info }) if rank as usize == peer_infos.len() => {
+                peer_infos.push(peer_info)
+            }
             Some(Frame::Beat) => {}
             Some(Frame::Missing { rank, refused }) => {
                 missing.push(rank as usize);
                 refusals = refused;
             }
-            Some(Frame::Over) if missing.is_empty() => return Ok(Err(WorldBefore(None))),
+            Some(Frame::Over) if missing.is_empty() => return Ok(Err(PreviousWorld(None))),
             Some(over @ (Frame::NotAll | Frame::Over)) => {
                 let error = Error::Missing { missing, refused: refusals, limit: config.timeout };
-                return if over == Frame::Over { Ok(Err(WorldBefore(Some(error)))) } else { Err(error) };
+                return if over == Frame::Over { Ok(Err(PreviousWorld(Some(error)))) } else { Err(error) };
             }
             Some(Frame::Duplicate) => return Err(Error::DuplicateRank { rank: config.rank.index() }),
             Some(Frame::WorldSize { expected }) => {
                 let (ours, theirs) = (config.rank.world_size(), expected as usize);
                 return Err(match config.host {
-                    Host::RankZero => Error::OtherWorldSize { rank: 0, ours, theirs },
-                    Host::Launcher => Error::WorldSize { ours, theirs },
+                    CoordinatorHost::RankZero => Error::OtherWorldSize { rank: 0, ours, theirs },
+                    CoordinatorHost::Launcher => Error::WorldSize { ours, theirs },
                 });
             }
             Some(Frame::OtherWorldSize { rank, size }) => {
@@ -384,7 +388,7 @@ fn introduce(
             })?,
         }
     }
-    Ok(Ok(homes))
+    Ok(Ok(peer_infos))
 }
 
 fn address_error(action: &'static str, address: &str, source: io::Error) -> Error {
@@ -418,39 +422,39 @@ mod tests {
     }
 
     /// A line to a coordinator, the coordinator's end of it, and a rank of two that has this long.
-    fn introduction(timeout: Duration) -> ([Line; 2], Home, Config) {
+    fn introduction(timeout: Duration) -> ([ControlConnection; 2], PeerInfo, Config) {
         let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         ours.set_nonblocking(true).unwrap();
         let config = Config::new(0, 2, "127.0.0.1:1").unwrap().with_timeout(timeout);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let home = Home::here(address, 0, None);
-        ([ours, theirs].map(Line::new), home, config)
+        let own_info = PeerInfo::here(address, 0, None);
+        ([ours, theirs].map(ControlConnection::new), own_info, config)
     }
 
     #[test]
     fn a_rank_hears_who_is_still_in_the_world_before() {
-        let ([mut ours, mut theirs], home, config) = introduction(Duration::from_millis(300));
+        let ([mut ours, mut theirs], own_info, config) = introduction(Duration::from_millis(300));
         let still_there = Frame::Missing { rank: 1, refused: 0 };
         theirs.push_all(&[still_there, Frame::Over].map(|frame| frame.encode())).unwrap();
         let runtime = Runtime::system();
         let deadline = runtime.deadline(config.timeout);
-        let before = introduce(&mut ours, home, &config, &runtime, deadline).unwrap().unwrap_err();
+        let before = introduce(&mut ours, own_info, &config, &runtime, deadline).unwrap().unwrap_err();
         assert!(
-            matches!(&before, WorldBefore(Some(Error::Missing { missing, .. })) if *missing == [1]),
+            matches!(&before, PreviousWorld(Some(Error::Missing { missing, .. })) if *missing == [1]),
             "{before:?}"
         );
     }
 
     #[test]
     fn a_rank_tells_the_coordinator_all_of_the_time_that_it_has_and_waits_for_the_answer_after_that() {
-        let ([mut ours, mut theirs], home, config) = introduction(Duration::from_millis(200));
+        let ([mut ours, mut theirs], own_info, config) = introduction(Duration::from_millis(200));
         let runtime = Runtime::system();
         let deadline = runtime.deadline(config.timeout);
-        let error = introduce(&mut ours, home, &config, &runtime, deadline).unwrap_err();
+        let error = introduce(&mut ours, own_info, &config, &runtime, deadline).unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
         assert!(runtime.elapsed(deadline) >= config.timeout + answer_grace(config.timeout));
-        let Ok(Some(Frame::Join { patience_ms, .. })) = theirs.pull() else { panic!("it joins first") };
-        assert!(patience_ms <= 200, "{patience_ms}");
+        let Ok(Some(Frame::Join { timeout_ms, .. })) = theirs.pull() else { panic!("it joins first") };
+        assert!(timeout_ms <= 200, "{timeout_ms}");
     }
 
     #[rstest]
@@ -473,7 +477,7 @@ mod tests {
         #[case] addresses: &[&str],
         #[case] expected: Option<(usize, usize)>,
     ) {
-        let home = |address: &&str| Home::here(address.parse().unwrap(), 0, None);
-        assert_eq!(parted_by_loopback(&addresses.iter().map(home).collect::<Vec<_>>()), expected);
+        let own_info = |address: &&str| PeerInfo::here(address.parse().unwrap(), 0, None);
+        assert_eq!(parted_by_loopback(&addresses.iter().map(own_info).collect::<Vec<_>>()), expected);
     }
 }

@@ -12,23 +12,23 @@ use rustix::event::PollFlags;
 use socket2::Socket;
 
 use crate::auth::Purpose;
-use crate::bookkeeping::BEAT;
-use crate::shm::{self, Memory};
-use crate::tcp::config::Host;
-use crate::tcp::control::{Frame, Line};
-use crate::tcp::gate::{Admitted, Door, Gate};
-use crate::tcp::link::Link;
+use crate::bookkeeping::HEARTBEAT;
+use crate::shm::{self, ShmLink};
+use crate::tcp::acceptor::{Acceptor, Admitted, ListenerKind};
+use crate::tcp::config::CoordinatorHost;
+use crate::tcp::control::{ControlConnection, Frame};
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::session::{GOODBYE_LIMIT, Session, lock, number};
 use crate::tcp::{host, probe, socket};
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
 pub(super) struct Service {
-    /// The door of the network, and that of the host if there is one.
-    gates: Vec<Gate>,
-    line: Line,
+    /// The unix_socket of the network, and that of the host if there is one.
+    acceptors: Vec<Acceptor>,
+    line: ControlConnection,
     session: Arc<Session>,
-    next_beat: Deadline,
+    next_heartbeat: Deadline,
     last_look: Deadline,
     /// When the coordinator counts as silent.
     silent_by: Deadline,
@@ -48,26 +48,27 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// A service behind the listener, and behind the door of the host if there is one.
+    /// A service behind the listener, and behind the unix_socket of the host if there is one.
     pub(super) fn new(
         session: Arc<Session>,
         listener: TcpListener,
-        host_door: Option<Socket>,
-        line: Line,
+        host_listener: Option<Socket>,
+        line: ControlConnection,
     ) -> Self {
         let runtime = &session.runtime;
-        let listeners = [(Door::Network, Some(listener.into())), (Door::Host, host_door)];
+        let listeners =
+            [(ListenerKind::Network, Some(listener.into())), (ListenerKind::CoordinatorHost, host_listener)];
         let is_far = !socket::is_within_host(&line.stream);
         let coordinator = line.stream.peer_addr().ok().and_then(|address| address.as_socket());
-        let gate = |(door, listener)| {
-            Some(Gate::new(door, listener?, session.key.clone(), session.epoch, runtime.clone()))
+        let acceptor = |(unix_socket, listener)| {
+            Some(Acceptor::new(unix_socket, listener?, session.key.clone(), session.epoch, runtime.clone()))
         };
         Self {
-            gates: listeners.into_iter().filter_map(gate).collect(),
+            acceptors: listeners.into_iter().filter_map(acceptor).collect(),
             line,
             // The coordinator counts its silence since it told this rank that all have come.
-            next_beat: runtime.deadline(Duration::ZERO),
-            last_look: runtime.deadline(BEAT),
+            next_heartbeat: runtime.deadline(Duration::ZERO),
+            last_look: runtime.deadline(HEARTBEAT),
             silent_by: runtime.deadline(session.liveness),
             connected: true,
             returns_memory: false,
@@ -79,34 +80,35 @@ impl Service {
         }
     }
 
-    /// Serves until the session is closing and everything is said.
+    /// Serves until the session is closing and everything is logged.
     pub(super) fn run(mut self) {
         loop {
             self.watch_processes();
             if let Err(e) = self.wait() {
                 tracing::error!(error = %e, "the service thread cannot wait and ends");
                 self.session.give_up(Cause::gave_up(format_args!("waiting: {e}")), Fingerprint::NONE);
-                // Where it cannot be said, the end of the line says that this process is gone.
-                let _ = self.speak();
-                self.session.verdict.settle();
+                // Where it cannot be logged, the end of the line says that this process is gone.
+                let _ = self.send_frames();
+                self.session.abort_state.finalize();
                 return;
             }
-            self.session.service_bell.rung();
+            self.session.service_waker.drain();
             self.returns_memory = self.returns_memory && self.session.heap.return_some();
             let closing = self.session.closing.load(Ordering::Acquire);
             let ended = self.take_ended();
-            let spoken = self.speak();
-            // What the coordinator said before it went is still to be heard, if nothing can be said to it any more.
-            self.hear();
-            let is_coordinator = |&rank: &usize| rank == 0 && self.session.coordinator == Host::RankZero;
+            let spoken = self.send_frames();
+            // What the coordinator logged before it went is still to be heard, if nothing can be logged to it any more.
+            self.read_frames();
+            let is_coordinator =
+                |&rank: &usize| rank == 0 && self.session.coordinator == CoordinatorHost::RankZero;
             if self.connected && (spoken.is_err() || ended.iter().any(is_coordinator)) {
                 self.lose_coordinator();
             }
             self.probe_coordinator();
             // Whoever is told here that it is let in counts its connection as open, and cannot have left before.
-            let admitted: Vec<_> = self.gates.iter_mut().flat_map(Gate::advance).collect();
+            let admitted: Vec<_> = self.acceptors.iter_mut().flat_map(Acceptor::advance).collect();
             admitted.into_iter().for_each(|admitted| self.admit(admitted));
-            if let Some(error) = self.gates.iter_mut().find_map(Gate::take_out_of_files) {
+            if let Some(error) = self.acceptors.iter_mut().find_map(Acceptor::take_out_of_files) {
                 let cause = Cause::gave_up(format_args!("accepting a connection: {error}"));
                 self.session.give_up(cause, Fingerprint::NONE);
             }
@@ -121,24 +123,24 @@ impl Service {
     fn farewell_is_over(&mut self) -> bool {
         let runtime = &self.session.runtime;
         let farewell = *self.farewell.get_or_insert_with(|| runtime.deadline(GOODBYE_LIMIT));
-        self.next_beat = self.next_beat.earlier(farewell);
+        self.next_heartbeat = self.next_heartbeat.earlier(farewell);
         !self.connected || runtime.expired(farewell)
     }
 
     fn wait(&self) -> io::Result<()> {
-        let mut watched = vec![self.session.service_bell.watch()];
-        watched.extend(self.gates.iter().flat_map(Gate::watch));
+        let mut watched = vec![self.session.service_waker.watch()];
+        watched.extend(self.acceptors.iter().flat_map(Acceptor::watch));
         if self.connected {
             let unsent = if self.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(socket::watch(&self.line.stream, PollFlags::IN | unsent));
         }
         watched.extend(self.watched.iter().map(|(_, process)| socket::watch(process, PollFlags::IN)));
         let silent = self.session.runtime.remaining(self.silent_by);
-        let next = self.session.runtime.remaining(self.next_beat);
+        let next = self.session.runtime.remaining(self.next_heartbeat);
         let next = if self.connected { next.min(silent) } else { next };
         // In between it looks whether there is something else to do.
         let next = if self.returns_memory { Duration::ZERO } else { next };
-        let next = self.gates.iter().filter_map(Gate::look_again_in).fold(next, Duration::min);
+        let next = self.acceptors.iter().filter_map(Acceptor::look_again_in).fold(next, Duration::min);
         socket::poll(&mut watched, next).map(drop)
     }
 
@@ -149,11 +151,11 @@ impl Service {
         let me = session.rank;
         let left = lock(&session.left);
         self.watched.retain(|(rank, _)| !left.contains(rank));
-        let hosts = session.coordinator == Host::RankZero;
+        let hosts = session.coordinator == CoordinatorHost::RankZero;
         let others = (1..me.world_size()).map(|distance| me.plus(distance).index());
-        let here = session.homes[me.index()].pid.namespace;
+        let here = session.peer_infos[me.index()].pid.namespace;
         let is_next = |rank: &usize| {
-            let is_here = session.homes[*rank].pid.namespace == here;
+            let is_here = session.peer_infos[*rank].pid.namespace == here;
             is_here && !self.unwatched.contains(rank) && !left.contains(rank)
         };
         let next = { others }.find(is_next);
@@ -161,7 +163,7 @@ impl Service {
             if self.unwatched.contains(&rank) || self.watched.iter().any(|(watched, _)| *watched == rank) {
                 continue;
             }
-            match host::watch_process(session.homes[rank].pid) {
+            match host::watch_process(session.peer_infos[rank].pid) {
                 Some(process) => self.watched.push((rank, process)),
                 None => drop(self.unwatched.insert(rank)),
             }
@@ -206,10 +208,10 @@ impl Service {
                 if to == session.rank.index() && from < session.rank.world_size() =>
             {
                 let link = match share {
-                    Some(share) => Link::Memory(Memory::new(stream, share, session.lends())),
-                    None => Link::Socket(stream),
+                    Some(share) => PeerLink::Shm(ShmLink::new(stream, share, session.offers_single_copy())),
+                    None => PeerLink::Socket(stream),
                 };
-                session.arrivals.put(channel, from, link, &session.verdict);
+                session.arrivals.put(channel, from, link, &session.abort_state);
             }
             Purpose::Arena(number) if to == session.rank.index() => {
                 if let Err(error) = shm::give_arena(&stream, &session.heap, number) {
@@ -221,17 +223,17 @@ impl Service {
         }
     }
 
-    /// Says what is to be said, and that we live.
-    fn speak(&mut self) -> io::Result<()> {
+    /// Says what is to be logged, and that we live.
+    fn send_frames(&mut self) -> io::Result<()> {
         let runtime = &self.session.runtime;
-        let beat = runtime.expired(self.next_beat).then_some(Frame::Beat);
-        if beat.is_some() {
-            self.next_beat = runtime.deadline(BEAT);
+        let heartbeat = runtime.expired(self.next_heartbeat).then_some(Frame::Beat);
+        if heartbeat.is_some() {
+            self.next_heartbeat = runtime.deadline(HEARTBEAT);
             self.session.heap.age();
             self.returns_memory = true;
         }
         let outgoing = std::iter::from_fn(|| self.session.outgoing.pop());
-        for frame in beat.into_iter().chain(outgoing) {
+        for frame in heartbeat.into_iter().chain(outgoing) {
             if self.connected {
                 self.line.push(frame)?;
             }
@@ -240,7 +242,7 @@ impl Service {
     }
 
     /// Hears what the coordinator has to say, and notices when it says nothing any more.
-    fn hear(&mut self) {
+    fn read_frames(&mut self) {
         let runtime = self.session.runtime.clone();
         while self.connected {
             match self.line.pull() {
@@ -248,7 +250,7 @@ impl Service {
                 Ok(Some(frame)) => {
                     self.silent_by = runtime.deadline(self.session.liveness);
                     match frame {
-                        Frame::Abort(abort) => self.session.verdict.decide(abort),
+                        Frame::Abort(abort) => self.session.abort_state.commit(abort),
                         Frame::Left { rank } => self.session.note_left(rank as usize),
                         Frame::Ask { rank, origin } => self.session.answer(rank, &origin),
                         Frame::LeftChannel { rank, channel } => {
@@ -264,11 +266,11 @@ impl Service {
                 Err(_) => self.lose_coordinator(),
             }
         }
-        if runtime.elapsed(self.last_look) > 2 * BEAT {
+        if runtime.elapsed(self.last_look) > 2 * HEARTBEAT {
             // It was not silent, we were not looking.
             self.silent_by = runtime.deadline(self.session.liveness);
         }
-        self.last_look = runtime.deadline(BEAT);
+        self.last_look = runtime.deadline(HEARTBEAT);
         if self.connected && runtime.expired(self.silent_by) {
             self.lose_coordinator();
         }
@@ -279,12 +281,12 @@ impl Service {
         if !self.session.closing.load(Ordering::Acquire) {
             let reporter = self.session.rank.index();
             let (cause, rank) = match self.session.coordinator {
-                Host::RankZero => (Cause::CoordinatorLost, 0),
-                Host::Launcher => (Cause::LauncherLost, reporter),
+                CoordinatorHost::RankZero => (Cause::CoordinatorLost, 0),
+                CoordinatorHost::Launcher => (Cause::LauncherLost, reporter),
             };
             let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
             self.session.report(abort);
-            self.session.verdict.settle();
+            self.session.abort_state.finalize();
         }
     }
 }
@@ -316,24 +318,25 @@ mod tests {
         let config = Config::new(1, 2, &address).unwrap().with_job("test").with_external_coordinator();
         let rank = move || drop(join(&config, &Runtime::system()).unwrap());
         let rank = runtime.spawn("rank", rank).unwrap();
-        let mut gate = Gate::new(Door::Network, listener.into(), Key::new(None, "test"), 0, runtime);
+        let mut acceptor =
+            Acceptor::new(ListenerKind::Network, listener.into(), Key::new(None, "test"), 0, runtime);
         let stream = loop {
-            let mut watched: Vec<_> = gate.watch().collect();
+            let mut watched: Vec<_> = acceptor.watch().collect();
             assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
-            if let Some(Admitted { stream, .. }) = gate.advance().pop() {
+            if let Some(Admitted { stream, .. }) = acceptor.advance().pop() {
                 break stream;
             }
         };
-        let mut line = Line::new(stream);
-        let hear = |line: &mut Line| loop {
+        let mut line = ControlConnection::new(stream);
+        let hear = |line: &mut ControlConnection| loop {
             if let Some(frame) = line.pull().expect("it has not hung up") {
                 return frame;
             }
             let mut watched = [socket::watch(&line.stream, PollFlags::IN)];
             assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
         };
-        let Frame::Join { home, .. } = hear(&mut line) else { panic!("it joins first") };
-        line.push_all(&[0, 1].map(|rank| Frame::Peer { rank, home }.encode())).unwrap();
+        let Frame::Join { peer_info, .. } = hear(&mut line) else { panic!("it joins first") };
+        line.push_all(&[0, 1].map(|rank| Frame::Peer { rank, peer_info }.encode())).unwrap();
         assert_eq!(hear(&mut line), Frame::Beat, "it gives one at once");
         while hear(&mut line) != Frame::Goodbye {}
         assert_eq!(hear(&mut line), Frame::Beat);

@@ -1,4 +1,4 @@
-//! One process's part in a job: what all its transports share.
+//! One process's announce_other_size in a job: what all its transports share.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -10,29 +10,29 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 
 use crate::auth::Key;
-use crate::bookkeeping::{BEAT, Calls};
+use crate::bookkeeping::{CallHistory, HEARTBEAT};
 use crate::processor::is_intel;
 use crate::runtime::Task;
 use crate::shm::Heap;
-use crate::tcp::channels::{Channels, Origin};
-use crate::tcp::config::{Host, Medium};
-use crate::tcp::control::{Cores, Frame, Home, Missing, Wait};
+use crate::tcp::abort_state::{AbortState, Waker};
+use crate::tcp::channels::{Channels, ForkPath};
+use crate::tcp::config::{CoordinatorHost, Medium};
+use crate::tcp::control::{Cores, Frame, Missing, PeerInfo, WaitReport};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::dial::ANSWER_LIMIT;
-use crate::tcp::link::Link;
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::probe::Probes;
 use crate::tcp::socket;
-use crate::tcp::verdict::{Bell, Verdict};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
 pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long to wait for the coordinator's word on what this process has reported.
-const WORD_LIMIT: Duration = Duration::from_millis(250);
+const COMMIT_LIMIT: Duration = Duration::from_millis(250);
 
 /// The same in the process that hosts the coordinator, without which it would be told nobody.
-const WORD_LIMIT_OF_HOST: Duration = Duration::from_secs(1);
+const COMMIT_LIMIT_OF_HOST: Duration = Duration::from_secs(1);
 
 /// After how long a wait is told to the coordinator.
 pub(super) const WAITING_LIMIT: Duration = Duration::from_millis(100);
@@ -45,8 +45,8 @@ pub(super) struct Session {
     pub(super) key: Key,
     pub(super) epoch: u32,
     /// Where each rank runs.
-    pub(super) homes: Vec<Home>,
-    pub(super) coordinator: Host,
+    pub(super) peer_infos: Vec<PeerInfo>,
+    pub(super) coordinator: CoordinatorHost,
     /// How long the coordinator may give no sign of life.
     pub(super) liveness: Duration,
     /// How long the network between this host and another one may be silent.
@@ -54,28 +54,28 @@ pub(super) struct Session {
     /// What messages may go through.
     pub(super) medium: Medium,
     /// Ranks of this host that memory turned out not to be shared with.
-    pub(super) apart: Mutex<HashSet<usize>>,
+    pub(super) unshareable: Mutex<HashSet<usize>>,
     /// How far ranks may reach into each other's ordinary memory, as far as this one is concerned.
     pub(super) reach: Reach,
-    /// Memory that this process gives away.
+    /// ShmLink that this process gives away.
     pub(super) heap: Arc<Heap>,
     /// What others have given away and this process has mapped.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) arenas: Mutex<HashMap<(usize, u32), Arc<crate::shm::Mapping>>>,
-    pub(super) verdict: Verdict,
+    pub(super) abort_state: AbortState,
     pub(super) arrivals: Arrivals,
     pub(super) channels: Channels,
     /// Ranks that have left in order.
     pub(super) left: Mutex<HashSet<usize>>,
     /// The last calls that were announced, by the channel under which they are compared.
-    pub(super) announced: Mutex<HashMap<ChannelId, Calls>>,
+    pub(super) announced: Mutex<HashMap<ChannelId, CallHistory>>,
     /// Who is asked by new connections whether it can be reached.
     pub(super) probes: Probes,
     /// What the service thread is to say to the coordinator.
     pub(super) outgoing: FrameQueue,
     pub(super) closing: AtomicBool,
     /// Wakes the service thread.
-    pub(super) service_bell: Bell,
+    pub(super) service_waker: Waker,
 }
 
 /// Frames that wait to be sent. A call that waits for long puts some here, and must not allocate.
@@ -110,12 +110,12 @@ pub(super) struct Membership {
 impl Session {
     /// Says what went wrong: to this process at once, to the others through the coordinator, whose word is final.
     pub(super) fn report(&self, abort: Abort) {
-        if self.verdict.propose(&abort) {
+        if self.abort_state.propose(&abort) {
             if self.rank.world_size() == 1 {
-                self.verdict.settle();
+                self.abort_state.finalize();
             }
             self.outgoing.push(Frame::Abort(abort));
-            self.service_bell.ring();
+            self.service_waker.notify();
         }
     }
 
@@ -123,46 +123,46 @@ impl Session {
     /// may be another than what this process has seen. If rank 0 hosts the coordinator, its own calls fail after the others
     /// were told, since its process may end then.
     pub(super) fn why_ended(&self) -> Option<Abort> {
-        let seen = self.verdict.get()?;
-        let hosts = self.coordinator == Host::RankZero && self.rank.index() == 0;
-        let limit = if hosts { WORD_LIMIT_OF_HOST } else { WORD_LIMIT };
-        let word = self.verdict.await_word(&self.runtime, self.runtime.deadline(limit));
+        let seen = self.abort_state.get()?;
+        let hosts = self.coordinator == CoordinatorHost::RankZero && self.rank.index() == 0;
+        let limit = if hosts { COMMIT_LIMIT_OF_HOST } else { COMMIT_LIMIT };
+        let word = self.abort_state.wait_committed(&self.runtime, self.runtime.deadline(limit));
         Some(word.unwrap_or(seen))
     }
 
     /// Tells the coordinator that nothing has got to a rank, or back, for as long as the network may be silent. If the rank
     /// lives, which the coordinator knows, that is the end of the job.
-    pub(super) fn tell_unreachable(&self, rank: usize) {
+    pub(super) fn report_unreachable(&self, rank: usize) {
         let reporter = self.rank.index();
         let abort = Abort { cause: Cause::Unreachable, rank, reporter, call: Fingerprint::NONE };
         self.outgoing.push(Frame::Abort(abort));
-        self.service_bell.ring();
+        self.service_waker.notify();
     }
 
     /// How long the network to another rank may be silent; `None` if both are on one host, where only a process can be.
     pub(super) fn silence_limit(&self, peer: usize) -> Option<Duration> {
-        let [ours, theirs] = [self.rank.index(), peer].map(|rank| self.homes[rank].address.ip());
+        let [ours, theirs] = [self.rank.index(), peer].map(|rank| self.peer_infos[rank].address.ip());
         (!socket::are_of_one_host(ours, theirs)).then_some(self.liveness_between_hosts)
     }
 
     /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed, and who keeps all
     /// others; or that it waits no longer.
-    fn tell_waiting(&self, channel: ChannelId, calls: &Calls, wait: Wait) {
+    fn report_wait(&self, channel: ChannelId, calls: &CallHistory, wait: WaitReport) {
         if wait.on as usize != self.rank.index() {
             // First, since they say more. What is missing is missing in the call below.
-            let wait = Wait { missing: Missing::Anything, ..wait };
+            let wait = WaitReport { missing: Missing::Anything, ..wait };
             for (&channel, calls) in &*lock(&self.announced) {
                 self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.last_calls_first() });
             }
         }
         self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.last_calls_first() });
-        self.service_bell.ring();
+        self.service_waker.notify();
     }
 
     /// Keeps an announced call, to be told if this rank has to wait for long.
     pub(super) fn announce(&self, channel: ChannelId, call: &Fingerprint) {
         let mut announced = lock(&self.announced);
-        announced.entry(channel.of_announcements()).or_insert(Calls::NONE).begin(call);
+        announced.entry(channel.of_announcements()).or_insert(CallHistory::NONE).begin(call);
     }
 
     /// Forgets the announced calls of a channel that this rank leaves.
@@ -173,13 +173,13 @@ impl Session {
     /// Notes that a rank has left in order, and lets those look again who might wait for it.
     pub(super) fn note_left(&self, rank: usize) {
         lock(&self.left).insert(rank);
-        self.verdict.look_again();
+        self.abort_state.wake_waiters();
     }
 
     /// Notes that a rank has left a channel, and lets those look again who might wait for it there.
     pub(super) fn note_left_channel(&self, channel: ChannelId, rank: usize) {
         self.channels.note_left(channel, rank);
-        self.verdict.look_again();
+        self.abort_state.wake_waiters();
     }
 
     /// Whether a rank is known to have left the job or this channel in order. Every connection that it has opened before has
@@ -190,10 +190,10 @@ impl Session {
     }
 
     /// Asks a rank whether it has left a channel.
-    pub(super) fn ask(&self, rank: usize, origin: Option<Origin>) {
+    pub(super) fn ask(&self, rank: usize, origin: Option<ForkPath>) {
         if let (Some(origin), Ok(rank)) = (origin, u32::try_from(rank)) {
             self.outgoing.push(Frame::Ask { rank, origin });
-            self.service_bell.ring();
+            self.service_waker.notify();
         }
     }
 
@@ -201,73 +201,81 @@ impl Session {
     /// might wait for it there.
     pub(super) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
         self.channels.note_other_members(channel, rank, members);
-        self.verdict.look_again();
+        self.abort_state.wake_waiters();
     }
 
     /// Answers a rank that asks whether this one has left a channel: if it has, or if it never was there, because it named other
     /// members where the rank that asks named those of the channel.
-    pub(super) fn answer(&self, rank: u32, origin: &Origin) {
+    pub(super) fn answer(&self, rank: u32, origin: &ForkPath) {
         if let Some(members) = self.channels.named_instead(origin) {
             let members = members.into_iter().map(|member| u32::try_from(member).unwrap_or(u32::MAX));
             let (channel, members) = (origin.channel(), members.collect());
             self.outgoing.push(Frame::OtherMembers { rank, channel, members });
-            self.service_bell.ring();
+            self.service_waker.notify();
         } else if self.channels.has_left(origin) {
             self.arrivals.dismiss(origin.channel(), rank as usize);
             self.outgoing.push(Frame::LeftChannel { rank, channel: origin.channel() });
-            self.service_bell.ring();
+            self.service_waker.notify();
         }
     }
 
     /// Whether memory may be shared with a rank, as far as is known.
     pub(super) fn may_share(&self, peer: usize) -> bool {
-        let is_here = || self.homes[peer].host == self.homes[self.rank.index()].host;
+        let is_here = || self.peer_infos[peer].host == self.peer_infos[self.rank.index()].host;
         match self.medium {
             Medium::Tcp => false,
             Medium::Shm => true,
-            Medium::Auto => is_here() && !lock(&self.apart).contains(&peer),
+            Medium::Auto => is_here() && !lock(&self.unshareable).contains(&peer),
         }
     }
 
     /// A wait for a connection to another rank.
-    pub(super) fn watch(&self, deadline: Deadline) -> Watch<'_> {
-        Watch { verdict: Some(&self.verdict), ..Watch::before_the_job(&self.runtime, deadline) }
+    pub(super) fn watch(&self, deadline: Deadline) -> ConnectionWait<'_> {
+        ConnectionWait {
+            abort_state: Some(&self.abort_state),
+            ..ConnectionWait::before_the_job(&self.runtime, deadline)
+        }
     }
 
     /// The ranks of this process's host, itself among them.
-    fn neighbours(&self) -> impl Iterator<Item = &Home> {
-        let here = self.homes[self.rank.index()].host;
-        self.homes.iter().filter(move |home| home.host == here)
+    fn ranks_on_host(&self) -> impl Iterator<Item = &PeerInfo> {
+        let here = self.peer_infos[self.rank.index()].host;
+        self.peer_infos.iter().filter(move |peer_info| peer_info.host == here)
     }
 
     /// How many cores those of these members that are on this host have between them.
     pub(super) fn cores(&self, members: &[usize]) -> usize {
-        let here = self.homes[self.rank.index()].host;
-        let homes = members.iter().map(|&member| &self.homes[member]);
-        Cores::together(homes.filter(|home| home.host == here).map(|home| home.cores))
+        let here = self.peer_infos[self.rank.index()].host;
+        let peer_infos = members.iter().map(|&member| &self.peer_infos[member]);
+        Cores::shm_group(
+            peer_infos.filter(|peer_info| peer_info.host == here).map(|peer_info| peer_info.cores),
+        )
     }
 
     /// Whether each rank of this host can have a core for itself.
     pub(super) fn has_core_per_rank(&self) -> bool {
-        self.neighbours().count() <= Cores::together(self.neighbours().map(|home| home.cores))
+        self.ranks_on_host().count()
+            <= Cores::shm_group(self.ranks_on_host().map(|peer_info| peer_info.cores))
     }
 
     /// Whether all of these ranks are of one host and may share memory there, as far as is known: every one of them
     /// gives the same answer.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn may_all_share(&self, members: &[usize]) -> bool {
-        let homes = || members.iter().map(|&member| &self.homes[member]);
-        members.len() > 1 && homes().all(|home| home.shares() && home.host == self.homes[members[0]].host)
+        let peer_infos = || members.iter().map(|&member| &self.peer_infos[member]);
+        members.len() > 1
+            && peer_infos()
+                .all(|peer_info| peer_info.shares() && peer_info.host == self.peer_infos[members[0]].host)
     }
 
     /// Whether messages may be lent, as far as is known: the system copies them faster than two sides do.
-    pub(super) fn lends(&self) -> bool {
+    pub(super) fn offers_single_copy(&self) -> bool {
         is_intel() && self.reach >= Reach::Read
     }
 
     /// Notes that memory cannot be shared with a rank, so that it is not tried again.
-    pub(super) fn note_apart(&self, peer: usize, reason: &Error) {
-        if lock(&self.apart).insert(peer) {
+    pub(super) fn note_unshareable(&self, peer: usize, reason: &Error) {
+        if lock(&self.unshareable).insert(peer) {
             tracing::info!(peer, %reason, "no memory can be shared with this rank");
         }
     }
@@ -286,31 +294,31 @@ impl Drop for Membership {
         }
         self.session.outgoing.push(Frame::Goodbye);
         self.session.closing.store(true, Ordering::Release);
-        self.session.service_bell.ring();
+        self.session.service_waker.notify();
         if let Some(service) = self.service.take() {
             let _ = service.join_by(self.session.runtime.deadline(GOODBYE_LIMIT));
         }
         if let Some(coordinator) = self.coordinator.take() {
-            coordinator.linger(&self.session.runtime);
+            coordinator.serve_until_left(&self.session.runtime);
         }
     }
 }
 
 /// A wait for one connection that ends at the deadline, or when the job is aborted.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Watch<'a> {
+pub(super) struct ConnectionWait<'a> {
     pub(super) runtime: &'a Runtime,
     /// None while the job has not begun.
-    pub(super) verdict: Option<&'a Verdict>,
+    pub(super) abort_state: Option<&'a AbortState>,
     pub(super) deadline: Deadline,
     /// How long the other side has to answer a proof, also where the deadline is sooner.
     pub(super) answer_limit: Duration,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> ConnectionWait<'a> {
     /// For connections by which a process comes to a job.
     pub(super) fn before_the_job(runtime: &'a Runtime, deadline: Deadline) -> Self {
-        Self { runtime, verdict: None, deadline, answer_limit: ANSWER_LIMIT }
+        Self { runtime, abort_state: None, deadline, answer_limit: ANSWER_LIMIT }
     }
 
     /// Waits until the connection is ready for one of these.
@@ -320,7 +328,7 @@ impl<'a> Watch<'a> {
     pub(super) fn ready(&self, stream: &impl AsFd, events: PollFlags) -> Result<(), WaitError> {
         loop {
             let mut watched = vec![socket::watch(stream, events)];
-            watched.extend(self.verdict.map(Verdict::watch));
+            watched.extend(self.abort_state.map(AbortState::watch));
             socket::poll(&mut watched, self.runtime.remaining(self.deadline))?;
             if !watched[0].revents().is_empty() {
                 return Ok(());
@@ -334,7 +342,7 @@ impl<'a> Watch<'a> {
     /// # Errors
     /// At the deadline, and when the job is aborted.
     pub(super) fn check<E>(&self) -> Result<(), WaitError<E>> {
-        if let Some(abort) = self.verdict.and_then(Verdict::get) {
+        if let Some(abort) = self.abort_state.and_then(AbortState::get) {
             return Err(WaitError::Aborted(abort));
         }
         if self.runtime.expired(self.deadline) {
@@ -359,7 +367,7 @@ pub(super) enum WaitError<E = io::Error> {
 }
 
 impl<E> WaitError<E> {
-    /// The same, with this said of a failure.
+    /// The same, with this logged of a failure.
     pub(super) fn map<F>(self, say: impl FnOnce(E) -> F) -> WaitError<F> {
         match self {
             Self::Late => WaitError::Late,
@@ -383,38 +391,38 @@ pub(super) struct LongWait {
     /// When this was first asked about it.
     began: Option<Duration>,
     /// For what, as was told last.
-    told: Option<Wait>,
+    reported: Option<WaitReport>,
 }
 
 impl LongWait {
     /// Something has come: what is waited for now is the next, of `peer`, by its number in the world.
-    pub(super) fn renew(&mut self, session: &Session, channel: ChannelId, calls: &Calls, peer: usize) {
+    pub(super) fn renew(&mut self, session: &Session, channel: ChannelId, calls: &CallHistory, peer: usize) {
         (self.due, self.began) = (None, None);
-        if self.told.is_some_and(|told| told.on as usize != peer) {
+        if self.reported.is_some_and(|report| report.on as usize != peer) {
             self.end(session, channel, calls);
         }
     }
 
     /// Until when to sleep at the most.
     pub(super) fn until(&mut self, runtime: &Runtime) -> Deadline {
-        let limit = if self.told.is_some() { BEAT } else { WAITING_LIMIT };
+        let limit = if self.reported.is_some() { HEARTBEAT } else { WAITING_LIMIT };
         self.began.get_or_insert_with(|| runtime.now());
         *self.due.get_or_insert_with(|| runtime.deadline(limit))
     }
 
     /// Whether that time has come. What is waited for then is told, unless it was told before.
-    pub(super) fn tell(
+    pub(super) fn report_if_due(
         &mut self,
         session: &Session,
         channel: ChannelId,
-        calls: &Calls,
-        wait: impl FnOnce() -> Wait,
+        calls: &CallHistory,
+        wait: impl FnOnce() -> WaitReport,
     ) -> bool {
         let is_due = self.due.take_if(|due| session.runtime.expired(*due)).is_some();
         if is_due {
             let wait = wait();
-            if self.told.replace(wait) != Some(wait) {
-                session.tell_waiting(channel, calls, wait);
+            if self.reported.replace(wait) != Some(wait) {
+                session.report_wait(channel, calls, wait);
             }
         }
         is_due
@@ -426,19 +434,19 @@ impl LongWait {
     }
 
     /// Whether the wait was told to the coordinator.
-    pub(super) const fn is_told(&self) -> bool {
-        self.told.is_some()
+    pub(super) const fn is_reported(&self) -> bool {
+        self.reported.is_some()
     }
 
     /// What was waited for has come, which is told if the wait was.
     #[inline]
-    pub(super) fn end(&mut self, session: &Session, channel: ChannelId, calls: &Calls) {
-        if self.told.take().is_some() {
+    pub(super) fn end(&mut self, session: &Session, channel: ChannelId, calls: &CallHistory) {
+        if self.reported.take().is_some() {
             let on = number(session.rank.index());
-            session.tell_waiting(
+            session.report_wait(
                 channel,
                 calls,
-                Wait { on, missing: Missing::Anything, messages: 0, posts: 0 },
+                WaitReport { on, missing: Missing::Anything, messages: 0, signals: 0 },
             );
         }
     }
@@ -446,32 +454,32 @@ impl LongWait {
 
 /// Connections that peers have opened and nobody has asked for yet.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), Link>>);
+pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), PeerLink>>);
 
 impl Arrivals {
     /// Keeps a connection until it is asked for. Whoever connects once more has given up the one before.
-    pub(super) fn put(&self, channel: ChannelId, peer: usize, link: Link, verdict: &Verdict) {
+    pub(super) fn put(&self, channel: ChannelId, peer: usize, link: PeerLink, abort_state: &AbortState) {
         lock(&self.0).insert((channel, peer), link);
-        verdict.look_again();
+        abort_state.wake_waiters();
     }
 
     /// The connections of a channel that this process has left.
-    pub(super) fn forget(&self, channel: ChannelId) -> Vec<Link> {
+    pub(super) fn forget(&self, channel: ChannelId) -> Vec<PeerLink> {
         lock(&self.0).extract_if(|(of, _), _| *of == channel).map(|(_, link)| link).collect()
     }
 
     /// Says goodbye on a connection that nobody will ask for.
     fn dismiss(&self, channel: ChannelId, peer: usize) {
-        self.take(channel, peer).iter().for_each(Link::say_goodbye);
+        self.take(channel, peer).iter().for_each(PeerLink::say_goodbye);
     }
 
     /// Returns `true` if a message has come on a peer's connection, which nobody has asked for yet.
     pub(super) fn has_message(&self, channel: ChannelId, peer: usize) -> bool {
-        lock(&self.0).get_mut(&(channel, peer)).is_some_and(Link::has_message)
+        lock(&self.0).get_mut(&(channel, peer)).is_some_and(PeerLink::has_message)
     }
 
     /// Gives a peer's connection, if it is here.
-    pub(super) fn take(&self, channel: ChannelId, peer: usize) -> Option<Link> {
+    pub(super) fn take(&self, channel: ChannelId, peer: usize) -> Option<PeerLink> {
         lock(&self.0).remove(&(channel, peer))
     }
 }

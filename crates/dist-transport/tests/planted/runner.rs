@@ -286,7 +286,7 @@ pub(crate) fn trusts_in_time(mut transport: SimTransport, bug: Bug) {
         send(&mut transport, 1, 1);
     } else {
         let patience = runtime.deadline(if bug.is_planted() { Duration::from_millis(5) } else { MINUTE });
-        assert_eq!(transport.silent(&[0], &patience.into()).unwrap(), []);
+        assert_eq!(transport.wait_any_peer(&[0], &patience.into()).unwrap(), []);
         assert_eq!(receive(&mut transport, 0), 1);
     }
     exchange_with_peer(&mut transport);

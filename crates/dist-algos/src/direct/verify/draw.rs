@@ -10,9 +10,9 @@ use crate::verify::table;
 ///
 /// ```
 /// use dist_algos::direct::{DirectAlgorithm, DirectPlan, DirectCollective, verify::draw};
-/// use dist_transport::{Reach, Shared};
+/// use dist_transport::{Reach, GroupLayout};
 ///
-/// let shared = Shared { slot_bytes: 1 << 20, sheet_bytes: 4096, ..Shared::on_host(Reach::Slots) };
+/// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) };
 /// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
 /// posts  rank 0       rank 1

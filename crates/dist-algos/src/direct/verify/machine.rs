@@ -140,11 +140,11 @@ impl DirectMachine {
 
     /// Whether every rank is known to have left the calls whose places are used again.
     fn enter(&mut self, rank: usize, plan: &DirectPlan) -> bool {
-        let begun_by_all = plan.use_of_slots().begun_by_all(self.calls);
-        if begun_by_all == 0 {
+        let awaited_call = plan.use_of_slots().awaited_call(self.calls);
+        if awaited_call == 0 {
             return true;
         }
-        let posts = self.bases[begun_by_all - 1] + 1;
+        let posts = self.bases[awaited_call - 1] + 1;
         (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, posts))
     }
 
@@ -359,7 +359,8 @@ impl DirectMachine {
                 place: to,
                 ..
             } => {
-                if to == Place::Memory || to == Place::Line && self.ranks[rank].clock[rank] > self.base() {
+                if to == Place::Memory || to == Place::FlagLine && self.ranks[rank].clock[rank] > self.base()
+                {
                     return Err(Error::BadSlot { rank, step: index, slot: 0 });
                 }
                 cell(part, block).and_then(|()| place(to))

@@ -170,7 +170,7 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
         // Where all parts have one place, it does not matter which of them is taken from there.
         (
             DirectMutation::AnotherPart,
-            DirectStep::Take { of: Place::Line | Place::Sheet | Place::Slot(_), .. },
+            DirectStep::Take { of: Place::FlagLine | Place::EagerBuffer | Place::Slot(_), .. },
         ) if plan.places() == 1 => {}
         (
             DirectMutation::AnotherPart,

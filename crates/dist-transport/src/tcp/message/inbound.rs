@@ -1,4 +1,4 @@
-//! A message on its way in.
+//! A message on its source in.
 
 use std::io::IoSliceMut;
 
@@ -6,26 +6,27 @@ use socket2::Socket;
 
 use super::outbound::Outbound;
 use super::{
-    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
+    COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
+    SINGLE_COPY_MAGIC,
 };
-use crate::shm::{Memory, Next};
-use crate::tcp::link::Link;
+use crate::shm::{NextMessage, ShmLink};
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
 use crate::{Combine, Fingerprint, Grain, Sink};
 
 /// Where the bytes of a message come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum MessageSource {
     /// From a socket, or a ring in memory.
     Stream,
     /// From a tray in memory.
-    Tray,
+    Fastbox,
     /// From the sender's own memory, where they begin at this address.
-    Loan(u64),
+    SingleCopy(u64),
 }
 
-/// A message on its way in.
+/// A message on its source in.
 #[derive(Debug)]
 pub(in crate::tcp) struct Inbound {
     header: [u8; HEADER_BYTES],
@@ -35,7 +36,7 @@ pub(in crate::tcp) struct Inbound {
     length: usize,
     received: usize,
     pub(super) delivered: usize,
-    way: Way,
+    source: MessageSource,
     /// Whether it may come through the scratch even if it goes straight into memory.
     copied: bool,
 }
@@ -44,7 +45,16 @@ impl Inbound {
     pub(in crate::tcp) fn new(length: usize, call: &Fingerprint) -> Self {
         let copied = HEADER_BYTES + length <= COPIED_BYTES_MAX;
         let header = [0; HEADER_BYTES];
-        Self { header, filled: 0, call: *call, length, received: 0, delivered: 0, way: Way::Stream, copied }
+        Self {
+            header,
+            filled: 0,
+            call: *call,
+            length,
+            received: 0,
+            delivered: 0,
+            source: MessageSource::Stream,
+            copied,
+        }
     }
 
     /// The same, but never copied: for one of many messages, each of which would need a scratch of its own.
@@ -58,12 +68,12 @@ impl Inbound {
 
     /// Whether more can be received now, if no more of `outbound` leaves: not while all of the scratch holds what may
     /// not be delivered yet, nor from memory what would have to lie there.
-    pub(in crate::tcp) fn wants_more(&self, link: &Link, scratch: &Scratch, outbound: &Outbound) -> bool {
+    pub(in crate::tcp) fn wants_more(&self, link: &PeerLink, scratch: &Scratch, outbound: &Outbound) -> bool {
         let missing = self.filled < HEADER_BYTES || self.received < self.length;
         missing
             && match link {
-                Link::Socket(_) => !scratch.is_full(),
-                Link::Memory(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
+                PeerLink::Socket(_) => !scratch.is_full(),
+                PeerLink::Shm(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
             }
     }
 
@@ -75,36 +85,36 @@ impl Inbound {
     /// Receives and delivers what has come, through `scratch` if it comes in unequal pieces; `true` if something came.
     pub(in crate::tcp) fn pull(
         &mut self,
-        link: &mut Link,
+        link: &mut PeerLink,
         scratch: &mut Scratch,
         sink: &mut Sink<'_>,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LinkError> {
         match (link, sink) {
-            (Link::Socket(stream), Sink::Into(memory)) if self.copied => {
+            (PeerLink::Socket(stream), Sink::Into(memory)) if self.copied => {
                 let came = self.refill(stream, scratch)?;
                 self.deliver(scratch, self.length, &mut |offset, bytes| {
                     memory[offset..][..bytes.len()].copy_from_slice(bytes);
                 });
                 Ok(came)
             }
-            (Link::Socket(stream), Sink::Into(memory)) => {
+            (PeerLink::Socket(stream), Sink::Into(memory)) => {
                 let received = self.received;
                 let came = self.read(stream, &mut memory[received..])?;
                 self.delivered = self.received;
                 Ok(came)
             }
-            (Link::Socket(stream), Sink::Each(sink)) => {
+            (PeerLink::Socket(stream), Sink::Each(sink)) => {
                 let came = self.refill(stream, scratch)?;
                 self.deliver(scratch, self.length, sink);
                 Ok(came)
             }
-            (Link::Memory(memory), sink) => {
+            (PeerLink::Shm(memory), sink) => {
                 let came = self.open(memory)?;
-                let moved = match (self.way, sink) {
-                    (Way::Loan(address), Sink::Into(into)) => {
+                let moved = match (self.source, sink) {
+                    (MessageSource::SingleCopy(address), Sink::Into(into)) => {
                         let start = self.delivered;
                         let piece = (self.length - start).min(SEND_BYTES_MAX);
-                        self.borrow(memory, address, &mut into[start..][..piece])?
+                        self.get(memory, address, &mut into[start..][..piece])?
                     }
                     (_, Sink::Into(into)) => {
                         self.pull_from_memory(memory, scratch, self.length, &mut |offset, bytes| {
@@ -121,41 +131,41 @@ impl Inbound {
     /// Like [`pull`](Self::pull), combining into the memory whose own bytes `outbound` sends, and never ahead of them.
     pub(in crate::tcp) fn pull_in_place(
         &mut self,
-        link: &mut Link,
+        link: &mut PeerLink,
         scratch: &mut Scratch,
         outbound: &Outbound,
         memory: &mut [u8],
         combine: &mut Combine<'_>,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LinkError> {
         let limit = self.lockstep(outbound);
         let mut sink = |offset: usize, bytes: &[u8]| combine(&mut memory[offset..][..bytes.len()], bytes);
         match link {
-            Link::Socket(stream) => {
+            PeerLink::Socket(stream) => {
                 let came = self.refill(stream, scratch)?;
                 Ok(self.deliver(scratch, limit, &mut sink) || came)
             }
-            Link::Memory(memory) => {
+            PeerLink::Shm(memory) => {
                 let came = self.open(memory)?;
                 Ok(self.pull_from_memory(memory, scratch, limit, &mut sink)? || came)
             }
         }
     }
 
-    /// Reads the header in memory, if it has come and was not read yet, and what it says of the message's way.
+    /// Reads the header in memory, if it has come and was not read yet, and what it says of the message's source.
     #[inline]
-    fn open(&mut self, memory: &mut Memory) -> Result<bool, Fault> {
+    fn open(&mut self, memory: &mut ShmLink) -> Result<bool, LinkError> {
         if self.filled == HEADER_BYTES {
             return Ok(false);
         }
         let (magic, about, laid) = match memory.next(HEADER_BYTES)? {
             None => return Ok(false),
-            Some(Next::Laid(about)) => (&MAGIC, about, true),
-            Some(Next::Following(header)) => {
-                let (magic, about) = header.split_first_chunk().ok_or(Fault::Garbage)?;
+            Some(NextMessage::InFastbox(about)) => (&MAGIC, about, true),
+            Some(NextMessage::InRing(header)) => {
+                let (magic, about) = header.split_first_chunk().ok_or(LinkError::Garbage)?;
                 (magic, about, false)
             }
         };
-        let lent = *magic == LENT_MAGIC;
+        let lent = *magic == SINGLE_COPY_MAGIC;
         if !self.is_expected(about) || !(lent || *magic == MAGIC) {
             self.header[..MAGIC.len()].copy_from_slice(if lent { &MAGIC } else { magic });
             self.header[MAGIC.len()..].copy_from_slice(about);
@@ -163,13 +173,13 @@ impl Inbound {
         }
         self.filled = HEADER_BYTES;
         if laid {
-            memory.receive_tray(self.length)?;
-            self.way = Way::Tray;
+            memory.receive_fastbox(self.length)?;
+            self.source = MessageSource::Fastbox;
             return Ok(true);
         }
         memory.advance(HEADER_BYTES);
         if lent {
-            self.way = Way::Loan(memory.receive_loan()?);
+            self.source = MessageSource::SingleCopy(memory.receive_offer()?);
         }
         Ok(true)
     }
@@ -178,24 +188,24 @@ impl Inbound {
     /// `scratch`; `true` if that was anything.
     fn pull_from_memory(
         &mut self,
-        memory: &mut Memory,
+        memory: &mut ShmLink,
         scratch: &mut Scratch,
         limit: usize,
         sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LinkError> {
         let start = self.delivered;
         if self.filled < HEADER_BYTES || start >= limit {
             return Ok(false);
         }
-        match self.way {
-            Way::Tray => {
-                sink(start, memory.on_tray(start..limit));
+        match self.source {
+            MessageSource::Fastbox => {
+                sink(start, memory.fastbox_bytes(start..limit));
                 self.delivered = limit;
                 if limit == self.length {
-                    memory.clear_tray();
+                    memory.clear_fastbox();
                 }
             }
-            Way::Stream => {
+            MessageSource::Stream => {
                 let piece = memory.peek((limit - start).min(PUBLISH_BYTES_MAX))?;
                 let count = piece.len();
                 if count > 0 {
@@ -204,10 +214,10 @@ impl Inbound {
                     self.delivered += count;
                 }
             }
-            Way::Loan(address) => {
+            MessageSource::SingleCopy(address) => {
                 let room = scratch.room();
                 let piece = (limit - start).min(room.len());
-                if self.borrow(memory, address, &mut room[..piece])? {
+                if self.get(memory, address, &mut room[..piece])? {
                     scratch.stage(piece);
                     sink(start, scratch.take(piece));
                 }
@@ -219,12 +229,12 @@ impl Inbound {
 
     /// Copies the next bytes of a message that the peer has lent; `false` if they are out of reach, and so will come through
     /// the ring, or count for nothing, since the peer's call has failed: then nothing more comes until this rank hears of it.
-    fn borrow(&mut self, memory: &mut Memory, address: u64, into: &mut [u8]) -> Result<bool, Fault> {
-        let copied = memory.borrow(address.wrapping_add(self.delivered as u64), into);
+    fn get(&mut self, memory: &mut ShmLink, address: u64, into: &mut [u8]) -> Result<bool, LinkError> {
+        let copied = memory.get_message(address.wrapping_add(self.delivered as u64), into);
         let taken = self.delivered + if copied { into.len() } else { 0 };
         if !copied || taken == self.length {
-            self.way = Way::Stream;
-            if !memory.give_back(taken)? {
+            self.source = MessageSource::Stream;
+            if !memory.ack_offer(taken)? {
                 return Ok(false);
             }
         }
@@ -233,7 +243,7 @@ impl Inbound {
     }
 
     /// Receives into the scratch, the header in front.
-    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, Fault> {
+    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, LinkError> {
         let missing = HEADER_BYTES - self.filled;
         let wanted = missing + self.length - self.received;
         let room = scratch.room();
@@ -268,7 +278,7 @@ impl Inbound {
     }
 
     /// Reads the rest of the header and into `room`, which is for the rest of the message, what follows it.
-    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, Fault> {
+    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, LinkError> {
         let missing = HEADER_BYTES - self.filled;
         let received = if missing > 0 {
             let head = IoSliceMut::new(&mut self.header[self.filled..]);
@@ -287,7 +297,7 @@ impl Inbound {
 
     /// Compares the header with what this rank expects.
     #[inline]
-    fn check(&self) -> Result<(), Fault> {
+    fn check(&self) -> Result<(), LinkError> {
         let (magic, about) = self.header.split_at(MAGIC.len());
         if magic == MAGIC && self.is_expected(about) { Ok(()) } else { Err(self.contradiction()) }
     }
@@ -300,24 +310,24 @@ impl Inbound {
 
     /// What a header says that is not as expected.
     #[cold]
-    fn contradiction(&self) -> Fault {
+    fn contradiction(&self) -> LinkError {
         let (magic, rest) = self.header.split_at(8);
         let (length, call) = rest.split_at(8);
         let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
         let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
         if magic != MAGIC {
-            Fault::Garbage
+            LinkError::Garbage
         } else if length == GOODBYE {
-            Fault::Goodbye
+            LinkError::Goodbye
         } else if theirs != self.call {
-            Fault::Mismatch { theirs }
+            LinkError::Mismatch { theirs }
         } else {
-            Fault::Length { got: length, expected: self.length as u64 }
+            LinkError::Length { got: length, expected: self.length as u64 }
         }
     }
 }
 
 /// What a system call received; nothing at all is the end of the connection.
-fn arrived(received: Option<usize>) -> Result<Option<usize>, Fault> {
-    if received == Some(0) { Err(Fault::Closed) } else { Ok(received) }
+fn arrived(received: Option<usize>) -> Result<Option<usize>, LinkError> {
+    if received == Some(0) { Err(LinkError::Closed) } else { Ok(received) }
 }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 pub(super) use self::inbound::Inbound;
 pub(super) use self::outbound::Outbound;
 use crate::bookkeeping::HEADER_BYTES;
-use crate::shm::End;
+use crate::shm::StreamEnd;
 use crate::{Abort, Error, Fingerprint};
 
 /// What is sent or received in one go at the most, by one system call or through memory.
@@ -30,13 +30,13 @@ const COPIED_BYTES_MAX: usize = 4 << 10;
 type Magic = [u8; 8];
 const MAGIC: Magic = *b"dist msg";
 /// Of a message in memory that its sender keeps until it was copied from there.
-const LENT_MAGIC: Magic = *b"dist len";
+const SINGLE_COPY_MAGIC: Magic = *b"dist len";
 /// The length that stands for "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
 
 /// Why a message failed.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum LinkError {
     /// The peer has left in order.
     Goodbye,
     /// The connection has ended.
@@ -45,7 +45,7 @@ pub(super) enum Fault {
     Mismatch { theirs: Fingerprint },
     /// The peer sends another number of bytes.
     Length { got: u64, expected: u64 },
-    /// The peer does not speak our language.
+    /// The peer does not send_frames our language.
     Garbage,
     /// The system failed at this connection.
     Io(io::Error),
@@ -61,7 +61,7 @@ pub(super) enum Fault {
     Aborted(Abort),
 }
 
-impl Fault {
+impl LinkError {
     /// What the system says of a connection; that it has no memory left is not about the peer.
     pub(super) fn of_system(e: io::Error) -> Self {
         match Errno::from_io_error(&e) {
@@ -71,7 +71,7 @@ impl Fault {
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for LinkError {
     fn from(e: io::Error) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
         match e.kind() {
@@ -81,12 +81,12 @@ impl From<io::Error> for Fault {
     }
 }
 
-impl From<End> for Fault {
-    fn from(end: End) -> Self {
+impl From<StreamEnd> for LinkError {
+    fn from(end: StreamEnd) -> Self {
         match end {
-            End::Goodbye => Self::Goodbye,
-            End::Closed => Self::Closed,
-            End::Broken => Self::Garbage,
+            StreamEnd::Goodbye => Self::Goodbye,
+            StreamEnd::Closed => Self::Closed,
+            StreamEnd::Broken => Self::Garbage,
         }
     }
 }

@@ -1,51 +1,52 @@
-//! A message on its way out.
+//! A message on its source out.
 
 use std::io::IoSlice;
 
 use socket2::Socket;
 
 use super::{
-    COPIED_BYTES_MAX, Fault, HEADER_BYTES, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, encode,
+    COPIED_BYTES_MAX, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
+    encode,
 };
 use crate::Fingerprint;
-use crate::shm::Memory;
-use crate::tcp::link::Link;
+use crate::shm::ShmLink;
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
 
 /// Pieces of a message that one system call takes.
 const PARTS_MAX: usize = 16;
 
-/// A message on its way out.
+/// A message on its source out.
 #[derive(Debug)]
 pub(in crate::tcp) struct Outbound {
     header: [u8; HEADER_BYTES],
     sent: usize,
     total: usize,
-    pub(super) loan: Loan,
+    pub(super) single_copy: SingleCopy,
 }
 
 /// Whether a message is lent in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Loan {
+pub(super) enum SingleCopy {
     /// It is not.
-    None,
+    Off,
     /// It is to be if that goes.
     Wanted,
     /// The peer may be copying it.
-    Open,
+    Offered,
 }
 
 impl Outbound {
     pub(in crate::tcp) fn new(length: usize, call: &Fingerprint) -> Self {
         let (header, total) = (encode(length as u64, call), HEADER_BYTES + length);
-        Self { header, sent: 0, total, loan: Loan::None }
+        Self { header, sent: 0, total, single_copy: SingleCopy::Off }
     }
 
     /// The same, but in memory it may be lent if this is so.
-    pub(in crate::tcp) const fn lent_if(self, lent: bool) -> Self {
-        let loan = if lent { Loan::Wanted } else { Loan::None };
-        Self { loan, ..self }
+    pub(in crate::tcp) const fn single_copy_if(self, wanted: bool) -> Self {
+        let single_copy = if wanted { SingleCopy::Wanted } else { SingleCopy::Off };
+        Self { single_copy, ..self }
     }
 
     pub(in crate::tcp) fn done(&self) -> bool {
@@ -54,7 +55,7 @@ impl Outbound {
 
     /// Whether the peer may have something of it.
     pub(in crate::tcp) fn has_begun(&self) -> bool {
-        self.sent > 0 || self.loan == Loan::Open
+        self.sent > 0 || self.single_copy == SingleCopy::Offered
     }
 
     /// Bytes of the payload that have left.
@@ -65,32 +66,32 @@ impl Outbound {
     /// Sends what the connection takes; `true` if it took something.
     pub(in crate::tcp) fn push(
         &mut self,
-        link: &mut Link,
+        link: &mut PeerLink,
         scratch: &mut Scratch,
         parts: &[&[u8]],
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LinkError> {
         match link {
-            Link::Socket(stream) => self.push_to_socket(stream, scratch, parts),
-            Link::Memory(memory) => self.push_to_memory(memory, parts),
+            PeerLink::Socket(stream) => self.push_to_socket(stream, scratch, parts),
+            PeerLink::Shm(memory) => self.push_to_memory(memory, parts),
         }
     }
 
-    fn push_to_memory(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
+    fn push_to_memory(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let mut moved = false;
-        if self.sent == 0 && self.lay_down(memory, parts)? {
+        if self.sent == 0 && self.put_in_fastbox(memory, parts)? {
             return Ok(true);
         }
-        match (self.loan, parts) {
-            (Loan::Wanted, &[message]) => {
-                let lent = memory.lend(&self.lending(), message)?;
-                self.loan = if lent { Loan::Open } else { Loan::None };
-                if lent {
+        match (self.single_copy, parts) {
+            (SingleCopy::Wanted, &[message]) => {
+                let is_offered = memory.offer_message(&self.offering(), message)?;
+                self.single_copy = if is_offered { SingleCopy::Offered } else { SingleCopy::Off };
+                if is_offered {
                     return Ok(true);
                 }
             }
-            (Loan::Open, _) => {
-                let Some(taken) = memory.taken(self.total - HEADER_BYTES)? else { return Ok(false) };
-                self.loan = Loan::None;
+            (SingleCopy::Offered, _) => {
+                let Some(taken) = memory.acked(self.total - HEADER_BYTES)? else { return Ok(false) };
+                self.single_copy = SingleCopy::Off;
                 self.sent = HEADER_BYTES + taken;
                 moved = true;
             }
@@ -106,31 +107,31 @@ impl Outbound {
     }
 
     /// Hands the whole message over on the tray, if that can be.
-    fn lay_down(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
+    fn put_in_fastbox(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let about = &self.header[MAGIC.len()..];
-        let laid = memory.lay_down(about, parts, self.total - HEADER_BYTES)?;
+        let laid = memory.put_in_fastbox(about, parts, self.total - HEADER_BYTES)?;
         self.sent = if laid { self.total } else { 0 };
         Ok(laid)
     }
 
     /// The header of a message that is lent.
-    fn lending(&self) -> [u8; HEADER_BYTES] {
+    fn offering(&self) -> [u8; HEADER_BYTES] {
         let mut header = self.header;
-        header[..LENT_MAGIC.len()].copy_from_slice(&LENT_MAGIC);
+        header[..SINGLE_COPY_MAGIC.len()].copy_from_slice(&SINGLE_COPY_MAGIC);
         header
     }
 
     /// Copies and publishes what there is room for, but no more than the peer should wait for.
-    fn push_piece(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
+    fn push_piece(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let wanted = (self.total - self.sent).min(PUBLISH_BYTES_MAX);
         let count = memory.room(wanted)?.min(wanted);
         let (mut written, mut skip) = (0, self.sent);
-        for part in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+        for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
             if written == count {
                 break;
             }
-            let rest = &part[skip.min(part.len())..];
-            skip -= part.len() - rest.len();
+            let rest = &announce_other_size[skip.min(announce_other_size.len())..];
+            skip -= announce_other_size.len() - rest.len();
             let piece = &rest[..rest.len().min(count - written)];
             memory.write(written, piece);
             written += piece.len();
@@ -147,12 +148,12 @@ impl Outbound {
         stream: &Socket,
         scratch: &mut Scratch,
         parts: &[&[u8]],
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LinkError> {
         let sent = if self.total <= COPIED_BYTES_MAX {
             let message = &mut scratch.outgoing;
             message.clear();
             message.extend_from_slice(&self.header);
-            parts.iter().for_each(|part| message.extend_from_slice(part));
+            parts.iter().for_each(|announce_other_size| message.extend_from_slice(announce_other_size));
             socket::send(stream, &message[self.sent..])?
         } else {
             self.push_pieces(stream, parts)?
@@ -161,14 +162,14 @@ impl Outbound {
         Ok(sent.is_some())
     }
 
-    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, Fault> {
+    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, LinkError> {
         let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
         let mut count = 0;
         let mut room = SEND_BYTES_MAX;
         let mut skip = self.sent;
-        for part in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
-            let rest = &part[skip.min(part.len())..];
-            skip -= part.len() - rest.len();
+        for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+            let rest = &announce_other_size[skip.min(announce_other_size.len())..];
+            skip -= announce_other_size.len() - rest.len();
             if !rest.is_empty() {
                 pieces[count] = IoSlice::new(&rest[..rest.len().min(room)]);
                 room -= pieces[count].len();

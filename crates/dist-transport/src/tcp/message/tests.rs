@@ -5,10 +5,10 @@ use std::io::Read;
 use rstest::rstest;
 use socket2::{Domain, Socket, Type};
 
-use super::outbound::Loan;
-use super::{Fault, Inbound, Outbound};
-use crate::shm::Memory;
-use crate::tcp::link::Link;
+use super::outbound::SingleCopy;
+use super::{Inbound, LinkError, Outbound};
+use crate::shm::ShmLink;
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
 use crate::{Activity, Fingerprint, Grain, Sink};
@@ -17,7 +17,7 @@ const CALL: Fingerprint = Fingerprint([7; 48]);
 const MIB: usize = 1 << 20;
 
 /// Two sides that lend and borrow.
-fn pair() -> [Link; 2] {
+fn pair() -> [PeerLink; 2] {
     let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     one.set_nonblocking(true).unwrap();
     other.set_nonblocking(true).unwrap();
@@ -25,7 +25,7 @@ fn pair() -> [Link; 2] {
     let taken = crate::shm::take(&other).unwrap().expect("it is what was offered");
     let mut accepted = [0];
     (&one).read_exact(&mut accepted).unwrap();
-    [Link::Memory(Memory::new(one, offered, true)), Link::Memory(Memory::new(other, taken, true))]
+    [PeerLink::Shm(ShmLink::new(one, offered, true)), PeerLink::Shm(ShmLink::new(other, taken, true))]
 }
 
 fn bytes(len: usize) -> Vec<u8> {
@@ -33,15 +33,15 @@ fn bytes(len: usize) -> Vec<u8> {
 }
 
 fn lent(len: usize) -> Outbound {
-    Outbound::new(len, &CALL).lent_if(true)
+    Outbound::new(len, &CALL).single_copy_if(true)
 }
 
 /// Moves a message from side to side; whether it was lent first.
-fn pass([from, to]: &mut [Link; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
+fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
     let (mut outbound, mut inbound) = (lent(sent.len()), Inbound::new(sent.len(), &CALL));
     let mut scratch = Scratch::default();
     outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
-    let was_lent = outbound.loan == Loan::Open;
+    let was_lent = outbound.single_copy == SingleCopy::Offered;
     while !(outbound.done() && inbound.done()) {
         let moved = !outbound.done() && outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
         let came = !inbound.done() && inbound.pull(to, &mut scratch, sink).unwrap();
@@ -76,7 +76,7 @@ fn what_is_received_without_bytes_leaves_the_tray_to_the_next() {
 fn a_large_message_is_lent(#[case] len: usize, #[case] is_lent: bool, #[values(true, false)] into: bool) {
     let mut links = pair();
     let sent = bytes(len);
-    // The second goes the other way.
+    // The second goes the other source.
     for _ in 0..2 {
         let mut received = vec![0; if into { len } else { 0 }];
         let mut append = |offset: usize, piece: &[u8]| {
@@ -113,8 +113,8 @@ fn what_is_lent_is_combined_no_further_than_own_bytes_have_left() {
     assert!(memory[left..].iter().all(|&byte| byte == 1));
 }
 
-fn memory(link: &mut Link) -> &mut Memory {
-    let Link::Memory(memory) = link else { unreachable!("both are memory") };
+fn memory(link: &mut PeerLink) -> &mut ShmLink {
+    let PeerLink::Shm(memory) = link else { unreachable!("both are memory") };
     memory
 }
 
@@ -122,7 +122,7 @@ fn memory(link: &mut Link) -> &mut Memory {
 #[test]
 fn what_is_out_of_reach_comes_through_the_ring_and_so_does_what_follows_but_not_what_goes_the_other_way() {
     let mut links = pair();
-    memory(&mut links[1]).borrow_no_more();
+    memory(&mut links[1]).get_no_more();
     let sent = bytes(2 * MIB + 5);
     let was_lent = [false, false, true].map(|turns| {
         if turns {
@@ -147,7 +147,7 @@ fn what_gets_out_of_reach_midway_goes_on_through_the_ring() {
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     inbound.pull(&mut to, scratch, &mut sink).unwrap();
     assert!(inbound.delivered > 0 && inbound.delivered < sent.len());
-    memory(&mut to).borrow_no_more();
+    memory(&mut to).get_no_more();
     while !inbound.done() {
         inbound.pull(&mut to, scratch, &mut sink).unwrap();
         if !outbound.done() {
@@ -172,14 +172,14 @@ fn what_was_called_back_is_not_received(#[case] begun: bool) {
     if begun {
         inbound.pull(&mut to, scratch, &mut sink).unwrap();
     }
-    from.call_back();
-    // It is no end of the peer, who may be told apart from whoever made its call fail.
+    from.cancel_offer();
+    // It is no end of the peer, who may be told unshareable from whoever made its call fail.
     while inbound.pull(&mut to, scratch, &mut sink).unwrap() {}
     assert!(!inbound.done());
     drop(from);
-    to.get_up();
-    let fault = inbound.pull(&mut to, scratch, &mut sink);
-    assert!(matches!(fault, Err(Fault::Closed)), "{fault:?}");
+    to.end_sleep();
+    let link_error = inbound.pull(&mut to, scratch, &mut sink);
+    assert!(matches!(link_error, Err(LinkError::Closed)), "{link_error:?}");
 }
 
 #[test]
@@ -191,13 +191,13 @@ fn what_was_lent_by_a_peer_that_is_gone_is_not_received() {
     lent(MIB).push(&mut from, scratch, &[&sent]).unwrap();
     drop(from);
     let (mut inbound, mut sink) = (Inbound::new(MIB, &CALL), Sink::Into(&mut received));
-    let fault = loop {
+    let link_error = loop {
         match inbound.pull(&mut to, scratch, &mut sink) {
             Ok(_) => assert!(!inbound.done()),
-            Err(fault) => break fault,
+            Err(link_error) => break link_error,
         }
     };
-    assert!(matches!(fault, Fault::Closed), "{fault:?}");
+    assert!(matches!(link_error, LinkError::Closed), "{link_error:?}");
 }
 
 #[test]
@@ -206,11 +206,11 @@ fn who_waits_for_what_it_has_lent_hears_that_the_peer_is_gone() {
     let (sent, scratch) = (bytes(MIB), &mut Scratch::default());
     let mut outbound = lent(MIB);
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
-    assert!(from.lie_down(Activity::Send), "nobody has taken it");
+    assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
     drop(to);
-    from.get_up();
-    let fault = outbound.push(&mut from, scratch, &[&sent]);
-    assert!(matches!(fault, Err(Fault::Closed)), "{fault:?}");
+    from.end_sleep();
+    let link_error = outbound.push(&mut from, scratch, &[&sent]);
+    assert!(matches!(link_error, Err(LinkError::Closed)), "{link_error:?}");
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn who_sleeps_until_what_it_has_lent_is_taken_is_woken() {
     let scratch = &mut Scratch::default();
     let mut outbound = lent(MIB);
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
-    assert!(from.lie_down(Activity::Send), "nobody has taken it");
-    let watch = |link: &Link| {
+    assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
+    let watch = |link: &PeerLink| {
         let mut watched = [socket::watch(link, link.events(Activity::Send))];
         socket::poll(&mut watched, std::time::Duration::ZERO).unwrap()
     };
@@ -231,8 +231,8 @@ fn who_sleeps_until_what_it_has_lent_is_taken_is_woken() {
         inbound.pull(&mut to, scratch, &mut Sink::Into(&mut received)).unwrap();
     }
     assert!(watch(&from));
-    from.get_up();
-    assert!(!from.lie_down(Activity::Send), "it was taken");
+    from.end_sleep();
+    assert!(!from.prepare_sleep(Activity::Send), "it was taken");
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     assert!(outbound.done() && received == sent);
 }

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use crate::bookkeeping::Calls;
-use crate::tcp::message::Fault;
+use crate::bookkeeping::CallHistory;
+use crate::tcp::message::LinkError;
 use crate::tcp::session::{Session, WaitError, timeout};
 use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
@@ -13,14 +13,14 @@ use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerpri
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 /// What went wrong with which peer.
-pub(super) struct Trouble {
+pub(super) struct PeerError {
     pub(super) activity: Activity,
     /// As numbered in the group.
     pub(super) peer: usize,
-    pub(super) fault: Fault,
+    pub(super) link_error: LinkError,
 }
 
-impl Fault {
+impl LinkError {
     /// Why there is no connection. One that was not there in time is a wait like any other.
     pub(super) fn unconnected(error: WaitError<Error>) -> Self {
         match error {
@@ -44,19 +44,19 @@ impl Fault {
 
 /// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message, which is half taken
 /// then, whoever catches the panic.
-pub(super) struct Alarm<'a> {
+pub(super) struct AbortOnUnwind<'a> {
     pub(super) session: &'a Session,
-    pub(super) calls: &'a Calls,
+    pub(super) calls: &'a CallHistory,
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for AbortOnUnwind<'_> {
     fn drop(&mut self) {
         self.session.give_up(Cause::Panicked, *self.calls.current());
     }
 }
 
 /// Where something went wrong.
-pub(super) struct Scene<'a> {
+pub(super) struct ErrorContext<'a> {
     pub(super) session: &'a Session,
     pub(super) channel: ChannelId,
     /// The ranks of the group, as numbered in the world.
@@ -64,55 +64,59 @@ pub(super) struct Scene<'a> {
     pub(super) call: Fingerprint,
 }
 
-impl Scene<'_> {
+impl ErrorContext<'_> {
     /// Finds the reason, tells the others, and makes the error, which numbers ranks as the world does.
-    pub(super) fn fail(&self, Trouble { activity, peer, fault }: Trouble, deadline: Deadline) -> Error {
+    pub(super) fn fail(
+        &self,
+        PeerError { activity, peer, link_error }: PeerError,
+        deadline: Deadline,
+    ) -> Error {
         let (session, ours) = (self.session, self.call);
         let peer = self.members[peer];
-        if fault.may_be_explained() {
-            self.await_reason(peer, deadline);
+        if link_error.may_be_explained() {
+            self.wait_for_reason(peer, deadline);
         }
         if let Some(abort) = session.why_ended() {
             return Error::Aborted(abort);
         }
         let left = session.has_left(self.channel, peer);
-        let (cause, error) = match fault {
-            Fault::Aborted(abort) => return Error::Aborted(abort),
-            Fault::TimedOut => (Cause::TimedOut, timeout(&session.runtime, activity, peer, deadline)),
-            Fault::Goodbye | Fault::Closed => (Cause::Left, Error::Closed { activity, peer }),
-            Fault::Mismatch { theirs } => {
+        let (cause, error) = match link_error {
+            LinkError::Aborted(abort) => return Error::Aborted(abort),
+            LinkError::TimedOut => (Cause::TimedOut, timeout(&session.runtime, activity, peer, deadline)),
+            LinkError::Goodbye | LinkError::Closed => (Cause::Left, Error::Closed { activity, peer }),
+            LinkError::Mismatch { theirs } => {
                 (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs })
             }
-            Fault::Length { got, expected } => {
+            LinkError::Length { got, expected } => {
                 (Cause::Length { got, expected }, Error::Length { peer, got, expected })
             }
-            Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
-            Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
-            Fault::Own(source) => {
+            LinkError::Garbage => (Cause::Protocol, Error::Garbage { peer }),
+            LinkError::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
+            LinkError::Own(source) => {
                 session.give_up(Cause::gave_up(format_args!("{activity}: {source}")), ours);
                 return Error::System { activity, source };
             }
-            Fault::OtherMembers(theirs) => {
+            LinkError::OtherMembers(theirs) => {
                 let (rank, members) = (session.rank.index(), self.members.to_vec());
                 let error = Error::OtherMembers { rank, ours: members, peer, theirs };
                 session.give_up(Cause::gave_up(&error), ours);
                 return error;
             }
-            Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
-            Fault::Unconnected(error) if is_own_failure(&error) => {
+            LinkError::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
+            LinkError::Unconnected(error) if is_own_failure(&error) => {
                 session.give_up(Cause::gave_up(Chain(&error)), ours);
                 return error;
             }
-            Fault::Unconnected(error) => (Cause::Died, error),
+            LinkError::Unconnected(error) => (Cause::Died, error),
         };
         let own = Abort { cause, rank: peer, reporter: session.rank.index(), call: ours };
         session.report(own.clone());
-        self.agreed(&own, error)
+        self.plan_digest(&own, error)
     }
 
     /// The error of this rank's call, unless the coordinator tells all ranks something else: then that. A rank that was waited
     /// for in vain may have been waiting itself: the error names the one that all others hear of.
-    fn agreed(&self, own: &Abort, error: Error) -> Error {
+    fn plan_digest(&self, own: &Abort, error: Error) -> Error {
         match (self.session.why_ended(), error) {
             (Some(word), error) if word == *own => error,
             (Some(word), Error::Timeout { activity, elapsed, limit, .. })
@@ -125,13 +129,13 @@ impl Scene<'_> {
         }
     }
 
-    /// Waits until the coordinator has said why a connection with this rank, as numbered in the world, has broken, or that the
-    /// rank has left: that tells more than a broken connection.
-    fn await_reason(&self, peer: usize, deadline: Deadline) {
+    /// Waits until the coordinator has logged why a connection with this rank, as numbered in the world, has system_error, or that the
+    /// rank has left: that tells more than a system_error connection.
+    fn wait_for_reason(&self, peer: usize, deadline: Deadline) {
         let (session, runtime) = (self.session, &self.session.runtime);
         let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));
-        let is_known = || session.verdict.is_reached() || session.has_left(self.channel, peer);
-        session.verdict.await_until(runtime, until, || is_known().then_some(()));
+        let is_known = || session.abort_state.is_reached() || session.has_left(self.channel, peer);
+        session.abort_state.wait_until(runtime, until, || is_known().then_some(()));
     }
 }
 
@@ -167,9 +171,12 @@ mod tests {
             address: "10.0.0.1:1".to_owned(),
             source: rustix::io::Errno::TIMEDOUT.into(),
         };
-        let fault = Fault::unconnected(unreached.into());
-        assert!(matches!(&fault, Fault::Unconnected(error) if !is_own_failure(error)), "{fault:?}");
-        let fault = Fault::unconnected(WaitError::Late);
-        assert!(matches!(fault, Fault::TimedOut), "{fault:?}");
+        let link_error = LinkError::unconnected(unreached.into());
+        assert!(
+            matches!(&link_error, LinkError::Unconnected(error) if !is_own_failure(error)),
+            "{link_error:?}"
+        );
+        let link_error = LinkError::unconnected(WaitError::Late);
+        assert!(matches!(link_error, LinkError::TimedOut), "{link_error:?}");
     }
 }

@@ -2,34 +2,34 @@
 //! a buffer of their size.
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
-mod agreement;
+mod establish;
+mod exchange;
 mod failure;
-mod moving;
 #[cfg(all(feature = "shm", target_os = "linux"))]
-mod together;
+mod shm_group;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use self::failure::{Alarm, Scene, Trouble};
-use self::moving::{receiving, unconnected};
+use self::exchange::{receiving, unconnected};
+use self::failure::{AbortOnUnwind, ErrorContext, PeerError};
 #[cfg(all(feature = "shm", target_os = "linux"))]
-use self::together::Together;
-use crate::bookkeeping::{self, Calls};
+use self::shm_group::ShmGroup;
+use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_peer};
-use crate::tcp::channels::Origin;
+use crate::tcp::channels::ForkPath;
 use crate::tcp::config::{Config, Medium};
-use crate::tcp::control::Home;
-use crate::tcp::counts::Counts;
-use crate::tcp::link::Link;
-use crate::tcp::message::Fault;
-use crate::tcp::patience::Patience;
+use crate::tcp::control::PeerInfo;
+use crate::tcp::counts::MessageCounts;
+use crate::tcp::link_wait::LinkWaitPolicy;
+use crate::tcp::message::LinkError;
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{Membership, Session, WaitError, Watch};
+use crate::tcp::session::{ConnectionWait, Membership, Session, WaitError};
 use crate::tcp::{dial, rendezvous};
 use crate::{
-    Abort, Cause, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
-    Runtime, Sink, Traffic, Transport,
+    Abort, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
+    Result, Runtime, Sink, Traffic, Transport,
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -41,25 +41,25 @@ pub struct TcpTransport {
     membership: Arc<Membership>,
     channel: ChannelId,
     /// None if it lies too deep.
-    origin: Option<Origin>,
+    origin: Option<ForkPath>,
     rank: Rank,
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
     children: u64,
-    links: Vec<Option<Link>>,
-    counts: Arc<Counts>,
+    links: Vec<Option<PeerLink>>,
+    counts: Arc<MessageCounts>,
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
     /// For messages that arrive at the same time.
     scratches: Vec<Scratch>,
     /// They tell where this rank comes from if it has to wait for long.
-    calls: Calls,
-    patience: Patience,
+    calls: CallHistory,
+    wait_policy: LinkWaitPolicy,
     traffic: Traffic,
-    /// The memory that the group shares; `None` while the ranks have not agreed yet, and then perhaps none.
+    /// The memory that the group shares; `None` while the ranks have not plan_digest yet, and then perhaps none.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    together: Option<Option<Box<Together>>>,
+    shm_group: Option<Option<Box<ShmGroup>>>,
 }
 
 impl TcpTransport {
@@ -73,13 +73,13 @@ impl TcpTransport {
     pub fn join(config: &Config) -> Result<Self> {
         let membership = Arc::new(rendezvous::join(config, &Runtime::system())?);
         let members = (0..config.rank.world_size()).collect();
-        Ok(Self::open(membership, ChannelId::WORLD, Some(Origin::default()), config.rank, members))
+        Ok(Self::open(membership, ChannelId::WORLD, Some(ForkPath::default()), config.rank, members))
     }
 
     fn open(
         membership: Arc<Membership>,
         channel: ChannelId,
-        origin: Option<Origin>,
+        origin: Option<ForkPath>,
         rank: Rank,
         members: Vec<usize>,
     ) -> Self {
@@ -90,36 +90,37 @@ impl TcpTransport {
             origin,
             rank,
             links: members.iter().map(|_| None).collect(),
-            counts: Arc::new(Counts::new(members.len())),
+            counts: Arc::new(MessageCounts::new(members.len())),
             members,
             children: 0,
             own: VecDeque::new(),
             scratch: Scratch::default(),
             scratches: Vec::new(),
-            calls: Calls::NONE,
-            patience: Patience::new(core_per_rank),
+            calls: CallHistory::NONE,
+            wait_policy: LinkWaitPolicy::new(core_per_rank),
             traffic: Traffic::default(),
             #[cfg(all(feature = "shm", target_os = "linux"))]
-            together: None,
+            shm_group: None,
             membership,
         }
     }
 
-    /// What messages of this group go through, as far as its ranks have said: [`Medium::Auto`] if that differs from pair
+    /// What messages of this group go through, as far as its ranks have logged: [`Medium::Auto`] if that differs from pair
     /// to pair, and what was asked for where there are no pairs.
     pub fn medium(&self) -> Medium {
         if self.members.len() == 1 {
             return self.session().medium;
         }
-        let homes = || self.members.iter().map(|&member| &self.session().homes[member]);
-        let first = &self.session().homes[self.members[0]];
-        if homes().all(|home| home.shares() && home.host == first.host) {
+        let peer_infos = || self.members.iter().map(|&member| &self.session().peer_infos[member]);
+        let first = &self.session().peer_infos[self.members[0]];
+        if peer_infos().all(|peer_info| peer_info.shares() && peer_info.host == first.host) {
             return Medium::Shm;
         }
-        let shares_with_another = |home: &Home| {
-            home.shares() && homes().filter(|other| other.shares() && other.host == home.host).count() > 1
+        let shares_with_another = |peer_info: &PeerInfo| {
+            peer_info.shares()
+                && peer_infos().filter(|other| other.shares() && other.host == peer_info.host).count() > 1
         };
-        if homes().any(shares_with_another) { Medium::Auto } else { Medium::Tcp }
+        if peer_infos().any(shares_with_another) { Medium::Auto } else { Medium::Tcp }
     }
 
     /// As [`Transport::fork`].
@@ -137,16 +138,16 @@ impl TcpTransport {
         Ok(child)
     }
 
-    /// The memory of the group, if its ranks have agreed that they share some.
+    /// The memory of the group, if its ranks have plan_digest that they share some.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn known_direct(&self) -> Option<&dyn Direct> {
-        self.together.as_ref()?.as_deref().map(|together| -> &dyn Direct { together })
+        self.shm_group.as_ref()?.as_deref().map(|shm_group| -> &dyn Direct { shm_group })
     }
 
     /// The same, to be used.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn known_direct_mut(&mut self) -> Option<&mut dyn Direct> {
-        self.together.as_mut()?.as_deref_mut().map(|together| -> &mut dyn Direct { together })
+        self.shm_group.as_mut()?.as_deref_mut().map(|shm_group| -> &mut dyn Direct { shm_group })
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -163,7 +164,7 @@ impl TcpTransport {
     }
 
     fn check_alive(&self) -> Result<()> {
-        if !self.session().verdict.is_reached() {
+        if !self.session().abort_state.is_reached() {
             return Ok(());
         }
         self.session().why_ended().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
@@ -172,10 +173,10 @@ impl TcpTransport {
     /// Agrees with the others, unless they have, on whether the group shares memory.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     #[inline(never)]
-    fn agree_once(&mut self, due: &Due<'_>) -> Result<()> {
+    fn establish_once(&mut self, due: &LazyDeadline<'_>) -> Result<()> {
         self.check_alive()?;
-        if self.together.is_none() {
-            self.together = Some(self.come_together(due)?.map(Box::new));
+        if self.shm_group.is_none() {
+            self.shm_group = Some(self.establish_shm_group(due)?.map(Box::new));
         }
         Ok(())
     }
@@ -183,22 +184,22 @@ impl TcpTransport {
     /// Opens the connections to these peers that are not open yet and that this rank dials, which needs nothing but the
     /// peer's service thread. A peer that dials does it when it comes to this call: what is for it waits, and nothing else.
     #[inline]
-    fn connect(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
+    fn connect(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
         let connected = peers.iter().all(|&peer| self.links[peer].is_some());
         if connected { Ok(()) } else { self.connect_to(peers, due.deadline()) }
     }
 
     #[inline(never)]
-    fn connect_to(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
+    fn connect_to(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), PeerError> {
         let membership = self.membership.clone();
         let watch = membership.session.watch(deadline);
         peers.iter().try_for_each(|&peer| {
-            self.dial(peer, watch).map_err(|error| unconnected(peer)(Fault::unconnected(error)))
+            self.dial(peer, watch).map_err(|error| unconnected(peer)(LinkError::unconnected(error)))
         })
     }
 
     /// Opens the connection to a peer, unless it is open or the peer dials.
-    fn dial(&mut self, peer: usize, watch: Watch<'_>) -> Result<(), WaitError<Error>> {
+    fn dial(&mut self, peer: usize, watch: ConnectionWait<'_>) -> Result<(), WaitError<Error>> {
         if self.rank.index() <= peer || self.links[peer].is_some() {
             return Ok(());
         }
@@ -208,8 +209,8 @@ impl TcpTransport {
     }
 
     /// Takes a new connection into use.
-    fn adopt(&mut self, peer: usize, link: Link) -> Result<()> {
-        let in_memory = matches!(link, Link::Memory(_));
+    fn adopt(&mut self, peer: usize, link: PeerLink) -> Result<()> {
+        let in_memory = matches!(link, PeerLink::Shm(_));
         if self.session().medium == Medium::Shm && !in_memory {
             return Err(Error::NotShared { peer: self.members[peer] });
         }
@@ -222,21 +223,22 @@ impl TcpTransport {
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.
     #[cold]
     #[inline(never)]
-    fn fail(&mut self, trouble: Trouble, due: &Due<'_>) -> Error {
+    fn fail(&mut self, peer_error: PeerError, due: &LazyDeadline<'_>) -> Error {
         self.scratch.clear();
-        self.links.iter_mut().flatten().for_each(Link::call_back);
+        self.links.iter_mut().flatten().for_each(PeerLink::cancel_offer);
         let (session, members) = (&*self.membership.session, &self.members);
-        Scene { session, members, channel: self.channel, call: self.call() }.fail(trouble, due.deadline())
+        ErrorContext { session, members, channel: self.channel, call: self.call() }
+            .fail(peer_error, due.deadline())
     }
 
     /// Delivers this rank's oldest message to itself.
-    fn receive_own(&mut self, len: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
-        let (theirs, message) = self.own.pop_front().ok_or(Fault::TimedOut)?;
+    fn receive_own(&mut self, len: usize, sink: &mut Sink<'_>) -> Result<(), LinkError> {
+        let (theirs, message) = self.own.pop_front().ok_or(LinkError::TimedOut)?;
         if theirs != self.call() {
-            return Err(Fault::Mismatch { theirs });
+            return Err(LinkError::Mismatch { theirs });
         }
         if message.len() != len {
-            return Err(Fault::Length { got: message.len() as u64, expected: len as u64 });
+            return Err(LinkError::Length { got: message.len() as u64, expected: len as u64 });
         }
         match sink {
             Sink::Into(memory) => memory.copy_from_slice(&message),
@@ -247,9 +249,9 @@ impl TcpTransport {
 
     /// Delivers this rank's bytes to itself.
     fn pass_own(&mut self, bytes: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
-        let alarm = Alarm { session: &self.membership.session, calls: &self.calls };
+        let abort_on_unwind = AbortOnUnwind { session: &self.membership.session, calls: &self.calls };
         self.scratch.pass(bytes, sink);
-        std::mem::forget(alarm);
+        std::mem::forget(abort_on_unwind);
     }
 }
 
@@ -273,8 +275,8 @@ impl Transport for TcpTransport {
     fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
         #[cfg(all(feature = "shm", target_os = "linux"))]
-        if let Some(Some(together)) = &mut self.together {
-            together.begin(call);
+        if let Some(Some(shm_group)) = &mut self.shm_group {
+            shm_group.begin(call);
         }
     }
 
@@ -286,7 +288,7 @@ impl Transport for TcpTransport {
         &mut self,
         mut send: Option<Outgoing<'_>>,
         mut receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         check_exchange((self.rank, &self.members), send.as_ref(), receive.as_ref())?;
         self.check_alive()?;
@@ -298,10 +300,11 @@ impl Transport for TcpTransport {
         }
         if let Some(own) = receive.take_if(|receive| receive.from == me) {
             let mut sink = own.sink;
-            self.receive_own(own.len, &mut sink).map_err(|fault| self.fail(receiving(me)(fault), due))?;
+            self.receive_own(own.len, &mut sink)
+                .map_err(|link_error| self.fail(receiving(me)(link_error), due))?;
         }
         if send.is_some() || receive.is_some() {
-            self.try_exchange(send, receive, due).map_err(|trouble| self.fail(trouble, due))?;
+            self.try_exchange(send, receive, due).map_err(|peer_error| self.fail(peer_error, due))?;
         }
         self.traffic.count(sent, received);
         Ok(())
@@ -312,7 +315,7 @@ impl Transport for TcpTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         check_peer(self.rank, peer)?;
         self.check_alive()?;
@@ -322,7 +325,7 @@ impl Transport for TcpTransport {
             self.pass_own(&own, &mut |offset, bytes| combine(&mut buffer[offset..][..bytes.len()], bytes));
         } else {
             self.try_exchange_in_place(peer, buffer, combine, due)
-                .map_err(|trouble| self.fail(trouble, due))?;
+                .map_err(|peer_error| self.fail(peer_error, due))?;
         }
         self.traffic.count(Some(length), Some(length));
         Ok(())
@@ -332,7 +335,7 @@ impl Transport for TcpTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         check_all((self.rank, &self.members), sends, receives)?;
         self.check_alive()?;
@@ -341,19 +344,20 @@ impl Transport for TcpTransport {
             self.own.push_back((self.call(), own.parts.concat()));
         }
         for own in receives.iter_mut().filter(|receive| receive.from == me) {
-            self.receive_own(own.len, &mut own.sink).map_err(|fault| self.fail(receiving(me)(fault), due))?;
+            self.receive_own(own.len, &mut own.sink)
+                .map_err(|link_error| self.fail(receiving(me)(link_error), due))?;
         }
-        self.try_exchange_all(sends, receives, due).map_err(|trouble| self.fail(trouble, due))?;
+        self.try_exchange_all(sends, receives, due).map_err(|peer_error| self.fail(peer_error, due))?;
         sends.iter().for_each(|send| self.traffic.count(Some(send.len()), None));
         receives.iter().for_each(|receive| self.traffic.count(None, Some(receive.len)));
         Ok(())
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.check_alive()?;
-        self.connect_in_time(peers, due).map_err(|trouble| self.fail(trouble, due))?;
-        self.await_message(peers, due).map_err(|trouble| self.fail(trouble, due))
+        self.connect_in_time(peers, due).map_err(|peer_error| self.fail(peer_error, due))?;
+        self.wait_for_message(peers, due).map_err(|peer_error| self.fail(peer_error, due))
     }
 
     fn unread(&mut self) -> Option<usize> {
@@ -361,7 +365,7 @@ impl Transport for TcpTransport {
             return Some(self.rank.index());
         }
         let mut links = self.links.iter_mut();
-        let unread = links.position(|link| link.as_mut().is_some_and(Link::has_message));
+        let unread = links.position(|link| link.as_mut().is_some_and(PeerLink::has_message));
         unread.or_else(|| {
             let arrivals = &self.membership.session.arrivals;
             self.members.iter().position(|&member| arrivals.has_message(self.channel, member))
@@ -369,7 +373,7 @@ impl Transport for TcpTransport {
     }
 
     fn hosts(&self) -> Vec<u64> {
-        self.members.iter().map(|&member| self.session().homes[member].host).collect()
+        self.members.iter().map(|&member| self.session().peer_infos[member].host).collect()
     }
 
     fn cores(&self) -> usize {
@@ -387,24 +391,24 @@ impl Transport for TcpTransport {
     }
 
     fn aborted(&self) -> Option<Abort> {
-        self.session().verdict.get()
+        self.session().abort_state.get()
     }
 
     fn traffic(&self) -> Traffic {
         #[cfg(all(feature = "shm", target_os = "linux"))]
-        if let Some(Some(together)) = &self.together {
-            return self.traffic + together.traffic();
+        if let Some(Some(shm_group)) = &self.shm_group {
+            return self.traffic + shm_group.traffic();
         }
         self.traffic
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
-        if self.together.is_none() || self.session().verdict.is_reached() {
-            self.agree_once(due)?;
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+        if self.shm_group.is_none() || self.session().abort_state.is_reached() {
+            self.establish_once(due)?;
         }
-        match &mut self.together {
-            Some(Some(together)) => Ok(Some(&mut **together)),
+        match &mut self.shm_group {
+            Some(Some(shm_group)) => Ok(Some(&mut **shm_group)),
             _ => Ok(None),
         }
     }
@@ -412,7 +416,7 @@ impl Transport for TcpTransport {
     #[cfg(all(feature = "shm", target_os = "linux"))]
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         let session = self.session();
-        session.homes[session.rank.index()].shares().then(|| session.heap.allocate(bytes)).flatten()
+        session.peer_infos[session.rank.index()].shares().then(|| session.heap.allocate(bytes)).flatten()
     }
 }
 
@@ -425,7 +429,7 @@ impl Drop for TcpTransport {
         self.session().forget_announced(self.channel);
         let unasked = self.session().arrivals.forget(self.channel);
         if self.aborted().is_none() {
-            self.links.iter().flatten().chain(&unasked).for_each(Link::say_goodbye);
+            self.links.iter().flatten().chain(&unasked).for_each(PeerLink::say_goodbye);
         }
     }
 }

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Together;
-use crate::shm::{self, Exposure, Mapping, Origin};
+use super::ShmGroup;
+use crate::shm::{self, Mapping, RegionOrigin, RemoteRegion};
 use crate::tcp::dial;
-use crate::tcp::message::Fault;
+use crate::tcp::message::LinkError;
 use crate::tcp::session::lock;
-use crate::{Exposed, Grain, Reach, Result};
+use crate::{ExposedRegion, Grain, Reach, Result};
 
 /// Where bytes of another rank lie.
 pub(super) enum Located {
@@ -19,46 +19,46 @@ pub(super) enum Located {
     Process(i32, u64),
 }
 
-impl Together {
+impl ShmGroup {
     /// Tells the others what of this rank's memory is exposed in the current call, and keeps what is lent.
-    pub(super) fn expose(&mut self, memory: Exposed<'_>) {
-        let exposure = match &memory {
-            Exposed::Nothing => Exposure::NOTHING,
-            Exposed::Read(bytes) => self.exposure(bytes, false),
-            Exposed::Write(lent) => self.exposure(lent.bytes(), true),
+    pub(super) fn expose(&mut self, memory: ExposedRegion<'_>) {
+        let region = match &memory {
+            ExposedRegion::Nothing => RemoteRegion::NOTHING,
+            ExposedRegion::Read(bytes) => self.region(bytes, false),
+            ExposedRegion::Write(lent) => self.region(lent.bytes(), true),
         };
-        if let Exposed::Write(lent) = memory {
+        if let ExposedRegion::Write(lent) = memory {
             self.lent = Some(lent);
         }
-        self.say_exposed(exposure);
+        self.store_region(region);
     }
 
-    fn exposure(&self, bytes: &[u8], writable: bool) -> Exposure {
-        Exposure { len: bytes.len() as u64, writable, origin: self.origin(bytes) }
+    fn region(&self, bytes: &[u8], writable: bool) -> RemoteRegion {
+        RemoteRegion { len: bytes.len() as u64, writable, origin: self.origin(bytes) }
     }
 
-    /// Says it to the others, unless they know it from the last call whose turn had this index.
+    /// Says it to the others, unless they know it from the last call whose generation had this index.
     #[inline]
-    pub(super) fn say_exposed(&mut self, exposure: Exposure) {
-        let turn = self.current.turn();
-        if self.exposures[turn.index()] != exposure {
-            self.exposures[turn.index()] = exposure;
-            self.memory.expose(self.rank.index(), turn, exposure);
+    pub(super) fn store_region(&mut self, region: RemoteRegion) {
+        let generation = self.current.generation();
+        if self.regions[generation.index()] != region {
+            self.regions[generation.index()] = region;
+            self.memory.expose(self.rank.index(), generation, region);
         }
     }
 
     /// Where exposed memory of this rank lies.
-    fn origin(&self, memory: &[u8]) -> Origin {
+    fn origin(&self, memory: &[u8]) -> RegionOrigin {
         match self.membership.session.heap.find(memory) {
-            Some((arena, offset)) => Origin::Heap { arena, offset },
-            None => Origin::Process { address: memory.as_ptr().expose_provenance() as u64 },
+            Some((arena, offset)) => RegionOrigin::Heap { arena, offset },
+            None => RegionOrigin::Process { address: memory.as_ptr().expose_provenance() as u64 },
         }
     }
 
     /// Lets `read` see memory that a rank has exposed.
     ///
     /// # Safety
-    /// As said of [`Direct`](crate::Direct).
+    /// As logged of [`Direct`](crate::Direct).
     #[inline(never)]
     pub(super) unsafe fn view_exposed(
         &mut self,
@@ -82,16 +82,16 @@ impl Together {
                     Ok(())
                 });
                 self.scratch = scratch;
-                outcome.map_err(|error| self.broken(rank, error))?;
+                outcome.map_err(|error| self.system_error(rank, error))?;
             }
         }
-        self.was_open(rank)
+        self.check_not_failed(rank)
     }
 
     /// Copies into memory that a rank has lent.
     ///
     /// # Safety
-    /// As said of [`Direct`](crate::Direct).
+    /// As logged of [`Direct`](crate::Direct).
     #[inline(never)]
     pub(super) unsafe fn write_lent(
         &mut self,
@@ -107,7 +107,7 @@ impl Together {
                 let process = process.ok_or_else(|| self.out_of_reach(rank, range))?;
                 // SAFETY: the rank has lent these bytes in this call, and does not free them before it is over for every rank.
                 let written = unsafe { process.write(address, bytes) };
-                written.map_err(|error| self.broken(rank, error))?;
+                written.map_err(|error| self.system_error(rank, error))?;
             }
         }
         Ok(())
@@ -115,12 +115,12 @@ impl Together {
 
     /// Where bytes of memory that a rank has exposed lie.
     pub(super) fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
-        let exposure = self.memory.exposure(rank, self.current.turn());
-        let inside = range.start <= range.end && range.end as u64 <= exposure.len;
-        let allowed = exposure.writable || !to_write;
+        let region = self.memory.region(rank, self.current.generation());
+        let inside = range.start <= range.end && range.end as u64 <= region.len;
+        let allowed = region.writable || !to_write;
         let reach = if to_write { Reach::Write } else { Reach::Read };
-        match exposure.origin {
-            Origin::Heap { arena, offset } if inside && allowed => {
+        match region.origin {
+            RegionOrigin::Heap { arena, offset } if inside && allowed => {
                 let arena = self.arena(rank, arena)?;
                 let begin = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(range.start));
                 match begin.filter(|&begin| arena.holds(begin, range.len())) {
@@ -128,7 +128,7 @@ impl Together {
                     None => Err(self.out_of_reach(rank, range)),
                 }
             }
-            Origin::Process { address } if inside && allowed && self.reach >= reach => {
+            RegionOrigin::Process { address } if inside && allowed && self.reach >= reach => {
                 let process = self.memory.process(rank).load(Ordering::Relaxed).cast_signed();
                 Ok(Located::Process(process, address.wrapping_add(range.start as u64)))
             }
@@ -149,7 +149,7 @@ impl Together {
             None => {
                 let mapped = dial::map_arena(session, member, number, session.watch(self.deadline));
                 let mapping = mapped.map_err(|e| {
-                    self.fail(self.current.turn(), (rank, Fault::unconnected(e)), self.deadline)
+                    self.fail(self.current.generation(), (rank, LinkError::unconnected(e)), self.deadline)
                 })?;
                 let mapping = Arc::new(mapping);
                 lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use crate::tcp::patience::SPIN;
+use crate::tcp::link_wait::SPIN;
 
 /// How often to give the core away in one wait.
 const YIELDS_MAX: u32 = 200;
@@ -22,7 +22,7 @@ const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
 /// For how long after one that lasted too long yields are watched, and a stranger who is met after a penalty is one who stays.
 const REMEMBERED: Duration = Duration::from_millis(20);
 /// The turns to be asked for where strangers want the cores: the shortest that the system grants.
-pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
+pub(super) const SHORT_SLICE: Duration = Duration::from_micros(100);
 /// For how long it does not yield after it did so to a stranger, of whom the system has some that are soon gone.
 const PENALTY: Duration = Duration::from_millis(1);
 /// The same after one who stays: four times as long after each yield to one, up to this.
@@ -34,56 +34,56 @@ const WAITS_ON_ONE_CORE: u32 = 1000;
 
 /// What a waiting rank does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    Look,
+pub(super) enum WaitStep {
+    Spin,
     Yield,
     Sleep,
 }
 
 /// What one rank has learnt about giving its core away.
 #[derive(Debug)]
-pub(super) struct Courtesy {
+pub(super) struct GroupWaitPolicy {
     core_per_rank: bool,
     /// For how long it did not yield after the last stranger, and until when.
     penalty: Duration,
     penalty_ends: Duration,
-    watched_until: Duration,
+    measured_until: Duration,
     /// Waits that may give the core away before one has to sleep.
     waits_on_one_core: u32,
 }
 
 /// One wait that was not over at once.
 #[derive(Debug)]
-pub(super) struct Wait {
+pub(super) struct GroupWait {
     since: Duration,
     yields: u32,
 }
 
-impl Wait {
+impl GroupWait {
     pub(super) const fn begin(now: Duration) -> Self {
         Self { since: now, yields: 0 }
     }
 }
 
-impl Courtesy {
+impl GroupWaitPolicy {
     pub(super) const fn new(core_per_rank: bool) -> Self {
         Self {
             core_per_rank,
             penalty: Duration::ZERO,
             penalty_ends: Duration::ZERO,
-            watched_until: Duration::ZERO,
+            measured_until: Duration::ZERO,
             waits_on_one_core: 0,
         }
     }
 
     /// Whether to watch, from now on, who has the core.
-    pub(super) fn is_watchful(&self, now: Duration) -> bool {
-        now < self.watched_until
+    pub(super) fn is_measuring(&self, now: Duration) -> bool {
+        now < self.measured_until
     }
 
     /// Learns for how long, until `now`, the core was away and, if that was too long and was watched, for how long no rank
     /// had it. Gives whether ranks had better take short turns.
-    pub(super) fn gave_away(
+    pub(super) fn record_yield(
         &mut self,
         now: Duration,
         lasted: Duration,
@@ -92,7 +92,7 @@ impl Courtesy {
         if lasted <= YIELD_TOO_LONG {
             return false;
         }
-        self.watched_until = now + REMEMBERED;
+        self.measured_until = now + REMEMBERED;
         if lost().is_none_or(|lost| lost <= YIELD_TOO_LONG) {
             return false;
         }
@@ -103,22 +103,22 @@ impl Courtesy {
     }
 
     /// What to do now, if the core `is_wanted` by a rank that has not come as far, or not.
-    pub(super) fn next(&mut self, wait: &mut Wait, now: Duration, is_wanted: bool) -> Next {
+    pub(super) fn next(&mut self, wait: &mut GroupWait, now: Duration, is_wanted: bool) -> WaitStep {
         if !is_wanted {
-            return if now - wait.since < SPIN { Next::Look } else { Next::Sleep };
+            return if now - wait.since < SPIN { WaitStep::Spin } else { WaitStep::Sleep };
         }
         if self.core_per_rank || now < self.penalty_ends || wait.yields == YIELDS_MAX {
-            return Next::Sleep;
+            return WaitStep::Sleep;
         }
         if wait.yields == 0 {
             let Some(left) = self.waits_on_one_core.checked_sub(1) else {
                 self.waits_on_one_core = WAITS_ON_ONE_CORE;
-                return Next::Sleep;
+                return WaitStep::Sleep;
             };
             self.waits_on_one_core = left;
         }
         wait.yields += 1;
-        Next::Yield
+        WaitStep::Yield
     }
 }
 
@@ -130,107 +130,107 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    const ROOMY: Courtesy = Courtesy::new(true);
-    const CROWDED: Courtesy = Courtesy::new(false);
+    const ROOMY: GroupWaitPolicy = GroupWaitPolicy::new(true);
+    const CROWDED: GroupWaitPolicy = GroupWaitPolicy::new(false);
 
     #[test]
     fn a_rank_with_a_core_to_itself_looks_for_a_while_and_then_sleeps() {
-        let mut courtesy = ROOMY;
-        let mut wait = Wait::begin(us(1000));
-        assert_eq!(courtesy.next(&mut wait, us(1000), false), Next::Look);
-        assert_eq!(courtesy.next(&mut wait, us(999) + SPIN, false), Next::Look);
-        assert_eq!(courtesy.next(&mut wait, us(1000) + SPIN, false), Next::Sleep);
+        let mut wait_policy = ROOMY;
+        let mut wait = GroupWait::begin(us(1000));
+        assert_eq!(wait_policy.next(&mut wait, us(1000), false), WaitStep::Spin);
+        assert_eq!(wait_policy.next(&mut wait, us(999) + SPIN, false), WaitStep::Spin);
+        assert_eq!(wait_policy.next(&mut wait, us(1000) + SPIN, false), WaitStep::Sleep);
     }
 
     #[test]
     fn where_there_is_another_core_nobody_spins_on_a_core_that_is_wanted() {
-        let mut courtesy = ROOMY;
-        let mut wait = Wait::begin(us(0));
-        assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Sleep);
-        assert_eq!(courtesy.next(&mut wait, us(1), false), Next::Look);
+        let mut wait_policy = ROOMY;
+        let mut wait = GroupWait::begin(us(0));
+        assert_eq!(wait_policy.next(&mut wait, us(0), true), WaitStep::Sleep);
+        assert_eq!(wait_policy.next(&mut wait, us(1), false), WaitStep::Spin);
     }
 
     /// Of a rank that has just slept so that it could be woken on another core.
-    fn rested() -> Courtesy {
-        Courtesy { waits_on_one_core: WAITS_ON_ONE_CORE, ..CROWDED }
+    fn rested() -> GroupWaitPolicy {
+        GroupWaitPolicy { waits_on_one_core: WAITS_ON_ONE_CORE, ..CROWDED }
     }
 
     #[test]
     fn one_of_many_waits_on_one_core_sleeps() {
-        let mut courtesy = CROWDED;
+        let mut wait_policy = CROWDED;
         for _ in 0..2 {
-            let mut wait = Wait::begin(us(0));
-            assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Sleep);
+            let mut wait = GroupWait::begin(us(0));
+            assert_eq!(wait_policy.next(&mut wait, us(0), true), WaitStep::Sleep);
             for number in 0..WAITS_ON_ONE_CORE {
-                let mut wait = Wait::begin(us(0));
-                assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield, "wait {number}");
-                assert_eq!(courtesy.next(&mut wait, us(1), true), Next::Yield, "wait {number}");
+                let mut wait = GroupWait::begin(us(0));
+                assert_eq!(wait_policy.next(&mut wait, us(0), true), WaitStep::Yield, "wait {number}");
+                assert_eq!(wait_policy.next(&mut wait, us(1), true), WaitStep::Yield, "wait {number}");
             }
         }
     }
 
     #[test]
     fn a_rank_whose_core_is_wanted_gives_it_away_and_sleeps_in_the_end() {
-        let mut courtesy = rested();
-        let mut wait = Wait::begin(us(0));
-        for turn in 0..YIELDS_MAX {
-            assert_eq!(courtesy.next(&mut wait, us(u64::from(turn)), true), Next::Yield);
+        let mut wait_policy = rested();
+        let mut wait = GroupWait::begin(us(0));
+        for generation in 0..YIELDS_MAX {
+            assert_eq!(wait_policy.next(&mut wait, us(u64::from(generation)), true), WaitStep::Yield);
         }
-        assert_eq!(courtesy.next(&mut wait, us(200), true), Next::Sleep);
-        let mut next = Wait::begin(us(300));
-        assert_eq!(courtesy.next(&mut next, us(300), true), Next::Yield);
+        assert_eq!(wait_policy.next(&mut wait, us(200), true), WaitStep::Sleep);
+        let mut next = GroupWait::begin(us(300));
+        assert_eq!(wait_policy.next(&mut next, us(300), true), WaitStep::Yield);
     }
 
     /// Gives the core away until then for this long, of which strangers had it for so long.
-    fn give_away(courtesy: &mut Courtesy, now: u64, lasted: u64, to_strangers: u64) -> bool {
-        let is_watchful = courtesy.is_watchful(us(now - lasted));
-        courtesy.gave_away(us(now), us(lasted), || is_watchful.then_some(us(to_strangers)))
+    fn give_away(wait_policy: &mut GroupWaitPolicy, now: u64, lasted: u64, to_strangers: u64) -> bool {
+        let is_measuring = wait_policy.is_measuring(us(now - lasted));
+        wait_policy.record_yield(us(now), us(lasted), || is_measuring.then_some(us(to_strangers)))
     }
 
-    fn next(courtesy: &mut Courtesy, now: u64) -> Next {
-        let mut wait = Wait::begin(us(now));
+    fn next(wait_policy: &mut GroupWaitPolicy, now: u64) -> WaitStep {
+        let mut wait = GroupWait::begin(us(now));
         // A core to itself is used whatever there was.
-        assert_eq!(courtesy.next(&mut wait, us(now), false), Next::Look);
-        courtesy.next(&mut wait, us(now), true)
+        assert_eq!(wait_policy.next(&mut wait, us(now), false), WaitStep::Spin);
+        wait_policy.next(&mut wait, us(now), true)
     }
 
     #[test]
     fn a_long_yield_may_have_been_to_a_rank_and_the_next_ones_are_watched() {
-        let mut courtesy = rested();
-        assert!(!give_away(&mut courtesy, 10_000, 1000, 0));
-        assert!(!courtesy.is_watchful(us(10_000)));
+        let mut wait_policy = rested();
+        assert!(!give_away(&mut wait_policy, 10_000, 1000, 0));
+        assert!(!wait_policy.is_measuring(us(10_000)));
         for now in [20_000, 30_000, 50_000] {
-            assert!(!give_away(&mut courtesy, now, 1001, 1000));
-            assert_eq!(next(&mut courtesy, now), Next::Yield);
-            assert!(courtesy.is_watchful(us(now)) && courtesy.is_watchful(us(now + 19_999)));
-            assert!(!courtesy.is_watchful(us(now + 20_000)));
+            assert!(!give_away(&mut wait_policy, now, 1001, 1000));
+            assert_eq!(next(&mut wait_policy, now), WaitStep::Yield);
+            assert!(wait_policy.is_measuring(us(now)) && wait_policy.is_measuring(us(now + 19_999)));
+            assert!(!wait_policy.is_measuring(us(now + 20_000)));
         }
     }
 
     #[test]
     fn after_yields_to_a_stranger_who_stays_it_sleeps_for_longer_and_longer() {
-        let mut courtesy = rested();
+        let mut wait_policy = rested();
         let mut now = 10_000;
         for expected in [1000, 4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000] {
             // From here on it is watched.
-            give_away(&mut courtesy, now, 3000, 0);
+            give_away(&mut wait_policy, now, 3000, 0);
             now += 10_000;
-            assert_eq!(give_away(&mut courtesy, now, 3000, 1001), expected >= 16_000);
-            assert_eq!(next(&mut courtesy, now + expected - 1), Next::Sleep);
+            assert_eq!(give_away(&mut wait_policy, now, 3000, 1001), expected >= 16_000);
+            assert_eq!(next(&mut wait_policy, now + expected - 1), WaitStep::Sleep);
             now += expected;
-            assert_eq!(next(&mut courtesy, now), Next::Yield);
+            assert_eq!(next(&mut wait_policy, now), WaitStep::Yield);
             now += 9_000;
         }
     }
 
     #[test]
     fn strangers_who_are_soon_gone_cost_little() {
-        let mut courtesy = rested();
+        let mut wait_policy = rested();
         for now in (1..10).map(|round| round * 30_000) {
-            give_away(&mut courtesy, now - 5000, 3000, 3000);
-            assert!(!give_away(&mut courtesy, now, 3000, 3000));
-            assert_eq!(next(&mut courtesy, now + 999), Next::Sleep);
-            assert_eq!(next(&mut courtesy, now + 1000), Next::Yield);
+            give_away(&mut wait_policy, now - 5000, 3000, 3000);
+            assert!(!give_away(&mut wait_policy, now, 3000, 3000));
+            assert_eq!(next(&mut wait_policy, now + 999), WaitStep::Sleep);
+            assert_eq!(next(&mut wait_policy, now + 1000), WaitStep::Yield);
         }
     }
 }

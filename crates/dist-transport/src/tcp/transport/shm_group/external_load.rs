@@ -20,13 +20,13 @@ const GOOD_FOR: Duration = Duration::from_millis(1);
 /// Threads count with their process: a rank whose threads compute on other cores, or that shares its process with other
 /// ranks, may take a stranger for one of them.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct ExternalLoad {
     since: Duration,
     processes: SmallVec<[i32; 8]>,
     used: Duration,
 }
 
-impl Watch {
+impl ExternalLoad {
     /// Begins now; `None` if the system does not tell who has had processors.
     pub(super) fn begin(memory: &GroupMemory, rank: Rank, runtime: &Runtime) -> Option<Self> {
         let processes = processes_here(memory, rank);

@@ -5,13 +5,15 @@
 //! anywhere, and nobody does it. Who finds the number has the right process, and keeps a descriptor of it: the number of a
 //! process that has ended may be another's.
 
-use super::Together;
+use super::ShmGroup;
 use crate::shm::Process;
-use crate::{Direct, Due, Entry, Exposed, Owned, Place, Reach, Result, Slots, Traffic, auth, shm};
+use crate::{
+    CallEntry, Direct, ExposedRegion, LazyDeadline, Owned, Place, Reach, Result, SlotUse, Traffic, auth, shm,
+};
 
-impl Together {
+impl ShmGroup {
     /// Agrees with the others on how far ranks reach, which is not beyond `limit`.
-    pub(in crate::tcp::transport) fn probe(&mut self, limit: Reach, due: &Due<'_>) -> Result<Reach> {
+    pub(in crate::tcp::transport) fn probe(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         if limit > Reach::Slots {
             let found = self.try_reach(limit, due)?;
             self.reach = self.least(found, due)?;
@@ -22,26 +24,26 @@ impl Together {
     }
 
     /// How far this rank reaches into every other's memory, and every other into its own.
-    fn try_reach(&mut self, limit: Reach, due: &Due<'_>) -> Result<Reach> {
+    fn try_reach(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         let [number, ..]: [u64; 4] = bytemuck::pod_read_unaligned(&auth::random_bytes()?);
         let me = self.rank.index();
         // A cell for the number, and one for each rank to write it back to.
         let mut cells = vec![0_u64; 1 + self.rank.world_size()];
         cells[0] = number;
-        let entry = Entry { rank: self.rank, agreed: 0, posts: 2, slots: Slots::Unused };
-        // SAFETY: all ranks do these steps. Each writes its own line before its first post, and in the memory of another rank
-        // only the cell that is there for it, between that rank's first post and its own last.
-        unsafe { self.enter(entry, Exposed::Write(Owned::from(cells).lend()), due) }?;
+        let entry = CallEntry { rank: self.rank, plan_digest: 0, signals: 2, slots: SlotUse::Unused };
+        // SAFETY: all ranks do these steps. Each writes its own line before its first signal, and in the memory of another rank
+        // only the cell that is there for it, between that rank's first signal and its own last.
+        unsafe { self.enter(entry, ExposedRegion::Write(Owned::from(cells).lend()), due) }?;
         // SAFETY: as above.
-        unsafe { self.publish(Place::Line, 0, &number.to_ne_bytes()) };
+        unsafe { self.publish(Place::FlagLine, 0, &number.to_ne_bytes()) };
         // SAFETY: as above.
-        unsafe { self.post() };
+        unsafe { self.signal() };
         let (mut reads, mut writes) = (true, limit == Reach::Write);
         for peer in self.others() {
             self.wait(peer, 1, due)?;
             let (mut told, mut found) = ([0; 8], [0; 8]);
-            // SAFETY: as above; the rank has posted.
-            unsafe { self.read(peer, Place::Line, 0, &mut told) }?;
+            // SAFETY: as above; the rank has signalled.
+            unsafe { self.read(peer, Place::FlagLine, 0, &mut told) }?;
             let mut process = None;
             reads &= self.reach_into(peer, |number, address| {
                 // Before the number is found there, so that it is not found in another.
@@ -61,10 +63,10 @@ impl Together {
                 });
         }
         // SAFETY: as above.
-        unsafe { self.post() };
+        unsafe { self.signal() };
         self.others().try_for_each(|peer| self.wait(peer, 2, due))?;
-        self.settle();
-        let lent = self.take_back().expect("all have posted for the last time");
+        self.wake_waiters();
+        let lent = self.reclaim().expect("all have signalled for the last time");
         let cells = lent.into_owned::<u64>().expect("they are what was lent");
         writes &= self.others().all(|peer| cells[1 + peer] == number);
         Ok(match (reads, writes) {
@@ -75,7 +77,9 @@ impl Together {
     }
 
     fn reach_into(&self, peer: usize, reach: impl FnOnce(i32, u64) -> std::io::Result<()>) -> bool {
-        let shm::Origin::Process { address } = self.memory.exposure(peer, self.current.turn()).origin else {
+        let shm::RegionOrigin::Process { address } =
+            self.memory.region(peer, self.current.generation()).origin
+        else {
             return false;
         };
         let process = self.memory.process(peer).load(std::sync::atomic::Ordering::Relaxed).cast_signed();
@@ -87,24 +91,24 @@ impl Together {
     }
 
     /// The least of what all ranks have found.
-    fn least(&mut self, found: Reach, due: &Due<'_>) -> Result<Reach> {
+    fn least(&mut self, found: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
         let mut least = found;
-        let entry = Entry { rank: self.rank, agreed: 0, posts: 1, slots: Slots::Unused };
-        // SAFETY: all ranks do these steps: each writes its own line before its post, and reads others' after theirs.
-        unsafe { self.enter(entry, Exposed::Nothing, due) }?;
+        let entry = CallEntry { rank: self.rank, plan_digest: 0, signals: 1, slots: SlotUse::Unused };
+        // SAFETY: all ranks do these steps: each writes its own line before its signal, and reads others' after theirs.
+        unsafe { self.enter(entry, ExposedRegion::Nothing, due) }?;
         // SAFETY: as above.
-        unsafe { self.publish(Place::Line, 0, &[found as u8]) };
+        unsafe { self.publish(Place::FlagLine, 0, &[found as u8]) };
         // SAFETY: as above.
-        unsafe { self.post() };
+        unsafe { self.signal() };
         for peer in self.others() {
             self.wait(peer, 1, due)?;
             let mut theirs = [0];
-            // SAFETY: as above; the rank has posted.
-            unsafe { self.read(peer, Place::Line, 0, &mut theirs) }?;
+            // SAFETY: as above; the rank has signalled.
+            unsafe { self.read(peer, Place::FlagLine, 0, &mut theirs) }?;
             least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
         }
-        self.settle();
+        self.wake_waiters();
         Ok(least)
     }
 }

@@ -1,10 +1,10 @@
-//! Simulated memory of a group: posts are messages of no bytes, and what they hand over lies behind a lock.
+//! Simulated memory of a group: signals are messages of no bytes, and what they hand over lies behind a lock.
 //!
-//! So posts take the time of messages, are held up, lost with their rank and reported as messages are. What is read and
+//! So signals take the time of messages, are held up, lost with their rank and reported as messages are. What is read and
 //! written costs what [`MemoryCosts`] say. Of memory that a rank exposes, others see a copy: the rank
-//! [shows](Direct::show) what it changes, and what others have written is there when it [takes](Direct::take_back) the memory
+//! [shows](Direct::update_exposed) what it changes, and what others have written is there when it [takes](Direct::reclaim) the memory
 //! back. So nothing here relies on what callers of the `unsafe` methods promise.
-#![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe elsewhere")]
+#![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe mismatch")]
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,14 +16,15 @@ use super::message::Message;
 use super::transport::SimTransport;
 use crate::direct::sealed::Sealed;
 use crate::{
-    Abandon, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, DirectCall, Due, Entry, Error, Exposed,
-    Fingerprint, Grain, Lent, MemoryCosts, Outgoing, Place, Rank, Reach, Result, Shared, Traffic, Transport,
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, ChannelId, Deadline, Direct, DirectCall, Error,
+    ExposedRegion, Fingerprint, Grain, GroupLayout, LazyDeadline, Lent, MemoryCosts, Outgoing, Place, Rank,
+    Reach, Result, Traffic, Transport,
 };
 
-const SHARED: Shared = Shared::on_host(Reach::Write);
+const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
-/// Which of the children of a channel carries its posts: one that no fork is.
-const POSTS: u64 = u64::MAX;
+/// Which of the children of a channel carries its signals: one that no fork is.
+const SIGNALS: u64 = u64::MAX;
 
 /// The memory of every group that has one, as long as one of its ranks has it.
 #[derive(Debug)]
@@ -34,19 +35,19 @@ pub(super) struct Segments {
 
 /// What each rank of a group shares.
 #[derive(Debug)]
-struct Segment(Mutex<Vec<Share>>);
+struct Segment(Mutex<Vec<RankMemory>>);
 
 /// What a rank shares.
 #[derive(Debug, Default)]
-struct Share {
-    calls: [OfCall; CALLS_MAX],
+struct RankMemory {
+    calls: [CallMemory; CALLS_MAX],
     /// For every other call.
     slots: [[Vec<u8>; SHARED.slots]; 2],
 }
 
-/// What a rank shares in one of the calls that may be under way at once, beside slots.
+/// What a rank shares in one of the calls that may be under way at once, signal_channel slots.
 #[derive(Debug, Default)]
-struct OfCall {
+struct CallMemory {
     line: Vec<u8>,
     sheet: Vec<u8>,
     exposed: Vec<u8>,
@@ -58,16 +59,16 @@ struct OfCall {
 
 /// One rank's view of its group's memory.
 #[derive(Debug)]
-pub(super) struct Together {
-    posts: SimTransport,
+pub(super) struct SimShmGroup {
+    signals: SimTransport,
     segment: Arc<Segment>,
-    /// The last calls, of which posts may still be under way, by their turn; the current one among them.
+    /// The last calls, of which signals may still be under way, by their turn; the current one among them.
     calls: [Call; CALLS_MAX],
     /// How many this rank has entered.
     current: usize,
-    /// Posts of each rank that were seen.
+    /// Signals of each rank that were seen.
     seen: Vec<u64>,
-    /// What a post failed with.
+    /// What a signal failed with.
     broken: Option<Error>,
     /// What this rank has lent in the last call, unless it has it back.
     lent: Option<Lent>,
@@ -83,8 +84,8 @@ pub(super) struct Together {
 struct Call {
     fingerprint: Fingerprint,
     base: u64,
-    posts: u32,
-    posted: u32,
+    signals: u32,
+    signalled: u32,
 }
 
 impl Segments {
@@ -105,22 +106,22 @@ impl Segments {
 }
 
 impl Segment {
-    fn lock(&self) -> MutexGuard<'_, Vec<Share>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RankMemory>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Share {
+impl RankMemory {
     /// A place as it is in the call of this number, with room for the range.
     fn place(&mut self, call: usize, place: Place, end: usize) -> Option<&mut Vec<u8>> {
-        let of_call = &mut self.calls[call % CALLS_MAX];
+        let call_memory = &mut self.calls[call % CALLS_MAX];
         let (bytes, max) = match place {
-            Place::Line => (&mut of_call.line, SHARED.line_bytes),
-            Place::Sheet => (&mut of_call.sheet, SHARED.sheet_bytes),
+            Place::FlagLine => (&mut call_memory.line, SHARED.flag_line_bytes),
+            Place::EagerBuffer => (&mut call_memory.sheet, SHARED.eager_bytes),
             Place::Slot(slot) => (self.slots[call % 2].get_mut(slot)?, SHARED.slot_bytes),
-            Place::Memory if of_call.readable => {
-                let len = of_call.exposed.len();
-                (&mut of_call.exposed, len)
+            Place::Memory if call_memory.readable => {
+                let len = call_memory.exposed.len();
+                (&mut call_memory.exposed, len)
             }
             Place::Memory => return None,
         };
@@ -129,15 +130,15 @@ impl Share {
     }
 }
 
-impl Together {
+impl SimShmGroup {
     /// The memory of this transport's group.
     pub(super) fn new(transport: &SimTransport, segments: &Segments) -> Self {
-        let posts = transport.beside(POSTS);
-        let ranks = posts.rank().world_size();
-        let none = Call { fingerprint: Fingerprint::NONE, base: 0, posts: 0, posted: 0 };
-        let segment = segments.get(posts.channel(), ranks);
+        let signals = transport.signal_channel(SIGNALS);
+        let ranks = signals.rank().world_size();
+        let none = Call { fingerprint: Fingerprint::NONE, base: 0, signals: 0, signalled: 0 };
+        let segment = segments.get(signals.channel(), ranks);
         Self {
-            posts,
+            signals,
             segment,
             calls: [none; CALLS_MAX],
             current: 0,
@@ -153,7 +154,7 @@ impl Together {
 
     /// Says which call the next one to be entered is.
     pub(super) fn begin(&mut self, call: &Fingerprint) {
-        self.posts.begin(call);
+        self.signals.begin(call);
     }
 
     pub(super) const fn traffic(&self) -> Traffic {
@@ -161,7 +162,7 @@ impl Together {
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
-        let rank = self.posts.rank();
+        let rank = self.signals.rank();
         (0..rank.world_size()).filter(move |&peer| peer != rank.index())
     }
 
@@ -172,7 +173,7 @@ impl Together {
         let whole = self.owed_ps / NANOSECOND;
         self.owed_ps %= NANOSECOND;
         if whole > 0 {
-            self.posts.runtime().sleep(Duration::from_nanos(whole));
+            self.signals.runtime().sleep(Duration::from_nanos(whole));
         }
     }
 
@@ -185,27 +186,27 @@ impl Together {
         &mut self.calls[self.current % CALLS_MAX]
     }
 
-    /// What a rank shares in this call, beside slots.
-    fn shared_by<'a>(&self, segment: &'a mut [Share], rank: usize) -> &'a mut OfCall {
+    /// What a rank shares in this call, signal_channel slots.
+    fn shared_by<'a>(&self, segment: &'a mut [RankMemory], rank: usize) -> &'a mut CallMemory {
         &mut segment[rank].calls[self.current % CALLS_MAX]
     }
 
-    /// Waits until a rank has posted so often in one of the last calls.
-    fn wait_in(&mut self, call: usize, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
+    /// Waits until a rank has signalled so often in one of the last calls.
+    fn wait_in(&mut self, call: usize, peer: usize, signals: u32, deadline: Deadline) -> Result<()> {
         self.broken.take().map_or(Ok(()), Err)?;
-        let wanted = self.calls[call % CALLS_MAX].base + u64::from(posts);
+        let wanted = self.calls[call % CALLS_MAX].base + u64::from(signals);
         while self.seen[peer] < wanted {
             let next = self.seen[peer];
-            let comes = self.calls.iter().find(|call| next.wrapping_sub(call.base) < u64::from(call.posts));
-            let fingerprint = comes.expect("posts of older calls were waited for").fingerprint;
-            self.posts.receive_of(fingerprint, peer, deadline)?;
+            let comes = self.calls.iter().find(|call| next.wrapping_sub(call.base) < u64::from(call.signals));
+            let fingerprint = comes.expect("signals of older calls were waited for").fingerprint;
+            self.signals.receive_of(fingerprint, peer, deadline)?;
             self.seen[peer] += 1;
         }
         Ok(())
     }
 
     fn out_of_reach(&self, rank: usize, range: &Range<usize>) -> Error {
-        Error::OutOfReach { peer: self.posts.members()[rank], start: range.start, end: range.end }
+        Error::OutOfReach { peer: self.signals.members()[rank], start: range.start, end: range.end }
     }
 
     /// Does this with a place of a rank, as it is in this call.
@@ -223,47 +224,52 @@ impl Together {
     }
 }
 
-impl Sealed for Together {}
+impl Sealed for SimShmGroup {}
 
-impl Direct for Together {
-    fn shared(&self) -> Shared {
+impl Direct for SimShmGroup {
+    fn shared(&self) -> GroupLayout {
         SHARED
     }
 
     fn rank(&self) -> Rank {
-        self.posts.rank()
+        self.signals.rank()
     }
 
     fn call(&self) -> DirectCall {
         DirectCall { group: self.group, number: self.current }
     }
 
-    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
-        let Entry { rank, posts, slots, .. } = entry;
+    unsafe fn enter(
+        &mut self,
+        entry: CallEntry,
+        memory: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let CallEntry { rank, signals, slots, .. } = entry;
         assert!(
-            posts > 0 && rank == self.posts.rank(),
-            "every rank enters for itself, and posts in every call"
+            signals > 0 && rank == self.signals.rank(),
+            "every rank enters for itself, and signals in every call"
         );
-        let fingerprint = self.posts.begin_direct()?;
+        let fingerprint = self.signals.begin_direct()?;
         let last = self.current();
-        let begun_by_all = slots.begun_by_all(self.current);
-        if begun_by_all > 0 {
-            self.others().try_for_each(|peer| self.wait_in(begun_by_all, peer, 1, due.deadline()))?;
+        let awaited_call = slots.awaited_call(self.current);
+        if awaited_call > 0 {
+            self.others().try_for_each(|peer| self.wait_in(awaited_call, peer, 1, due.deadline()))?;
         }
         self.current += 1;
-        let base = last.base + u64::from(last.posts);
-        *self.current_mut() = Call { fingerprint, base, posts, posted: 0 };
+        let base = last.base + u64::from(last.signals);
+        *self.current_mut() = Call { fingerprint, base, signals, signalled: 0 };
         let (readable, writable, bytes) = match &memory {
-            Exposed::Nothing => (false, false, Vec::new()),
-            Exposed::Read(bytes) => (true, false, bytes.to_vec()),
-            Exposed::Write(lent) => (true, true, lent.bytes().to_vec()),
+            ExposedRegion::Nothing => (false, false, Vec::new()),
+            ExposedRegion::Read(bytes) => (true, false, bytes.to_vec()),
+            ExposedRegion::Write(lent) => (true, true, lent.bytes().to_vec()),
         };
         self.lent = match memory {
-            Exposed::Write(lent) => Some(lent),
-            Exposed::Nothing | Exposed::Read(_) => None,
+            ExposedRegion::Write(lent) => Some(lent),
+            ExposedRegion::Nothing | ExposedRegion::Read(_) => None,
         };
         let mut segment = self.segment.lock();
-        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        let shared = self.shared_by(&mut segment, self.signals.rank().index());
         shared.exposed = bytes;
         (shared.readable, shared.writable) = (readable, writable);
         shared.written.clear();
@@ -276,27 +282,27 @@ impl Direct for Together {
         self.spend(self.costs.copied(place, bytes.len()));
         let range = offset..offset + bytes.len();
         let publish = &mut |room: &mut [u8]| room.copy_from_slice(bytes);
-        let published = self.with(self.posts.rank().index(), place, &range, publish);
+        let published = self.with(self.signals.rank().index(), place, &range, publish);
         published.expect("there is room");
     }
 
-    unsafe fn post(&mut self) {
-        self.spend(self.costs.post_ps);
-        self.current_mut().posted += 1;
+    unsafe fn signal(&mut self) {
+        self.spend(self.costs.signal_ps);
+        self.current_mut().signalled += 1;
         let fingerprint = self.current().fingerprint;
         for peer in self.others() {
-            if let Err(error) = self.posts.post_to(fingerprint, peer) {
+            if let Err(error) = self.signals.signal_to(fingerprint, peer) {
                 self.broken = Some(error);
             }
         }
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        if rank == self.posts.rank().index() {
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
+        if rank == self.signals.rank().index() {
             Ok(())
         } else {
             self.spend(self.costs.wait_ps);
-            self.wait_in(self.current, rank, posts, due.deadline())
+            self.wait_in(self.current, rank, signals, due.deadline())
         }
     }
 
@@ -349,7 +355,7 @@ impl Direct for Together {
     }
 
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        self.spend(self.costs.copied(Place::Line, from.len()));
+        self.spend(self.costs.copied(Place::FlagLine, from.len()));
         into.copy_from_slice(from);
     }
 
@@ -358,7 +364,7 @@ impl Direct for Together {
         self.traffic.bytes_sent += range.len() as u64;
         self.spend(self.costs.copied(place, range.len()));
         let writable = match place {
-            Place::Line | Place::Sheet => false,
+            Place::FlagLine | Place::EagerBuffer => false,
             Place::Slot(_) => true,
             Place::Memory => self.shared_by(&mut self.segment.lock(), rank).writable,
         };
@@ -372,42 +378,42 @@ impl Direct for Together {
         Ok(())
     }
 
-    fn show(&mut self, memory: &[u8]) {
+    fn update_exposed(&mut self, memory: &[u8]) {
         let mut segment = self.segment.lock();
-        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        let shared = self.shared_by(&mut segment, self.signals.rank().index());
         if shared.readable && !shared.writable && shared.exposed.len() == memory.len() {
             shared.exposed.copy_from_slice(memory);
         }
     }
 
-    fn finished(&self) -> bool {
-        let Call { base, posts, posted, .. } = self.current();
-        let last = base + u64::from(posts);
-        posted == posts && self.others().all(|peer| self.seen[peer] >= last)
+    fn is_finished(&self) -> bool {
+        let Call { base, signals, signalled, .. } = self.current();
+        let last = base + u64::from(signals);
+        signalled == signals && self.others().all(|peer| self.seen[peer] >= last)
     }
 
-    fn take_back(&mut self) -> Option<Lent> {
-        if !self.finished() {
+    fn reclaim(&mut self) -> Option<Lent> {
+        if !self.is_finished() {
             return None;
         }
         let mut lent = self.lent.take()?;
         let mut segment = self.segment.lock();
-        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        let shared = self.shared_by(&mut segment, self.signals.rank().index());
         for range in &shared.written {
             lent.bytes_mut()[range.clone()].copy_from_slice(&shared.exposed[range.clone()]);
         }
         Some(lent)
     }
 
-    fn abandon_later(&self) -> Abandon {
+    fn abandon_handle(&self) -> AbandonHandle {
         // Others see copies.
-        Abandon::new(|| ())
+        AbandonHandle::new(|| ())
     }
 }
 
 impl SimTransport {
-    /// Tells a peer of a post, if it is still there.
-    fn post_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
+    /// Tells a peer of a signal, if it is still there.
+    fn signal_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
         match self.send_of(Message::new(call, Outgoing { to: peer, parts: &[] }), peer) {
             Sent::Queued | Sent::Left => Ok(()),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),

@@ -2,7 +2,7 @@
 //!
 //! Lines that the other has read since they were written have to be asked back for, and the processor asks for one after
 //! the other. Where the cores have a cache between them nobody notices; where they have none, each line takes as long
-//! as a look at memory, and all together ten times as long as the copy. What is written past the caches asks for
+//! as a look at memory, and all together ten times as long as the copy. What is written non_temporal_left the caches asks for
 //! nothing: the other finds it in memory, which takes twice as long as the copy where the cores are near. Which of the
 //! two it is nobody tells, and it changes while a job runs. But a copy that waits for each line is told by its time.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::map::{copy_past, string};
+use super::map::{copy_non_temporal, string};
 use crate::processor::is_intel;
 
 /// From how many bytes on a copy is judged.
@@ -22,42 +22,42 @@ const SLOW_KIB: Duration = Duration::from_nanos(300);
 const SLOW_COPIES: u32 = 2;
 /// Of so many copies one is judged, as long as none was slow.
 const JUDGED_COPIES: u32 = 4;
-/// For how many bytes it is written past the caches then, before one copy is tried again: where the cores are near by then,
+/// For how many bytes it is written non_temporal_left the caches then, before one copy is tried again: where the cores are near by then,
 /// that many take 2 ms longer.
-const PAST_BYTES: usize = 64 << 20;
+const NON_TEMPORAL_BYTES: usize = 64 << 20;
 
 /// What one side has learnt of writing to another.
 #[derive(Debug, Default)]
-pub(crate) struct Pen {
+pub(crate) struct CopyPolicy {
     copies: u32,
     slow: u32,
-    past: usize,
+    non_temporal_left: usize,
 }
 
-impl Pen {
+impl CopyPolicy {
     /// Copies bytes to where another core reads them.
     ///
     /// # Panics
     /// If one is not as long as the other.
     pub(crate) fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        if self.goes_past(from.len()) {
-            copy_past(from, into);
+        if self.is_non_temporal(from.len()) {
+            copy_non_temporal(from, into);
         } else if from.len() >= LONG_BYTES && self.judges() {
             let before = now();
             crate::copy(from, into);
             self.learn(from.len(), now().saturating_sub(before));
         } else {
-            copy_across(from, into);
+            copy_to_reader(from, into);
         }
     }
 
-    /// Whether the next copy, of so many bytes, goes past the caches.
-    fn goes_past(&mut self, len: usize) -> bool {
-        let past = self.past > 0 && len >= LONG_BYTES;
-        if past {
-            self.past = self.past.saturating_sub(len);
+    /// Whether the next copy, of so many bytes, goes non_temporal_left the caches.
+    fn is_non_temporal(&mut self, len: usize) -> bool {
+        let non_temporal_left = self.non_temporal_left > 0 && len >= LONG_BYTES;
+        if non_temporal_left {
+            self.non_temporal_left = self.non_temporal_left.saturating_sub(len);
         }
-        past
+        non_temporal_left
     }
 
     fn judges(&mut self) -> bool {
@@ -70,7 +70,7 @@ impl Pen {
         self.slow = if lasted >= SLOW_KIB.saturating_mul(kib) { self.slow + 1 } else { 0 };
         if self.slow == SLOW_COPIES {
             // After that, one is enough.
-            (self.slow, self.past) = (SLOW_COPIES - 1, PAST_BYTES);
+            (self.slow, self.non_temporal_left) = (SLOW_COPIES - 1, NON_TEMPORAL_BYTES);
         }
     }
 }
@@ -80,7 +80,7 @@ impl Pen {
 /// # Panics
 /// If one is not as long as the other.
 #[inline(always)]
-pub(super) fn copy_across(from: &[u8], into: &mut [u8]) {
+pub(super) fn copy_to_reader(from: &[u8], into: &mut [u8]) {
     if string::BYTES.contains(&from.len()) && is_intel() {
         string::copy(from, into);
     } else {
@@ -102,49 +102,57 @@ mod tests {
     const QUICK: Duration = Duration::from_micros(19);
     const PIECE: usize = 64 << 10;
 
-    /// How many of so many copies go past the caches, if the others last so long.
-    fn past(pen: &mut Pen, copies: usize, lasted: impl Fn(usize) -> Duration) -> usize {
-        let goes_past = |&number: &usize| {
-            let past = pen.goes_past(PIECE);
-            if !past && pen.judges() {
-                pen.learn(PIECE, lasted(number));
+    /// How many of so many copies go non_temporal_left the caches, if the others last so long.
+    fn non_temporal_left(
+        copy_policy: &mut CopyPolicy,
+        copies: usize,
+        lasted: impl Fn(usize) -> Duration,
+    ) -> usize {
+        let is_non_temporal = |&number: &usize| {
+            let non_temporal_left = copy_policy.is_non_temporal(PIECE);
+            if !non_temporal_left && copy_policy.judges() {
+                copy_policy.learn(PIECE, lasted(number));
             }
-            past
+            non_temporal_left
         };
-        (0..copies).filter(goes_past).count()
+        (0..copies).filter(is_non_temporal).count()
     }
 
     #[test]
     fn slow_copies_go_past_the_caches_for_a_while() {
-        let mut pen = Pen::default();
+        let mut copy_policy = CopyPolicy::default();
         // The fourth is the first that is judged.
-        assert_eq!(past(&mut pen, 5, |_| SLOW), 0);
-        assert_eq!(past(&mut pen, 1024, |_| SLOW), 1024);
-        assert_eq!(past(&mut pen, 1025, |_| SLOW), 1024, "one copy tells that nothing has changed");
-        assert_eq!(past(&mut pen, 100, |_| QUICK), 0);
+        assert_eq!(non_temporal_left(&mut copy_policy, 5, |_| SLOW), 0);
+        assert_eq!(non_temporal_left(&mut copy_policy, 1024, |_| SLOW), 1024);
+        assert_eq!(
+            non_temporal_left(&mut copy_policy, 1025, |_| SLOW),
+            1024,
+            "one copy tells that nothing has changed"
+        );
+        assert_eq!(non_temporal_left(&mut copy_policy, 100, |_| QUICK), 0);
     }
 
     #[test]
     fn one_slow_copy_says_nothing() {
         let slow_now_and_then = |number| if number % 2 == 1 { SLOW } else { QUICK };
-        assert_eq!(past(&mut Pen::default(), 10_000, slow_now_and_then), 0);
-        assert_eq!(past(&mut Pen::default(), 10_000, |_| QUICK), 0);
+        assert_eq!(non_temporal_left(&mut CopyPolicy::default(), 10_000, slow_now_and_then), 0);
+        assert_eq!(non_temporal_left(&mut CopyPolicy::default(), 10_000, |_| QUICK), 0);
     }
 
     #[test]
     fn few_bytes_go_through_the_caches() {
-        let mut pen = Pen { past: PAST_BYTES, ..Pen::default() };
-        assert!(!pen.goes_past(LONG_BYTES - 1) && pen.goes_past(LONG_BYTES));
-        assert_eq!(pen.past, PAST_BYTES - LONG_BYTES);
+        let mut copy_policy = CopyPolicy { non_temporal_left: NON_TEMPORAL_BYTES, ..CopyPolicy::default() };
+        assert!(!copy_policy.is_non_temporal(LONG_BYTES - 1) && copy_policy.is_non_temporal(LONG_BYTES));
+        assert_eq!(copy_policy.non_temporal_left, NON_TEMPORAL_BYTES - LONG_BYTES);
     }
 
     #[test]
     fn all_is_copied_either_way() {
         let bytes: Vec<u8> = (0..=250).cycle().take(PIECE + 7).collect();
-        for past in [0, PAST_BYTES] {
+        for non_temporal_left in [0, NON_TEMPORAL_BYTES] {
             let mut copy = vec![0; bytes.len()];
-            Pen { past, ..Pen::default() }.copy(&bytes, &mut copy);
-            assert!(copy == bytes, "{past}");
+            CopyPolicy { non_temporal_left, ..CopyPolicy::default() }.copy(&bytes, &mut copy);
+            assert!(copy == bytes, "{non_temporal_left}");
         }
     }
 }

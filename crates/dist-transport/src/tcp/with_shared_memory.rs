@@ -5,15 +5,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::meeting::Worlds;
+use super::rendezvous_server::Worlds;
 use super::session::Membership;
 use super::{Config, Coordinator, Secret, TcpTransport};
 use crate::auth::Key;
 use crate::direct::sealed::Sealed;
 use crate::{
-    Abandon, Abort, Allocation, Cause, Chain, ChannelId, Combine, Direct, DirectCall, Due, Entry, Error,
-    Exposed, Fingerprint, Incoming, Lent, Outgoing, Place, Progress, Rank, Result, Runtime, Shared, Sink,
-    Traffic, Transport, auth,
+    AbandonHandle, Abort, Allocation, CallEntry, Cause, Chain, ChannelId, Combine, Direct, DirectCall, Error,
+    ExposedRegion, Fingerprint, GroupLayout, Incoming, LazyDeadline, Lent, Outgoing, Place, Progress, Rank,
+    Result, Runtime, Sink, Traffic, Transport, auth,
 };
 
 /// A transport that gives the ranks of each host memory that they share, beside another one that their messages go through.
@@ -47,14 +47,14 @@ use crate::{
 pub struct WithSharedMemory {
     messages: Box<dyn Transport>,
     /// The ranks of this host; `None` where this rank is alone.
-    host: Option<OfHost>,
-    /// Keeps the ranks of the host together; with the first of them. Dropped last.
+    host: Option<HostGroup>,
+    /// Keeps the ranks of the host shm_group; with the first of them. Dropped last.
     coordinator: Option<Coordinator>,
 }
 
 /// The ranks of the group that run on this rank's host.
 #[derive(Debug)]
-struct OfHost {
+struct HostGroup {
     transport: TcpTransport,
     /// Them by their numbers in the world of the messages' transport.
     in_world: Vec<usize>,
@@ -62,7 +62,7 @@ struct OfHost {
     is_all: bool,
 }
 
-/// What the ranks of a host are together.
+/// What the ranks of a host are shm_group.
 const JOB: &str = "ranks of a host";
 
 /// What the first rank of a host tells the others: whether it is there for them, where, and a secret.
@@ -72,10 +72,10 @@ impl WithSharedMemory {
     /// Lets the ranks of each host share memory. Every rank of the group calls this at the same place among its calls.
     ///
     /// # Errors
-    /// If a message fails, or the ranks of a host do not come together by the deadline: then the job is aborted.
-    pub fn join(messages: impl Transport + 'static, due: &Due<'_>) -> Result<Self> {
+    /// If a message fails, or the ranks of a host do not come shm_group by the deadline: then the job is aborted.
+    pub fn join(messages: impl Transport + 'static, due: &LazyDeadline<'_>) -> Result<Self> {
         let mut joined = Self { messages: Box::new(messages), host: None, coordinator: None };
-        match joined.meet(due) {
+        match joined.form_host_group(due) {
             Ok(()) => Ok(joined),
             Err(error) => {
                 joined.messages.abort(Cause::gave_up(Chain(&error)));
@@ -84,7 +84,7 @@ impl WithSharedMemory {
         }
     }
 
-    fn meet(&mut self, due: &Due<'_>) -> Result<()> {
+    fn form_host_group(&mut self, due: &LazyDeadline<'_>) -> Result<()> {
         let (hosts, rank) = (self.messages.hosts(), self.messages.rank());
         let mine = hosts[rank.index()];
         let here: Vec<usize> = (0..hosts.len()).filter(|&peer| hosts[peer] == mine).collect();
@@ -103,12 +103,12 @@ impl WithSharedMemory {
             .with_timeout(self.messages.runtime().remaining(due.deadline()));
         let transport = TcpTransport::join(&config)?;
         let in_world = here.iter().map(|&peer| self.messages.members()[peer]).collect();
-        self.host = Some(OfHost { transport, in_world, is_all: here.len() == hosts.len() });
+        self.host = Some(HostGroup { transport, in_world, is_all: here.len() == hosts.len() });
         Ok(())
     }
 
     /// Starts what the others join, and tells them.
-    fn offer(&mut self, here: &[usize], due: &Due<'_>) -> Result<[u8; OFFER_BYTES]> {
+    fn offer(&mut self, here: &[usize], due: &LazyDeadline<'_>) -> Result<[u8; OFFER_BYTES]> {
         let bytes = auth::random_bytes()?;
         let secret = Secret::from_bytes(&bytes)?;
         let (key, runtime) = (Key::new(Some(&secret), JOB), Runtime::system());
@@ -131,7 +131,7 @@ impl WithSharedMemory {
         Ok(offer)
     }
 
-    fn hear_offer(&mut self, from: usize, due: &Due<'_>) -> Result<[u8; OFFER_BYTES]> {
+    fn hear_offer(&mut self, from: usize, due: &LazyDeadline<'_>) -> Result<[u8; OFFER_BYTES]> {
         let mut offer = [0; OFFER_BYTES];
         let receive = Incoming { from, len: OFFER_BYTES, sink: Sink::Into(&mut offer) };
         self.messages.exchange(None, Some(receive), due)?;
@@ -178,7 +178,7 @@ impl HostAbort {
     }
 }
 
-impl OfHost {
+impl HostGroup {
     fn aborted(&self) -> Option<Abort> {
         self.transport.aborted().map(|abort| self.abort_in_world(abort))
     }
@@ -246,7 +246,7 @@ impl Transport for WithSharedMemory {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.with_messages(|messages| messages.exchange(send, receive, due))
     }
@@ -256,7 +256,7 @@ impl Transport for WithSharedMemory {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.with_messages(|messages| messages.exchange_in_place(peer, buffer, combine, due))
     }
@@ -265,13 +265,13 @@ impl Transport for WithSharedMemory {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.with_messages(|messages| messages.exchange_all(sends, receives, due))
     }
 
-    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
-        self.with_messages(|messages| messages.silent(peers, due))
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
+        self.with_messages(|messages| messages.wait_any_peer(peers, due))
     }
 
     fn hosts(&self) -> Vec<u64> {
@@ -295,7 +295,7 @@ impl Transport for WithSharedMemory {
         // Every rank of the host forks, with whatever group it has named, so that all stay in step.
         let forked = host.transport.fork_own(&places).map_err(|error| host.in_world(error))?;
         let in_world = |place: &usize| host.in_world[*place];
-        let of_child = forked.filter(|_| are_here && places.len() > 1).map(|transport| OfHost {
+        let of_child = forked.filter(|_| are_here && places.len() > 1).map(|transport| HostGroup {
             transport,
             in_world: places.iter().map(in_world).collect(),
             is_all: true,
@@ -321,7 +321,7 @@ impl Transport for WithSharedMemory {
         self.host.as_ref().map_or(messages, |host| messages + host.transport.traffic())
     }
 
-    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         self.pass_aborts_on();
         let Some(host) = self.host.as_mut().filter(|host| host.is_all) else { return Ok(None) };
         match host.transport.direct(due).map(|memory| memory.is_some()) {
@@ -335,12 +335,12 @@ impl Transport for WithSharedMemory {
         self.host.as_mut()?.transport.allocate(bytes)
     }
 
-    fn note(&mut self, progress: Progress) {
-        self.messages.note(progress);
+    fn set_progress(&mut self, progress: Progress) {
+        self.messages.set_progress(progress);
     }
 
-    fn describe_calls(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
-        self.messages.describe_calls(describe);
+    fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        self.messages.set_call_formatter(describe);
     }
 }
 
@@ -349,16 +349,16 @@ impl Drop for WithSharedMemory {
         self.pass_aborts_on();
         if let Some(coordinator) = self.coordinator.take() {
             drop(self.host.take());
-            coordinator.linger(&Runtime::system());
+            coordinator.serve_until_left(&Runtime::system());
         }
     }
 }
 
-impl Sealed for OfHost {}
+impl Sealed for HostGroup {}
 
 /// The memory of the host's ranks, whose errors name ranks by their numbers in the world.
-impl Direct for OfHost {
-    fn shared(&self) -> Shared {
+impl Direct for HostGroup {
+    fn shared(&self) -> GroupLayout {
         self.memory().shared()
     }
 
@@ -370,7 +370,12 @@ impl Direct for OfHost {
         self.memory().call()
     }
 
-    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+    unsafe fn enter(
+        &mut self,
+        entry: CallEntry,
+        memory: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
         // SAFETY: as the caller has promised.
         let entered = unsafe { self.memory_mut().enter(entry, memory, due) };
         entered.map_err(|error| self.in_world(error))
@@ -381,25 +386,25 @@ impl Direct for OfHost {
         unsafe { self.memory_mut().publish(place, offset, bytes) };
     }
 
-    unsafe fn post(&mut self) {
+    unsafe fn signal(&mut self) {
         // SAFETY: as the caller has promised.
-        unsafe { self.memory_mut().post() };
+        unsafe { self.memory_mut().signal() };
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        let waited = self.memory_mut().wait(rank, posts, due);
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
+        let waited = self.memory_mut().wait(rank, signals, due);
         waited.map_err(|error| self.in_world(error))
     }
 
-    unsafe fn meet(
+    unsafe fn signal_and_wait(
         &mut self,
-        entry: Entry,
+        entry: CallEntry,
         to: (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         // SAFETY: as the caller has promised.
-        let met = unsafe { self.memory_mut().meet(entry, to, bytes, due) };
+        let met = unsafe { self.memory_mut().signal_and_wait(entry, to, bytes, due) };
         met.map_err(|error| self.in_world(error))
     }
 
@@ -433,14 +438,20 @@ impl Direct for OfHost {
         read.map_err(|error| self.in_world(error))
     }
 
-    unsafe fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: Place,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         // SAFETY: as the caller has promised.
-        let read = unsafe { self.memory_mut().read_past(rank, place, offset, into) };
+        let read = unsafe { self.memory_mut().read_non_temporal(rank, place, offset, into) };
         read.map_err(|error| self.in_world(error))
     }
 
-    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
-        self.memory_mut().copy_past(from, into);
+    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
+        self.memory_mut().copy_non_temporal(from, into);
     }
 
     unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -461,19 +472,19 @@ impl Direct for OfHost {
         changed.map_err(|error| self.in_world(error))
     }
 
-    fn settle(&mut self) {
-        self.memory_mut().settle();
+    fn wake_waiters(&mut self) {
+        self.memory_mut().wake_waiters();
     }
 
-    fn finished(&self) -> bool {
-        self.memory().finished()
+    fn is_finished(&self) -> bool {
+        self.memory().is_finished()
     }
 
-    fn take_back(&mut self) -> Option<Lent> {
-        self.memory_mut().take_back()
+    fn reclaim(&mut self) -> Option<Lent> {
+        self.memory_mut().reclaim()
     }
 
-    fn abandon_later(&self) -> Abandon {
-        self.memory().abandon_later()
+    fn abandon_handle(&self) -> AbandonHandle {
+        self.memory().abandon_handle()
     }
 }

@@ -6,51 +6,51 @@ use rustix::event::PollFlags;
 use socket2::Socket;
 
 use crate::Activity;
-use crate::shm::{End, Memory};
-use crate::tcp::message::{self, Fault};
+use crate::shm::{ShmLink, StreamEnd};
+use crate::tcp::message::{self, LinkError};
 use crate::tcp::socket;
 
 #[derive(Debug)]
-pub(super) enum Link {
+pub(super) enum PeerLink {
     Socket(Socket),
-    Memory(Memory),
+    Shm(ShmLink),
 }
 
-impl Link {
+impl PeerLink {
     /// Tells the peer that nothing more will come, if the connection takes it at once.
     pub(super) fn say_goodbye(&self) {
         match self {
             Self::Socket(stream) => {
                 let _ = socket::send(stream, &message::goodbye());
             }
-            Self::Memory(memory) => memory.say_goodbye(),
+            Self::Shm(memory) => memory.say_goodbye(),
         }
     }
 
     /// Takes back what the peer may be copying, for a call that has failed.
-    pub(super) fn call_back(&mut self) {
-        if let Self::Memory(memory) = self {
-            memory.call_back();
+    pub(super) fn cancel_offer(&mut self) {
+        if let Self::Shm(memory) = self {
+            memory.cancel_offer();
         }
     }
 
     /// Gets ready to sleep until the connection is ready for this; `false` if it is already.
-    pub(super) fn lie_down(&mut self, activity: Activity) -> bool {
+    pub(super) fn prepare_sleep(&mut self, activity: Activity) -> bool {
         match self {
             Self::Socket(_) => true,
-            Self::Memory(memory) => memory.lie_down(activity != Activity::Send),
+            Self::Shm(memory) => memory.prepare_sleep(activity != Activity::Send),
         }
     }
 
     /// Whether something has come that was not received yet; a goodbye is something.
-    pub(super) fn has_come(&mut self) -> Result<bool, Fault> {
+    pub(super) fn has_arrived(&mut self) -> Result<bool, LinkError> {
         match self {
             Self::Socket(stream) => match socket::peek(stream)? {
-                Some(0) => Err(Fault::Closed),
+                Some(0) => Err(LinkError::Closed),
                 come => Ok(come.is_some()),
             },
-            Self::Memory(memory) => match memory.has_come() {
-                Err(End::Goodbye) => Ok(true),
+            Self::Shm(memory) => match memory.has_arrived() {
+                Err(StreamEnd::Goodbye) => Ok(true),
                 come => Ok(come?),
             },
         }
@@ -64,7 +64,7 @@ impl Link {
                 let peeked = socket::peek_into(stream, &mut start);
                 matches!(peeked, Ok(Some(count)) if count > 0) && !message::is_goodbye(&start)
             }
-            Self::Memory(memory) => memory.has_come().unwrap_or(false),
+            Self::Shm(memory) => memory.has_arrived().unwrap_or(false),
         }
     }
 
@@ -72,7 +72,7 @@ impl Link {
     pub(super) fn may_share_core(&self) -> bool {
         match self {
             Self::Socket(_) => true,
-            Self::Memory(memory) => memory.shares_core(),
+            Self::Shm(memory) => memory.shares_core(),
         }
     }
 
@@ -85,18 +85,18 @@ impl Link {
     }
 
     /// Ends the sleep.
-    pub(super) fn get_up(&mut self) {
-        if let Self::Memory(memory) = self {
-            memory.get_up();
+    pub(super) fn end_sleep(&mut self) {
+        if let Self::Shm(memory) = self {
+            memory.end_sleep();
         }
     }
 }
 
-impl AsFd for Link {
+impl AsFd for PeerLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Socket(stream) => stream.as_fd(),
-            Self::Memory(memory) => memory.as_fd(),
+            Self::Shm(memory) => memory.as_fd(),
         }
     }
 }

@@ -16,34 +16,34 @@ use crate::{Abort, ChannelId, Deadline, Error, Result, Runtime};
 
 /// Why the job ended, once it has: watched by every wait.
 #[derive(Debug)]
-pub(super) struct Verdict {
+pub(super) struct AbortState {
     reached: AtomicBool,
     /// Whether the record does not change any more: it is the coordinator's word, or there is no coordinator to be heard.
     is_final: AtomicBool,
     record: Mutex<Option<Abort>>,
     /// Rung once and never silenced.
-    bell: Bell,
+    waker: Waker,
     /// Those who wait for more than the end of the job.
     waiting: Mutex<HashMap<ThreadId, Unparker>>,
     /// Those who sleep in memory that they share, time and again, by channel.
     sleepers: Mutex<HashMap<ChannelId, Unparker>>,
 }
 
-impl Verdict {
+impl AbortState {
     pub(super) fn new() -> Result<Self> {
         let [reached, is_final] = [false; 2].map(AtomicBool::new);
         let (record, waiting) = (Mutex::default(), Mutex::default());
-        Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), bell: Bell::new()? })
+        Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// Wakes this one too when the verdict is reached, until it is dismissed.
+    /// Wakes this one too when the abort_state is reached, until it is dismissed.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn enlist(&self, channel: ChannelId, sleeper: Unparker) {
+    pub(super) fn add_sleeper(&self, channel: ChannelId, sleeper: Unparker) {
         lock(&self.sleepers).insert(channel, sleeper);
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn dismiss(&self, channel: ChannelId) {
+    pub(super) fn remove_sleeper(&self, channel: ChannelId) {
         lock(&self.sleepers).remove(&channel);
     }
 
@@ -59,7 +59,7 @@ impl Verdict {
     }
 
     pub(super) fn watch(&self) -> PollFd<'_> {
-        self.bell.watch()
+        self.waker.watch()
     }
 
     /// This process's view, which holds until the coordinator's word comes. `false` if there is one already.
@@ -73,26 +73,26 @@ impl Verdict {
     }
 
     /// The coordinator's word.
-    pub(super) fn decide(&self, abort: Abort) {
+    pub(super) fn commit(&self, abort: Abort) {
         *lock(&self.record) = Some(abort);
         self.is_final.store(true, Ordering::Release);
         self.announce();
     }
 
     /// This process's view, which nobody will change.
-    pub(super) fn settle(&self) {
+    pub(super) fn finalize(&self) {
         self.is_final.store(true, Ordering::Release);
-        self.look_again();
+        self.wake_waiters();
     }
 
     /// The record that does not change any more; `None` if it is not there by then.
-    pub(super) fn await_word(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
+    pub(super) fn wait_committed(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
         let is_final = || self.is_final.load(Ordering::Acquire).then(|| self.get());
-        self.await_until(runtime, deadline, is_final).flatten()
+        self.wait_until(runtime, deadline, is_final).flatten()
     }
 
     /// Waits until there is something to be found, which is looked for whenever something is heard; `None` at the deadline.
-    pub(super) fn await_until<T>(
+    pub(super) fn wait_until<T>(
         &self,
         runtime: &Runtime,
         deadline: Deadline,
@@ -110,74 +110,74 @@ impl Verdict {
 
     fn announce(&self) {
         self.reached.store(true, Ordering::Release);
-        self.bell.ring();
+        self.waker.notify();
         lock(&self.sleepers).values().for_each(Unparker::unpark);
-        self.look_again();
+        self.wake_waiters();
     }
 
     /// Wakes those who wait for more than the end of the job.
-    pub(super) fn look_again(&self) {
+    pub(super) fn wake_waiters(&self) {
         lock(&self.waiting).values().for_each(Unparker::unpark);
     }
 
     /// Wakes this thread too, by this, whenever there is reason to look again, until what this gives is dropped. Whoever looks
     /// after this misses nothing.
-    pub(super) fn wake(&self, sleeper: Unparker) -> Woken<'_> {
+    pub(super) fn wake(&self, sleeper: Unparker) -> WakeGuard<'_> {
         let thread = thread::current().id();
         lock(&self.waiting).insert(thread, sleeper);
-        Woken { verdict: self, thread }
+        WakeGuard { abort_state: self, thread }
     }
 }
 
 /// A thread that is woken whenever there is reason to look again.
 #[derive(Debug)]
-pub(super) struct Woken<'a> {
-    verdict: &'a Verdict,
+pub(super) struct WakeGuard<'a> {
+    abort_state: &'a AbortState,
     thread: ThreadId,
 }
 
-impl Drop for Woken<'_> {
+impl Drop for WakeGuard<'_> {
     fn drop(&mut self) {
-        lock(&self.verdict.waiting).remove(&self.thread);
+        lock(&self.abort_state.waiting).remove(&self.thread);
     }
 }
 
 /// A descriptor that becomes readable when it is rung.
 #[derive(Debug)]
-pub(super) struct Bell {
-    rope: UnixStream,
-    bell: UnixStream,
+pub(super) struct Waker {
+    sender: UnixStream,
+    receiver: UnixStream,
 }
 
-impl Bell {
+impl Waker {
     pub(super) fn new() -> Result<Self> {
         let make = || {
-            let (rope, bell) = UnixStream::pair()?;
-            rope.set_nonblocking(true)?;
-            bell.set_nonblocking(true)?;
-            Ok(Self { rope, bell })
+            let (sender, receiver) = UnixStream::pair()?;
+            sender.set_nonblocking(true)?;
+            receiver.set_nonblocking(true)?;
+            Ok(Self { sender, receiver })
         };
         make().map_err(|source| Error::Resources { what: "socket pair", source })
     }
 
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         // A full buffer means that it rings already.
-        let _ = (&self.rope).write(&[1]);
+        let _ = (&self.sender).write(&[1]);
     }
 
     pub(super) fn watch(&self) -> PollFd<'_> {
-        socket::watch(&self.bell, PollFlags::IN)
+        socket::watch(&self.receiver, PollFlags::IN)
     }
 
     /// Whether it was rung since the last time; it is silent afterwards.
-    pub(super) fn rung(&self) -> bool {
-        matches!((&self.bell).read(&mut [0; 64]), Ok(1..))
+    pub(super) fn drain(&self) -> bool {
+        matches!((&self.receiver).read(&mut [0; 64]), Ok(1..))
     }
 }
 
-impl Wake for Bell {
+impl Wake for Waker {
     fn wake(&self) {
-        self.ring();
+        self.notify();
     }
 }
 
@@ -189,10 +189,13 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_of_waits_that_nobody_woke() {
-        let (runtime, verdict) = (Runtime::system(), Verdict::new().unwrap());
+        let (runtime, abort_state) = (Runtime::system(), AbortState::new().unwrap());
         for _ in 0..3 {
-            assert_eq!(verdict.await_word(&runtime, runtime.deadline(Duration::from_millis(1))), None);
+            assert_eq!(
+                abort_state.wait_committed(&runtime, runtime.deadline(Duration::from_millis(1))),
+                None
+            );
         }
-        assert!(lock(&verdict.waiting).is_empty());
+        assert!(lock(&abort_state.waiting).is_empty());
     }
 }

@@ -1,64 +1,64 @@
 //! How the ranks of a group come to share memory: they all do, or none does.
 //!
 //! The first rank of the group makes the memory and passes it to the others on the Unix sockets of the rings that it
-//! shares with them, so that only those get it who have proven to belong to the job. What is said beside are ordinary
+//! shares with them, so that only those get it who have proven to belong to the job. What is logged beside are ordinary
 //! messages of the call that was begun: a rank that does something else, a death and the deadline end it as they end any exchange.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use super::TcpTransport;
-use super::failure::Trouble;
-use super::moving::unconnected;
-use super::together::Together;
+use super::exchange::unconnected;
+use super::failure::PeerError;
+use super::shm_group::ShmGroup;
 use crate::shm::GroupMemory;
-use crate::tcp::link::Link;
-use crate::tcp::message::Fault;
-use crate::{Activity, Due, Incoming, Outgoing, Reach, Result, Sink, auth};
+use crate::tcp::message::LinkError;
+use crate::tcp::peer_link::PeerLink;
+use crate::{Activity, Incoming, LazyDeadline, Outgoing, Reach, Result, Sink, auth};
 
 /// The rank that makes the memory.
-const MAKER: usize = 0;
+const CREATOR: usize = 0;
 
 /// What the maker offers: whether it does, and what is found in the memory.
 const OFFER_BYTES: usize = 1 + 32;
 
 impl TcpTransport {
     /// Finds out with all ranks of the group whether they share memory, and how far they reach into each other's own.
-    pub(super) fn come_together(&mut self, due: &Due<'_>) -> Result<Option<Together>> {
+    pub(super) fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<ShmGroup>> {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
         }
         let made = match self.rank.index() {
-            MAKER => self.make_memory(due),
-            _ => self.take_memory(due),
+            CREATOR => self.create_memory(due),
+            _ => self.receive_memory(due),
         };
-        let Some((memory, reach)) = made.map_err(|trouble| self.fail(trouble, due))? else {
+        let Some((memory, reach)) = made.map_err(|peer_error| self.fail(peer_error, due))? else {
             tracing::info!(channel = self.channel.get(), "not all ranks of the group share memory");
             return Ok(None);
         };
         let (members, counts) = (self.members.clone(), self.counts.clone());
-        let mut together =
-            Together::new(memory, &self.membership, (self.channel, self.calls, counts), self.rank, members);
-        let reach = together.probe(reach, due)?;
+        let mut shm_group =
+            ShmGroup::new(memory, &self.membership, (self.channel, self.calls, counts), self.rank, members);
+        let reach = shm_group.probe(reach, due)?;
         tracing::info!(
             channel = self.channel.get(),
             members = ?self.members,
             ?reach,
             "the ranks of the group share memory"
         );
-        Ok(Some(together))
+        Ok(Some(shm_group))
     }
 
-    fn make_memory(&mut self, due: &Due<'_>) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
+    fn create_memory(&mut self, due: &LazyDeadline<'_>) -> Result<Option<(GroupMemory, Reach)>, PeerError> {
         let others = 1..self.rank.world_size();
         let mut reach = self.membership.session.reach;
         let mut shared = true;
         for peer in others.clone() {
-            let [shares, reaches] = self.hear(peer, due)?;
-            shared &= shares != 0 && self.ring(peer).is_some();
+            let [shares, reaches] = self.receive_bytes(peer, due)?;
+            shared &= shares != 0 && self.shm_link(peer).is_some();
             reach = reach.min(decode(reaches));
         }
-        let nonce = auth::random_bytes().map_err(Fault::Unconnected).map_err(unconnected(MAKER))?;
+        let nonce = auth::random_bytes().map_err(LinkError::Unconnected).map_err(unconnected(CREATOR))?;
         let made = shared
             .then(|| GroupMemory::create(&nonce, self.rank.world_size()))
             .and_then(|made| made.inspect_err(|error| tracing::info!(%error, "no memory for a group")).ok());
@@ -66,61 +66,75 @@ impl TcpTransport {
         offer[0] = u8::from(made.is_some());
         offer[1..].copy_from_slice(&nonce);
         if let Some((file, memory)) = &made {
-            memory.process(MAKER).store(std::process::id(), Ordering::Relaxed);
+            memory.process(CREATOR).store(std::process::id(), Ordering::Relaxed);
             for peer in others.clone() {
-                let ring = self.ring(peer).expect("looked at above");
-                let passed = ring.peer_process().and_then(|process| {
+                let link = self.shm_link(peer).expect("looked at above");
+                let passed = link.peer_process().and_then(|process| {
                     memory.process(peer).store(process, Ordering::Relaxed);
-                    ring.pass(file.as_fd())
+                    link.pass(file.as_fd())
                 });
-                passed.map_err(|e| Trouble { activity: Activity::Send, peer, fault: Fault::from(e) })?;
+                passed.map_err(|e| PeerError {
+                    activity: Activity::Send,
+                    peer,
+                    link_error: LinkError::from(e),
+                })?;
             }
         }
-        others.clone().try_for_each(|peer| self.say(peer, offer, due))?;
+        others.clone().try_for_each(|peer| self.send_bytes(peer, offer, due))?;
         let Some((_, memory)) = made else { return Ok(None) };
         let mut taken = true;
         for peer in others.clone() {
-            taken &= self.hear(peer, due)? == [1];
+            taken &= self.receive_bytes(peer, due)? == [1];
         }
-        others.clone().try_for_each(|peer| self.say(peer, [u8::from(taken), encode(reach)], due))?;
+        others.clone().try_for_each(|peer| self.send_bytes(peer, [u8::from(taken), encode(reach)], due))?;
         Ok(taken.then_some((memory, reach)))
     }
 
-    fn take_memory(&mut self, due: &Due<'_>) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
-        self.connect(&[MAKER], due)?;
-        let shares = u8::from(self.ring(MAKER).is_some());
-        self.say(MAKER, [shares, encode(self.membership.session.reach)], due)?;
-        let offer: [u8; OFFER_BYTES] = self.hear(MAKER, due)?;
+    fn receive_memory(&mut self, due: &LazyDeadline<'_>) -> Result<Option<(GroupMemory, Reach)>, PeerError> {
+        self.connect(&[CREATOR], due)?;
+        let shares = u8::from(self.shm_link(CREATOR).is_some());
+        self.send_bytes(CREATOR, [shares, encode(self.membership.session.reach)], due)?;
+        let offer: [u8; OFFER_BYTES] = self.receive_bytes(CREATOR, due)?;
         let (offered, nonce) = offer.split_at(1);
         if offered != [1] {
             return Ok(None);
         }
         let nonce = nonce.try_into().expect("an offer ends in a nonce");
-        let (world_size, file) = (self.rank.world_size(), self.ring(MAKER).and_then(|ring| ring.take_file()));
+        let (world_size, file) =
+            (self.rank.world_size(), self.shm_link(CREATOR).and_then(|link| link.take_file()));
         let opened = file.map(|file| GroupMemory::open(&file, &nonce, world_size)).transpose();
         let memory = opened.unwrap_or_else(|error| {
             tracing::info!(%error, "memory of a group cannot be mapped");
             None
         });
         let memory = memory.flatten();
-        self.say(MAKER, [u8::from(memory.is_some())], due)?;
-        let [taken, reach] = self.hear(MAKER, due)?;
+        self.send_bytes(CREATOR, [u8::from(memory.is_some())], due)?;
+        let [taken, reach] = self.receive_bytes(CREATOR, due)?;
         Ok(memory.filter(|_| taken == 1).map(|memory| (memory, decode(reach))))
     }
 
     /// The memory that is shared with one peer, if messages to it go through memory.
-    fn ring(&mut self, peer: usize) -> Option<&mut crate::shm::Memory> {
+    fn shm_link(&mut self, peer: usize) -> Option<&mut crate::shm::ShmLink> {
         match self.links[peer].as_mut()? {
-            Link::Memory(memory) => Some(memory),
-            Link::Socket(_) => None,
+            PeerLink::Shm(memory) => Some(memory),
+            PeerLink::Socket(_) => None,
         }
     }
 
-    fn say<const N: usize>(&mut self, peer: usize, words: [u8; N], due: &Due<'_>) -> Result<(), Trouble> {
+    fn send_bytes<const N: usize>(
+        &mut self,
+        peer: usize,
+        words: [u8; N],
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
         self.try_exchange(Some(Outgoing { to: peer, parts: &[&words] }), None, due)
     }
 
-    fn hear<const N: usize>(&mut self, peer: usize, due: &Due<'_>) -> Result<[u8; N], Trouble> {
+    fn receive_bytes<const N: usize>(
+        &mut self,
+        peer: usize,
+        due: &LazyDeadline<'_>,
+    ) -> Result<[u8; N], PeerError> {
         let mut words = [0; N];
         let receive = Incoming { from: peer, len: N, sink: Sink::Into(&mut words) };
         self.try_exchange(None, Some(receive), due)?;

@@ -1,17 +1,17 @@
-//! Calls that may be under way at once: which lines, sheets and slots each has, and whether ranks are in the same one.
+//! Calls that may be under way at once: which lines, eager_buffers and slots each has, and whether ranks are in the same one.
 
 use crate::{CALLS_MAX, Fingerprint};
 
 /// Of which of the calls that may be under way at once something is, and whether that is the first or the second time of
 /// two that calls go round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn(usize);
+pub(crate) struct Generation(usize);
 
-impl Turn {
+impl Generation {
     /// That of the call with this number, counted by each rank.
     #[inline]
     pub(crate) const fn of(call: usize) -> Self {
-        Self(call % ROUNDS)
+        Self(call % GENERATIONS)
     }
 
     pub(crate) const fn index(self) -> usize {
@@ -20,37 +20,37 @@ impl Turn {
 
     /// That of the call before the next one with the same index.
     pub(crate) const fn before_next(self) -> Self {
-        Self((self.0 + CALLS_MAX - 1) % ROUNDS)
+        Self((self.0 + CALLS_MAX - 1) % GENERATIONS)
     }
 
     /// Whether of two ranks each has its line in the other's block: in every second round.
-    pub(super) const fn lies_with_the_other(self) -> bool {
+    pub(super) const fn uses_peer_block(self) -> bool {
         self.0 >= CALLS_MAX
     }
 
-    /// Which half of the slots it has.
-    pub(super) const fn half(self) -> usize {
+    /// Which parity of the slots it has.
+    pub(super) const fn parity(self) -> usize {
         const { assert!(CALLS_MAX.is_multiple_of(2), "halves take turns too") };
         self.0 % 2
     }
 }
 
 /// Two rounds of calls.
-const ROUNDS: usize = 2 * CALLS_MAX;
+const GENERATIONS: usize = 2 * CALLS_MAX;
 
-/// Whether a rank that has posted in a call was in the same as this one, whose hash is this and before which this often was
-/// posted.
+/// Whether a rank that has signalled in a call was in the same as this one, whose hash is this and before which this often was
+/// signalled.
 ///
-/// Another hash that is `found` in its line may be that of the next call with the same index. Then the rank has posted in
+/// Another hash that is `found` in its line may be that of the next call with the same index. Then the rank has signalled in
 /// the call before that one, which it entered after it had compared this one itself: the line of that call says so, and no
-/// more than was posted before this one otherwise.
+/// more than was signalled before this one otherwise.
 #[inline(always)]
 pub(crate) fn is_same_call(
-    (hash, posted_before): (u64, u64),
+    (hash, signalled_before): (u64, u64),
     found: impl FnOnce() -> u64,
-    posted_in_line_before: impl FnOnce() -> u64,
+    signalled_in_line_before: impl FnOnce() -> u64,
 ) -> bool {
-    found() == hash || posted_in_line_before() > posted_before
+    found() == hash || signalled_in_line_before() > signalled_before
 }
 
 /// What tells one call from others in a line, beside which there is no room for more. Calls of which only eight bytes

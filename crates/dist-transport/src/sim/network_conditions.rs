@@ -1,4 +1,4 @@
-//! What faults do to messages: cuts, delays, losses, changed bytes and slow senders.
+//! What faults do to messages: partitions, delays, losses, changed bytes and slow senders.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use super::random::SplitMix64;
 
 /// The faults of the network that are in force.
 #[derive(Debug, Default)]
-pub(super) struct Weather {
-    pub(super) cuts: Vec<Cut>,
+pub(super) struct NetworkConditions {
+    pub(super) partitions: Vec<Partition>,
     pub(super) delays: Vec<Delay>,
     pub(super) losses: Vec<Loss>,
     /// Sender, receiver, and which byte of the next message between them is changed.
@@ -19,7 +19,7 @@ pub(super) struct Weather {
 
 /// Nothing gets from one side to the other.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct Partition {
     pub(super) from: Vec<usize>,
     pub(super) to: Vec<usize>,
     pub(super) since: Duration,
@@ -47,25 +47,31 @@ const DOUBLINGS_MAX: u32 = 9;
 /// Payload of a packet.
 const PACKET_BYTES: usize = 1448;
 
-impl Cut {
+impl Partition {
     fn separates(&self, from: usize, to: usize) -> bool {
         from != to && self.from.contains(&from) && self.to.contains(&to)
     }
 }
 
-impl Weather {
+impl NetworkConditions {
     /// Whether what this rank sends now gets to that one.
     pub(super) fn reaches(&self, from: usize, to: usize, now: Duration) -> bool {
-        !self.cuts.iter().any(|cut| now < cut.until && cut.separates(from, to))
+        !self.partitions.iter().any(|partition| now < partition.until && partition.separates(from, to))
     }
 
     /// Since when these two do not reach each other, if they do not: one direction is enough for that.
-    pub(super) fn parted_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
-        let separates = |cut: &&Cut| cut.separates(one, other) || cut.separates(other, one);
-        self.cuts.iter().filter(|cut| now < cut.until).filter(separates).map(|cut| cut.since).min()
+    pub(super) fn partitioned_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
+        let separates =
+            |partition: &&Partition| partition.separates(one, other) || partition.separates(other, one);
+        self.partitions
+            .iter()
+            .filter(|partition| now < partition.until)
+            .filter(separates)
+            .map(|partition| partition.since)
+            .min()
     }
 
-    /// When a message arrives that is sent now and would arrive then in good weather.
+    /// When a message arrives that is sent now and would arrive then in good conditions.
     pub(super) fn arrival(
         &self,
         (from, to): (usize, usize),
@@ -80,17 +86,18 @@ impl Weather {
         for loss in self.losses.iter().filter(|loss| loss.pair == (from, to) && now < loss.until) {
             late = late.saturating_add(loss.delay(bytes, random));
         }
-        self.after_cuts((from, to), (now, arrives.saturating_add(late)))
+        self.after_partitions((from, to), (now, arrives.saturating_add(late)))
     }
 
     /// When a message arrives that is under way.
-    pub(super) fn after_cuts(
+    pub(super) fn after_partitions(
         &self,
         (from, to): (usize, usize),
         (now, arrives): (Duration, Duration),
     ) -> Duration {
-        let cuts = self.cuts.iter().filter(|cut| now < cut.until && cut.separates(from, to));
-        cuts.fold(arrives, |arrives, cut| match cut.until {
+        let partitions =
+            self.partitions.iter().filter(|partition| now < partition.until && partition.separates(from, to));
+        partitions.fold(arrives, |arrives, partition| match partition.until {
             NEVER => NEVER,
             until => arrives.max(until.saturating_add(arrives.saturating_sub(now))),
         })
@@ -109,7 +116,7 @@ impl Weather {
 }
 
 impl Loss {
-    /// How much later a message arrives because of its lost packets, which are all sent again together.
+    /// How much later a message arrives because of its lost packets, which are all sent again shm_group.
     fn delay(&self, bytes: usize, random: &mut SplitMix64) -> Duration {
         let mut waiting = bytes / PACKET_BYTES + 1;
         let mut late = Duration::ZERO;

@@ -1,41 +1,42 @@
 //! What ranks tell each other of memory that they expose.
 
 /// Words of what a rank tells.
-const EXPOSURE_WORDS: usize = 4;
+const REGION_WORDS: usize = 4;
 
 /// What a rank has exposed in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Exposure {
+pub(crate) struct RemoteRegion {
     pub(crate) len: u64,
     pub(crate) writable: bool,
-    pub(crate) origin: Origin,
+    pub(crate) origin: RegionOrigin,
 }
 
 /// Where exposed memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum RegionOrigin {
     /// In the rank's process, at this address.
     Process { address: u64 },
     /// In this arena of the rank's part of the heap, from this byte on.
     Heap { arena: u32, offset: u64 },
 }
 
-impl Exposure {
-    pub(crate) const NOTHING: Self = Self { len: 0, writable: false, origin: Origin::Process { address: 0 } };
+impl RemoteRegion {
+    pub(crate) const NOTHING: Self =
+        Self { len: 0, writable: false, origin: RegionOrigin::Process { address: 0 } };
 
     /// As words, of which the first has the arena, counted from 1, or 0 for memory of the process.
-    pub(super) fn encode(self) -> [u64; EXPOSURE_WORDS] {
+    pub(super) fn encode(self) -> [u64; REGION_WORDS] {
         let (arena, start) = match self.origin {
-            Origin::Process { address } => (0, address),
-            Origin::Heap { arena, offset } => (1 + u64::from(arena), offset),
+            RegionOrigin::Process { address } => (0, address),
+            RegionOrigin::Heap { arena, offset } => (1 + u64::from(arena), offset),
         };
         [arena, start, self.len, u64::from(self.writable)]
     }
 
-    pub(super) fn decode([arena, start, len, writable]: [u64; EXPOSURE_WORDS]) -> Self {
+    pub(super) fn decode([arena, start, len, writable]: [u64; REGION_WORDS]) -> Self {
         let origin = match arena.checked_sub(1).and_then(|arena| u32::try_from(arena).ok()) {
-            None => Origin::Process { address: start },
-            Some(arena) => Origin::Heap { arena, offset: start },
+            None => RegionOrigin::Process { address: start },
+            Some(arena) => RegionOrigin::Heap { arena, offset: start },
         };
         Self { len, writable: writable != 0, origin }
     }

@@ -8,37 +8,37 @@ use rustix::event::PollFd;
 use smallvec::SmallVec;
 
 use super::TcpTransport;
-use super::failure::{Alarm, Trouble};
+use super::failure::{AbortOnUnwind, PeerError};
 use crate::runtime::Unparker;
-use crate::tcp::control::{Missing, Wait};
-use crate::tcp::counts::Counts;
+use crate::tcp::abort_state::Waker;
+use crate::tcp::control::{Missing, WaitReport};
+use crate::tcp::counts::MessageCounts;
 use crate::tcp::dial::ANSWER_LIMIT;
-use crate::tcp::link::Link;
-use crate::tcp::message::{Fault, Inbound, Outbound};
-use crate::tcp::patience;
+use crate::tcp::link_wait;
+use crate::tcp::message::{Inbound, LinkError, Outbound};
+use crate::tcp::peer_link::PeerLink;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{LongWait, Session, WaitError, Watch, at_least, number};
-use crate::tcp::verdict::Bell;
+use crate::tcp::session::{ConnectionWait, LongWait, Session, WaitError, at_least, number};
 use crate::tcp::{probe, socket};
-use crate::{Activity, Combine, Deadline, Due, Incoming, Outgoing, Sink};
+use crate::{Activity, Combine, Deadline, Incoming, LazyDeadline, Outgoing, Sink};
 
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
 
 /// From how many received bytes on messages are lent.
-const LENT_BYTES_MIN: usize = 1 << 20;
+const SINGLE_COPY_BYTES_MIN: usize = 1 << 20;
 
 /// For how long nothing has moved.
 #[derive(Default)]
-struct Waiting {
-    short: patience::Wait,
+struct WaitState {
+    short: link_wait::LinkWait,
     long: LongWait,
     /// Rings when there is reason to look for a connection: made when one is first waited for.
-    bell: Option<Arc<Bell>>,
+    waker: Option<Arc<Waker>>,
 }
 
-/// How long to sleep for a connection where the system has no bell to give.
-const WITHOUT_BELL: Duration = Duration::from_millis(10);
+/// How long to sleep for a connection where the system has no waker to give.
+const WITHOUT_WAKER: Duration = Duration::from_millis(10);
 
 /// What there is one of for each of a few peers, without an allocation.
 type Few<T> = SmallVec<[T; 4]>;
@@ -48,13 +48,13 @@ impl TcpTransport {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        due: &Due<'_>,
-    ) -> Result<(), Trouble> {
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
         let peers = send.iter().map(|send| send.to).chain(receive.iter().map(|receive| receive.from));
         self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), due)?;
         let call = self.call();
-        let lent = goes_both_ways(send.map_or(0, |send| send.len()), receive.iter());
-        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call).lent_if(lent)));
+        let lent = pays_single_copy(send.map_or(0, |send| send.len()), receive.iter());
+        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(lent)));
         let mut inbound = receive.map(|receive| {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
@@ -76,8 +76,8 @@ impl TcpTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        due: &Due<'_>,
-    ) -> Result<(), Trouble> {
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
         let me = self.rank.index();
         let sends = sends.iter().filter(|send| send.to != me);
         let mut receives: Few<_> = receives.iter_mut().filter(|receive| receive.from != me).collect();
@@ -87,9 +87,9 @@ impl TcpTransport {
         }
         let call = self.call();
         let sent = sends.clone().map(Outgoing::len).sum();
-        let lent = goes_both_ways(sent, receives.iter().map(|receive| &**receive));
+        let lent = pays_single_copy(sent, receives.iter().map(|receive| &**receive));
         let mut outbound: Few<_> =
-            sends.map(|send| (send, Outbound::new(send.len(), &call).lent_if(lent))).collect();
+            sends.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(lent))).collect();
         // Messages that arrive at the same time cannot be staged in the same place.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
         let mut scratch = || self.scratches.pop().unwrap_or_default();
@@ -123,8 +123,8 @@ impl TcpTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        due: &Due<'_>,
-    ) -> Result<(), Trouble> {
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
         self.connect(&[peer], due)?;
         let mut outbound = Outbound::new(buffer.len(), &self.call());
         let mut inbound = Inbound::new(buffer.len(), &self.call());
@@ -160,42 +160,50 @@ impl TcpTransport {
     /// Opens the connections to these peers that this rank dials, as far as they answer in time. One that answers has some
     /// time for it, however short the deadline, and so long for its answer to the proof that the coordinator would have
     /// found it dead: it would count as open a connection that is given up.
-    pub(super) fn connect_in_time(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
+    pub(super) fn connect_in_time(
+        &mut self,
+        peers: &[usize],
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
         if peers.iter().all(|&peer| self.links[peer].is_some()) {
             return Ok(());
         }
         let membership = self.membership.clone();
         let session = &*membership.session;
         let deadline = at_least(&session.runtime, due.deadline(), ANSWER_LIMIT);
-        let watch = Watch { answer_limit: 2 * session.liveness, ..session.watch(deadline) };
+        let watch = ConnectionWait { answer_limit: 2 * session.liveness, ..session.watch(deadline) };
         for &peer in peers {
             match self.dial(peer, watch) {
                 Ok(()) | Err(WaitError::Late) => {}
-                Err(error) => return Err(unconnected(peer)(Fault::unconnected(error))),
+                Err(error) => return Err(unconnected(peer)(LinkError::unconnected(error))),
             }
         }
         Ok(())
     }
 
     /// Waits until a message of one of these peers is here, or for the deadline; gives those of which none is.
-    pub(super) fn await_message(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, Trouble> {
-        let (me, mut waiting) = (self.rank.index(), Waiting::default());
-        let is_new = |links: &[Option<Link>], peer: usize| peer != me && links[peer].is_none();
+    pub(super) fn wait_for_message(
+        &mut self,
+        peers: &[usize],
+        due: &LazyDeadline<'_>,
+    ) -> Result<Vec<usize>, PeerError> {
+        let (me, mut waiting) = (self.rank.index(), WaitState::default());
+        let is_new = |links: &[Option<PeerLink>], peer: usize| peer != me && links[peer].is_none();
         let silent = loop {
             let connects = peers.iter().filter(|&&peer| is_new(&self.links, peer));
             let connects: Waits = connects.map(|&peer| (Activity::Connect, peer)).collect();
-            self.welcome(&connects)?;
+            self.take_arrivals(&connects)?;
             let (mut silent, mut waits) = (Vec::new(), Waits::new());
             for &peer in peers {
-                if !self.has_come(peer, &mut waits)? {
+                if !self.has_arrived(peer, &mut waits)? {
                     silent.push(peer);
                 }
             }
-            // The first of them is the one that is said to be waited for.
+            // The first of them is the one that is logged to be waited for.
             waits.reverse();
             let Some(&(activity, peer)) = waits.last() else { break silent };
-            if let Some(abort) = self.session().verdict.get() {
-                return Err(Trouble { activity, peer, fault: Fault::Aborted(abort) });
+            if let Some(abort) = self.session().abort_state.get() {
+                return Err(PeerError { activity, peer, link_error: LinkError::Aborted(abort) });
             }
             if silent.len() < peers.len() || self.session().runtime.expired(due.deadline()) {
                 break silent;
@@ -207,32 +215,32 @@ impl TcpTransport {
     }
 
     /// Whether a message of this peer is here. If not, that is what this rank waits for.
-    fn has_come(&mut self, peer: usize, waits: &mut Waits) -> Result<bool, Trouble> {
+    fn has_arrived(&mut self, peer: usize, waits: &mut Waits) -> Result<bool, PeerError> {
         if peer == self.rank.index() {
             return Ok(!self.own.is_empty());
         }
         let Some(link) = link_to(&mut self.links, peer, waits) else { return Ok(false) };
-        let has_come = link.has_come().map_err(receiving(peer))?;
-        if !has_come {
+        let has_arrived = link.has_arrived().map_err(receiving(peer))?;
+        if !has_arrived {
             waits.push((Activity::Receive, peer));
         }
-        Ok(has_come)
+        Ok(has_arrived)
     }
 
     /// Moves messages as far as they go, again and again, waiting in between. `step` moves what goes without waiting,
     /// lists what is not done then, and says whether something moved, so that there may be more.
     fn drive(
         &mut self,
-        due: &Due<'_>,
-        mut step: impl FnMut(&mut [Option<Link>], &mut Scratch, &mut Waits) -> Result<bool, Trouble>,
-    ) -> Result<(), Trouble> {
-        let mut waiting = Waiting::default();
+        due: &LazyDeadline<'_>,
+        mut step: impl FnMut(&mut [Option<PeerLink>], &mut Scratch, &mut Waits) -> Result<bool, PeerError>,
+    ) -> Result<(), PeerError> {
+        let mut waiting = WaitState::default();
         let mut waits = Waits::new();
         loop {
             waits.clear();
-            let alarm = Alarm { session: &self.membership.session, calls: &self.calls };
+            let abort_on_unwind = AbortOnUnwind { session: &self.membership.session, calls: &self.calls };
             let moved = step(&mut self.links, &mut self.scratch, &mut waits);
-            std::mem::forget(alarm);
+            std::mem::forget(abort_on_unwind);
             let moved = moved?;
             if waits.is_empty() {
                 waiting.long.end(&self.membership.session, self.channel, &self.calls);
@@ -248,40 +256,40 @@ impl TcpTransport {
         &mut self,
         waits: &Waits,
         moved: bool,
-        waiting: &mut Waiting,
-        due: &Due<'_>,
-    ) -> Result<(), Trouble> {
-        let Waiting { short, long, .. } = waiting;
+        waiting: &mut WaitState,
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
+        let WaitState { short, long, .. } = waiting;
         let session = &*self.membership.session;
         let &(activity, peer) = waits.last().expect("something is waited for");
-        let trouble = |fault| Trouble { activity, peer, fault };
-        if let Some(abort) = session.verdict.get() {
-            return Err(trouble(Fault::Aborted(abort)));
+        let peer_error = |link_error| PeerError { activity, peer, link_error };
+        if let Some(abort) = session.abort_state.get() {
+            return Err(peer_error(LinkError::Aborted(abort)));
         }
         if moved {
             short.renew();
             long.renew(session, self.channel, &self.calls, self.members[peer]);
         }
-        if self.patience.look_at_once(short, || may_share_core(&self.links, waits)) {
+        if self.wait_policy.look_at_once(short, || may_share_core(&self.links, waits)) {
             return Ok(());
         }
         // Before the deadline counts, as what has come of a message does.
-        if self.welcome(waits)? {
+        if self.take_arrivals(waits)? {
             short.renew();
             return Ok(());
         }
         let (runtime, deadline) = (&self.membership.session.runtime, due.deadline());
         if runtime.expired(deadline) {
-            return Err(trouble(Fault::TimedOut));
+            return Err(peer_error(LinkError::TimedOut));
         }
-        if moved || self.patience.look_again(short, runtime) {
+        if moved || self.wait_policy.wake_waiters(short, runtime) {
             return Ok(());
         }
         self.sleep(waits, false, waiting, deadline)
     }
 
     /// Takes the connections that are waited for and that peers have opened by now; `true` if there were any.
-    fn welcome(&mut self, waits: &Waits) -> Result<bool, Trouble> {
+    fn take_arrivals(&mut self, waits: &Waits) -> Result<bool, PeerError> {
         let mut came = false;
         for &(_, peer) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
             let (session, member) = (&*self.membership.session, self.members[peer]);
@@ -290,11 +298,11 @@ impl TcpTransport {
             match session.arrivals.take(self.channel, member) {
                 Some(link) => {
                     self.counts.note_received(peer);
-                    self.adopt(peer, link).map_err(Fault::Unconnected).map_err(unconnected(peer))?;
+                    self.adopt(peer, link).map_err(LinkError::Unconnected).map_err(unconnected(peer))?;
                     came = true;
                 }
                 None if has_left && self.links[peer].is_none() => {
-                    return Err(unconnected(peer)(Fault::Goodbye));
+                    return Err(unconnected(peer)(LinkError::Goodbye));
                 }
                 None => {}
             }
@@ -303,12 +311,13 @@ impl TcpTransport {
     }
 
     /// Fails if one of those that are waited for has named other members of this group.
-    fn check_members(&self, waits: &Waits) -> Result<(), Trouble> {
+    fn check_members(&self, waits: &Waits) -> Result<(), PeerError> {
         let channels = &self.membership.session.channels;
         waits.iter().try_for_each(|&(activity, peer)| {
             let theirs = channels.other_members(self.channel, self.members[peer]);
-            theirs
-                .map_or(Ok(()), |theirs| Err(Trouble { activity, peer, fault: Fault::OtherMembers(theirs) }))
+            theirs.map_or(Ok(()), |theirs| {
+                Err(PeerError { activity, peer, link_error: LinkError::OtherMembers(theirs) })
+            })
         })
     }
 
@@ -318,30 +327,30 @@ impl TcpTransport {
         &mut self,
         waits: &Waits,
         is_any: bool,
-        waiting: &mut Waiting,
+        waiting: &mut WaitState,
         deadline: Deadline,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), PeerError> {
         let &(activity, peer) = waits.last().expect("something is waited for");
         let membership = self.membership.clone();
         let session = &*membership.session;
-        if waiting.long.is_told() {
+        if waiting.long.is_reported() {
             // Ranks that were asked may have answered.
             self.check_members(waits)?;
         }
         let is_missing = waits.iter().any(|(activity, _)| *activity == Activity::Connect);
-        let bell = if is_missing { waiting.silent_bell() } else { None };
-        let _woken = bell.clone().map(|bell| session.verdict.wake(Unparker::of(bell)));
-        // What came before the bell would ring.
-        if self.welcome(waits)? {
+        let waker = if is_missing { waiting.drained_waker() } else { None };
+        let _woken = waker.clone().map(|waker| session.abort_state.wake(Unparker::of(waker)));
+        // What came before the waker would ring.
+        if self.take_arrivals(waits)? {
             return Ok(());
         }
         let long = &mut waiting.long;
         let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
-        let limit = if is_missing && bell.is_none() { limit.min(WITHOUT_BELL) } else { limit };
-        sleep(session, &mut self.links, waits, bell.as_deref(), limit).map_err(|e| Trouble {
+        let limit = if is_missing && waker.is_none() { limit.min(WITHOUT_WAKER) } else { limit };
+        sleep(session, &mut self.links, waits, waker.as_deref(), limit).map_err(|e| PeerError {
             activity,
             peer,
-            fault: Fault::Own(e),
+            link_error: LinkError::Own(e),
         })?;
         let is_only = waits.iter().all(|&(_, other)| other == peer);
         let missing = match activity {
@@ -350,13 +359,13 @@ impl TcpTransport {
             }
             _ => Missing::Anything,
         };
-        let wait = || Wait {
+        let wait = || WaitReport {
             on: number(self.members[peer]),
             missing,
             messages: self.counts.sent(peer),
-            posts: self.posts(),
+            signals: self.signals(),
         };
-        if long.tell(session, self.channel, &self.calls, wait) {
+        if long.report_if_due(session, self.channel, &self.calls, wait) {
             self.probe(waits, &waiting.long);
             // Whoever was dialled may have left before, and then nobody takes the connection; whoever dials may never do it.
             let (me, origin) = (self.rank.index(), self.origin);
@@ -369,16 +378,16 @@ impl TcpTransport {
 }
 
 impl TcpTransport {
-    /// How often this rank has posted in the memory that the group shares.
-    fn posts(&self) -> u64 {
+    /// How often this rank has signalled in the memory that the group shares.
+    fn signals(&self) -> u64 {
         #[cfg(all(feature = "shm", target_os = "linux"))]
-        if let Some(Some(together)) = &self.together {
-            return together.posts();
+        if let Some(Some(shm_group)) = &self.shm_group {
+            return shm_group.signals();
         }
         0
     }
 
-    /// Finds out whether ranks of other hosts can be reached that have been waited for without anything moving.
+    /// Finds out whether ranks of other hosts can be reached that have been waited for without anything exchange.
     fn probe(&self, waits: &Waits, long: &LongWait) {
         let session = &self.membership.session;
         for &(_, peer) in waits {
@@ -391,38 +400,39 @@ impl TcpTransport {
     }
 }
 
-impl Waiting {
-    /// A bell that nobody has rung, if the system has one.
-    fn silent_bell(&mut self) -> Option<Arc<Bell>> {
-        if self.bell.is_none() {
-            self.bell = Bell::new().ok().map(Arc::new);
+impl WaitState {
+    /// A waker that nobody has rung, if the system has one.
+    fn drained_waker(&mut self) -> Option<Arc<Waker>> {
+        if self.waker.is_none() {
+            self.waker = Waker::new().ok().map(Arc::new);
         }
-        let bell = self.bell.clone()?;
+        let waker = self.waker.clone()?;
         // It may have been rung for an earlier sleep.
-        bell.rung();
-        Some(bell)
+        waker.drain();
+        Some(waker)
     }
 }
 
 /// Whether a rank has so much to receive, and at least as much as it sends, that others should copy what it sends themselves:
 /// through the ring each byte is copied twice, by both sides at once where each has nothing else to do. Nobody is called
 /// meanwhile who could end the call and leave others copying.
-fn goes_both_ways<'a, 'b: 'a>(
+fn pays_single_copy<'a, 'b: 'a>(
     sent: usize,
     mut receives: impl Iterator<Item = &'a Incoming<'b>> + Clone,
 ) -> bool {
     let received: usize = receives.clone().map(|receive| receive.len).sum();
-    received >= sent.max(LENT_BYTES_MIN) && receives.all(|receive| matches!(receive.sink, Sink::Into(_)))
+    received >= sent.max(SINGLE_COPY_BYTES_MIN)
+        && receives.all(|receive| matches!(receive.sink, Sink::Into(_)))
 }
 
 /// Sends what the connection takes of a message.
 fn push(
-    (links, counts): (&mut [Option<Link>], &Counts),
+    (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
     scratch: &mut Scratch,
     waits: &mut Waits,
-) -> Result<bool, Trouble> {
+) -> Result<bool, PeerError> {
     if outbound.done() {
         return Ok(false);
     }
@@ -440,12 +450,12 @@ fn push(
 
 /// Receives what has come of a message.
 fn pull(
-    (links, counts): (&mut [Option<Link>], &Counts),
+    (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     receive: &mut Incoming<'_>,
     inbound: &mut Inbound,
     scratch: &mut Scratch,
     waits: &mut Waits,
-) -> Result<bool, Trouble> {
+) -> Result<bool, PeerError> {
     if inbound.done() {
         return Ok(false);
     }
@@ -461,7 +471,11 @@ fn pull(
 
 /// The connection to a peer, unless the peer has yet to open it, which is waited for then.
 #[inline]
-fn link_to<'a>(links: &'a mut [Option<Link>], peer: usize, waits: &mut Waits) -> Option<&'a mut Link> {
+fn link_to<'a>(
+    links: &'a mut [Option<PeerLink>],
+    peer: usize,
+    waits: &mut Waits,
+) -> Option<&'a mut PeerLink> {
     let link = links[peer].as_mut();
     if link.is_none() {
         waits.push((Activity::Connect, peer));
@@ -469,41 +483,41 @@ fn link_to<'a>(links: &'a mut [Option<Link>], peer: usize, waits: &mut Waits) ->
     link
 }
 
-pub(super) fn unconnected(peer: usize) -> impl Fn(Fault) -> Trouble {
-    move |fault| Trouble { activity: Activity::Connect, peer, fault }
+pub(super) fn unconnected(peer: usize) -> impl Fn(LinkError) -> PeerError {
+    move |link_error| PeerError { activity: Activity::Connect, peer, link_error }
 }
 
-fn sending(peer: usize) -> impl Fn(Fault) -> Trouble {
-    move |fault| Trouble { activity: Activity::Send, peer, fault }
+fn sending(peer: usize) -> impl Fn(LinkError) -> PeerError {
+    move |link_error| PeerError { activity: Activity::Send, peer, link_error }
 }
 
-pub(super) fn receiving(peer: usize) -> impl Fn(Fault) -> Trouble {
-    move |fault| Trouble { activity: Activity::Receive, peer, fault }
+pub(super) fn receiving(peer: usize) -> impl Fn(LinkError) -> PeerError {
+    move |link_error| PeerError { activity: Activity::Receive, peer, link_error }
 }
 
 /// Whether one of those that are waited for may have to run on this core.
 #[inline(never)]
-fn may_share_core(links: &[Option<Link>], waits: &Waits) -> bool {
-    waits.iter().any(|&(_, peer)| links[peer].as_ref().is_none_or(Link::may_share_core))
+fn may_share_core(links: &[Option<PeerLink>], waits: &Waits) -> bool {
+    waits.iter().any(|&(_, peer)| links[peer].as_ref().is_none_or(PeerLink::may_share_core))
 }
 
-/// Waits until one of these connections takes more, or more comes on one, or the bell rings, or the job is aborted, or the
+/// Waits until one of these connections takes more, or more comes on one, or the waker rings, or the job is aborted, or the
 /// time is over.
 fn sleep(
     session: &Session,
-    links: &mut [Option<Link>],
+    links: &mut [Option<PeerLink>],
     waits: &Waits,
-    bell: Option<&Bell>,
+    waker: Option<&Waker>,
     limit: Duration,
 ) -> io::Result<()> {
-    let mut lie_down = |&(activity, peer): &(Activity, usize)| {
-        links[peer].as_mut().is_none_or(|link| link.lie_down(activity))
+    let mut prepare_sleep = |&(activity, peer): &(Activity, usize)| {
+        links[peer].as_mut().is_none_or(|link| link.prepare_sleep(activity))
     };
-    let may_sleep = waits.iter().all(&mut lie_down);
-    let woken = if may_sleep { watch(session, links, waits, bell, limit) } else { Ok(()) };
+    let may_sleep = waits.iter().all(&mut prepare_sleep);
+    let woken = if may_sleep { watch(session, links, waits, waker, limit) } else { Ok(()) };
     for &(_, peer) in waits {
         if let Some(link) = &mut links[peer] {
-            link.get_up();
+            link.end_sleep();
         }
     }
     woken
@@ -514,14 +528,14 @@ const WATCHED_INLINE: usize = 32;
 
 fn watch(
     session: &Session,
-    links: &[Option<Link>],
+    links: &[Option<PeerLink>],
     waits: &Waits,
-    bell: Option<&Bell>,
+    waker: Option<&Waker>,
     limit: Duration,
 ) -> io::Result<()> {
     let mut watched: SmallVec<[PollFd<'_>; WATCHED_INLINE]> = SmallVec::new();
-    watched.push(session.verdict.watch());
-    watched.extend(bell.map(Bell::watch));
+    watched.push(session.abort_state.watch());
+    watched.extend(waker.map(Waker::watch));
     watched.extend(waits.iter().filter_map(|&(activity, peer)| {
         let link = links[peer].as_ref()?;
         Some(socket::watch(link, link.events(activity)))

@@ -26,12 +26,12 @@ const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger, or to a peer with much to do.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
 /// How many times as long as was lost a rank that has a core does not yield then: it can do without, and loses at most a
-/// tenth of its time that way. Where ranks share cores, yields are given up for as long as was lost.
+/// tenth of its time that source. Where ranks share cores, yields are given up for as long as was lost.
 const WITHOUT_YIELDS: u32 = 10;
 
 /// The policy of one transport.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct LinkWaitPolicy {
     core_per_rank: bool,
     /// When what was lost last has been made good.
     yields_from: Duration,
@@ -39,27 +39,27 @@ pub(super) struct Patience {
 
 /// One wait.
 #[derive(Debug, Default)]
-pub(super) struct Wait {
+pub(super) struct LinkWait {
     looks: u32,
     since: Option<Duration>,
     yields: u32,
 }
 
-impl Wait {
+impl LinkWait {
     /// Something has come: what is waited for now is the next.
     pub(super) const fn renew(&mut self) {
         *self = Self { looks: self.looks, since: None, yields: 0 };
     }
 }
 
-impl Patience {
+impl LinkWaitPolicy {
     pub(super) const fn new(core_per_rank: bool) -> Self {
         Self { core_per_rank, yields_from: Duration::ZERO }
     }
 
     /// Whether to look again without a look at the clock, which takes longer than one at memory.
     /// Not where a peer that is waited for `may_share_core`.
-    pub(super) fn look_at_once(&self, wait: &mut Wait, may_share_core: impl FnOnce() -> bool) -> bool {
+    pub(super) fn look_at_once(&self, wait: &mut LinkWait, may_share_core: impl FnOnce() -> bool) -> bool {
         wait.looks = wait.looks.wrapping_add(1);
         std::hint::spin_loop();
         let looks = if self.core_per_rank { LOOKS_PER_CLOCK } else { LOOKS_PER_YIELD };
@@ -67,7 +67,7 @@ impl Patience {
     }
 
     /// Whether to look again, after a pause, before sleeping.
-    pub(super) fn look_again(&mut self, wait: &mut Wait, runtime: &Runtime) -> bool {
+    pub(super) fn wake_waiters(&mut self, wait: &mut LinkWait, runtime: &Runtime) -> bool {
         let now = runtime.now();
         let since = *wait.since.get_or_insert(now);
         let spent = now - since;

@@ -1,8 +1,8 @@
 //! Accepts connections and lets in those that prove that they belong to the job.
 //!
 //! Nothing here waits, and connections are accepted as fast as they come, so that nobody keeps others out by filling the
-//! listener's queue. The number of handshakes under way is limited: beyond it the oldest that has not said hello is dropped, and
-//! if all have said hello, a random one. A process of the job tries again at once, and finishes its handshake in less time than
+//! listener's queue. The number of handshakes under source is limited: beyond it the oldest that has not logged hello is dropped, and
+//! if all have logged hello, a random one. A process of the job tries again at once, and finishes its handshake in less time than
 //! strangers take, on average, to drop it.
 
 use std::hash::{BuildHasher, RandomState};
@@ -17,73 +17,73 @@ use crate::tcp::socket::{self, BACKLOG};
 use crate::tcp::{files, user};
 use crate::{Deadline, Runtime, Version, shm};
 
-/// The most handshakes under way, where the process may have many files open.
-const HALF_OPEN_MAX: usize = 256;
+/// The most handshakes under source, where the process may have many files open.
+const PENDING_MAX: usize = 256;
 /// Where it may not, they take at most one of so many files.
-const FILES_PER_HALF_OPEN: u64 = 4;
+const FILES_PER_PENDING: u64 = 4;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
 /// The same for a handshake that no other can be beside, because the process may open no more files.
 const LAST_HANDSHAKE_LIMIT: Duration = Duration::from_millis(200);
-/// What is said to those who have proven themselves, so that they know: others are hung up on.
+/// What is logged to those who have proven themselves, so that they know: others are hung up on.
 pub(super) const ADMITTED: u8 = 1;
 /// How long to wait when the system has no memory for another connection.
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 #[allow(clippy::vec_box, reason = "handshakes are large, and are taken out of the middle")]
-pub(super) struct Gate {
-    door: Door,
+pub(super) struct Acceptor {
+    kind: ListenerKind,
     listener: Socket,
     key: Key,
     epoch: u32,
     runtime: Runtime,
     /// From the oldest on.
-    half_open: Vec<Box<HalfOpen>>,
-    half_open_max: usize,
+    pending: Vec<Box<PendingHandshake>>,
+    pending_max: usize,
     /// Those that have proven themselves, and whose memory has yet to come.
-    proven: Vec<(Box<HalfOpen>, Identity)>,
+    proven: Vec<(Box<PendingHandshake>, Identity)>,
     /// A descriptor that is given up for one more connection when the process may open no more files. Then whoever comes is
     /// told from strangers before the job ends.
     spare: Option<Socket>,
     /// That a process of the job has come which there is no descriptor for.
     out_of_files: Option<io::Error>,
     /// Its connection stays open: if it ended before the reason is known, the process would take this one for dead.
-    unserved: Vec<Box<HalfOpen>>,
+    unserved: Vec<Box<PendingHandshake>>,
     /// Until when no connection can be accepted because the system has no memory for it.
     exhausted: Option<Deadline>,
     refused: u64,
     /// Chooses who is dropped.
     random: RandomState,
-    /// What was logged once: whoever floods the gate does not flood the log.
-    said: Said,
+    /// What was logged once: whoever floods the acceptor does not flood the log.
+    logged: Logged,
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct Logged {
     other_version: bool,
     other_user: bool,
 }
 
-/// Where those who knock come from, and so what they may want.
+/// Where those who pending come from, and so what they may want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Door {
-    /// The network: they speak to this process through the connection.
+pub(super) enum ListenerKind {
+    /// The network: they send_frames to this process through the connection.
     Network,
     /// This host: they share memory with this process.
-    Host,
+    CoordinatorHost,
 }
 
-impl Door {
+impl ListenerKind {
     fn prepare(self, stream: &Socket) -> io::Result<()> {
         match self {
             Self::Network => socket::prepare(stream),
-            Self::Host if shm::is_ours(stream)? => stream.set_nonblocking(true),
-            Self::Host => Err(ErrorKind::PermissionDenied.into()),
+            Self::CoordinatorHost if shm::is_ours(stream)? => stream.set_nonblocking(true),
+            Self::CoordinatorHost => Err(ErrorKind::PermissionDenied.into()),
         }
     }
 
     fn is_for(self, purpose: Purpose) -> bool {
-        (self == Self::Host) == matches!(purpose, Purpose::Memory(_) | Purpose::Arena(_))
+        (self == Self::CoordinatorHost) == matches!(purpose, Purpose::Memory(_) | Purpose::Arena(_))
     }
 }
 
@@ -93,12 +93,12 @@ pub(super) struct Admitted {
     pub(super) stream: Socket,
     pub(super) identity: Identity,
     /// The memory that was taken, if that is what it was about.
-    pub(super) share: Option<shm::Share>,
+    pub(super) share: Option<shm::SharedSegment>,
 }
 
 /// A connection in the middle of its handshake.
 #[derive(Debug)]
-struct HalfOpen {
+struct PendingHandshake {
     stream: Socket,
     deadline: Deadline,
     hello: [u8; HELLO_BYTES],
@@ -110,7 +110,7 @@ struct HalfOpen {
     is_last: bool,
 }
 
-impl HalfOpen {
+impl PendingHandshake {
     fn new(stream: Socket, deadline: Deadline, is_last: bool) -> Box<Self> {
         let (hello, proof) = ([0; HELLO_BYTES], [0; PROOF_BYTES]);
         Box::new(Self { stream, deadline, hello, proof, filled: 0, responder: None, is_last })
@@ -118,35 +118,35 @@ impl HalfOpen {
 }
 
 /// How far a handshake has come.
-enum Progress {
+enum HandshakeProgress {
     Waiting,
     Done(Identity),
     Refused,
-    /// It hung up and had said nothing: somebody has looked whether anybody listens. Or it hung up after its hello, as a process
+    /// It hung up and had logged nothing: somebody has looked whether anybody listens. Or it hung up after its hello, as a process
     /// does that has been answered elsewhere.
     Left,
 }
 
-impl Gate {
-    /// A gate behind a non-blocking listener.
-    pub(super) fn new(door: Door, listener: Socket, key: Key, epoch: u32, runtime: Runtime) -> Self {
-        let most = usize::try_from(files::limit() / FILES_PER_HALF_OPEN).unwrap_or(usize::MAX);
+impl Acceptor {
+    /// A acceptor behind a non-blocking listener.
+    pub(super) fn new(kind: ListenerKind, listener: Socket, key: Key, epoch: u32, runtime: Runtime) -> Self {
+        let most = usize::try_from(files::limit() / FILES_PER_PENDING).unwrap_or(usize::MAX);
         Self {
-            door,
+            kind,
             spare: listener.try_clone().ok(),
             listener,
             key,
             epoch,
             runtime,
-            half_open: Vec::new(),
-            half_open_max: most.clamp(1, HALF_OPEN_MAX),
+            pending: Vec::new(),
+            pending_max: most.clamp(1, PENDING_MAX),
             proven: Vec::new(),
             out_of_files: None,
             unserved: Vec::new(),
             exhausted: None,
             refused: 0,
             random: RandomState::new(),
-            said: Said::default(),
+            logged: Logged::default(),
         }
     }
 
@@ -163,18 +163,18 @@ impl Gate {
     /// What is to be watched: the listener, and all handshakes.
     pub(super) fn watch(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listener = self.can_accept().then(|| socket::watch(&self.listener, PollFlags::IN));
-        let proven = self.proven.iter().map(|(knock, _)| knock);
-        let knocks = self.half_open.iter().chain(proven);
-        listener.into_iter().chain(knocks.map(|knock| socket::watch(&knock.stream, PollFlags::IN)))
+        let proven = self.proven.iter().map(|(pending, _)| pending);
+        let all_pending = self.pending.iter().chain(proven);
+        listener.into_iter().chain(all_pending.map(|pending| socket::watch(&pending.stream, PollFlags::IN)))
     }
 
     /// How soon to look again although nothing that is watched has happened: when the time of a handshake is over, and when
     /// connections can be accepted again.
     pub(super) fn look_again_in(&self) -> Option<Duration> {
-        let proven = self.proven.iter().map(|(knock, _)| knock);
-        let last = self.half_open.iter().chain(proven).filter(|knock| knock.is_last);
-        let oldest = self.half_open.first().into_iter().chain(self.proven.first().map(|(knock, _)| knock));
-        let handshakes = oldest.chain(last).map(|knock| knock.deadline);
+        let proven = self.proven.iter().map(|(pending, _)| pending);
+        let last = self.pending.iter().chain(proven).filter(|pending| pending.is_last);
+        let oldest = self.pending.first().into_iter().chain(self.proven.first().map(|(pending, _)| pending));
+        let handshakes = oldest.chain(last).map(|pending| pending.deadline);
         handshakes.chain(self.exhausted).map(|deadline| self.runtime.remaining(deadline)).min()
     }
 
@@ -204,15 +204,15 @@ impl Gate {
     }
 
     fn advance_handshakes(&mut self, admitted: &mut Vec<Admitted>) {
-        for (knock, identity) in std::mem::take(&mut self.proven) {
-            self.take_memory(knock, identity, admitted);
+        for (pending, identity) in std::mem::take(&mut self.proven) {
+            self.receive_memory(pending, identity, admitted);
         }
         let ready = self.ready();
-        for (knock, ready) in std::mem::take(&mut self.half_open).into_iter().zip(ready) {
-            if ready || self.runtime.expired(knock.deadline) {
-                self.go_on(knock, admitted);
+        for (pending, ready) in std::mem::take(&mut self.pending).into_iter().zip(ready) {
+            if ready || self.runtime.expired(pending.deadline) {
+                self.go_on(pending, admitted);
             } else {
-                self.half_open.push(knock);
+                self.pending.push(pending);
             }
         }
     }
@@ -220,7 +220,7 @@ impl Gate {
     /// Of each handshake, whether something has come: to read from each would take longer than to ask for all at once.
     fn ready(&self) -> Vec<bool> {
         let mut watched: Vec<_> =
-            self.half_open.iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN)).collect();
+            self.pending.iter().map(|pending| socket::watch(&pending.stream, PollFlags::IN)).collect();
         match socket::poll(&mut watched, Duration::ZERO) {
             Ok(_) => watched.iter().map(|watched| !watched.revents().is_empty()).collect(),
             Err(_) => vec![true; watched.len()],
@@ -231,16 +231,16 @@ impl Gate {
     fn accept(&mut self, stream: Socket, admitted: &mut Vec<Admitted>) {
         // Without a spare descriptor this may be the last.
         let is_last = !self.keep_spare();
-        if self.door.prepare(&stream).is_err() {
+        if self.kind.prepare(&stream).is_err() {
             self.refused += 1;
             return;
         }
-        while self.half_open.len() >= self.half_open_max {
+        while self.pending.len() >= self.pending_max {
             self.drop_one(admitted);
         }
         let limit = if is_last { LAST_HANDSHAKE_LIMIT } else { HANDSHAKE_LIMIT };
-        // What it has said is heard before it can be dropped.
-        self.go_on(HalfOpen::new(stream, self.runtime.deadline(limit), is_last), admitted);
+        // What it has logged is heard before it can be dropped.
+        self.go_on(PendingHandshake::new(stream, self.runtime.deadline(limit), is_last), admitted);
     }
 
     /// Makes the spare descriptor, unless there is one. Returns `true` if there is one now.
@@ -253,7 +253,7 @@ impl Gate {
 
     /// Closes something, so that one more connection can be accepted: a stranger's, or the spare descriptor.
     fn give_up_a_file(&mut self, error: io::Error, admitted: &mut Vec<Admitted>) {
-        if !self.half_open.is_empty() {
+        if !self.pending.is_empty() {
             self.drop_one(admitted);
         } else if self.spare.take().is_none() {
             self.run_out_of_files(error);
@@ -268,101 +268,106 @@ impl Gate {
 
     /// Whether another connection can be accepted.
     fn can_accept(&self) -> bool {
-        let is_last_one_taken = || self.half_open.iter().any(|knock| knock.is_last);
+        let is_last_one_taken = || self.pending.iter().any(|pending| pending.is_last);
         self.exhausted.is_none() && (self.spare.is_some() || !is_last_one_taken())
     }
 
-    fn go_on(&mut self, mut knock: Box<HalfOpen>, admitted: &mut Vec<Admitted>) {
-        match self.progress(&mut knock) {
-            Progress::Waiting => self.half_open.push(knock),
-            ended => self.end(knock, ended, admitted),
+    fn go_on(&mut self, mut pending: Box<PendingHandshake>, admitted: &mut Vec<Admitted>) {
+        match self.progress(&mut pending) {
+            HandshakeProgress::Waiting => self.pending.push(pending),
+            ended => self.end(pending, ended, admitted),
         }
     }
 
     /// Deals with a handshake that has ended.
-    fn end(&mut self, knock: Box<HalfOpen>, ended: Progress, admitted: &mut Vec<Admitted>) {
+    fn end(
+        &mut self,
+        pending: Box<PendingHandshake>,
+        ended: HandshakeProgress,
+        admitted: &mut Vec<Admitted>,
+    ) {
         match ended {
-            Progress::Waiting | Progress::Left => {}
+            HandshakeProgress::Waiting | HandshakeProgress::Left => {}
             // Its connection would leave none for anything else.
-            Progress::Done(_) if knock.is_last => {
-                self.unserved.push(knock);
+            HandshakeProgress::Done(_) if pending.is_last => {
+                self.unserved.push(pending);
                 self.run_out_of_files(rustix::io::Errno::MFILE.into());
             }
-            Progress::Done(identity) if matches!(identity.purpose, Purpose::Memory(_)) => {
-                self.take_memory(knock, identity, admitted);
+            HandshakeProgress::Done(identity) if matches!(identity.purpose, Purpose::Memory(_)) => {
+                self.receive_memory(pending, identity, admitted);
             }
-            Progress::Done(identity) => {
-                admitted.push(Admitted { stream: knock.stream, identity, share: None })
+            HandshakeProgress::Done(identity) => {
+                admitted.push(Admitted { stream: pending.stream, identity, share: None })
             }
-            Progress::Refused => {
+            HandshakeProgress::Refused => {
                 self.refused += 1;
-                let peer = knock.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
+                let peer = pending.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
                 tracing::debug!(?peer, "refused a connection");
             }
         }
     }
 
-    /// Drops the oldest handshake that has not said hello, or a random one if all have. What it has said since it was last
+    /// Drops the oldest handshake that has not logged hello, or a random one if all have. What it has logged since it was last
     /// listened to is heard first.
     fn drop_one(&mut self, admitted: &mut Vec<Admitted>) {
-        let silent = self.half_open.iter().position(|knock| knock.responder.is_none());
+        let silent = self.pending.iter().position(|pending| pending.responder.is_none());
         let at = silent.unwrap_or_else(|| {
             let random = self.random.hash_one(self.refused);
-            usize::try_from(random % self.half_open.len() as u64).expect("it is below a length")
+            usize::try_from(random % self.pending.len() as u64).expect("it is below a length")
         });
-        let mut knock = self.half_open.remove(at);
-        match self.progress(&mut knock) {
-            // It has said hello by now, and is no longer the first to go.
-            Progress::Waiting if silent.is_some() && knock.responder.is_some() => {
-                self.half_open.insert(at, knock);
+        let mut pending = self.pending.remove(at);
+        match self.progress(&mut pending) {
+            // It has logged hello by now, and is no longer the first to go.
+            HandshakeProgress::Waiting if silent.is_some() && pending.responder.is_some() => {
+                self.pending.insert(at, pending);
             }
-            Progress::Waiting => self.refused += 1,
-            ended => self.end(knock, ended, admitted),
+            HandshakeProgress::Waiting => self.refused += 1,
+            ended => self.end(pending, ended, admitted),
         }
     }
 
-    fn progress(&mut self, knock: &mut HalfOpen) -> Progress {
+    fn progress(&mut self, pending: &mut PendingHandshake) -> HandshakeProgress {
         loop {
-            let wanted = match knock.responder {
-                None => &mut knock.hello[..],
-                Some(_) => &mut knock.proof[..],
+            let wanted = match pending.responder {
+                None => &mut pending.hello[..],
+                Some(_) => &mut pending.proof[..],
             };
-            while knock.filled < wanted.len() {
-                match knock.stream.read(&mut wanted[knock.filled..]) {
-                    Ok(0) if knock.filled == 0 => return Progress::Left,
-                    Ok(0) => return Progress::Refused,
-                    Ok(count) => knock.filled += count,
+            while pending.filled < wanted.len() {
+                match pending.stream.read(&mut wanted[pending.filled..]) {
+                    Ok(0) if pending.filled == 0 => return HandshakeProgress::Left,
+                    Ok(0) => return HandshakeProgress::Refused,
+                    Ok(count) => pending.filled += count,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => return self.wait_for(knock),
-                    Err(_) => return Progress::Refused,
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => return self.wait_for(pending),
+                    Err(_) => return HandshakeProgress::Refused,
                 }
             }
-            knock.filled = 0;
-            if let Some(responder) = &knock.responder {
+            pending.filled = 0;
+            if let Some(responder) = &pending.responder {
                 let claim = responder.claim();
-                let admitted = responder.accepts(&knock.proof)
-                    && self.is_of_this_user(&knock.stream)
-                    && socket::send_all(&knock.stream, &[ADMITTED]).is_ok();
-                return if admitted { Progress::Done(claim) } else { Progress::Refused };
+                let admitted = responder.accepts(&pending.proof)
+                    && self.is_of_this_user(&pending.stream)
+                    && socket::send_all(&pending.stream, &[ADMITTED]).is_ok();
+                return if admitted { HandshakeProgress::Done(claim) } else { HandshakeProgress::Refused };
             }
-            if let Some(theirs) = auth::greeted_by(&knock.hello).filter(|&theirs| theirs != Version::OURS) {
-                if !std::mem::replace(&mut self.said.other_version, true) {
-                    tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version knocks");
+            if let Some(theirs) = auth::greeted_by(&pending.hello).filter(|&theirs| theirs != Version::OURS) {
+                if !std::mem::replace(&mut self.logged.other_version, true) {
+                    tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version connects");
                 }
-                let _ = socket::send_all(&knock.stream, &auth::refusal());
-                return Progress::Refused;
+                let _ = socket::send_all(&pending.stream, &auth::refusal());
+                return HandshakeProgress::Refused;
             }
-            match Responder::new(self.key.clone(), &knock.hello) {
+            match Responder::new(self.key.clone(), &pending.hello) {
                 Ok(Some(responder))
                     if responder.claim().epoch == self.epoch
-                        && self.door.is_for(responder.claim().purpose) =>
+                        && self.kind.is_for(responder.claim().purpose) =>
                 {
-                    if socket::send_all(&knock.stream, &responder.challenge()).is_err() {
-                        return Progress::Refused;
+                    if socket::send_all(&pending.stream, &responder.challenge()).is_err() {
+                        return HandshakeProgress::Refused;
                     }
-                    knock.responder = Some(responder);
+                    pending.responder = Some(responder);
                 }
-                _ => return Progress::Refused,
+                _ => return HandshakeProgress::Refused,
             }
         }
     }
@@ -370,7 +375,7 @@ impl Gate {
     /// Whether the process at the other end may belong to the job, as far as its user tells. Where the key is no secret, anybody
     /// knows it who knows the job's name. A Unix socket was looked at when it was accepted.
     fn is_of_this_user(&mut self, stream: &Socket) -> bool {
-        if self.key.is_secret() || self.door == Door::Host {
+        if self.key.is_secret() || self.kind == ListenerKind::CoordinatorHost {
             return true;
         }
         let user = user::of_peer(stream);
@@ -379,7 +384,7 @@ impl Gate {
             Err(error) if socket::is_out_of_files(error) => {
                 self.run_out_of_files(rustix::io::Errno::MFILE.into());
             }
-            _ if std::mem::replace(&mut self.said.other_user, true) => {}
+            _ if std::mem::replace(&mut self.logged.other_user, true) => {}
             _ => tracing::warn!(
                 ?user,
                 "refused a process that is not this user's: set DIST_SECRET_FILE on every rank if it belongs to the job"
@@ -389,24 +394,33 @@ impl Gate {
     }
 
     /// Takes the memory that a process of the job offers. It is waited for if it has not come yet.
-    fn take_memory(&mut self, knock: Box<HalfOpen>, identity: Identity, admitted: &mut Vec<Admitted>) {
-        match shm::take(&knock.stream) {
+    fn receive_memory(
+        &mut self,
+        pending: Box<PendingHandshake>,
+        identity: Identity,
+        admitted: &mut Vec<Admitted>,
+    ) {
+        match shm::take(&pending.stream) {
             Ok(Some(share)) => {
-                admitted.push(Admitted { stream: knock.stream, identity, share: Some(share) });
+                admitted.push(Admitted { stream: pending.stream, identity, share: Some(share) });
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock && !self.runtime.expired(knock.deadline) => {
-                self.proven.push((knock, identity));
+            Err(e) if e.kind() == ErrorKind::WouldBlock && !self.runtime.expired(pending.deadline) => {
+                self.proven.push((pending, identity));
             }
             Err(e) if socket::is_out_of_files(&e) => {
-                self.unserved.push(knock);
+                self.unserved.push(pending);
                 self.run_out_of_files(e);
             }
             Ok(None) | Err(_) => self.refused += 1,
         }
     }
 
-    fn wait_for(&self, knock: &HalfOpen) -> Progress {
-        if self.runtime.expired(knock.deadline) { Progress::Refused } else { Progress::Waiting }
+    fn wait_for(&self, pending: &PendingHandshake) -> HandshakeProgress {
+        if self.runtime.expired(pending.deadline) {
+            HandshakeProgress::Refused
+        } else {
+            HandshakeProgress::Waiting
+        }
     }
 }
 
@@ -418,27 +432,27 @@ mod tests {
     use super::*;
     use crate::auth::{CHALLENGE_BYTES, Initiator};
 
-    fn gate() -> (Gate, SocketAddr) {
+    fn acceptor() -> (Acceptor, SocketAddr) {
         let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
         let address = listener.local_addr().unwrap();
         let (key, runtime) = (Key::new(None, "test"), Runtime::system());
-        (Gate::new(Door::Network, listener.into(), key, 0, runtime), address)
+        (Acceptor::new(ListenerKind::Network, listener.into(), key, 0, runtime), address)
     }
 
     /// Waits for something to happen, and deals with it.
-    fn turn(gate: &mut Gate) -> Vec<Admitted> {
-        let mut watched: Vec<_> = gate.watch().collect();
+    fn turn(acceptor: &mut Acceptor) -> Vec<Admitted> {
+        let mut watched: Vec<_> = acceptor.watch().collect();
         assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
-        gate.advance()
+        acceptor.advance()
     }
 
     #[test]
     fn a_stranger_that_says_nothing_is_looked_at_when_its_time_is_over() {
-        let (mut gate, address) = gate();
-        assert_eq!(gate.look_again_in(), None);
+        let (mut acceptor, address) = acceptor();
+        assert_eq!(acceptor.look_again_in(), None);
         let _stranger = TcpStream::connect(address).unwrap();
-        assert!(turn(&mut gate).is_empty());
-        let limit = gate.look_again_in().unwrap();
+        assert!(turn(&mut acceptor).is_empty());
+        let limit = acceptor.look_again_in().unwrap();
         assert!(limit <= HANDSHAKE_LIMIT, "{limit:?}");
     }
 
@@ -457,118 +471,119 @@ mod tests {
 
     #[test]
     fn whoever_hangs_up_and_has_said_nothing_was_not_refused() {
-        let (mut gate, address) = gate();
+        let (mut acceptor, address) = acceptor();
         let hello = *hello().hello();
-        for (said, refused) in [(&b""[..], 0), (b"hello", 1), (b"", 1), (&hello, 1)] {
+        for (logged, refused) in [(&b""[..], 0), (b"hello", 1), (b"", 1), (&hello, 1)] {
             let mut stranger = TcpStream::connect(address).unwrap();
-            stranger.write_all(said).unwrap();
+            stranger.write_all(logged).unwrap();
             stranger.shutdown(std::net::Shutdown::Write).unwrap();
-            turn(&mut gate);
-            while !gate.half_open.is_empty() {
-                turn(&mut gate);
+            turn(&mut acceptor);
+            while !acceptor.pending.is_empty() {
+                turn(&mut acceptor);
             }
-            assert_eq!(gate.refused(), refused, "{said:?}");
+            assert_eq!(acceptor.refused(), refused, "{logged:?}");
         }
     }
 
     /// Finishes a handshake as a process of the job does; `None` if it was hung up on.
-    fn finish(gate: &mut Gate, (mut stream, ours): (TcpStream, Initiator)) -> Option<Vec<Admitted>> {
+    fn finish(acceptor: &mut Acceptor, (mut stream, ours): (TcpStream, Initiator)) -> Option<Vec<Admitted>> {
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).ok()?;
         stream.write_all(&ours.answer(&challenge).unwrap()).ok()?;
-        let admitted: Vec<_> = std::iter::repeat_with(|| turn(gate)).find(|admitted| !admitted.is_empty())?;
+        let admitted: Vec<_> =
+            std::iter::repeat_with(|| turn(acceptor)).find(|admitted| !admitted.is_empty())?;
         Some(admitted)
     }
 
-    /// The oldest of all would be the one that has said hello.
+    /// The oldest of all would be the one that has logged hello.
     #[test]
     fn strangers_that_do_not_say_hello_keep_nobody_out() {
-        let (mut gate, address) = gate();
+        let (mut acceptor, address) = acceptor();
         let ours = say_hello(address);
         let mut strangers = Vec::new();
-        for count in 1..=2 * HALF_OPEN_MAX {
+        for count in 1..=2 * PENDING_MAX {
             let mut stranger = TcpStream::connect(address).unwrap();
             stranger.write_all(&ours.1.hello()[..count % 3]).unwrap();
             strangers.push(stranger);
-            assert!(turn(&mut gate).is_empty());
-            assert!(gate.can_accept(), "after {count} strangers");
+            assert!(turn(&mut acceptor).is_empty());
+            assert!(acceptor.can_accept(), "after {count} strangers");
         }
-        let admitted = finish(&mut gate, ours).expect("it has its place still");
+        let admitted = finish(&mut acceptor, ours).expect("it has its place still");
         assert_eq!((admitted.len(), admitted[0].identity.from), (1, 1));
-        assert!(gate.half_open.len() <= HALF_OPEN_MAX);
+        assert!(acceptor.pending.len() <= PENDING_MAX);
     }
 
     /// They are dropped at random: a process of the job is one of many, and has its place for a while.
     #[test]
     fn strangers_that_say_hello_keep_nobody_out() {
-        let (mut gate, address) = gate();
+        let (mut acceptor, address) = acceptor();
         let mut strangers = Vec::new();
-        for _ in 0..2 * HALF_OPEN_MAX {
+        for _ in 0..2 * PENDING_MAX {
             strangers.push(say_hello(address).0);
-            assert!(turn(&mut gate).is_empty());
-            assert!(gate.can_accept());
+            assert!(turn(&mut acceptor).is_empty());
+            assert!(acceptor.can_accept());
         }
-        assert_eq!(gate.half_open.len(), HALF_OPEN_MAX);
-        assert_eq!(gate.refused(), HALF_OPEN_MAX as u64);
-        let kept = strangers.iter().skip(HALF_OPEN_MAX).filter(|stranger| {
+        assert_eq!(acceptor.pending.len(), PENDING_MAX);
+        assert_eq!(acceptor.refused(), PENDING_MAX as u64);
+        let kept = strangers.iter().skip(PENDING_MAX).filter(|stranger| {
             stranger.set_nonblocking(true).unwrap();
             // A challenge, and no end.
             matches!((&**stranger).read(&mut [0; 2 * CHALLENGE_BYTES]), Ok(CHALLENGE_BYTES))
                 && matches!((&**stranger).read(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock)
         });
-        assert!(kept.count() < HALF_OPEN_MAX, "it is not the oldest who are dropped");
+        assert!(kept.count() < PENDING_MAX, "it is not the oldest who are dropped");
         // The place is lost with a probability of one in 256 for each that comes meanwhile.
         let admitted = std::iter::repeat_with(|| {
             let ours = say_hello(address);
             for _ in 0..10 {
                 strangers.push(say_hello(address).0);
-                turn(&mut gate);
+                turn(&mut acceptor);
             }
-            finish(&mut gate, ours)
+            finish(&mut acceptor, ours)
         });
         assert_eq!(admitted.flatten().next().unwrap()[0].identity.from, 1);
     }
 
     #[test]
     fn whoever_has_said_hello_since_it_was_last_heard_is_not_dropped() {
-        let (mut gate, address) = gate();
+        let (mut acceptor, address) = acceptor();
         let mut stream = TcpStream::connect(address).unwrap();
-        assert!(turn(&mut gate).is_empty());
+        assert!(turn(&mut acceptor).is_empty());
         let _stranger = TcpStream::connect(address).unwrap();
-        assert!(turn(&mut gate).is_empty());
+        assert!(turn(&mut acceptor).is_empty());
         stream.write_all(hello().hello()).unwrap();
-        gate.drop_one(&mut Vec::new());
-        assert_eq!(gate.half_open.len(), 2, "the first has said hello");
-        gate.drop_one(&mut Vec::new());
-        assert!(gate.half_open.len() == 1 && gate.half_open[0].responder.is_some());
+        acceptor.drop_one(&mut Vec::new());
+        assert_eq!(acceptor.pending.len(), 2, "the first has logged hello");
+        acceptor.drop_one(&mut Vec::new());
+        assert!(acceptor.pending.len() == 1 && acceptor.pending[0].responder.is_some());
     }
 
     /// As where the process may open no more files: one descriptor is left for this.
     #[test]
     fn with_the_last_descriptor_strangers_are_told_from_processes_of_the_job() {
-        let (mut gate, address) = gate();
-        gate.spare = None;
-        let accept = |gate: &mut Gate, last: bool| {
-            let (stream, _) = gate.listener.accept().unwrap();
+        let (mut acceptor, address) = acceptor();
+        acceptor.spare = None;
+        let accept = |acceptor: &mut Acceptor, last: bool| {
+            let (stream, _) = acceptor.listener.accept().unwrap();
             stream.set_nonblocking(true).unwrap();
-            let deadline = gate.runtime.deadline(LAST_HANDSHAKE_LIMIT);
-            gate.go_on(HalfOpen::new(stream, deadline, last), &mut Vec::new());
+            let deadline = acceptor.runtime.deadline(LAST_HANDSHAKE_LIMIT);
+            acceptor.go_on(PendingHandshake::new(stream, deadline, last), &mut Vec::new());
         };
         let stranger = TcpStream::connect(address).unwrap();
-        accept(&mut gate, true);
-        assert!(!gate.can_accept(), "there is no place beside it");
-        assert!(gate.look_again_in().unwrap() <= LAST_HANDSHAKE_LIMIT);
+        accept(&mut acceptor, true);
+        assert!(!acceptor.can_accept(), "there is no place beside it");
+        assert!(acceptor.look_again_in().unwrap() <= LAST_HANDSHAKE_LIMIT);
         drop(stranger);
-        assert!(turn(&mut gate).is_empty());
-        assert!(gate.take_out_of_files().is_none(), "a stranger does not end the job");
-        gate.spare = None;
+        assert!(turn(&mut acceptor).is_empty());
+        assert!(acceptor.take_out_of_files().is_none(), "a stranger does not end the job");
+        acceptor.spare = None;
         let (mut stream, ours) = say_hello(address);
-        accept(&mut gate, true);
+        accept(&mut acceptor, true);
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).unwrap();
         stream.write_all(&ours.answer(&challenge).unwrap()).unwrap();
-        assert!(turn(&mut gate).is_empty());
-        assert!(socket::is_out_of_files(&gate.take_out_of_files().unwrap()));
+        assert!(turn(&mut acceptor).is_empty());
+        assert!(socket::is_out_of_files(&acceptor.take_out_of_files().unwrap()));
     }
 
     #[cfg(target_os = "linux")]
@@ -579,7 +594,7 @@ mod tests {
         if !geteuid().is_root() {
             return;
         }
-        let (mut gate, address) = gate();
+        let (mut acceptor, address) = acceptor();
         let other = move || {
             let nobody = Uid::from_raw(65534);
             // Of this thread only.
@@ -591,8 +606,8 @@ mod tests {
             assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "nobody is let in");
         };
         let other = Runtime::system().spawn("other", other).unwrap();
-        while gate.refused() == 0 {
-            assert!(turn(&mut gate).is_empty());
+        while acceptor.refused() == 0 {
+            assert!(turn(&mut acceptor).is_empty());
         }
         other.join().unwrap();
     }

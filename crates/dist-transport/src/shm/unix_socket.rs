@@ -9,12 +9,12 @@ use std::io;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::process::peer_of;
-use crate::tcp::DoorName;
+use crate::tcp::UnixSocketName;
 
 const BACKLOG: i32 = 1024;
 
 /// Listens by this name.
-pub(crate) fn listen(name: DoorName) -> io::Result<Socket> {
+pub(crate) fn listen(name: UnixSocketName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address(name)?)?;
@@ -23,7 +23,7 @@ pub(crate) fn listen(name: DoorName) -> io::Result<Socket> {
 }
 
 /// Connects to the process that listens by this name, if it is of this user. The error is `WouldBlock` if too many connect.
-pub(crate) fn connect(name: DoorName) -> io::Result<Socket> {
+pub(crate) fn connect(name: UnixSocketName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.connect(&address(name)?)?;
@@ -39,6 +39,6 @@ pub(crate) fn is_ours(socket: &Socket) -> io::Result<bool> {
     Ok(user == rustix::process::geteuid().as_raw())
 }
 
-fn address(name: DoorName) -> io::Result<SockAddr> {
+fn address(name: UnixSocketName) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0dist-transport/{:016x}", name.get()))
 }

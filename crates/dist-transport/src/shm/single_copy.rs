@@ -1,7 +1,7 @@
 //! A message that is lent: it stays where the sender has it until the receiver has copied it from there.
 //!
-//! The two settle in one word what comes of it. The sender opens the loan before it publishes where the message lies; then
-//! either the receiver says how much it has taken, or the sender calls it back because its call has failed: whoever comes
+//! The two ack in one word what comes of it. The sender opens the single_copy before it publishes where the message lies; then
+//! either the receiver says how much it has acked, or the sender calls it back because its call has failed: whoever comes
 //! first. So nothing that was copied after the sender went on counts as received.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Neither has settled it.
 const OPEN: u64 = u64::MAX;
 /// The sender has called it back.
-const CALLED_BACK: u64 = u64::MAX - 1;
+const CANCELLED: u64 = u64::MAX - 1;
 
 /// A word that is shared, so that the protocol can be tried in every interleaving.
-pub(super) trait Word {
+pub(super) trait AckWord {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
     /// Whether it was `from`, and is `to` now.
     fn change(&self, from: u64, to: u64) -> bool;
 }
 
-impl Word for AtomicU64 {
+impl AckWord for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
@@ -33,25 +33,25 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Opens a loan, which what is published next hands over.
-pub(super) fn open<W: Word>(word: &W) {
+/// Opens a single_copy, which what is published next hands over.
+pub(super) fn offer<W: AckWord>(word: &W) {
     word.store(OPEN, Ordering::Relaxed);
 }
 
-/// How many bytes the receiver has taken, once it has said that: the sender may write there again.
-pub(super) fn taken<W: Word>(word: &W) -> Option<u64> {
+/// How many bytes the receiver has acked, once it has said that: the sender may write there again.
+pub(super) fn acked<W: AckWord>(word: &W) -> Option<u64> {
     let word = word.load(Ordering::Acquire);
     (word != OPEN).then_some(word)
 }
 
-/// Says how many bytes have been taken; `false` if the sender has called them back before, and they count for nothing.
-pub(super) fn settle<W: Word>(word: &W, taken: u64) -> bool {
-    word.change(OPEN, taken)
+/// Says how many bytes have been acked; `false` if the sender has called them back before, and they count for nothing.
+pub(super) fn ack<W: AckWord>(word: &W, acked: u64) -> bool {
+    word.change(OPEN, acked)
 }
 
-/// Ends a loan that is not settled; the sender may write there again.
-pub(super) fn call_back<W: Word>(word: &W) {
-    word.change(OPEN, CALLED_BACK);
+/// Ends a single_copy that is not settled; the sender may write there again.
+pub(super) fn cancel<W: AckWord>(word: &W) {
+    word.change(OPEN, CANCELLED);
 }
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ mod tests {
     /// A word with less order where this is so.
     struct Weak<const TO_SETTLE: bool, const TO_LOOK: bool>(atomic::AtomicU64);
 
-    impl<const TO_SETTLE: bool, const TO_LOOK: bool> Word for Weak<TO_SETTLE, TO_LOOK> {
+    impl<const TO_SETTLE: bool, const TO_LOOK: bool> AckWord for Weak<TO_SETTLE, TO_LOOK> {
         fn load(&self, order: Ordering) -> u64 {
             self.0.load(if TO_LOOK { Ordering::Relaxed } else { order })
         }
@@ -77,14 +77,14 @@ mod tests {
         }
 
         fn change(&self, from: u64, to: u64) -> bool {
-            let settle = if TO_SETTLE { Ordering::Relaxed } else { Ordering::Release };
+            let ack = if TO_SETTLE { Ordering::Relaxed } else { Ordering::Release };
             let look = if TO_LOOK { Ordering::Relaxed } else { Ordering::Acquire };
-            self.0.compare_exchange(from, to, settle, look).is_ok()
+            self.0.compare_exchange(from, to, ack, look).is_ok()
         }
     }
 
     /// A message, where it lies and how it is settled.
-    struct Lent<W> {
+    struct Offered<W> {
         word: W,
         published: atomic::AtomicU64,
         message: UnsafeCell<u32>,
@@ -92,25 +92,25 @@ mod tests {
 
     /// The sender looks once, perhaps, and calls it back otherwise. It writes again if the message counts as received: then
     /// it must have been read before.
-    fn lend<const TO_SETTLE: bool, const TO_LOOK: bool>(looks: bool) {
+    fn send<const TO_SETTLE: bool, const TO_LOOK: bool>(looks: bool) {
         loom::model(move || {
             let word = Weak::<TO_SETTLE, TO_LOOK>(atomic::AtomicU64::new(0));
             let (published, message) = (atomic::AtomicU64::new(0), UnsafeCell::new(1));
-            let lent = Arc::new(Lent { word, published, message });
+            let lent = Arc::new(Offered { word, published, message });
             let receiver = lent.clone();
             let receiver = thread::spawn(move || {
                 let published = receiver.published.load(Ordering::Acquire) == 1;
                 published && {
                     receiver.message.with(drop);
-                    settle(&receiver.word, 8)
+                    ack(&receiver.word, 8)
                 }
             });
-            open(&lent.word);
+            offer(&lent.word);
             lent.published.store(1, Ordering::Release);
-            if !(looks && taken(&lent.word).is_some()) {
-                call_back(&lent.word);
+            if !(looks && acked(&lent.word).is_some()) {
+                cancel(&lent.word);
             }
-            let received = lent.word.load(Ordering::Relaxed) != CALLED_BACK;
+            let received = lent.word.load(Ordering::Relaxed) != CANCELLED;
             if received {
                 lent.message.with_mut(drop);
             }
@@ -120,14 +120,14 @@ mod tests {
 
     #[rstest]
     fn what_is_written_once_a_loan_is_settled_was_not_received(#[values(true, false)] looks: bool) {
-        lend::<false, false>(looks);
+        send::<false, false>(looks);
     }
 
     #[rstest]
-    #[case::on_the_receivers_side(lend::<true, false>)]
-    #[case::on_the_senders_side(lend::<false, true>)]
+    #[case::on_the_receivers_side(send::<true, false>)]
+    #[case::on_the_senders_side(send::<false, true>)]
     #[should_panic(expected = "ausality")]
-    fn without_order_it_may_be(#[case] lend: fn(bool), #[values(true, false)] looks: bool) {
-        lend(looks);
+    fn without_order_it_may_be(#[case] send: fn(bool), #[values(true, false)] looks: bool) {
+        send(looks);
     }
 }

@@ -1,11 +1,11 @@
-//! The memory of a group in use: calls, posts and waits, and what ranks copy there.
+//! The memory of a group in use: calls, signals and waits, and what ranks copy there.
 #![allow(unsafe_code, reason = "mapped memory is reached under the contract of `Direct`")]
 
-mod courtesy;
 mod exposed;
+mod external_load;
+mod group_wait;
 mod probe;
 mod waiting;
-mod watch;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,26 +13,29 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use self::courtesy::Courtesy;
 use self::exposed::Located;
-use self::watch::Watch;
-use super::failure::{Scene, Trouble};
-use crate::bookkeeping::Calls;
+use self::external_load::ExternalLoad;
+use self::group_wait::GroupWaitPolicy;
+use super::failure::{ErrorContext, PeerError};
+use crate::bookkeeping::CallHistory;
 use crate::direct::sealed::Sealed;
 use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{self, Exposure, GroupMemory, LONG_BYTES, Mapping, Origin, Pen, Process, Turn};
-use crate::tcp::counts::Counts;
-use crate::tcp::message::Fault;
+use crate::shm::{
+    self, CopyPolicy, Generation, GroupMemory, LONG_BYTES, Mapping, Process, RegionOrigin, RemoteRegion,
+};
+use crate::tcp::counts::MessageCounts;
+use crate::tcp::message::LinkError;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
-    Abandon, Activity, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, DirectCall, Due, Entry, Error,
-    Exposed, Fingerprint, Grain, Lent, Place, Rank, Reach, Result, Shared, Traffic,
+    AbandonHandle, Activity, CALLS_MAX, CHANGED_MAX, CallEntry, ChannelId, Deadline, Direct, DirectCall,
+    Error, ExposedRegion, Fingerprint, Grain, GroupLayout, LazyDeadline, Lent, Place, Rank, Reach, Result,
+    Traffic,
 };
 
 /// One rank's view of its group's memory.
 #[derive(Debug)]
-pub(super) struct Together {
+pub(super) struct ShmGroup {
     memory: Arc<GroupMemory>,
     membership: Arc<Membership>,
     channel: ChannelId,
@@ -40,35 +43,35 @@ pub(super) struct Together {
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
     /// The last calls of the transport, for reports of what it waits for.
-    calls: Calls,
+    calls: CallHistory,
     /// Messages of the transport, for the same.
-    counts: Arc<Counts>,
-    courtesy: Courtesy,
+    counts: Arc<MessageCounts>,
+    wait_policy: GroupWaitPolicy,
     /// Who has had this core of late, while that is of interest.
-    watch: Option<Watch>,
+    external_load: Option<ExternalLoad>,
     /// Whether this rank waits for the others in each call, also where it could go ahead. To go ahead spares switches
-    /// between ranks on one core; where each has its own, lines go to and fro faster between ranks that keep together.
-    keeps_step: bool,
-    takes_short_turns: bool,
-    /// Whether others may sleep for something that this rank has posted.
+    /// between ranks on one core; where each has its own, lines go to and fro faster between ranks that keep shm_group.
+    is_lockstep: bool,
+    uses_short_slices: bool,
+    /// Whether others may sleep for something that this rank has signalled.
     owes_wake: bool,
     reach: Reach,
-    current: Call,
-    /// The last calls, by the index of their turn; the current one among them.
+    current: CurrentCall,
+    /// The last calls, by the index of their generation; the current one among them.
     entered: [Entered; CALLS_MAX],
-    /// What this rank says of itself in calls, by the index of their turn.
-    exposures: [Exposure; CALLS_MAX],
-    peers: Vec<Peer>,
+    /// What this rank says of itself in calls, by the index of their generation.
+    regions: [RemoteRegion; CALLS_MAX],
+    peers: Vec<GroupPeer>,
     /// The first call in which not all of them were found to be in the same as this rank.
     compared: usize,
-    /// Deadline of the last call in which memory was exposed: what is mapped on the way to it is mapped by then.
+    /// Deadline of the last call in which memory was exposed: what is mapped on the source to it is mapped by then.
     deadline: Deadline,
     /// What this rank has lent in the last call, unless it has it back.
     lent: Option<Lent>,
     /// The number of this memory among all that the process has had.
     group: u64,
     scratch: Vec<Grain>,
-    pen: Pen,
+    copy_policy: CopyPolicy,
     traffic: Traffic,
 }
 
@@ -77,21 +80,21 @@ const FETCHED_BYTES_MAX: usize = 1 << 10;
 
 /// The call that this rank is in.
 #[derive(Debug, Clone, Copy)]
-struct Call {
+struct CurrentCall {
     /// Counted from 1.
     number: usize,
-    /// Posts of each rank in all calls before.
+    /// Signals of each rank in all calls before.
     base: u64,
-    /// Posts of each rank in this call.
-    posts: u32,
+    /// Signals of each rank in this call.
+    signals: u32,
     /// Those of this rank so far.
-    posted: u32,
+    signalled: u32,
 }
 
-impl Call {
+impl CurrentCall {
     #[inline(always)]
-    const fn turn(&self) -> Turn {
-        Turn::of(self.number)
+    const fn generation(&self) -> Generation {
+        Generation::of(self.number)
     }
 }
 
@@ -99,14 +102,14 @@ impl Call {
 #[derive(Debug, Clone, Copy, Default)]
 struct Entered {
     hash: u64,
-    /// Posts of each rank in all calls before.
+    /// Signals of each rank in all calls before.
     base: u64,
 }
 
 /// What is known of a rank.
 #[derive(Debug, Clone, Default)]
-struct Peer {
-    /// Posts that were seen, all calls together.
+struct GroupPeer {
+    /// Signals that were seen, all calls shm_group.
     seen: u64,
     /// The first call in which it was not found to be in the same as this rank.
     compared: usize,
@@ -116,41 +119,41 @@ struct Peer {
     process: Option<Arc<Process>>,
 }
 
-impl Together {
+impl ShmGroup {
     pub(super) fn new(
         memory: GroupMemory,
         membership: &Arc<Membership>,
-        (channel, calls, counts): (ChannelId, Calls, Arc<Counts>),
+        (channel, calls, counts): (ChannelId, CallHistory, Arc<MessageCounts>),
         rank: Rank,
         members: Vec<usize>,
     ) -> Self {
         let memory = Arc::new(memory);
         let session = &membership.session;
-        let rope = Rope { memory: memory.clone(), rank: rank.index() };
-        session.verdict.enlist(channel, Unparker::of(Arc::new(rope)));
-        let peer = Peer { compared: 1, ..Peer::default() };
+        let group_waker = GroupWaker { memory: memory.clone(), rank: rank.index() };
+        session.abort_state.add_sleeper(channel, Unparker::of(Arc::new(group_waker)));
+        let peer = GroupPeer { compared: 1, ..GroupPeer::default() };
         Self {
             memory,
             channel,
             rank,
             calls,
             counts,
-            courtesy: Courtesy::new(session.has_core_per_rank()),
-            watch: None,
-            keeps_step: session.has_core_per_rank(),
-            takes_short_turns: false,
+            wait_policy: GroupWaitPolicy::new(session.has_core_per_rank()),
+            external_load: None,
+            is_lockstep: session.has_core_per_rank(),
+            uses_short_slices: false,
             owes_wake: false,
             reach: Reach::Slots,
-            current: Call { number: 0, base: 0, posts: 0, posted: 0 },
+            current: CurrentCall { number: 0, base: 0, signals: 0, signalled: 0 },
             entered: [Entered::default(); CALLS_MAX],
-            exposures: [Exposure::NOTHING; CALLS_MAX],
+            regions: [RemoteRegion::NOTHING; CALLS_MAX],
             peers: vec![peer; members.len()],
             compared: 1,
             deadline: session.runtime.deadline(WAITING_LIMIT),
             lent: None,
             group: DirectCall::next_group(),
             scratch: Vec::new(),
-            pen: Pen::default(),
+            copy_policy: CopyPolicy::default(),
             traffic: Traffic::default(),
             members,
             membership: membership.clone(),
@@ -167,9 +170,9 @@ impl Together {
         self.traffic
     }
 
-    /// How often this rank has posted, in all calls together.
-    pub(super) fn posts(&self) -> u64 {
-        self.current.base + u64::from(self.current.posted)
+    /// How often this rank has signalled, in all calls shm_group.
+    pub(super) fn signals(&self) -> u64 {
+        self.current.base + u64::from(self.current.signalled)
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -179,44 +182,44 @@ impl Together {
 
     /// Makes the error of a call that has failed, of those that others may still be in.
     #[cold]
-    fn fail(&self, call: Turn, (peer, fault): (usize, Fault), deadline: Deadline) -> Error {
+    fn fail(&self, call: Generation, (peer, link_error): (usize, LinkError), deadline: Deadline) -> Error {
         self.memory.fail(self.rank.index());
         let session = &*self.membership.session;
         let call = self.memory.call(self.rank.index(), call);
-        let scene = Scene { session, channel: self.channel, members: &self.members, call };
-        scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
+        let context = ErrorContext { session, channel: self.channel, members: &self.members, call };
+        context.fail(PeerError { activity: Activity::Receive, peer, link_error }, deadline)
     }
 
-    /// Leaves the current call for the next one. The ranks' calls are compared by the fingerprint and by what else was agreed.
+    /// Leaves the current call for the next one. The ranks' calls are compared by the fingerprint and by what else was plan_digest.
     #[inline(always)]
-    fn enter_next(&mut self, entry: Entry, due: &Due<'_>) -> Result<()> {
-        let Entry { rank, agreed, posts, slots } = entry;
-        assert!(posts > 0 && rank == self.rank, "every rank enters for itself, and posts in every call");
+    fn enter_next(&mut self, entry: CallEntry, due: &LazyDeadline<'_>) -> Result<()> {
+        let CallEntry { rank, plan_digest, signals, slots } = entry;
+        assert!(signals > 0 && rank == self.rank, "every rank enters for itself, and signals in every call");
         if self.lent.is_some() {
             // It was not taken back, so others may still write there: it is never freed.
             self.lent = None;
         }
-        let Call { number: last, base, posts: last_posts, .. } = self.current;
-        let begun_by_all = if self.keeps_step { last } else { slots.begun_by_all(last) };
-        if self.compared <= begun_by_all {
-            self.wait_for_all_in(begun_by_all, due)?;
+        let CurrentCall { number: last, base, signals: last_signals, .. } = self.current;
+        let awaited_call = if self.is_lockstep { last } else { slots.awaited_call(last) };
+        if self.compared <= awaited_call {
+            self.wait_for_all_in(awaited_call, due)?;
         }
         let fingerprint = self.calls.current();
-        let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_posts));
-        let (turn, hash) = (Turn::of(number), shm::hash(fingerprint).wrapping_add(agreed));
-        // The first post hands all of this over. Nobody needs what was there before: all have left that call.
-        self.memory.set_call(me, turn, fingerprint);
-        // After the last post of the call before: whoever finds this in place of an older hash sees that post.
-        self.memory.hash(me, turn).store(hash, Ordering::Release);
-        self.entered[turn.index()] = Entered { hash, base };
-        self.current = Call { number, base, posts, posted: 0 };
+        let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_signals));
+        let (generation, hash) = (Generation::of(number), shm::hash(fingerprint).wrapping_add(plan_digest));
+        // The first signal hands all of this over. Nobody needs what was there before: all have left that call.
+        self.memory.set_call(me, generation, fingerprint);
+        // After the last signal of the call before: whoever finds this in place of an older hash sees that signal.
+        self.memory.hash(me, generation).store(hash, Ordering::Release);
+        self.entered[generation.index()] = Entered { hash, base };
+        self.current = CurrentCall { number, base, signals, signalled: 0 };
         Ok(())
     }
 
-    /// Copies from what a rank has published or exposed, in this way where that is mapped.
+    /// Copies from what a rank has published or exposed, in this source where that is mapped.
     ///
     /// # Safety
-    /// As said of [`Direct`].
+    /// As logged of [`Direct`].
     #[inline]
     unsafe fn read_by(
         &mut self,
@@ -228,7 +231,8 @@ impl Together {
         self.traffic.bytes_received += range.len() as u64;
         if place != Place::Memory {
             // SAFETY: as the caller has promised.
-            let bytes = unsafe { self.memory.published(rank, self.current.turn(), place, range.clone()) };
+            let bytes =
+                unsafe { self.memory.published(rank, self.current.generation(), place, range.clone()) };
             copy(bytes.ok_or_else(|| self.out_of_reach(rank, &range))?, into);
             return Ok(());
         }
@@ -238,25 +242,26 @@ impl Together {
                 copy(unsafe { mapping.bytes(offset, into.len()) }, into);
             }
             Located::Process(process, address) => {
-                shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
+                shm::read_process(process, address, into).map_err(|error| self.system_error(rank, error))?;
             }
         }
-        self.was_open(rank)
+        self.check_not_failed(rank)
     }
 
     /// What was read of memory that a rank had exposed stands for nothing if the call has failed for that rank meanwhile,
     /// since it may have written there then.
-    fn was_open(&self, rank: usize) -> Result<()> {
+    fn check_not_failed(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
-            Err(self.fail(self.current.turn(), (rank, Fault::Closed), self.by_now()))
+            Err(self.fail(self.current.generation(), (rank, LinkError::Closed), self.by_now()))
         } else {
             Ok(())
         }
     }
 
-    fn broken(&self, rank: usize, error: std::io::Error) -> Error {
-        let fault = if self.memory.has_failed(rank) { Fault::Closed } else { Fault::of_system(error) };
-        self.fail(self.current.turn(), (rank, fault), self.by_now())
+    fn system_error(&self, rank: usize, error: std::io::Error) -> Error {
+        let link_error =
+            if self.memory.has_failed(rank) { LinkError::Closed } else { LinkError::of_system(error) };
+        self.fail(self.current.generation(), (rank, link_error), self.by_now())
     }
 
     /// Until when the reason of a failure may be waited for: what is exposed can be read long after the deadline of the call
@@ -271,11 +276,11 @@ impl Together {
     }
 }
 
-impl Sealed for Together {}
+impl Sealed for ShmGroup {}
 
-impl Direct for Together {
-    fn shared(&self) -> Shared {
-        Shared { fast_attach: is_intel(), ..Shared::on_host(self.reach) }
+impl Direct for ShmGroup {
+    fn shared(&self) -> GroupLayout {
+        GroupLayout { fast_attach: is_intel(), ..GroupLayout::on_host(self.reach) }
     }
 
     #[inline]
@@ -288,8 +293,13 @@ impl Direct for Together {
     }
 
     #[inline]
-    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
-        if !matches!(memory, Exposed::Nothing) {
+    unsafe fn enter(
+        &mut self,
+        entry: CallEntry,
+        memory: ExposedRegion<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        if !matches!(memory, ExposedRegion::Nothing) {
             self.deadline = due.deadline();
         }
         self.enter_next(entry, due)?;
@@ -299,44 +309,44 @@ impl Direct for Together {
 
     #[inline(always)]
     unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        let (me, turn) = (self.rank.index(), self.current.turn());
+        let (me, generation) = (self.rank.index(), self.current.generation());
         // What several ranks of a core read is better read from caches, and a copy may be interrupted by any of them.
-        let published = if bytes.len() < LONG_BYTES || !self.keeps_step {
+        let published = if bytes.len() < LONG_BYTES || !self.is_lockstep {
             // SAFETY: as the caller has promised.
-            unsafe { self.memory.publish(me, turn, place, offset, bytes) }
+            unsafe { self.memory.publish(me, generation, place, offset, bytes) }
         } else {
-            let Self { memory, pen, .. } = self;
-            let write = &mut |place: &mut [u8]| pen.copy(bytes, place);
+            let Self { memory, copy_policy, .. } = self;
+            let write = &mut |place: &mut [u8]| copy_policy.copy(bytes, place);
             // SAFETY: as the caller has promised.
-            unsafe { memory.fill(me, turn, place, offset..offset + bytes.len(), write) }
+            unsafe { memory.fill(me, generation, place, offset..offset + bytes.len(), write) }
         };
         published.expect("bytes are published where there is room for them");
         self.traffic.bytes_sent += bytes.len() as u64;
     }
 
     #[inline]
-    unsafe fn post(&mut self) {
-        self.current.posted += 1;
-        let posts = self.current.base + u64::from(self.current.posted);
-        // Releases all that was written: whoever sees the post sees that too.
-        self.memory.posts(self.rank.index(), self.current.turn()).store(posts, Ordering::Release);
+    unsafe fn signal(&mut self) {
+        self.current.signalled += 1;
+        let signals = self.current.base + u64::from(self.current.signalled);
+        // Releases all that was written: whoever sees the signal sees that too.
+        self.memory.signals(self.rank.index(), self.current.generation()).store(signals, Ordering::Release);
         self.owes_wake = true;
     }
 
     #[inline(always)]
-    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        self.wait_in(self.current.number, rank, posts, due)
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
+        self.wait_in(self.current.number, rank, signals, due)
     }
 
-    unsafe fn meet(
+    unsafe fn signal_and_wait(
         &mut self,
-        entry: Entry,
+        entry: CallEntry,
         (holder, place, offset): (usize, Place, usize),
         bytes: &[u8],
-        due: &Due<'_>,
+        due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.enter_next(entry, due)?;
-        self.say_exposed(Exposure::NOTHING);
+        self.store_region(RemoteRegion::NOTHING);
         let rank = entry.rank;
         if holder == rank.index() {
             // SAFETY: as the caller has promised.
@@ -346,28 +356,29 @@ impl Direct for Together {
             unsafe { self.write(holder, place, offset, bytes) }?;
         }
         // SAFETY: as the caller has promised.
-        unsafe { self.post() };
-        self.settle();
-        let Call { number, .. } = self.current;
+        unsafe { self.signal() };
+        self.wake_waiters();
+        let CurrentCall { number, .. } = self.current;
         if rank.world_size() == 2 {
-            waiting::linger();
+            waiting::spin_delay();
             return self.wait_for_all(number, due);
         }
         // What the others have published comes while the next is waited for, who may have to have this core first.
         // In a barrier it is nothing, but in a line all the same.
-        let (turn, range) = (self.current.turn(), offset..offset + bytes.len().clamp(1, FETCHED_BYTES_MAX));
-        let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, turn, place, range.clone());
+        let (generation, range) =
+            (self.current.generation(), offset..offset + bytes.len().clamp(1, FETCHED_BYTES_MAX));
+        let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, generation, place, range.clone());
         self.wait_for_each(number, fetch, due)?;
         // All have left the call before, and what they read then comes back while this one's is added up.
         if is_intel() {
-            self.memory.claim(rank.index(), Turn::of(number + 1), place, range);
+            self.memory.claim(rank.index(), Generation::of(number + 1), place, range);
         }
         Ok(())
     }
 
     #[inline]
-    fn settle(&mut self) {
-        // Between the post and the look at who sleeps there has to be a fence, which waits until the post has left this
+    fn wake_waiters(&mut self) {
+        // Between the signal and the look at who sleeps there has to be a fence, which waits until the signal has left this
         // core.
         if std::mem::take(&mut self.owes_wake) {
             self.memory.wake_sleepers(self.rank);
@@ -387,7 +398,7 @@ impl Direct for Together {
             return unsafe { self.view_exposed(rank, range, read) };
         }
         // SAFETY: as the caller has promised.
-        match unsafe { self.memory.published(rank, self.current.turn(), place, range.clone()) } {
+        match unsafe { self.memory.published(rank, self.current.generation(), place, range.clone()) } {
             Some(bytes) => read(0, bytes),
             None => return Err(self.out_of_reach(rank, &range)),
         }
@@ -407,7 +418,8 @@ impl Direct for Together {
         for (one, &(rank, offset)) in all.iter_mut().zip(there) {
             let range = offset..offset.saturating_add(len);
             // SAFETY: as the caller has promised.
-            let bytes = unsafe { self.memory.published(rank, self.current.turn(), place, range.clone()) };
+            let bytes =
+                unsafe { self.memory.published(rank, self.current.generation(), place, range.clone()) };
             *one = bytes.ok_or_else(|| self.out_of_reach(rank, &range))?;
         }
         read(&all[..there.len()]);
@@ -419,23 +431,30 @@ impl Direct for Together {
         unsafe { self.read_by(crate::copy, (rank, place, offset), into) }
     }
 
-    unsafe fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: Place,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         // SAFETY: as the caller has promised.
-        unsafe { self.read_by(shm::copy_past, (rank, place, offset), into) }
+        unsafe { self.read_by(shm::copy_non_temporal, (rank, place, offset), into) }
     }
 
-    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
-        shm::copy_past(from, into);
+    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
+        shm::copy_non_temporal(from, into);
     }
 
     unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         match place {
-            Place::Line | Place::Sheet => Err(self.out_of_reach(rank, &range)),
+            Place::FlagLine | Place::EagerBuffer => Err(self.out_of_reach(rank, &range)),
             Place::Slot(_) => {
                 // SAFETY: as the caller has promised.
-                let written = unsafe { self.memory.publish(rank, self.current.turn(), place, offset, bytes) };
+                let written =
+                    unsafe { self.memory.publish(rank, self.current.generation(), place, offset, bytes) };
                 written.ok_or_else(|| self.out_of_reach(rank, &range))
             }
             // SAFETY: as the caller has promised.
@@ -455,13 +474,14 @@ impl Direct for Together {
         }
         let range = |offset: usize| offset..offset.saturating_add(len);
         match place {
-            Place::Line | Place::Sheet => {
+            Place::FlagLine | Place::EagerBuffer => {
                 let nothing = |&(rank, offset)| Err(self.out_of_reach(rank, &range(offset)));
                 return there.first().map_or(Ok(false), nothing);
             }
             Place::Slot(_) => {
                 // SAFETY: as the caller has promised.
-                let changed = unsafe { self.memory.change(self.current.turn(), place, there, len, change) };
+                let changed =
+                    unsafe { self.memory.change(self.current.generation(), place, there, len, change) };
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
             // Whether the call has failed there is not asked: what others may write is leaked then, and nobody reads it.
@@ -487,38 +507,41 @@ impl Direct for Together {
         Ok(true)
     }
 
-    fn finished(&self) -> bool {
-        let last = self.current.base + u64::from(self.current.posts);
-        self.current.posted == self.current.posts && self.others().all(|peer| self.peers[peer].seen >= last)
+    fn is_finished(&self) -> bool {
+        let last = self.current.base + u64::from(self.current.signals);
+        self.current.signalled == self.current.signals
+            && self.others().all(|peer| self.peers[peer].seen >= last)
     }
 
-    fn take_back(&mut self) -> Option<Lent> {
-        if self.finished() { self.lent.take() } else { None }
+    fn reclaim(&mut self) -> Option<Lent> {
+        if self.is_finished() { self.lent.take() } else { None }
     }
 
-    fn abandon_later(&self) -> Abandon {
+    fn abandon_handle(&self) -> AbandonHandle {
         let (memory, membership) = (self.memory.clone(), self.membership.clone());
-        let (me, exposure) = (self.rank.index(), self.exposures[self.current.turn().index()]);
-        Abandon::new(move || {
+        let (me, region) = (self.rank.index(), self.regions[self.current.generation().index()]);
+        AbandonHandle::new(move || {
             // Before the caller writes there: whoever reads what it writes finds this too.
             memory.fail(me);
-            if let Exposure { len, writable: false, origin: Origin::Heap { arena, offset } } = exposure {
+            if let RemoteRegion { len, writable: false, origin: RegionOrigin::Heap { arena, offset } } =
+                region
+            {
                 membership.session.heap.detach(arena, offset, len);
             }
         })
     }
 }
 
-impl Drop for Together {
+impl Drop for ShmGroup {
     fn drop(&mut self) {
         // Before what was exposed is used for something else.
-        if self.current.posted < self.current.posts {
+        if self.current.signalled < self.current.signals {
             self.abandon();
         }
-        let verdict = &self.membership.session.verdict;
-        verdict.dismiss(self.channel);
+        let abort_state = &self.membership.session.abort_state;
+        abort_state.remove_sleeper(self.channel);
         // After an abort the others are to hear of that.
-        if verdict.get().is_none() {
+        if abort_state.get().is_none() {
             self.memory.leave(self.rank.index());
             self.memory.wake_sleepers(self.rank);
         }
@@ -527,12 +550,12 @@ impl Drop for Together {
 
 /// What wakes this rank from its sleep in the group's memory.
 #[derive(Debug)]
-struct Rope {
+struct GroupWaker {
     memory: Arc<GroupMemory>,
     rank: usize,
 }
 
-impl Wake for Rope {
+impl Wake for GroupWaker {
     fn wake(&self) {
         self.memory.wake(self.rank);
     }

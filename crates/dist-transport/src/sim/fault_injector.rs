@@ -1,0 +1,142 @@
+//! How faults apply: which are planned, when, and what each does to the network and to the threads of ranks.
+
+use std::time::Duration;
+
+use super::fabric::FabricState;
+use super::fault::{Fault, Ways, When};
+use super::link::NEVER;
+use super::network_conditions::{Delay, Loss, Partition};
+use super::waiting::Waiter;
+use crate::runtime::Unparker;
+
+/// The faults to come, and the ends of those that last.
+#[derive(Debug, Default)]
+pub(super) struct FaultInjector {
+    pub(super) faults: Vec<(When, Fault)>,
+    pub(super) ends: Vec<(Duration, FaultEnd)>,
+    /// Operations of each rank so far.
+    pub(super) operations: Vec<u64>,
+    /// The faults that have happened.
+    pub(super) happened: Vec<String>,
+    /// The thread that waits for the next of these times.
+    pub(super) timer: Option<Unparker>,
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) enum FaultEnd {
+    Resume(usize),
+    Partition,
+}
+
+/// What is to be done when the lock of the network is released.
+#[derive(Debug, Default)]
+#[must_use]
+pub(super) struct Effects {
+    /// Threads of these ranks are to unwind, to stand still, or to go on.
+    pub(super) thread_actions: Vec<(usize, ThreadAction)>,
+    pub(super) woken: Vec<Waiter>,
+    pub(super) timer: Option<Unparker>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ThreadAction {
+    Unwind,
+    StandStill { for_ever: bool },
+    GoOn,
+}
+
+impl FabricState {
+    /// Counts an operation of this rank, and does the faults that were planned for it.
+    pub(super) fn count_operation(&mut self, rank: usize, now: Duration) -> Effects {
+        let count = &mut self.injector.operations[rank];
+        *count += 1;
+        let current = When::Operation { rank, number: *count };
+        self.inject(now, |when| when == current)
+    }
+
+    /// Does what is due by now; gives when something is due next as well.
+    pub(super) fn apply_due(&mut self, now: Duration, timer: Unparker) -> (Effects, Option<Duration>) {
+        let mut effects = self.inject(now, |when| matches!(when, When::At(time) if time <= now));
+        let (due, later) =
+            std::mem::take(&mut self.injector.ends).into_iter().partition(|(time, _)| *time <= now);
+        self.injector.ends = later;
+        let due: Vec<(Duration, FaultEnd)> = due;
+        for (_, end) in due {
+            self.control.watch(now);
+            if let FaultEnd::Resume(rank) = end {
+                self.control.resume(rank, now, &self.conditions);
+                effects.thread_actions.push((rank, ThreadAction::GoOn));
+            }
+        }
+        if self.control.next_look().is_some_and(|look| look <= now) {
+            self.control.look(now, &self.conditions);
+        }
+        effects.woken.extend(self.wake_if_known());
+        self.injector.timer = Some(timer);
+        let planned = self.injector.faults.iter().filter_map(|(when, _)| match when {
+            When::At(time) => Some(*time),
+            When::Operation { .. } => None,
+        });
+        let ends = self.injector.ends.iter().map(|(time, _)| *time);
+        (effects, planned.chain(ends).chain(self.control.next_look()).min())
+    }
+
+    /// Lets the faults apply whose time has come.
+    fn inject(&mut self, now: Duration, due: impl Fn(When) -> bool) -> Effects {
+        let mut effects = Effects::default();
+        while let Some(next) = self.injector.faults.iter().position(|(when, _)| due(*when)) {
+            let (_, fault) = self.injector.faults.remove(next);
+            self.injector.happened.push(format!("at {now:?} {fault}"));
+            self.apply(fault, now, &mut effects);
+            // Two that inject at once wake it once.
+            effects.timer = effects.timer.or_else(|| self.injector.timer.take());
+        }
+        effects.woken.extend(self.wake_if_known());
+        effects
+    }
+
+    fn apply(&mut self, fault: Fault, now: Duration, effects: &mut Effects) {
+        let end = |lasts: Option<Duration>| lasts.map_or(NEVER, |lasts| now.saturating_add(lasts));
+        match fault {
+            Fault::Kill { rank } if !self.control.is_dead(rank) => {
+                self.control.watch(now);
+                self.control.kill(rank, now, &self.conditions);
+                effects.thread_actions.push((rank, ThreadAction::Unwind));
+            }
+            Fault::Kill { .. } => {}
+            Fault::Stall { rank, lasts } => {
+                self.control.watch(now);
+                self.control.stall(rank);
+                effects.thread_actions.push((rank, ThreadAction::StandStill { for_ever: lasts.is_none() }));
+                self.injector.ends.extend(lasts.map(|_| (end(lasts), FaultEnd::Resume(rank))));
+            }
+            Fault::Slow { rank, pause } => self.conditions.pauses.push((rank, pause)),
+            Fault::Delay { from, to, by, lasts } => {
+                self.conditions.delays.push(Delay { pair: (from, to), by, until: end(Some(lasts)) });
+            }
+            Fault::Loss { from, to, one_in, lasts } => {
+                self.conditions.losses.push(Loss { pair: (from, to), one_in, until: end(Some(lasts)) });
+            }
+            Fault::Partition { from, to, ways, lasts } => {
+                self.control.watch(now);
+                let until = end(lasts);
+                if ways == Ways::Both {
+                    self.conditions.partitions.push(Partition {
+                        from: to.clone(),
+                        to: from.clone(),
+                        since: now,
+                        until,
+                    });
+                }
+                self.conditions.partitions.push(Partition { from, to, since: now, until });
+                self.injector.ends.extend(lasts.map(|_| (until, FaultEnd::Partition)));
+                self.delay_messages_in_flight(now);
+            }
+            Fault::Corrupt { from, to, byte } => self.conditions.corruptions.push((from, to, byte)),
+            Fault::CoordinatorDeath => {
+                self.control.watch(now);
+                self.control.lose(now, &self.conditions);
+            }
+        }
+    }
+}
