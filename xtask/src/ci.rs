@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use crate::command::{Failure, Steps, cargo, output, show};
-use crate::{members, test, tidy};
+use crate::{book, members, test, tidy};
 
 pub(crate) const HELP: &str = "\
 cargo xtask ci
@@ -13,13 +13,14 @@ Runs, and stops at the first that fails:
   clippy    every target of every default member; warnings are errors
   tidy      cargo xtask tidy
   docs      rustdoc; warnings are errors
+  book      the guide, if mdBook is installed; tidy checks its pages, and test its code
   crates    clippy for each crate alone, with combinations of its features; its dependencies
   packages  cargo package, which needs all metadata of every crate
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   demo      cargo demo, two steps of it
   test      cargo xtask test
 
-Beyond Rust and a C compiler only cargo-deny is needed; .ci/run installs it and runs this.";
+Beyond Rust and a C compiler only cargo-deny and mdBook are needed; .ci/run installs them and runs this.";
 
 pub(crate) fn run() -> Result<(), Failure> {
     let mut steps = Steps::default();
@@ -30,6 +31,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("docs", || {
         show(cargo(&format!("doc --no-deps {features}")).env("RUSTDOCFLAGS", "-D warnings"))
     })?;
+    steps.step("book", book::build_if_possible)?;
     steps.step("dependencies of each crate", dependencies)?;
     steps.step("clippy for each crate alone", each_alone)?;
     steps.step("packages", || show(&mut cargo("package --workspace --no-verify --allow-dirty --quiet")))?;

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
 mod bench;
+mod book;
 mod ci;
 mod command;
 mod compare;
@@ -27,8 +28,9 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   predict  predicted beside measured times, here and on links made slow or long  [--filter NAME]
   compare  times beside those of other libraries, in the same run           [--ops LIST]
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
+  book     check the guide and build it into target/book                   [--write]
   docs     write docs/algorithms.md anew from the schedules
-  tidy     layer order, module headers, unsafe, file names, lengths
+  tidy     layer order, module headers, unsafe, file names, lengths; links and sentences of pages
 
 Alone: cargo demo trains a small model on 2 processes; distctl (crates/dist-cli) starts and measures jobs.";
 
@@ -40,6 +42,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The names of all commands, as the help lists them.
+pub(crate) fn commands() -> impl Iterator<Item = &'static str> {
+    HELP.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
 }
 
 fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
@@ -55,6 +62,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     match command.as_str() {
         "ci" => with_help(arguments, ci::HELP, ci::run),
         "test" => with_help(arguments, test::HELP, test::run),
+        "book" => book::run(arguments),
         "docs" => with_help(arguments, docs::HELP, docs::run),
         "tidy" => with_help(arguments, tidy::HELP, tidy::run),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
@@ -120,6 +128,7 @@ mod tests {
             tidy::HELP,
             matrix::HELP,
             bench::HELP,
+            book::HELP,
             sim::HELP,
             predict::HELP,
             compare::HELP,

@@ -46,12 +46,13 @@ pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
 }
 
 pub(super) fn candle_stays_home(tree: &Tree) -> Vec<Finding> {
-    let others = tree.packages.iter().filter(|package| package.name != "dist-candle");
+    let others =
+        tree.packages.iter().filter(|package| !matches!(package.name.as_str(), "dist-candle" | "book"));
     let with_candle = others.filter(|package| {
         package.dependencies.iter().any(|dependency| dependency.name.starts_with("candle"))
     });
     with_candle
-        .map(|package| Finding::error(&manifest(&package.name), "only dist-candle knows candle"))
+        .map(|package| Finding::error(&manifest(&package.name), "only dist-candle and the guide know candle"))
         .collect()
 }
 
@@ -100,9 +101,13 @@ fn layer(name: &str) -> Option<usize> {
 }
 
 fn is_crate(name: &str) -> bool {
-    !matches!(name, "xtask" | "benches")
+    !matches!(name, "xtask" | "benches" | "book")
 }
 
 fn manifest(name: &str) -> String {
-    if is_crate(name) { format!("crates/{name}/Cargo.toml") } else { format!("{name}/Cargo.toml") }
+    match name {
+        "book" => "docs/book/Cargo.toml".to_owned(),
+        name if is_crate(name) => format!("crates/{name}/Cargo.toml"),
+        name => format!("{name}/Cargo.toml"),
+    }
 }

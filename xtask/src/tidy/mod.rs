@@ -1,6 +1,8 @@
 //! `cargo xtask tidy`: what neither the compiler nor clippy checks.
 
 mod layers;
+mod markdown;
+mod pages;
 mod source;
 mod tree;
 
@@ -8,6 +10,7 @@ mod tree;
 mod tests;
 
 use crate::command::{Failure, cargo, output};
+pub(crate) use pages::BOOK;
 use tree::Tree;
 
 pub(crate) const HELP: &str = "\
@@ -20,6 +23,9 @@ Checks what neither the compiler nor clippy does:
   unsafe     nowhere but in the files that are listed for it; every crate takes the workspace's lints
   names      no file is called utils, common, helpers, types, base, manager, misc; no glob re-exports
   top level  nothing in the root folder but what belongs there
+  links      a link in a Markdown page leads to a file that is there, and to a heading of it
+  sentences  in the guide and README.md: 20 words on average at most, and none above 40
+  guide      every page is listed, its Rust is tested, the cargo commands that it names exist
   lengths    warns of files over 500 lines and functions over 70";
 
 /// One thing that a rule found.
@@ -57,11 +63,25 @@ const RULES: &[Rule] = &[
     source::lengths,
 ];
 
+/// Rules about Markdown pages.
+const PAGE_RULES: &[Rule] = &[pages::links, pages::short_sentences, pages::book, pages::cargo_commands];
+
 pub(crate) fn run() -> Result<(), Failure> {
-    let metadata = output(&mut cargo("metadata --no-deps --format-version 1"))?;
-    let tree = Tree::read(&metadata)?;
-    let findings = check(&tree);
-    for Finding { path, text, warning } in &findings {
+    report(&check(&read_tree()?))
+}
+
+/// Checks the Markdown pages only.
+pub(crate) fn check_pages() -> Result<(), Failure> {
+    let tree = read_tree()?;
+    report(&PAGE_RULES.iter().flat_map(|rule| rule(&tree)).collect::<Vec<_>>())
+}
+
+fn read_tree() -> Result<Tree, Failure> {
+    Tree::read(&output(&mut cargo("metadata --no-deps --format-version 1"))?)
+}
+
+fn report(findings: &[Finding]) -> Result<(), Failure> {
+    for Finding { path, text, warning } in findings {
         eprintln!("{}: {path}: {text}", if *warning { "warning" } else { "error" });
     }
     match findings.iter().filter(|finding| !finding.warning).count() {
@@ -71,5 +91,5 @@ pub(crate) fn run() -> Result<(), Failure> {
 }
 
 fn check(tree: &Tree) -> Vec<Finding> {
-    RULES.iter().flat_map(|rule| rule(tree)).collect()
+    RULES.iter().chain(PAGE_RULES).flat_map(|rule| rule(tree)).collect()
 }

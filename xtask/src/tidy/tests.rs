@@ -160,3 +160,89 @@ fn long_files_and_long_functions_are_warned_of() {
     );
     finds_in_file(path, &function, "crates/dist-algos/src/ring.rs:3", "71 lines");
 }
+
+#[test]
+fn a_link_to_a_file_or_a_heading_that_is_not_there_is_found() {
+    let path = "docs/a.md";
+    finds_in_file(path, "[b](b.md)\n", "docs/a.md:1", "no such file");
+    finds_in_file(path, "# A\n\n[b](#b)\n", "docs/a.md:3", "no such heading");
+    finds_in_file(path, "[b](../README.md#b)\n", "docs/a.md:1", "README.md has no such heading");
+    finds_nothing(
+        path,
+        "# A b\n\n[b](#a-b), [c](../README.md#dist), [d](../crates), [e](https://a.b), [f](a::b)\n",
+    );
+}
+
+#[test]
+fn long_sentences_are_found_in_pages_for_newcomers_only() {
+    let sentence = |words: usize| "word ".repeat(words - 1) + "word.\n";
+    finds_in_file("README.md", &sentence(41), "README.md:1", "a sentence of 41 words");
+    finds_in_file(
+        "README.md",
+        &format!("{}{}", sentence(21), sentence(20)),
+        "README.md",
+        "20.5 words on average",
+    );
+    finds_nothing("README.md", &format!("{}{}", sentence(40), sentence(1).repeat(3)));
+    finds_nothing("docs/a.md", &sentence(41));
+}
+
+/// A guide with one page.
+fn with_page(text: &str) -> Tree {
+    let mut tree = sound();
+    tree.file_with("docs/book/src/SUMMARY.md", "- [A](a.md)\n");
+    tree.file_with("docs/book/src/a.md", text);
+    tree
+}
+
+#[test]
+fn a_page_that_the_guide_does_not_list_is_found() {
+    let mut tree = with_page("# A\n");
+    assert_eq!(check(&tree), []);
+    tree.file_with("docs/book/src/b.md", "# B\n");
+    finds(&tree, "docs/book/src/b.md", "does not list");
+}
+
+#[test]
+fn a_link_out_of_the_guide_is_found() {
+    finds(&with_page("[b](../../../README.md)\n"), "docs/book/src/a.md:1", "out of the book");
+}
+
+#[test]
+fn code_of_the_guide_that_is_not_tested_is_found() {
+    let page = "docs/book/src/a.md";
+    let mut tree = with_page("```rust\nfn main() {}\n```\n");
+    finds(&tree, page, "not tested");
+    tree.file_with("docs/book/pages.rs", "//! P.\n#[doc = include_str!(\"src/a.md\")]\npub mod a {}\n");
+    assert_eq!(check(&tree), []);
+    finds(&with_page("```\na\n```\n"), "docs/book/src/a.md:1", "not of one of");
+    tree.files
+        .iter_mut()
+        .filter(|file| file.path == page)
+        .for_each(|file| file.text.insert_str(7, ",ignore"));
+    finds(&tree, "docs/book/src/a.md:1", "not compiled");
+}
+
+#[test]
+fn a_cargo_command_of_the_guide_that_does_not_exist_is_found() {
+    let command = |command: &str| {
+        let mut tree = with_page(&format!("```console\n$ {command}\n```\n"));
+        tree.file_with(".cargo/config.toml", "[alias]\nxtask = \"a\"\ndemo = \"b\"\n");
+        tree.file_with("crates/dist-algos/examples/a.rs", "//! A.\n");
+        tree
+    };
+    let page = "docs/book/src/a.md:2";
+    finds(&command("cargo dmeo"), page, "no cargo dmeo");
+    finds(&command("cd a && cargo xtask boko"), page, "no cargo xtask boko");
+    finds(&command("cargo run -p dist-algo"), page, "no package dist-algo");
+    finds(&command("cargo run -p dist-algos --example b"), page, "no example b");
+    finds(&command("cargo add dist --path ../dist/crates/dits"), page, "no folder");
+    for sound in [
+        "cargo demo && cargo xtask book",
+        "cargo run -p dist-algos --example a -- --example b",
+        "cargo install --path crates/dist-algos",
+        "cargo run -p my-own",
+    ] {
+        assert_eq!(check(&command(sound)), [], "{sound}");
+    }
+}

@@ -1,0 +1,72 @@
+//! `cargo xtask book`: the guide.
+
+use std::process::{Command, Stdio};
+
+use crate::command::{Failure, cargo, output, show, target_folder};
+use crate::tidy;
+
+pub(crate) const HELP: &str = "\
+cargo xtask book [--write]
+
+Checks the guide in docs/book, which is all that cargo xtask tidy says of its pages, and builds it with mdBook
+into target/book. Its blocks of Rust are tested by cargo test -p book.
+  --write   first write the pages that are generated: the reference of distctl and the list of variables";
+
+/// The version of mdBook that builds the book; .ci/run installs it.
+const INSTALL: &str = "cargo install mdbook --version 0.5.4 --locked --no-default-features --features search";
+
+/// Pages that `distctl reference NAME` prints.
+const GENERATED: &[(&str, &str)] = &[];
+
+pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
+    let mut write = false;
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
+                println!("{HELP}");
+                return Ok(());
+            }
+            lexopt::Arg::Long("write") => write = true,
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    if write {
+        write_generated()?;
+    }
+    tidy::check_pages()?;
+    if !is_installed() {
+        return Err(Failure::Usage(format!("mdBook builds the book, and is not installed: {INSTALL}")));
+    }
+    build()
+}
+
+/// Builds the book if mdBook is installed. What `tidy` checks is not checked again.
+pub(crate) fn build_if_possible() -> Result<(), Failure> {
+    if is_installed() {
+        return build();
+    }
+    eprintln!("     skipped: mdBook is not installed ({INSTALL})");
+    Ok(())
+}
+
+fn is_installed() -> bool {
+    let version =
+        Command::new("mdbook").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
+}
+
+fn build() -> Result<(), Failure> {
+    let folder = target_folder()?.join("book");
+    show(Command::new("mdbook").args(["build", "docs/book", "--dest-dir"]).arg(&folder))?;
+    eprintln!("     {}", folder.join("index.html").display());
+    Ok(())
+}
+
+fn write_generated() -> Result<(), Failure> {
+    for (name, page) in GENERATED {
+        let text =
+            output(&mut cargo(&format!("run --quiet --package dist-cli --bin distctl -- reference {name}")))?;
+        std::fs::write(format!("{}{page}", tidy::BOOK), text)?;
+    }
+    Ok(())
+}
