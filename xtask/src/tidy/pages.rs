@@ -183,7 +183,8 @@ fn wrong_with_cargo(tree: &Tree, words: &[&str]) -> Option<String> {
     if !is_alias && !CARGO.contains(&command) {
         return Some(format!("there is no cargo {command}"));
     }
-    if command == "xtask" && !crate::commands().any(|known| Some(&known) == words.get(1)) {
+    let is_known = |name: &&str| *name == "--help" || crate::commands().any(|known| known == *name);
+    if command == "xtask" && !words.get(1).is_some_and(is_known) {
         return Some(format!("there is no cargo xtask {}", words.get(1).unwrap_or(&"")));
     }
     words.windows(2).find_map(|pair| match *pair {
