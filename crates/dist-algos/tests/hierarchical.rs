@@ -1,6 +1,6 @@
 //! Two-level schedules are proven for many ways in which ranks can share hosts.
 
-use dist_algos::hierarchical::{Form, Plan, TwoLevel};
+use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
 use dist_algos::verify::{self, Report};
 use dist_algos::{AllReduce, Broadcast, CostModel, Error, Hosts, Order, Reduce};
 use dist_transport::Rank;
@@ -56,7 +56,9 @@ fn schedules_serve_every_layout_but_where_parts_need_regular_hosts() {
     for hosts in all_layouts() {
         for two in TwoLevel::all() {
             let serves = match two {
-                TwoLevel::AllReduce(Plan { form: Form::Parts, .. }) => hosts.regular().is_some(),
+                TwoLevel::AllReduce(TwoLevelAllReduce { participants: HostParticipants::Parts, .. }) => {
+                    hosts.regular().is_some()
+                }
                 TwoLevel::ReduceScatter | TwoLevel::AllGather => hosts.contiguous().is_some(),
                 _ => true,
             };
@@ -94,15 +96,19 @@ fn of_sizes(sizes: &[usize]) -> Hosts {
 }
 
 #[rstest]
-#[case::neighbours(&[4, 4, 4], Form::Leaders, Order::Canonical)]
-#[case::the_last_smaller(&[4, 4, 3], Form::Leaders, Order::Canonical)]
-#[case::the_last_larger(&[3, 4], Form::Leaders, Order::Uniform)]
-#[case::no_power_of_two(&[3, 3], Form::Leaders, Order::Uniform)]
-#[case::neighbours_in_parts(&[8, 8, 8], Form::Parts, Order::Canonical)]
-#[case::parts_of_no_power_of_two(&[3, 3], Form::Parts, Order::Any)]
-fn orders_are_as_documented(#[case] sizes: &[usize], #[case] form: Form, #[case] order: Order) {
+#[case::neighbours(&[4, 4, 4], HostParticipants::Leaders, Order::Canonical)]
+#[case::the_last_smaller(&[4, 4, 3], HostParticipants::Leaders, Order::Canonical)]
+#[case::the_last_larger(&[3, 4], HostParticipants::Leaders, Order::Uniform)]
+#[case::no_power_of_two(&[3, 3], HostParticipants::Leaders, Order::Uniform)]
+#[case::neighbours_in_parts(&[8, 8, 8], HostParticipants::Parts, Order::Canonical)]
+#[case::parts_of_no_power_of_two(&[3, 3], HostParticipants::Parts, Order::Any)]
+fn orders_are_as_documented(
+    #[case] sizes: &[usize],
+    #[case] participants: HostParticipants,
+    #[case] order: Order,
+) {
     let hosts = of_sizes(sizes);
-    let two = TwoLevel::AllReduce(Plan { form, across: AllReduce::HalvingDoubling });
+    let two = TwoLevel::AllReduce(TwoLevelAllReduce { participants, across: AllReduce::HalvingDoubling });
     assert_eq!(two.order(&hosts), Some(order));
     assert_eq!(prove(two, &hosts, 0).order, Some(order));
 }
@@ -110,7 +116,10 @@ fn orders_are_as_documented(#[case] sizes: &[usize], #[case] form: Form, #[case]
 #[test]
 fn parts_send_across_what_a_host_has_to() {
     let hosts = of_sizes(&[4, 4]);
-    let two = TwoLevel::AllReduce(Plan { form: Form::Parts, across: AllReduce::RecursiveDoubling });
+    let two = TwoLevel::AllReduce(TwoLevelAllReduce {
+        participants: HostParticipants::Parts,
+        across: AllReduce::RecursiveDoubling,
+    });
     let costs = two.cost(&hosts);
     // Four ranks, each a quarter.
     assert_eq!((two.chunks(&hosts), costs.across.sent_max), (4, 1));
@@ -152,7 +161,14 @@ fn layouts_and_roots_that_are_not_served_are_refused() {
         assert_eq!(verify::two_level(two, hosts, root), refused);
     };
     let (uneven, cards) = (of_sizes(&[2, 3]), Hosts::new(&[0, 1, 0, 1]));
-    check(TwoLevel::AllReduce(Plan { form: Form::Parts, across: AllReduce::Ring }), &uneven, 0);
+    check(
+        TwoLevel::AllReduce(TwoLevelAllReduce {
+            participants: HostParticipants::Parts,
+            across: AllReduce::Ring,
+        }),
+        &uneven,
+        0,
+    );
     check(TwoLevel::AllGather, &cards, 0);
     check(TwoLevel::ReduceScatter, &cards, 0);
     check(TwoLevel::Reduce(Reduce::Binomial), &uneven, 5);

@@ -46,7 +46,7 @@ pub use dist_algos::Error as AlgorithmError;
 pub use dist_algos::direct::{Crossovers, CrossoversError, DirectAlgorithm, Ownership};
 /// Algorithms for ranks of which some share a host, as [`Communicator::set_hosts`] says, and how all_reduce is done by them.
 #[doc(no_inline)]
-pub use dist_algos::hierarchical::{Form as TwoLevelForm, Plan as TwoLevelPlan, TwoLevel};
+pub use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
 /// What algorithms are chosen by.
 #[doc(no_inline)]
 pub use dist_algos::{CostModel, Hosts};

@@ -1,6 +1,6 @@
 //! The part of the page on schedules of two levels.
 
-use dist_algos::hierarchical::{Form, LevelCosts, Plan, TwoLevel};
+use dist_algos::hierarchical::{HostParticipants, LevelCosts, TwoLevel, TwoLevelAllReduce};
 use dist_algos::verify::{draw_programs, two_level_programs};
 use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Hosts, Order, Placement, Reduce};
 
@@ -35,11 +35,17 @@ fn hosts(count: u64, each: usize) -> Hosts {
 /// What is shown, and what there is to say of it.
 const SHOWN: [(TwoLevel, &str); 7] = [
     (
-        TwoLevel::AllReduce(Plan { form: Form::Leaders, across: AllReduce::Binomial }),
+        TwoLevel::AllReduce(TwoLevelAllReduce {
+            participants: HostParticipants::Leaders,
+            across: AllReduce::Binomial,
+        }),
         "To the first rank of each host, among these, and back.",
     ),
     (
-        TwoLevel::AllReduce(Plan { form: Form::Parts, across: AllReduce::PairwiseCirculant }),
+        TwoLevel::AllReduce(TwoLevelAllReduce {
+            participants: HostParticipants::Parts,
+            across: AllReduce::PairwiseCirculant,
+        }),
         "A reduce_scatter on each host, an all_reduce of each part across, and an all_gather on each host.",
     ),
     (TwoLevel::ReduceScatter, "A reduce_scatter on each host, then one across."),

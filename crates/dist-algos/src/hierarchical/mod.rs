@@ -4,15 +4,15 @@
 //! of this crate's other schedules, whose ranks and chunks are renumbered. All of them give `None` to a rank of
 //! another world than that of the hosts; roots outside the world are taken modulo its size.
 
+mod all_reduce;
 mod level;
-mod plan;
 mod seat;
 mod two_level;
 
 use crate::{Cost, CostModel};
 
+pub use all_reduce::{HostParticipants, TwoLevelAllReduce};
 pub use level::Steps;
-pub use plan::{Form, Plan};
 pub use two_level::TwoLevel;
 
 /// What a two-level schedule costs at most, in its own chunks. Where hosts have different numbers of ranks, the

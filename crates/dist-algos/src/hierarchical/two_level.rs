@@ -8,7 +8,7 @@ use dist_transport::Rank;
 
 use super::level::Spread;
 use super::seat::Seat;
-use super::{Form, LevelCosts, Plan, Steps};
+use super::{HostParticipants, LevelCosts, Steps, TwoLevelAllReduce};
 use crate::{
     AllGather, AllReduce, Barrier, Broadcast, CostModel, Hosts, Order, Reduce, ReduceScatter, Step, binomial,
 };
@@ -28,7 +28,7 @@ use crate::{
 #[non_exhaustive]
 pub enum TwoLevel {
     /// Of all_reduce.
-    AllReduce(Plan),
+    AllReduce(TwoLevelAllReduce),
     /// Of reduce_scatter; for hosts of equally many neighbouring ranks. [All_gather](Self::AllGather) backwards, so that
     /// every host sends one sum of each chunk to each other host.
     ReduceScatter,
@@ -47,9 +47,13 @@ pub enum TwoLevel {
 impl TwoLevel {
     /// Every one, whatever the hosts.
     pub fn all() -> impl Iterator<Item = Self> {
-        let forms = [Form::Leaders, Form::Parts].into_iter();
+        let forms = [HostParticipants::Leaders, HostParticipants::Parts].into_iter();
         forms
-            .flat_map(|form| AllReduce::ALL.iter().map(move |&across| Self::AllReduce(Plan { form, across })))
+            .flat_map(|participants| {
+                AllReduce::ALL
+                    .iter()
+                    .map(move |&across| Self::AllReduce(TwoLevelAllReduce { participants, across }))
+            })
             .chain([Self::ReduceScatter, Self::AllGather])
             .chain(Broadcast::ALL.iter().map(|&across| Self::Broadcast(across)))
             .chain(Reduce::ALL.iter().map(|&across| Self::Reduce(across)))

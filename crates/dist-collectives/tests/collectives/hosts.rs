@@ -1,8 +1,8 @@
 //! What a communicator makes of knowing which ranks share a host.
 
 use dist_collectives::{
-    Algorithm, AllReduce, Broadcast, Communicator, CostModel, Error, Hosts, Operation, ReduceOp,
-    ReductionOrder, TwoLevel, TwoLevelForm, TwoLevelPlan,
+    Algorithm, AllReduce, Broadcast, Communicator, CostModel, Error, HostParticipants, Hosts, Operation,
+    ReduceOp, ReductionOrder, TwoLevel, TwoLevelAllReduce,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -99,7 +99,10 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
         );
         comm.set_hosts(Hosts::new(&[0, 1]), NEAR).unwrap();
         comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap();
-        let ring = TwoLevel::AllReduce(TwoLevelPlan { form: TwoLevelForm::Leaders, across: AllReduce::Ring });
+        let ring = TwoLevel::AllReduce(TwoLevelAllReduce {
+            participants: HostParticipants::Leaders,
+            across: AllReduce::Ring,
+        });
         comm.with_algorithm(ring).all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap();
     });
 }
@@ -121,8 +124,8 @@ fn ranks_that_see_other_hosts_are_told() {
         let hosts: &[u64] = if comm.rank() == 2 { &[0, 0, 0, 1] } else { &[0, 0, 1, 1] };
         comm.set_hosts(Hosts::new(hosts), NEAR).unwrap();
         comm.set_order(ReductionOrder::Any);
-        let two = TwoLevel::AllReduce(TwoLevelPlan {
-            form: TwoLevelForm::Leaders,
+        let two = TwoLevel::AllReduce(TwoLevelAllReduce {
+            participants: HostParticipants::Leaders,
             across: AllReduce::RecursiveDoubling,
         });
         let done = comm.with_algorithm(two).all_reduce(&mut [1_u8], ReduceOp::Sum);

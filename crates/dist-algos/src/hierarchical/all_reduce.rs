@@ -11,16 +11,16 @@ use crate::{AllGather, AllReduce, Chunks, Hosts, Order, Phases, ReduceScatter, b
 
 /// A two-level all_reduce: what ranks do on their hosts, and what they do across.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Plan {
+pub struct TwoLevelAllReduce {
     /// Who goes across.
-    pub form: Form,
+    pub participants: HostParticipants,
     /// How the sums of hosts become one.
     pub across: AllReduce,
 }
 
 /// Which ranks of a host talk to other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Form {
+pub enum HostParticipants {
     /// One of them: the whole buffer is reduced to the first rank of each host. For any hosts, with
     /// one connection between two of them.
     Leaders,
@@ -29,7 +29,7 @@ pub enum Form {
     Parts,
 }
 
-impl Form {
+impl HostParticipants {
     /// The name, in lower case.
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,31 +40,32 @@ impl Form {
 }
 
 /// As in `parts/halving_doubling`.
-impl fmt::Display for Plan {
+impl fmt::Display for TwoLevelAllReduce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.form.name(), self.across)
+        write!(f, "{}/{}", self.participants.name(), self.across)
     }
 }
 
-impl Plan {
+impl TwoLevelAllReduce {
     /// Whether there are schedules for these hosts.
     pub(super) fn supports(self, hosts: &Hosts) -> bool {
-        self.across.supports(hosts.count()) && (self.form == Form::Leaders || hosts.regular().is_some())
+        self.across.supports(hosts.count())
+            && (self.participants == HostParticipants::Leaders || hosts.regular().is_some())
     }
 
     /// Into how many chunks the buffer is cut.
     pub(super) fn chunks(self, hosts: &Hosts) -> usize {
-        match self.form {
-            Form::Leaders => self.across.chunks(hosts.count()),
-            Form::Parts => hosts.largest() * self.across.chunks(hosts.count()),
+        match self.participants {
+            HostParticipants::Leaders => self.across.chunks(hosts.count()),
+            HostParticipants::Parts => hosts.largest() * self.across.chunks(hosts.count()),
         }
     }
 
     /// In which order it reduces, or a stricter one: canonical only where [`Hosts::order`] is.
     pub(super) fn order(self, hosts: &Hosts) -> Order {
-        let inside = match self.form {
-            Form::Leaders => Order::Canonical,
-            Form::Parts => scattering(hosts.largest()).order(hosts.largest()),
+        let inside = match self.participants {
+            HostParticipants::Leaders => Order::Canonical,
+            HostParticipants::Parts => scattering(hosts.largest()).order(hosts.largest()),
         };
         hosts.order().min(inside).min(self.across.order(hosts.count()))
     }
@@ -72,9 +73,9 @@ impl Plan {
     /// What it costs in hosts that it supports.
     pub(super) fn cost(self, hosts: &Hosts) -> LevelCosts {
         let (count, size) = (hosts.count(), hosts.largest());
-        let inside = match self.form {
-            Form::Leaders => AllReduce::Binomial.cost(size),
-            Form::Parts => scattering(size).cost(size).then(gathering(size).cost(size)),
+        let inside = match self.participants {
+            HostParticipants::Leaders => AllReduce::Binomial.cost(size),
+            HostParticipants::Parts => scattering(size).cost(size).then(gathering(size).cost(size)),
         };
         LevelCosts { inside: inside.magnified(self.across.chunks(count)), across: self.across.cost(count) }
     }
@@ -84,13 +85,13 @@ impl Plan {
         let seat = Seat::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
         let (phases, chunks) = (self.across.phases(seat.across), self.across.chunks(hosts.count()));
         let each = Spread::Neighbours { first: 0, each: chunks };
-        let (inside, across, owned) = match self.form {
-            Form::Leaders => (
+        let (inside, across, owned) = match self.participants {
+            HostParticipants::Leaders => (
                 [binomial::reduce(seat.inside, 0), binomial::broadcast(seat.inside, 0)],
                 [seat.among_leaders(phases.reduce), seat.among_leaders(phases.gather)],
                 if seat.inside.index() == 0 { phases.owned } else { Chunks::NONE },
             ),
-            Form::Parts => {
+            HostParticipants::Parts => {
                 let size = seat.inside.world_size();
                 let own = Spread::Neighbours { first: seat.inside.index() * chunks, each: 1 };
                 let inside =
