@@ -5,8 +5,8 @@ use std::fmt;
 use dist_transport::Rank;
 
 use super::LevelCosts;
-use super::level::{Spread, Steps};
-use super::seat::Seat;
+use super::level::{ChunkMap, Steps};
+use super::position::HostPosition;
 use crate::{AllGather, AllReduce, Chunks, Hosts, Order, Phases, ReduceScatter, binomial};
 
 /// A two-level all_reduce: what ranks do on their hosts, and what they do across.
@@ -82,29 +82,30 @@ impl TwoLevelAllReduce {
 
     /// The schedules of a rank; `None` in hosts that the plan does not support or whose world is another.
     pub fn phases(self, rank: Rank, hosts: &Hosts) -> Option<Phases<Steps<'_>>> {
-        let seat = Seat::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
-        let (phases, chunks) = (self.across.phases(seat.across), self.across.chunks(hosts.count()));
-        let each = Spread::Neighbours { first: 0, each: chunks };
+        let position = HostPosition::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
+        let (phases, chunks) = (self.across.phases(position.across), self.across.chunks(hosts.count()));
+        let each = ChunkMap::Neighbours { first: 0, each: chunks };
         let (inside, across, owned) = match self.participants {
             HostParticipants::Leaders => (
-                [binomial::reduce(seat.inside, 0), binomial::broadcast(seat.inside, 0)],
-                [seat.among_leaders(phases.reduce), seat.among_leaders(phases.gather)],
-                if seat.inside.index() == 0 { phases.owned } else { Chunks::NONE },
+                [binomial::reduce(position.inside, 0), binomial::broadcast(position.inside, 0)],
+                [position.among_leaders(phases.reduce), position.among_leaders(phases.gather)],
+                if position.inside.index() == 0 { phases.owned } else { Chunks::NONE },
             ),
             HostParticipants::Parts => {
-                let size = seat.inside.world_size();
-                let own = Spread::Neighbours { first: seat.inside.index() * chunks, each: 1 };
+                let size = position.inside.world_size();
+                let own = ChunkMap::Neighbours { first: position.inside.index() * chunks, each: 1 };
                 let inside =
-                    [scattering(size).schedule(seat.inside)?, gathering(size).schedule(seat.inside)?];
-                let across = [phases.reduce, phases.gather].map(|half| seat.among_places(half, own));
+                    [scattering(size).schedule(position.inside)?, gathering(size).schedule(position.inside)?];
+                let across = [phases.reduce, phases.gather].map(|half| position.among_places(half, own));
                 (inside, across, own.of(phases.owned))
             }
         };
-        let ([before, after], [reduce, gather]) = (inside.map(|half| seat.among_members(half, each)), across);
+        let ([before, after], [reduce, gather]) =
+            (inside.map(|half| position.among_members(half, each)), across);
         Some(Phases {
-            reduce: Steps::new([before, reduce, seat.nothing()]),
+            reduce: Steps::new([before, reduce, position.nothing()]),
             owned,
-            gather: Steps::new([gather, after, seat.nothing()]),
+            gather: Steps::new([gather, after, position.nothing()]),
         })
     }
 }

@@ -5,20 +5,20 @@ use crate::{Chunks, Hosts, ReceiveHalf, Schedule, SendHalf, Step};
 /// One rank's steps of a two-level schedule: those of one level after those of another.
 #[derive(Clone, Debug)]
 pub struct Steps<'a> {
-    levels: [Level<'a>; 3],
+    levels: [LevelSchedule<'a>; 3],
 }
 
 /// A schedule among the ranks of one level, in whose numbers and chunks it is made.
 #[derive(Clone, Debug)]
-pub(super) struct Level<'a> {
+pub(super) struct LevelSchedule<'a> {
     pub(super) schedule: Schedule,
-    pub(super) ranks: Ranks<'a>,
-    pub(super) spread: Spread,
+    pub(super) ranks: LevelRanks<'a>,
+    pub(super) chunk_map: ChunkMap,
 }
 
 /// Who takes part in a level.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ranks<'a> {
+pub(super) enum LevelRanks<'a> {
     /// The ranks of one host.
     Members(&'a [usize]),
     /// Of every host the rank at one place.
@@ -29,7 +29,7 @@ pub(super) enum Ranks<'a> {
 
 /// Which chunks of the buffer a chunk of the level is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Spread {
+pub(super) enum ChunkMap {
     /// So many neighbours.
     Neighbours { first: usize, each: usize },
     /// One, as far from the next one's.
@@ -39,7 +39,7 @@ pub(super) enum Spread {
 }
 
 impl<'a> Steps<'a> {
-    pub(super) const fn new(levels: [Level<'a>; 3]) -> Self {
+    pub(super) const fn new(levels: [LevelSchedule<'a>; 3]) -> Self {
         Self { levels }
     }
 }
@@ -52,36 +52,36 @@ impl Iterator for Steps<'_> {
     }
 }
 
-impl Iterator for Level<'_> {
+impl Iterator for LevelSchedule<'_> {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
-        let chunk_of = |spread: Spread, chunk| spread.of(Chunks::one(chunk)).first();
+        let chunk_of = |chunk_map: ChunkMap, chunk| chunk_map.of(Chunks::one(chunk)).first();
         Some(match self.schedule.next()? {
             Step::Exchange { send, receive } => Step::Exchange {
                 send: send.map(|half| SendHalf {
                     to: self.ranks.rank(half.to),
-                    chunks: self.spread.of(half.chunks),
+                    chunks: self.chunk_map.of(half.chunks),
                     ..half
                 }),
                 receive: receive.map(|half| ReceiveHalf {
                     from: self.ranks.rank(half.from),
-                    chunks: self.spread.of(half.chunks),
+                    chunks: self.chunk_map.of(half.chunks),
                     ..half
                 }),
             },
             Step::Combine { chunk, from, into } => {
-                Step::Combine { chunk: chunk_of(self.spread, chunk), from, into }
+                Step::Combine { chunk: chunk_of(self.chunk_map, chunk), from, into }
             }
             Step::Copy { chunk, from, into } => {
-                Step::Copy { chunk: chunk_of(self.spread, chunk), from, into }
+                Step::Copy { chunk: chunk_of(self.chunk_map, chunk), from, into }
             }
             Step::Window { .. } => unreachable!("only an all_to_all has windows, and it has no levels"),
         })
     }
 }
 
-impl Ranks<'_> {
+impl LevelRanks<'_> {
     /// The rank in the world of a rank of the level.
     fn rank(self, number: usize) -> usize {
         match self {
@@ -93,7 +93,7 @@ impl Ranks<'_> {
     }
 }
 
-impl Spread {
+impl ChunkMap {
     /// Each chunk of the level is the same chunk of the buffer.
     pub(super) const SAME: Self = Self::Neighbours { first: 0, each: 1 };
 

@@ -6,7 +6,7 @@
 
 mod all_reduce;
 mod level;
-mod seat;
+mod position;
 mod two_level;
 
 use crate::{Cost, CostModel};

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use dist_transport::Rank;
 
-use super::level::Spread;
-use super::seat::Seat;
+use super::level::ChunkMap;
+use super::position::HostPosition;
 use super::{HostParticipants, LevelCosts, Steps, TwoLevelAllReduce};
 use crate::{
     AllGather, AllReduce, Barrier, Broadcast, CostModel, Hosts, Order, Reduce, ReduceScatter, Step, binomial,
@@ -205,60 +205,60 @@ impl fmt::Display for TwoLevel {
 }
 
 fn reduce(rank: Rank, hosts: &Hosts, across: Reduce, root: usize) -> Option<Steps<'_>> {
-    let seat = Seat::of(rank, hosts, root)?;
-    let [first, second] = across.parts(seat.across, hosts.of(seat.root));
-    let inside = binomial::reduce(seat.inside, seat.lead);
-    let whole = Seat::whole(across.chunks(hosts.count()));
+    let position = HostPosition::of(rank, hosts, root)?;
+    let [first, second] = across.parts(position.across, hosts.of(position.root));
+    let inside = binomial::reduce(position.inside, position.lead);
+    let whole = HostPosition::whole(across.chunks(hosts.count()));
     Some(Steps::new([
-        seat.among_members(inside, whole),
-        seat.among_leaders(first),
-        seat.among_leaders(second),
+        position.among_members(inside, whole),
+        position.among_leaders(first),
+        position.among_leaders(second),
     ]))
 }
 
 fn broadcast(rank: Rank, hosts: &Hosts, across: Broadcast, root: usize) -> Option<Steps<'_>> {
-    let seat = Seat::of(rank, hosts, root)?;
-    let [first, second] = across.parts(seat.across, hosts.of(seat.root));
-    let inside = binomial::broadcast(seat.inside, seat.lead);
-    let whole = Seat::whole(across.chunks(hosts.count()));
+    let position = HostPosition::of(rank, hosts, root)?;
+    let [first, second] = across.parts(position.across, hosts.of(position.root));
+    let inside = binomial::broadcast(position.inside, position.lead);
+    let whole = HostPosition::whole(across.chunks(hosts.count()));
     Some(Steps::new([
-        seat.among_leaders(first),
-        seat.among_leaders(second),
-        seat.among_members(inside, whole),
+        position.among_leaders(first),
+        position.among_leaders(second),
+        position.among_members(inside, whole),
     ]))
 }
 
 fn barrier(rank: Rank, hosts: &Hosts, across: Barrier) -> Option<Steps<'_>> {
-    let seat = Seat::of(rank, hosts, 0)?;
-    let (up, down) = (binomial::reduce(seat.inside, 0), binomial::broadcast(seat.inside, 0));
+    let position = HostPosition::of(rank, hosts, 0)?;
+    let (up, down) = (binomial::reduce(position.inside, 0), binomial::broadcast(position.inside, 0));
     Some(Steps::new([
-        seat.among_members(up, Seat::whole(0)),
-        seat.among_leaders(across.schedule(seat.across)),
-        seat.among_members(down, Seat::whole(0)),
+        position.among_members(up, HostPosition::whole(0)),
+        position.among_leaders(across.schedule(position.across)),
+        position.among_members(down, HostPosition::whole(0)),
     ]))
 }
 
 fn all_gather(rank: Rank, hosts: &Hosts) -> Option<Steps<'_>> {
-    let (seat, size) = (Seat::of(rank, hosts, 0)?, hosts.contiguous()?);
-    let across = gathering(hosts.count()).schedule(seat.across)?;
-    let inside = gathering(size).schedule(seat.inside)?;
-    let repeated = Spread::Repeated { period: size, times: hosts.count() };
+    let (position, size) = (HostPosition::of(rank, hosts, 0)?, hosts.contiguous()?);
+    let across = gathering(hosts.count()).schedule(position.across)?;
+    let inside = gathering(size).schedule(position.inside)?;
+    let repeated = ChunkMap::Repeated { period: size, times: hosts.count() };
     Some(Steps::new([
-        seat.among_places(across, Spread::Apart { first: hosts.place(rank.index()), step: size }),
-        seat.among_members(inside, repeated),
-        seat.nothing(),
+        position.among_places(across, ChunkMap::Apart { first: hosts.place(rank.index()), step: size }),
+        position.among_members(inside, repeated),
+        position.nothing(),
     ]))
 }
 
 fn reduce_scatter(rank: Rank, hosts: &Hosts) -> Option<Steps<'_>> {
-    let (seat, size) = (Seat::of(rank, hosts, 0)?, hosts.contiguous()?);
-    let across = scattering(hosts.count(), ReduceScatter::Pairwise).schedule(seat.across)?;
-    let inside = scattering(size, ReduceScatter::Ring).schedule(seat.inside)?;
-    let repeated = Spread::Repeated { period: size, times: hosts.count() };
+    let (position, size) = (HostPosition::of(rank, hosts, 0)?, hosts.contiguous()?);
+    let across = scattering(hosts.count(), ReduceScatter::Pairwise).schedule(position.across)?;
+    let inside = scattering(size, ReduceScatter::Ring).schedule(position.inside)?;
+    let repeated = ChunkMap::Repeated { period: size, times: hosts.count() };
     Some(Steps::new([
-        seat.among_members(inside, repeated),
-        seat.among_places(across, Spread::Apart { first: hosts.place(rank.index()), step: size }),
-        seat.nothing(),
+        position.among_members(inside, repeated),
+        position.among_places(across, ChunkMap::Apart { first: hosts.place(rank.index()), step: size }),
+        position.nothing(),
     ]))
 }
 

@@ -2,11 +2,11 @@
 
 use dist_transport::Rank;
 
-use super::level::{Level, Ranks, Spread};
+use super::level::{ChunkMap, LevelRanks, LevelSchedule};
 use crate::{Hosts, Schedule};
 
 /// Where a rank is.
-pub(super) struct Seat<'a> {
+pub(super) struct HostPosition<'a> {
     rank: Rank,
     hosts: &'a Hosts,
     /// The rank among those of its host.
@@ -18,7 +18,7 @@ pub(super) struct Seat<'a> {
     pub(super) lead: usize,
 }
 
-impl<'a> Seat<'a> {
+impl<'a> HostPosition<'a> {
     pub(super) fn of(rank: Rank, hosts: &'a Hosts, root: usize) -> Option<Self> {
         if rank.world_size() != hosts.world_size() {
             return None;
@@ -31,27 +31,35 @@ impl<'a> Seat<'a> {
     }
 
     /// One chunk that is all of the buffer's.
-    pub(super) const fn whole(chunks: usize) -> Spread {
-        Spread::Neighbours { first: 0, each: chunks }
+    pub(super) const fn whole(chunks: usize) -> ChunkMap {
+        ChunkMap::Neighbours { first: 0, each: chunks }
     }
 
-    pub(super) fn among_members(&self, schedule: Schedule, spread: Spread) -> Level<'a> {
-        let ranks = Ranks::Members(self.hosts.members(self.across.index()));
-        Level { schedule, ranks, spread }
+    pub(super) fn among_members(&self, schedule: Schedule, chunk_map: ChunkMap) -> LevelSchedule<'a> {
+        let ranks = LevelRanks::Members(self.hosts.members(self.across.index()));
+        LevelSchedule { schedule, ranks, chunk_map }
     }
 
     /// Only those who lead their hosts take part.
-    pub(super) fn among_leaders(&self, schedule: Schedule) -> Level<'a> {
+    pub(super) fn among_leaders(&self, schedule: Schedule) -> LevelSchedule<'a> {
         let leads = self.inside.index() == self.lead;
         let schedule = if leads { schedule } else { Schedule::nothing(self.rank) };
-        Level { schedule, ranks: Ranks::Leaders { hosts: self.hosts, root: self.root }, spread: Spread::SAME }
+        LevelSchedule {
+            schedule,
+            ranks: LevelRanks::Leaders { hosts: self.hosts, root: self.root },
+            chunk_map: ChunkMap::SAME,
+        }
     }
 
-    pub(super) const fn among_places(&self, schedule: Schedule, spread: Spread) -> Level<'a> {
-        Level { schedule, ranks: Ranks::Places { hosts: self.hosts, place: self.inside.index() }, spread }
+    pub(super) const fn among_places(&self, schedule: Schedule, chunk_map: ChunkMap) -> LevelSchedule<'a> {
+        LevelSchedule {
+            schedule,
+            ranks: LevelRanks::Places { hosts: self.hosts, place: self.inside.index() },
+            chunk_map,
+        }
     }
 
-    pub(super) const fn nothing(&self) -> Level<'a> {
-        self.among_places(Schedule::nothing(self.rank), Spread::SAME)
+    pub(super) const fn nothing(&self) -> LevelSchedule<'a> {
+        self.among_places(Schedule::nothing(self.rank), ChunkMap::SAME)
     }
 }
