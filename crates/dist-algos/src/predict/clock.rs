@@ -1,6 +1,6 @@
 //! The clock of one rank, and what steps do to it.
 
-use super::{Link, Work};
+use super::{Link, MessageCosts};
 
 /// What a rank has come to.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,13 @@ impl Clock {
     }
 
     /// A message leaves.
-    pub(super) fn send(&mut self, pending: &mut Pending, bytes: u64, link: Link, work: Work) -> Message {
+    pub(super) fn send(
+        &mut self,
+        pending: &mut Pending,
+        bytes: u64,
+        link: Link,
+        work: MessageCosts,
+    ) -> Message {
         let (size, opens) = (work.weight(bytes), work.send * self.pace);
         let begins = (pending.started + pending.busy + opens).max(self.up);
         let left = begins + size * link.byte.max(work.byte * self.pace);
@@ -75,7 +81,7 @@ impl Clock {
         message: Message,
         reduces: bool,
         link: Link,
-        work: Work,
+        work: MessageCosts,
     ) {
         let size = work.weight(message.bytes);
         let opens = work.receive * self.pace;
@@ -87,7 +93,7 @@ impl Clock {
     }
 
     /// Reduces or copies what the rank has already.
-    pub(super) fn combine(&mut self, bytes: u64, work: Work) {
+    pub(super) fn combine(&mut self, bytes: u64, work: MessageCosts) {
         self.now += work.reduce * self.pace * bytes as f64;
     }
 }

@@ -9,8 +9,8 @@
 //!   hosts and links that differ, in memory for the ranks and what is on its way.
 //! - [`queues`]: events in the order of time. For what messages and ranks share: the links of hosts and racks, and cores.
 //!
-//! The model: a rank is busy for [`Work::send`] and [`Work::sent`] or [`Work::receive`] with each message, for [`Work::byte`] with each byte
-//! that it sends or receives, and for [`Work::reduce`] with each byte that it reduces or copies, while more may be on its
+//! The model: a rank is busy for [`MessageCosts::send`] and [`MessageCosts::sent`] or [`MessageCosts::receive`] with each message, for [`MessageCosts::byte`] with each byte
+//! that it sends or receives, and for [`MessageCosts::reduce`] with each byte that it reduces or copies, while more may be on its
 //! way; where ranks [share memory](Work::shared) with the longer of the two. A link
 //! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A
 //! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
@@ -18,12 +18,12 @@
 //! [rack](Network::in_racks_of). All times are in seconds.
 //!
 //! ```
-//! use dist_algos::predict::{Engine, Link, Network, Plan, Work, predict};
+//! use dist_algos::predict::{Engine, Link, Network, Plan, MessageCosts, predict};
 //! use dist_algos::{Partition, ring};
 //!
 //! let world_size = 1_000_000;
 //! let ten_gigabit = Link { latency: 25e-6, byte: 0.8e-9 };
-//! let work = Work { send: 2e-6, receive: 2e-6, byte: 0.1e-9, reduce: 0.1e-9, ..Work::NONE };
+//! let work = MessageCosts { send: 2e-6, receive: 2e-6, byte: 0.1e-9, reduce: 0.1e-9, ..MessageCosts::NONE };
 //! let network = Network::new(world_size, ten_gigabit, work);
 //! // A gather of 4 MB, 4 bytes from every rank.
 //! let buffer = Partition::new(world_size, 4, world_size).unwrap();
@@ -46,7 +46,7 @@ use dist_transport::Rank;
 
 use crate::{Chunks, Partition, Result, SendHalf, Source, Step};
 
-pub use network::{Link, Network, Straggler, Work};
+pub use network::{Link, MessageCosts, Network, Straggler};
 pub use queues::{QUEUE_STEPS_MAX, queues, timeline};
 pub use symmetric::symmetric;
 pub use wavefront::wavefront;

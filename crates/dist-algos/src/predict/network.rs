@@ -15,7 +15,7 @@ pub struct Link {
 
 /// What messages cost the ranks, in seconds of one core.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Work {
+pub struct MessageCosts {
     /// To send a message of any size, until its first byte leaves.
     pub send: f64,
     /// The same after that, while the message is on its way.
@@ -34,7 +34,7 @@ pub struct Work {
     pub shared: bool,
 }
 
-impl Work {
+impl MessageCosts {
     /// No work at all.
     pub const NONE: Self =
         Self { send: 0.0, sent: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0, shared: false };
@@ -91,7 +91,7 @@ pub struct Network {
     pairs: BTreeMap<(usize, usize), Link>,
     /// How many hosts share a rack, and what is between racks besides.
     racks: Option<(usize, Link)>,
-    work: Work,
+    work: MessageCosts,
     stragglers: Vec<Straggler>,
     shared: bool,
     window: u64,
@@ -100,7 +100,7 @@ pub struct Network {
 
 impl Network {
     /// Ranks on hosts of their own, with links that are alike.
-    pub const fn new(world_size: usize, link: Link, work: Work) -> Self {
+    pub const fn new(world_size: usize, link: Link, work: MessageCosts) -> Self {
         Self {
             world_size,
             ranks_per_host: 1,
@@ -159,7 +159,7 @@ impl Network {
 
     /// The same with other work.
     #[must_use]
-    pub fn with_work(self, work: Work) -> Self {
+    pub fn with_work(self, work: MessageCosts) -> Self {
         Self { work, ..self }
     }
 
@@ -180,7 +180,7 @@ impl Network {
     }
 
     /// What messages cost the ranks.
-    pub const fn work(&self) -> Work {
+    pub const fn work(&self) -> MessageCosts {
         self.work
     }
 

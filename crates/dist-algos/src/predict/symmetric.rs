@@ -4,7 +4,7 @@ use dist_transport::Rank;
 use smallvec::SmallVec;
 
 use super::clock::Clock;
-use super::{Engine, Link, Network, Plan, Prediction, Work};
+use super::{Engine, Link, MessageCosts, Network, Plan, Prediction};
 use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
 
 /// Predicts by following one rank, where every rank does the same: in each step all send as many chunks over the
@@ -106,7 +106,7 @@ where
     }
 
     /// Sends as many messages as it receives.
-    fn exchange(&mut self, messages: usize, bytes: u64, reduces: bool, link: Link, work: Work) {
+    fn exchange(&mut self, messages: usize, bytes: u64, reduces: bool, link: Link, work: MessageCosts) {
         let mut pending = self.clock.begin();
         let sent: SmallVec<[_; 1]> =
             (0..messages).map(|_| self.clock.send(&mut pending, bytes, link, work)).collect();

@@ -5,7 +5,7 @@ mod schedules;
 mod simulated;
 
 use dist_algos::predict::{
-    self, Engine, Link, Network, Prediction, Straggler, Work, queues, symmetric, timeline, wavefront,
+    self, Engine, Link, MessageCosts, Network, Prediction, Straggler, queues, symmetric, timeline, wavefront,
 };
 use dist_algos::verify::Subject;
 use dist_algos::{AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear};
@@ -15,8 +15,9 @@ use schedules::{Schedules, all_reduce, all_schedules, plan};
 
 /// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
 const LINK: Link = Link { latency: 8.0, byte: 2.0 };
-const NO_WORK: Work = Work::NONE;
-const WORK: Work = Work { send: 0.5, sent: 0.75, receive: 0.5, byte: 0.25, reduce: 1.5, ..NO_WORK };
+const NO_WORK: MessageCosts = MessageCosts::NONE;
+const WORK: MessageCosts =
+    MessageCosts { send: 0.5, sent: 0.75, receive: 0.5, byte: 0.25, reduce: 1.5, ..NO_WORK };
 
 #[track_caller]
 fn assert_close(left: f64, right: f64, what: &str) {
@@ -44,21 +45,21 @@ fn links_alone_cost_what_is_computed_by_hand(
 
 /// One exchange of 64 bytes between two ranks: what costs a rank's time is added up, what arrives meanwhile is not.
 #[rstest]
-#[case(Work { send: 3.0, receive: 2.0, ..NO_WORK }, 3.0 + 8.0 + 128.0 + 2.0)]
-#[case(Work { twice: 40, ..NO_WORK }, 8.0 + 128.0 + 2.0 * 40.0)]
-#[case(Work { byte: 0.5, ..NO_WORK }, 8.0 + 128.0)]
-#[case(Work { byte: 4.0, ..NO_WORK }, 2.0 * 256.0)]
-#[case(Work { reduce: 1.0, ..NO_WORK }, 8.0 + 128.0)]
-#[case(Work { reduce: 5.0, ..NO_WORK }, 8.0 + 320.0)]
-#[case(Work { sent: 100.0, receive: 2.0, ..NO_WORK }, 8.0 + 128.0 + 2.0)]
-#[case(Work { sent: 200.0, receive: 2.0, ..NO_WORK }, 200.0 + 2.0)]
+#[case(MessageCosts { send: 3.0, receive: 2.0, ..NO_WORK }, 3.0 + 8.0 + 128.0 + 2.0)]
+#[case(MessageCosts { twice: 40, ..NO_WORK }, 8.0 + 128.0 + 2.0 * 40.0)]
+#[case(MessageCosts { byte: 0.5, ..NO_WORK }, 8.0 + 128.0)]
+#[case(MessageCosts { byte: 4.0, ..NO_WORK }, 2.0 * 256.0)]
+#[case(MessageCosts { reduce: 1.0, ..NO_WORK }, 8.0 + 128.0)]
+#[case(MessageCosts { reduce: 5.0, ..NO_WORK }, 8.0 + 320.0)]
+#[case(MessageCosts { sent: 100.0, receive: 2.0, ..NO_WORK }, 8.0 + 128.0 + 2.0)]
+#[case(MessageCosts { sent: 200.0, receive: 2.0, ..NO_WORK }, 200.0 + 2.0)]
 #[case(
-    Work { byte: 4.0, reduce: 5.0, send: 1.0, sent: 7.0, receive: 1.0, ..NO_WORK },
+    MessageCosts { byte: 4.0, reduce: 5.0, send: 1.0, sent: 7.0, receive: 1.0, ..NO_WORK },
     1.0 + 7.0 + 256.0 + 1.0 + 256.0 + 320.0
 )]
-#[case(Work { byte: 4.0, reduce: 5.0, shared: true, ..NO_WORK }, 256.0 + 320.0)]
-#[case(Work { byte: 4.0, reduce: 3.0, shared: true, ..NO_WORK }, 256.0 + 256.0)]
-fn a_rank_works_while_bytes_are_on_their_way(#[case] work: Work, #[case] seconds: f64) {
+#[case(MessageCosts { byte: 4.0, reduce: 5.0, shared: true, ..NO_WORK }, 256.0 + 320.0)]
+#[case(MessageCosts { byte: 4.0, reduce: 3.0, shared: true, ..NO_WORK }, 256.0 + 256.0)]
+fn a_rank_works_while_bytes_are_on_their_way(#[case] work: MessageCosts, #[case] seconds: f64) {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
     let network = Network::new(2, LINK, work);
@@ -228,7 +229,7 @@ fn ranks_that_share_a_core_take_turns() {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
     let free = Link { latency: 0.0, byte: 0.0 };
-    let network = Network::new(2, free, Work { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
+    let network = Network::new(2, free, MessageCosts { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
     assert_close(wavefront(&plan, &network).unwrap().seconds, 128.0, "a core each");
     assert_close(predict::predict(&plan, &network.with_cores(1)).unwrap().seconds, 256.0, "one core");
 }

@@ -1,6 +1,6 @@
 //! The network under which predictions come closest to what was measured.
 
-use dist_algos::predict::{Link, Work};
+use dist_algos::predict::{Link, MessageCosts};
 
 use super::model::Model;
 
@@ -56,7 +56,7 @@ fn model(point: &Point, known: Known) -> Model {
     let reduce = known.reduce.unwrap_or(reduce);
     Model {
         link: Link { latency, byte },
-        work: Work { send, sent, receive, byte: copy, reduce, twice: bytes(twice), shared },
+        work: MessageCosts { send, sent, receive, byte: copy, reduce, twice: bytes(twice), shared },
         far,
         call,
         cores,
@@ -151,7 +151,7 @@ mod tests {
         let found =
             fit(known, |model| times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum());
         let Model { link, work, cores, .. } = found;
-        let Work { send, sent, receive, byte, reduce, twice, .. } = work;
+        let MessageCosts { send, sent, receive, byte, reduce, twice, .. } = work;
         let got =
             [link.latency, link.byte, send, receive, byte, reduce, found.far, twice as f64, sent, found.call];
         for (got, truth) in got.iter().zip(truth) {

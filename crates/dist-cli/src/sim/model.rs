@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dist_algos::predict::{Link, Work};
+use dist_algos::predict::{Link, MessageCosts};
 use dist_collectives::{KeptCosts, World};
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::quantity::rounded;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Model {
     pub(super) link: Link,
-    pub(super) work: Work,
+    pub(super) work: MessageCosts,
     /// How many times as long it takes to send or receive a byte that is in no cache.
     pub(super) far: f64,
     /// What a collective costs every rank beside its messages, in seconds.
@@ -83,7 +83,7 @@ impl Model {
         let seconds = |picoseconds: u64| picoseconds as f64 * 1e-12;
         Ok(Self {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
-            work: Work { reduce: seconds(costs.reduced_byte_ps), ..Work::NONE },
+            work: MessageCosts { reduce: seconds(costs.reduced_byte_ps), ..MessageCosts::NONE },
             far: near(),
             call: 0.0,
             window: 0,
@@ -148,7 +148,7 @@ impl Model {
         }
         Ok(Self {
             link: Link { latency: latency_us * 1e-6, byte: byte_ns * 1e-9 },
-            work: Work {
+            work: MessageCosts {
                 send: send_us * 1e-6,
                 sent: sent_us * 1e-6,
                 receive: receive_us * 1e-6,
@@ -170,7 +170,14 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             link: Link { latency: 5e-6, byte: 0.1e-9 },
-            work: Work { send: 2e-6, sent: 0.0, receive: 2e-6, byte: 0.2e-9, reduce: 0.1e-9, ..Work::NONE },
+            work: MessageCosts {
+                send: 2e-6,
+                sent: 0.0,
+                receive: 2e-6,
+                byte: 0.2e-9,
+                reduce: 0.1e-9,
+                ..MessageCosts::NONE
+            },
             far: near(),
             call: 0.0,
             window: 0,
@@ -182,9 +189,9 @@ impl Default for Model {
 impl Model {
     /// The work of so many ranks of a host, each with so much memory. What is reduced has just been received, and is
     /// in a cache whatever there is besides.
-    pub(super) fn work_with(&self, memory: usize, ranks: usize) -> Work {
+    pub(super) fn work_with(&self, memory: usize, ranks: usize) -> MessageCosts {
         let times = 1.0 + (self.far - 1.0) * missed(memory, ranks);
-        Work { byte: self.work.byte * times, ..self.work }
+        MessageCosts { byte: self.work.byte * times, ..self.work }
     }
 
     /// How long it takes a rank to have a byte of all its memory come into a cache, beside what is done with it.

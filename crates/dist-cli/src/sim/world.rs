@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dist_algos::predict::{Link, Network, QUEUE_STEPS_MAX, Straggler, Work};
+use dist_algos::predict::{Link, MessageCosts, Network, QUEUE_STEPS_MAX, Straggler};
 use dist_algos::{CostModel, Hosts, Placement};
 
 use super::links;
@@ -142,13 +142,13 @@ impl WorldArguments {
             Some(path) => Model::read(path, ranks),
             None => Ok(Model {
                 link: Link { latency: self.latency, byte: self.bandwidth },
-                work: Work {
+                work: MessageCosts {
                     send: self.overhead,
                     sent: 0.0,
                     receive: self.overhead,
                     byte: self.copy,
                     reduce: self.reduce,
-                    ..Work::NONE
+                    ..MessageCosts::NONE
                 },
                 ..Model::default()
             }),
