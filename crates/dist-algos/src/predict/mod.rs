@@ -18,7 +18,7 @@
 //! [rack](Network::in_racks_of). All times are in seconds.
 //!
 //! ```
-//! use dist_algos::predict::{Engine, Link, Network, Plan, MessageCosts, predict};
+//! use dist_algos::predict::{Method, Link, Network, Workload, MessageCosts, predict};
 //! use dist_algos::{Partition, ring};
 //!
 //! let world_size = 1_000_000;
@@ -27,8 +27,8 @@
 //! let network = Network::new(world_size, ten_gigabit, work);
 //! // A gather of 4 MB, 4 bytes from every rank.
 //! let buffer = Partition::new(world_size, 4, world_size).unwrap();
-//! let prediction = predict(&Plan { steps: ring::all_gather, buffer, input: None }, &network)?;
-//! assert_eq!(prediction.engine, Engine::Symmetric);
+//! let prediction = predict(&Workload { steps: ring::all_gather, buffer, input: None }, &network)?;
+//! assert_eq!(prediction.engine, Method::Symmetric);
 //! assert!((29.0..30.0).contains(&prediction.seconds));
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
@@ -53,7 +53,7 @@ pub use wavefront::wavefront;
 
 /// A schedule for every rank, and the sizes of what it moves.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan<'a, F> {
+pub struct Workload<'a, F> {
     /// The steps of a rank.
     pub steps: F,
     /// How the buffer of each rank is cut.
@@ -68,7 +68,7 @@ pub struct Prediction {
     /// From the start to the end of the last rank.
     pub seconds: f64,
     /// Who found it out.
-    pub engine: Engine,
+    pub engine: Method,
     /// Bytes that the busiest rank sends.
     pub sent_max: u64,
     /// Bytes that all ranks send together.
@@ -79,7 +79,7 @@ pub struct Prediction {
 
 /// A way to predict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Engine {
+pub enum Method {
     /// One rank stands for all.
     Symmetric,
     /// One clock per rank.
@@ -88,7 +88,7 @@ pub enum Engine {
     Queues,
 }
 
-impl Engine {
+impl Method {
     /// The name in tables and lines.
     pub const fn name(self) -> &'static str {
         match self {
@@ -110,7 +110,7 @@ const SYMMETRIC_RANKS_MIN: usize = 512;
 /// # Errors
 /// If the schedules do not fit together, or have more than [`STEPS_MAX`] steps that have to be followed, where ranks
 /// share something [`QUEUE_STEPS_MAX`].
-pub fn predict<F, I>(plan: &Plan<'_, F>, network: &Network) -> Result<Prediction>
+pub fn predict<F, I>(plan: &Workload<'_, F>, network: &Network) -> Result<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -126,7 +126,7 @@ where
     wavefront(plan, network)
 }
 
-impl<F> Plan<'_, F> {
+impl<F> Workload<'_, F> {
     /// How the memory is cut that is sent from.
     fn cut_of(&self, send: &SendHalf) -> &Partition<'_> {
         match send.of {

@@ -4,7 +4,7 @@ use dist_transport::Rank;
 use smallvec::SmallVec;
 
 use super::clock::Clock;
-use super::{Engine, Link, MessageCosts, Network, Plan, Prediction};
+use super::{Link, MessageCosts, Method, Network, Prediction, Workload};
 use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
 
 /// Predicts by following one rank, where every rank does the same: in each step all send as many chunks over the
@@ -13,7 +13,7 @@ use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
 ///
 /// Schedules are compared on some ranks only. So many chunks are taken to hold their share of the buffer, rounded up
 /// to a whole element; where the buffer cannot be cut evenly, that is off by at most an element per chunk.
-pub fn symmetric<F, I>(plan: &Plan<'_, F>, network: &Network) -> Option<Prediction>
+pub fn symmetric<F, I>(plan: &Workload<'_, F>, network: &Network) -> Option<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -37,7 +37,7 @@ fn result<F, I>(lanes: &[Lane<'_, F, I>], network: &Network) -> Prediction {
     let leaves = network.hosts() == network.world_size() && network.hosts() > 1;
     Prediction {
         seconds: lanes.iter().map(|lane| lane.clock.now).fold(0.0, f64::max),
-        engine: Engine::Symmetric,
+        engine: Method::Symmetric,
         sent_max,
         sent_total: sent_max.saturating_mul(network.world_size() as u64),
         host_sent_max: if leaves { sent_max } else { 0 },
@@ -55,7 +55,7 @@ fn samples(world_size: usize) -> impl Iterator<Item = Rank> {
 }
 
 struct Lane<'a, F, I> {
-    plan: &'a Plan<'a, F>,
+    plan: &'a Workload<'a, F>,
     network: &'a Network,
     rank: Rank,
     steps: I,
@@ -69,7 +69,7 @@ where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
 {
-    fn new(plan: &'a Plan<'a, F>, network: &'a Network, rank: Rank) -> Self {
+    fn new(plan: &'a Workload<'a, F>, network: &'a Network, rank: Rank) -> Self {
         Self { plan, network, rank, steps: (plan.steps)(rank), clock: Clock::new((0.0, 1.0)), alone: 0 }
     }
 

@@ -4,14 +4,14 @@ use dist_transport::Rank;
 
 use super::clock::{Clock, Message, Pending};
 use super::mail::Mail;
-use super::{Engine, Network, Plan, Prediction, STEPS_MAX};
+use super::{Method, Network, Prediction, STEPS_MAX, Workload};
 use crate::{Chunks, Error, ReceiveHalf, Result, SendHalf, Step, Then};
 
 /// Predicts by following every rank, each in one go from one message that it has to wait for to the next.
 ///
 /// # Errors
 /// If the schedules do not fit together, or have more than [`STEPS_MAX`] steps.
-pub fn wavefront<F, I>(plan: &Plan<'_, F>, network: &Network) -> Result<Prediction>
+pub fn wavefront<F, I>(plan: &Workload<'_, F>, network: &Network) -> Result<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -53,7 +53,7 @@ struct Wait {
 }
 
 struct Front<'a, F, I> {
-    plan: &'a Plan<'a, F>,
+    plan: &'a Workload<'a, F>,
     network: &'a Network,
     lanes: Vec<Lane<I>>,
     mail: Mail<Message>,
@@ -69,7 +69,7 @@ where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
 {
-    fn new(plan: &'a Plan<'a, F>, network: &'a Network) -> Result<Self> {
+    fn new(plan: &'a Workload<'a, F>, network: &'a Network) -> Result<Self> {
         let world_size = network.world_size();
         if u32::try_from(world_size).is_err() {
             return Err(too_many());
@@ -203,7 +203,7 @@ where
         let sent = || self.lanes.iter().map(|lane| lane.clock.sent);
         Ok(Prediction {
             seconds: self.lanes.iter().map(|lane| lane.clock.now).fold(0.0, f64::max),
-            engine: Engine::Wavefront,
+            engine: Method::Wavefront,
             sent_max: sent().max().unwrap_or(0),
             sent_total: sent().sum(),
             host_sent_max: self.left_host.iter().copied().max().or(sent().max()).unwrap_or(0),

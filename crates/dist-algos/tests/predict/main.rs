@@ -5,7 +5,7 @@ mod schedules;
 mod simulated;
 
 use dist_algos::predict::{
-    self, Engine, Link, MessageCosts, Network, Prediction, Straggler, queues, symmetric, timeline, wavefront,
+    self, Link, MessageCosts, Method, Network, Prediction, Straggler, queues, symmetric, timeline, wavefront,
 };
 use dist_algos::verify::Subject;
 use dist_algos::{AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear};
@@ -100,7 +100,7 @@ fn one_rank_stands_for_all_only_where_that_is_what_following_all_gives() {
                 assert_close(one.seconds, all.seconds, &format!("{name} of {world_size}"));
                 assert_eq!(
                     one,
-                    Prediction { engine: Engine::Symmetric, seconds: one.seconds, ..all },
+                    Prediction { engine: Method::Symmetric, seconds: one.seconds, ..all },
                     "{name}"
                 );
                 found.push(name);
@@ -144,7 +144,7 @@ fn queues_that_nobody_else_waits_in_change_nothing() {
             let one_by_one = queues(&plan, &network).unwrap();
             let all = wavefront(&plan, &network).unwrap();
             assert_close(one_by_one.seconds, all.seconds, &format!("{name} of {world_size}"));
-            assert_eq!(one_by_one, Prediction { engine: Engine::Queues, seconds: one_by_one.seconds, ..all });
+            assert_eq!(one_by_one, Prediction { engine: Method::Queues, seconds: one_by_one.seconds, ..all });
             let network = network.clone().with_cores(world_size);
             assert_close(queues(&plan, &network).unwrap().seconds, all.seconds, &name);
         }
@@ -160,7 +160,7 @@ fn ranks_that_share_a_link_wait_for_one_another() {
     let network = Network::new(8, LINK, NO_WORK).on_hosts_of(4, within);
     assert_close(predict::predict(&plan, &network).unwrap().seconds, 8.0 + 128.0, "own links");
     let shared = predict::predict(&plan, &network.with_shared_uplinks()).unwrap();
-    assert_eq!(shared.engine, Engine::Queues);
+    assert_eq!(shared.engine, Method::Queues);
     assert_close(shared.seconds, 8.0 + 4.0 * 128.0, "shared links");
     assert_eq!((shared.sent_max, shared.sent_total, shared.host_sent_max), (3 * 64, 8 * 3 * 64, 4 * 64));
 }
@@ -295,7 +295,7 @@ fn a_ring_of_a_hundred_thousand_ranks_is_followed_on_one() {
     let schedules = all_reduce(AllReduce::Ring);
     let plan = plan(&schedules, world_size, 10 * world_size);
     let prediction = predict::predict(&plan, &Network::new(world_size, LINK, NO_WORK)).unwrap();
-    assert_eq!(prediction.engine, Engine::Symmetric);
+    assert_eq!(prediction.engine, Method::Symmetric);
     assert_close(prediction.seconds, 2.0 * 99_999.0 * 28.0, "ring");
 }
 
@@ -305,7 +305,7 @@ fn a_tree_of_thirty_thousand_ranks_is_followed_on_all() {
     let schedules: Schedules = Box::new(|rank| Box::new(Broadcast::Binomial.schedule(rank, 0)));
     let prediction =
         predict::predict(&plan(&schedules, 1, 10), &Network::new(world_size, LINK, NO_WORK)).unwrap();
-    assert_eq!(prediction.engine, Engine::Wavefront);
+    assert_eq!(prediction.engine, Method::Wavefront);
     // The deepest rank gets it by 14 messages, and one had to wait for another to leave.
     assert_close(prediction.seconds, 14.0 * 28.0 + 20.0, "binomial");
 }

@@ -1,6 +1,6 @@
 //! Schedules of every algorithm, to be predicted.
 
-use dist_algos::predict::Plan;
+use dist_algos::predict::Workload;
 use dist_algos::scan::Extent;
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Partition, Reduce, ReduceScatter, Scan,
@@ -15,8 +15,8 @@ pub(crate) type Steps = Box<dyn Iterator<Item = Step>>;
 pub(crate) type Schedules = Box<dyn Fn(Rank) -> Steps + Send + Sync>;
 
 /// Of a buffer of so many bytes.
-pub(crate) fn plan(schedules: &Schedules, parts: usize, bytes: usize) -> Plan<'_, &Schedules> {
-    Plan { steps: schedules, buffer: Partition::new(bytes, 1, parts).unwrap(), input: None }
+pub(crate) fn plan(schedules: &Schedules, parts: usize, bytes: usize) -> Workload<'_, &Schedules> {
+    Workload { steps: schedules, buffer: Partition::new(bytes, 1, parts).unwrap(), input: None }
 }
 
 /// Both halves of an algorithm.

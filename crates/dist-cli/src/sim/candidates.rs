@@ -1,6 +1,6 @@
 //! The algorithms of each operation, ready to be predicted.
 
-use dist_algos::predict::{self, Network, Plan, Prediction, STEPS_MAX};
+use dist_algos::predict::{self, Network, Prediction, STEPS_MAX, Workload};
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
     ReduceScatter, Scan, Scatter, Step,
@@ -107,8 +107,11 @@ impl Candidate<'_> {
         if self.is_call { world.calling() } else { 0.0 }
     }
 
-    fn plan<'a>(&'a self, steps: &'a dyn Fn(Rank) -> Steps<'a>) -> Plan<'a, &'a dyn Fn(Rank) -> Steps<'a>> {
-        Plan { steps, buffer: self.buffer, input: Some(self.buffer) }
+    fn plan<'a>(
+        &'a self,
+        steps: &'a dyn Fn(Rank) -> Steps<'a>,
+    ) -> Workload<'a, &'a dyn Fn(Rank) -> Steps<'a>> {
+        Workload { steps, buffer: self.buffer, input: Some(self.buffer) }
     }
 
     fn network(&self, world: &World) -> Network {
