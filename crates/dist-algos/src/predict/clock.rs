@@ -1,6 +1,6 @@
 //! The clock of one rank, and what steps do to it.
 
-use super::{Link, MessageCosts};
+use super::{LinkModel, MessageCosts};
 
 /// What a rank has come to.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl Clock {
         &mut self,
         pending: &mut Pending,
         bytes: u64,
-        link: Link,
+        link: LinkModel,
         work: MessageCosts,
     ) -> Message {
         let (size, opens) = (work.weight(bytes), work.send * self.pace);
@@ -80,7 +80,7 @@ impl Clock {
         pending: &mut Pending,
         message: Message,
         reduces: bool,
-        link: Link,
+        link: LinkModel,
         work: MessageCosts,
     ) {
         let size = work.weight(message.bytes);

@@ -12,19 +12,19 @@
 //! The model: a rank is busy for [`MessageCosts::send`] and [`MessageCosts::sent`] or [`MessageCosts::receive`] with each message, for [`MessageCosts::byte`] with each byte
 //! that it sends or receives, and for [`MessageCosts::reduce`] with each byte that it reduces or copies, while more may be on its
 //! way; where ranks [share memory](Work::shared) with the longer of the two. A link
-//! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A
+//! lets one message after the other through at [`LinkModel::byte`] per byte and delivers it [`LinkModel::latency`] later. A
 //! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
 //! several others [share its link](Network::with_shared_uplinks), as TCP connections do, and so do those that leave a
 //! [rack](Network::in_racks_of). All times are in seconds.
 //!
 //! ```
-//! use dist_algos::predict::{Method, Link, Network, Workload, MessageCosts, predict};
+//! use dist_algos::predict::{Method, LinkModel, NetworkModel, Workload, MessageCosts, predict};
 //! use dist_algos::{Partition, ring};
 //!
 //! let world_size = 1_000_000;
-//! let ten_gigabit = Link { latency: 25e-6, byte: 0.8e-9 };
+//! let ten_gigabit = LinkModel { latency: 25e-6, byte: 0.8e-9 };
 //! let work = MessageCosts { send: 2e-6, receive: 2e-6, byte: 0.1e-9, reduce: 0.1e-9, ..MessageCosts::NONE };
-//! let network = Network::new(world_size, ten_gigabit, work);
+//! let network = NetworkModel::new(world_size, ten_gigabit, work);
 //! // A gather of 4 MB, 4 bytes from every rank.
 //! let buffer = Partition::new(world_size, 4, world_size).unwrap();
 //! let prediction = predict(&Workload { steps: ring::all_gather, buffer, input: None }, &network)?;
@@ -46,7 +46,7 @@ use dist_transport::Rank;
 
 use crate::{Chunks, Partition, Result, SendHalf, Source, Step};
 
-pub use network::{Link, MessageCosts, Network, Straggler};
+pub use network::{LinkModel, MessageCosts, NetworkModel, Straggler};
 pub use queues::{QUEUE_STEPS_MAX, queues, timeline};
 pub use symmetric::symmetric;
 pub use wavefront::wavefront;
@@ -110,7 +110,7 @@ const SYMMETRIC_RANKS_MIN: usize = 512;
 /// # Errors
 /// If the schedules do not fit together, or have more than [`STEPS_MAX`] steps that have to be followed, where ranks
 /// share something [`QUEUE_STEPS_MAX`].
-pub fn predict<F, I>(plan: &Workload<'_, F>, network: &Network) -> Result<Prediction>
+pub fn predict<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Result<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,

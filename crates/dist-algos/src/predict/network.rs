@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 /// A link between two ranks, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct LinkModel {
     /// How long a byte is on its way, in seconds.
     pub latency: f64,
     /// How long it takes until the next byte can follow, in seconds.
@@ -80,17 +80,17 @@ pub(super) type Way<W> = SmallVec<[(W, f64); 4]>;
 ///
 /// Hosts have neighbouring ranks, all of them the same number, the last perhaps fewer; so racks have hosts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Network {
+pub struct NetworkModel {
     world_size: usize,
     ranks_per_host: usize,
     /// Between ranks of different hosts.
-    between: Link,
+    between: LinkModel,
     /// Between ranks of one host.
-    within: Link,
+    within: LinkModel,
     /// Between hosts that have links of their own.
-    pairs: BTreeMap<(usize, usize), Link>,
+    pairs: BTreeMap<(usize, usize), LinkModel>,
     /// How many hosts share a rack, and what is between racks besides.
-    racks: Option<(usize, Link)>,
+    racks: Option<(usize, LinkModel)>,
     work: MessageCosts,
     stragglers: Vec<Straggler>,
     shared: bool,
@@ -98,9 +98,9 @@ pub struct Network {
     cores: Option<usize>,
 }
 
-impl Network {
+impl NetworkModel {
     /// Ranks on hosts of their own, with links that are alike.
-    pub const fn new(world_size: usize, link: Link, work: MessageCosts) -> Self {
+    pub const fn new(world_size: usize, link: LinkModel, work: MessageCosts) -> Self {
         Self {
             world_size,
             ranks_per_host: 1,
@@ -118,20 +118,20 @@ impl Network {
 
     /// This many ranks share a host, at least one; `within` is the link between them.
     #[must_use]
-    pub fn on_hosts_of(self, ranks: usize, within: Link) -> Self {
+    pub fn on_hosts_of(self, ranks: usize, within: LinkModel) -> Self {
         Self { ranks_per_host: ranks.clamp(1, self.world_size.max(1)), within, ..self }
     }
 
     /// This many hosts share a rack, at least one. From rack to rack a byte is on its way for so much longer, and goes
     /// through the link of either rack, which its hosts [share](Self::with_shared_uplinks).
     #[must_use]
-    pub fn in_racks_of(self, hosts: usize, uplink: Link) -> Self {
+    pub fn in_racks_of(self, hosts: usize, uplink: LinkModel) -> Self {
         Self { racks: Some((hosts.max(1), uplink)), ..self }
     }
 
     /// The link from one host to another, by which their messages go instead of those of the hosts and their racks.
     #[must_use]
-    pub fn with_pair(mut self, from: usize, to: usize, link: Link) -> Self {
+    pub fn with_pair(mut self, from: usize, to: usize, link: LinkModel) -> Self {
         self.pairs.insert((from, to), link);
         self
     }
@@ -206,7 +206,7 @@ impl Network {
     }
 
     /// The link from one rank to another.
-    pub fn link(&self, from: usize, to: usize) -> Link {
+    pub fn link(&self, from: usize, to: usize) -> LinkModel {
         if self.ranks_per_host == 1 && self.pairs.is_empty() && self.racks.is_none() {
             return self.between;
         }
@@ -220,7 +220,7 @@ impl Network {
             return link;
         }
         match self.racks {
-            Some((_, uplink)) if self.rack_of(from) != self.rack_of(to) => Link {
+            Some((_, uplink)) if self.rack_of(from) != self.rack_of(to) => LinkModel {
                 latency: self.between.latency + uplink.latency,
                 byte: self.between.byte.max(uplink.byte),
             },
@@ -251,7 +251,7 @@ impl Network {
     }
 
     /// The one link that there is, if every rank is like every other.
-    pub(super) fn uniform(&self) -> Option<Link> {
+    pub(super) fn uniform(&self) -> Option<LinkModel> {
         let alike =
             self.stragglers.is_empty() && self.pairs.is_empty() && self.racks() == 1 && !self.is_shared();
         if !alike {

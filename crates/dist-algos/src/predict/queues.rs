@@ -7,7 +7,7 @@ use super::events::Events;
 use super::links::{Links, Look, Mark, Parcel};
 use super::mail::Mail;
 use super::wavefront::{Wanted, place_after};
-use super::{Method, Network, Prediction, Workload};
+use super::{Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, Error, Result, SendHalf, Step};
 
 /// Steps of all ranks together that are followed at most: a ring over 10⁴ ranks has 2·10⁸.
@@ -18,7 +18,7 @@ pub const QUEUE_STEPS_MAX: u64 = 250_000_000;
 ///
 /// # Errors
 /// If the schedules do not fit together, or have more than [`QUEUE_STEPS_MAX`] steps.
-pub fn queues<F, I>(plan: &Workload<'_, F>, network: &Network) -> Result<Prediction>
+pub fn queues<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Result<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -32,7 +32,7 @@ where
 ///
 /// # Errors
 /// As for [`queues`].
-pub fn timeline<F, I>(plan: &Workload<'_, F>, network: &Network) -> Result<Vec<Vec<f64>>>
+pub fn timeline<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Result<Vec<Vec<f64>>>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -128,7 +128,7 @@ struct Host {
 
 struct Queues<'a, F, I> {
     plan: &'a Workload<'a, F>,
-    network: &'a Network,
+    network: &'a NetworkModel,
     lanes: Vec<Lane<I>>,
     hosts: Vec<Host>,
     mail: Mail<Letter>,
@@ -147,7 +147,7 @@ where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
 {
-    fn new(plan: &'a Workload<'a, F>, network: &'a Network) -> Result<Self> {
+    fn new(plan: &'a Workload<'a, F>, network: &'a NetworkModel) -> Result<Self> {
         let world_size = network.world_size();
         let ranks = u32::try_from(world_size).map_err(|_| too_many())?;
         let lane = |rank: Rank| {

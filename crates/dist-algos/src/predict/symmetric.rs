@@ -4,7 +4,7 @@ use dist_transport::Rank;
 use smallvec::SmallVec;
 
 use super::clock::Clock;
-use super::{Link, MessageCosts, Method, Network, Prediction, Workload};
+use super::{LinkModel, MessageCosts, Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
 
 /// Predicts by following one rank, where every rank does the same: in each step all send as many chunks over the
@@ -13,7 +13,7 @@ use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
 ///
 /// Schedules are compared on some ranks only. So many chunks are taken to hold their share of the buffer, rounded up
 /// to a whole element; where the buffer cannot be cut evenly, that is off by at most an element per chunk.
-pub fn symmetric<F, I>(plan: &Workload<'_, F>, network: &Network) -> Option<Prediction>
+pub fn symmetric<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Option<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -32,7 +32,7 @@ where
     }
 }
 
-fn result<F, I>(lanes: &[Lane<'_, F, I>], network: &Network) -> Prediction {
+fn result<F, I>(lanes: &[Lane<'_, F, I>], network: &NetworkModel) -> Prediction {
     let sent_max = lanes.iter().map(|lane| lane.clock.sent).max().unwrap_or(0);
     let leaves = network.hosts() == network.world_size() && network.hosts() > 1;
     Prediction {
@@ -56,7 +56,7 @@ fn samples(world_size: usize) -> impl Iterator<Item = Rank> {
 
 struct Lane<'a, F, I> {
     plan: &'a Workload<'a, F>,
-    network: &'a Network,
+    network: &'a NetworkModel,
     rank: Rank,
     steps: I,
     clock: Clock,
@@ -69,13 +69,13 @@ where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
 {
-    fn new(plan: &'a Workload<'a, F>, network: &'a Network, rank: Rank) -> Self {
+    fn new(plan: &'a Workload<'a, F>, network: &'a NetworkModel, rank: Rank) -> Self {
         Self { plan, network, rank, steps: (plan.steps)(rank), clock: Clock::new((0.0, 1.0)), alone: 0 }
     }
 
     /// Does the next exchange as if the message that arrives were the own one. `None` at the end of the schedule,
     /// `Some(None)` if not every rank can do the same.
-    fn next_exchange(&mut self, link: Link) -> Option<Option<Shape>> {
+    fn next_exchange(&mut self, link: LinkModel) -> Option<Option<Shape>> {
         let work = self.network.work();
         self.alone = 0;
         loop {
@@ -106,7 +106,7 @@ where
     }
 
     /// Sends as many messages as it receives.
-    fn exchange(&mut self, messages: usize, bytes: u64, reduces: bool, link: Link, work: MessageCosts) {
+    fn exchange(&mut self, messages: usize, bytes: u64, reduces: bool, link: LinkModel, work: MessageCosts) {
         let mut pending = self.clock.begin();
         let sent: SmallVec<[_; 1]> =
             (0..messages).map(|_| self.clock.send(&mut pending, bytes, link, work)).collect();

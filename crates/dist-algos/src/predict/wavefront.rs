@@ -4,14 +4,14 @@ use dist_transport::Rank;
 
 use super::clock::{Clock, Message, Pending};
 use super::mail::Mail;
-use super::{Method, Network, Prediction, STEPS_MAX, Workload};
+use super::{Method, NetworkModel, Prediction, STEPS_MAX, Workload};
 use crate::{Chunks, Error, ReceiveHalf, Result, SendHalf, Step, Then};
 
 /// Predicts by following every rank, each in one go from one message that it has to wait for to the next.
 ///
 /// # Errors
 /// If the schedules do not fit together, or have more than [`STEPS_MAX`] steps.
-pub fn wavefront<F, I>(plan: &Workload<'_, F>, network: &Network) -> Result<Prediction>
+pub fn wavefront<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Result<Prediction>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -54,7 +54,7 @@ struct Wait {
 
 struct Front<'a, F, I> {
     plan: &'a Workload<'a, F>,
-    network: &'a Network,
+    network: &'a NetworkModel,
     lanes: Vec<Lane<I>>,
     mail: Mail<Message>,
     /// Whom each rank waits for: what every sender has to know, in as little memory as can be.
@@ -69,7 +69,7 @@ where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
 {
-    fn new(plan: &'a Workload<'a, F>, network: &'a Network) -> Result<Self> {
+    fn new(plan: &'a Workload<'a, F>, network: &'a NetworkModel) -> Result<Self> {
         let world_size = network.world_size();
         if u32::try_from(world_size).is_err() {
             return Err(too_many());

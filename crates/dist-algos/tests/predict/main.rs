@@ -5,7 +5,8 @@ mod schedules;
 mod simulated;
 
 use dist_algos::predict::{
-    self, Link, MessageCosts, Method, Network, Prediction, Straggler, queues, symmetric, timeline, wavefront,
+    self, LinkModel, MessageCosts, Method, NetworkModel, Prediction, Straggler, queues, symmetric, timeline,
+    wavefront,
 };
 use dist_algos::verify::Subject;
 use dist_algos::{AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear};
@@ -14,7 +15,7 @@ use rstest::rstest;
 use schedules::{Schedules, all_reduce, all_schedules, plan};
 
 /// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
-const LINK: Link = Link { latency: 8.0, byte: 2.0 };
+const LINK: LinkModel = LinkModel { latency: 8.0, byte: 2.0 };
 const NO_WORK: MessageCosts = MessageCosts::NONE;
 const WORK: MessageCosts =
     MessageCosts { send: 0.5, sent: 0.75, receive: 0.5, byte: 0.25, reduce: 1.5, ..NO_WORK };
@@ -39,7 +40,7 @@ fn links_alone_cost_what_is_computed_by_hand(
 ) {
     let schedules = all_reduce(algorithm);
     let plan = plan(&schedules, algorithm.chunks(world_size), 64);
-    let network = Network::new(world_size, LINK, NO_WORK);
+    let network = NetworkModel::new(world_size, LINK, NO_WORK);
     assert_close(predict::predict(&plan, &network).unwrap().seconds, seconds, algorithm.name());
 }
 
@@ -62,7 +63,7 @@ fn links_alone_cost_what_is_computed_by_hand(
 fn a_rank_works_while_bytes_are_on_their_way(#[case] work: MessageCosts, #[case] seconds: f64) {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
-    let network = Network::new(2, LINK, work);
+    let network = NetworkModel::new(2, LINK, work);
     assert_close(wavefront(&plan, &network).unwrap().seconds, seconds, "wavefront");
     assert_close(queues(&plan, &network).unwrap().seconds, seconds, "queues");
 }
@@ -70,7 +71,7 @@ fn a_rank_works_while_bytes_are_on_their_way(#[case] work: MessageCosts, #[case]
 #[test]
 fn latencies_of_messages_that_follow_one_another_are_not_added_up() {
     let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0)));
-    let network = Network::new(9, LINK, NO_WORK);
+    let network = NetworkModel::new(9, LINK, NO_WORK);
     // Eight chunks of one byte leave one after the other; the last is on its way for 8 s more.
     assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "scatter");
     let schedules: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0)));
@@ -82,7 +83,7 @@ fn latencies_of_messages_that_follow_one_another_are_not_added_up() {
 fn messages_that_are_under_way_together_wait_for_each_other_only_on_the_link() {
     let schedule =
         |algorithm: AllToAll| -> Schedules { Box::new(move |rank| Box::new(algorithm.schedule(rank))) };
-    let network = Network::new(5, LINK, NO_WORK);
+    let network = NetworkModel::new(5, LINK, NO_WORK);
     let seconds = |algorithm| wavefront(&plan(&schedule(algorithm), 5, 50), &network).unwrap().seconds;
     assert_close(seconds(AllToAll::Pairwise), 4.0 * (20.0 + 8.0), "one by one");
     assert_close(seconds(AllToAll::Windowed), 4.0 * 20.0 + 8.0, "together");
@@ -94,7 +95,7 @@ fn one_rank_stands_for_all_only_where_that_is_what_following_all_gives() {
     for world_size in (2..=40).chain([64, 100, 127, 128]) {
         for (name, parts, schedules) in all_schedules(world_size) {
             let plan = plan(&schedules, parts, 64 * parts);
-            let network = Network::new(world_size, LINK, WORK);
+            let network = NetworkModel::new(world_size, LINK, WORK);
             let all = wavefront(&plan, &network).unwrap();
             if let Some(one) = symmetric(&plan, &network) {
                 assert_close(one.seconds, all.seconds, &format!("{name} of {world_size}"));
@@ -123,7 +124,7 @@ fn what_cannot_be_cut_evenly_is_predicted_to_within_an_element_per_chunk() {
     for world_size in [5, 16, 37] {
         for (name, parts, schedules) in all_schedules(world_size) {
             let plan = plan(&schedules, parts, 1000);
-            let network = Network::new(world_size, LINK, NO_WORK);
+            let network = NetworkModel::new(world_size, LINK, NO_WORK);
             let all = wavefront(&plan, &network).unwrap().seconds;
             if let Some(one) = symmetric(&plan, &network) {
                 let off = (one.seconds - all).abs();
@@ -136,9 +137,10 @@ fn what_cannot_be_cut_evenly_is_predicted_to_within_an_element_per_chunk() {
 #[test]
 fn queues_that_nobody_else_waits_in_change_nothing() {
     for world_size in [1, 2, 3, 7, 12, 16, 33] {
-        let within = Link { latency: 1.0, byte: 0.5 };
+        let within = LinkModel { latency: 1.0, byte: 0.5 };
         let straggler = Straggler { rank: world_size - 1, late: 3.0, pace: 2.0 };
-        let network = Network::new(world_size, LINK, WORK).on_hosts_of(3, within).with_straggler(straggler);
+        let network =
+            NetworkModel::new(world_size, LINK, WORK).on_hosts_of(3, within).with_straggler(straggler);
         for (name, parts, schedules) in all_schedules(world_size) {
             let plan = plan(&schedules, parts, 1000);
             let one_by_one = queues(&plan, &network).unwrap();
@@ -156,8 +158,8 @@ fn ranks_that_share_a_link_wait_for_one_another() {
     // Eight ranks on two hosts; in the last round every rank exchanges 64 bytes with one of the other host.
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
-    let within = Link { latency: 0.0, byte: 0.0 };
-    let network = Network::new(8, LINK, NO_WORK).on_hosts_of(4, within);
+    let within = LinkModel { latency: 0.0, byte: 0.0 };
+    let network = NetworkModel::new(8, LINK, NO_WORK).on_hosts_of(4, within);
     assert_close(predict::predict(&plan, &network).unwrap().seconds, 8.0 + 128.0, "own links");
     let shared = predict::predict(&plan, &network.with_shared_uplinks()).unwrap();
     assert_eq!(shared.engine, Method::Queues);
@@ -170,21 +172,21 @@ fn hosts_of_a_rack_share_its_link_and_a_pair_of_hosts_its_own() {
     // Two racks of two hosts; in the last round every rank exchanges 64 bytes with one of the other rack.
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
-    let racks = Network::new(4, LINK, NO_WORK).in_racks_of(2, Link { latency: 100.0, byte: 3.0 });
+    let racks = NetworkModel::new(4, LINK, NO_WORK).in_racks_of(2, LinkModel { latency: 100.0, byte: 3.0 });
     assert_eq!((racks.racks(), racks.link(0, 1), racks.link(1, 2).latency), (2, LINK, 108.0));
-    let seconds = |network: &Network| predict::predict(&plan, network).unwrap().seconds;
+    let seconds = |network: &NetworkModel| predict::predict(&plan, network).unwrap().seconds;
     let within = 8.0 + 128.0;
     assert_close(seconds(&racks), within + 108.0 + 3.0 * 64.0, "each rank its own");
     let shared = racks.with_shared_uplinks();
     assert_close(seconds(&shared), within + 108.0 + 2.0 * 3.0 * 64.0, "one for both");
     // Ranks 0 and 2 have the one of the racks to themselves when 1 and 3 do not use it.
-    let direct = Link { latency: 0.0, byte: 1.0 };
+    let direct = LinkModel { latency: 0.0, byte: 1.0 };
     let paired = shared.with_pair(1, 3, direct).with_pair(3, 1, direct);
     assert_close(seconds(&paired), within + 108.0 + 3.0 * 64.0, "one past it");
 }
 
 /// When each rank has done its last step.
-fn ends(schedules: &Schedules, parts: usize, bytes: usize, network: &Network) -> Vec<f64> {
+fn ends(schedules: &Schedules, parts: usize, bytes: usize, network: &NetworkModel) -> Vec<f64> {
     let times = timeline(&plan(schedules, parts, bytes), network).unwrap();
     times.iter().map(|times| *times.last().unwrap()).collect()
 }
@@ -199,7 +201,7 @@ fn messages_of_one_rank_to_others_share_its_link_as_far_as_sockets_take_them(
     #[case] expected: [f64; 3],
 ) {
     let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0)));
-    let network = Network::new(3, LINK, NO_WORK).with_shared_uplinks().with_window(window);
+    let network = NetworkModel::new(3, LINK, NO_WORK).with_shared_uplinks().with_window(window);
     for (end, expected) in ends(&schedules, 3, 30, &network).into_iter().zip(expected) {
         assert_close(end, expected, "a rank's end");
     }
@@ -208,7 +210,7 @@ fn messages_of_one_rank_to_others_share_its_link_as_far_as_sockets_take_them(
 #[test]
 fn messages_to_one_rank_share_the_link_to_it_and_those_of_a_connection_keep_their_order() {
     let gather: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0)));
-    let network = Network::new(3, LINK, NO_WORK).with_shared_uplinks();
+    let network = NetworkModel::new(3, LINK, NO_WORK).with_shared_uplinks();
     assert_eq!(ends(&gather, 3, 30, &network), [48.0, 40.0, 40.0]);
     // Two messages to the same rank: the second one's first byte follows the first one's last.
     let twice: Schedules = Box::new(|rank| match rank.index() {
@@ -228,8 +230,8 @@ fn messages_to_one_rank_share_the_link_to_it_and_those_of_a_connection_keep_thei
 fn ranks_that_share_a_core_take_turns() {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
-    let free = Link { latency: 0.0, byte: 0.0 };
-    let network = Network::new(2, free, MessageCosts { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
+    let free = LinkModel { latency: 0.0, byte: 0.0 };
+    let network = NetworkModel::new(2, free, MessageCosts { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
     assert_close(wavefront(&plan, &network).unwrap().seconds, 128.0, "a core each");
     assert_close(predict::predict(&plan, &network.with_cores(1)).unwrap().seconds, 256.0, "one core");
 }
@@ -238,7 +240,7 @@ fn ranks_that_share_a_core_take_turns() {
 fn a_late_rank_delays_those_who_need_it_and_a_slow_one_does_more_work() {
     let schedules = all_reduce(AllReduce::Ring);
     let plan = plan(&schedules, 16, 1600);
-    let network = Network::new(16, LINK, WORK);
+    let network = NetworkModel::new(16, LINK, WORK);
     let on_time = wavefront(&plan, &network).unwrap().seconds;
     let straggler = |late, pace| network.clone().with_straggler(Straggler { rank: 5, late, pace });
     assert_close(wavefront(&plan, &straggler(1e6, 1.0)).unwrap().seconds, 1e6 + on_time, "late");
@@ -251,7 +253,8 @@ fn a_late_rank_delays_those_who_need_it_and_a_slow_one_does_more_work() {
 fn a_pair_of_hosts_may_have_its_own_link() {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);
-    let network = Network::new(4, LINK, NO_WORK).with_pair(1, 0, Link { latency: 100.0, byte: 2.0 });
+    let network =
+        NetworkModel::new(4, LINK, NO_WORK).with_pair(1, 0, LinkModel { latency: 100.0, byte: 2.0 });
     // Ranks 0 and 1 exchange first, and only the one way is long.
     assert_close(wavefront(&plan, &network).unwrap().seconds, 100.0 + 128.0 + 8.0 + 128.0, "one way");
 }
@@ -263,7 +266,8 @@ fn as_many_bytes_are_predicted_as_the_verifier_counts() {
             let schedules = all_reduce(algorithm);
             let parts = algorithm.chunks(world_size);
             let predicted =
-                wavefront(&plan(&schedules, parts, 1000), &Network::new(world_size, LINK, WORK)).unwrap();
+                wavefront(&plan(&schedules, parts, 1000), &NetworkModel::new(world_size, LINK, WORK))
+                    .unwrap();
             let report = Subject::AllReduce(algorithm).prove(world_size, 0).unwrap();
             let partition = Partition::new(1000, 1, parts).unwrap();
             let sent = (0..world_size).map(|rank| report.traffic(rank, &partition, None).bytes_sent);
@@ -275,7 +279,7 @@ fn as_many_bytes_are_predicted_as_the_verifier_counts() {
 
 #[test]
 fn schedules_that_do_not_fit_together_are_refused() {
-    let network = Network::new(3, LINK, WORK);
+    let network = NetworkModel::new(3, LINK, WORK);
     let waits: Schedules = Box::new(|rank| {
         let receive = ReceiveHalf::replace(rank.left().index(), Chunks::one(0));
         Box::new(std::iter::once(Step::receive(receive)))
@@ -294,7 +298,7 @@ fn a_ring_of_a_hundred_thousand_ranks_is_followed_on_one() {
     let world_size = 100_000;
     let schedules = all_reduce(AllReduce::Ring);
     let plan = plan(&schedules, world_size, 10 * world_size);
-    let prediction = predict::predict(&plan, &Network::new(world_size, LINK, NO_WORK)).unwrap();
+    let prediction = predict::predict(&plan, &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Symmetric);
     assert_close(prediction.seconds, 2.0 * 99_999.0 * 28.0, "ring");
 }
@@ -304,7 +308,7 @@ fn a_tree_of_thirty_thousand_ranks_is_followed_on_all() {
     let world_size = 30_000;
     let schedules: Schedules = Box::new(|rank| Box::new(Broadcast::Binomial.schedule(rank, 0)));
     let prediction =
-        predict::predict(&plan(&schedules, 1, 10), &Network::new(world_size, LINK, NO_WORK)).unwrap();
+        predict::predict(&plan(&schedules, 1, 10), &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Wavefront);
     // The deepest rank gets it by 14 messages, and one had to wait for another to leave.
     assert_close(prediction.seconds, 14.0 * 28.0 + 20.0, "binomial");

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use dist_algos::predict::{Link, MessageCosts, Network, queues};
+use dist_algos::predict::{LinkModel, MessageCosts, NetworkModel, queues};
 use dist_algos::{Memory, Partition, Scratch, run};
 use dist_transport::Transport;
 use dist_transport::sim::{self, SimTransport};
@@ -39,10 +39,10 @@ const HOST_NS: u64 = 300;
 const RACK_NS: u64 = 1000;
 
 fn predicted(schedules: &Schedules, parts: usize, bytes: usize, world_size: usize, shape: Shape) -> Duration {
-    let link = |ns: u64, byte: f64| Link { latency: 2.0 * ns as f64 * NS, byte: byte * NS };
+    let link = |ns: u64, byte: f64| LinkModel { latency: 2.0 * ns as f64 * NS, byte: byte * NS };
     let [host_ns, rack_ns] = shape.ns();
-    let network = Network::new(world_size, link(host_ns, 2.0), MessageCosts::NONE)
-        .on_hosts_of(shape.ranks_per_host, Link { latency: 0.0, byte: 0.0 })
+    let network = NetworkModel::new(world_size, link(host_ns, 2.0), MessageCosts::NONE)
+        .on_hosts_of(shape.ranks_per_host, LinkModel { latency: 0.0, byte: 0.0 })
         .in_racks_of(shape.hosts_per_rack, link(rack_ns, 5.0))
         .with_shared_uplinks();
     let prediction = queues(&plan(schedules, parts, bytes), &network).unwrap();

@@ -1,6 +1,6 @@
 //! The algorithms of each operation, ready to be predicted.
 
-use dist_algos::predict::{self, Network, Prediction, STEPS_MAX, Workload};
+use dist_algos::predict::{self, NetworkModel, Prediction, STEPS_MAX, Workload};
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
     ReduceScatter, Scan, Scatter, Step,
@@ -114,7 +114,7 @@ impl Candidate<'_> {
         Workload { steps, buffer: self.buffer, input: Some(self.buffer) }
     }
 
-    fn network(&self, world: &World) -> Network {
+    fn network(&self, world: &World) -> NetworkModel {
         world.network(self.steps, self.memory)
     }
 }

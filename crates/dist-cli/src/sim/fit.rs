@@ -1,6 +1,6 @@
 //! The network under which predictions come closest to what was measured.
 
-use dist_algos::predict::{Link, MessageCosts};
+use dist_algos::predict::{LinkModel, MessageCosts};
 
 use super::model::Model;
 
@@ -55,7 +55,7 @@ fn model(point: &Point, known: Known) -> Model {
     let Known { cores, shared, .. } = known;
     let reduce = known.reduce.unwrap_or(reduce);
     Model {
-        link: Link { latency, byte },
+        link: LinkModel { latency, byte },
         work: MessageCosts { send, sent, receive, byte: copy, reduce, twice: bytes(twice), shared },
         far,
         call,

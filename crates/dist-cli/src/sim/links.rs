@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dist_algos::predict::Link;
+use dist_algos::predict::LinkModel;
 
 use crate::Error;
 use crate::quantity;
@@ -13,7 +13,7 @@ use crate::quantity;
 pub(super) struct Pair {
     pub(super) from: usize,
     pub(super) to: usize,
-    pub(super) link: Link,
+    pub(super) link: LinkModel,
 }
 
 /// What a file says about hosts that there are so many of.
@@ -41,7 +41,7 @@ fn parse(line: &str, hosts: usize) -> Result<Vec<Pair>, String> {
     let [pair, latency, bandwidth] = words[..] else {
         return Err("a link is two hosts, a latency and a bandwidth, as in 0-1 50ms 100Mbps".to_owned());
     };
-    let link = Link { latency: quantity::time(latency)?, byte: quantity::speed(bandwidth)? };
+    let link = LinkModel { latency: quantity::time(latency)?, byte: quantity::speed(bandwidth)? };
     let host = |text: &str| match text.parse() {
         Ok(host) if host < hosts => Ok(host),
         Ok(host) => Err(format!("there is no host {host} among {hosts}")),
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_line_is_one_direction_or_both() {
-        let link = Link { latency: 0.05, byte: 1.0 / 12.5e6 };
+        let link = LinkModel { latency: 0.05, byte: 1.0 / 12.5e6 };
         let (there, back) = (Pair { from: 0, to: 2, link }, Pair { from: 2, to: 0, link });
         assert_eq!(parse("0-2 50ms 100Mbps", 3), Ok(vec![there, back]));
         assert_eq!(parse("2>0  50ms\t100Mbps", 3), Ok(vec![back]));

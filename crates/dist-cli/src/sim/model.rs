@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dist_algos::predict::{Link, MessageCosts};
+use dist_algos::predict::{LinkModel, MessageCosts};
 use dist_collectives::{KeptCosts, World};
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use crate::quantity::rounded;
 /// A network whose links and ranks are alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Model {
-    pub(super) link: Link,
+    pub(super) link: LinkModel,
     pub(super) work: MessageCosts,
     /// How many times as long it takes to send or receive a byte that is in no cache.
     pub(super) far: f64,
@@ -82,7 +82,7 @@ impl Model {
         };
         let seconds = |picoseconds: u64| picoseconds as f64 * 1e-12;
         Ok(Self {
-            link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
+            link: LinkModel { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
             work: MessageCosts { reduce: seconds(costs.reduced_byte_ps), ..MessageCosts::NONE },
             far: near(),
             call: 0.0,
@@ -147,7 +147,7 @@ impl Model {
             return Err("cores is 0".to_owned());
         }
         Ok(Self {
-            link: Link { latency: latency_us * 1e-6, byte: byte_ns * 1e-9 },
+            link: LinkModel { latency: latency_us * 1e-6, byte: byte_ns * 1e-9 },
             work: MessageCosts {
                 send: send_us * 1e-6,
                 sent: sent_us * 1e-6,
@@ -169,7 +169,7 @@ impl Model {
 impl Default for Model {
     fn default() -> Self {
         Self {
-            link: Link { latency: 5e-6, byte: 0.1e-9 },
+            link: LinkModel { latency: 5e-6, byte: 0.1e-9 },
             work: MessageCosts {
                 send: 2e-6,
                 sent: 0.0,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dist_algos::predict::{Link, MessageCosts, Network, QUEUE_STEPS_MAX, Straggler};
+use dist_algos::predict::{LinkModel, MessageCosts, NetworkModel, QUEUE_STEPS_MAX, Straggler};
 use dist_algos::{CostModel, Hosts, Placement};
 
 use super::links;
@@ -66,9 +66,9 @@ pub(super) struct WorldArguments {
 #[derive(Debug)]
 pub(super) struct World {
     /// As it is, which takes time to follow if there is something that ranks share.
-    exact: Network,
+    exact: NetworkModel,
     /// With an equal part of the link of its host for each rank, where ranks share it.
-    parted: Option<Network>,
+    parted: Option<NetworkModel>,
     /// Who shares a host, if there are hosts with several ranks and others.
     hosts: Option<Hosts>,
     model: Model,
@@ -109,7 +109,7 @@ impl WorldArguments {
         let network = |shared: bool| {
             let part = |link, users| if shared { link } else { part_of(link, users) };
             let host = part(model.link, each);
-            let mut network = Network::new(ranks, host, model.work).on_hosts_of(each, within);
+            let mut network = NetworkModel::new(ranks, host, model.work).on_hosts_of(each, within);
             if let Some(count) = hosts_per_rack {
                 network = network.in_racks_of(count, part(self.rack(), each * count));
             }
@@ -125,7 +125,7 @@ impl WorldArguments {
         let shares = hosts > 1 && ranks <= if several { SHARED_RANKS_MAX } else { ALONE_RANKS_MAX };
         let exact = network(shares);
         let exact = if shares { exact.with_shared_uplinks().with_window(model.window) } else { exact };
-        let exact = cores.filter(|&cores| cores < each).into_iter().fold(exact, Network::with_cores);
+        let exact = cores.filter(|&cores| cores < each).into_iter().fold(exact, NetworkModel::with_cores);
         let name = |rank: usize| (rank / each) as u64;
         let hosts = several.then(|| Hosts::new(&(0..ranks).map(name).collect::<Vec<_>>()));
         let parted = (shares && cores.is_none()).then(|| network(false));
@@ -141,7 +141,7 @@ impl WorldArguments {
         match &self.model {
             Some(path) => Model::read(path, ranks),
             None => Ok(Model {
-                link: Link { latency: self.latency, byte: self.bandwidth },
+                link: LinkModel { latency: self.latency, byte: self.bandwidth },
                 work: MessageCosts {
                     send: self.overhead,
                     sent: 0.0,
@@ -165,16 +165,16 @@ impl WorldArguments {
     }
 
     /// What is between racks beside what is between hosts.
-    const fn rack(&self) -> Link {
-        Link { latency: self.rack_latency, byte: self.rack_bandwidth }
+    const fn rack(&self) -> LinkModel {
+        LinkModel { latency: self.rack_latency, byte: self.rack_bandwidth }
     }
 
     /// What is between ranks of one of so many hosts. What was measured was measured on one host, if there is only one here.
-    const fn within(&self, model: &Model, hosts: usize) -> Link {
+    const fn within(&self, model: &Model, hosts: usize) -> LinkModel {
         if self.model.is_some() && hosts == 1 {
             return model.link;
         }
-        Link { latency: self.local_latency, byte: self.local_bandwidth }
+        LinkModel { latency: self.local_latency, byte: self.local_bandwidth }
     }
 
     /// The ranks of one host by themselves, and one rank of every host, to which a part of each link belongs.
@@ -193,13 +193,13 @@ impl WorldArguments {
         let world = self.of(ranks)?;
         let (model, hosts) = (self.model(ranks)?, world.hosts());
         let each = ranks / hosts;
-        let single = |exact: Network, link: Link| {
+        let single = |exact: NetworkModel, link: LinkModel| {
             let model = Model { link, ..model };
             World { exact, parted: None, hosts: None, model, costs: costs(&model) }
         };
         let (within, part) = (self.within(&model, hosts), part_of(model.link, each));
-        let inside = Network::new(each, within, model.work);
-        let mut across = Network::new(hosts, part, model.work);
+        let inside = NetworkModel::new(each, within, model.work);
+        let mut across = NetworkModel::new(hosts, part, model.work);
         if let Some(count) = self.hosts_per_rack(hosts)? {
             across = across.in_racks_of(count, part_of(self.rack(), each * count));
         }
@@ -208,21 +208,21 @@ impl WorldArguments {
 }
 
 /// What is left of a link for each of so many.
-fn part_of(link: Link, users: usize) -> Link {
-    Link { byte: link.byte * users as f64, ..link }
+fn part_of(link: LinkModel, users: usize) -> LinkModel {
+    LinkModel { byte: link.byte * users as f64, ..link }
 }
 
 impl World {
     /// So many ranks on one host, or each on its own, as a model has it.
     pub(super) fn like(ranks: usize, model: &Model, apart: bool) -> Self {
-        let network = Network::new(ranks, model.link, model.work);
+        let network = NetworkModel::new(ranks, model.link, model.work);
         let network = if apart {
             network.with_shared_uplinks().with_window(model.window)
         } else {
             network.on_hosts_of(ranks, model.link)
         };
         let cores = model.cores.filter(|&cores| !apart && cores < ranks);
-        let exact = cores.into_iter().fold(network, Network::with_cores);
+        let exact = cores.into_iter().fold(network, NetworkModel::with_cores);
         Self { exact, parted: None, hosts: None, model: *model, costs: costs(model) }
     }
 
@@ -256,7 +256,7 @@ impl World {
     }
 
     /// The network that about so many steps can be followed on, with ranks that have so much memory each.
-    pub(super) fn network(&self, steps: u64, memory: usize) -> Network {
+    pub(super) fn network(&self, steps: u64, memory: usize) -> NetworkModel {
         let network = match &self.parted {
             Some(parted) if steps > QUEUE_STEPS_MAX / 10 => parted,
             _ => &self.exact,
