@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::network::{Way, Wire};
+use super::network::{Wire, WirePath};
 
 /// All connections that there have been.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Links {
 #[derive(Debug)]
 struct Connection {
     /// The wires that it goes through, and how long a byte takes on each.
-    way: Way<usize>,
+    path: WirePath<usize>,
     /// How long each byte takes the sender.
     pace: f64,
     /// How many of all bytes have left, when, and how long the next ones take.
@@ -37,14 +37,14 @@ struct Connection {
     /// How many are to leave.
     given: f64,
     /// What happens when so many have left, in this order.
-    marks: VecDeque<(f64, Mark)>,
+    milestones: VecDeque<(f64, Milestone)>,
     /// Which of the times that were noted holds.
     version: u32,
 }
 
 /// What happens to a message when enough has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum Milestone {
     /// Its first byte leaves.
     First(u32),
     /// Its sender may go on.
@@ -55,14 +55,14 @@ pub(super) enum Mark {
 
 /// When a connection is to be looked at.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct LinkCheck {
     pub(super) connection: u32,
     version: u32,
 }
 
 /// A message that is given to a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parcel {
+pub(super) struct Transmission {
     pub(super) message: u32,
     pub(super) ends: (u32, u32),
     pub(super) bytes: u64,
@@ -85,24 +85,25 @@ impl Links {
     /// Gives a message to the connection of its ends, which goes this way; notes when to look at connections.
     pub(super) fn give(
         &mut self,
-        parcel: Parcel,
-        way: impl FnOnce() -> Way<Wire>,
+        transmission: Transmission,
+        path: impl FnOnce() -> WirePath<Wire>,
         time: f64,
-        note: &mut impl FnMut(f64, Look),
+        note: &mut impl FnMut(f64, LinkCheck),
     ) {
-        let at = self.connection(&parcel, way);
+        let at = self.connection(&transmission, path);
         self.settle(at, time);
         let connection = &mut self.connections[at];
         let begins = connection.given;
-        let ends = begins + parcel.bytes as f64;
-        let was_idle = connection.marks.is_empty();
+        let ends = begins + transmission.bytes as f64;
+        let was_idle = connection.milestones.is_empty();
         connection.given = ends;
-        connection.pace = parcel.pace;
-        connection.mark(begins, Mark::First(parcel.message));
-        connection.mark((ends - self.window).max(connection.left), Mark::Accepted(parcel.message));
-        connection.mark(ends, Mark::Last(parcel.message));
+        connection.pace = transmission.pace;
+        connection.milestone(begins, Milestone::First(transmission.message));
+        connection
+            .milestone((ends - self.window).max(connection.left), Milestone::Accepted(transmission.message));
+        connection.milestone(ends, Milestone::Last(transmission.message));
         if was_idle {
-            for &(wire, _) in &connection.way {
+            for &(wire, _) in &connection.path {
                 self.users[wire].push(at);
                 self.changed.push(wire);
             }
@@ -111,20 +112,26 @@ impl Links {
     }
 
     /// What has happened on a connection by now, if this is when to look at it; notes when to look again.
-    pub(super) fn look(&mut self, look: Look, time: f64, note: &mut impl FnMut(f64, Look)) -> Vec<Mark> {
+    pub(super) fn look(
+        &mut self,
+        look: LinkCheck,
+        time: f64,
+        note: &mut impl FnMut(f64, LinkCheck),
+    ) -> Vec<Milestone> {
         let at = look.connection as usize;
         let connection = &mut self.connections[at];
         if connection.version != look.version {
             return Vec::new();
         }
-        let Some(&(target, _)) = connection.marks.front() else { return Vec::new() };
+        let Some(&(target, _)) = connection.milestones.front() else { return Vec::new() };
         (connection.left, connection.since) = (target, time);
         let mut happened = Vec::new();
-        while let Some((_, mark)) = connection.marks.pop_front_if(|mark| mark.0 <= target) {
-            happened.push(mark);
+        while let Some((_, milestone)) = connection.milestones.pop_front_if(|milestone| milestone.0 <= target)
+        {
+            happened.push(milestone);
         }
-        if connection.marks.is_empty() {
-            for &(wire, _) in &connection.way {
+        if connection.milestones.is_empty() {
+            for &(wire, _) in &connection.path {
                 self.users[wire].retain(|&other| other != at);
                 self.changed.push(wire);
             }
@@ -140,7 +147,7 @@ impl Links {
     }
 
     /// Divides the wires anew that others use than before; notes when to look at connections.
-    pub(super) fn share(&mut self, time: f64, note: &mut impl FnMut(f64, Look)) {
+    pub(super) fn share(&mut self, time: f64, note: &mut impl FnMut(f64, LinkCheck)) {
         let mut changed = std::mem::take(&mut self.changed);
         changed.sort_unstable();
         changed.dedup();
@@ -150,7 +157,7 @@ impl Links {
         for at in concerned {
             let connection = &self.connections[at];
             let part = |&(wire, byte): &(usize, f64)| byte * self.users[wire].len() as f64;
-            let byte = connection.way.iter().map(part).fold(connection.pace, f64::max);
+            let byte = connection.path.iter().map(part).fold(connection.pace, f64::max);
             if byte != connection.byte {
                 self.settle(at, time);
                 self.connections[at].byte = byte;
@@ -160,17 +167,18 @@ impl Links {
     }
 
     /// The connection that a message goes by.
-    fn connection(&mut self, parcel: &Parcel, way: impl FnOnce() -> Way<Wire>) -> usize {
-        if let Some(&at) = self.between.get(&parcel.ends) {
+    fn connection(&mut self, transmission: &Transmission, path: impl FnOnce() -> WirePath<Wire>) -> usize {
+        if let Some(&at) = self.between.get(&transmission.ends) {
             return at;
         }
-        let way: Way<usize> = way().into_iter().map(|(wire, byte)| (self.place(wire), byte)).collect();
-        let byte = way.iter().map(|&(_, byte)| byte).fold(parcel.pace, f64::max);
-        let (pace, marks) = (parcel.pace, VecDeque::new());
-        let connection = Connection { way, pace, left: 0.0, since: 0.0, byte, given: 0.0, marks, version: 0 };
+        let path: WirePath<usize> = path().into_iter().map(|(wire, byte)| (self.place(wire), byte)).collect();
+        let byte = path.iter().map(|&(_, byte)| byte).fold(transmission.pace, f64::max);
+        let (pace, milestones) = (transmission.pace, VecDeque::new());
+        let connection =
+            Connection { path, pace, left: 0.0, since: 0.0, byte, given: 0.0, milestones, version: 0 };
         self.connections.push(connection);
         let at = self.connections.len() - 1;
-        self.between.insert(parcel.ends, at);
+        self.between.insert(transmission.ends, at);
         at
     }
 
@@ -185,27 +193,27 @@ impl Links {
     /// Brings what has left up to date.
     fn settle(&mut self, at: usize, time: f64) {
         let connection = &mut self.connections[at];
-        if !connection.marks.is_empty() && connection.byte > 0.0 {
+        if !connection.milestones.is_empty() && connection.byte > 0.0 {
             connection.left += (time - connection.since) / connection.byte;
         }
         connection.since = time;
     }
 
     /// Notes when the next mark of a connection is come to.
-    fn look_next(&mut self, at: usize, note: &mut impl FnMut(f64, Look)) {
+    fn look_next(&mut self, at: usize, note: &mut impl FnMut(f64, LinkCheck)) {
         let connection = &mut self.connections[at];
-        let Some(&(target, _)) = connection.marks.front() else { return };
+        let Some(&(target, _)) = connection.milestones.front() else { return };
         connection.version = connection.version.wrapping_add(1);
         let time = connection.since + (target - connection.left).max(0.0) * connection.byte;
         let number = u32::try_from(at).expect("there are fewer connections than messages");
-        note(time, Look { connection: number, version: connection.version });
+        note(time, LinkCheck { connection: number, version: connection.version });
     }
 }
 
 impl Connection {
     /// Puts a mark after those that are come to sooner.
-    fn mark(&mut self, target: f64, mark: Mark) {
-        let place = self.marks.iter().rposition(|other| other.0 <= target).map_or(0, |place| place + 1);
-        self.marks.insert(place, (target, mark));
+    fn milestone(&mut self, target: f64, milestone: Milestone) {
+        let place = self.milestones.iter().rposition(|other| other.0 <= target).map_or(0, |place| place + 1);
+        self.milestones.insert(place, (target, milestone));
     }
 }

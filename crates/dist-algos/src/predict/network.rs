@@ -74,7 +74,7 @@ pub(super) enum Wire {
 }
 
 /// What a message goes through, one after the other, and how long a byte takes on each.
-pub(super) type Way<W> = SmallVec<[(W, f64); 4]>;
+pub(super) type WirePath<W> = SmallVec<[(W, f64); 4]>;
 
 /// The ranks of a world, the hosts and racks that they are in, and the links between them.
 ///
@@ -229,19 +229,19 @@ impl NetworkModel {
     }
 
     /// What a message from one host to another goes through.
-    pub(super) fn way(&self, from: usize, to: usize) -> Way<Wire> {
-        let mut way = Way::new();
+    pub(super) fn path(&self, from: usize, to: usize) -> WirePath<Wire> {
+        let mut path = WirePath::new();
         if let Some(link) = self.pairs.get(&(from, to)) {
-            way.push((Wire::Between(from, to), link.byte));
-            return way;
+            path.push((Wire::Between(from, to), link.byte));
+            return path;
         }
-        way.push((Wire::FromHost(from), self.between.byte));
+        path.push((Wire::FromHost(from), self.between.byte));
         let (out, into) = (self.rack_of(from), self.rack_of(to));
         if let Some((_, uplink)) = self.racks.filter(|_| out != into) {
-            way.extend([Wire::FromRack(out), Wire::ToRack(into)].map(|wire| (wire, uplink.byte)));
+            path.extend([Wire::FromRack(out), Wire::ToRack(into)].map(|wire| (wire, uplink.byte)));
         }
-        way.push((Wire::ToHost(to), self.between.byte));
-        way
+        path.push((Wire::ToHost(to), self.between.byte));
+        path
     }
 
     /// How much later than others a rank begins, and how many times as long its work takes.

@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::clock::Message;
 use super::events::Events;
-use super::links::{Links, Look, Mark, Parcel};
+use super::links::{LinkCheck, Links, Milestone, Transmission};
 use super::mail::Mail;
 use super::wavefront::{Wanted, place_after};
 use super::{Method, NetworkModel, Prediction, Workload};
@@ -53,7 +53,7 @@ enum What {
     /// A message comes to the link out of its host.
     Leaves(u32),
     /// Something happens on a link.
-    Look(Look),
+    LinkCheck(LinkCheck),
     /// Links are divided among those who use them now.
     Share,
     /// The first byte of a message comes to its receiver.
@@ -74,7 +74,7 @@ enum Letter {
 /// A message on a link that others share.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
-    parcel: Parcel,
+    transmission: Transmission,
     latency: f64,
     /// When its first byte came.
     first: f64,
@@ -186,7 +186,7 @@ where
                 What::Ready(rank) => self.step(rank as usize, time)?,
                 What::Read(rank, letter) => self.read(rank as usize, time, letter),
                 What::Leaves(flight) => self.leave(flight, time),
-                What::Look(look) => self.look_at_link(look, time),
+                What::LinkCheck(look) => self.look_at_link(look, time),
                 What::Share => self.share(time),
                 What::Comes(flight) => self.come(flight, time)?,
                 What::Arrived(flight) => self.arrived(flight, time),
@@ -288,9 +288,9 @@ where
         let ends = (number(rank), number(send.to));
         if self.network.shares_link(rank, send.to) {
             let message = u32::try_from(self.flights.len()).map_err(|_| too_many())?;
-            let parcel = Parcel { message, ends, bytes, pace: work.byte * lane.pace };
+            let transmission = Transmission { message, ends, bytes, pace: work.byte * lane.pace };
             let latency = link.latency;
-            self.flights.push(Flight { parcel, latency, first: 0.0, last: None, read: None });
+            self.flights.push(Flight { transmission, latency, first: 0.0, last: None, read: None });
             self.note(begins, What::Leaves(message));
             return Ok(());
         }
@@ -307,11 +307,11 @@ where
 
     /// A message gets to the link out of its host.
     fn leave(&mut self, flight: u32, time: f64) {
-        let parcel = self.flights[flight as usize].parcel;
+        let transmission = self.flights[flight as usize].transmission;
         let host = |rank: u32| self.network.host_of(rank as usize);
-        let (from, to) = (host(parcel.ends.0), host(parcel.ends.1));
+        let (from, to) = (host(transmission.ends.0), host(transmission.ends.1));
         let mut looks = Vec::new();
-        self.links.give(parcel, || self.network.way(from, to), time, &mut |time, look| {
+        self.links.give(transmission, || self.network.path(from, to), time, &mut |time, look| {
             looks.push((time, look));
         });
         self.note_looks(looks, time);
@@ -326,9 +326,9 @@ where
     }
 
     /// Notes when to look at connections, and that links are to be divided anew now.
-    fn note_looks(&mut self, looks: Vec<(f64, Look)>, now: f64) {
+    fn note_looks(&mut self, looks: Vec<(f64, LinkCheck)>, now: f64) {
         for (time, look) in looks {
-            self.note(time, What::Look(look));
+            self.note(time, What::LinkCheck(look));
         }
         if self.links.have_changed() && !self.sharing {
             self.sharing = true;
@@ -337,15 +337,19 @@ where
     }
 
     /// Messages begin to leave, or have left.
-    fn look_at_link(&mut self, look: Look, time: f64) {
+    fn look_at_link(&mut self, look: LinkCheck, time: f64) {
         let mut looks = Vec::new();
-        for mark in self.links.look(look, time, &mut |time, look| looks.push((time, look))) {
+        for milestone in self.links.look(look, time, &mut |time, look| looks.push((time, look))) {
             let latency = |flights: &[Flight], flight: u32| flights[flight as usize].latency;
-            match mark {
-                Mark::First(flight) => self.note(time + latency(&self.flights, flight), What::Comes(flight)),
-                Mark::Last(flight) => self.note(time + latency(&self.flights, flight), What::Arrived(flight)),
-                Mark::Accepted(flight) => {
-                    let rank = self.flights[flight as usize].parcel.ends.0 as usize;
+            match milestone {
+                Milestone::First(flight) => {
+                    self.note(time + latency(&self.flights, flight), What::Comes(flight))
+                }
+                Milestone::Last(flight) => {
+                    self.note(time + latency(&self.flights, flight), What::Arrived(flight))
+                }
+                Milestone::Accepted(flight) => {
+                    let rank = self.flights[flight as usize].transmission.ends.0 as usize;
                     if let Some(exchange) = &mut self.lanes[rank].exchange {
                         exchange.leaves(time);
                     }
@@ -359,15 +363,15 @@ where
     /// The first byte of a message is here.
     fn come(&mut self, flight: u32, time: f64) -> Result<()> {
         self.flights[flight as usize].first = time;
-        self.deliver(self.flights[flight as usize].parcel.ends, Letter::Flight(flight))
+        self.deliver(self.flights[flight as usize].transmission.ends, Letter::Flight(flight))
     }
 
     /// The last byte of a message is here.
     fn arrived(&mut self, flight: u32, time: f64) {
-        let Flight { parcel, last, read, .. } = &mut self.flights[flight as usize];
+        let Flight { transmission, last, read, .. } = &mut self.flights[flight as usize];
         *last = Some(time);
         if let Some(read) = *read {
-            let rank = parcel.ends.1 as usize;
+            let rank = transmission.ends.1 as usize;
             let opens = self.network.work().receive * self.lanes[rank].pace;
             self.has_read(rank, read, read.max(time + opens));
         }
@@ -408,8 +412,8 @@ where
         let (bytes, last) = match letter {
             Letter::Known(message) => (message.bytes, Some(message.last)),
             Letter::Flight(flight) => {
-                let Flight { parcel, last, .. } = self.flights[flight as usize];
-                (parcel.bytes, last)
+                let Flight { transmission, last, .. } = self.flights[flight as usize];
+                (transmission.bytes, last)
             }
         };
         let reads = work.reading(bytes, wanted.reduces);
