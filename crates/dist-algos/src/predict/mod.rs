@@ -36,7 +36,7 @@
 mod clock;
 mod events;
 mod links;
-mod mail;
+mod message_queues;
 mod network;
 mod queues;
 mod symmetric;

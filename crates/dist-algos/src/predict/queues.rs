@@ -5,7 +5,7 @@ use dist_transport::Rank;
 use super::clock::Message;
 use super::events::Events;
 use super::links::{LinkCheck, Links, Milestone, Transmission};
-use super::mail::Mail;
+use super::message_queues::MessageQueues;
 use super::wavefront::{Wanted, place_after};
 use super::{Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, Error, Result, SendHalf, Step};
@@ -131,7 +131,7 @@ struct Queues<'a, F, I> {
     network: &'a NetworkModel,
     lanes: Vec<Lane<I>>,
     hosts: Vec<Host>,
-    mail: Mail<Letter>,
+    message_queues: MessageQueues<Letter>,
     links: Links,
     /// Whether it is noted that links are to be divided anew.
     sharing: bool,
@@ -161,7 +161,7 @@ where
             network,
             lanes: Rank::all(world_size).map(lane).collect(),
             hosts: vec![Host { cores, left: 0 }; network.hosts()],
-            mail: Mail::new(world_size),
+            message_queues: MessageQueues::new(world_size),
             links: Links::new(network.window()),
             sharing: false,
             flights: Vec::new(),
@@ -378,7 +378,7 @@ where
     }
 
     fn deliver(&mut self, (from, to): (u32, u32), letter: Letter) -> Result<()> {
-        if !self.mail.post(from, to as usize, letter) {
+        if !self.message_queues.post(from, to as usize, letter) {
             return Err(too_many());
         }
         self.look(to as usize);
@@ -389,7 +389,7 @@ where
     fn look(&mut self, rank: usize) {
         let Some(exchange) = &mut self.lanes[rank].exchange else { return };
         let Some(Wanted { from, .. }) = exchange.wanted.filter(|_| !exchange.reading) else { return };
-        let Some(mut letter) = self.mail.take(from, rank) else { return };
+        let Some(mut letter) = self.message_queues.take(from, rank) else { return };
         exchange.reading = true;
         let first = match &mut letter {
             Letter::Flight(flight) => self.flights[*flight as usize].first,

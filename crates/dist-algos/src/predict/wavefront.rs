@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::clock::{Clock, Message, Pending};
-use super::mail::Mail;
+use super::message_queues::MessageQueues;
 use super::{Method, NetworkModel, Prediction, STEPS_MAX, Workload};
 use crate::{Chunks, Error, ReceiveHalf, Result, SendHalf, Step, Then};
 
@@ -56,7 +56,7 @@ struct Front<'a, F, I> {
     plan: &'a Workload<'a, F>,
     network: &'a NetworkModel,
     lanes: Vec<Lane<I>>,
-    mail: Mail<Message>,
+    message_queues: MessageQueues<Message>,
     /// Whom each rank waits for: what every sender has to know, in as little memory as can be.
     awaited: Vec<u32>,
     /// Bytes that have left each host for others, if there are hosts with several ranks.
@@ -84,7 +84,7 @@ where
             plan,
             network,
             lanes: Rank::all(world_size).map(lane).collect(),
-            mail: Mail::new(world_size),
+            message_queues: MessageQueues::new(world_size),
             awaited: vec![NOBODY; world_size],
             left_host: vec![0; if network.hosts() < world_size { network.hosts() } else { 0 }],
             steps: 0,
@@ -98,7 +98,7 @@ where
             let lane = &mut self.lanes[index];
             if let Some(Wait { mut pending, mut wanted }) = lane.waits {
                 let from = wanted.from;
-                let Some(message) = self.mail.take(from, index) else { return Ok(()) };
+                let Some(message) = self.message_queues.take(from, index) else { return Ok(()) };
                 let link = self.network.link(from as usize, index);
                 lane.clock.receive(&mut pending, message, wanted.reduces, link, self.network.work());
                 let more = wanted.next(rank, self.network.world_size());
@@ -161,7 +161,7 @@ where
         let (bytes, link) = (self.plan.bytes_sent(&send), self.network.link(index, send.to));
         let message = self.lanes[index].clock.send(pending, bytes, link, self.network.work());
         self.count(index, send.to, bytes);
-        if !self.mail.post(rank, send.to, message) {
+        if !self.message_queues.post(rank, send.to, message) {
             return Err(too_many());
         }
         if self.awaited[send.to] == rank {

@@ -2,9 +2,9 @@
 
 /// For every rank, a list of messages in the order in which they were sent.
 #[derive(Debug)]
-pub(super) struct Mail<M> {
-    boxes: Vec<Ends>,
-    letters: Vec<Letter<M>>,
+pub(super) struct MessageQueues<M> {
+    queues: Vec<Ends>,
+    entries: Vec<QueuedMessage<M>>,
     /// The first of a list of letters that are not in use.
     free: u32,
 }
@@ -16,7 +16,7 @@ struct Ends {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Letter<M> {
+struct QueuedMessage<M> {
     message: M,
     from: u32,
     next: u32,
@@ -25,59 +25,59 @@ struct Letter<M> {
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-impl<M: Copy> Mail<M> {
+impl<M: Copy> MessageQueues<M> {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { boxes: vec![Ends { head: NONE, tail: NONE }; ranks], letters: Vec::new(), free: NONE }
+        Self { queues: vec![Ends { head: NONE, tail: NONE }; ranks], entries: Vec::new(), free: NONE }
     }
 
     /// Leaves a message for a rank. `false` if there is no place for so many.
     #[must_use]
     pub(super) fn post(&mut self, from: u32, to: usize, message: M) -> bool {
-        let letter = Letter { message, from, next: NONE };
+        let entry = QueuedMessage { message, from, next: NONE };
         let at = if self.free == NONE {
-            let Ok(at) = u32::try_from(self.letters.len()) else { return false };
+            let Ok(at) = u32::try_from(self.entries.len()) else { return false };
             if at == NONE {
                 return false;
             }
-            self.letters.push(letter);
+            self.entries.push(entry);
             at
         } else {
             let at = self.free;
-            self.free = self.letters[at as usize].next;
-            self.letters[at as usize] = letter;
+            self.free = self.entries[at as usize].next;
+            self.entries[at as usize] = entry;
             at
         };
-        let ends = &mut self.boxes[to];
+        let ends = &mut self.queues[to];
         let last = std::mem::replace(&mut ends.tail, at);
         if last == NONE {
             ends.head = at;
         } else {
-            self.letters[last as usize].next = at;
+            self.entries[last as usize].next = at;
         }
         true
     }
 
     /// The oldest message of one rank for another.
     pub(super) fn take(&mut self, from: u32, to: usize) -> Option<M> {
-        let ends = &mut self.boxes[to];
+        let ends = &mut self.queues[to];
         let (mut before, mut at) = (NONE, ends.head);
-        while at != NONE && self.letters[at as usize].from != from {
+        while at != NONE && self.entries[at as usize].from != from {
             before = at;
-            at = self.letters[at as usize].next;
+            at = self.entries[at as usize].next;
         }
         if at == NONE {
             return None;
         }
-        let Letter { message, next, .. } = self.letters[at as usize];
+        let QueuedMessage { message, next, .. } = self.entries[at as usize];
         if before == NONE {
             ends.head = next;
         } else {
-            self.letters[before as usize].next = next;
+            self.entries[before as usize].next = next;
         }
         if next == NONE {
             ends.tail = before;
         }
-        self.letters[at as usize].next = self.free;
+        self.entries[at as usize].next = self.free;
         self.free = at;
         Some(message)
     }
@@ -90,15 +90,15 @@ mod tests {
 
     #[test]
     fn messages_of_one_rank_come_in_their_order_whoever_else_writes() {
-        let mut mail = Mail::new(2);
+        let mut message_queues = MessageQueues::new(2);
         let message = |bytes| Message { first: 0.0, last: 0.0, bytes };
         for bytes in 0..6 {
-            assert!(mail.post(bytes % 2, 1, message(bytes.into())));
+            assert!(message_queues.post(bytes % 2, 1, message(bytes.into())));
         }
-        let mut take = |from| mail.take(from, 1).map(|message| message.bytes);
+        let mut take = |from| message_queues.take(from, 1).map(|message| message.bytes);
         assert_eq!([take(1), take(1), take(0), take(1), take(1)], [Some(1), Some(3), Some(0), Some(5), None]);
         assert_eq!([take(0), take(0), take(0)], [Some(2), Some(4), None]);
-        assert!(mail.post(7, 1, message(9)) && mail.letters.len() == 6);
-        assert_eq!(mail.take(7, 1).map(|message| message.bytes), Some(9));
+        assert!(message_queues.post(7, 1, message(9)) && message_queues.entries.len() == 6);
+        assert_eq!(message_queues.take(7, 1).map(|message| message.bytes), Some(9));
     }
 }
