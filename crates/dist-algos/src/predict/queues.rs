@@ -45,11 +45,11 @@ where
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum EventKind {
     /// A rank takes up its next step.
     Ready(u32),
     /// A rank begins to read a message.
-    Read(u32, Letter),
+    Read(u32, ReceivedMessage),
     /// A message comes to the link out of its host.
     Leaves(u32),
     /// Something happens on a link.
@@ -64,16 +64,16 @@ enum What {
 
 /// A message, as its receiver finds it.
 #[derive(Clone, Copy, Debug)]
-enum Letter {
+enum ReceivedMessage {
     /// It is known when it comes.
     Known(Message),
     /// It is on a link that others share.
-    Flight(u32),
+    Transfer(u32),
 }
 
 /// A message on a link that others share.
 #[derive(Clone, Copy, Debug)]
-struct Flight {
+struct Transfer {
     transmission: Transmission,
     latency: f64,
     /// When its first byte came.
@@ -84,21 +84,21 @@ struct Flight {
     read: Option<f64>,
 }
 
-struct Lane<I> {
+struct QueueRank<I> {
     steps: I,
     taken: u32,
     pace: f64,
     up: f64,
     down: f64,
     sent: u64,
-    exchange: Option<Exchange>,
+    exchange: Option<ActiveExchange>,
     /// When it has done all that was asked of it so far.
     now: f64,
 }
 
 /// What a rank is in.
 #[derive(Clone, Copy, Debug)]
-struct Exchange {
+struct ActiveExchange {
     /// What it receives next, if there is more.
     wanted: Option<Wanted>,
     /// Whether that is here and being read.
@@ -111,7 +111,7 @@ struct Exchange {
     over: f64,
 }
 
-impl Exchange {
+impl ActiveExchange {
     fn leaves(&mut self, time: f64) {
         self.leaving -= 1;
         self.over = self.over.max(time);
@@ -129,14 +129,14 @@ struct Host {
 struct Queues<'a, F, I> {
     plan: &'a Workload<'a, F>,
     network: &'a NetworkModel,
-    lanes: Vec<Lane<I>>,
+    ranks: Vec<QueueRank<I>>,
     hosts: Vec<Host>,
-    message_queues: MessageQueues<Letter>,
+    message_queues: MessageQueues<ReceivedMessage>,
     links: Links,
     /// Whether it is noted that links are to be divided anew.
     sharing: bool,
-    flights: Vec<Flight>,
-    events: Events<What>,
+    transfers: Vec<Transfer>,
+    events: Events<EventKind>,
     /// When each rank took up each of its steps, and ended, if that is to be known.
     times: Option<Vec<Vec<f64>>>,
     steps: u64,
@@ -150,32 +150,32 @@ where
     fn new(plan: &'a Workload<'a, F>, network: &'a NetworkModel) -> Result<Self> {
         let world_size = network.world_size();
         let ranks = u32::try_from(world_size).map_err(|_| too_many())?;
-        let lane = |rank: Rank| {
+        let state = |rank: Rank| {
             let (late, pace) = network.straggling(rank.index());
             let steps = (plan.steps)(rank);
-            Lane { steps, taken: 0, pace, up: late, down: 0.0, sent: 0, exchange: None, now: late }
+            QueueRank { steps, taken: 0, pace, up: late, down: 0.0, sent: 0, exchange: None, now: late }
         };
         let cores = vec![0.0; network.cores().unwrap_or(0)];
         let mut queues = Self {
             plan,
             network,
-            lanes: Rank::all(world_size).map(lane).collect(),
+            ranks: Rank::all(world_size).map(state).collect(),
             hosts: vec![Host { cores, left: 0 }; network.hosts()],
             message_queues: MessageQueues::new(world_size),
             links: Links::new(network.window()),
             sharing: false,
-            flights: Vec::new(),
+            transfers: Vec::new(),
             events: Events::new(),
             times: None,
             steps: 0,
         };
         for rank in 0..ranks {
-            queues.note(queues.lanes[rank as usize].now, What::Ready(rank));
+            queues.note(queues.ranks[rank as usize].now, EventKind::Ready(rank));
         }
         Ok(queues)
     }
 
-    fn note(&mut self, time: f64, what: What) {
+    fn note(&mut self, time: f64, what: EventKind) {
         self.events.note(time, what);
     }
 
@@ -183,13 +183,13 @@ where
     fn run(&mut self) -> Result<()> {
         while let Some((time, what)) = self.events.next() {
             match what {
-                What::Ready(rank) => self.step(rank as usize, time)?,
-                What::Read(rank, letter) => self.read(rank as usize, time, letter),
-                What::Leaves(flight) => self.leave(flight, time),
-                What::LinkCheck(look) => self.look_at_link(look, time),
-                What::Share => self.share(time),
-                What::Comes(flight) => self.come(flight, time)?,
-                What::Arrived(flight) => self.arrived(flight, time),
+                EventKind::Ready(rank) => self.step(rank as usize, time)?,
+                EventKind::Read(rank, received) => self.read(rank as usize, time, received),
+                EventKind::Leaves(transfer) => self.leave(transfer, time),
+                EventKind::LinkCheck(look) => self.look_at_link(look, time),
+                EventKind::Share => self.share(time),
+                EventKind::Comes(transfer) => self.come(transfer, time)?,
+                EventKind::Arrived(transfer) => self.arrived(transfer, time),
             }
         }
         Ok(())
@@ -197,7 +197,7 @@ where
 
     /// Does so much work on a core of the rank's host: when it begins and when it ends.
     fn serve(&mut self, rank: usize, time: f64, work: f64) -> (f64, f64) {
-        let work = work * self.lanes[rank].pace;
+        let work = work * self.ranks[rank].pace;
         let cores = &mut self.hosts[self.network.host_of(rank)].cores;
         // The one that has been idle for the shortest time, so that work that follows on finds its own core again.
         let idle = (0..cores.len()).filter(|&core| cores[core] <= time);
@@ -212,13 +212,13 @@ where
 
     /// Takes up the next step of a rank.
     fn step(&mut self, rank: usize, time: f64) -> Result<()> {
-        let lane = &mut self.lanes[rank];
-        lane.now = time;
+        let state = &mut self.ranks[rank];
+        state.now = time;
         if let Some(times) = &mut self.times {
             times[rank].push(time);
         }
-        let Some(step) = lane.steps.next() else { return Ok(()) };
-        lane.taken += 1;
+        let Some(step) = state.steps.next() else { return Ok(()) };
+        state.taken += 1;
         self.steps += 1;
         if self.steps > QUEUE_STEPS_MAX {
             return Err(too_many());
@@ -227,7 +227,7 @@ where
             Step::Combine { chunk, .. } | Step::Copy { chunk, .. } => {
                 let work = self.network.work().reduce * self.plan.bytes(Chunks::one(chunk)) as f64;
                 let (_, ends) = self.serve(rank, time, work);
-                self.note(ends, What::Ready(number(rank)));
+                self.note(ends, EventKind::Ready(number(rank)));
                 Ok(())
             }
             Step::Exchange { send, receive } => {
@@ -236,7 +236,7 @@ where
             }
             Step::Window { first, last } => {
                 self.steps += last.saturating_sub(first) as u64;
-                let world_size = self.lanes.len();
+                let world_size = self.ranks.len();
                 let to = |distance| place_after(number(rank), distance, world_size);
                 let sends =
                     (first..=last).map(|distance| SendHalf::input(to(distance), Chunks::one(to(distance))));
@@ -255,8 +255,8 @@ where
         if let Some(wanted) = wanted {
             self.check_peer(rank, wanted.from as usize)?;
         }
-        let exchange = Exchange { wanted, reading: false, free: time, leaving: 0, over: time };
-        self.lanes[rank].exchange = Some(exchange);
+        let exchange = ActiveExchange { wanted, reading: false, free: time, leaving: 0, over: time };
+        self.ranks[rank].exchange = Some(exchange);
         for send in sends {
             self.check_peer(rank, send.to)?;
             self.send(rank, &send)?;
@@ -267,16 +267,16 @@ where
     }
 
     fn send(&mut self, rank: usize, send: &SendHalf) -> Result<()> {
-        let time = self.lanes[rank].exchange.map_or(0.0, |exchange| exchange.free);
+        let time = self.ranks[rank].exchange.map_or(0.0, |exchange| exchange.free);
         let (work, link) = (self.network.work(), self.network.link(rank, send.to));
         let bytes = self.plan.bytes_sent(send);
         let size = work.weight(bytes);
         let (begins, free) = self.serve(rank, time, work.send + work.sent + work.byte * size);
-        let begins = begins + work.send * self.lanes[rank].pace;
-        let lane = &mut self.lanes[rank];
-        let pace = link.byte.max(work.byte * lane.pace);
-        lane.sent += bytes;
-        if let Some(exchange) = &mut lane.exchange {
+        let begins = begins + work.send * self.ranks[rank].pace;
+        let state = &mut self.ranks[rank];
+        let pace = link.byte.max(work.byte * state.pace);
+        state.sent += bytes;
+        if let Some(exchange) = &mut state.exchange {
             exchange.free = free;
             exchange.over = exchange.over.max(free);
             exchange.leaving += 1;
@@ -287,27 +287,27 @@ where
         }
         let ends = (number(rank), number(send.to));
         if self.network.shares_link(rank, send.to) {
-            let message = u32::try_from(self.flights.len()).map_err(|_| too_many())?;
-            let transmission = Transmission { message, ends, bytes, pace: work.byte * lane.pace };
+            let message = u32::try_from(self.transfers.len()).map_err(|_| too_many())?;
+            let transmission = Transmission { message, ends, bytes, pace: work.byte * state.pace };
             let latency = link.latency;
-            self.flights.push(Flight { transmission, latency, first: 0.0, last: None, read: None });
-            self.note(begins, What::Leaves(message));
+            self.transfers.push(Transfer { transmission, latency, first: 0.0, last: None, read: None });
+            self.note(begins, EventKind::Leaves(message));
             return Ok(());
         }
-        let lane = &mut self.lanes[rank];
-        let begins = begins.max(lane.up);
+        let state = &mut self.ranks[rank];
+        let begins = begins.max(state.up);
         let left = begins + size * pace;
-        lane.up = left;
-        if let Some(exchange) = &mut lane.exchange {
+        state.up = left;
+        if let Some(exchange) = &mut state.exchange {
             exchange.leaves(left);
         }
         let message = Message { first: begins + link.latency, last: left + link.latency, bytes };
-        self.deliver(ends, Letter::Known(message))
+        self.deliver(ends, ReceivedMessage::Known(message))
     }
 
     /// A message gets to the link out of its host.
-    fn leave(&mut self, flight: u32, time: f64) {
-        let transmission = self.flights[flight as usize].transmission;
+    fn leave(&mut self, transfer: u32, time: f64) {
+        let transmission = self.transfers[transfer as usize].transmission;
         let host = |rank: u32| self.network.host_of(rank as usize);
         let (from, to) = (host(transmission.ends.0), host(transmission.ends.1));
         let mut looks = Vec::new();
@@ -328,11 +328,11 @@ where
     /// Notes when to look at connections, and that links are to be divided anew now.
     fn note_looks(&mut self, looks: Vec<(f64, LinkCheck)>, now: f64) {
         for (time, look) in looks {
-            self.note(time, What::LinkCheck(look));
+            self.note(time, EventKind::LinkCheck(look));
         }
         if self.links.have_changed() && !self.sharing {
             self.sharing = true;
-            self.note(now, What::Share);
+            self.note(now, EventKind::Share);
         }
     }
 
@@ -340,17 +340,17 @@ where
     fn look_at_link(&mut self, look: LinkCheck, time: f64) {
         let mut looks = Vec::new();
         for milestone in self.links.look(look, time, &mut |time, look| looks.push((time, look))) {
-            let latency = |flights: &[Flight], flight: u32| flights[flight as usize].latency;
+            let latency = |transfers: &[Transfer], transfer: u32| transfers[transfer as usize].latency;
             match milestone {
-                Milestone::First(flight) => {
-                    self.note(time + latency(&self.flights, flight), What::Comes(flight))
+                Milestone::First(transfer) => {
+                    self.note(time + latency(&self.transfers, transfer), EventKind::Comes(transfer))
                 }
-                Milestone::Last(flight) => {
-                    self.note(time + latency(&self.flights, flight), What::Arrived(flight))
+                Milestone::Last(transfer) => {
+                    self.note(time + latency(&self.transfers, transfer), EventKind::Arrived(transfer))
                 }
-                Milestone::Accepted(flight) => {
-                    let rank = self.flights[flight as usize].transmission.ends.0 as usize;
-                    if let Some(exchange) = &mut self.lanes[rank].exchange {
+                Milestone::Accepted(transfer) => {
+                    let rank = self.transfers[transfer as usize].transmission.ends.0 as usize;
+                    if let Some(exchange) = &mut self.ranks[rank].exchange {
                         exchange.leaves(time);
                     }
                     self.go_on(rank);
@@ -361,24 +361,24 @@ where
     }
 
     /// The first byte of a message is here.
-    fn come(&mut self, flight: u32, time: f64) -> Result<()> {
-        self.flights[flight as usize].first = time;
-        self.deliver(self.flights[flight as usize].transmission.ends, Letter::Flight(flight))
+    fn come(&mut self, transfer: u32, time: f64) -> Result<()> {
+        self.transfers[transfer as usize].first = time;
+        self.deliver(self.transfers[transfer as usize].transmission.ends, ReceivedMessage::Transfer(transfer))
     }
 
     /// The last byte of a message is here.
-    fn arrived(&mut self, flight: u32, time: f64) {
-        let Flight { transmission, last, read, .. } = &mut self.flights[flight as usize];
+    fn arrived(&mut self, transfer: u32, time: f64) {
+        let Transfer { transmission, last, read, .. } = &mut self.transfers[transfer as usize];
         *last = Some(time);
         if let Some(read) = *read {
             let rank = transmission.ends.1 as usize;
-            let opens = self.network.work().receive * self.lanes[rank].pace;
+            let opens = self.network.work().receive * self.ranks[rank].pace;
             self.has_read(rank, read, read.max(time + opens));
         }
     }
 
-    fn deliver(&mut self, (from, to): (u32, u32), letter: Letter) -> Result<()> {
-        if !self.message_queues.post(from, to as usize, letter) {
+    fn deliver(&mut self, (from, to): (u32, u32), received: ReceivedMessage) -> Result<()> {
+        if !self.message_queues.post(from, to as usize, received) {
             return Err(too_many());
         }
         self.look(to as usize);
@@ -387,51 +387,53 @@ where
 
     /// If what a rank waits for has come, it reads it as soon as it can.
     fn look(&mut self, rank: usize) {
-        let Some(exchange) = &mut self.lanes[rank].exchange else { return };
+        let Some(exchange) = &mut self.ranks[rank].exchange else { return };
         let Some(Wanted { from, .. }) = exchange.wanted.filter(|_| !exchange.reading) else { return };
-        let Some(mut letter) = self.message_queues.take(from, rank) else { return };
+        let Some(mut received) = self.message_queues.take(from, rank) else { return };
         exchange.reading = true;
-        let first = match &mut letter {
-            Letter::Flight(flight) => self.flights[*flight as usize].first,
-            Letter::Known(message) => {
-                let (link, lane) = (self.network.link(from as usize, rank), &mut self.lanes[rank]);
+        let first = match &mut received {
+            ReceivedMessage::Transfer(transfer) => self.transfers[*transfer as usize].first,
+            ReceivedMessage::Known(message) => {
+                let (link, state) = (self.network.link(from as usize, rank), &mut self.ranks[rank]);
                 let size = self.network.work().weight(message.bytes);
-                let comes = message.first.max(lane.down) + size * link.byte;
+                let comes = message.first.max(state.down) + size * link.byte;
                 message.last = message.last.max(comes);
-                lane.down = message.last;
+                state.down = message.last;
                 message.first
             }
         };
-        let free = self.lanes[rank].exchange.map_or(first, |exchange| exchange.free);
-        self.note(first.max(free), What::Read(number(rank), letter));
+        let free = self.ranks[rank].exchange.map_or(first, |exchange| exchange.free);
+        self.note(first.max(free), EventKind::Read(number(rank), received));
     }
 
-    fn read(&mut self, rank: usize, time: f64, letter: Letter) {
-        let Some(Exchange { wanted: Some(wanted), .. }) = self.lanes[rank].exchange else { return };
+    fn read(&mut self, rank: usize, time: f64, received: ReceivedMessage) {
+        let Some(ActiveExchange { wanted: Some(wanted), .. }) = self.ranks[rank].exchange else { return };
         let work = self.network.work();
-        let (bytes, last) = match letter {
-            Letter::Known(message) => (message.bytes, Some(message.last)),
-            Letter::Flight(flight) => {
-                let Flight { transmission, last, .. } = self.flights[flight as usize];
+        let (bytes, last) = match received {
+            ReceivedMessage::Known(message) => (message.bytes, Some(message.last)),
+            ReceivedMessage::Transfer(transfer) => {
+                let Transfer { transmission, last, .. } = self.transfers[transfer as usize];
                 (transmission.bytes, last)
             }
         };
         let reads = work.reading(bytes, wanted.reduces);
         let (_, ends) = self.serve(rank, time, work.receive + reads);
-        match (last, letter) {
+        match (last, received) {
             (Some(last), _) => {
-                let opens = work.receive * self.lanes[rank].pace;
+                let opens = work.receive * self.ranks[rank].pace;
                 self.has_read(rank, ends, ends.max(last + opens));
             }
-            (None, Letter::Flight(flight)) => self.flights[flight as usize].read = Some(ends),
-            (None, Letter::Known(_)) => unreachable!("it is known when this message comes"),
+            (None, ReceivedMessage::Transfer(transfer)) => {
+                self.transfers[transfer as usize].read = Some(ends)
+            }
+            (None, ReceivedMessage::Known(_)) => unreachable!("it is known when this message comes"),
         }
     }
 
     /// A rank that did the work of reading a message at `free` had all of it at `read`.
     fn has_read(&mut self, rank: usize, free: f64, read: f64) {
-        let world_size = self.lanes.len();
-        if let Some(exchange) = &mut self.lanes[rank].exchange
+        let world_size = self.ranks.len();
+        if let Some(exchange) = &mut self.ranks[rank].exchange
             && let Some(mut wanted) = exchange.wanted
         {
             exchange.over = exchange.over.max(read);
@@ -445,36 +447,36 @@ where
 
     /// Goes on with the next step once everything has left and come.
     fn go_on(&mut self, rank: usize) {
-        let done = |exchange: &Exchange| exchange.leaving == 0 && exchange.wanted.is_none();
-        let Some(exchange) = self.lanes[rank].exchange.filter(done) else { return };
-        self.lanes[rank].exchange = None;
-        self.note(exchange.over, What::Ready(number(rank)));
+        let done = |exchange: &ActiveExchange| exchange.leaving == 0 && exchange.wanted.is_none();
+        let Some(exchange) = self.ranks[rank].exchange.filter(done) else { return };
+        self.ranks[rank].exchange = None;
+        self.note(exchange.over, EventKind::Ready(number(rank)));
     }
 
     fn check_peer(&self, rank: usize, peer: usize) -> Result<()> {
-        if peer < self.lanes.len() && peer != rank {
+        if peer < self.ranks.len() && peer != rank {
             return Ok(());
         }
-        Err(Error::NoPeer { rank, step: self.lanes[rank].taken as usize - 1, peer })
+        Err(Error::NoPeer { rank, step: self.ranks[rank].taken as usize - 1, peer })
     }
 
     fn result(self) -> Result<Prediction> {
-        let step = |lane: &Lane<I>| lane.taken as usize - 1;
-        let waits = |lane: &Lane<I>| Some(lane.exchange?.wanted?.from as usize);
+        let step = |state: &QueueRank<I>| state.taken as usize - 1;
+        let waits = |state: &QueueRank<I>| Some(state.exchange?.wanted?.from as usize);
         if let Some((rank, peer)) =
-            self.lanes.iter().enumerate().find_map(|(rank, lane)| Some((rank, waits(lane)?)))
+            self.ranks.iter().enumerate().find_map(|(rank, state)| Some((rank, waits(state)?)))
         {
             return Err(Error::Deadlock {
                 rank,
-                step: step(&self.lanes[rank]),
+                step: step(&self.ranks[rank]),
                 peer,
-                peer_step: waits(&self.lanes[peer]).map(|_| step(&self.lanes[peer])),
-                blocked: self.lanes.iter().filter(|lane| waits(lane).is_some()).count(),
+                peer_step: waits(&self.ranks[peer]).map(|_| step(&self.ranks[peer])),
+                blocked: self.ranks.iter().filter(|state| waits(state).is_some()).count(),
             });
         }
-        let sent = || self.lanes.iter().map(|lane| lane.sent);
+        let sent = || self.ranks.iter().map(|state| state.sent);
         Ok(Prediction {
-            seconds: self.lanes.iter().map(|lane| lane.now).fold(0.0, f64::max),
+            seconds: self.ranks.iter().map(|state| state.now).fold(0.0, f64::max),
             engine: Method::Queues,
             sent_max: sent().max().unwrap_or(0),
             sent_total: sent().sum(),
