@@ -6,7 +6,7 @@ use super::clock::Message;
 use super::events::Events;
 use super::links::{LinkCheck, Links, Milestone, Transmission};
 use super::message_queues::MessageQueues;
-use super::wavefront::{Wanted, place_after};
+use super::wavefront::{ExpectedMessages, place_after};
 use super::{Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, Error, Result, SendHalf, Step};
 
@@ -100,7 +100,7 @@ struct QueueRank<I> {
 #[derive(Clone, Copy, Debug)]
 struct ActiveExchange {
     /// What it receives next, if there is more.
-    wanted: Option<Wanted>,
+    expected: Option<ExpectedMessages>,
     /// Whether that is here and being read.
     reading: bool,
     /// When its work so far is done.
@@ -231,8 +231,8 @@ where
                 Ok(())
             }
             Step::Exchange { send, receive } => {
-                let wanted = receive.map(|receive| Wanted::one(&receive)).transpose()?;
-                self.exchange(rank, time, send.into_iter(), wanted)
+                let expected = receive.map(|receive| ExpectedMessages::one(&receive)).transpose()?;
+                self.exchange(rank, time, send.into_iter(), expected)
             }
             Step::Window { first, last } => {
                 self.steps += last.saturating_sub(first) as u64;
@@ -240,7 +240,12 @@ where
                 let to = |distance| place_after(number(rank), distance, world_size);
                 let sends =
                     (first..=last).map(|distance| SendHalf::input(to(distance), Chunks::one(to(distance))));
-                self.exchange(rank, time, sends, Wanted::window(number(rank), first, last, world_size))
+                self.exchange(
+                    rank,
+                    time,
+                    sends,
+                    ExpectedMessages::window(number(rank), first, last, world_size),
+                )
             }
         }
     }
@@ -250,12 +255,12 @@ where
         rank: usize,
         time: f64,
         sends: impl Iterator<Item = SendHalf>,
-        wanted: Option<Wanted>,
+        expected: Option<ExpectedMessages>,
     ) -> Result<()> {
-        if let Some(wanted) = wanted {
-            self.check_peer(rank, wanted.from as usize)?;
+        if let Some(expected) = expected {
+            self.check_peer(rank, expected.from as usize)?;
         }
-        let exchange = ActiveExchange { wanted, reading: false, free: time, leaving: 0, over: time };
+        let exchange = ActiveExchange { expected, reading: false, free: time, leaving: 0, over: time };
         self.ranks[rank].exchange = Some(exchange);
         for send in sends {
             self.check_peer(rank, send.to)?;
@@ -388,7 +393,9 @@ where
     /// If what a rank waits for has come, it reads it as soon as it can.
     fn look(&mut self, rank: usize) {
         let Some(exchange) = &mut self.ranks[rank].exchange else { return };
-        let Some(Wanted { from, .. }) = exchange.wanted.filter(|_| !exchange.reading) else { return };
+        let Some(ExpectedMessages { from, .. }) = exchange.expected.filter(|_| !exchange.reading) else {
+            return;
+        };
         let Some(mut received) = self.message_queues.take(from, rank) else { return };
         exchange.reading = true;
         let first = match &mut received {
@@ -407,7 +414,7 @@ where
     }
 
     fn read(&mut self, rank: usize, time: f64, received: ReceivedMessage) {
-        let Some(ActiveExchange { wanted: Some(wanted), .. }) = self.ranks[rank].exchange else { return };
+        let Some(ActiveExchange { expected: Some(expected), .. }) = self.ranks[rank].exchange else { return };
         let work = self.network.work();
         let (bytes, last) = match received {
             ReceivedMessage::Known(message) => (message.bytes, Some(message.last)),
@@ -416,7 +423,7 @@ where
                 (transmission.bytes, last)
             }
         };
-        let reads = work.reading(bytes, wanted.reduces);
+        let reads = work.reading(bytes, expected.reduces);
         let (_, ends) = self.serve(rank, time, work.receive + reads);
         match (last, received) {
             (Some(last), _) => {
@@ -434,12 +441,12 @@ where
     fn has_read(&mut self, rank: usize, free: f64, read: f64) {
         let world_size = self.ranks.len();
         if let Some(exchange) = &mut self.ranks[rank].exchange
-            && let Some(mut wanted) = exchange.wanted
+            && let Some(mut expected) = exchange.expected
         {
             exchange.over = exchange.over.max(read);
             exchange.free = exchange.free.max(free);
             exchange.reading = false;
-            exchange.wanted = wanted.next(number(rank), world_size).then_some(wanted);
+            exchange.expected = expected.next(number(rank), world_size).then_some(expected);
         }
         self.look(rank);
         self.go_on(rank);
@@ -447,7 +454,7 @@ where
 
     /// Goes on with the next step once everything has left and come.
     fn go_on(&mut self, rank: usize) {
-        let done = |exchange: &ActiveExchange| exchange.leaving == 0 && exchange.wanted.is_none();
+        let done = |exchange: &ActiveExchange| exchange.leaving == 0 && exchange.expected.is_none();
         let Some(exchange) = self.ranks[rank].exchange.filter(done) else { return };
         self.ranks[rank].exchange = None;
         self.note(exchange.over, EventKind::Ready(number(rank)));
@@ -462,7 +469,7 @@ where
 
     fn result(self) -> Result<Prediction> {
         let step = |state: &QueueRank<I>| state.taken as usize - 1;
-        let waits = |state: &QueueRank<I>| Some(state.exchange?.wanted?.from as usize);
+        let waits = |state: &QueueRank<I>| Some(state.exchange?.expected?.from as usize);
         if let Some((rank, peer)) =
             self.ranks.iter().enumerate().find_map(|(rank, state)| Some((rank, waits(state)?)))
         {

@@ -19,24 +19,24 @@ where
     I: Iterator<Item = Step>,
 {
     let link = network.uniform()?;
-    let mut lanes: Vec<_> =
-        samples(network.world_size()).map(|rank| Lane::new(plan, network, rank)).collect();
+    let mut ranks: Vec<_> =
+        samples(network.world_size()).map(|rank| SymmetricRank::new(plan, network, rank)).collect();
     loop {
-        let mut exchanges = lanes.iter_mut().map(|lane| lane.next_exchange(link));
+        let mut exchanges = ranks.iter_mut().map(|state| state.next_exchange(link));
         let Some(first) = exchanges.next()? else {
             let all_end = exchanges.all(|other| other.is_none());
-            let alike = all_end && lanes.iter().all(|lane| lane.alone == lanes[0].alone);
-            return alike.then(|| result(&lanes, network));
+            let alike = all_end && ranks.iter().all(|state| state.alone == ranks[0].alone);
+            return alike.then(|| result(&ranks, network));
         };
         exchanges.try_fold(first?, |shape, other| shape.and(other??))?;
     }
 }
 
-fn result<F, I>(lanes: &[Lane<'_, F, I>], network: &NetworkModel) -> Prediction {
-    let sent_max = lanes.iter().map(|lane| lane.clock.sent).max().unwrap_or(0);
+fn result<F, I>(ranks: &[SymmetricRank<'_, F, I>], network: &NetworkModel) -> Prediction {
+    let sent_max = ranks.iter().map(|state| state.clock.sent).max().unwrap_or(0);
     let leaves = network.hosts() == network.world_size() && network.hosts() > 1;
     Prediction {
-        seconds: lanes.iter().map(|lane| lane.clock.now).fold(0.0, f64::max),
+        seconds: ranks.iter().map(|state| state.clock.now).fold(0.0, f64::max),
         engine: Method::Symmetric,
         sent_max,
         sent_total: sent_max.saturating_mul(network.world_size() as u64),
@@ -54,7 +54,7 @@ fn samples(world_size: usize) -> impl Iterator<Item = Rank> {
     places.into_iter().filter_map(move |place| Rank::new(place, world_size))
 }
 
-struct Lane<'a, F, I> {
+struct SymmetricRank<'a, F, I> {
     plan: &'a Workload<'a, F>,
     network: &'a NetworkModel,
     rank: Rank,
@@ -64,7 +64,7 @@ struct Lane<'a, F, I> {
     alone: usize,
 }
 
-impl<'a, F, I> Lane<'a, F, I>
+impl<'a, F, I> SymmetricRank<'a, F, I>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -75,7 +75,7 @@ where
 
     /// Does the next exchange as if the message that arrives were the own one. `None` at the end of the schedule,
     /// `Some(None)` if not every rank can do the same.
-    fn next_exchange(&mut self, link: LinkModel) -> Option<Option<Shape>> {
+    fn next_exchange(&mut self, link: LinkModel) -> Option<Option<ExchangeShape>> {
         let work = self.network.work();
         self.alone = 0;
         loop {
@@ -85,8 +85,8 @@ where
                     self.clock.combine(share(&self.plan.buffer, Chunks::one(0)), work);
                 }
                 Step::Exchange { send: Some(send), receive: Some(receive) } => {
-                    let shape = Shape::of(self.rank, &send, &receive);
-                    let shape = shape.map(|shape| Shape { alone: self.alone, ..shape });
+                    let shape = ExchangeShape::of(self.rank, &send, &receive);
+                    let shape = shape.map(|shape| ExchangeShape { alone: self.alone, ..shape });
                     let bytes = self.bytes_sent(&send);
                     if share(&self.plan.buffer, receive.chunks) != bytes {
                         return Some(None);
@@ -99,7 +99,7 @@ where
                     let count = (last + 1).saturating_sub(first);
                     let send = SendHalf::input(self.rank.plus(first).index(), Chunks::one(0));
                     self.exchange(count, self.bytes_sent(&send), false, link, work);
-                    return Some(Some(Shape::window(first, count, self.alone)));
+                    return Some(Some(ExchangeShape::window(first, count, self.alone)));
                 }
             }
         }
@@ -130,7 +130,7 @@ fn share(cut: &Partition<'_>, chunks: Chunks) -> u64 {
 
 /// How an exchange looks from any rank that does the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+struct ExchangeShape {
     /// How many places round to the receiver, which is as many as from the sender.
     places: Option<usize>,
     /// The bits in which both peers differ from the rank.
@@ -143,7 +143,7 @@ struct Shape {
     alone: usize,
 }
 
-impl Shape {
+impl ExchangeShape {
     fn of(rank: Rank, send: &SendHalf, receive: &ReceiveHalf) -> Option<Self> {
         let (to, from) =
             (Rank::new(send.to, rank.world_size())?, Rank::new(receive.from, rank.world_size())?);

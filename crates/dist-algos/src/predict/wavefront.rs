@@ -16,19 +16,19 @@ where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
 {
-    let mut front = Front::new(plan, network)?;
+    let mut wavefront = Wavefront::new(plan, network)?;
     let ranks = u32::try_from(network.world_size()).map_err(|_| too_many())?;
     let (mut ready, mut woken): (Vec<u32>, Vec<u32>) = ((0..ranks).collect(), Vec::new());
     while !ready.is_empty() {
         for rank in ready.drain(..) {
-            front.advance(rank, &mut woken)?;
+            wavefront.advance(rank, &mut woken)?;
         }
         std::mem::swap(&mut ready, &mut woken);
         // In the order in which they lie in memory, which halves the time for a million ranks.
         ready.sort_unstable();
         ready.dedup();
     }
-    front.result()
+    wavefront.result()
 }
 
 /// The error for what cannot be followed.
@@ -37,7 +37,7 @@ pub(super) const fn too_many() -> Error {
 }
 
 /// Where a rank is.
-struct Lane<I> {
+struct WavefrontRank<I> {
     steps: I,
     /// How many it has taken up.
     taken: u32,
@@ -49,13 +49,13 @@ struct Lane<I> {
 #[derive(Clone, Copy)]
 struct Wait {
     pending: Pending,
-    wanted: Wanted,
+    expected: ExpectedMessages,
 }
 
-struct Front<'a, F, I> {
+struct Wavefront<'a, F, I> {
     plan: &'a Workload<'a, F>,
     network: &'a NetworkModel,
-    lanes: Vec<Lane<I>>,
+    ranks: Vec<WavefrontRank<I>>,
     message_queues: MessageQueues<Message>,
     /// Whom each rank waits for: what every sender has to know, in as little memory as can be.
     awaited: Vec<u32>,
@@ -64,7 +64,7 @@ struct Front<'a, F, I> {
     steps: u64,
 }
 
-impl<'a, F, I> Front<'a, F, I>
+impl<'a, F, I> Wavefront<'a, F, I>
 where
     F: Fn(Rank) -> I,
     I: Iterator<Item = Step>,
@@ -74,7 +74,7 @@ where
         if u32::try_from(world_size).is_err() {
             return Err(too_many());
         }
-        let lane = |rank: Rank| Lane {
+        let state = |rank: Rank| WavefrontRank {
             steps: (plan.steps)(rank),
             taken: 0,
             clock: Clock::new(network.straggling(rank.index())),
@@ -83,7 +83,7 @@ where
         Ok(Self {
             plan,
             network,
-            lanes: Rank::all(world_size).map(lane).collect(),
+            ranks: Rank::all(world_size).map(state).collect(),
             message_queues: MessageQueues::new(world_size),
             awaited: vec![NOBODY; world_size],
             left_host: vec![0; if network.hosts() < world_size { network.hosts() } else { 0 }],
@@ -95,22 +95,22 @@ where
     fn advance(&mut self, rank: u32, woken: &mut Vec<u32>) -> Result<()> {
         let index = rank as usize;
         loop {
-            let lane = &mut self.lanes[index];
-            if let Some(Wait { mut pending, mut wanted }) = lane.waits {
-                let from = wanted.from;
+            let state = &mut self.ranks[index];
+            if let Some(Wait { mut pending, mut expected }) = state.waits {
+                let from = expected.from;
                 let Some(message) = self.message_queues.take(from, index) else { return Ok(()) };
                 let link = self.network.link(from as usize, index);
-                lane.clock.receive(&mut pending, message, wanted.reduces, link, self.network.work());
-                let more = wanted.next(rank, self.network.world_size());
+                state.clock.receive(&mut pending, message, expected.reduces, link, self.network.work());
+                let more = expected.next(rank, self.network.world_size());
                 if !more {
-                    lane.clock.now = pending.over();
+                    state.clock.now = pending.over();
                 }
-                lane.waits = more.then_some(Wait { pending, wanted });
-                self.awaited[index] = if more { wanted.from } else { NOBODY };
+                state.waits = more.then_some(Wait { pending, expected });
+                self.awaited[index] = if more { expected.from } else { NOBODY };
                 continue;
             }
-            let Some(step) = lane.steps.next() else { return Ok(()) };
-            lane.taken += 1;
+            let Some(step) = state.steps.next() else { return Ok(()) };
+            state.taken += 1;
             self.take_up(rank, step, woken)?;
         }
     }
@@ -119,9 +119,9 @@ where
         let index = rank as usize;
         let work = self.network.work();
         self.steps += 1;
-        let clock = &mut self.lanes[index].clock;
+        let clock = &mut self.ranks[index].clock;
         let mut pending = clock.begin();
-        let wanted = match step {
+        let expected = match step {
             Step::Combine { chunk, .. } | Step::Copy { chunk, .. } => {
                 clock.combine(self.plan.bytes(Chunks::one(chunk)), work);
                 return Ok(());
@@ -130,26 +130,26 @@ where
                 if let Some(send) = send {
                     self.send(rank, &mut pending, send, woken)?;
                 }
-                receive.map(|receive| Wanted::one(&receive)).transpose()?
+                receive.map(|receive| ExpectedMessages::one(&receive)).transpose()?
             }
             Step::Window { first, last } => {
                 self.steps += last.saturating_sub(first) as u64;
                 for distance in first..=last {
-                    let to = place_after(rank, distance, self.lanes.len());
+                    let to = place_after(rank, distance, self.ranks.len());
                     self.send(rank, &mut pending, SendHalf::input(to, Chunks::one(to)), woken)?;
                 }
-                Wanted::window(rank, first, last, self.lanes.len())
+                ExpectedMessages::window(rank, first, last, self.ranks.len())
             }
         };
         if self.steps > STEPS_MAX {
             return Err(too_many());
         }
-        match wanted {
-            None => self.lanes[index].clock.now = pending.over(),
-            Some(wanted) => {
-                self.check_peer(index, wanted.from as usize)?;
-                self.lanes[index].waits = Some(Wait { pending, wanted });
-                self.awaited[index] = wanted.from;
+        match expected {
+            None => self.ranks[index].clock.now = pending.over(),
+            Some(expected) => {
+                self.check_peer(index, expected.from as usize)?;
+                self.ranks[index].waits = Some(Wait { pending, expected });
+                self.awaited[index] = expected.from;
             }
         }
         Ok(())
@@ -159,7 +159,7 @@ where
         let index = rank as usize;
         self.check_peer(index, send.to)?;
         let (bytes, link) = (self.plan.bytes_sent(&send), self.network.link(index, send.to));
-        let message = self.lanes[index].clock.send(pending, bytes, link, self.network.work());
+        let message = self.ranks[index].clock.send(pending, bytes, link, self.network.work());
         self.count(index, send.to, bytes);
         if !self.message_queues.post(rank, send.to, message) {
             return Err(too_many());
@@ -181,28 +181,28 @@ where
     }
 
     fn check_peer(&self, rank: usize, peer: usize) -> Result<()> {
-        if peer < self.lanes.len() && peer != rank {
+        if peer < self.ranks.len() && peer != rank {
             return Ok(());
         }
-        Err(Error::NoPeer { rank, step: self.lanes[rank].taken as usize - 1, peer })
+        Err(Error::NoPeer { rank, step: self.ranks[rank].taken as usize - 1, peer })
     }
 
     fn result(self) -> Result<Prediction> {
-        let waits = |lane: &Lane<I>| lane.waits.map(|waits| waits.wanted.from as usize);
-        let step = |lane: &Lane<I>| lane.taken as usize - 1;
-        if let Some(rank) = self.lanes.iter().position(|lane| lane.waits.is_some()) {
-            let peer = waits(&self.lanes[rank]).expect("this rank waits");
+        let waits = |state: &WavefrontRank<I>| state.waits.map(|waits| waits.expected.from as usize);
+        let step = |state: &WavefrontRank<I>| state.taken as usize - 1;
+        if let Some(rank) = self.ranks.iter().position(|state| state.waits.is_some()) {
+            let peer = waits(&self.ranks[rank]).expect("this rank waits");
             return Err(Error::Deadlock {
                 rank,
-                step: step(&self.lanes[rank]),
+                step: step(&self.ranks[rank]),
                 peer,
-                peer_step: waits(&self.lanes[peer]).map(|_| step(&self.lanes[peer])),
-                blocked: self.lanes.iter().filter(|lane| lane.waits.is_some()).count(),
+                peer_step: waits(&self.ranks[peer]).map(|_| step(&self.ranks[peer])),
+                blocked: self.ranks.iter().filter(|state| state.waits.is_some()).count(),
             });
         }
-        let sent = || self.lanes.iter().map(|lane| lane.clock.sent);
+        let sent = || self.ranks.iter().map(|state| state.clock.sent);
         Ok(Prediction {
-            seconds: self.lanes.iter().map(|lane| lane.clock.now).fold(0.0, f64::max),
+            seconds: self.ranks.iter().map(|state| state.clock.now).fold(0.0, f64::max),
             engine: Method::Wavefront,
             sent_max: sent().max().unwrap_or(0),
             sent_total: sent().sum(),
@@ -221,14 +221,14 @@ fn number(rank: usize) -> u32 {
 
 /// From whom a step still has to receive: from one rank, or from some at increasing distances, one after the other.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct ExpectedMessages {
     pub(super) from: u32,
     pub(super) reduces: bool,
     distance: u32,
     last: u32,
 }
 
-impl Wanted {
+impl ExpectedMessages {
     /// What an exchange receives; an error if no world has such a rank.
     pub(super) fn one(receive: &ReceiveHalf) -> Result<Self> {
         let from = u32::try_from(receive.from).map_err(|_| too_many())?;
