@@ -4,7 +4,7 @@ use super::{LinkModel, MessageCosts};
 
 /// What a rank has come to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
+pub(super) struct RankClock {
     /// When it takes up its next step.
     pub(super) now: f64,
     /// How many times as long its work takes.
@@ -19,7 +19,7 @@ pub(super) struct Clock {
 
 /// A message on its way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message {
+pub(super) struct TimedMessage {
     /// When its first byte arrives.
     pub(super) first: f64,
     /// When its last byte arrives, if nothing else is in the way.
@@ -29,7 +29,7 @@ pub(super) struct Message {
 
 /// A step of which not everything has come yet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingStep {
     started: f64,
     /// When the last byte has been sent.
     left: f64,
@@ -39,31 +39,31 @@ pub(super) struct Pending {
     busy: f64,
 }
 
-impl Pending {
+impl PendingStep {
     /// When the step is over, if nothing more comes.
     pub(super) fn over(&self) -> f64 {
         self.left.max(self.read).max(self.started + self.busy)
     }
 }
 
-impl Clock {
+impl RankClock {
     pub(super) const fn new((late, pace): (f64, f64)) -> Self {
         Self { now: late, pace, up: late, down: 0.0, sent: 0 }
     }
 
     /// A step that may send and receive begins.
-    pub(super) const fn begin(&self) -> Pending {
-        Pending { started: self.now, left: self.now, read: self.now, busy: 0.0 }
+    pub(super) const fn begin(&self) -> PendingStep {
+        PendingStep { started: self.now, left: self.now, read: self.now, busy: 0.0 }
     }
 
     /// A message leaves.
     pub(super) fn send(
         &mut self,
-        pending: &mut Pending,
+        pending: &mut PendingStep,
         bytes: u64,
         link: LinkModel,
         work: MessageCosts,
-    ) -> Message {
+    ) -> TimedMessage {
         let (size, opens) = (work.weight(bytes), work.send * self.pace);
         let begins = (pending.started + pending.busy + opens).max(self.up);
         let left = begins + size * link.byte.max(work.byte * self.pace);
@@ -71,14 +71,14 @@ impl Clock {
         pending.left = left;
         self.up = left;
         self.sent += bytes;
-        Message { first: begins + link.latency, last: left + link.latency, bytes }
+        TimedMessage { first: begins + link.latency, last: left + link.latency, bytes }
     }
 
     /// A message is here, to be reduced or to be kept.
     pub(super) fn receive(
         &mut self,
-        pending: &mut Pending,
-        message: Message,
+        pending: &mut PendingStep,
+        message: TimedMessage,
         reduces: bool,
         link: LinkModel,
         work: MessageCosts,

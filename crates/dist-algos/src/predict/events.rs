@@ -5,26 +5,26 @@ use std::collections::BinaryHeap;
 
 /// What is to happen; of what happens at once, what was noted first.
 #[derive(Debug)]
-pub(super) struct Events<W> {
-    heap: BinaryHeap<Reverse<Event<W>>>,
+pub(super) struct EventQueue<W> {
+    heap: BinaryHeap<Reverse<ScheduledEvent<W>>>,
     noted: u64,
 }
 
 #[derive(Debug)]
-struct Event<W> {
+struct ScheduledEvent<W> {
     time: f64,
     number: u64,
     what: W,
 }
 
-impl<W> Events<W> {
+impl<W> EventQueue<W> {
     pub(super) const fn new() -> Self {
         Self { heap: BinaryHeap::new(), noted: 0 }
     }
 
     pub(super) fn note(&mut self, time: f64, what: W) {
         self.noted += 1;
-        self.heap.push(Reverse(Event { time, number: self.noted, what }));
+        self.heap.push(Reverse(ScheduledEvent { time, number: self.noted, what }));
     }
 
     /// What happens next, and when.
@@ -33,21 +33,21 @@ impl<W> Events<W> {
     }
 }
 
-impl<W> PartialEq for Event<W> {
+impl<W> PartialEq for ScheduledEvent<W> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl<W> Eq for Event<W> {}
+impl<W> Eq for ScheduledEvent<W> {}
 
-impl<W> PartialOrd for Event<W> {
+impl<W> PartialOrd for ScheduledEvent<W> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<W> Ord for Event<W> {
+impl<W> Ord for ScheduledEvent<W> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.time.total_cmp(&other.time).then(self.number.cmp(&other.number))
     }

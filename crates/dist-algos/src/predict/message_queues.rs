@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn messages_of_one_rank_come_in_their_order_whoever_else_writes() {
         let mut message_queues = MessageQueues::new(2);
-        let message = |bytes| Message { first: 0.0, last: 0.0, bytes };
+        let message = |bytes| TimedMessage { first: 0.0, last: 0.0, bytes };
         for bytes in 0..6 {
             assert!(message_queues.post(bytes % 2, 1, message(bytes.into())));
         }

@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::clock::Message;
-use super::events::Events;
+use super::events::EventQueue;
 use super::links::{LinkCheck, Links, Milestone, Transmission};
 use super::message_queues::MessageQueues;
 use super::wavefront::{ExpectedMessages, place_after};
@@ -66,7 +66,7 @@ enum EventKind {
 #[derive(Clone, Copy, Debug)]
 enum ReceivedMessage {
     /// It is known when it comes.
-    Known(Message),
+    Known(TimedMessage),
     /// It is on a link that others share.
     Transfer(u32),
 }
@@ -136,7 +136,7 @@ struct Queues<'a, F, I> {
     /// Whether it is noted that links are to be divided anew.
     sharing: bool,
     transfers: Vec<Transfer>,
-    events: Events<EventKind>,
+    events: EventQueue<EventKind>,
     /// When each rank took up each of its steps, and ended, if that is to be known.
     times: Option<Vec<Vec<f64>>>,
     steps: u64,
@@ -165,7 +165,7 @@ where
             links: Links::new(network.window()),
             sharing: false,
             transfers: Vec::new(),
-            events: Events::new(),
+            events: EventQueue::new(),
             times: None,
             steps: 0,
         };
@@ -306,7 +306,7 @@ where
         if let Some(exchange) = &mut state.exchange {
             exchange.leaves(left);
         }
-        let message = Message { first: begins + link.latency, last: left + link.latency, bytes };
+        let message = TimedMessage { first: begins + link.latency, last: left + link.latency, bytes };
         self.deliver(ends, ReceivedMessage::Known(message))
     }
 

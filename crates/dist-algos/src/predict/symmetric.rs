@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 use smallvec::SmallVec;
 
-use super::clock::Clock;
+use super::clock::RankClock;
 use super::{LinkModel, MessageCosts, Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
 
@@ -59,7 +59,7 @@ struct SymmetricRank<'a, F, I> {
     network: &'a NetworkModel,
     rank: Rank,
     steps: I,
-    clock: Clock,
+    clock: RankClock,
     /// Steps without a message since its last exchange.
     alone: usize,
 }
@@ -70,7 +70,7 @@ where
     I: Iterator<Item = Step>,
 {
     fn new(plan: &'a Workload<'a, F>, network: &'a NetworkModel, rank: Rank) -> Self {
-        Self { plan, network, rank, steps: (plan.steps)(rank), clock: Clock::new((0.0, 1.0)), alone: 0 }
+        Self { plan, network, rank, steps: (plan.steps)(rank), clock: RankClock::new((0.0, 1.0)), alone: 0 }
     }
 
     /// Does the next exchange as if the message that arrives were the own one. `None` at the end of the schedule,

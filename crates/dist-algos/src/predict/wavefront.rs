@@ -2,7 +2,7 @@
 
 use dist_transport::Rank;
 
-use super::clock::{Clock, Message, Pending};
+use super::clock::{PendingStep, RankClock, TimedMessage};
 use super::message_queues::MessageQueues;
 use super::{Method, NetworkModel, Prediction, STEPS_MAX, Workload};
 use crate::{Chunks, Error, ReceiveHalf, Result, SendHalf, Step, Then};
@@ -41,14 +41,14 @@ struct WavefrontRank<I> {
     steps: I,
     /// How many it has taken up.
     taken: u32,
-    clock: Clock,
+    clock: RankClock,
     waits: Option<Wait>,
 }
 
 /// For whom a rank waits, and in what.
 #[derive(Clone, Copy)]
 struct Wait {
-    pending: Pending,
+    pending: PendingStep,
     expected: ExpectedMessages,
 }
 
@@ -56,7 +56,7 @@ struct Wavefront<'a, F, I> {
     plan: &'a Workload<'a, F>,
     network: &'a NetworkModel,
     ranks: Vec<WavefrontRank<I>>,
-    message_queues: MessageQueues<Message>,
+    message_queues: MessageQueues<TimedMessage>,
     /// Whom each rank waits for: what every sender has to know, in as little memory as can be.
     awaited: Vec<u32>,
     /// Bytes that have left each host for others, if there are hosts with several ranks.
@@ -77,7 +77,7 @@ where
         let state = |rank: Rank| WavefrontRank {
             steps: (plan.steps)(rank),
             taken: 0,
-            clock: Clock::new(network.straggling(rank.index())),
+            clock: RankClock::new(network.straggling(rank.index())),
             waits: None,
         };
         Ok(Self {
@@ -155,7 +155,13 @@ where
         Ok(())
     }
 
-    fn send(&mut self, rank: u32, pending: &mut Pending, send: SendHalf, woken: &mut Vec<u32>) -> Result<()> {
+    fn send(
+        &mut self,
+        rank: u32,
+        pending: &mut PendingStep,
+        send: SendHalf,
+        woken: &mut Vec<u32>,
+    ) -> Result<()> {
         let index = rank as usize;
         self.check_peer(index, send.to)?;
         let (bytes, link) = (self.plan.bytes_sent(&send), self.network.link(index, send.to));
