@@ -8,7 +8,7 @@ pub(super) struct RankClock {
     /// When it takes up its next step.
     pub(super) now: f64,
     /// How many times as long its work takes.
-    pace: f64,
+    slowdown: f64,
     /// Until when its side of the link is taken by what leaves.
     up: f64,
     /// Until when it is taken by what arrives.
@@ -47,8 +47,8 @@ impl PendingStep {
 }
 
 impl RankClock {
-    pub(super) const fn new((late, pace): (f64, f64)) -> Self {
-        Self { now: late, pace, up: late, down: 0.0, sent: 0 }
+    pub(super) const fn new((late, slowdown): (f64, f64)) -> Self {
+        Self { now: late, slowdown, up: late, down: 0.0, sent: 0 }
     }
 
     /// A step that may send and receive begins.
@@ -64,10 +64,10 @@ impl RankClock {
         link: LinkModel,
         work: MessageCosts,
     ) -> TimedMessage {
-        let (size, opens) = (work.weight(bytes), work.send * self.pace);
+        let (size, opens) = (work.weight(bytes), work.send * self.slowdown);
         let begins = (pending.started + pending.busy + opens).max(self.up);
-        let left = begins + size * link.byte.max(work.byte * self.pace);
-        pending.busy += opens + (work.sent + work.byte * size) * self.pace;
+        let left = begins + size * link.byte.max(work.byte * self.slowdown);
+        pending.busy += opens + (work.sent + work.byte * size) * self.slowdown;
         pending.left = left;
         self.up = left;
         self.sent += bytes;
@@ -84,8 +84,8 @@ impl RankClock {
         work: MessageCosts,
     ) {
         let size = work.weight(message.bytes);
-        let opens = work.receive * self.pace;
-        let reads = work.reading(message.bytes, reduces) * self.pace;
+        let opens = work.receive * self.slowdown;
+        let reads = work.reading(message.bytes, reduces) * self.slowdown;
         self.down = message.last.max(message.first.max(self.down) + size * link.byte);
         let read = self.down.max(message.first.max(pending.started) + reads) + opens;
         pending.read = pending.read.max(read);
@@ -94,6 +94,6 @@ impl RankClock {
 
     /// Reduces or copies what the rank has already.
     pub(super) fn combine(&mut self, bytes: u64, work: MessageCosts) {
-        self.now += work.reduce * self.pace * bytes as f64;
+        self.now += work.reduce * self.slowdown * bytes as f64;
     }
 }

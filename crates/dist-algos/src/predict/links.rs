@@ -29,7 +29,7 @@ struct Connection {
     /// The wires that it goes through, and how long a byte takes on each.
     path: WirePath<usize>,
     /// How long each byte takes the sender.
-    pace: f64,
+    slowdown: f64,
     /// How many of all bytes have left, when, and how long the next ones take.
     left: f64,
     since: f64,
@@ -67,7 +67,7 @@ pub(super) struct Transmission {
     pub(super) ends: (u32, u32),
     pub(super) bytes: u64,
     /// How long each byte takes the sender.
-    pub(super) pace: f64,
+    pub(super) slowdown: f64,
 }
 
 impl Links {
@@ -97,7 +97,7 @@ impl Links {
         let ends = begins + transmission.bytes as f64;
         let was_idle = connection.milestones.is_empty();
         connection.given = ends;
-        connection.pace = transmission.pace;
+        connection.slowdown = transmission.slowdown;
         connection.milestone(begins, Milestone::First(transmission.message));
         connection
             .milestone((ends - self.window).max(connection.left), Milestone::Accepted(transmission.message));
@@ -157,7 +157,7 @@ impl Links {
         for at in concerned {
             let connection = &self.connections[at];
             let part = |&(wire, byte): &(usize, f64)| byte * self.users[wire].len() as f64;
-            let byte = connection.path.iter().map(part).fold(connection.pace, f64::max);
+            let byte = connection.path.iter().map(part).fold(connection.slowdown, f64::max);
             if byte != connection.byte {
                 self.settle(at, time);
                 self.connections[at].byte = byte;
@@ -172,10 +172,10 @@ impl Links {
             return at;
         }
         let path: WirePath<usize> = path().into_iter().map(|(wire, byte)| (self.place(wire), byte)).collect();
-        let byte = path.iter().map(|&(_, byte)| byte).fold(transmission.pace, f64::max);
-        let (pace, milestones) = (transmission.pace, VecDeque::new());
+        let byte = path.iter().map(|&(_, byte)| byte).fold(transmission.slowdown, f64::max);
+        let (slowdown, milestones) = (transmission.slowdown, VecDeque::new());
         let connection =
-            Connection { path, pace, left: 0.0, since: 0.0, byte, given: 0.0, milestones, version: 0 };
+            Connection { path, slowdown, left: 0.0, since: 0.0, byte, given: 0.0, milestones, version: 0 };
         self.connections.push(connection);
         let at = self.connections.len() - 1;
         self.between.insert(transmission.ends, at);

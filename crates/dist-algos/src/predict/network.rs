@@ -60,7 +60,7 @@ pub struct Straggler {
     /// How much later than the others it begins, in seconds.
     pub late: f64,
     /// How many times as long its work takes.
-    pub pace: f64,
+    pub slowdown: f64,
 }
 
 /// What the messages of several ranks may share: one direction of the link of a host, of a rack, or between two hosts.
@@ -247,7 +247,9 @@ impl NetworkModel {
     /// How much later than others a rank begins, and how many times as long its work takes.
     pub(super) fn straggling(&self, rank: usize) -> (f64, f64) {
         let own = self.stragglers.iter().filter(|straggler| straggler.rank == rank);
-        own.fold((0.0, 1.0), |(late, pace), straggler| (late + straggler.late, pace * straggler.pace))
+        own.fold((0.0, 1.0), |(late, slowdown), straggler| {
+            (late + straggler.late, slowdown * straggler.slowdown)
+        })
     }
 
     /// The one link that there is, if every rank is like every other.

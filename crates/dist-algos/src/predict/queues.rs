@@ -87,7 +87,7 @@ struct Transfer {
 struct QueueRank<I> {
     steps: I,
     taken: u32,
-    pace: f64,
+    slowdown: f64,
     up: f64,
     down: f64,
     sent: u64,
@@ -151,9 +151,9 @@ where
         let world_size = network.world_size();
         let ranks = u32::try_from(world_size).map_err(|_| too_many())?;
         let state = |rank: Rank| {
-            let (late, pace) = network.straggling(rank.index());
+            let (late, slowdown) = network.straggling(rank.index());
             let steps = (plan.steps)(rank);
-            QueueRank { steps, taken: 0, pace, up: late, down: 0.0, sent: 0, exchange: None, now: late }
+            QueueRank { steps, taken: 0, slowdown, up: late, down: 0.0, sent: 0, exchange: None, now: late }
         };
         let cores = vec![0.0; network.cores().unwrap_or(0)];
         let mut queues = Self {
@@ -197,7 +197,7 @@ where
 
     /// Does so much work on a core of the rank's host: when it begins and when it ends.
     fn serve(&mut self, rank: usize, time: f64, work: f64) -> (f64, f64) {
-        let work = work * self.ranks[rank].pace;
+        let work = work * self.ranks[rank].slowdown;
         let cores = &mut self.hosts[self.network.host_of(rank)].cores;
         // The one that has been idle for the shortest time, so that work that follows on finds its own core again.
         let idle = (0..cores.len()).filter(|&core| cores[core] <= time);
@@ -277,9 +277,9 @@ where
         let bytes = self.plan.bytes_sent(send);
         let size = work.weight(bytes);
         let (begins, free) = self.serve(rank, time, work.send + work.sent + work.byte * size);
-        let begins = begins + work.send * self.ranks[rank].pace;
+        let begins = begins + work.send * self.ranks[rank].slowdown;
         let state = &mut self.ranks[rank];
-        let pace = link.byte.max(work.byte * state.pace);
+        let slowdown = link.byte.max(work.byte * state.slowdown);
         state.sent += bytes;
         if let Some(exchange) = &mut state.exchange {
             exchange.free = free;
@@ -293,7 +293,7 @@ where
         let ends = (number(rank), number(send.to));
         if self.network.shares_link(rank, send.to) {
             let message = u32::try_from(self.transfers.len()).map_err(|_| too_many())?;
-            let transmission = Transmission { message, ends, bytes, pace: work.byte * state.pace };
+            let transmission = Transmission { message, ends, bytes, slowdown: work.byte * state.slowdown };
             let latency = link.latency;
             self.transfers.push(Transfer { transmission, latency, first: 0.0, last: None, read: None });
             self.note(begins, EventKind::Leaves(message));
@@ -301,7 +301,7 @@ where
         }
         let state = &mut self.ranks[rank];
         let begins = begins.max(state.up);
-        let left = begins + size * pace;
+        let left = begins + size * slowdown;
         state.up = left;
         if let Some(exchange) = &mut state.exchange {
             exchange.leaves(left);
@@ -377,7 +377,7 @@ where
         *last = Some(time);
         if let Some(read) = *read {
             let rank = transmission.ends.1 as usize;
-            let opens = self.network.work().receive * self.ranks[rank].pace;
+            let opens = self.network.work().receive * self.ranks[rank].slowdown;
             self.has_read(rank, read, read.max(time + opens));
         }
     }
@@ -427,7 +427,7 @@ where
         let (_, ends) = self.serve(rank, time, work.receive + reads);
         match (last, received) {
             (Some(last), _) => {
-                let opens = work.receive * self.ranks[rank].pace;
+                let opens = work.receive * self.ranks[rank].slowdown;
                 self.has_read(rank, ends, ends.max(last + opens));
             }
             (None, ReceivedMessage::Transfer(transfer)) => {

@@ -138,7 +138,7 @@ fn what_cannot_be_cut_evenly_is_predicted_to_within_an_element_per_chunk() {
 fn queues_that_nobody_else_waits_in_change_nothing() {
     for world_size in [1, 2, 3, 7, 12, 16, 33] {
         let within = LinkModel { latency: 1.0, byte: 0.5 };
-        let straggler = Straggler { rank: world_size - 1, late: 3.0, pace: 2.0 };
+        let straggler = Straggler { rank: world_size - 1, late: 3.0, slowdown: 2.0 };
         let network =
             NetworkModel::new(world_size, LINK, WORK).on_hosts_of(3, within).with_straggler(straggler);
         for (name, parts, schedules) in all_schedules(world_size) {
@@ -242,7 +242,7 @@ fn a_late_rank_delays_those_who_need_it_and_a_slow_one_does_more_work() {
     let plan = plan(&schedules, 16, 1600);
     let network = NetworkModel::new(16, LINK, WORK);
     let on_time = wavefront(&plan, &network).unwrap().seconds;
-    let straggler = |late, pace| network.clone().with_straggler(Straggler { rank: 5, late, pace });
+    let straggler = |late, slowdown| network.clone().with_straggler(Straggler { rank: 5, late, slowdown });
     assert_close(wavefront(&plan, &straggler(1e6, 1.0)).unwrap().seconds, 1e6 + on_time, "late");
     let slow = wavefront(&plan, &straggler(0.0, 100.0)).unwrap().seconds;
     let work = 100.0 * 2.0 * 15.0 * (2.0 * 0.5 + 0.75 + 2.0 * 25.0) + 100.0 * 15.0 * 150.0;

@@ -311,13 +311,13 @@ fn straggler(text: &str) -> Result<Straggler, String> {
     let (rank, how) = text.split_once(':').ok_or_else(wrong)?;
     let rank = rank.parse().map_err(|_| wrong())?;
     if let Some(late) = how.strip_prefix('+') {
-        return Ok(Straggler { rank, late: quantity::time(late)?, pace: 1.0 });
+        return Ok(Straggler { rank, late: quantity::time(late)?, slowdown: 1.0 });
     }
-    let pace: f64 = how.strip_prefix('x').ok_or_else(wrong)?.parse().map_err(|_| wrong())?;
-    if !(pace.is_finite() && pace > 0.0 && pace <= PACE_MAX) {
+    let slowdown: f64 = how.strip_prefix('x').ok_or_else(wrong)?.parse().map_err(|_| wrong())?;
+    if !(slowdown.is_finite() && slowdown > 0.0 && slowdown <= PACE_MAX) {
         return Err(format!("work takes more than 0 and at most {PACE_MAX} times as long"));
     }
-    Ok(Straggler { rank, late: 0.0, pace })
+    Ok(Straggler { rank, late: 0.0, slowdown })
 }
 
 const PACE_MAX: f64 = 1e6;
@@ -328,8 +328,8 @@ mod tests {
 
     #[test]
     fn stragglers_are_late_or_slow() {
-        assert_eq!(straggler("5:+3ms"), Ok(Straggler { rank: 5, late: 3e-3, pace: 1.0 }));
-        assert_eq!(straggler("0:x1.5"), Ok(Straggler { rank: 0, late: 0.0, pace: 1.5 }));
+        assert_eq!(straggler("5:+3ms"), Ok(Straggler { rank: 5, late: 3e-3, slowdown: 1.0 }));
+        assert_eq!(straggler("0:x1.5"), Ok(Straggler { rank: 0, late: 0.0, slowdown: 1.5 }));
         for wrong in ["5", "5:3ms", "a:x2", "5:x0", "5:x-1", "5:xnan", "5:+3"] {
             assert!(straggler(wrong).is_err(), "{wrong}");
         }
