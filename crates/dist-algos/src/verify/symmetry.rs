@@ -16,37 +16,37 @@ use crate::{Chunks, Cost, Error, Messages, Place, ReceiveHalf, Result, SendHalf,
 
 /// Whether the numbers of chunks turn with those of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Circle {
+enum ChunkNumbering {
     /// Chunk `c` of one rank is to it what chunk `c + 1` is to the next.
-    Turns(usize),
+    Rotating(usize),
     /// Chunks have the same number on all ranks.
-    Stands,
+    Fixed,
 }
 
 /// Every step of every rank, as long as they are the turned ones of another's.
 #[derive(Clone, Copy, Debug)]
-struct Turn {
+struct Rotation {
     by: usize,
     world_size: usize,
-    circle: Circle,
+    numbering: ChunkNumbering,
 }
 
-impl Turn {
+impl Rotation {
     fn rank(self, rank: usize) -> usize {
         (rank + self.by) % self.world_size
     }
 
     fn chunk(self, chunk: usize) -> usize {
-        match self.circle {
-            Circle::Turns(chunks) => (chunk + self.by) % chunks,
-            Circle::Stands => chunk,
+        match self.numbering {
+            ChunkNumbering::Rotating(chunks) => (chunk + self.by) % chunks,
+            ChunkNumbering::Fixed => chunk,
         }
     }
 
     fn chunks(self, chunks: Chunks) -> Option<Chunks> {
-        match self.circle {
-            Circle::Turns(within) => chunks.turned(self.by, within),
-            Circle::Stands => Some(chunks),
+        match self.numbering {
+            ChunkNumbering::Rotating(within) => chunks.turned(self.by, within),
+            ChunkNumbering::Fixed => Some(chunks),
         }
     }
 
@@ -92,10 +92,10 @@ impl Turn {
 /// far as it does not matter in which order sums are added.
 pub(super) fn are_turned(subject: Subject, first: &[Program], programs: &[Program], root: usize) -> bool {
     let world_size = programs.len();
-    let circles = [Circle::Stands, Circle::Turns(subject.chunks(world_size))];
-    circles.into_iter().any(|circle| {
-        let turn = Turn { by: root, world_size, circle };
-        (0..world_size).all(|rank| turn.is_of(&programs[turn.rank(rank)], &first[rank]))
+    let circles = [ChunkNumbering::Fixed, ChunkNumbering::Rotating(subject.chunks(world_size))];
+    circles.into_iter().any(|numbering| {
+        let rotation = Rotation { by: root, world_size, numbering };
+        (0..world_size).all(|rank| rotation.is_of(&programs[rotation.rank(rank)], &first[rank]))
     })
 }
 
@@ -110,21 +110,21 @@ pub fn prove(subject: Subject, world_size: usize) -> Result<Option<Cost>> {
     };
     let chunks = subject.chunks(world_size);
     let goal = subject.goal(0);
-    let circle = match goal {
+    let numbering = match goal {
         Goal::AllReduce | Goal::ReduceScatter | Goal::AllGather | Goal::AllToAll if chunks == world_size => {
-            Circle::Turns(chunks)
+            ChunkNumbering::Rotating(chunks)
         }
-        Goal::AllToAllTurned | Goal::Barrier => Circle::Stands,
+        Goal::AllToAllTurned | Goal::Barrier => ChunkNumbering::Fixed,
         _ => return Ok(None),
     };
     let program = subject.program(rank, 0);
     let turned = |other: Rank| {
-        Turn { by: other.index(), world_size, circle }.is_of(&subject.program(other, 0), &program)
+        Rotation { by: other.index(), world_size, numbering }.is_of(&subject.program(other, 0), &program)
     };
     if !Rank::all(world_size).skip(1).all(turned) {
         return Ok(None);
     }
-    let mut one = One::new(goal, chunks, world_size, circle);
+    let mut one = RepresentativeRank::new(goal, chunks, world_size, numbering);
     for (index, step) in program.steps.iter().enumerate() {
         one.finish(&program, index)?;
         if !one.step(rank, index, *step)? {
@@ -143,29 +143,29 @@ enum Content {
     Nothing,
     Piece(Piece),
     /// The sum of these ranks, and whether its owner has finished it.
-    Sum(Circular, bool),
+    Sum(CyclicRanks, bool),
 }
 
 /// Rank 0 of a world in which all ranks do the same.
-struct One {
+struct RepresentativeRank {
     goal: Goal,
     world_size: usize,
-    circle: Circle,
+    numbering: ChunkNumbering,
     buffer: Vec<Content>,
-    heard: Circular,
+    heard: CyclicRanks,
     cost: Cost,
 }
 
-impl One {
-    fn new(goal: Goal, chunks: usize, world_size: usize, circle: Circle) -> Self {
-        let own = || Circular::one(0, world_size);
+impl RepresentativeRank {
+    fn new(goal: Goal, chunks: usize, world_size: usize, numbering: ChunkNumbering) -> Self {
+        let own = || CyclicRanks::one(0, world_size);
         let begins = |chunk| match goal.begins(world_size, 0, chunk) {
             Some(_) if goal.reduces() => Content::Sum(own(), false),
             Some(piece) => Content::Piece(piece),
             None => Content::Nothing,
         };
         let buffer = (0..chunks).map(begins).collect();
-        Self { goal, world_size, circle, buffer, heard: own(), cost: Cost::NOTHING }
+        Self { goal, world_size, numbering, buffer, heard: own(), cost: Cost::NOTHING }
     }
 
     /// Does a step; `false` if it is not one in which every message meets its receiver.
@@ -174,14 +174,14 @@ impl One {
         if sends.is_empty() || sends.len() != receives.len() {
             return Ok(false);
         }
-        let mut arriving: SmallVec<[(ReceiveHalf, Vec<Content>, Circular); 1]> = SmallVec::new();
+        let mut arriving: SmallVec<[(ReceiveHalf, Vec<Content>, CyclicRanks); 1]> = SmallVec::new();
         let mut longest = Messages::default();
         for (send, receive) in sends.iter().zip(receives) {
             let distance = (self.world_size - receive.from) % self.world_size;
             if send.to != distance || receive.place != Place::Buffer {
                 return Ok(false);
             }
-            let back = Turn { by: receive.from, world_size: self.world_size, circle: self.circle };
+            let back = Rotation { by: receive.from, world_size: self.world_size, numbering: self.numbering };
             let sent = back.chunks(send.chunks);
             if !sent.is_some_and(|sent| self.goal.agree(receive.from, 0, (send.of, sent), receive.chunks)) {
                 let (sent, expected) = (send.chunks, receive.chunks);
@@ -192,7 +192,7 @@ impl One {
             let contents = match send.of {
                 Source::Input => send.chunks.indices().map(|chunk| self.input(chunk, back)).collect(),
                 Source::Buffer => {
-                    let forth = Turn { by: distance, ..back };
+                    let forth = Rotation { by: distance, ..back };
                     receive
                         .chunks
                         .indices()
@@ -218,7 +218,7 @@ impl One {
         Ok(true)
     }
 
-    fn input(&self, chunk: usize, back: Turn) -> Content {
+    fn input(&self, chunk: usize, back: Rotation) -> Content {
         self.goal.input(0, chunk).map_or(Content::Nothing, |piece| Content::Piece(piece).turned(back))
     }
 
@@ -277,26 +277,26 @@ impl One {
 }
 
 impl Content {
-    fn turned(&self, turn: Turn) -> Self {
+    fn turned(&self, rotation: Rotation) -> Self {
         match self {
             Self::Nothing => Self::Nothing,
             Self::Piece(piece) => {
-                Self::Piece(Piece { rank: turn.rank(piece.rank), chunk: turn.rank(piece.chunk) })
+                Self::Piece(Piece { rank: rotation.rank(piece.rank), chunk: rotation.rank(piece.chunk) })
             }
-            Self::Sum(ranks, finished) => Self::Sum(ranks.turned(turn.by), *finished),
+            Self::Sum(ranks, finished) => Self::Sum(ranks.turned(rotation.by), *finished),
         }
     }
 }
 
 /// A set of ranks in a circle, as runs of neighbours, of which there are few in sums of schedules.
 #[derive(Clone, Debug, PartialEq)]
-struct Circular {
+struct CyclicRanks {
     /// From where to where, in ascending order; no two touch.
     runs: SmallVec<[Range<usize>; 1]>,
     world_size: usize,
 }
 
-impl Circular {
+impl CyclicRanks {
     fn one(rank: usize, world_size: usize) -> Self {
         Self { runs: smallvec![rank..rank + 1], world_size }
     }
@@ -363,9 +363,9 @@ mod tests {
     use super::*;
     use crate::{AllReduce, AllToAll, Barrier};
 
-    fn set(ranks: &[usize]) -> Circular {
-        let mut set = Circular { runs: SmallVec::new(), world_size: 7 };
-        ranks.iter().for_each(|&rank| set.add(&Circular::one(rank, 7)));
+    fn set(ranks: &[usize]) -> CyclicRanks {
+        let mut set = CyclicRanks { runs: SmallVec::new(), world_size: 7 };
+        ranks.iter().for_each(|&rank| set.add(&CyclicRanks::one(rank, 7)));
         set
     }
 
@@ -415,7 +415,7 @@ mod tests {
     /// What is found wrong of rank 0, if all ranks do these steps, turned.
     fn fault(goal: Goal, chunks: usize, world_size: usize, steps: &[Step]) -> Option<Error> {
         let rank = Rank::new(0, world_size)?;
-        let mut one = One::new(goal, chunks, world_size, Circle::Turns(chunks));
+        let mut one = RepresentativeRank::new(goal, chunks, world_size, ChunkNumbering::Rotating(chunks));
         let done =
             steps.iter().enumerate().try_for_each(|(index, step)| one.step(rank, index, *step).map(drop));
         done.and_then(|()| one.check_result(steps.len())).err()
