@@ -9,25 +9,25 @@ use super::goal::Piece;
 
 /// The number of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Tree(usize);
+pub(super) struct SumId(usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Node {
+enum SumNode {
     /// What one rank brought.
     Leaf(Piece),
     /// Two sums added, the one with the lower number first: operands may swap sides.
-    Sum(Tree, Tree),
+    Sum(SumId, SumId),
     /// A sum after its owner has finished it; it must not be added to any more.
-    Finished(Tree),
+    Finished(SumId),
 }
 
 /// All trees that have come up, and who contributed to each.
 pub(super) struct Forest {
-    nodes: Vec<Node>,
-    numbers: HashMap<Node, Tree, BuildHasherDefault<Mix>>,
-    contributors: Vec<Ranks>,
+    nodes: Vec<SumNode>,
+    numbers: HashMap<SumNode, SumId, BuildHasherDefault<Mix>>,
+    contributors: Vec<RankSet>,
     /// Those T(n) that were asked for, by their first rank and how many there are.
-    canonical: HashMap<(usize, usize), Tree, BuildHasherDefault<Mix>>,
+    canonical: HashMap<(usize, usize), SumId, BuildHasherDefault<Mix>>,
     world_size: usize,
 }
 
@@ -42,49 +42,49 @@ impl Forest {
         }
     }
 
-    pub(super) fn leaf(&mut self, piece: Piece) -> Tree {
+    pub(super) fn leaf(&mut self, piece: Piece) -> SumId {
         let world_size = self.world_size;
-        self.number(Node::Leaf(piece), |_| Ranks::one(piece.rank, world_size))
+        self.number(SumNode::Leaf(piece), |_| RankSet::one(piece.rank, world_size))
     }
 
     /// The sum of two trees, or else a rank that contributed to both.
-    pub(super) fn sum(&mut self, left: Tree, right: Tree) -> Result<Tree, usize> {
+    pub(super) fn sum(&mut self, left: SumId, right: SumId) -> Result<SumId, usize> {
         if let Some(rank) = self.contributors[left.0].shared(&self.contributors[right.0]) {
             return Err(rank);
         }
-        let node = Node::Sum(left.min(right), left.max(right));
+        let node = SumNode::Sum(left.min(right), left.max(right));
         Ok(self.number(node, |contributors| contributors[left.0].union(&contributors[right.0])))
     }
 
-    pub(super) fn finished(&mut self, tree: Tree) -> Tree {
-        self.number(Node::Finished(tree), |contributors| contributors[tree.0].clone())
+    pub(super) fn finished(&mut self, tree: SumId) -> SumId {
+        self.number(SumNode::Finished(tree), |contributors| contributors[tree.0].clone())
     }
 
     /// The sum inside a finished tree.
-    pub(super) fn unfinished(&self, tree: Tree) -> Option<Tree> {
+    pub(super) fn unfinished(&self, tree: SumId) -> Option<SumId> {
         match self.nodes[tree.0] {
-            Node::Finished(tree) => Some(tree),
-            Node::Leaf(_) | Node::Sum(..) => None,
+            SumNode::Finished(tree) => Some(tree),
+            SumNode::Leaf(_) | SumNode::Sum(..) => None,
         }
     }
 
     /// Whether the tree is what a rank brought.
-    pub(super) fn is_leaf(&self, tree: Tree, piece: Piece) -> bool {
-        self.nodes[tree.0] == Node::Leaf(piece)
+    pub(super) fn is_leaf(&self, tree: SumId, piece: Piece) -> bool {
+        self.nodes[tree.0] == SumNode::Leaf(piece)
     }
 
     /// Whether every rank has contributed.
-    pub(super) fn is_total(&self, tree: Tree) -> bool {
+    pub(super) fn is_total(&self, tree: SumId) -> bool {
         self.is_sum_of(tree, self.world_size)
     }
 
     /// Whether just the first ranks have contributed, so many of them.
-    pub(super) fn is_sum_of(&self, tree: Tree, count: usize) -> bool {
+    pub(super) fn is_sum_of(&self, tree: SumId, count: usize) -> bool {
         self.contributors[tree.0].are_first(count)
     }
 
     /// T(p) over the ranks from `start`, `count` of them and at least one.
-    pub(super) fn canonical(&mut self, start: usize, count: usize) -> Tree {
+    pub(super) fn canonical(&mut self, start: usize, count: usize) -> SumId {
         if count == 1 {
             return self.leaf(Piece { rank: start, chunk: 0 });
         }
@@ -99,11 +99,11 @@ impl Forest {
         tree
     }
 
-    fn number(&mut self, node: Node, contributors: impl FnOnce(&[Ranks]) -> Ranks) -> Tree {
+    fn number(&mut self, node: SumNode, contributors: impl FnOnce(&[RankSet]) -> RankSet) -> SumId {
         if let Some(&tree) = self.numbers.get(&node) {
             return tree;
         }
-        let tree = Tree(self.nodes.len());
+        let tree = SumId(self.nodes.len());
         let ranks = contributors(&self.contributors);
         self.nodes.push(node);
         self.contributors.push(ranks);
@@ -114,9 +114,9 @@ impl Forest {
 
 /// A set of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ranks(SmallVec<[u64; 2]>);
+pub(super) struct RankSet(SmallVec<[u64; 2]>);
 
-impl Ranks {
+impl RankSet {
     pub(super) fn one(rank: usize, world_size: usize) -> Self {
         let mut words = smallvec![0; world_size.div_ceil(64)];
         words[rank / 64] |= 1 << (rank % 64);
@@ -204,16 +204,17 @@ mod tests {
 
     #[test]
     fn sets_know_the_first_ranks() {
-        let first =
-            |count: usize| (1..count).fold(Ranks::one(0, 130), |set, rank| set.union(&Ranks::one(rank, 130)));
+        let first = |count: usize| {
+            (1..count).fold(RankSet::one(0, 130), |set, rank| set.union(&RankSet::one(rank, 130)))
+        };
         for count in [1, 2, 63, 64, 65, 128, 129, 130] {
             let set = first(count);
             assert!((0..=130).all(|other| set.are_first(other) == (other == count)), "{count}");
             assert_eq!(set.missing(130), (count < 130).then_some(count));
             assert_eq!(set.missing(count), None);
         }
-        assert_eq!(Ranks::one(1, 130).missing(130), Some(0));
-        assert!(!Ranks::one(1, 130).are_first(1));
+        assert_eq!(RankSet::one(1, 130).missing(130), Some(0));
+        assert!(!RankSet::one(1, 130).are_first(1));
     }
 
     #[test]

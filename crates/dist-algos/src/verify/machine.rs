@@ -7,7 +7,7 @@
 use dist_transport::Rank;
 use smallvec::SmallVec;
 
-use super::forest::{Forest, Ranks, Tree};
+use super::forest::{Forest, RankSet, SumId};
 use super::report::RankReport;
 use super::{Goal, Program};
 use crate::validate::Parts;
@@ -25,13 +25,13 @@ pub(super) struct Machine {
 pub(super) struct State {
     rank: Rank,
     /// What each chunk of the buffer holds.
-    pub(super) buffer: Vec<Option<Tree>>,
+    pub(super) buffer: Vec<Option<SumId>>,
     /// What each chunk of the input holds.
-    input: Vec<Option<Tree>>,
+    input: Vec<Option<SumId>>,
     /// What each slot holds.
     pub(super) slots: Vec<Option<Held>>,
     /// Who is known to have begun.
-    pub(super) heard: Ranks,
+    pub(super) heard: RankSet,
     /// When the steps so far were done.
     pub(super) clock: Clock,
     /// What had to arrive, one after the other, for it to come so far.
@@ -45,7 +45,7 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     chunk: usize,
-    sum: Tree,
+    sum: SumId,
     /// Something came of it.
     pub(super) is_used: bool,
 }
@@ -76,8 +76,8 @@ struct Message {
     to: usize,
     of: Source,
     chunks: Chunks,
-    sums: SmallVec<[Tree; 4]>,
-    heard: Ranks,
+    sums: SmallVec<[SumId; 4]>,
+    heard: RankSet,
 }
 
 impl Clock {
@@ -106,7 +106,7 @@ impl Machine {
                     buffer,
                     input,
                     slots: Vec::new(),
-                    heard: Ranks::one(index, world_size),
+                    heard: RankSet::one(index, world_size),
                     clock: Clock::default(),
                     depth: Clock::default(),
                     report: RankReport::default(),
@@ -259,7 +259,7 @@ impl State {
         Ok(())
     }
 
-    fn read(&self, source: Source, chunk: usize) -> Result<Tree> {
+    fn read(&self, source: Source, chunk: usize) -> Result<SumId> {
         let held = match source {
             Source::Buffer => self.buffer[chunk],
             Source::Input => self.input[chunk],
@@ -275,7 +275,7 @@ impl State {
         chunk: usize,
         place: Place,
         then: Then,
-        sum: Tree,
+        sum: SumId,
     ) -> Result<()> {
         let rank = self.rank.index();
         if let (Place::Slot(slot), Then::Replace) = (place, then) {
@@ -307,7 +307,7 @@ impl State {
         Ok(())
     }
 
-    fn hold(&mut self, slot: usize, chunk: usize, sum: Tree) {
+    fn hold(&mut self, slot: usize, chunk: usize, sum: SumId) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
@@ -316,7 +316,7 @@ impl State {
     }
 
     /// What a place holds for a chunk.
-    fn content(&self, place: Place, chunk: usize) -> Option<Tree> {
+    fn content(&self, place: Place, chunk: usize) -> Option<SumId> {
         match place {
             Place::Buffer => self.buffer[chunk],
             Place::Slot(slot) => {

@@ -31,7 +31,7 @@ mod two_level;
 use std::ops::Range;
 
 use crate::{Chunks, Error, Messages, Order, Result, Step};
-use forest::{Forest, Tree};
+use forest::{Forest, SumId};
 use goal::End;
 use machine::Machine;
 
@@ -165,7 +165,7 @@ fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Or
 }
 
 /// Whether a chunk that holds this ends as it should.
-fn is_result(end: End, tree: Tree, forest: &Forest) -> bool {
+fn is_result(end: End, tree: SumId, forest: &Forest) -> bool {
     match end {
         End::Anything => true,
         End::Piece(piece) => forest.is_leaf(tree, piece),
@@ -177,10 +177,10 @@ fn is_result(end: End, tree: Tree, forest: &Forest) -> bool {
 /// The sums that are results, and what their trees have in common.
 struct Sums {
     /// T(n), for every n that has come up.
-    canonical: Vec<Option<Tree>>,
+    canonical: Vec<Option<SumId>>,
     /// How many ranks the last sum of each chunk is of, and its tree.
-    found: Vec<Option<(usize, Tree)>>,
-    last: Option<Tree>,
+    found: Vec<Option<(usize, SumId)>>,
+    last: Option<SumId>,
     are_canonical: bool,
     are_one: bool,
 }
@@ -197,7 +197,7 @@ impl Sums {
         forest: &mut Forest,
         (rank, chunk): (usize, usize),
         count: usize,
-        tree: Tree,
+        tree: SumId,
     ) -> Result<()> {
         match self.found[chunk].replace((count, tree)) {
             Some((others, other)) if others == count && other != tree => {
