@@ -15,35 +15,35 @@ use crate::{Chunks, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, T
 
 pub(super) struct Machine {
     pub(super) forest: Forest,
-    pub(super) ranks: Vec<State>,
+    pub(super) ranks: Vec<SymbolicRank>,
     pub(super) goal: Goal,
     parts: Parts,
 }
 
 /// One rank.
 #[derive(Clone)]
-pub(super) struct State {
+pub(super) struct SymbolicRank {
     rank: Rank,
     /// What each chunk of the buffer holds.
     pub(super) buffer: Vec<Option<SumId>>,
     /// What each chunk of the input holds.
     input: Vec<Option<SumId>>,
     /// What each slot holds.
-    pub(super) slots: Vec<Option<Held>>,
+    pub(super) slots: Vec<Option<SlotContent>>,
     /// Who is known to have begun.
     pub(super) heard: RankSet,
     /// When the steps so far were done.
-    pub(super) clock: Clock,
+    pub(super) clock: PathLength,
     /// What had to arrive, one after the other, for it to come so far.
-    pub(super) depth: Clock,
+    pub(super) depth: PathLength,
     pub(super) report: RankReport,
     next: usize,
-    exchange: Option<Exchange>,
+    exchange: Option<OpenExchange>,
 }
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct SlotContent {
     chunk: usize,
     sum: SumId,
     /// Something came of it.
@@ -52,27 +52,27 @@ pub(super) struct Held {
 
 /// Two measures of time: messages, and chunks.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Clock {
+pub(super) struct PathLength {
     pub(super) rounds: usize,
     pub(super) path: usize,
 }
 
 /// An exchange of which at least one half is still to be done.
 #[derive(Clone)]
-struct Exchange {
+struct OpenExchange {
     step: usize,
-    sends: SmallVec<[Message; 1]>,
+    sends: SmallVec<[SentMessage; 1]>,
     receives: SmallVec<[ReceiveHalf; 1]>,
     in_place: bool,
     /// Chunks that leave in this step, which share the way out.
     leaving: usize,
-    ends: Clock,
-    depth: Clock,
+    ends: PathLength,
+    depth: PathLength,
 }
 
 /// What is on its way: the content as it was when the step began.
 #[derive(Clone)]
-struct Message {
+struct SentMessage {
     to: usize,
     of: Source,
     chunks: Chunks,
@@ -80,7 +80,7 @@ struct Message {
     heard: RankSet,
 }
 
-impl Clock {
+impl PathLength {
     fn later(self, other: Self) -> Self {
         Self { rounds: self.rounds.max(other.rounds), path: self.path.max(other.path) }
     }
@@ -101,14 +101,14 @@ impl Machine {
                 let buffer = buffer.map(|piece| piece.map(|piece| forest.leaf(piece))).collect();
                 let input = (0..parts.input).map(|chunk| goal.input(index, chunk));
                 let input = input.map(|piece| piece.map(|piece| forest.leaf(piece))).collect();
-                State {
+                SymbolicRank {
                     rank,
                     buffer,
                     input,
                     slots: Vec::new(),
                     heard: RankSet::one(index, world_size),
-                    clock: Clock::default(),
-                    depth: Clock::default(),
+                    clock: PathLength::default(),
+                    depth: PathLength::default(),
                     report: RankReport::default(),
                     next: 0,
                     exchange: None,
@@ -239,15 +239,15 @@ impl Machine {
     }
 }
 
-impl State {
+impl SymbolicRank {
     /// Takes up an exchange.
     fn begin(&mut self, step: Step) -> Result<()> {
         let (sends, receives) = step.halves(self.rank);
         let message = |send: &SendHalf| {
             let sums = send.chunks.indices().map(|chunk| self.read(send.of, chunk)).collect::<Result<_>>()?;
-            Ok(Message { to: send.to, of: send.of, chunks: send.chunks, sums, heard: self.heard.clone() })
+            Ok(SentMessage { to: send.to, of: send.of, chunks: send.chunks, sums, heard: self.heard.clone() })
         };
-        self.exchange = Some(Exchange {
+        self.exchange = Some(OpenExchange {
             step: self.next,
             leaving: sends.iter().map(|send| send.chunks.len()).sum(),
             sends: sends.iter().map(message).collect::<Result<_>>()?,
@@ -302,7 +302,7 @@ impl State {
         };
         match place {
             Place::Buffer => self.buffer[chunk] = Some(sum),
-            Place::Slot(slot) => self.slots[slot] = Some(Held { chunk, sum, is_used: false }),
+            Place::Slot(slot) => self.slots[slot] = Some(SlotContent { chunk, sum, is_used: false }),
         }
         Ok(())
     }
@@ -311,7 +311,7 @@ impl State {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
-        self.slots[slot] = Some(Held { chunk, sum, is_used: false });
+        self.slots[slot] = Some(SlotContent { chunk, sum, is_used: false });
         self.report.slots = self.report.slots.max(slot + 1);
     }
 
@@ -337,7 +337,7 @@ impl State {
         let unwritten = Error::Unwritten { rank: self.rank.index(), step: self.next, chunk };
         let sum = self.content(from, chunk).ok_or(unwritten)?;
         if let Place::Slot(slot) = from {
-            self.slots[slot] = Some(Held { chunk, sum, is_used: true });
+            self.slots[slot] = Some(SlotContent { chunk, sum, is_used: true });
         }
         self.write(forest, self.next, chunk, into, Then::Replace, sum)
     }
