@@ -71,15 +71,17 @@ pub(crate) fn table(lines: &[(String, Vec<String>)]) -> String {
 
 /// What happens in each round: every message passes as soon as its sender and its receiver are both at it.
 fn rounds(programs: &[Program]) -> Vec<Vec<String>> {
-    let mut ranks: Vec<Doing<'_>> =
-        Rank::all(programs.len()).zip(programs).map(|(rank, program)| Doing::new(rank, program)).collect();
+    let mut ranks: Vec<DrawnRank<'_>> = Rank::all(programs.len())
+        .zip(programs)
+        .map(|(rank, program)| DrawnRank::new(rank, program))
+        .collect();
     let mut rounds = Vec::new();
     loop {
         let mut cells = vec![String::new(); ranks.len()];
         let sends = ranks
             .iter()
             .enumerate()
-            .flat_map(|(rank, doing)| doing.sends.iter().map(move |send| (rank, *send)));
+            .flat_map(|(rank, drawn)| drawn.sends.iter().map(move |send| (rank, *send)));
         let passing: Vec<(usize, SendHalf, ReceiveHalf)> = sends
             .filter_map(|(rank, send)| {
                 let receive = ranks[send.to].receives.iter().find(|receive| receive.from == rank)?;
@@ -97,15 +99,15 @@ fn rounds(programs: &[Program]) -> Vec<Vec<String>> {
         for &(_, send, receive) in &passing {
             add(&mut cells[send.to], &received(receive));
         }
-        for (doing, cell) in ranks.iter_mut().zip(&mut cells) {
-            doing.go_on(cell);
+        for (drawn, cell) in ranks.iter_mut().zip(&mut cells) {
+            drawn.go_on(cell);
         }
         rounds.push(cells);
     }
 }
 
 /// One rank, and what it still has to do.
-struct Doing<'a> {
+struct DrawnRank<'a> {
     rank: Rank,
     steps: std::slice::Iter<'a, Step>,
     sends: Vec<SendHalf>,
@@ -114,14 +116,14 @@ struct Doing<'a> {
     begun: String,
 }
 
-impl<'a> Doing<'a> {
+impl<'a> DrawnRank<'a> {
     fn new(rank: Rank, program: &'a Program) -> Self {
         let (sends, receives) = (Vec::new(), Vec::new());
-        let mut doing = Self { rank, steps: program.steps.iter(), sends, receives, begun: String::new() };
+        let mut drawn = Self { rank, steps: program.steps.iter(), sends, receives, begun: String::new() };
         let mut begun = String::new();
-        doing.go_on(&mut begun);
-        doing.begun = begun;
-        doing
+        drawn.go_on(&mut begun);
+        drawn.begun = begun;
+        drawn
     }
 
     /// Does what needs no message, up to the next step that does.

@@ -63,7 +63,7 @@ pub(super) struct Piece {
 
 /// What a rank has to have in a chunk in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum RequiredContent {
     Anything,
     /// What one rank brought.
     Piece(Piece),
@@ -121,21 +121,21 @@ impl Goal {
         }
     }
 
-    pub(super) fn ends(self, world_size: usize, rank: usize, chunk: usize) -> End {
-        let piece = |rank, chunk| End::Piece(Piece { rank, chunk });
+    pub(super) fn ends(self, world_size: usize, rank: usize, chunk: usize) -> RequiredContent {
+        let piece = |rank, chunk| RequiredContent::Piece(Piece { rank, chunk });
         match self {
-            Self::AllReduce => End::Finished,
-            Self::ReduceScatter if rank == chunk => End::Sum(world_size),
-            Self::Reduce { root } if rank == root => End::Sum(world_size),
-            Self::Scan(Extent::Inclusive) => End::Sum(rank + 1),
-            Self::Scan(Extent::Exclusive) if rank > 0 => End::Sum(rank),
+            Self::AllReduce => RequiredContent::Finished,
+            Self::ReduceScatter if rank == chunk => RequiredContent::Sum(world_size),
+            Self::Reduce { root } if rank == root => RequiredContent::Sum(world_size),
+            Self::Scan(Extent::Inclusive) => RequiredContent::Sum(rank + 1),
+            Self::Scan(Extent::Exclusive) if rank > 0 => RequiredContent::Sum(rank),
             Self::AllGather => piece(chunk, chunk),
             Self::Broadcast { root } => piece(root, chunk),
             Self::Gather { root } if rank == root => piece(chunk, chunk),
             Self::Scatter { root } if rank == chunk && rank != root => piece(root, chunk),
             Self::AllToAll => piece(chunk, rank),
             Self::AllToAllTurned => piece((rank + world_size - chunk) % world_size, rank),
-            _ => End::Anything,
+            _ => RequiredContent::Anything,
         }
     }
 

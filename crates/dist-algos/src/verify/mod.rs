@@ -145,19 +145,19 @@ fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
 /// Checks what every chunk ends as, and finds the class of the order in which they were reduced.
 fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Order>> {
     let Machine { forest, ranks, .. } = machine;
-    let mut sums = Sums::new(ranks.len(), chunks);
+    let mut sums = ResultSums::new(ranks.len(), chunks);
     for (rank, state) in ranks.iter().enumerate() {
         for chunk in 0..chunks {
             let end = goal.ends(ranks.len(), rank, chunk);
             let tree = state.buffer[chunk].filter(|&tree| is_result(end, tree, forest));
             match (end, tree) {
-                (End::Anything, _) | (End::Piece(_), Some(_)) => {}
+                (RequiredContent::Anything, _) | (RequiredContent::Piece(_), Some(_)) => {}
                 (_, None) => return Err(Error::WrongResult { rank, steps: state.report.steps, chunk }),
-                (End::Finished, Some(tree)) => {
+                (RequiredContent::Finished, Some(tree)) => {
                     let whole = forest.unfinished(tree).expect("a result is finished");
                     sums.add(forest, (rank, chunk), ranks.len(), whole)?;
                 }
-                (End::Sum(count), Some(tree)) => sums.add(forest, (rank, chunk), count, tree)?,
+                (RequiredContent::Sum(count), Some(tree)) => sums.add(forest, (rank, chunk), count, tree)?,
             }
         }
     }
@@ -165,17 +165,17 @@ fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Or
 }
 
 /// Whether a chunk that holds this ends as it should.
-fn is_result(end: End, tree: SumId, forest: &Forest) -> bool {
+fn is_result(end: RequiredContent, tree: SumId, forest: &Forest) -> bool {
     match end {
-        End::Anything => true,
-        End::Piece(piece) => forest.is_leaf(tree, piece),
-        End::Sum(count) => forest.is_sum_of(tree, count),
-        End::Finished => forest.unfinished(tree).is_some_and(|sum| forest.is_total(sum)),
+        RequiredContent::Anything => true,
+        RequiredContent::Piece(piece) => forest.is_leaf(tree, piece),
+        RequiredContent::Sum(count) => forest.is_sum_of(tree, count),
+        RequiredContent::Finished => forest.unfinished(tree).is_some_and(|sum| forest.is_total(sum)),
     }
 }
 
 /// The sums that are results, and what their trees have in common.
-struct Sums {
+struct ResultSums {
     /// T(n), for every n that has come up.
     canonical: Vec<Option<SumId>>,
     /// How many ranks the last sum of each chunk is of, and its tree.
@@ -185,7 +185,7 @@ struct Sums {
     are_one: bool,
 }
 
-impl Sums {
+impl ResultSums {
     fn new(world_size: usize, chunks: usize) -> Self {
         let (canonical, found) = (vec![None; world_size + 1], vec![None; chunks]);
         Self { canonical, found, last: None, are_canonical: true, are_one: true }

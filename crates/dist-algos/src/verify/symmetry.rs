@@ -10,7 +10,7 @@ use std::ops::Range;
 use dist_transport::Rank;
 use smallvec::{SmallVec, smallvec};
 
-use super::goal::{End, Piece};
+use super::goal::{Piece, RequiredContent};
 use super::{Goal, Program, Subject};
 use crate::{Chunks, Cost, Error, Messages, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
 
@@ -259,10 +259,10 @@ impl RepresentativeRank {
     fn check_result(&self, steps: usize) -> Result<()> {
         for (chunk, content) in self.buffer.iter().enumerate() {
             let holds = match (self.goal.ends(self.world_size, 0, chunk), content) {
-                (End::Anything, _) => true,
-                (End::Piece(piece), content) => *content == Content::Piece(piece),
-                (End::Sum(_), Content::Sum(sum, _)) => sum.is_full(),
-                (End::Finished, Content::Sum(_, finished)) => *finished,
+                (RequiredContent::Anything, _) => true,
+                (RequiredContent::Piece(piece), content) => *content == Content::Piece(piece),
+                (RequiredContent::Sum(_), Content::Sum(sum, _)) => sum.is_full(),
+                (RequiredContent::Finished, Content::Sum(_, finished)) => *finished,
                 _ => false,
             };
             if !holds {
