@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use dist_algos::all_to_all::WINDOW;
 use dist_algos::scan::Extent;
-use dist_algos::verify::{self, Finish, Goal, Program, Report, Subject};
+use dist_algos::verify::{self, Finish, Goal, RankProgram, Report, Subject};
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Order, Partition, Place,
     ReceiveHalf, Reduce, ReduceScatter, Scan, Scatter, SendHalf, Step, Then,
@@ -214,7 +214,7 @@ fn check_swap(chunks: [usize; 2], places: [usize; 2], expected: Result<(), Error
     let program = |rank: usize| {
         let send = SendHalf::input(1 - rank, Chunks::one(chunks[rank]));
         let receive = ReceiveHalf::replace(1 - rank, Chunks::one(places[rank]));
-        Program { steps: vec![Step::exchange(send, receive)], finish: None }
+        RankProgram { steps: vec![Step::exchange(send, receive)], finish: None }
     };
     assert_eq!(verify::check(Goal::AllToAll, 2, &[0, 1].map(program)).map(drop), expected);
 }
@@ -237,11 +237,11 @@ fn chunks_that_go_to_the_wrong_rank_or_place_are_found() {
 #[test]
 fn windows_that_make_no_sense_are_found() {
     for (first, last) in [(0, 1), (1, 2), (2, 1)] {
-        let program = Program { steps: vec![Step::Window { first, last }], finish: None };
+        let program = RankProgram { steps: vec![Step::Window { first, last }], finish: None };
         let found = verify::check(Goal::AllToAll, 2, &[program.clone(), program]);
         assert!(matches!(found, Err(Error::NoPeer { rank: 0, step: 0, .. })), "{first} to {last}: {found:?}");
     }
-    let program = Program { steps: vec![Step::Window { first: 1, last: 1 }], finish: None };
+    let program = RankProgram { steps: vec![Step::Window { first: 1, last: 1 }], finish: None };
     let found = verify::check(Goal::AllGather, 2, &[program.clone(), program]);
     assert!(matches!(found, Err(Error::NoChunk { parts: 0, .. })), "no input: {found:?}");
 }
@@ -249,7 +249,7 @@ fn windows_that_make_no_sense_are_found() {
 /// One wrong program for each of two ranks that mean to reduce one chunk to rank 0.
 #[track_caller]
 fn check_fault(programs: [Vec<Step>; 2], expected: Error) {
-    let programs = programs.map(|steps| Program { steps, finish: None });
+    let programs = programs.map(|steps| RankProgram { steps, finish: None });
     assert_eq!(verify::check(Goal::Reduce { root: 0 }, 2, &programs), Err(expected));
 }
 
@@ -272,7 +272,7 @@ const HOLD: Step = Step::receive(ReceiveHalf {
 
 #[test]
 fn the_right_programs_are_right() {
-    let programs = [vec![TAKE], vec![GIVE]].map(|steps| Program { steps, finish: None });
+    let programs = [vec![TAKE], vec![GIVE]].map(|steps| RankProgram { steps, finish: None });
     assert_eq!(verify::check(Goal::Reduce { root: 0 }, 2, &programs).unwrap().order, Some(Order::Canonical));
 }
 
@@ -370,7 +370,7 @@ fn overwriting_what_is_sent_is_found() {
 #[test]
 fn reading_what_nobody_has_written_is_found() {
     let programs = [vec![GIVE_BACK], vec![Step::receive(ReceiveHalf::replace(0, ALL))]]
-        .map(|steps| Program { steps, finish: None });
+        .map(|steps| RankProgram { steps, finish: None });
     let expected = Err(Error::Unwritten { rank: 0, step: 0, chunk: 0 });
     assert_eq!(verify::check(Goal::Broadcast { root: 1 }, 2, &programs), expected);
 }
@@ -382,7 +382,7 @@ const GIVE_BACK: Step = Step::send(1, ALL);
 fn only_finished_sums_are_a_result_of_all_reduce() {
     let exchange = |peer| vec![Step::exchange_in_place(peer, Chunks::one(0))];
     let finish = |after| Some(Finish { after, owned: Chunks::one(0) });
-    let programs = |finish| [1, 0].map(|peer| Program { steps: exchange(peer), finish });
+    let programs = |finish| [1, 0].map(|peer| RankProgram { steps: exchange(peer), finish });
     assert!(verify::check(Goal::AllReduce, 1, &programs(finish(1))).is_ok());
     let unfinished = Error::WrongResult { rank: 0, steps: 1, chunk: 0 };
     assert_eq!(verify::check(Goal::AllReduce, 1, &programs(None)), Err(unfinished));
@@ -392,7 +392,7 @@ fn only_finished_sums_are_a_result_of_all_reduce() {
 
 #[test]
 fn leaving_a_barrier_early_is_found() {
-    let token = |steps: &[Step]| Program { steps: steps.to_vec(), finish: None };
+    let token = |steps: &[Step]| RankProgram { steps: steps.to_vec(), finish: None };
     let take = |from| Step::receive(ReceiveHalf::replace(from, Chunks::NONE));
     let once_round = [
         token(&[Step::send(1, Chunks::NONE), take(2)]),
@@ -418,7 +418,7 @@ fn ranks_that_reduce_in_different_orders_are_found() {
     second.extend([hold(0, 0), Step::send(0, whole), hold(2, 1), Step::send(2, whole), add(1), add(0)]);
     third.extend([hold(0, 0), Step::send(1, whole), hold(1, 1), Step::send(0, whole), add(0), add(1)]);
     let programs = [first, second, third]
-        .map(|steps| Program { finish: Some(Finish { after: steps.len(), owned: whole }), steps });
+        .map(|steps| RankProgram { finish: Some(Finish { after: steps.len(), owned: whole }), steps });
     let expected = Err(Error::Disagreement { rank: 1, chunk: 0 });
     assert_eq!(verify::check(Goal::AllReduce, 1, &programs), expected);
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use dist_transport::Rank;
 
-use super::{Program, Subject};
+use super::{RankProgram, Subject};
 use crate::{Chunks, Place, ReceiveHalf, SendHalf, Source, Step, Then};
 
 /// Rounds that a drawing has at most; of more, the middle is left out.
@@ -33,7 +33,7 @@ pub fn draw(subject: Subject, world_size: usize, root: usize) -> String {
 }
 
 /// As [`draw`], of any programs, one for each rank.
-pub fn draw_programs(programs: &[Program]) -> String {
+pub fn draw_programs(programs: &[RankProgram]) -> String {
     let (rounds, world_size) = (rounds(programs), programs.len());
     let titles = (0..world_size).map(|rank| format!("rank {rank}"));
     let mut lines = vec![("round".to_owned(), titles.collect::<Vec<String>>())];
@@ -70,7 +70,7 @@ pub(crate) fn table(lines: &[(String, Vec<String>)]) -> String {
 }
 
 /// What happens in each round: every message passes as soon as its sender and its receiver are both at it.
-fn rounds(programs: &[Program]) -> Vec<Vec<String>> {
+fn rounds(programs: &[RankProgram]) -> Vec<Vec<String>> {
     let mut ranks: Vec<DrawnRank<'_>> = Rank::all(programs.len())
         .zip(programs)
         .map(|(rank, program)| DrawnRank::new(rank, program))
@@ -117,7 +117,7 @@ struct DrawnRank<'a> {
 }
 
 impl<'a> DrawnRank<'a> {
-    fn new(rank: Rank, program: &'a Program) -> Self {
+    fn new(rank: Rank, program: &'a RankProgram) -> Self {
         let (sends, receives) = (Vec::new(), Vec::new());
         let mut drawn = Self { rank, steps: program.steps.iter(), sends, receives, begun: String::new() };
         let mut begun = String::new();

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::forest::{Forest, RankSet, SumId};
 use super::report::RankReport;
-use super::{Goal, Program};
+use super::{Goal, RankProgram};
 use crate::validate::Parts;
 use crate::{Chunks, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
 
@@ -119,7 +119,7 @@ impl Machine {
     }
 
     /// Does the steps of these programs from where the ranks are, as far as they can go on.
-    pub(super) fn run(&mut self, programs: &[Program]) -> Result<()> {
+    pub(super) fn run(&mut self, programs: &[RankProgram]) -> Result<()> {
         let mut ready: Vec<usize> = (0..self.ranks.len()).rev().collect();
         for (rank, program) in programs.iter().enumerate() {
             self.advance(rank, program)?;
@@ -188,7 +188,7 @@ impl Machine {
     }
 
     /// If all of the rank's exchange is done, goes on with its next steps.
-    fn complete(&mut self, rank: usize, program: &Program) -> Result<bool> {
+    fn complete(&mut self, rank: usize, program: &RankProgram) -> Result<bool> {
         let state = &mut self.ranks[rank];
         match &state.exchange {
             Some(exchange) if exchange.sends.is_empty() && exchange.receives.is_empty() => {
@@ -202,7 +202,7 @@ impl Machine {
     }
 
     /// Does the rank's next steps up to one that has to wait for a peer.
-    fn advance(&mut self, rank: usize, program: &Program) -> Result<()> {
+    fn advance(&mut self, rank: usize, program: &RankProgram) -> Result<()> {
         let state = &mut self.ranks[rank];
         while state.exchange.is_none() {
             if let Some(finish) = program.finish.filter(|finish| finish.after == state.next) {

@@ -44,7 +44,7 @@ pub use two_level::{two_level, two_level_programs};
 
 /// What one rank does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Program {
+pub struct RankProgram {
     /// Its steps, one after the other.
     pub steps: Vec<Step>,
     /// Where it finishes the sums that it owns, for [`Goal::AllReduce`].
@@ -65,7 +65,7 @@ pub struct Finish {
 ///
 /// # Errors
 /// The first thing found to be wrong, with the rank and the step.
-pub fn check(goal: Goal, chunks: usize, programs: &[Program]) -> Result<Report> {
+pub fn check(goal: Goal, chunks: usize, programs: &[RankProgram]) -> Result<Report> {
     let mut machine = Machine::new(goal, chunks, programs.len());
     machine.run(programs)?;
     conclude(&mut machine, chunks)
@@ -79,11 +79,11 @@ fn check_roots(
     goal: impl Fn(usize) -> Goal,
     chunks: usize,
     roots: Range<usize>,
-    programs: impl Fn(usize) -> Vec<Program>,
+    programs: impl Fn(usize) -> Vec<RankProgram>,
     mut found: impl FnMut(&Report) -> Result<()>,
 ) -> Result<()> {
     let (first, last) = (programs(roots.start), programs(roots.end - 1));
-    let common: Vec<Program> = first.iter().zip(&last).map(|(first, last)| first.common(last)).collect();
+    let common: Vec<RankProgram> = first.iter().zip(&last).map(|(first, last)| first.common(last)).collect();
     let mut machine = Machine::new(goal(roots.start), chunks, common.len());
     machine.run(&common)?;
     let begun = machine.ranks.clone();
@@ -101,7 +101,7 @@ fn check_roots(
     Ok(())
 }
 
-impl Program {
+impl RankProgram {
     /// The steps that both begin with; nothing if sums are finished.
     fn common(&self, other: &Self) -> Self {
         let same = self.steps.iter().zip(&other.steps).take_while(|(step, other)| step == other).count();

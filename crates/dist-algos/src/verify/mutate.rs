@@ -4,7 +4,7 @@ use std::fmt;
 
 use dist_transport::Rank;
 
-use super::{Program, Report, Subject};
+use super::{RankProgram, Report, Subject};
 use crate::{Chunks, Place, Result, Source, Step, Then};
 
 /// How a step is changed, or its place among the others.
@@ -122,8 +122,8 @@ impl Score {
     /// If the original is not proven.
     pub fn of(
         chunks: usize,
-        programs: &[Program],
-        proven: impl Fn(&[Program]) -> Result<Report>,
+        programs: &[RankProgram],
+        proven: impl Fn(&[RankProgram]) -> Result<Report>,
     ) -> Result<Self> {
         let (original, mut score) = (proven(programs)?, Self::default());
         let mut programs = programs.to_vec();
@@ -155,12 +155,12 @@ impl Report {
 /// The program with one step changed, if the mutation says anything about that step. A copy that is done twice is no
 /// change.
 fn changed(
-    program: &Program,
+    program: &RankProgram,
     index: usize,
     mutation: Mutation,
     rank: Rank,
     chunks: usize,
-) -> Option<Program> {
+) -> Option<RankProgram> {
     let mut program = program.clone();
     let steps = &mut program.steps;
     let before = steps.clone();

@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::symmetry::are_turned;
-use super::{Finish, Goal, Program, Report, check, check_roots};
+use super::{Finish, Goal, RankProgram, Report, check, check_roots};
 use crate::scan::Extent;
 use crate::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Chunks, Cost, CostModel, Error, Gather,
@@ -179,7 +179,7 @@ impl Subject {
     }
 
     /// What a rank does; nothing in a world that is not supported.
-    pub fn program(self, rank: Rank, root: usize) -> Program {
+    pub fn program(self, rank: Rank, root: usize) -> RankProgram {
         let steps: Vec<Step> = match self {
             Self::Scan(algorithm, extent) => algorithm.schedule(rank, extent).collect(),
             _ => each!(self, algorithm => algorithm.steps(rank, root).collect()),
@@ -191,11 +191,11 @@ impl Subject {
             }
             _ => None,
         };
-        Program { steps, finish }
+        RankProgram { steps, finish }
     }
 
     /// What every rank does.
-    pub fn programs(self, world_size: usize, root: usize) -> Vec<Program> {
+    pub fn programs(self, world_size: usize, root: usize) -> Vec<RankProgram> {
         Rank::all(world_size).map(|rank| self.program(rank, root)).collect()
     }
 
@@ -212,7 +212,7 @@ impl Subject {
     ///
     /// # Errors
     /// As for [`prove`](Subject::prove).
-    pub(super) fn prove_programs(self, programs: &[Program], root: usize) -> Result<Report> {
+    pub(super) fn prove_programs(self, programs: &[RankProgram], root: usize) -> Result<Report> {
         let world_size = programs.len();
         let report = check(self.goal(root), self.chunks(world_size), programs)?;
         self.check_held(programs, root)?;
@@ -259,7 +259,7 @@ impl Subject {
     }
 
     /// Whether no rank touches chunks that it needs no memory for.
-    fn check_held(self, programs: &[Program], root: usize) -> Result<()> {
+    fn check_held(self, programs: &[RankProgram], root: usize) -> Result<()> {
         let held: &dyn Fn(Rank) -> Chunks = match self {
             Self::Gather(algorithm) => &move |rank| algorithm.held(rank, root),
             Self::Scatter(algorithm) => &move |rank| algorithm.held(rank, root),

@@ -11,7 +11,7 @@ use dist_transport::Rank;
 use smallvec::{SmallVec, smallvec};
 
 use super::goal::{Piece, RequiredContent};
-use super::{Goal, Program, Subject};
+use super::{Goal, RankProgram, Subject};
 use crate::{Chunks, Cost, Error, Messages, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
 
 /// Whether the numbers of chunks turn with those of ranks.
@@ -75,7 +75,7 @@ impl Rotation {
     }
 
     /// Whether one program is another, turned.
-    fn is_of(self, turned: &Program, program: &Program) -> bool {
+    fn is_of(self, turned: &RankProgram, program: &RankProgram) -> bool {
         let finish = match (turned.finish, program.finish) {
             (Some(turned), Some(finish)) => {
                 turned.after == finish.after && Some(turned.owned) == self.chunks(finish.owned)
@@ -90,7 +90,12 @@ impl Rotation {
 
 /// Whether these programs for a root are those for root 0, turned by the root: then they are right if those are, as
 /// far as it does not matter in which order sums are added.
-pub(super) fn are_turned(subject: Subject, first: &[Program], programs: &[Program], root: usize) -> bool {
+pub(super) fn are_turned(
+    subject: Subject,
+    first: &[RankProgram],
+    programs: &[RankProgram],
+    root: usize,
+) -> bool {
     let world_size = programs.len();
     let circles = [ChunkNumbering::Fixed, ChunkNumbering::Rotating(subject.chunks(world_size))];
     circles.into_iter().any(|numbering| {
@@ -245,7 +250,7 @@ impl RepresentativeRank {
         Ok(())
     }
 
-    fn finish(&mut self, program: &Program, steps: usize) -> Result<()> {
+    fn finish(&mut self, program: &RankProgram, steps: usize) -> Result<()> {
         let Some(finish) = program.finish.filter(|finish| finish.after == steps) else { return Ok(()) };
         for chunk in finish.owned.indices() {
             match &mut self.buffer[chunk] {

@@ -1,6 +1,6 @@
 //! Proofs of [two-level](crate::hierarchical) schedules, for given hosts.
 
-use super::{Finish, Goal, Program, Report, check};
+use super::{Finish, Goal, RankProgram, Report, check};
 use crate::hierarchical::{LevelCosts, TwoLevel};
 use crate::{Error, Hosts, Order, Result, Step};
 use dist_transport::Rank;
@@ -20,7 +20,7 @@ pub fn two_level(two: TwoLevel, hosts: &Hosts, root: usize) -> Result<Report> {
 }
 
 /// The programs of a two-level algorithm: one for each rank, or none if the hosts are not supported.
-pub fn two_level_programs(two: TwoLevel, hosts: &Hosts, root: usize) -> Vec<Program> {
+pub fn two_level_programs(two: TwoLevel, hosts: &Hosts, root: usize) -> Vec<RankProgram> {
     let program = |rank| {
         let steps: Vec<Step> = two.steps(rank, hosts, root)?.collect();
         let finish = match two {
@@ -30,7 +30,7 @@ pub fn two_level_programs(two: TwoLevel, hosts: &Hosts, root: usize) -> Vec<Prog
             }
             _ => None,
         };
-        Some(Program { steps, finish })
+        Some(RankProgram { steps, finish })
     };
     Rank::all(hosts.world_size()).filter_map(program).collect()
 }
