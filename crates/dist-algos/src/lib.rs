@@ -50,4 +50,4 @@ pub use ring_transport::RingTransport;
 pub use run::{Memory, run};
 pub use schedule::Schedule;
 pub use scratch::Scratch;
-pub use step::{Place, ReceiveHalf, SLOTS_MAX, SendHalf, Source, Step, Then};
+pub use step::{ChunkLocation, OnArrival, ReceiveHalf, SLOTS_MAX, SendHalf, Source, Step};

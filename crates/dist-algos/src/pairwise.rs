@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::ring::left_by;
 use crate::schedule::Kind;
-use crate::{Chunks, Place, ReceiveHalf, Schedule, SendHalf, Step, Then};
+use crate::{ChunkLocation, Chunks, OnArrival, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// Chunk `r` of the sum ends on rank `r`, after p − 1 rounds of one chunk. The other chunks stay as they are.
 /// At most 2⌈log₂ p⌉ slots are in use.
@@ -62,24 +62,24 @@ impl Merge {
     }
 
     /// Puts a new node with its sibling, or else into a slot of its own.
-    fn add(&mut self, node: Node, world_size: usize) -> (Place, Then) {
+    fn add(&mut self, node: Node, world_size: usize) -> (ChunkLocation, OnArrival) {
         self.add_to(node.sibling(), world_size).unwrap_or_else(|| {
             let slot = (0..=self.held.len()).find(|&slot| self.held.iter().all(|&(_, other)| other != slot));
             let slot = slot.expect("one of n + 1 slots is not among n");
             self.held.push((node, slot));
-            (Place::Slot(slot), Then::Replace)
+            (ChunkLocation::Slot(slot), OnArrival::Replace)
         })
     }
 
     /// Turns a node that is there into its parent, as its sibling is being reduced into it.
-    fn add_to(&mut self, node: Node, world_size: usize) -> Option<(Place, Then)> {
+    fn add_to(&mut self, node: Node, world_size: usize) -> Option<(ChunkLocation, OnArrival)> {
         if self.own == node {
             self.own = node.parent().topmost(world_size);
-            return Some((Place::Buffer, Then::Reduce));
+            return Some((ChunkLocation::Buffer, OnArrival::Reduce));
         }
         let (other, slot) = self.held.iter_mut().find(|(other, _)| *other == node)?;
         *other = node.parent().topmost(world_size);
-        Some((Place::Slot(*slot), Then::Reduce))
+        Some((ChunkLocation::Slot(*slot), OnArrival::Reduce))
     }
 }
 

@@ -8,8 +8,8 @@ use smallvec::{SmallVec, smallvec};
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
 use crate::validate::{Check, Parts};
 use crate::{
-    Chunks, Error, Partition, Place, ReceiveHalf, RingTransport, RunError, Scratch, SendHalf, Source, Step,
-    Then,
+    ChunkLocation, Chunks, Error, OnArrival, Partition, ReceiveHalf, RingTransport, RunError, Scratch,
+    SendHalf, Source, Step,
 };
 
 /// The memory of one rank that a schedule works on.
@@ -120,8 +120,8 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
             }
             Step::Exchange { send, receive: None } => self.send(index, send),
             Step::Exchange { send, receive: Some(receive) } => match receive.place {
-                Place::Buffer => self.exchange(index, send, receive),
-                Place::Slot(slot) => self.exchange_into_slot(index, send, receive, slot),
+                ChunkLocation::Buffer => self.exchange(index, send, receive),
+                ChunkLocation::Slot(slot) => self.exchange_into_slot(index, send, receive, slot),
             },
             Step::Combine { chunk, from, into } => {
                 self.combine(chunk, from, into);
@@ -224,32 +224,36 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
         exchange.receive(receive.then, smallvec![place], self.reduce)
     }
 
-    fn copy(&mut self, chunk: usize, from: Place, into: Place) {
+    fn copy(&mut self, chunk: usize, from: ChunkLocation, into: ChunkLocation) {
         let range = self.memory.cut.range(chunk);
         let (slot_bytes, len) = (self.memory.cut.chunk_bytes_max(), range.len());
         let buffer = &mut self.memory.buffer[range];
         match (from, into) {
             _ if len == 0 => {}
-            (Place::Buffer, Place::Buffer) => {}
-            (Place::Buffer, Place::Slot(slot)) => copy(buffer, self.scratch.slot(slot, slot_bytes, len)),
-            (Place::Slot(slot), Place::Buffer) => copy(self.scratch.slot(slot, slot_bytes, len), buffer),
-            (Place::Slot(from), Place::Slot(into)) => {
+            (ChunkLocation::Buffer, ChunkLocation::Buffer) => {}
+            (ChunkLocation::Buffer, ChunkLocation::Slot(slot)) => {
+                copy(buffer, self.scratch.slot(slot, slot_bytes, len))
+            }
+            (ChunkLocation::Slot(slot), ChunkLocation::Buffer) => {
+                copy(self.scratch.slot(slot, slot_bytes, len), buffer)
+            }
+            (ChunkLocation::Slot(from), ChunkLocation::Slot(into)) => {
                 let (from, into) = self.scratch.two_slots((from, into), slot_bytes, len);
                 copy(from, into);
             }
         }
     }
 
-    fn combine(&mut self, chunk: usize, from: usize, into: Place) {
+    fn combine(&mut self, chunk: usize, from: usize, into: ChunkLocation) {
         let range = self.memory.cut.range(chunk);
         let slot_bytes = self.memory.cut.chunk_bytes_max();
         match into {
             _ if range.is_empty() => {}
-            Place::Buffer => {
+            ChunkLocation::Buffer => {
                 let held = self.scratch.slot(from, slot_bytes, range.len());
                 (self.reduce)(&mut self.memory.buffer[range], held);
             }
-            Place::Slot(slot) => {
+            ChunkLocation::Slot(slot) => {
                 let (held, memory) = self.scratch.two_slots((from, slot), slot_bytes, range.len());
                 (self.reduce)(memory, held);
             }
@@ -269,16 +273,16 @@ struct Exchange<'a, T: ?Sized> {
 impl<T: RingTransport + ?Sized> Exchange<'_, T> {
     fn receive(
         &mut self,
-        then: Then,
+        then: OnArrival,
         mut memory: PiecesMut<'_>,
         reduce: &mut Combine<'_>,
     ) -> Result<(), RunError<T::Error>> {
         let len = memory.iter().map(|part| part.len()).sum();
         match (then, memory.as_mut_slice()) {
-            (Then::Replace, []) => self.call(len, Sink::Into(&mut [])),
-            (Then::Replace, [whole]) => self.call(len, Sink::Into(whole)),
-            (Then::Replace, _) => self.deal(len, memory, &mut |place, bytes| copy(bytes, place)),
-            (Then::Reduce, _) => self.deal(len, memory, reduce),
+            (OnArrival::Replace, []) => self.call(len, Sink::Into(&mut [])),
+            (OnArrival::Replace, [whole]) => self.call(len, Sink::Into(whole)),
+            (OnArrival::Replace, _) => self.deal(len, memory, &mut |place, bytes| copy(bytes, place)),
+            (OnArrival::Reduce, _) => self.deal(len, memory, reduce),
         }
     }
 

@@ -11,7 +11,7 @@ use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
 use crate::schedule::Kind;
-use crate::{Chunks, Cost, Messages, Place, ReceiveHalf, Schedule, SendHalf, Step, Then};
+use crate::{ChunkLocation, Chunks, Cost, Messages, OnArrival, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// Whether a rank's own part is in its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,7 @@ pub enum Extent {
 const WHOLE: Chunks = Chunks::one(0);
 
 /// The result, where the buffer has to hold the sum of the rank's block.
-const RESULT: Place = Place::Slot(0);
+const RESULT: ChunkLocation = ChunkLocation::Slot(0);
 
 /// Slots for what has arrived, while it is still to be added to both.
 const ARRIVED: usize = 1;
@@ -46,19 +46,19 @@ pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> O
     let apart = result(rank) == RESULT;
     let copy = |from, into| Some(Step::Copy { chunk: 0, from, into });
     let Some(after) = index.checked_sub(1) else {
-        return if apart && extent == Extent::Inclusive { copy(Place::Buffer, RESULT) } else { None };
+        return if apart && extent == Extent::Inclusive { copy(ChunkLocation::Buffer, RESULT) } else { None };
     };
     if after / PARTS < rounds {
         return Round::of(rank, extent, after / PARTS)?.part(after % PARTS);
     }
     let empty = extent == Extent::Exclusive && rank.index() == 0;
-    if apart && !empty { copy(RESULT, Place::Buffer) } else { None }
+    if apart && !empty { copy(RESULT, ChunkLocation::Buffer) } else { None }
 }
 
 /// Where the result is kept: in the buffer, unless that is sent or added to after something has arrived.
-const fn result(rank: Rank) -> Place {
+const fn result(rank: Rank) -> ChunkLocation {
     let pair_end = (rank.index() | 1) + 1;
-    if pair_end < rank.world_size() { RESULT } else { Place::Buffer }
+    if pair_end < rank.world_size() { RESULT } else { ChunkLocation::Buffer }
 }
 
 /// What it costs. A rank receives once for each sum that it reduces, and once more for what an exclusive scan begins
@@ -100,7 +100,7 @@ struct Round {
     is_peer_onward: bool,
     /// The result has nothing in it so far.
     is_first: bool,
-    result: Place,
+    result: ChunkLocation,
 }
 
 impl Round {
@@ -128,20 +128,22 @@ impl Round {
         match part {
             0 => Some(self.exchange()),
             1 if doubled => {
-                let into = if self.is_first { self.result } else { Place::Slot(COPY) };
-                Some(Step::Copy { chunk: 0, from: Place::Slot(ARRIVED), into })
+                let into = if self.is_first { self.result } else { ChunkLocation::Slot(COPY) };
+                Some(Step::Copy { chunk: 0, from: ChunkLocation::Slot(ARRIVED), into })
             }
             2 if doubled && !self.is_first => Some(Step::Combine { chunk: 0, from: COPY, into: self.result }),
-            3 if self.is_onward => Some(Step::Combine { chunk: 0, from: ARRIVED, into: Place::Buffer }),
+            3 if self.is_onward => {
+                Some(Step::Combine { chunk: 0, from: ARRIVED, into: ChunkLocation::Buffer })
+            }
             _ => None,
         }
     }
 
     fn exchange(&self) -> Step {
         let (place, then) = match (self.is_onward, self.is_first) {
-            (true, _) => (Place::Slot(ARRIVED), Then::Replace),
-            (false, true) => (self.result, Then::Replace),
-            (false, false) => (self.result, Then::Reduce),
+            (true, _) => (ChunkLocation::Slot(ARRIVED), OnArrival::Replace),
+            (false, true) => (self.result, OnArrival::Replace),
+            (false, false) => (self.result, OnArrival::Reduce),
         };
         Step::Exchange {
             send: (!self.is_right() || self.is_peer_onward).then(|| SendHalf::buffer(self.peer, WHOLE)),

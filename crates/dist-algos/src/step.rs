@@ -30,16 +30,16 @@ pub enum Step {
         /// The slot.
         from: usize,
         /// The place, which holds another contribution to the same chunk.
-        into: Place,
+        into: ChunkLocation,
     },
     /// Copies a chunk from one place to another, without any communication. What was there is lost.
     Copy {
         /// The chunk.
         chunk: usize,
         /// Where it is.
-        from: Place,
+        from: ChunkLocation,
         /// Where it is in the end as well.
-        into: Place,
+        into: ChunkLocation,
     },
     /// Rank `r` sends chunk `r + d` of its input to rank `r + d` and receives chunk `r − d` of its buffer from rank
     /// `r − d`, modulo the world size, for every distance `d` from the first to the last: all of these messages are
@@ -71,9 +71,9 @@ pub struct ReceiveHalf {
     /// The chunks that make up the message.
     pub chunks: Chunks,
     /// Where they go. A slot takes one chunk.
-    pub place: Place,
+    pub place: ChunkLocation,
     /// What happens to what is there.
-    pub then: Then,
+    pub then: OnArrival,
 }
 
 /// Where a step reads what it sends.
@@ -87,7 +87,7 @@ pub enum Source {
 
 /// Where a rank keeps a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum ChunkLocation {
     /// In the buffer that the operation works on.
     Buffer,
     /// Beside it: slots are numbered from 0, below [`SLOTS_MAX`], and hold one chunk each.
@@ -96,7 +96,7 @@ pub enum Place {
 
 /// What happens to the content of the place where a chunk arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Then {
+pub enum OnArrival {
     /// It is lost.
     Replace,
     /// It is reduced with what arrives.
@@ -150,7 +150,8 @@ impl Step {
     #[inline]
     pub fn in_place(self) -> Option<(usize, Chunks)> {
         let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return None };
-        let ReceiveHalf { from, chunks, place: Place::Buffer, then: Then::Reduce } = receive else {
+        let ReceiveHalf { from, chunks, place: ChunkLocation::Buffer, then: OnArrival::Reduce } = receive
+        else {
             return None;
         };
         let same = send == SendHalf::buffer(from, chunks) && chunks.is_contiguous();
@@ -166,8 +167,8 @@ impl Step {
     /// Whether this step is an exchange in which what arrives takes the place of just what is sent.
     pub(crate) fn swaps(self) -> bool {
         let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return false };
-        let in_buffer = (send.of, receive.place) == (Source::Buffer, Place::Buffer);
-        in_buffer && receive.then == Then::Replace && send.chunks == receive.chunks
+        let in_buffer = (send.of, receive.place) == (Source::Buffer, ChunkLocation::Buffer);
+        in_buffer && receive.then == OnArrival::Replace && send.chunks == receive.chunks
     }
 
     /// What the step sends and receives, all at once.
@@ -201,11 +202,11 @@ impl SendHalf {
 impl ReceiveHalf {
     /// Chunks that take the place of what the buffer holds.
     pub const fn replace(from: usize, chunks: Chunks) -> Self {
-        Self { from, chunks, place: Place::Buffer, then: Then::Replace }
+        Self { from, chunks, place: ChunkLocation::Buffer, then: OnArrival::Replace }
     }
 
     /// Chunks that are reduced into the buffer.
     pub const fn reduce(from: usize, chunks: Chunks) -> Self {
-        Self { from, chunks, place: Place::Buffer, then: Then::Reduce }
+        Self { from, chunks, place: ChunkLocation::Buffer, then: OnArrival::Reduce }
     }
 }

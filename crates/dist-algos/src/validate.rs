@@ -2,7 +2,7 @@
 
 use dist_transport::Rank;
 
-use crate::{Chunks, Error, Place, ReceiveHalf, Result, SLOTS_MAX, SendHalf, Source, Step};
+use crate::{ChunkLocation, Chunks, Error, ReceiveHalf, Result, SLOTS_MAX, SendHalf, Source, Step};
 
 /// Into how many chunks a rank's memory is cut.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ impl Step {
             }
             Self::Combine { chunk, from, into } => {
                 check.chunks(Chunks::one(chunk), parts.buffer)?;
-                check.local(Place::Slot(from), into)
+                check.local(ChunkLocation::Slot(from), into)
             }
             Self::Copy { chunk, from, into } => {
                 check.chunks(Chunks::one(chunk), parts.buffer)?;
@@ -49,7 +49,7 @@ impl Step {
 
 fn halves_overlap(send: Option<SendHalf>, receive: Option<ReceiveHalf>) -> bool {
     let (Some(send), Some(receive)) = (send, receive) else { return false };
-    let in_buffer = (send.of, receive.place) == (Source::Buffer, Place::Buffer);
+    let in_buffer = (send.of, receive.place) == (Source::Buffer, ChunkLocation::Buffer);
     in_buffer && send.chunks.overlap(receive.chunks)
 }
 
@@ -81,15 +81,15 @@ impl Check {
         self.peer(receive.from)?;
         self.chunks(receive.chunks, self.parts.buffer)?;
         match receive.place {
-            Place::Buffer => Ok(()),
-            Place::Slot(slot) => self.slot(slot, receive.chunks.len() == 1),
+            ChunkLocation::Buffer => Ok(()),
+            ChunkLocation::Slot(slot) => self.slot(slot, receive.chunks.len() == 1),
         }
     }
 
     /// Two different places.
-    fn local(&self, from: Place, into: Place) -> Result<()> {
+    fn local(&self, from: ChunkLocation, into: ChunkLocation) -> Result<()> {
         for (place, other) in [(from, into), (into, from)] {
-            if let Place::Slot(slot) = place {
+            if let ChunkLocation::Slot(slot) = place {
                 self.slot(slot, place != other)?;
             }
         }

@@ -6,8 +6,8 @@ use dist_algos::all_to_all::WINDOW;
 use dist_algos::scan::Extent;
 use dist_algos::verify::{self, Finish, Goal, RankProgram, Report, Subject};
 use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Order, Partition, Place,
-    ReceiveHalf, Reduce, ReduceScatter, Scan, Scatter, SendHalf, Step, Then,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, ChunkLocation, Chunks, Error, Gather, OnArrival,
+    Order, Partition, ReceiveHalf, Reduce, ReduceScatter, Scan, Scatter, SendHalf, Step,
 };
 use dist_transport::Rank;
 use rstest::rstest;
@@ -266,8 +266,8 @@ const GIVE: Step = Step::send(0, ALL);
 const HOLD: Step = Step::receive(ReceiveHalf {
     from: 1,
     chunks: Chunks::one(0),
-    place: Place::Slot(0),
-    then: Then::Replace,
+    place: ChunkLocation::Slot(0),
+    then: OnArrival::Replace,
 });
 
 #[test]
@@ -339,22 +339,23 @@ fn misuse_of_slots_is_found() {
     let combine = |chunk, from, into| Step::Combine { chunk, from, into };
     check_fault([vec![HOLD], vec![give]], Error::Leftover { rank: 0, slot: 0 });
     check_fault([vec![HOLD, HOLD], vec![give, give]], Error::Lost { rank: 0, step: 1, slot: 0 });
-    let empty = combine(0, 0, Place::Buffer);
+    let empty = combine(0, 0, ChunkLocation::Buffer);
     check_fault([vec![empty], vec![]], Error::Unwritten { rank: 0, step: 0, chunk: 0 });
-    let other_chunk = combine(1, 0, Place::Buffer);
+    let other_chunk = combine(1, 0, ChunkLocation::Buffer);
     check_fault([vec![HOLD, other_chunk], vec![give]], Error::Unwritten { rank: 0, step: 1, chunk: 1 });
-    let itself = combine(0, 0, Place::Slot(0));
+    let itself = combine(0, 0, ChunkLocation::Slot(0));
     check_fault([vec![HOLD, itself], vec![give]], Error::BadSlot { rank: 0, step: 1, slot: 0 });
     let copy = |from, into| Step::Copy { chunk: 0, from, into };
-    let used = [HOLD, copy(Place::Slot(0), Place::Slot(1)), combine(0, 1, Place::Buffer)];
+    let used =
+        [HOLD, copy(ChunkLocation::Slot(0), ChunkLocation::Slot(1)), combine(0, 1, ChunkLocation::Buffer)];
     check_fault([used.to_vec(), vec![give]], Error::WrongResult { rank: 0, steps: 3, chunk: 1 });
-    let unused = [HOLD, copy(Place::Slot(0), Place::Slot(1))];
+    let unused = [HOLD, copy(ChunkLocation::Slot(0), ChunkLocation::Slot(1))];
     check_fault([unused.to_vec(), vec![give]], Error::Leftover { rank: 0, slot: 1 });
-    let nothing = copy(Place::Slot(0), Place::Buffer);
+    let nothing = copy(ChunkLocation::Slot(0), ChunkLocation::Buffer);
     check_fault([vec![nothing], vec![]], Error::Unwritten { rank: 0, step: 0, chunk: 0 });
-    let itself = copy(Place::Buffer, Place::Buffer);
+    let itself = copy(ChunkLocation::Buffer, ChunkLocation::Buffer);
     check_fault([vec![itself], vec![]], Error::Overlap { rank: 0, step: 0 });
-    let far = combine(0, 5000, Place::Buffer);
+    let far = combine(0, 5000, ChunkLocation::Buffer);
     check_fault([vec![far], vec![]], Error::BadSlot { rank: 0, step: 0, slot: 5000 });
 }
 
@@ -411,9 +412,14 @@ fn ranks_that_reduce_in_different_orders_are_found() {
     let [mut first, mut second, mut third] = programs;
     first.clear();
     let hold = |from, slot| {
-        Step::receive(ReceiveHalf { from, chunks: whole, place: Place::Slot(slot), then: Then::Replace })
+        Step::receive(ReceiveHalf {
+            from,
+            chunks: whole,
+            place: ChunkLocation::Slot(slot),
+            then: OnArrival::Replace,
+        })
     };
-    let add = |slot| Step::Combine { chunk: 0, from: slot, into: Place::Buffer };
+    let add = |slot| Step::Combine { chunk: 0, from: slot, into: ChunkLocation::Buffer };
     first.extend([Step::send(1, whole), Step::send(2, whole), hold(1, 0), hold(2, 1), add(0), add(1)]);
     second.extend([hold(0, 0), Step::send(0, whole), hold(2, 1), Step::send(2, whole), add(1), add(0)]);
     third.extend([hold(0, 0), Step::send(1, whole), hold(1, 1), Step::send(0, whole), add(0), add(1)]);

@@ -86,7 +86,7 @@ impl ReduceScatter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Place, Step};
+    use crate::{ChunkLocation, Step};
 
     /// Whether no rank sends a chunk that it has received something into.
     fn no_sums_are_sent(algorithm: ReduceScatter, world_size: usize) -> bool {
@@ -95,7 +95,7 @@ mod tests {
             algorithm.schedule(rank).into_iter().flatten().all(|step| {
                 let Step::Exchange { send, receive } = step else { return true };
                 let sent = send.is_none_or(|send| send.chunks.indices().all(|chunk| !sums.contains(&chunk)));
-                let received = receive.filter(|receive| receive.place == Place::Buffer);
+                let received = receive.filter(|receive| receive.place == ChunkLocation::Buffer);
                 sums.extend(received.into_iter().flat_map(|receive| receive.chunks.indices()));
                 sent
             })

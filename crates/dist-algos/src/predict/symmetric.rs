@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::clock::RankClock;
 use super::{LinkModel, MessageCosts, Method, NetworkModel, Prediction, Workload};
-use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
+use crate::{Chunks, OnArrival, Partition, ReceiveHalf, SendHalf, Step};
 
 /// Predicts by following one rank, where every rank does the same: in each step all send as many chunks over the
 /// same distance, to the ranks that are so many places further round or to those that differ in the same bits. Then
@@ -91,7 +91,7 @@ where
                     if share(&self.plan.buffer, receive.chunks) != bytes {
                         return Some(None);
                     }
-                    self.exchange(1, bytes, receive.then == Then::Reduce, link, work);
+                    self.exchange(1, bytes, receive.then == OnArrival::Reduce, link, work);
                     return Some(shape);
                 }
                 Step::Exchange { .. } => return Some(None),
@@ -151,7 +151,7 @@ impl ExchangeShape {
         let places = (rank.minus(from.index()).index() == places).then_some(places);
         let bits = (to == from).then_some(to.index() ^ rank.index());
         let (sent, received) = (send.chunks.len(), receive.chunks.len());
-        Some(Self { places, bits, sent, received, reduces: receive.then == Then::Reduce, alone: 0 })
+        Some(Self { places, bits, sent, received, reduces: receive.then == OnArrival::Reduce, alone: 0 })
     }
 
     fn window(first: usize, messages: usize, alone: usize) -> Self {

@@ -5,7 +5,7 @@ use dist_transport::Rank;
 use super::clock::{PendingStep, RankClock, TimedMessage};
 use super::message_queues::MessageQueues;
 use super::{Method, NetworkModel, Prediction, STEPS_MAX, Workload};
-use crate::{Chunks, Error, ReceiveHalf, Result, SendHalf, Step, Then};
+use crate::{Chunks, Error, OnArrival, ReceiveHalf, Result, SendHalf, Step};
 
 /// Predicts by following every rank, each in one go from one message that it has to wait for to the next.
 ///
@@ -238,7 +238,7 @@ impl ExpectedMessages {
     /// What an exchange receives; an error if no world has such a rank.
     pub(super) fn one(receive: &ReceiveHalf) -> Result<Self> {
         let from = u32::try_from(receive.from).map_err(|_| too_many())?;
-        Ok(Self { from, reduces: receive.then == Then::Reduce, distance: 0, last: 0 })
+        Ok(Self { from, reduces: receive.then == OnArrival::Reduce, distance: 0, last: 0 })
     }
 
     /// What a window receives.

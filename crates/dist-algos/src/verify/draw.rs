@@ -5,7 +5,7 @@ use std::fmt::Write;
 use dist_transport::Rank;
 
 use super::{RankProgram, Subject};
-use crate::{Chunks, Place, ReceiveHalf, SendHalf, Source, Step, Then};
+use crate::{ChunkLocation, Chunks, OnArrival, ReceiveHalf, SendHalf, Source, Step};
 
 /// Rounds that a drawing has at most; of more, the middle is left out.
 const ROUNDS_MAX: usize = 12;
@@ -162,17 +162,17 @@ fn received(ReceiveHalf { from, chunks, place, then }: ReceiveHalf) -> String {
         return format!("←{from}");
     }
     let slot = match place {
-        Place::Buffer => String::new(),
-        Place::Slot(slot) => format!("s{slot}"),
+        ChunkLocation::Buffer => String::new(),
+        ChunkLocation::Slot(slot) => format!("s{slot}"),
     };
-    let then = if then == Then::Reduce { '+' } else { '=' };
+    let then = if then == OnArrival::Reduce { '+' } else { '=' };
     format!("←{from} {slot}{then}{}", numbers(chunks))
 }
 
-fn place(place: Place) -> String {
+fn place(place: ChunkLocation) -> String {
     match place {
-        Place::Buffer => "b".to_owned(),
-        Place::Slot(slot) => format!("s{slot}"),
+        ChunkLocation::Buffer => "b".to_owned(),
+        ChunkLocation::Slot(slot) => format!("s{slot}"),
     }
 }
 

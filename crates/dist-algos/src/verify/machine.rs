@@ -11,7 +11,7 @@ use super::forest::{Forest, RankSet, SumId};
 use super::report::RankReport;
 use super::{Goal, RankProgram};
 use crate::validate::Parts;
-use crate::{Chunks, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
+use crate::{ChunkLocation, Chunks, Error, OnArrival, ReceiveHalf, Result, SendHalf, Source, Step};
 
 pub(super) struct Machine {
     pub(super) forest: Forest,
@@ -273,12 +273,12 @@ impl SymbolicRank {
         forest: &mut Forest,
         step: usize,
         chunk: usize,
-        place: Place,
-        then: Then,
+        place: ChunkLocation,
+        then: OnArrival,
         sum: SumId,
     ) -> Result<()> {
         let rank = self.rank.index();
-        if let (Place::Slot(slot), Then::Replace) = (place, then) {
+        if let (ChunkLocation::Slot(slot), OnArrival::Replace) = (place, then) {
             return match self.slots.get(slot).copied().flatten() {
                 Some(held) if !held.is_used => Err(Error::Lost { rank, step, slot }),
                 _ => {
@@ -288,8 +288,8 @@ impl SymbolicRank {
             };
         }
         let sum = match then {
-            Then::Replace => sum,
-            Then::Reduce => {
+            OnArrival::Replace => sum,
+            OnArrival::Reduce => {
                 let there = self.content(place, chunk).ok_or(Error::Unwritten { rank, step, chunk })?;
                 self.report.reductions += 1;
                 forest.sum(there, sum).map_err(|contributor| Error::AddedTwice {
@@ -301,8 +301,8 @@ impl SymbolicRank {
             }
         };
         match place {
-            Place::Buffer => self.buffer[chunk] = Some(sum),
-            Place::Slot(slot) => self.slots[slot] = Some(SlotContent { chunk, sum, is_used: false }),
+            ChunkLocation::Buffer => self.buffer[chunk] = Some(sum),
+            ChunkLocation::Slot(slot) => self.slots[slot] = Some(SlotContent { chunk, sum, is_used: false }),
         }
         Ok(())
     }
@@ -316,30 +316,36 @@ impl SymbolicRank {
     }
 
     /// What a place holds for a chunk.
-    fn content(&self, place: Place, chunk: usize) -> Option<SumId> {
+    fn content(&self, place: ChunkLocation, chunk: usize) -> Option<SumId> {
         match place {
-            Place::Buffer => self.buffer[chunk],
-            Place::Slot(slot) => {
+            ChunkLocation::Buffer => self.buffer[chunk],
+            ChunkLocation::Slot(slot) => {
                 let held = self.slots.get(slot).copied().flatten()?;
                 (held.chunk == chunk).then_some(held.sum)
             }
         }
     }
 
-    fn combine(&mut self, forest: &mut Forest, chunk: usize, from: usize, into: Place) -> Result<()> {
+    fn combine(&mut self, forest: &mut Forest, chunk: usize, from: usize, into: ChunkLocation) -> Result<()> {
         let unwritten = Error::Unwritten { rank: self.rank.index(), step: self.next, chunk };
-        let sum = self.content(Place::Slot(from), chunk).ok_or(unwritten)?;
+        let sum = self.content(ChunkLocation::Slot(from), chunk).ok_or(unwritten)?;
         self.slots[from] = None;
-        self.write(forest, self.next, chunk, into, Then::Reduce, sum)
+        self.write(forest, self.next, chunk, into, OnArrival::Reduce, sum)
     }
 
-    fn copy(&mut self, forest: &mut Forest, chunk: usize, from: Place, into: Place) -> Result<()> {
+    fn copy(
+        &mut self,
+        forest: &mut Forest,
+        chunk: usize,
+        from: ChunkLocation,
+        into: ChunkLocation,
+    ) -> Result<()> {
         let unwritten = Error::Unwritten { rank: self.rank.index(), step: self.next, chunk };
         let sum = self.content(from, chunk).ok_or(unwritten)?;
-        if let Place::Slot(slot) = from {
+        if let ChunkLocation::Slot(slot) = from {
             self.slots[slot] = Some(SlotContent { chunk, sum, is_used: true });
         }
-        self.write(forest, self.next, chunk, into, Then::Replace, sum)
+        self.write(forest, self.next, chunk, into, OnArrival::Replace, sum)
     }
 
     /// Finishes the sums that the rank owns.

@@ -5,7 +5,7 @@ use std::fmt;
 use dist_transport::Rank;
 
 use super::{RankProgram, Report, Subject};
-use crate::{Chunks, Place, Result, Source, Step, Then};
+use crate::{ChunkLocation, Chunks, OnArrival, Result, Source, Step};
 
 /// How a step is changed, or its place among the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -184,7 +184,8 @@ fn change(step: &mut Step, mutation: Mutation, rank: Rank, chunks: usize) {
             *chunk = (*chunk + 1) % chunks;
         }
         Step::Combine { from, .. } if mutation == Mutation::AnotherSlot => *from += 1,
-        Step::Copy { from: Place::Slot(slot), .. } | Step::Copy { into: Place::Slot(slot), .. }
+        Step::Copy { from: ChunkLocation::Slot(slot), .. }
+        | Step::Copy { into: ChunkLocation::Slot(slot), .. }
             if mutation == Mutation::AnotherSlot =>
         {
             *slot += 1;
@@ -211,10 +212,11 @@ fn change_exchange(step: &mut Step, mutation: Mutation, rank: Rank, chunks: usiz
         (_, Some(receive), Mutation::ReceiveFromAnother) => receive.from = another_peer(receive.from),
         (_, Some(receive), Mutation::ReceiveAnotherChunk) => receive.chunks = another_chunk(receive.chunks),
         (_, Some(receive), Mutation::ReplaceForReduce) if !receive.chunks.is_empty() => {
-            receive.then = if receive.then == Then::Reduce { Then::Replace } else { Then::Reduce };
+            receive.then =
+                if receive.then == OnArrival::Reduce { OnArrival::Replace } else { OnArrival::Reduce };
         }
         (_, Some(receive), Mutation::AnotherSlot) => {
-            if let Place::Slot(slot) = &mut receive.place {
+            if let ChunkLocation::Slot(slot) = &mut receive.place {
                 *slot += 1;
             }
         }

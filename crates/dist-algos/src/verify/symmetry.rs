@@ -12,7 +12,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::goal::{Piece, RequiredContent};
 use super::{Goal, RankProgram, Subject};
-use crate::{Chunks, Cost, Error, Messages, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
+use crate::{
+    ChunkLocation, Chunks, Cost, Error, Messages, OnArrival, ReceiveHalf, Result, SendHalf, Source, Step,
+};
 
 /// Whether the numbers of chunks turn with those of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +185,7 @@ impl RepresentativeRank {
         let mut longest = Messages::default();
         for (send, receive) in sends.iter().zip(receives) {
             let distance = (self.world_size - receive.from) % self.world_size;
-            if send.to != distance || receive.place != Place::Buffer {
+            if send.to != distance || receive.place != ChunkLocation::Buffer {
                 return Ok(false);
             }
             let back = Rotation { by: receive.from, world_size: self.world_size, numbering: self.numbering };
@@ -227,13 +229,13 @@ impl RepresentativeRank {
         self.goal.input(0, chunk).map_or(Content::Nothing, |piece| Content::Piece(piece).turned(back))
     }
 
-    fn receive(&mut self, step: usize, chunk: usize, content: Content, then: Then) -> Result<()> {
+    fn receive(&mut self, step: usize, chunk: usize, content: Content, then: OnArrival) -> Result<()> {
         if content == Content::Nothing {
             return Err(Error::Unwritten { rank: 0, step, chunk });
         }
         match then {
-            Then::Replace => self.buffer[chunk] = content,
-            Then::Reduce => {
+            OnArrival::Replace => self.buffer[chunk] = content,
+            OnArrival::Reduce => {
                 let (Content::Sum(sum, false), Content::Sum(other, false)) =
                     (&mut self.buffer[chunk], content)
                 else {

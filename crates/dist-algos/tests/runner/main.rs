@@ -298,7 +298,7 @@ fn steps_that_make_no_sense_are_refused() {
     check_refused(Step::send(0, Chunks::NONE), Error::NoPeer { rank: 0, step: 0, peer: 0 });
     check_refused(Step::send(1, far), Error::NoChunk { rank: 0, step: 0, chunks: far, parts: 4 });
     let slot = usize::MAX;
-    let combine = Step::Combine { chunk: 0, from: slot, into: dist_algos::Place::Buffer };
+    let combine = Step::Combine { chunk: 0, from: slot, into: dist_algos::ChunkLocation::Buffer };
     check_refused(combine, Error::BadSlot { rank: 0, step: 0, slot });
 }
 

@@ -1,6 +1,6 @@
 //! Single messages between two ranks, as `distctl bench` measures them, ready to be predicted.
 
-use dist_algos::{Chunks, Partition, Place, ReceiveHalf, SendHalf, Step, Then};
+use dist_algos::{ChunkLocation, Chunks, OnArrival, Partition, ReceiveHalf, SendHalf, Step};
 use dist_transport::Rank;
 
 use super::candidates::Candidate;
@@ -25,8 +25,12 @@ pub(super) fn candidate<'a>(messages: Messages, bytes: usize) -> Result<Candidat
 fn step(messages: Messages, rank: usize, trip: usize) -> Step {
     let peer = 1 - rank;
     let send = SendHalf::input(peer, Chunks::one(0));
-    let receive =
-        ReceiveHalf { from: peer, chunks: Chunks::one(0), place: Place::Buffer, then: Then::Replace };
+    let receive = ReceiveHalf {
+        from: peer,
+        chunks: Chunks::one(0),
+        place: ChunkLocation::Buffer,
+        then: OnArrival::Replace,
+    };
     let sender = if messages == Messages::PingPong { trip } else { 0 };
     match messages {
         Messages::SendRecv => Step::Exchange { send: Some(send), receive: Some(receive) },
