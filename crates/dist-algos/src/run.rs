@@ -6,7 +6,7 @@ use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, 
 use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
-use crate::validate::{Check, Parts};
+use crate::validate::{ChunkCounts, StepCheck};
 use crate::{
     ChunkLocation, Chunks, Error, OnArrival, Partition, ReceiveHalf, RingTransport, RunError, Scratch,
     SendHalf, Source, Step,
@@ -42,8 +42,8 @@ impl<'a> Memory<'a> {
         }
     }
 
-    fn parts(&self) -> Parts {
-        Parts { buffer: self.cut.parts(), input: self.input.map_or(0, |(_, cut)| cut.parts()) }
+    fn parts(&self) -> ChunkCounts {
+        ChunkCounts { buffer: self.cut.parts(), input: self.input.map_or(0, |(_, cut)| cut.parts()) }
     }
 }
 
@@ -85,7 +85,7 @@ struct Runner<'a, 'memory, 'reduce, T: ?Sized> {
     transport: &'a mut T,
     rank: Rank,
     memory: &'a mut Memory<'memory>,
-    parts: Parts,
+    parts: ChunkCounts,
     reduce: &'a mut Combine<'reduce>,
     scratch: &'a mut Scratch,
     due: &'a LazyDeadline<'a>,
@@ -101,7 +101,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
         peer: usize,
         chunks: Chunks,
     ) -> Result<(), RunError<T::Error>> {
-        Check { rank: self.rank, step: index, parts: self.parts }.in_place(peer, chunks)?;
+        StepCheck { rank: self.rank, step: index, parts: self.parts }.in_place(peer, chunks)?;
         self.transport.note(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
         let shared = &mut self.memory.buffer[self.memory.cut.span(chunks)];
         self.transport

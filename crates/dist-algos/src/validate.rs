@@ -6,7 +6,7 @@ use crate::{ChunkLocation, Chunks, Error, ReceiveHalf, Result, SLOTS_MAX, SendHa
 
 /// Into how many chunks a rank's memory is cut.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct ChunkCounts {
     pub(crate) buffer: usize,
     /// 0 if there is no input.
     pub(crate) input: usize,
@@ -15,8 +15,8 @@ pub(crate) struct Parts {
 impl Step {
     /// Whether every peer, chunk and slot that the step names exists, and its halves share no chunk that they
     /// must not share. The runner and the verifier both insist on it.
-    pub(crate) fn validate(self, rank: Rank, step: usize, parts: Parts) -> Result<()> {
-        let check = Check { rank, step, parts };
+    pub(crate) fn validate(self, rank: Rank, step: usize, parts: ChunkCounts) -> Result<()> {
+        let check = StepCheck { rank, step, parts };
         match self {
             Self::Exchange { send, receive } => {
                 if let Some((peer, chunks)) = self.in_place() {
@@ -54,13 +54,13 @@ fn halves_overlap(send: Option<SendHalf>, receive: Option<ReceiveHalf>) -> bool 
 }
 
 /// Whose step is looked at, and how many chunks there are.
-pub(crate) struct Check {
+pub(crate) struct StepCheck {
     pub(crate) rank: Rank,
     pub(crate) step: usize,
-    pub(crate) parts: Parts,
+    pub(crate) parts: ChunkCounts,
 }
 
-impl Check {
+impl StepCheck {
     /// What [`Step::in_place`] recognises.
     #[inline]
     pub(crate) fn in_place(&self, peer: usize, chunks: Chunks) -> Result<()> {

@@ -17,7 +17,7 @@ pub(super) struct Machine {
     pub(super) forest: Forest,
     pub(super) ranks: Vec<SymbolicRank>,
     pub(super) goal: Goal,
-    parts: Parts,
+    parts: ChunkCounts,
 }
 
 /// One rank.
@@ -92,7 +92,7 @@ impl PathLength {
 
 impl Machine {
     pub(super) fn new(goal: Goal, parts: usize, world_size: usize) -> Self {
-        let parts = Parts { buffer: parts, input: if goal.has_input() { parts } else { 0 } };
+        let parts = ChunkCounts { buffer: parts, input: if goal.has_input() { parts } else { 0 } };
         let mut forest = Forest::new(world_size);
         let ranks = Rank::all(world_size)
             .map(|rank| {
