@@ -24,7 +24,7 @@ use crate::Chunks;
 pub struct Partition<'a> {
     elements: usize,
     element_size: usize,
-    cut: Cut<'a>,
+    boundaries: Boundaries<'a>,
     /// Chunks in all, and the first of those that have elements; see [`among`](Partition::among).
     parts: usize,
     first: usize,
@@ -32,7 +32,7 @@ pub struct Partition<'a> {
 
 /// Where the borders are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Cut<'a> {
+enum Boundaries<'a> {
     /// At equal distances, as far as elements allow.
     Even { parts: usize },
     /// At these elements.
@@ -46,7 +46,7 @@ impl<'a> Partition<'a> {
         if parts == 0 || !fits(elements, element_size) {
             return None;
         }
-        Some(Self { elements, element_size, cut: Cut::Even { parts }, parts, first: 0 })
+        Some(Self { elements, element_size, boundaries: Boundaries::Even { parts }, parts, first: 0 })
     }
 
     /// Chunk `i` is elements `borders[i] .. borders[i + 1]`: borders begin with 0 and ascend, and there is one more
@@ -66,7 +66,13 @@ impl<'a> Partition<'a> {
         }
         let largest = borders.windows(2).map(|pair| pair[1] - pair[0]).max()?;
         let parts = borders.len() - 1;
-        Some(Self { elements, element_size, cut: Cut::At { borders, largest }, parts, first: 0 })
+        Some(Self {
+            elements,
+            element_size,
+            boundaries: Boundaries::At { borders, largest },
+            parts,
+            first: 0,
+        })
     }
 
     /// The same chunks as chunks `first`, `first + 1`, … of so many, of which all others are empty: memory of a rank
@@ -104,9 +110,9 @@ impl<'a> Partition<'a> {
     /// Bytes of the largest chunk.
     #[inline]
     pub const fn chunk_bytes_max(&self) -> usize {
-        let largest = match self.cut {
-            Cut::Even { parts } => self.elements.div_ceil(parts),
-            Cut::At { largest, .. } => largest,
+        let largest = match self.boundaries {
+            Boundaries::Even { parts } => self.elements.div_ceil(parts),
+            Boundaries::At { largest, .. } => largest,
         };
         largest * self.element_size
     }
@@ -132,11 +138,11 @@ impl<'a> Partition<'a> {
     #[inline]
     fn border(&self, chunk: usize) -> usize {
         let chunk = chunk.saturating_sub(self.first);
-        let elements = match self.cut {
+        let elements = match self.boundaries {
             _ if chunk == 0 => 0,
-            Cut::Even { parts } if chunk >= parts => self.elements,
-            Cut::Even { parts } => even_border(self.elements, parts, chunk),
-            Cut::At { borders, .. } => borders[chunk.min(borders.len() - 1)],
+            Boundaries::Even { parts } if chunk >= parts => self.elements,
+            Boundaries::Even { parts } => even_border(self.elements, parts, chunk),
+            Boundaries::At { borders, .. } => borders[chunk.min(borders.len() - 1)],
         };
         elements * self.element_size
     }
