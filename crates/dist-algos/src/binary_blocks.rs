@@ -61,15 +61,15 @@ pub(crate) const fn levels(world_size: usize) -> usize {
 /// Which chunks a rank still has after some rounds of halving: a half, a quarter, … that it shares with nobody of its
 /// block but those who agree with it in the lower digits not halved yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deal {
+pub(crate) enum BlockAssignment {
     /// Of as many chunks as the largest block has ranks, those whose first digits are the rank's last, backwards: they
     /// are neighbours.
     Runs,
     /// Of as many chunks as there are ranks, those whose last digits are the rank's: its own chunk is one of them.
-    Cards,
+    Strided,
 }
 
-impl Deal {
+impl BlockAssignment {
     pub(crate) const fn held(self, rank: Rank, rounds: usize) -> Chunks {
         let levels = levels(rank.world_size());
         match self {
@@ -79,15 +79,15 @@ impl Deal {
                 let start = rank.index().reverse_bits() >> (usize::BITS as usize - levels);
                 Chunks::range(start & !(count - 1), count)
             }
-            Self::Cards => {
+            Self::Strided => {
                 let (start, stride) = (rank.index() % (1 << rounds), 1 << rounds);
-                Chunks::strided(start, stride, cards(rank.world_size(), start, rounds))
+                Chunks::strided(start, stride, strided_count(rank.world_size(), start, rounds))
             }
         }
     }
 }
 
 /// How many of the numbers below `world_size` end like `start`, in so many digits.
-pub(crate) const fn cards(world_size: usize, start: usize, digits: usize) -> usize {
+pub(crate) const fn strided_count(world_size: usize, start: usize, digits: usize) -> usize {
     (world_size - start).div_ceil(1 << digits)
 }

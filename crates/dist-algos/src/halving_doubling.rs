@@ -11,7 +11,7 @@
 
 use dist_transport::Rank;
 
-use crate::binary_blocks::{Block, Deal, cards, levels};
+use crate::binary_blocks::{Block, BlockAssignment, levels, strided_count};
 use crate::schedule::Kind;
 use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 
@@ -29,7 +29,7 @@ pub const fn reduce(rank: Rank) -> Schedule {
 /// What a rank has after [`reduce`]: one chunk, or nothing outside of the largest block.
 pub const fn owned(rank: Rank) -> Chunks {
     if rank.index() < chunks(rank.world_size()) {
-        Deal::Runs.held(rank, levels(rank.world_size()))
+        BlockAssignment::Runs.held(rank, levels(rank.world_size()))
     } else {
         Chunks::NONE
     }
@@ -104,9 +104,9 @@ pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
                     // The last place of the block is fed first.
                     let ready = halved(world_size, (1 << bits) - (1 << smaller), bits);
                     path = if path > ready { path } else { ready };
-                    path += cards(world_size, 0, smaller);
+                    path += strided_count(world_size, 0, smaller);
                     rounds += 1 << (bits - smaller);
-                    depth = depth.and(Messages::new(1, cards(world_size, 0, bits)));
+                    depth = depth.and(Messages::new(1, strided_count(world_size, 0, bits)));
                     all = all.and(Messages::new(1 << bits, world_size));
                 }
             }
@@ -124,7 +124,7 @@ pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
         rounds: rounds + 1,
         path: path + 1,
         sent_max: world_size,
-        reduced_max: halved + cards(world_size, 0, levels),
+        reduced_max: halved + strided_count(world_size, 0, levels),
         all: all.and(Messages::new(handed_over, handed_over)),
         depth: depth.and(Messages::new(1, 1)),
         reduced,
@@ -135,7 +135,7 @@ pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
 const fn halved(world_size: usize, place: usize, rounds: usize) -> usize {
     let (mut path, mut round) = (0, 0);
     while round < rounds {
-        path += cards(world_size, place % (1 << round), round + 1);
+        path += strided_count(world_size, place % (1 << round), round + 1);
         round += 1;
     }
     path
@@ -150,7 +150,7 @@ const fn reduce_steps(rank: Rank) -> usize {
 pub(crate) fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
     let steps = reduce_steps(rank);
     if index < steps {
-        return reduce_step(rank, Deal::Cards, index);
+        return reduce_step(rank, BlockAssignment::Strided, index);
     }
     let largest = chunks(rank.world_size());
     match rank.index().checked_sub(largest) {
@@ -164,7 +164,7 @@ pub(crate) fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
 
 /// A block's rounds of halving, what comes from the next smaller block, and what goes to the next larger one, whose
 /// last place is fed first.
-pub(crate) fn reduce_step(rank: Rank, deal: Deal, index: usize) -> Option<Step> {
+pub(crate) fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> {
     let block = Block::of(rank);
     if index < block.bits {
         let peer = across(rank, index);
@@ -196,14 +196,14 @@ pub(crate) fn gather_step(rank: Rank, index: usize) -> Option<Step> {
         return serve(rank, block, level);
     }
     let peer = across(rank, level - 1);
-    let (ours, theirs) = (Deal::Runs.held(rank, level), Deal::Runs.held(peer, level));
+    let (ours, theirs) = (BlockAssignment::Runs.held(rank, level), BlockAssignment::Runs.held(peer, level));
     let send = SendHalf::buffer(peer.index(), ours);
     Some(Step::exchange(send, ReceiveHalf::replace(peer.index(), theirs)))
 }
 
 /// The ranks of the largest block from 2^level up to the next power of two serve the block of that level.
 fn serve(rank: Rank, block: Block, level: usize) -> Option<Step> {
-    let (size, chunks) = (1 << level, Deal::Runs.held(rank, level));
+    let (size, chunks) = (1 << level, BlockAssignment::Runs.held(rank, level));
     if block.start > 0 {
         let from = rank.index() - block.start + size;
         return (level == block.bits).then(|| Step::receive(ReceiveHalf::replace(from, chunks)));

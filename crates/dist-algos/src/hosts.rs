@@ -156,9 +156,9 @@ mod tests {
 
     #[test]
     fn hosts_of_one_size_are_regular_and_contiguous_if_their_ranks_are_neighbours() {
-        let (neighbours, cards) = (of_sizes(&[3, 3]), Hosts::new(&[0, 1, 0, 1]));
+        let (neighbours, strided_count) = (of_sizes(&[3, 3]), Hosts::new(&[0, 1, 0, 1]));
         assert_eq!((neighbours.regular(), neighbours.contiguous()), (Some(3), Some(3)));
-        assert_eq!((cards.regular(), cards.contiguous()), (Some(2), None));
+        assert_eq!((strided_count.regular(), strided_count.contiguous()), (Some(2), None));
     }
 
     #[test]

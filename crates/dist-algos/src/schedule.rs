@@ -2,7 +2,7 @@
 
 use dist_transport::Rank;
 
-use crate::binary_blocks::Deal;
+use crate::binary_blocks::BlockAssignment;
 use crate::{
     Step, all_to_all, barrier, binomial, chain, circulant, halving_doubling, knomial, linear, neighbour,
     pairwise, recursive_doubling, ring, scan,
@@ -76,7 +76,7 @@ impl Schedule {
             Kind::DoublingRelease => recursive_doubling::release_step(rank),
             Kind::DoublingAllGather => Some(recursive_doubling::all_gather_step(rank, index)),
             Kind::HalvingReduceScatter => halving_doubling::reduce_scatter_step(rank, index),
-            Kind::HalvingReduce => halving_doubling::reduce_step(rank, Deal::Runs, index),
+            Kind::HalvingReduce => halving_doubling::reduce_step(rank, BlockAssignment::Runs, index),
             Kind::HalvingGather => halving_doubling::gather_step(rank, index),
             Kind::CirculantReduceScatter => Some(circulant::reduce_scatter_step(rank, index)),
             Kind::CirculantAllGather => Some(circulant::all_gather_step(rank, index)),
