@@ -67,7 +67,7 @@ pub fn run<T: RingTransport + ?Sized>(
 ) -> Result<(), RunError<T::Error>> {
     memory.check()?;
     let (rank, parts) = (transport.rank(), memory.parts());
-    let mut runner = Runner { transport, rank, memory: &mut memory, parts, reduce, scratch, due };
+    let mut runner = ExchangeRunner { transport, rank, memory: &mut memory, parts, reduce, scratch, due };
     for (index, step) in steps.into_iter().enumerate() {
         let step = step.borrow();
         match step.in_place() {
@@ -79,9 +79,9 @@ pub fn run<T: RingTransport + ?Sized>(
 }
 
 /// What there is one of for each of a few peers, without an allocation.
-type Few<T> = SmallVec<[T; 4]>;
+type PerPeer<T> = SmallVec<[T; 4]>;
 
-struct Runner<'a, 'memory, 'reduce, T: ?Sized> {
+struct ExchangeRunner<'a, 'memory, 'reduce, T: ?Sized> {
     transport: &'a mut T,
     rank: Rank,
     memory: &'a mut Memory<'memory>,
@@ -91,7 +91,7 @@ struct Runner<'a, 'memory, 'reduce, T: ?Sized> {
     due: &'a LazyDeadline<'a>,
 }
 
-impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
+impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     /// What [`Step::in_place`] recognises: all that a small all_reduce is made of, so nothing that only other steps need is
     /// on its way.
     #[inline(always)]
@@ -161,7 +161,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
             Source::Input => (send.to, outgoing(&[], *cut, *input, send)),
         });
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
-        let mut exchange = Exchange { transport, send, from, due, step: index };
+        let mut exchange = PieceExchange { transport, send, from, due, step: index };
         exchange.receive(receive.then, places, self.reduce)
     }
 
@@ -189,13 +189,14 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
     fn window(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
         let Memory { buffer, cut, input } = &mut *self.memory;
         let (sends, mut receives) = step.halves(self.rank);
-        let pieces: Few<Pieces<'_>> = sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
-        let sends: Few<Outgoing<'_>> =
+        let pieces: PerPeer<Pieces<'_>> =
+            sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
+        let sends: PerPeer<Outgoing<'_>> =
             sends.iter().zip(&pieces).map(|(send, parts)| Outgoing { to: send.to, parts }).collect();
         receives.sort_unstable_by_key(|receive| receive.chunks.first());
         let ranges = receives.iter().map(|receive| cut.span(receive.chunks));
         let places = pieces::cut_out(buffer, ranges);
-        let mut receives: Few<Incoming<'_>> = receives
+        let mut receives: PerPeer<Incoming<'_>> = receives
             .iter()
             .zip(places)
             .map(|(receive, place)| Incoming {
@@ -220,7 +221,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
         let place = self.scratch.slot(slot, cut.chunk_bytes_max(), cut.bytes_of(receive.chunks));
         let send = send.map(|send| (send.to, outgoing(buffer, *cut, *input, send)));
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
-        let mut exchange = Exchange { transport, send, from, due, step: index };
+        let mut exchange = PieceExchange { transport, send, from, due, step: index };
         exchange.receive(receive.then, smallvec![place], self.reduce)
     }
 
@@ -262,7 +263,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
 }
 
 /// One exchange, with the memory that it works on taken apart.
-struct Exchange<'a, T: ?Sized> {
+struct PieceExchange<'a, T: ?Sized> {
     transport: &'a mut T,
     send: Option<(usize, Pieces<'a>)>,
     from: usize,
@@ -270,7 +271,7 @@ struct Exchange<'a, T: ?Sized> {
     step: usize,
 }
 
-impl<T: RingTransport + ?Sized> Exchange<'_, T> {
+impl<T: RingTransport + ?Sized> PieceExchange<'_, T> {
     fn receive(
         &mut self,
         then: OnArrival,
