@@ -85,25 +85,25 @@ const fn grow(rank: Rank, near: usize, far: usize) -> Step {
 
 pub(crate) fn scatter_step(rank: Rank, root: usize, round: usize) -> Option<Step> {
     Some(match share(rank, root, round)? {
-        Share::Given { to, chunks } => Step::send(to, chunks),
-        Share::Taken { from, chunks } => Step::receive(ReceiveHalf::replace(from, chunks)),
+        ScatterStep::Given { to, chunks } => Step::send(to, chunks),
+        ScatterStep::Taken { from, chunks } => Step::receive(ReceiveHalf::replace(from, chunks)),
     })
 }
 
 pub(crate) fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     Some(match share(rank, root, log2_ceil(rank.world_size()) - 1 - index)? {
-        Share::Given { to, chunks } => Step::receive(ReceiveHalf::replace(to, chunks)),
-        Share::Taken { from, chunks } => Step::send(from, chunks),
+        ScatterStep::Given { to, chunks } => Step::receive(ReceiveHalf::replace(to, chunks)),
+        ScatterStep::Taken { from, chunks } => Step::send(from, chunks),
     })
 }
 
 /// What a rank has to do with a round of [`scatter`].
-enum Share {
+enum ScatterStep {
     Given { to: usize, chunks: Chunks },
     Taken { from: usize, chunks: Chunks },
 }
 
-fn share(rank: Rank, root: usize, round: usize) -> Option<Share> {
+fn share(rank: Rank, root: usize, round: usize) -> Option<ScatterStep> {
     // The place of the rank in the run that it is in before the round, and the length of that run.
     let (mut place, mut len) = (rank.minus(root).index(), rank.world_size());
     for _ in 0..round {
@@ -113,10 +113,10 @@ fn share(rank: Rank, root: usize, round: usize) -> Option<Share> {
     let near = len.div_ceil(2);
     match place {
         0 if near < len => {
-            Some(Share::Given { to: rank.plus(near).index(), chunks: run(rank, near, len - near) })
+            Some(ScatterStep::Given { to: rank.plus(near).index(), chunks: run(rank, near, len - near) })
         }
         _ if place == near => {
-            Some(Share::Taken { from: rank.minus(near).index(), chunks: run(rank, 0, len - near) })
+            Some(ScatterStep::Taken { from: rank.minus(near).index(), chunks: run(rank, 0, len - near) })
         }
         _ => None,
     }

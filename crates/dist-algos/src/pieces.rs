@@ -72,7 +72,7 @@ pub(crate) fn ranges(partition: &Partition<'_>, chunks: Chunks) -> impl Iterator
 }
 
 /// Deals the bytes of a message, as they arrive, to the pieces of memory that they belong to.
-pub(crate) struct Scatter<'a> {
+pub(crate) struct ScatteredPieces<'a> {
     parts: PiecesMut<'a>,
     /// The piece that is being filled, and how far.
     part: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Scatter<'a> {
     in_order: bool,
 }
 
-impl<'a> Scatter<'a> {
+impl<'a> ScatteredPieces<'a> {
     pub(crate) fn new(parts: PiecesMut<'a>) -> Self {
         Self { parts, part: 0, filled: 0, arrived: 0, in_order: true }
     }
@@ -139,7 +139,7 @@ mod tests {
     /// Deals these messages' pieces to places of these lengths, and says what the places then hold.
     fn deal(places: &[usize], pieces: &[(usize, &[u8])]) -> Option<Vec<Vec<u8>>> {
         let mut memory: Vec<Vec<u8>> = places.iter().map(|&len| vec![0; len]).collect();
-        let mut scatter = Scatter::new(memory.iter_mut().map(Vec::as_mut_slice).collect());
+        let mut scatter = ScatteredPieces::new(memory.iter_mut().map(Vec::as_mut_slice).collect());
         for (offset, bytes) in pieces {
             scatter.deal(*offset, bytes, &mut |place, bytes| place.copy_from_slice(bytes));
         }

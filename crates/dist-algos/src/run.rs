@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, Sink, copy};
 use smallvec::{SmallVec, smallvec};
 
-use crate::pieces::{self, Pieces, PiecesMut, Scatter};
+use crate::pieces::{self, Pieces, PiecesMut, ScatteredPieces};
 use crate::validate::{ChunkCounts, StepCheck};
 use crate::{
     ChunkLocation, Chunks, Error, OnArrival, Partition, ReceiveHalf, RingTransport, RunError, Scratch,
@@ -294,7 +294,7 @@ impl<T: RingTransport + ?Sized> PieceExchange<'_, T> {
         memory: PiecesMut<'_>,
         apply: &mut Combine<'_>,
     ) -> Result<(), RunError<T::Error>> {
-        let mut scatter = Scatter::new(memory);
+        let mut scatter = ScatteredPieces::new(memory);
         self.call(len, Sink::Each(&mut |offset, bytes| scatter.deal(offset, bytes, apply)))?;
         if scatter.complete() {
             Ok(())

@@ -49,7 +49,7 @@ pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> O
         return if apart && extent == Extent::Inclusive { copy(ChunkLocation::Buffer, RESULT) } else { None };
     };
     if after / PARTS < rounds {
-        return Round::of(rank, extent, after / PARTS)?.part(after % PARTS);
+        return ScanRound::of(rank, extent, after / PARTS)?.part(after % PARTS);
     }
     let empty = extent == Extent::Exclusive && rank.index() == 0;
     if apart && !empty { copy(RESULT, ChunkLocation::Buffer) } else { None }
@@ -91,7 +91,7 @@ pub(crate) const fn cost(world_size: usize, extent: Extent) -> Cost {
 }
 
 /// What a rank and a peer across one binary digit of their numbers tell each other.
-struct Round {
+struct ScanRound {
     rank: usize,
     peer: usize,
     /// The rank needs the sum of both blocks.
@@ -103,7 +103,7 @@ struct Round {
     result: ChunkLocation,
 }
 
-impl Round {
+impl ScanRound {
     fn of(rank: Rank, extent: Extent, level: usize) -> Option<Self> {
         let (index, size) = (rank.index(), 1 << level);
         let peer = index ^ size;
