@@ -28,7 +28,7 @@ pub fn check<L: RingTransport + Send + 'static>(runtime: &Runtime, connect: impl
         assert_eq!(links.len(), world_size, "there is a link for each rank");
         let start = |(index, link): (usize, L)| {
             assert_eq!(Some(link.rank()), Rank::new(index, world_size), "links come in rank order");
-            let mut end = End { link, runtime: runtime.clone() };
+            let mut end = RankUnderTest { link, runtime: runtime.clone() };
             runtime.spawn("rank", move || end.promises()).unwrap()
         };
         let tasks: Vec<_> = links.into_iter().enumerate().map(start).collect();
@@ -38,7 +38,7 @@ pub fn check<L: RingTransport + Send + 'static>(runtime: &Runtime, connect: impl
     }
 }
 
-struct End<L> {
+struct RankUnderTest<L> {
     link: L,
     runtime: Runtime,
 }
@@ -49,7 +49,7 @@ fn payload(from: Rank, number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|index| u8::try_from((first + index * 7 + index / 256) % 256).unwrap()).collect()
 }
 
-impl<L: RingTransport> End<L> {
+impl<L: RingTransport> RankUnderTest<L> {
     fn promises(&mut self) {
         for (number, len) in LENGTHS.into_iter().enumerate() {
             self.ring(number, len);
