@@ -18,7 +18,7 @@ pub fn reduce_scatter(rank: Rank) -> Schedule {
 
 /// A node of T(p): the ranks from `index·2^level`, 2^level of them or as many as there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Node {
+struct TreeNode {
     level: u32,
     index: usize,
 }
@@ -27,15 +27,15 @@ struct Node {
 #[derive(Clone, Debug)]
 pub(crate) struct Merge {
     /// The node that the rank's own part has been merged into; it is in the buffer.
-    own: Node,
+    own: TreeNode,
     /// Complete nodes that wait for their siblings, and their slots. More than a few mean many more messages,
     /// beside which an allocation is nothing.
-    held: SmallVec<[(Node, usize); 4]>,
+    held: SmallVec<[(TreeNode, usize); 4]>,
 }
 
 impl Merge {
     fn new(rank: Rank) -> Self {
-        let own = Node { level: 0, index: rank.index() }.topmost(rank.world_size());
+        let own = TreeNode { level: 0, index: rank.index() }.topmost(rank.world_size());
         Self { own, held: SmallVec::new() }
     }
 
@@ -43,7 +43,7 @@ impl Merge {
     /// else kept in a free slot.
     pub(crate) fn receive(&mut self, rank: Rank, distance: usize) -> Step {
         let (from, to) = (left_by(rank, distance), left_by(rank, rank.world_size() - distance));
-        let leaf = Node { level: 0, index: from }.topmost(rank.world_size());
+        let leaf = TreeNode { level: 0, index: from }.topmost(rank.world_size());
         let (place, then) = self.add(leaf, rank.world_size());
         let chunks = Chunks::one(rank.index());
         Step::exchange(SendHalf::buffer(to, Chunks::one(to)), ReceiveHalf { from, chunks, place, then })
@@ -62,7 +62,7 @@ impl Merge {
     }
 
     /// Puts a new node with its sibling, or else into a slot of its own.
-    fn add(&mut self, node: Node, world_size: usize) -> (ChunkLocation, OnArrival) {
+    fn add(&mut self, node: TreeNode, world_size: usize) -> (ChunkLocation, OnArrival) {
         self.add_to(node.sibling(), world_size).unwrap_or_else(|| {
             let slot = (0..=self.held.len()).find(|&slot| self.held.iter().all(|&(_, other)| other != slot));
             let slot = slot.expect("one of n + 1 slots is not among n");
@@ -72,7 +72,7 @@ impl Merge {
     }
 
     /// Turns a node that is there into its parent, as its sibling is being reduced into it.
-    fn add_to(&mut self, node: Node, world_size: usize) -> Option<(ChunkLocation, OnArrival)> {
+    fn add_to(&mut self, node: TreeNode, world_size: usize) -> Option<(ChunkLocation, OnArrival)> {
         if self.own == node {
             self.own = node.parent().topmost(world_size);
             return Some((ChunkLocation::Buffer, OnArrival::Reduce));
@@ -83,7 +83,7 @@ impl Merge {
     }
 }
 
-impl Node {
+impl TreeNode {
     const fn sibling(self) -> Self {
         Self { level: self.level, index: self.index ^ 1 }
     }
