@@ -85,7 +85,7 @@ impl<M: Copy> MessageQueues<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::clock::Message;
+    use super::super::clock::TimedMessage;
     use super::*;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use dist_transport::Rank;
 
-use super::clock::Message;
+use super::clock::TimedMessage;
 use super::events::EventQueue;
 use super::links::{LinkCheck, Links, Milestone, Transmission};
 use super::message_queues::MessageQueues;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::forest::{Forest, RankSet, SumId};
 use super::report::RankReport;
 use super::{Goal, RankProgram};
-use crate::validate::Parts;
+use crate::validate::ChunkCounts;
 use crate::{ChunkLocation, Chunks, Error, OnArrival, ReceiveHalf, Result, SendHalf, Source, Step};
 
 pub(super) struct Machine {

@@ -32,7 +32,7 @@ use std::ops::Range;
 
 use crate::{Chunks, Error, Messages, Order, Result, Step};
 use forest::{Forest, SumId};
-use goal::End;
+use goal::RequiredContent;
 use machine::Machine;
 
 pub(crate) use draw::table;
