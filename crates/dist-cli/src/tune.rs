@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dist_collectives::{Communicator, CostModel, KeptCosts, World};
+use dist_collectives::{Communicator, CostCache, CostModel, TopologyKey};
 use dist_transport::tcp::{Config, TcpTransport};
 use serde::Serialize;
 
@@ -36,11 +36,11 @@ struct Line<'a> {
 /// Measures the job that this process is a rank of; alone, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let kept =
-        |_| KeptCosts::of_user().ok_or_else(|| Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
+        |_| CostCache::for_user().ok_or_else(|| Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
     in_a_job(arguments.ranks, kept, |config, kept| measure(arguments, config, &kept))
 }
 
-fn measure(arguments: &Arguments, config: &Config, kept: &KeptCosts) -> Result<Outcome, Error> {
+fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<Outcome, Error> {
     let transport = TcpTransport::join(config)?;
     let medium = transport.medium().name();
     let mut comm = Communicator::new(transport);
@@ -48,7 +48,7 @@ fn measure(arguments: &Arguments, config: &Config, kept: &KeptCosts) -> Result<O
     if comm.rank() != 0 {
         return Ok(Outcome::Success);
     }
-    let written = kept.keep(&World::new(medium, &comm.hosts()), costs);
+    let written = kept.keep(&TopologyKey::new(medium, &comm.hosts()), costs);
     let file = kept.path().filter(|_| written.is_ok());
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
     let line = Line { transport: medium, ranks: comm.world_size(), round_ps, byte_ps, reduced_byte_ps, file };

@@ -18,7 +18,7 @@ use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
 use crate::{Algorithm, Buffer, Call, Element, Error, Operation, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
-use crate::{KeptCosts, crossovers_from_env};
+use crate::{CostCache, crossovers_from_env};
 
 /// This rank's place in a group, and everything that the group does together.
 ///
@@ -87,7 +87,7 @@ impl Communicator {
     /// set by `distctl run` or torchrun. Nothing set is a world of one.
     ///
     /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host that had
-    /// it for itself, and is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths
+    /// it for itself, and is kept in [a file](crate::CostCache::for_user) since; the first measurement takes some hundredths
     /// of a second, a look whether it still holds some thousandths. On rank 0, `DIST_COSTS=off` lets the choice of all ranks
     /// go by fixed costs instead, and `DIST_COSTS=FILE` by those of another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M`, or some of them, on all ranks alike, says from how many
     /// bytes on ranks that share memory use these [forms](crate::DirectAlgorithm).
@@ -101,7 +101,7 @@ impl Communicator {
         let (mut comm, medium) = Self::meet(&config)?;
         comm.set_crossovers(crossovers);
         if comm.world_size() > 1 {
-            comm.tune(KeptCosts::of_user().as_ref(), medium.name())?;
+            comm.tune(CostCache::for_user().as_ref(), medium.name())?;
         }
         Ok(comm)
     }

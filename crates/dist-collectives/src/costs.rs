@@ -6,8 +6,8 @@ use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
 
 use crate::communicator::Overlap;
+use crate::cost_cache::{CostCache, TopologyKey};
 use crate::engine::copy;
-use crate::kept::{KeptCosts, World};
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
 /// # What messages take
@@ -120,21 +120,21 @@ impl Communicator {
 
     /// Lets the choice of algorithms go by what was measured in an earlier run on a world like this, or else by what
     /// is measured now, which is then kept. Rank 0's file counts, and every rank has the same afterwards. Where rank 0 has
-    /// `None`, as [`KeptCosts::of_user`] gives it for `DIST_COSTS=off`, nothing is measured, and all go by what rank 0 goes by
+    /// `None`, as [`CostCache::for_user`] gives it for `DIST_COSTS=off`, nothing is measured, and all go by what rank 0 goes by
     /// already. `transport` is what moves the bytes, as in `tcp`: what one takes says nothing of another.
     ///
     /// What was kept is compared with a few large messages: if they take less than three quarters of it, others were at work
     /// when it was measured, and all is measured again. What has become slower since stays as it was kept.
     ///
     /// That a file cannot be read or written is logged, and harms nothing else. Whoever wants to measure in any case, or to know
-    /// whether it was written, has [`measure_costs`](Self::measure_costs) and, on rank 0, [`KeptCosts::keep`].
+    /// whether it was written, has [`measure_costs`](Self::measure_costs) and, on rank 0, [`CostCache::save`].
     ///
     /// # Errors
     /// Those of a collective.
-    pub fn tune(&mut self, kept: Option<&KeptCosts>, transport: &str) -> Result<CostModel> {
-        let world = World::new(transport, &self.hosts());
-        let kept = kept.filter(|_| self.rank() == 0);
-        let (word, costs) = match kept.map(|kept| kept.find(&world)) {
+    pub fn tune(&mut self, cache: Option<&CostCache>, transport: &str) -> Result<CostModel> {
+        let world = TopologyKey::new(transport, &self.hosts());
+        let cache = cache.filter(|_| self.rank() == 0);
+        let (word, costs) = match cache.map(|cache| cache.find(&world)) {
             None => (SET, self.settings.model),
             Some(Some(found)) => (FOUND, found),
             Some(None) => (UNKNOWN, self.settings.model),
@@ -146,8 +146,8 @@ impl Communicator {
         if word == UNKNOWN || word == FOUND && self.are_too_high(&costs)? {
             let measured = self.measure_costs()?;
             self.settings.model = measured;
-            if let Some(kept) = kept {
-                let _ = kept.keep(&world, measured).inspect_err(|e| kept.complain("write", e));
+            if let Some(cache) = cache {
+                let _ = cache.save(&world, measured).inspect_err(|e| cache.log_failure("write", e));
             }
             return Ok(measured);
         }
@@ -211,8 +211,8 @@ impl Communicator {
 /// still nothing is known.
 fn is_far_less(picoseconds: u64, costs: &CostModel) -> bool {
     let [round, byte, reduced] = [costs.round_ps, costs.byte_ps, costs.reduced_byte_ps].map(u128::from);
-    let kept = round + LARGE as u128 * (byte + reduced);
-    picoseconds > 0 && u128::from(picoseconds) * 4 < kept * 3
+    let cache = round + LARGE as u128 * (byte + reduced);
+    picoseconds > 0 && u128::from(picoseconds) * 4 < cache * 3
 }
 
 /// How often to measure all if once takes so long.

@@ -7,6 +7,7 @@ mod call;
 mod coalesced;
 mod collectives;
 mod communicator;
+mod cost_cache;
 mod costs;
 mod digest;
 mod direct;
@@ -14,7 +15,6 @@ mod dtype;
 mod engine;
 mod error;
 mod history;
-mod kept;
 mod kernel;
 mod messages;
 mod pending;
@@ -37,6 +37,7 @@ pub use algorithm::{
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
+pub use cost_cache::{CostCache, TopologyKey};
 pub use direct::Direct;
 /// What the runner of algorithms says, in [`Error::Schedule`].
 #[doc(no_inline)]
@@ -65,7 +66,6 @@ pub use engine::BLOCK_BYTES_OF_RANK;
 pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
-pub use kept::{KeptCosts, World};
 pub use kernel::{combine, divide_by_count};
 pub use messages::{Message, OwnedMessage};
 #[cfg(feature = "ndarray")]

@@ -1,6 +1,6 @@
 //! The choice to go by host.
 
-use dist_collectives::{Communicator, CostModel, Hosts, KeptCosts, ReduceOp};
+use dist_collectives::{Communicator, CostCache, CostModel, Hosts, ReduceOp};
 
 use crate::{Group, Result};
 
@@ -14,7 +14,7 @@ use crate::{Group, Result};
 /// ```
 /// use std::time::Duration;
 ///
-/// use dist_collectives::{Communicator, KeptCosts, Operation};
+/// use dist_collectives::{Communicator, CostCache, Operation};
 /// use dist_groups::{Mesh, go_by_host};
 /// use dist_transport::sim;
 ///
@@ -24,7 +24,7 @@ use crate::{Group, Result};
 /// let network = sim::Network::new(8).with_hosts(&hosts).with_memory_link(memory).with_host_link(cable);
 /// let outcome = network.run(|transport| {
 ///     let mut world = Communicator::new(transport);
-///     go_by_host(&mut world, &KeptCosts::nowhere(), "sim").unwrap();
+///     go_by_host(&mut world, &CostCache::disabled(), "sim").unwrap();
 ///     world.algorithm(Operation::AllReduce, 1 << 20).unwrap().unwrap().name()
 /// });
 /// assert!(outcome.results[0].starts_with("two_level/"));
@@ -32,7 +32,7 @@ use crate::{Group, Result};
 ///
 /// # Errors
 /// Those of a collective.
-pub fn go_by_host(communicator: &mut Communicator, kept: &KeptCosts, transport: &str) -> Result<bool> {
+pub fn go_by_host(communicator: &mut Communicator, kept: &CostCache, transport: &str) -> Result<bool> {
     let hosts = Hosts::new(&communicator.hosts());
     if hosts.count() == 1 || hosts.largest() == 1 {
         return Ok(false);

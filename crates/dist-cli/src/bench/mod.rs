@@ -8,7 +8,7 @@ mod sample;
 mod start;
 
 use dist_collectives::{
-    Algorithm, Communicator, DType, KeptCosts, Operation as Collective, Ownership, ReduceOp, ReductionOrder,
+    Algorithm, Communicator, CostCache, DType, Operation as Collective, Ownership, ReduceOp, ReductionOrder,
     crossovers_from_env,
 };
 use dist_transport::tcp::{Config, Medium, TcpTransport};
@@ -119,7 +119,7 @@ fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome
     let plan = Plan { medium, ..plan };
     let mut comm = Communicator::new(transport);
     comm.set_crossovers(crossovers_from_env()?);
-    comm.tune(KeptCosts::of_user().as_ref(), medium.name())?;
+    comm.tune(CostCache::for_user().as_ref(), medium.name())?;
     comm.set_order(arguments.order);
     let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
     measure::points(&plan, comm, &mut report)

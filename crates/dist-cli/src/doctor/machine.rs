@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use dist_collectives::KeptCosts;
+use dist_collectives::CostCache;
 use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::Finding;
@@ -115,7 +115,7 @@ fn variables() -> Option<Finding> {
 
 /// Where measured costs are kept.
 fn costs() -> Option<Finding> {
-    let kept = KeptCosts::of_user();
+    let kept = CostCache::for_user();
     let place = kept.as_ref().and_then(|kept| Some((kept, kept.path()?)));
     Some(match place {
         None => Finding::new("costs", "measured costs are kept nowhere"),

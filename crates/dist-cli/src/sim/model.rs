@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use dist_algos::predict::{LinkModel, MessageCosts};
-use dist_collectives::{KeptCosts, World};
+use dist_collectives::{CostCache, TopologyKey};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -62,9 +62,9 @@ impl Model {
             let fields = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
             return Self::from_fields(fields).map_err(wrong);
         }
-        let kept = KeptCosts::at(path).read().map_err(|e| wrong(e.to_string()))?;
+        let kept = CostCache::at(path).read().map_err(|e| wrong(e.to_string()))?;
         let fitting: Vec<_> = kept.iter().filter(|(world, _)| world.ranks() == ranks).collect();
-        let listed = |worlds: &mut dyn Iterator<Item = &World>| {
+        let listed = |worlds: &mut dyn Iterator<Item = &TopologyKey>| {
             worlds.map(|world| format!("\"{world}\"")).collect::<Vec<_>>().join(", ")
         };
         let costs = match fitting[..] {

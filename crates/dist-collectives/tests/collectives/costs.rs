@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp};
+use dist_collectives::{AllReduce, Communicator, CostCache, CostModel, Operation, ReduceOp};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -31,7 +31,7 @@ fn tune(directory: &Path, lines: &[&str]) -> Vec<CostModel> {
     }
     let directory = directory.to_owned();
     let tuned = run(Network::Threads, 3, move |mut comm| {
-        let kept = KeptCosts::at(directory.join(format!("costs-{}", comm.rank())));
+        let kept = CostCache::at(directory.join(format!("costs-{}", comm.rank())));
         let costs = comm.tune(Some(&kept), "sim").unwrap();
         assert_eq!(comm.cost_model(), costs);
         costs
@@ -45,7 +45,7 @@ fn what_nobody_has_measured_is_measured_and_kept_by_rank_0() {
     let directory = tempfile::tempdir().unwrap();
     let measured = tune(directory.path(), &[]);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-    let kept = KeptCosts::at(directory.path().join("costs-0")).read().unwrap();
+    let kept = CostCache::at(directory.path().join("costs-0")).read().unwrap();
     assert_eq!(kept.into_values().collect::<Vec<_>>(), measured[..1]);
 }
 
@@ -62,7 +62,7 @@ fn what_was_measured_once_is_used_by_the_next_run_and_rank_0_decides() {
 #[case::the_other_has_none([true, false], false)]
 fn rank_0_decides_whether_anything_is_measured(#[case] measures: [bool; 2], #[case] fixed: bool) {
     let costs = run(Network::Threads, 2, move |mut comm| {
-        let kept = measures[comm.rank()].then(KeptCosts::nowhere);
+        let kept = measures[comm.rank()].then(CostCache::disabled);
         comm.tune(kept.as_ref(), "sim").unwrap();
         comm.all_reduce(&mut [1.0_f32; 1024], ReduceOp::Sum).unwrap();
         comm.cost_model()
@@ -90,7 +90,7 @@ fn what_was_measured_while_others_were_at_work_is_measured_again() {
 #[test]
 fn a_file_that_cannot_be_used_harms_nothing() {
     let costs = run(Network::Threads, 2, |mut comm| {
-        comm.tune(Some(&KeptCosts::at("/dev/null/costs")), "sim").unwrap()
+        comm.tune(Some(&CostCache::at("/dev/null/costs")), "sim").unwrap()
     });
     assert_eq!(costs[0], costs[1]);
 }

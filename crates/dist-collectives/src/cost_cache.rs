@@ -14,25 +14,25 @@ use dist_algos::CostModel;
 /// A line is what moves the bytes, how many ranks there are on how many hosts, and the picoseconds that a round, a
 /// byte and a reduced byte take: `tcp 4 1 31000000 190 55`. Empty lines and those that begin with `#` mean nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeptCosts {
+pub struct CostCache {
     /// None if there is no place to keep anything.
     path: Option<PathBuf>,
 }
 
-impl KeptCosts {
+impl CostCache {
     /// The costs in this file, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: Some(path.into()) }
     }
 
     /// No file: nothing is kept.
-    pub const fn nowhere() -> Self {
+    pub const fn disabled() -> Self {
         Self { path: None }
     }
 
     /// The file of this user and host: what `DIST_COSTS` names, else `dist/costs-HOST` in the user's cache directory.
     /// Without such a directory nothing is kept. `None` if `DIST_COSTS` is `off`.
-    pub fn of_user() -> Option<Self> {
+    pub fn for_user() -> Option<Self> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         match variable("DIST_COSTS") {
             Some(off) if off == "off" => None,
@@ -56,7 +56,7 @@ impl KeptCosts {
     ///
     /// # Errors
     /// If the file exists and cannot be read, or a line is none.
-    pub fn read(&self) -> io::Result<BTreeMap<World, CostModel>> {
+    pub fn read(&self) -> io::Result<BTreeMap<TopologyKey, CostModel>> {
         let Some(path) = &self.path else { return Ok(BTreeMap::new()) };
         // Of a pipe nobody knows when it ends.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
@@ -69,9 +69,9 @@ impl KeptCosts {
         }
     }
 
-    pub(crate) fn find(&self, world: &World) -> Option<CostModel> {
-        let kept = self.read().inspect_err(|e| self.complain("read", e)).ok()?;
-        kept.get(world).copied()
+    pub(crate) fn find(&self, topology: &TopologyKey) -> Option<CostModel> {
+        let cache = self.read().inspect_err(|e| self.log_failure("read", e)).ok()?;
+        cache.get(topology).copied()
     }
 
     /// Keeps these costs in place of earlier ones, if there is a place to keep anything. Two processes that do it at once
@@ -79,7 +79,7 @@ impl KeptCosts {
     ///
     /// # Errors
     /// If the file cannot be written, or holds something else.
-    pub fn keep(&self, world: &World, costs: CostModel) -> io::Result<()> {
+    pub fn save(&self, topology: &TopologyKey, costs: CostModel) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         // What a link leads to is replaced, and not the link.
         let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
@@ -87,39 +87,39 @@ impl KeptCosts {
             let message = "it holds something else, and stays as it is";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        let mut kept = self.read().unwrap_or_default();
-        kept.insert(world.clone(), costs);
+        let mut cache = self.read().unwrap_or_default();
+        cache.insert(topology.clone(), costs);
         let mut text = HEADER.to_owned();
-        for (world, CostModel { round_ps, byte_ps, reduced_byte_ps }) in kept {
-            text.push_str(&format!("{world} {round_ps} {byte_ps} {reduced_byte_ps}\n"));
+        for (topology, CostModel { round_ps, byte_ps, reduced_byte_ps }) in cache {
+            text.push_str(&format!("{topology} {round_ps} {byte_ps} {reduced_byte_ps}\n"));
         }
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
         }
         // Whoever reads meanwhile finds the old file or the new one.
         let new = beside(path);
-        let kept = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
-        if kept.is_err() {
+        let cache = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+        if cache.is_err() {
             // What cannot be kept leaves nothing behind.
             let _ = fs::remove_file(&new);
         }
-        kept
+        cache
     }
 
-    pub(crate) fn complain(&self, what: &str, error: &io::Error) {
+    pub(crate) fn log_failure(&self, what: &str, error: &io::Error) {
         tracing::warn!(path = ?self.path, %error, "cannot {what} the kept costs");
     }
 }
 
 /// A kind of world: worlds of one kind have the same costs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct World {
+pub struct TopologyKey {
     transport: String,
     ranks: usize,
     hosts: usize,
 }
 
-impl World {
+impl TopologyKey {
     /// The kind of world that has these hosts, one for each rank as `Communicator::hosts` has them, and in which this
     /// moves the bytes, as in `tcp`.
     pub fn new(transport: &str, hosts: &[u64]) -> Self {
@@ -138,13 +138,13 @@ impl World {
     }
 }
 
-impl fmt::Display for World {
+impl fmt::Display for TopologyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.transport, self.ranks, self.hosts)
     }
 }
 
-fn parse(text: &str) -> io::Result<BTreeMap<World, CostModel>> {
+fn parse(text: &str) -> io::Result<BTreeMap<TopologyKey, CostModel>> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let wrong = |number: usize| {
         let message = format!("line {} is not: transport, ranks, hosts, and three times", number + 1);
@@ -153,13 +153,13 @@ fn parse(text: &str) -> io::Result<BTreeMap<World, CostModel>> {
     lines.map(|(number, line)| parse_line(line).ok_or_else(|| wrong(number))).collect()
 }
 
-fn parse_line(line: &str) -> Option<(World, CostModel)> {
+fn parse_line(line: &str) -> Option<(TopologyKey, CostModel)> {
     let mut words = line.split_ascii_whitespace();
     let transport = words.next()?.to_owned();
     let mut number = || words.next()?.parse::<u64>().ok();
     let (ranks, hosts) = (usize::try_from(number()?).ok()?, usize::try_from(number()?).ok()?);
     let costs = CostModel { round_ps: number()?, byte_ps: number()?, reduced_byte_ps: number()? };
-    words.next().is_none().then_some((World { transport, ranks, hosts }, costs))
+    words.next().is_none().then_some((TopologyKey { transport, ranks, hosts }, costs))
 }
 
 /// A name beside this one that no other process takes, and no other thread: processes of several hosts or containers, which may
@@ -196,12 +196,12 @@ mod tests {
     #[test]
     fn whatever_a_transport_is_called_its_costs_are_found_again() {
         let folder = tempfile::tempdir().unwrap();
-        let kept = KeptCosts::at(folder.path().join("costs"));
+        let cache = CostCache::at(folder.path().join("costs"));
         for name in ["", "#", "my net", "tcp"] {
-            kept.keep(&World::new(name, &[1, 1]), FAST).unwrap();
+            cache.save(&TopologyKey::new(name, &[1, 1]), FAST).unwrap();
         }
         for name in ["", "#", "my net", "tcp"] {
-            assert_eq!(kept.find(&World::new(name, &[1, 1])), Some(FAST), "{name:?}");
+            assert_eq!(cache.find(&TopologyKey::new(name, &[1, 1])), Some(FAST), "{name:?}");
         }
     }
 
@@ -212,13 +212,13 @@ mod tests {
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
         fs::write(&file, "").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        let world = World::new("tcp", &[1, 1]);
-        KeptCosts::at(&link).keep(&world, FAST).unwrap();
+        let topology = TopologyKey::new("tcp", &[1, 1]);
+        CostCache::at(&link).save(&topology, FAST).unwrap();
         assert!(link.is_symlink());
-        assert_eq!(KeptCosts::at(&file).find(&world), Some(FAST));
-        let directory = KeptCosts::at(folder.path());
-        assert!(directory.keep(&world, FAST).is_err());
-        assert_eq!(directory.find(&world), None);
+        assert_eq!(CostCache::at(&file).find(&topology), Some(FAST));
+        let directory = CostCache::at(folder.path());
+        assert!(directory.save(&topology, FAST).is_err());
+        assert_eq!(directory.find(&topology), None);
     }
 
     #[test]
@@ -238,40 +238,40 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_by_the_kind_of_world() {
         let directory = tempfile::tempdir().unwrap();
-        let kept = KeptCosts::at(directory.path().join("not/there/yet"));
-        let (two, four) = (World::new("tcp", &[7, 7]), World::new("tcp", &[7, 8, 8, 7]));
-        assert_eq!(kept.find(&two), None);
-        kept.keep(&two, SLOW).unwrap();
-        kept.keep(&four, SLOW).unwrap();
-        kept.keep(&two, FAST).unwrap();
-        assert_eq!((kept.find(&two), kept.find(&four)), (Some(FAST), Some(SLOW)));
-        assert_eq!(kept.find(&World::new("shm", &[7, 7])), None);
+        let cache = CostCache::at(directory.path().join("not/there/yet"));
+        let (two, four) = (TopologyKey::new("tcp", &[7, 7]), TopologyKey::new("tcp", &[7, 8, 8, 7]));
+        assert_eq!(cache.find(&two), None);
+        cache.save(&two, SLOW).unwrap();
+        cache.save(&four, SLOW).unwrap();
+        cache.save(&two, FAST).unwrap();
+        assert_eq!((cache.find(&two), cache.find(&four)), (Some(FAST), Some(SLOW)));
+        assert_eq!(cache.find(&TopologyKey::new("shm", &[7, 7])), None);
         assert_eq!(four.to_string(), "tcp 4 2");
-        let left = fs::read_dir(kept.path().unwrap().parent().unwrap()).unwrap().count();
+        let left = fs::read_dir(cache.path().unwrap().parent().unwrap()).unwrap().count();
         assert_eq!(left, 1, "nothing but the file itself stays");
     }
 
     #[test]
     fn a_line_that_is_none_is_named_and_replaced_by_the_next_measurement() {
         let directory = tempfile::tempdir().unwrap();
-        let kept = KeptCosts::at(directory.path().join("costs"));
-        let world = World::new("tcp", &[0]);
+        let cache = CostCache::at(directory.path().join("costs"));
+        let topology = TopologyKey::new("tcp", &[0]);
         for line in ["tcp 1 1 2 3", "tcp 1 1 2 3 4 5", "tcp one 1 2 3 4", "tcp 1 1 2 3 -4"] {
-            fs::write(kept.path().unwrap(), format!("{HEADER}\n{line}\n")).unwrap();
-            let error = kept.read().unwrap_err().to_string();
+            fs::write(cache.path().unwrap(), format!("{HEADER}\n{line}\n")).unwrap();
+            let error = cache.read().unwrap_err().to_string();
             assert!(error.starts_with("line 4 is not"), "{error}");
-            assert_eq!(kept.find(&world), None);
+            assert_eq!(cache.find(&topology), None);
         }
-        kept.keep(&world, FAST).unwrap();
-        assert_eq!(kept.read().unwrap().into_iter().collect::<Vec<_>>(), [(world, FAST)]);
+        cache.save(&topology, FAST).unwrap();
+        assert_eq!(cache.read().unwrap().into_iter().collect::<Vec<_>>(), [(topology, FAST)]);
     }
 
     #[test]
     fn a_file_that_holds_something_else_stays_as_it_is() {
         let directory = tempfile::tempdir().unwrap();
-        let kept = KeptCosts::at(directory.path().join("thesis.tex"));
-        fs::write(kept.path().unwrap(), "years of work").unwrap();
-        kept.keep(&World::new("tcp", &[0]), FAST).unwrap_err();
-        assert_eq!(fs::read_to_string(kept.path().unwrap()).unwrap(), "years of work");
+        let cache = CostCache::at(directory.path().join("thesis.tex"));
+        fs::write(cache.path().unwrap(), "years of work").unwrap();
+        cache.save(&TopologyKey::new("tcp", &[0]), FAST).unwrap_err();
+        assert_eq!(fs::read_to_string(cache.path().unwrap()).unwrap(), "years of work");
     }
 }
