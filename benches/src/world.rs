@@ -87,7 +87,7 @@ impl World {
             let rank = move || {
                 let mut comm = join();
                 comm.set_order(ReductionOrder::Any);
-                comm.set_hosts(Self::hosts(ranks), CostModel::default()).expect("a host for every rank");
+                comm.set_topology(Self::hosts(ranks), CostModel::default()).expect("a host for every rank");
                 while let Ok((case, calls)) = inbox.receive(None) {
                     done.send(time(&mut comm, case, calls).expect("the ranks are in the same call"));
                 }

@@ -185,7 +185,7 @@ impl Communicator {
     /// sim::run(1, 8, |transport| {
     ///     let mut comm = Communicator::new(transport);
     ///     let inside = CostModel { round_ps: 1_000_000, byte_ps: 100, reduced_byte_ps: 0 };
-    ///     comm.set_hosts(Hosts::new(&[1, 1, 1, 1, 2, 2, 2, 2]), inside).unwrap();
+    ///     comm.set_topology(Hosts::new(&[1, 1, 1, 1, 2, 2, 2, 2]), inside).unwrap();
     ///     let algorithm = comm.algorithm(Operation::AllReduce, 4096).unwrap().unwrap();
     ///     assert!(algorithm.name().starts_with("two_level/"));
     /// });
@@ -193,7 +193,7 @@ impl Communicator {
     ///
     /// # Errors
     /// If they are the hosts of another number of ranks.
-    pub fn set_hosts(&mut self, hosts: Hosts, inside: CostModel) -> Result<()> {
+    pub fn set_topology(&mut self, hosts: Hosts, inside: CostModel) -> Result<()> {
         let (ranks, world_size) = (hosts.world_size(), self.world_size());
         if ranks != world_size {
             return Err(Error::Hosts { ranks, world_size });

@@ -45,7 +45,7 @@ pub use dist_algos::Error as AlgorithmError;
 /// Forms of [`Direct`] algorithms, and whose memory they work on.
 #[doc(no_inline)]
 pub use dist_algos::direct::{Crossovers, CrossoversError, DirectAlgorithm, Ownership};
-/// Algorithms for ranks of which some share a host, as [`Communicator::set_hosts`] says, and how all_reduce is done by them.
+/// Algorithms for ranks of which some share a host, as [`Communicator::set_topology`] says, and how all_reduce is done by them.
 #[doc(no_inline)]
 pub use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
 /// What algorithms are chosen by.

@@ -61,7 +61,7 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<Option<DirectPlan>> {
         let forced = match options.settings.forced(A::SERVES) {
-            None if !self.goes_by_host() => None,
+            None if !self.uses_hierarchical() => None,
             Some(Algorithm::Direct(direct)) => Some(direct),
             _ => return Ok(None),
         };
@@ -109,7 +109,7 @@ impl Engine {
             DirectCollective::all(0).into_iter().find(|collective| collective.name() == operation.name())?;
         let algorithm =
             DirectAlgorithm::suggest(collective, self.world_size(), bytes, (ownership, shared), crossovers);
-        (!self.goes_by_host()).then_some(Direct::new(operation, algorithm))
+        (!self.uses_hierarchical()).then_some(Direct::new(operation, algorithm))
     }
 
     /// Whether a form that was asked for serves memory of this kind, as far as it is known what the ranks share.

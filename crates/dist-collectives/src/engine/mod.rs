@@ -140,7 +140,7 @@ impl Engine {
     }
 
     /// Whether there is a choice between ways inside of hosts and across.
-    fn goes_by_host(&self) -> bool {
+    fn uses_hierarchical(&self) -> bool {
         self.levels.as_ref().is_some_and(|levels| levels.hosts.count() > 1)
     }
 

@@ -14,7 +14,7 @@ const FAR: CostModel = CostModel { round_ps: 50_000_000, byte_ps: 1000, reduced_
 
 fn on_two_hosts(comm: &mut Communicator) {
     comm.set_cost_model(FAR);
-    comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), NEAR).unwrap();
+    comm.set_topology(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), NEAR).unwrap();
 }
 
 #[test]
@@ -26,11 +26,11 @@ fn two_levels_are_chosen_where_they_are_faster_and_keep_the_order() {
             assert!(matches!(chosen, Algorithm::TwoLevel(_)), "{operation}: {chosen}");
         }
         // What is near is not nearer, and two levels take more rounds.
-        comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
+        comm.set_topology(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
         let chosen = comm.algorithm(Operation::AllReduce, 8).unwrap();
         assert!(!matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
         // By turns hosts cannot keep the canonical order.
-        comm.set_hosts(Hosts::new(&[0, 1, 0, 1, 0, 1, 0, 1]), NEAR).unwrap();
+        comm.set_topology(Hosts::new(&[0, 1, 0, 1, 0, 1, 0, 1]), NEAR).unwrap();
         let chosen = comm.algorithm(Operation::AllReduce, 1 << 20).unwrap();
         assert!(!matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
         comm.set_order(ReductionOrder::Any);
@@ -76,7 +76,7 @@ fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after(#[values(fa
         let before = [sent(&mut comm), sent(&mut comm)];
         on_two_hosts(&mut comm);
         let after = [sent(&mut comm), sent(&mut comm)];
-        comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
+        comm.set_topology(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
         [&before[..], &after, &[sent(&mut comm)]].concat()
     });
     let barriers = |call: usize| sent.iter().map(|sent| sent[call]).sum::<u64>();
@@ -88,7 +88,7 @@ fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after(#[values(fa
 #[test]
 fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
     worlds::run(Network::Simulated, 2, |mut comm| {
-        let error = comm.set_hosts(Hosts::new(&[0, 0, 1]), NEAR).unwrap_err();
+        let error = comm.set_topology(Hosts::new(&[0, 0, 1]), NEAR).unwrap_err();
         assert_eq!(error.to_string(), "these are the hosts of 3 ranks, not of 2");
         let two = TwoLevel::Broadcast(Broadcast::Binomial);
         let error = comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap_err();
@@ -97,7 +97,7 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
             error.to_string(),
             "broadcast by two_level/binomial needs to know which ranks share a host"
         );
-        comm.set_hosts(Hosts::new(&[0, 1]), NEAR).unwrap();
+        comm.set_topology(Hosts::new(&[0, 1]), NEAR).unwrap();
         comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap();
         let ring = TwoLevel::AllReduce(TwoLevelAllReduce {
             participants: HostParticipants::Leaders,
@@ -110,7 +110,7 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
 #[test]
 fn ranks_of_one_host_go_by_what_messages_take_there_and_share_its_memory() {
     worlds::run(Network::Together(1), 4, |mut comm| {
-        comm.set_hosts(Hosts::new(&[7; 4]), NEAR).unwrap();
+        comm.set_topology(Hosts::new(&[7; 4]), NEAR).unwrap();
         comm.barrier().unwrap();
         let algorithm = comm.algorithm(Operation::AllReduce, 4096).unwrap().unwrap();
         assert!(algorithm.name().starts_with("direct/"), "{algorithm:?}");
@@ -122,7 +122,7 @@ fn ranks_of_one_host_go_by_what_messages_take_there_and_share_its_memory() {
 fn ranks_that_see_other_hosts_are_told() {
     let errors = worlds::run(Network::Simulated, 4, |mut comm| {
         let hosts: &[u64] = if comm.rank() == 2 { &[0, 0, 0, 1] } else { &[0, 0, 1, 1] };
-        comm.set_hosts(Hosts::new(hosts), NEAR).unwrap();
+        comm.set_topology(Hosts::new(hosts), NEAR).unwrap();
         comm.set_order(ReductionOrder::Any);
         let two = TwoLevel::AllReduce(TwoLevelAllReduce {
             participants: HostParticipants::Leaders,

@@ -26,7 +26,7 @@ fn check_two_levels(hosts: &'static [u64], operation: Operation, len: usize, cal
         let report = verify::two_level(two, &known, root).expect("what serves hosts is proven for them");
         let call = move |comm: &mut Communicator| {
             let model = CostModel::default();
-            comm.set_hosts(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
+            comm.set_topology(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
         };
         let cut = cut(len, two.chunks(&known));
         // The order stays as it is; the algorithm is asked for when the hosts are known.

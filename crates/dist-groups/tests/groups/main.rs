@@ -1,7 +1,7 @@
 //! Groups and meshes: over the in-process network, and in processes that are connected by TCP.
 
-mod by_host;
 mod concurrent;
+mod hierarchical;
 mod hosts;
 mod lists;
 mod many;

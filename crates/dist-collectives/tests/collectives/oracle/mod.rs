@@ -87,7 +87,7 @@ impl World {
     /// Makes two levels as cheap as they can be, so that they are what the library chooses.
     fn among(mut comm: Communicator, hosts: &[u64]) -> Self {
         let (hosts, inside) = (Hosts::new(hosts), CostModel { round_ps: 1, byte_ps: 1, reduced_byte_ps: 0 });
-        comm.set_hosts(hosts.clone(), inside).expect("they are the hosts of this world");
+        comm.set_topology(hosts.clone(), inside).expect("they are the hosts of this world");
         Self { comm, hosts: Some(hosts) }
     }
 

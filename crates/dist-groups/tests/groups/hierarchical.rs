@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dist_collectives::{Communicator, CostCache, Operation, ReduceOp, ReductionOrder};
-use dist_groups::{Group, Mesh, go_by_host};
+use dist_groups::{Group, Mesh, enable_hierarchical};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -16,7 +16,7 @@ fn network(hosts: &[u64]) -> sim::Network {
 }
 
 fn by_host(world: &mut Communicator) -> bool {
-    go_by_host(world, &CostCache::disabled(), "sim").unwrap()
+    enable_hierarchical(world, &CostCache::disabled(), "sim").unwrap()
 }
 
 fn all_reduce_name(comm: &Communicator) -> &'static str {

@@ -15,7 +15,7 @@ use crate::{Group, Result};
 /// use std::time::Duration;
 ///
 /// use dist_collectives::{Communicator, CostCache, Operation};
-/// use dist_groups::{Mesh, go_by_host};
+/// use dist_groups::{Mesh, enable_hierarchical};
 /// use dist_transport::sim;
 ///
 /// let memory = sim::Link::new(Duration::from_micros(1), 5_000_000_000);
@@ -24,7 +24,7 @@ use crate::{Group, Result};
 /// let network = sim::Network::new(8).with_hosts(&hosts).with_memory_link(memory).with_host_link(cable);
 /// let outcome = network.run(|transport| {
 ///     let mut world = Communicator::new(transport);
-///     go_by_host(&mut world, &CostCache::disabled(), "sim").unwrap();
+///     enable_hierarchical(&mut world, &CostCache::disabled(), "sim").unwrap();
 ///     world.algorithm(Operation::AllReduce, 1 << 20).unwrap().unwrap().name()
 /// });
 /// assert!(outcome.results[0].starts_with("two_level/"));
@@ -32,7 +32,11 @@ use crate::{Group, Result};
 ///
 /// # Errors
 /// Those of a collective.
-pub fn go_by_host(communicator: &mut Communicator, kept: &CostCache, transport: &str) -> Result<bool> {
+pub fn enable_hierarchical(
+    communicator: &mut Communicator,
+    kept: &CostCache,
+    transport: &str,
+) -> Result<bool> {
     let hosts = Hosts::new(&communicator.hosts());
     if hosts.count() == 1 || hosts.largest() == 1 {
         return Ok(false);
@@ -48,7 +52,7 @@ pub fn go_by_host(communicator: &mut Communicator, kept: &CostCache, transport: 
     let mut costs = [inside, across.map_or([0; 3], words)].concat();
     communicator.all_reduce(&mut costs, ReduceOp::Max)?;
     communicator.set_cost_model(model(&costs[3..]));
-    communicator.set_hosts(hosts, model(&costs[..3]))?;
+    communicator.set_topology(hosts, model(&costs[..3]))?;
     Ok(true)
 }
 
