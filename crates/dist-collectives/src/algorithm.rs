@@ -9,7 +9,7 @@ pub use dist_algos::{
 use dist_algos::{Choice, Placement};
 
 use crate::settings::Settings;
-use crate::two_level::Levels;
+use crate::two_level::HostLevels;
 use crate::{Direct, Operation, ReductionOrder, Result, TwoLevel};
 
 /// An algorithm of one operation, beside those of all.
@@ -92,7 +92,7 @@ macro_rules! algorithms {
                 settings: &Settings,
                 placement: Placement,
                 bytes: usize,
-                levels: Option<&Arc<Levels>>,
+                levels: Option<&Arc<HostLevels>>,
             ) -> Result<Option<Self>> {
                 Ok(match operation {
                     Operation::ExclusiveScan => {

@@ -14,7 +14,7 @@ use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, 
 use crate::engine::{Engine, alloc};
 use crate::history::History;
 use crate::settings::Settings;
-use crate::two_level::{Among, Levels};
+use crate::two_level::{HostLevels, SubgroupHosts};
 use crate::worker::Worker;
 use crate::{Algorithm, Buffer, Call, Element, Error, Operation, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
@@ -201,7 +201,7 @@ impl Communicator {
         if hosts.count() == 1 {
             self.settings.model = inside;
         }
-        self.engine.set_levels(Some(Arc::new(Levels::new(hosts, inside))));
+        self.engine.set_levels(Some(Arc::new(HostLevels::new(hosts, inside))));
         Ok(())
     }
 
@@ -301,8 +301,8 @@ impl Communicator {
         let history = self.engine.history().of_child();
         let mut group = Self::with_settings(transport, self.settings.of_child(), history);
         match self.engine.levels().map(|levels| levels.of(members)) {
-            Some(Among::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
-            Some(Among::OneHost { inside }) => group.settings.model = inside,
+            Some(SubgroupHosts::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
+            Some(SubgroupHosts::OneHost { inside }) => group.settings.model = inside,
             None => {}
         }
         Ok(Some(group))

@@ -8,7 +8,7 @@ use dist_algos::direct::Crossovers;
 use dist_algos::{CostModel, Placement};
 
 use crate::algorithm::OneOf;
-use crate::two_level::{Chosen, Levels};
+use crate::two_level::{ChosenAlgorithm, HostLevels};
 use crate::{Algorithm, Error, Operation, ReductionOrder, Result};
 
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +61,8 @@ impl Settings {
         &self,
         placement: Placement,
         bytes: usize,
-        levels: Option<&Arc<Levels>>,
-    ) -> Result<Chosen<A>> {
+        levels: Option<&Arc<HostLevels>>,
+    ) -> Result<ChosenAlgorithm<A>> {
         let Self { order, ref model, .. } = *self;
         let (world_size, least) = (placement.ranks, order.least());
         let Some(algorithm) = self.forced(A::SERVES) else {
@@ -70,15 +70,17 @@ impl Settings {
             let two_level = levels.and_then(|levels| {
                 let (two, time) = levels.suggest(A::SERVES, bytes, least, model)?;
                 let faster = time < flat.picoseconds(placement, bytes, model);
-                faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
+                faster.then(|| ChosenAlgorithm::TwoLevel(two, Arc::clone(levels)))
             });
-            return Ok(two_level.unwrap_or(Chosen::Flat(flat)));
+            return Ok(two_level.unwrap_or(ChosenAlgorithm::Flat(flat)));
         };
         let (supported, keeps, chosen) = match (A::of(algorithm), algorithm) {
-            (Some(flat), _) => (flat.supports(world_size), flat.keeps(least, world_size), Chosen::Flat(flat)),
+            (Some(flat), _) => {
+                (flat.supports(world_size), flat.keeps(least, world_size), ChosenAlgorithm::Flat(flat))
+            }
             (None, Algorithm::TwoLevel(two)) => {
                 let levels = levels.ok_or(Error::NoHosts { algorithm })?;
-                let chosen = Chosen::TwoLevel(two, Arc::clone(levels));
+                let chosen = ChosenAlgorithm::TwoLevel(two, Arc::clone(levels));
                 (two.supports(&levels.hosts), two.keeps(least, &levels.hosts), chosen)
             }
             (None, Algorithm::Direct(_)) => return Err(Error::NotShared { algorithm }),

@@ -10,7 +10,7 @@ use crate::{Algorithm, Operation, TwoLevel};
 
 /// What a communicator knows of hosts.
 #[derive(Debug)]
-pub(crate) struct Levels {
+pub(crate) struct HostLevels {
     pub(crate) hosts: Hosts,
     /// What messages between ranks of one host take.
     inside: CostModel,
@@ -18,19 +18,19 @@ pub(crate) struct Levels {
     digest: u64,
 }
 
-impl Levels {
+impl HostLevels {
     pub(crate) fn new(hosts: Hosts, inside: CostModel) -> Self {
         let digest = digest((0..hosts.world_size()).map(|rank| hosts.of(rank) as u64));
         Self { hosts, inside, digest }
     }
 
     /// What a group of these ranks knows.
-    pub(crate) fn of(&self, members: &[usize]) -> Among {
+    pub(crate) fn of(&self, members: &[usize]) -> SubgroupHosts {
         let ids: Vec<u64> = members.iter().map(|&member| self.hosts.of(member) as u64).collect();
         let hosts = Hosts::new(&ids);
         match hosts.count() {
-            1 => Among::OneHost { inside: self.inside },
-            _ => Among::Hosts(Self::new(hosts, self.inside)),
+            1 => SubgroupHosts::OneHost { inside: self.inside },
+            _ => SubgroupHosts::Hosts(Self::new(hosts, self.inside)),
         }
     }
 
@@ -48,21 +48,21 @@ impl Levels {
 
 /// Where the ranks of a subgroup run.
 #[derive(Debug)]
-pub(crate) enum Among {
+pub(crate) enum SubgroupHosts {
     /// On one host: all messages are inside of it.
     OneHost { inside: CostModel },
     /// On several.
-    Hosts(Levels),
+    Hosts(HostLevels),
 }
 
 /// An algorithm that serves a call: one that takes all ranks for alike, or one of two levels.
 #[derive(Clone, Debug)]
-pub(crate) enum Chosen<A> {
+pub(crate) enum ChosenAlgorithm<A> {
     Flat(A),
-    TwoLevel(TwoLevel, Arc<Levels>),
+    TwoLevel(TwoLevel, Arc<HostLevels>),
 }
 
-impl<A: OneOf> Chosen<A> {
+impl<A: OneOf> ChosenAlgorithm<A> {
     pub(crate) fn algorithm(&self) -> Algorithm {
         match self {
             Self::Flat(algorithm) => (*algorithm).into(),

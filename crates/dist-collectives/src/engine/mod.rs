@@ -26,7 +26,7 @@ use dist_transport::{
 
 use crate::history::{Event, History, Started};
 use crate::settings::Settings;
-use crate::two_level::Levels;
+use crate::two_level::HostLevels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
 use direct::{SharedMemory, SlotGenerations};
@@ -86,7 +86,7 @@ pub(crate) struct Engine {
     /// What the last messages carried, by the type of their elements: all of a type carry the same.
     messages: Option<(DType, Fingerprint)>,
     /// What is known of hosts, if anything is.
-    levels: Option<Arc<Levels>>,
+    levels: Option<Arc<HostLevels>>,
     /// Whether all ranks of the group run on one host.
     on_one_host: bool,
     /// Which of them share a core there; on several hosts messages take longer than the work that they make.
@@ -135,7 +135,7 @@ impl Engine {
         self.placement
     }
 
-    pub(crate) fn levels(&self) -> Option<&Arc<Levels>> {
+    pub(crate) fn levels(&self) -> Option<&Arc<HostLevels>> {
         self.levels.as_ref()
     }
 
@@ -145,7 +145,7 @@ impl Engine {
     }
 
     /// Lets what is done go by these hosts.
-    pub(crate) fn set_levels(&mut self, levels: Option<Arc<Levels>>) {
+    pub(crate) fn set_levels(&mut self, levels: Option<Arc<HostLevels>>) {
         if self.levels.as_ref().map(Arc::as_ptr) != levels.as_ref().map(Arc::as_ptr) {
             self.invalidate_plans();
         }

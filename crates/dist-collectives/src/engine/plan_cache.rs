@@ -12,7 +12,7 @@ use super::{CallOptions, Engine};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::history::{Event, History};
-use crate::two_level::{Chosen, SUPPORTED};
+use crate::two_level::{ChosenAlgorithm, SUPPORTED};
 use crate::{
     Algorithm, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
     TwoLevel,
@@ -377,7 +377,8 @@ impl Engine {
             }
         }
         let bytes = self.bytes_at_once(operation, key.bytes);
-        let chosen: Chosen<A> = options.settings.choose(self.placement, bytes, self.levels.as_ref())?;
+        let chosen: ChosenAlgorithm<A> =
+            options.settings.choose(self.placement, bytes, self.levels.as_ref())?;
         let schedule = self.compile_schedule(&chosen, key.collective, options.settings.model);
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
@@ -387,7 +388,7 @@ impl Engine {
     /// What this rank does.
     fn compile_schedule<A: OneOf>(
         &self,
-        chosen: &Chosen<A>,
+        chosen: &ChosenAlgorithm<A>,
         collective: Collective,
         model: CostModel,
     ) -> CompiledSchedule {
@@ -396,7 +397,7 @@ impl Engine {
         let empty = CompiledSchedule { model, of, chunks, steps: Vec::new(), sums_complete: 0, owned };
         let root = collective.root().unwrap_or_default();
         match chosen {
-            Chosen::Flat(flat) => match (chosen.algorithm(), collective) {
+            ChosenAlgorithm::Flat(flat) => match (chosen.algorithm(), collective) {
                 (Algorithm::AllReduce(algorithm), _) => {
                     let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
                     empty.filled(reduce, owned, gather)
@@ -418,11 +419,11 @@ impl Engine {
                 }
                 _ => empty.filled(flat.steps(rank, root), owned, []),
             },
-            Chosen::TwoLevel(TwoLevel::AllReduce(plan), levels) => {
+            ChosenAlgorithm::TwoLevel(TwoLevel::AllReduce(plan), levels) => {
                 let phases = plan.phases(rank, &levels.hosts).expect(SUPPORTED);
                 empty.filled(phases.reduce, phases.owned, phases.gather)
             }
-            Chosen::TwoLevel(two, levels) => {
+            ChosenAlgorithm::TwoLevel(two, levels) => {
                 empty.filled(two.steps(rank, &levels.hosts, root).expect(SUPPORTED), owned, [])
             }
         }
