@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use dist_transport::Fingerprint;
 
-use crate::history::Past;
+use crate::history::HistoryDigest;
 use crate::{Algorithm, DType, ReduceKind, ReductionOrder};
 
 /// What the ranks of a group do together.
@@ -132,7 +132,7 @@ pub struct Call {
     /// The number of the call within the started operation.
     pub(crate) part: u8,
     /// What the communicator did before. Of an announced call, a digest of its kind.
-    pub(crate) past: Past,
+    pub(crate) past: HistoryDigest,
     /// Whether the ranks have found out before it what they share, as some do at the beginning of their first call.
     pub(crate) after_agreement: bool,
 }
@@ -158,7 +158,7 @@ impl Call {
             algorithm: None,
             order: None,
             part: 0,
-            past: Past::from_bytes(u64::from(kind).to_le_bytes()),
+            past: HistoryDigest::from_bytes(u64::from(kind).to_le_bytes()),
             after_agreement: false,
         }
     }
@@ -183,7 +183,7 @@ impl Call {
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
         let (count, root, past) = match self.operation {
-            Operation::Message => (0, None, Past::default()),
+            Operation::Message => (0, None, HistoryDigest::default()),
             _ => (self.count, self.root, self.past),
         };
         bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
@@ -216,7 +216,7 @@ impl Call {
 
     /// The same call, without its number and what it says of earlier calls.
     pub(crate) fn without_history(&self) -> Self {
-        Self { sequence: 0, part: 0, past: Past::default(), ..*self }
+        Self { sequence: 0, part: 0, past: HistoryDigest::default(), ..*self }
     }
 
     /// The call's number as the fingerprint says it; 0 for messages.
@@ -260,7 +260,7 @@ impl Call {
             algorithm,
             order: decoded(&ReductionOrder::ALL, bytes[46] & 3)?,
             part,
-            past: Past::from_bytes(word(bytes, PAST.start)),
+            past: HistoryDigest::from_bytes(word(bytes, PAST.start)),
             after_agreement: bytes[47] >> 7 == 1,
         };
         // Whatever else the bytes hold belongs to a version that this one does not know.
@@ -368,8 +368,8 @@ mod tests {
         past: NOTHING,
         after_agreement: false,
     };
-    const NOTHING: Past = Past::from_bytes([0; 8]);
-    const SOMETHING: Past = Past::from_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
+    const NOTHING: HistoryDigest = HistoryDigest::from_bytes([0; 8]);
+    const SOMETHING: HistoryDigest = HistoryDigest::from_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
 
     #[test]
     fn calls_read_as_a_person_would_say_them() {
@@ -456,7 +456,7 @@ mod tests {
             (started, part, past, after_agreement) in any::<(bool, u8, [u8; 8], bool)>(),
         ) {
             let algorithm = Algorithm::of(operation).nth(algorithm);
-            let (sequence, past) = (sequence >> 9, Past::from_bytes(past));
+            let (sequence, past) = (sequence >> 9, HistoryDigest::from_bytes(past));
             let call = Call {
                 channel, sequence, started, operation, dtype, count, sizes, op, root, algorithm, order, part, past,
                 after_agreement,

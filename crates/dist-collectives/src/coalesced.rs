@@ -1,7 +1,7 @@
 //! Operations on many small buffers at once.
 
 use crate::engine::CallOptions;
-use crate::history::Started;
+use crate::history::StartedOperation;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
@@ -54,7 +54,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Vec<Buffer<T>>> {
         let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
-        let started = Started::of::<T>(Operation::AllReduce, 0).with_sizes(lengths).reduced_by(op);
+        let started = StartedOperation::of::<T>(Operation::AllReduce, 0).with_sizes(lengths).reduced_by(op);
         self.start(started, buffers, move |engine, buffers, options| {
             engine
                 .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
@@ -68,7 +68,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Vec<Buffer<T>>> {
         let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
-        let started = Started::of::<T>(Operation::Broadcast, 0).with_sizes(lengths).with_root(root);
+        let started = StartedOperation::of::<T>(Operation::Broadcast, 0).with_sizes(lengths).with_root(root);
         self.start(started, buffers, move |engine, buffers, options| {
             engine.coalesced(buffers, options, |engine, packed, options| {
                 engine.broadcast(packed, root, options)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dist_transport::{Cause, Error as TransportError, Source};
 
-use crate::history::Past;
+use crate::history::HistoryDigest;
 use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
 
 /// A result of this crate.
@@ -481,7 +481,7 @@ fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
         return String::new();
     }
     let Some((ago, by_one, by_other)) = first.past.newest_difference(second.past) else {
-        let recent = Past::RECENT;
+        let recent = HistoryDigest::RECENT;
         return format!(
             ": an earlier call differed, more than {recent} calls before, or on the communicator that this one was made of"
         );

@@ -7,7 +7,7 @@ use crate::{Algorithm, Call, Element, Operation, ReduceOp, ReductionOrder};
 
 /// The collectives that this rank has called or started on a communicator, and the forks and subgroups it has made.
 ///
-/// Every call carries the [`Past`] in its fingerprint. If an earlier call of two ranks differed, they find out in the next
+/// Every call carries the [`HistoryDigest`] in its fingerprint. If an earlier call of two ranks differed, they find out in the next
 /// call in which they compare fingerprints, also where the messages of the calls that differed never met. Messages
 /// between two ranks do not count, and neither does what may differ between ranks: counts and members of their own.
 #[derive(Clone, Copy, Debug)]
@@ -18,31 +18,31 @@ pub(crate) struct History {
     /// Whether this is the history of the worker, which is told the sequence number of each operation.
     started: bool,
     hash: u64,
-    past: Past,
+    past: HistoryDigest,
 }
 
 /// What a call says of the calls before it: 32 bits of a hash of all of them, and 8 bits for each of the last four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Past(u64);
+pub(crate) struct HistoryDigest(u64);
 
 /// One entry of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Event {
+pub(crate) struct HistoryEvent {
     digest: u64,
-    /// What a [`Past`] says of it.
+    /// What a [`HistoryDigest`] says of it.
     code: u8,
 }
 
 /// An operation that is started, as far as it is known then: what all ranks must agree on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Started {
+pub(crate) struct StartedOperation {
     operation: Operation,
     words: [u64; 7],
 }
 
-/// What a [`Past`] says of one of the last four events.
+/// What a [`HistoryDigest`] says of one of the last four events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Recent {
+pub(crate) enum RecentEvent {
     /// There was no such event.
     Nothing,
     /// A fork or subgroup was made.
@@ -53,7 +53,8 @@ pub(crate) enum Recent {
 
 impl History {
     /// The history of a communicator that was not made from another one.
-    pub(crate) const NEW: Self = Self { sequence: 0, part: 0, started: false, hash: 0, past: Past::NOTHING };
+    pub(crate) const NEW: Self =
+        Self { sequence: 0, part: 0, started: false, hash: 0, past: HistoryDigest::NOTHING };
 
     /// The history that a fork or subgroup begins with: its calls carry the hash of what its parent did before.
     pub(crate) const fn of_child(&self) -> Self {
@@ -84,13 +85,13 @@ impl History {
 
     /// What the next call says of those before it.
     #[inline]
-    pub(crate) const fn past(&self) -> Past {
+    pub(crate) const fn past(&self) -> HistoryDigest {
         self.past
     }
 
     /// Counts a call.
     #[inline]
-    pub(crate) const fn add_call(&mut self, event: Event) {
+    pub(crate) const fn add_call(&mut self, event: HistoryEvent) {
         if self.started {
             self.part = self.part.wrapping_add(1);
         } else {
@@ -101,7 +102,7 @@ impl History {
 
     /// Counts a fork or subgroup, which has no number among the calls.
     pub(crate) const fn add_fork(&mut self) {
-        self.add(Event::FORK);
+        self.add(HistoryEvent::FORK);
     }
 
     /// Continues a worker's history with the operation that was started when the communicator's history was `at`.
@@ -111,13 +112,13 @@ impl History {
     }
 
     #[inline]
-    const fn add(&mut self, event: Event) {
+    const fn add(&mut self, event: HistoryEvent) {
         self.hash = mix(self.hash, event.digest);
         self.past = self.past.followed_by(event.code).with_hash(self.hash);
     }
 }
 
-impl Past {
+impl HistoryDigest {
     const NOTHING: Self = Self(0);
 
     pub(crate) const fn from_bytes(bytes: [u8; 8]) -> Self {
@@ -134,15 +135,15 @@ impl Past {
 
     /// The newest event in which two pasts differ: how many calls ago it was, and what each says of it. `None` if the
     /// last four do not differ.
-    pub(crate) fn newest_difference(self, other: Self) -> Option<(usize, Recent, Recent)> {
+    pub(crate) fn newest_difference(self, other: Self) -> Option<(usize, RecentEvent, RecentEvent)> {
         let differs = |ago: &usize| self.code(*ago) != other.code(*ago);
         let ago = (1..=Self::RECENT).find(differs)?;
-        Some((ago, Recent::of(self.code(ago)), Recent::of(other.code(ago))))
+        Some((ago, RecentEvent::of(self.code(ago)), RecentEvent::of(other.code(ago))))
     }
 
     /// The newest event.
-    pub(crate) fn newest(self) -> Recent {
-        Recent::of(self.code(1))
+    pub(crate) fn newest(self) -> RecentEvent {
+        RecentEvent::of(self.code(1))
     }
 
     /// The code of the event so many events ago; 1 is the newest.
@@ -161,7 +162,7 @@ impl Past {
     }
 }
 
-impl Event {
+impl HistoryEvent {
     /// A fork or subgroup.
     const FORK: Self = Self { digest: CHILD, code: FORK_CODE };
 
@@ -175,7 +176,7 @@ impl Event {
     }
 
     /// An operation that is started. The worker, which knows all of the call, adds that to a history of its own.
-    pub(crate) fn started(started: &Started) -> Self {
+    pub(crate) fn started(started: &StartedOperation) -> Self {
         let words = started.words;
         let sum = words.iter().fold(0, |sum: u8, word| sum.wrapping_add(word.to_le_bytes()[0]));
         Self::new((started.operation, true), sum, digest(words))
@@ -187,7 +188,7 @@ impl Event {
     }
 }
 
-impl Started {
+impl StartedOperation {
     /// An operation without elements, or on values.
     pub(crate) const fn new(operation: Operation) -> Self {
         Self { operation, words: [operation as u64, 0, 0, 0, 0, 0, 0] }
@@ -233,7 +234,7 @@ impl Started {
     }
 }
 
-impl Recent {
+impl RecentEvent {
     fn of(code: u8) -> Self {
         let kind = code & KIND_BITS;
         if kind == FORK_CODE {
@@ -248,7 +249,7 @@ impl Recent {
 }
 
 /// What a rank did, as the predicate of a sentence.
-impl fmt::Display for Recent {
+impl fmt::Display for RecentEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => f.write_str("had called nothing yet"),
@@ -282,11 +283,11 @@ const CHILD: u64 = 0xd6e8_feb8_6659_fd93;
 mod tests {
     use super::*;
 
-    fn event(operation: Operation, digest: u64) -> Event {
-        Event::new((operation, false), 0, digest)
+    fn event(operation: Operation, digest: u64) -> HistoryEvent {
+        HistoryEvent::new((operation, false), 0, digest)
     }
 
-    fn after(events: &[Event]) -> Past {
+    fn after(events: &[HistoryEvent]) -> HistoryDigest {
         let mut history = History::NEW;
         events.iter().for_each(|&event| history.add_call(event));
         history.past()
@@ -302,8 +303,8 @@ mod tests {
             assert_ne!(pasts[0], pasts[1], "{count} calls later");
             let difference = pasts[0].newest_difference(pasts[1]);
             let [one, other] = [Operation::Gather, Operation::Scatter]
-                .map(|operation| Recent::Collective { operation, started: false });
-            assert_eq!(difference, (count < Past::RECENT).then_some((count + 1, one, other)));
+                .map(|operation| RecentEvent::Collective { operation, started: false });
+            assert_eq!(difference, (count < HistoryDigest::RECENT).then_some((count + 1, one, other)));
         }
     }
 
@@ -335,7 +336,7 @@ mod tests {
         let (mut parent, mut worker) = (History::NEW, History::of_worker());
         parent.add_call(event(Operation::Gather, 1));
         let at = parent;
-        parent.add_call(Event::started(&Started::new(Operation::AllReduce)));
+        parent.add_call(HistoryEvent::started(&StartedOperation::new(Operation::AllReduce)));
         worker.continue_at(&at);
         assert_eq!((worker.sequence(), worker.part()), (1, 0));
         worker.add_call(event(Operation::AllReduce, 1));
@@ -347,11 +348,11 @@ mod tests {
     fn every_event_says_what_it_was() {
         for operation in Operation::ALL.into_iter().filter(|operation| *operation != Operation::Message) {
             for started in [false, true] {
-                let Event { code, .. } = Event::new((operation, started), 7, u64::MAX);
-                assert_eq!(Recent::of(code), Recent::Collective { operation, started });
+                let HistoryEvent { code, .. } = HistoryEvent::new((operation, started), 7, u64::MAX);
+                assert_eq!(RecentEvent::of(code), RecentEvent::Collective { operation, started });
             }
         }
-        assert_eq!(Recent::of(Event::FORK.code), Recent::Fork);
-        assert_eq!(Recent::of(0), Recent::Nothing);
+        assert_eq!(RecentEvent::of(HistoryEvent::FORK.code), RecentEvent::Fork);
+        assert_eq!(RecentEvent::of(0), RecentEvent::Nothing);
     }
 }

@@ -3,7 +3,7 @@
 use dist_algos::scan::Extent;
 
 use crate::engine::{CallOptions, Engine, Input};
-use crate::history::Started;
+use crate::history::StartedOperation;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
@@ -41,7 +41,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::AllReduce, buffer.len()).reduced_by(op);
+        let started = StartedOperation::of::<T>(Operation::AllReduce, buffer.len()).reduced_by(op);
         self.start(started, buffer, move |engine, buffer: &mut Buffer<T>, options| {
             engine.all_reduce(buffer, op, options)
         })
@@ -57,7 +57,7 @@ impl Communicator {
         let input = input.into();
         let len = input.len() / self.world_size();
         self.start_into(
-            Started::of::<T>(Operation::ReduceScatter, input.len()).reduced_by(op),
+            StartedOperation::of::<T>(Operation::ReduceScatter, input.len()).reduced_by(op),
             input,
             Ok(len),
             move |engine, input, output, options| engine.reduce_scatter(input, None, output, op, options),
@@ -72,7 +72,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::ReduceScatter, buffer.len()).reduced_by(op);
+        let started = StartedOperation::of::<T>(Operation::ReduceScatter, buffer.len()).reduced_by(op);
         self.start(started, buffer, move |engine, buffer, options| {
             engine.reduce_scatter_in_place(buffer, op, options).map(drop)
         })
@@ -89,7 +89,7 @@ impl Communicator {
         let input = input.into();
         let len = self.own_part(Operation::ReduceScatter, &counts, Some(("input", input.len())));
         self.start_into(
-            Started::of::<T>(Operation::ReduceScatter, 0).with_counts(&counts).reduced_by(op),
+            StartedOperation::of::<T>(Operation::ReduceScatter, 0).with_counts(&counts).reduced_by(op),
             input,
             len,
             move |engine, input, output, options| {
@@ -104,7 +104,7 @@ impl Communicator {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
         self.start_into(
-            Started::of::<T>(Operation::AllGather, input.len()),
+            StartedOperation::of::<T>(Operation::AllGather, input.len()),
             input,
             Ok(len),
             |engine, input, output, options| engine.all_gather(input, None, output, options),
@@ -117,7 +117,7 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::AllGather, buffer.len());
+        let started = StartedOperation::of::<T>(Operation::AllGather, buffer.len());
         self.start(started, buffer, |engine, buffer, options| engine.all_gather_in_place(buffer, options))
     }
 
@@ -131,7 +131,7 @@ impl Communicator {
         let input = input.into();
         let len = self.all_parts(Operation::AllGather, &counts, input.len());
         self.start_into(
-            Started::of::<T>(Operation::AllGather, 0).with_counts(&counts),
+            StartedOperation::of::<T>(Operation::AllGather, 0).with_counts(&counts),
             input,
             len,
             move |engine, input, output, options| engine.all_gather(input, Some(&counts), output, options),
@@ -148,7 +148,7 @@ impl Communicator {
         let input = input.into();
         let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
         self.start_into(
-            Started::of::<T>(Operation::Gather, input.len()).with_root(root),
+            StartedOperation::of::<T>(Operation::Gather, input.len()).with_root(root),
             input,
             Ok(len),
             move |engine, input, output, options| {
@@ -168,7 +168,7 @@ impl Communicator {
         let (input, is_root) = (input.into(), self.rank() == root);
         let len = if is_root { self.all_parts(Operation::Gather, &counts, input.len()) } else { Ok(0) };
         self.start_into(
-            Started::of::<T>(Operation::Gather, 0).with_counts(&counts).with_root(root),
+            StartedOperation::of::<T>(Operation::Gather, 0).with_counts(&counts).with_root(root),
             input,
             len,
             move |engine, input, output, options| {
@@ -189,7 +189,7 @@ impl Communicator {
         let whole = (self.rank() == root).then_some(("input", input.len()));
         let len = self.engine.layout(Operation::Scatter, None, ("output", part), whole).map(|_| part);
         self.start_into(
-            Started::of::<T>(Operation::Scatter, part).with_root(root),
+            StartedOperation::of::<T>(Operation::Scatter, part).with_root(root),
             input,
             len,
             move |engine, input, output, options| {
@@ -210,7 +210,7 @@ impl Communicator {
         let whole = (self.rank() == root).then_some(("input", input.len()));
         let len = self.own_part(Operation::Scatter, &counts, whole);
         self.start_into(
-            Started::of::<T>(Operation::Scatter, 0).with_counts(&counts).with_root(root),
+            StartedOperation::of::<T>(Operation::Scatter, 0).with_counts(&counts).with_root(root),
             input,
             len,
             move |engine, input, output, options| {
@@ -225,7 +225,7 @@ impl Communicator {
         let input = input.into();
         let len = input.len();
         self.start_into(
-            Started::of::<T>(Operation::AllToAll, input.len()),
+            StartedOperation::of::<T>(Operation::AllToAll, input.len()),
             input,
             Ok(len),
             Engine::all_to_all,
@@ -243,7 +243,7 @@ impl Communicator {
         let input = input.into();
         let len = self.engine.check_dealt(input.len(), &send_counts, &receive_counts);
         self.start_into(
-            Started::of::<T>(Operation::AllToAll, 0),
+            StartedOperation::of::<T>(Operation::AllToAll, 0),
             input,
             len,
             move |engine, input, output, options| {
@@ -260,7 +260,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::Scan, buffer.len()).reduced_by(op);
+        let started = StartedOperation::of::<T>(Operation::Scan, buffer.len()).reduced_by(op);
         self.start(started, buffer, move |engine, buffer, options| {
             engine.scan(buffer, op, Extent::Inclusive, options)
         })
@@ -274,7 +274,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::ExclusiveScan, buffer.len()).reduced_by(op);
+        let started = StartedOperation::of::<T>(Operation::ExclusiveScan, buffer.len()).reduced_by(op);
         self.start(started, buffer, move |engine, buffer, options| {
             engine.scan(buffer, op, Extent::Exclusive, options)
         })
@@ -288,7 +288,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::Broadcast, buffer.len()).with_root(root);
+        let started = StartedOperation::of::<T>(Operation::Broadcast, buffer.len()).with_root(root);
         self.start(started, buffer, move |engine, buffer, options| engine.broadcast(buffer, root, options))
     }
 
@@ -301,19 +301,22 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
-        let started = Started::of::<T>(Operation::Reduce, buffer.len()).reduced_by(op).with_root(root);
+        let started =
+            StartedOperation::of::<T>(Operation::Reduce, buffer.len()).reduced_by(op).with_root(root);
         self.start(started, buffer, move |engine, buffer, options| engine.reduce(buffer, op, root, options))
     }
 
     /// Begins a [`barrier`](Self::barrier).
     #[doc(alias = "MPI_Ibarrier")]
     pub fn start_barrier(&mut self) -> Pending<()> {
-        self.start(Started::new(Operation::Barrier), (), |engine, (), options| engine.barrier(options))
+        self.start(StartedOperation::new(Operation::Barrier), (), |engine, (), options| {
+            engine.barrier(options)
+        })
     }
 
     /// Begins a [`monitored_barrier`](Self::monitored_barrier).
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
-        self.start(Started::new(Operation::MonitoredBarrier), (), |engine, (), options| {
+        self.start(StartedOperation::new(Operation::MonitoredBarrier), (), |engine, (), options| {
             engine.monitored_barrier(options)
         })
     }
@@ -366,7 +369,7 @@ impl Communicator {
     /// now. It counts among the communicator's calls.
     pub(crate) fn start<B: Send + 'static>(
         &mut self,
-        started: Started,
+        started: StartedOperation,
         buffer: B,
         work: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
@@ -416,7 +419,7 @@ impl Communicator {
     /// it takes none: no memory is made for one that it would refuse.
     fn start_into<T: Element>(
         &mut self,
-        started: Started,
+        started: StartedOperation,
         input: Buffer<T>,
         len: Result<usize>,
         work: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &CallOptions<'_>) -> Result<()> + Send + 'static,

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::{CallOptions, Engine};
-use crate::history::Started;
+use crate::history::StartedOperation;
 use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
 /// The longest encoding of one rank's value, in bytes.
@@ -179,7 +179,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Option<V>> {
         self.start(
-            Started::new(Operation::Broadcast).with_root(root),
+            StartedOperation::new(Operation::Broadcast).with_root(root),
             value,
             move |engine, value, options| {
                 *value = Some(engine.broadcast_value(value.as_ref(), root, options)?);
@@ -196,7 +196,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Vec<V>> {
         self.start(
-            Started::new(Operation::Gather).with_root(root),
+            StartedOperation::new(Operation::Gather).with_root(root),
             vec![value],
             move |engine, values, options| {
                 *values = engine.gather_values(&values[0], root, options)?.unwrap_or_default();
@@ -210,7 +210,7 @@ impl Communicator {
         &mut self,
         value: V,
     ) -> Pending<Vec<V>> {
-        self.start(Started::new(Operation::AllGather), vec![value], |engine, values, options| {
+        self.start(StartedOperation::new(Operation::AllGather), vec![value], |engine, values, options| {
             *values = engine.all_gather_values(&values[0], options)?;
             Ok(())
         })

@@ -3,7 +3,7 @@
 use dist_transport::{Incoming, Outgoing, Sink};
 
 use super::{CallOptions, Engine};
-use crate::history::Past;
+use crate::history::HistoryDigest;
 use crate::{Call, Element, Error, Message, Operation, Result};
 
 impl Engine {
@@ -85,7 +85,7 @@ impl Engine {
             algorithm: None,
             order: None,
             part: 0,
-            past: Past::default(),
+            past: HistoryDigest::default(),
             after_agreement: false,
         };
         let encoded = match self.messages {

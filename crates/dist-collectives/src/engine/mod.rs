@@ -24,7 +24,7 @@ use dist_transport::{
     Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Transport,
 };
 
-use crate::history::{Event, History, Started};
+use crate::history::{History, HistoryEvent, StartedOperation};
 use crate::settings::Settings;
 use crate::two_level::HostLevels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
@@ -166,9 +166,9 @@ impl Engine {
     }
 
     /// Counts an operation that is started, and returns the history before it, which the worker's engine continues.
-    pub(crate) fn count_started(&mut self, started: &Started) -> History {
+    pub(crate) fn count_started(&mut self, started: &StartedOperation) -> History {
         let before = self.history;
-        self.history.add_call(Event::started(started));
+        self.history.add_call(HistoryEvent::started(started));
         before
     }
 
@@ -185,7 +185,7 @@ impl Engine {
     /// From here on the call counts, and every message belongs to it.
     fn begin(&mut self, call: Call) -> Call {
         self.announce(&call, &call.encode());
-        self.history.add_call(Event::of(&call));
+        self.history.add_call(HistoryEvent::of(&call));
         call
     }
 

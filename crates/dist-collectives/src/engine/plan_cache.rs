@@ -11,7 +11,7 @@ use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
-use crate::history::{Event, History};
+use crate::history::{History, HistoryEvent};
 use crate::two_level::{ChosenAlgorithm, SUPPORTED};
 use crate::{
     Algorithm, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
@@ -144,7 +144,7 @@ pub(super) struct CompiledCall {
     /// they did before.
     next: Fingerprint,
     /// What the call adds to the history.
-    event: Event,
+    event: HistoryEvent,
     /// The index of the way that followed this one last.
     follower: usize,
 }
@@ -200,7 +200,15 @@ impl CompiledSchedule {
 
 impl CompiledCall {
     fn new(key: CallKey, preferences: Preferences, program: Program, call: Call) -> Self {
-        Self { key, preferences, program, next: call.encode(), event: Event::of(&call), call, follower: 0 }
+        Self {
+            key,
+            preferences,
+            program,
+            next: call.encode(),
+            event: HistoryEvent::of(&call),
+            call,
+            follower: 0,
+        }
     }
 
     #[inline(always)]
