@@ -7,7 +7,7 @@ use dist_transport::runtime::{Deadline, Receiver, Unavailable};
 use dist_transport::{Cause, Runtime};
 
 use crate::Error;
-use crate::worker::{Alarm, Turn};
+use crate::worker::{AbortHandle, StartClaim};
 
 /// An operation that was started and not yet waited for, and the memory `B` that it owns until then: a
 /// [`Buffer`](crate::Buffer), several of them, or none.
@@ -30,11 +30,11 @@ pub(crate) type Done<B> = Result<B, Failed<B>>;
 pub(crate) struct Running<B> {
     pub(crate) result: Receiver<Done<B>>,
     /// How often to look for it before sleeping.
-    pub(crate) looks: u32,
+    pub(crate) spins: u32,
     pub(crate) runtime: Runtime,
-    pub(crate) alarm: Alarm,
+    pub(crate) abort_handle: AbortHandle,
     /// If one that was started before may last longer than this one.
-    pub(crate) turn: Option<Turn>,
+    pub(crate) claim: Option<StartClaim>,
 }
 
 impl<B> Pending<B> {
@@ -53,7 +53,7 @@ impl<B> Pending<B> {
     pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Done(done) => done,
-            State::Running(mut running) => running.receive(running.looks, None).expect(ANSWERED),
+            State::Running(mut running) => running.receive(running.spins, None).expect(ANSWERED),
             State::Taken => unreachable!("only methods that take the handle take the result"),
         }
     }
@@ -90,24 +90,24 @@ impl<B> Pending<B> {
 
 impl<B> Running<B> {
     /// How it ended, if it does by then. One whose own deadline passes before its turn ends the job, and so what is before it.
-    fn receive(&mut self, looks: u32, until: Option<Deadline>) -> Result<Done<B>, Unavailable> {
-        if let Some(Turn { deadline, .. }) = self.turn {
+    fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<Done<B>, Unavailable> {
+        if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));
-            let done = self.result.receive_after_looks(looks, Some(first));
+            let done = self.result.receive_after_looks(spins, Some(first));
             if !matches!(done, Err(Unavailable::TimedOut)) {
                 return done;
             }
             self.give_up_if_late();
         }
-        self.result.receive_after_looks(looks, until)
+        self.result.receive_after_looks(spins, until)
     }
 
     fn give_up_if_late(&mut self) {
-        let Self { turn, runtime, .. } = self;
-        if let Some(turn) = turn.take_if(|turn| runtime.expired(turn.deadline))
-            && turn.take()
+        let Self { claim, runtime, .. } = self;
+        if let Some(claim) = claim.take_if(|claim| runtime.expired(claim.deadline))
+            && claim.take()
         {
-            self.alarm.ring(Cause::gave_up(turn.missed()));
+            self.abort_handle.abort(Cause::gave_up(claim.missed()));
         }
     }
 }
@@ -116,7 +116,7 @@ impl<B> Drop for Pending<B> {
     fn drop(&mut self) {
         if let State::Running(running) = &mut self.0 {
             if std::thread::panicking() {
-                running.alarm.ring(Cause::Panicked);
+                running.abort_handle.abort(Cause::Panicked);
             } else {
                 // Whoever drops the handle does not want to know how it ended.
                 let _done = running.receive(0, None);
