@@ -16,19 +16,19 @@ use crate::worker::{AbortHandle, StartClaim};
 /// aborts the job, and so does waiting for, asking for or dropping one whose deadline passes before its turn
 /// ([`Error::NoTurn`]).
 #[must_use = "the result comes from wait; dropping waits too"]
-pub struct Pending<B>(State<B>);
+pub struct Pending<B>(PendingState<B>);
 
-enum State<B> {
-    Running(Running<B>),
-    Done(Done<B>),
+enum PendingState<B> {
+    Running(RunningOperation<B>),
+    Done(Outcome<B>),
     /// The result has been handed out.
     Taken,
 }
 
-pub(crate) type Done<B> = Result<B, Failed<B>>;
+pub(crate) type Outcome<B> = Result<B, Failed<B>>;
 
-pub(crate) struct Running<B> {
-    pub(crate) result: Receiver<Done<B>>,
+pub(crate) struct RunningOperation<B> {
+    pub(crate) result: Receiver<Outcome<B>>,
     /// How often to look for it before sleeping.
     pub(crate) spins: u32,
     pub(crate) runtime: Runtime,
@@ -38,12 +38,12 @@ pub(crate) struct Running<B> {
 }
 
 impl<B> Pending<B> {
-    pub(crate) const fn running(running: Running<B>) -> Self {
-        Self(State::Running(running))
+    pub(crate) const fn running(running: RunningOperation<B>) -> Self {
+        Self(PendingState::Running(running))
     }
 
     pub(crate) fn failed(buffer: B, error: Error) -> Self {
-        Self(State::Done(Err(Failed::new(buffer, error))))
+        Self(PendingState::Done(Err(Failed::new(buffer, error))))
     }
 
     /// Waits for the operation to end, which it does by its deadline, and gives what it has made of the memory.
@@ -51,10 +51,10 @@ impl<B> Pending<B> {
     /// # Errors
     /// Those of the operation, with the memory that it was given.
     pub fn wait(mut self) -> Result<B, Failed<B>> {
-        match std::mem::replace(&mut self.0, State::Taken) {
-            State::Done(done) => done,
-            State::Running(mut running) => running.receive(running.spins, None).expect(ANSWERED),
-            State::Taken => unreachable!("only methods that take the handle take the result"),
+        match std::mem::replace(&mut self.0, PendingState::Taken) {
+            PendingState::Done(done) => done,
+            PendingState::Running(mut running) => running.receive(running.spins, None).expect(ANSWERED),
+            PendingState::Taken => unreachable!("only methods that take the handle take the result"),
         }
     }
 
@@ -64,10 +64,10 @@ impl<B> Pending<B> {
     /// # Errors
     /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
     pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<B, Failed<B>>, Self> {
-        if let State::Running(running) = &mut self.0 {
+        if let PendingState::Running(running) = &mut self.0 {
             let deadline = running.runtime.deadline(limit);
             match running.receive(0, Some(deadline)) {
-                Ok(done) => self.0 = State::Done(done),
+                Ok(done) => self.0 = PendingState::Done(done),
                 Err(Unavailable::TimedOut) => return Err(self),
                 Err(Unavailable::Closed) => unreachable!("{ANSWERED}"),
             }
@@ -78,19 +78,19 @@ impl<B> Pending<B> {
     /// Whether the operation has ended, so that [`wait`](Self::wait) does not wait. Asking ends one whose
     /// deadline has passed before its turn, and the job with it.
     pub fn is_done(&mut self) -> bool {
-        if let State::Running(running) = &mut self.0 {
+        if let PendingState::Running(running) = &mut self.0 {
             match running.result.try_receive() {
-                Some(done) => self.0 = State::Done(done),
+                Some(done) => self.0 = PendingState::Done(done),
                 None => running.give_up_if_late(),
             }
         }
-        !matches!(self.0, State::Running(_))
+        !matches!(self.0, PendingState::Running(_))
     }
 }
 
-impl<B> Running<B> {
+impl<B> RunningOperation<B> {
     /// How it ended, if it does by then. One whose own deadline passes before its turn ends the job, and so what is before it.
-    fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<Done<B>, Unavailable> {
+    fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<Outcome<B>, Unavailable> {
         if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));
             let done = self.result.receive_after_looks(spins, Some(first));
@@ -114,7 +114,7 @@ impl<B> Running<B> {
 
 impl<B> Drop for Pending<B> {
     fn drop(&mut self) {
-        if let State::Running(running) = &mut self.0 {
+        if let PendingState::Running(running) = &mut self.0 {
             if std::thread::panicking() {
                 running.abort_handle.abort(Cause::Panicked);
             } else {
@@ -128,8 +128,8 @@ impl<B> Drop for Pending<B> {
 impl<B> fmt::Debug for Pending<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            State::Running(_) => "Pending(running)",
-            State::Done(_) | State::Taken => "Pending(done)",
+            PendingState::Running(_) => "Pending(running)",
+            PendingState::Done(_) | PendingState::Taken => "Pending(done)",
         })
     }
 }

@@ -10,7 +10,7 @@ use dist_transport::{Cause, ChannelId, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
 use crate::history::History;
-use crate::pending::{Failed, Pending, Running};
+use crate::pending::{Failed, Pending, RunningOperation};
 use crate::{Error, Result};
 
 /// A thread with a transport of its own, and the queue of what it is to do.
@@ -116,7 +116,7 @@ impl Worker {
         };
         self.send(Box::new(queued));
         let (runtime, abort_handle) = (self.runtime.clone(), AbortHandle(Arc::downgrade(&self.alone)));
-        Pending::running(Running { result, spins: self.spins, runtime, abort_handle, claim })
+        Pending::running(RunningOperation { result, spins: self.spins, runtime, abort_handle, claim })
     }
 
     /// The turn of what is started now, if it may have to wait for it beyond its deadline: where none of those before it has a
