@@ -57,7 +57,7 @@ use crate::{CostCache, crossovers_from_env};
 /// counts as dead, and the job is aborted: [`std::process::exit`] drops nothing, so drop the communicator before it.
 pub struct Communicator {
     /// First, so that what was started ends before the group says goodbye.
-    pub(crate) overlap: Overlap,
+    pub(crate) worker: WorkerState,
     pub(crate) engine: Engine,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
@@ -66,7 +66,7 @@ pub struct Communicator {
 }
 
 /// What does the operations that do not block.
-pub(crate) enum Overlap {
+pub(crate) enum WorkerState {
     /// None was started yet; this is the transport that they will use. It was forked when the communicator was
     /// made, so that its channel does not depend on when the first is started.
     Idle(Box<dyn Transport>),
@@ -140,12 +140,12 @@ impl Communicator {
 
     fn with_settings(mut transport: Box<dyn Transport>, settings: Settings, history: History) -> Self {
         let all: Vec<usize> = (0..transport.rank().world_size()).collect();
-        let overlap = match transport.fork(&all) {
-            Ok(forked) => Overlap::Idle(forked.expect(OF_ALL)),
-            Err(error) => Overlap::Unavailable(error.into()),
+        let worker = match transport.fork(&all) {
+            Ok(forked) => WorkerState::Idle(forked.expect(OF_ALL)),
+            Err(error) => WorkerState::Unavailable(error.into()),
         };
         let (runtime, channel) = (transport.runtime().clone(), transport.channel());
-        Self { engine: Engine::new(transport, channel, history), settings, runtime, overlap, announced: 0 }
+        Self { engine: Engine::new(transport, channel, history), settings, runtime, worker, announced: 0 }
     }
 
     /// This rank's number in the group.
@@ -218,9 +218,9 @@ impl Communicator {
     /// What the operations that this communicator has [started](Self::start_all_reduce), and that have ended, have
     /// moved so far.
     pub fn traffic_of_started(&self) -> Traffic {
-        match &self.overlap {
-            Overlap::Running(worker) => worker.traffic(),
-            Overlap::Idle(_) | Overlap::Unavailable(_) | Overlap::Starting => Traffic::default(),
+        match &self.worker {
+            WorkerState::Running(worker) => worker.traffic(),
+            WorkerState::Idle(_) | WorkerState::Unavailable(_) | WorkerState::Starting => Traffic::default(),
         }
     }
 
@@ -248,13 +248,13 @@ impl Communicator {
     /// `comm.with_timeout(limit).barrier()`.
     pub fn with_timeout(&mut self, timeout: Duration) -> Scoped<'_> {
         let before = mem::replace(&mut self.settings.timeout, timeout);
-        Scoped { communicator: self, before: Before::Timeout(before) }
+        Scoped { communicator: self, before: SavedSetting::Timeout(before) }
     }
 
     /// The communicator with another order of reduction, as long as the guard lives.
     pub fn with_order(&mut self, order: ReductionOrder) -> Scoped<'_> {
         let before = mem::replace(&mut self.settings.order, order);
-        Scoped { communicator: self, before: Before::Order(before) }
+        Scoped { communicator: self, before: SavedSetting::Order(before) }
     }
 
     /// The communicator with this algorithm for its operation, as long as the guard lives. A call that the
@@ -262,7 +262,7 @@ impl Communicator {
     pub fn with_algorithm(&mut self, algorithm: impl Into<Algorithm>) -> Scoped<'_> {
         let algorithm = algorithm.into();
         let before = self.settings.force(algorithm.operation(), Some(algorithm));
-        Scoped { communicator: self, before: Before::Algorithm(algorithm.operation(), before) }
+        Scoped { communicator: self, before: SavedSetting::Algorithm(algorithm.operation(), before) }
     }
 
     /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the
@@ -311,20 +311,20 @@ impl Communicator {
     /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
     pub(crate) fn worker(&mut self) -> Result<&mut Worker> {
         let channel = self.channel();
-        let (overlap, failed) = match mem::replace(&mut self.overlap, Overlap::Starting) {
-            Overlap::Idle(transport) => match Worker::new(transport, channel) {
-                Ok(worker) => (Overlap::Running(worker), None),
-                Err((transport, error)) => (Overlap::Idle(transport), Some(error)),
+        let (worker, failed) = match mem::replace(&mut self.worker, WorkerState::Starting) {
+            WorkerState::Idle(transport) => match Worker::new(transport, channel) {
+                Ok(worker) => (WorkerState::Running(worker), None),
+                Err((transport, error)) => (WorkerState::Idle(transport), Some(error)),
             },
-            Overlap::Unavailable(source) => {
+            WorkerState::Unavailable(source) => {
                 let error = Error::NoOverlap(source.clone());
-                (Overlap::Unavailable(source), Some(error))
+                (WorkerState::Unavailable(source), Some(error))
             }
-            overlap => (overlap, None),
+            worker => (worker, None),
         };
-        self.overlap = overlap;
-        match (failed, &mut self.overlap) {
-            (None, Overlap::Running(worker)) => Ok(worker),
+        self.worker = worker;
+        match (failed, &mut self.worker) {
+            (None, WorkerState::Running(worker)) => Ok(worker),
             (Some(error), _) => {
                 self.engine.transport.abort(Cause::gave_up(Chain(&error)));
                 Err(error)
@@ -420,7 +420,7 @@ impl Communicator {
     #[doc(alias = "destroy_process_group")]
     pub fn close(mut self) -> Result<()> {
         // What was started ends first, or fails.
-        drop(mem::replace(&mut self.overlap, Overlap::Starting));
+        drop(mem::replace(&mut self.worker, WorkerState::Starting));
         self.barrier()?;
         self.engine.unread().map_or(Ok(()), |peer| Err(Error::Unread { peer }))
     }
@@ -455,12 +455,12 @@ const OF_ALL: &str = "every rank is a member of a group of all";
 #[must_use = "the setting holds as long as this lives"]
 pub struct Scoped<'a> {
     communicator: &'a mut Communicator,
-    before: Before,
+    before: SavedSetting,
 }
 
 /// The one setting that is given back.
 #[derive(Debug)]
-enum Before {
+enum SavedSetting {
     Timeout(Duration),
     Order(ReductionOrder),
     Algorithm(Operation, Option<Algorithm>),
@@ -484,9 +484,9 @@ impl Drop for Scoped<'_> {
     fn drop(&mut self) {
         let settings = &mut self.communicator.settings;
         match self.before {
-            Before::Timeout(before) => settings.timeout = before,
-            Before::Order(before) => settings.order = before,
-            Before::Algorithm(operation, before) => {
+            SavedSetting::Timeout(before) => settings.timeout = before,
+            SavedSetting::Order(before) => settings.order = before,
+            SavedSetting::Algorithm(operation, before) => {
                 settings.force(operation, before);
             }
         }

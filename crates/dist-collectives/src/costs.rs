@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
 
-use crate::communicator::Overlap;
+use crate::communicator::WorkerState;
 use crate::cost_cache::{CostCache, TopologyKey};
 use crate::engine::copy;
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
@@ -29,7 +29,7 @@ impl Communicator {
     pub fn set_crossovers(&mut self, crossovers: Crossovers) {
         self.settings.crossovers = crossovers;
         self.engine.invalidate_plans();
-        if let Overlap::Running(worker) = &self.overlap {
+        if let WorkerState::Running(worker) = &self.worker {
             worker.invalidate_plans();
         }
     }
