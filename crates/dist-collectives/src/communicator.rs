@@ -317,7 +317,7 @@ impl Communicator {
                 Err((transport, error)) => (WorkerState::Idle(transport), Some(error)),
             },
             WorkerState::Unavailable(source) => {
-                let error = Error::NoOverlap(source.clone());
+                let error = Error::NoWorker(source.clone());
                 (WorkerState::Unavailable(source), Some(error))
             }
             worker => (worker, None),

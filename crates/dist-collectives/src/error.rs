@@ -339,11 +339,11 @@ pub enum Error {
     /// The transport refused to be forked when the communicator was made, so that there is none for operations that
     /// do not block.
     #[error("this communicator has no transport for operations that do not block")]
-    NoOverlap(#[source] Source<TransportError>),
+    NoWorker(#[source] Source<TransportError>),
     /// An operation that does not block had not begun when its deadline passed: one that was started before it has a longer
     /// timeout and had not ended.
     #[error("the operation did not get its turn within {limit:?}: one started before it had not ended")]
-    NoTurn {
+    NotStarted {
         /// How long it could wait.
         limit: Duration,
     },
@@ -360,7 +360,7 @@ impl Error {
         match self {
             Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
-            Self::Absent { .. } | Self::Late | Self::NoTurn { .. } => true,
+            Self::Absent { .. } | Self::Late | Self::NotStarted { .. } => true,
             _ => false,
         }
     }

@@ -14,7 +14,7 @@ use crate::worker::{AbortHandle, StartClaim};
 ///
 /// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it in a panic
 /// aborts the job, and so does waiting for, asking for or dropping one whose deadline passes before its turn
-/// ([`Error::NoTurn`]).
+/// ([`Error::NotStarted`]).
 #[must_use = "the result comes from wait; dropping waits too"]
 pub struct Pending<B>(PendingState<B>);
 

@@ -14,7 +14,7 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 /// from [`Pending::wait`]: the same memory if the operation works in place, else new memory; if it fails, what it was given
 /// comes back. Operations that were started are done one after the other in the order of their starts, beside the blocking
 /// ones. All ranks start and call the same operations in the same order. The deadline begins at the start, also of one that waits for its turn: if that has not come by then, whoever waits for
-/// the operation is told so ([`Error::NoTurn`](crate::Error::NoTurn)) and the job is aborted. Whatever can go wrong is reported by
+/// the operation is told so ([`Error::NotStarted`](crate::Error::NotStarted)) and the job is aborted. Whatever can go wrong is reported by
 /// [`Pending::wait`].
 ///
 /// What was [allocated](Self::alloc) is reached by the ranks of a host where it lies. All ranks pass buffers of one kind:

@@ -197,6 +197,6 @@ impl StartClaim {
 
     /// What an operation tells that the handle has taken it from.
     pub(crate) fn missed(&self) -> Error {
-        Error::NoTurn { limit: self.deadline.limit() }
+        Error::NotStarted { limit: self.deadline.limit() }
     }
 }

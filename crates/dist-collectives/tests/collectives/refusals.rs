@@ -182,7 +182,7 @@ fn a_transport_without_a_fork_is_asked_once_and_blocking_operations_work() {
         assert_eq!(sum, [1]);
         for _ in 0..2 {
             let failed = comm.start_all_reduce(vec![7_u8], ReduceOp::Sum).wait().unwrap_err();
-            assert!(matches!(*failed.error, Error::NoOverlap(_)), "{failed:?}");
+            assert!(matches!(*failed.error, Error::NoWorker(_)), "{failed:?}");
             assert!(std::error::Error::source(&failed).unwrap().to_string().starts_with("[0] is no list"));
             assert_eq!(failed.buffer.into_vec(), [7]);
         }

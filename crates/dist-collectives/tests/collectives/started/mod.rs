@@ -158,7 +158,7 @@ fn one_that_has_no_turn_by_its_own_deadline_ends_then(
                 drop(second);
             } else {
                 let (given, error) = second.wait().unwrap_err();
-                assert!(matches!(error, Error::NoTurn { limit: SECOND }), "{}: {error:?}", case.name);
+                assert!(matches!(error, Error::NotStarted { limit: SECOND }), "{}: {error:?}", case.name);
                 assert!(error.is_timeout());
                 assert!(case.name == "barrier" || given == own(&comm), "{}: {given:?}", case.name);
             }
