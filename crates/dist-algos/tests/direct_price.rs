@@ -42,7 +42,7 @@ fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
         let (program, steps) = ((&plan, rank), plan.schedule(rank));
         let (scratch, due) = (&mut Scratch::new(), &deadline.into());
         let mut access = Unchecked::simulated(&mut transport, due).unwrap().unwrap();
-        if plan.is_meeting() {
+        if plan.is_fused() {
             let arithmetic = (|_: &mut [u8], _: &[u8]| (), Some(|_: &mut [u8], _: &[&[u8]]| ()));
             meet(&mut access, program, &mut buffer, arithmetic, scratch, due).unwrap();
             return;

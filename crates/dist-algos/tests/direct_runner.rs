@@ -279,7 +279,7 @@ fn once(
         first.copy_from_slice(bytemuck::cast_slice(&oracle::all_reduce(&all, Reduction::Sum)));
     };
     let (program, scratch, due) = ((&plan, rank), &mut Scratch::new(), &deadline().into());
-    if plan.is_meeting() && meeting != Meeting::InSteps {
+    if plan.is_fused() && meeting != Meeting::InSteps {
         let own = bytemuck::cast_slice_mut(&mut buffer);
         let total = (meeting == Meeting::AtOnce).then_some(total);
         meet(direct, program, own, (combine, total), scratch, due).unwrap();

@@ -111,7 +111,7 @@ pub fn run<A: DirectAccess + ?Sized>(
     Ok(())
 }
 
-/// Does a call that is a [meeting](Plan::is_meeting), whose steps are one here, in less time than [`run`] takes for them. If
+/// Does a call that is a [meeting](Plan::is_fused), whose steps are one here, in less time than [`run`] takes for them. If
 /// there is no [`SumKernel`], two contributions are combined at a time. What is done to complete sums is left to the caller. After
 /// an error the memory's contents are unspecified.
 ///

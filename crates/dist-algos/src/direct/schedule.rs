@@ -216,7 +216,7 @@ impl DirectPlan {
     /// Whether all there is to do is that every rank publishes what it has, waits for all others, and perhaps reduces what
     /// they have. [`meet`](super::meet) does that as one.
     #[inline]
-    pub const fn is_meeting(&self) -> bool {
+    pub const fn is_fused(&self) -> bool {
         matches!(
             (self.collective, self.algorithm),
             (DirectCollective::AllReduce | DirectCollective::Barrier, DirectAlgorithm::OneShot)
@@ -227,7 +227,7 @@ impl DirectPlan {
     /// on, followed by those whose numbers differ from its own by 1, 2, 3 … bit by bit (exclusive or). That is canonical
     /// order of a power of two, in which only sides of sums are exchanged. Of two ranks it comes to adding one to the other.
     pub(super) const fn adds_at_once(&self) -> bool {
-        self.is_meeting() && matches!(self.world_size, 4 | 8)
+        self.is_fused() && matches!(self.world_size, 4 | 8)
     }
 
     /// Whether what a rank copies into its buffer is so much, and used once, that it had better not go through the caches.

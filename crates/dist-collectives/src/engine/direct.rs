@@ -192,7 +192,7 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        if self.plan_cache.current().plan().is_meeting() {
+        if self.plan_cache.current().plan().is_fused() {
             let own = held.elements();
             arithmetic.prepare(own);
             let total = arithmetic.total::<T>(self.world_size());
