@@ -23,7 +23,7 @@ pub(crate) fn split<'a>(
     let (mut sent, mut received) = (Pieces::new(), PiecesMut::new());
     let (mut sends, mut receives) = (ranges(partition, send), ranges(partition, receive));
     let (mut send, mut receive) = (sends.next(), receives.next());
-    let (mut rest, mut cut) = (buffer, 0);
+    let (mut rest, mut partition) = (buffer, 0);
     loop {
         let is_send = match (&send, &receive) {
             (None, None) => return Some((sent, received)),
@@ -36,9 +36,9 @@ pub(crate) fn split<'a>(
             std::mem::replace(&mut receive, receives.next())
         };
         let range = range.expect("the chosen side is not at its end");
-        let (_, after) = rest.split_at_mut(range.start.checked_sub(cut)?);
+        let (_, after) = rest.split_at_mut(range.start.checked_sub(partition)?);
         let (piece, after) = after.split_at_mut(range.len());
-        (rest, cut) = (after, range.end);
+        (rest, partition) = (after, range.end);
         if is_send {
             sent.push(piece);
         } else {
@@ -57,11 +57,11 @@ pub(crate) fn cut_out(
     memory: &mut [u8],
     ranges: impl Iterator<Item = Range<usize>>,
 ) -> impl Iterator<Item = &mut [u8]> {
-    let (mut rest, mut cut) = (memory, 0);
+    let (mut rest, mut partition) = (memory, 0);
     ranges.map(move |range| {
-        let (_, after) = std::mem::take(&mut rest).split_at_mut(range.start - cut);
+        let (_, after) = std::mem::take(&mut rest).split_at_mut(range.start - partition);
         let (piece, after) = after.split_at_mut(range.len());
-        (rest, cut) = (after, range.end);
+        (rest, partition) = (after, range.end);
         piece
     })
 }

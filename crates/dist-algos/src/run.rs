@@ -18,32 +18,35 @@ pub struct Memory<'a> {
     /// What steps send, receive and reduce.
     pub buffer: &'a mut [u8],
     /// How the buffer is cut into the chunks that the schedule was made for.
-    pub cut: Partition<'a>,
+    pub partition: Partition<'a>,
     /// What steps only send, if the schedule has such steps, and how that is cut.
     pub input: Option<(&'a [u8], Partition<'a>)>,
 }
 
 impl<'a> Memory<'a> {
     /// A buffer, and no input.
-    pub const fn new(buffer: &'a mut [u8], cut: Partition<'a>) -> Self {
-        Self { buffer, cut, input: None }
+    pub const fn new(buffer: &'a mut [u8], partition: Partition<'a>) -> Self {
+        Self { buffer, partition, input: None }
     }
 
     fn check(&self) -> Result<(), Error> {
-        let (expected, got) = (self.cut.bytes(), self.buffer.len());
+        let (expected, got) = (self.partition.bytes(), self.buffer.len());
         if expected != got {
             return Err(Error::BufferLength { expected, got });
         }
         match self.input {
-            Some((input, cut)) if input.len() != cut.bytes() => {
-                Err(Error::InputLength { expected: cut.bytes(), got: input.len() })
+            Some((input, partition)) if input.len() != partition.bytes() => {
+                Err(Error::InputLength { expected: partition.bytes(), got: input.len() })
             }
             _ => Ok(()),
         }
     }
 
     fn parts(&self) -> ChunkCounts {
-        ChunkCounts { buffer: self.cut.parts(), input: self.input.map_or(0, |(_, cut)| cut.parts()) }
+        ChunkCounts {
+            buffer: self.partition.parts(),
+            input: self.input.map_or(0, |(_, partition)| partition.parts()),
+        }
     }
 }
 
@@ -103,7 +106,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     ) -> Result<(), RunError<T::Error>> {
         StepCheck { rank: self.rank, step: index, parts: self.parts }.in_place(peer, chunks)?;
         self.transport.note(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
-        let shared = &mut self.memory.buffer[self.memory.cut.span(chunks)];
+        let shared = &mut self.memory.buffer[self.memory.partition.span(chunks)];
         self.transport
             .exchange_in_place(peer, shared, self.reduce, self.due)
             .map_err(|source| RunError::Transport { step: index, source })
@@ -137,8 +140,8 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
 
     fn send(&mut self, index: usize, send: Option<SendHalf>) -> Result<(), RunError<T::Error>> {
         let Some(send) = send else { return Ok(()) };
-        let Memory { buffer, cut, input } = &*self.memory;
-        let pieces = outgoing(buffer, *cut, *input, send);
+        let Memory { buffer, partition, input } = &*self.memory;
+        let pieces = outgoing(buffer, *partition, *input, send);
         self.transport
             .exchange(Some(Outgoing { to: send.to, parts: &pieces }), None, self.due)
             .map_err(|source| RunError::Transport { step: index, source })
@@ -151,14 +154,14 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         receive: ReceiveHalf,
     ) -> Result<(), RunError<T::Error>> {
         let rank = self.rank.index();
-        let Memory { buffer, cut, input } = &mut *self.memory;
+        let Memory { buffer, partition, input } = &mut *self.memory;
         let of_buffer =
             send.filter(|send| send.of == Source::Buffer).map_or(Chunks::NONE, |send| send.chunks);
-        let (pieces, places) = pieces::split(buffer, cut, of_buffer, receive.chunks)
+        let (pieces, places) = pieces::split(buffer, partition, of_buffer, receive.chunks)
             .ok_or(Error::Overlap { rank, step: index })?;
         let send = send.map(|send| match send.of {
             Source::Buffer => (send.to, pieces),
-            Source::Input => (send.to, outgoing(&[], *cut, *input, send)),
+            Source::Input => (send.to, outgoing(&[], *partition, *input, send)),
         });
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
         let mut exchange = PieceExchange { transport, send, from, due, step: index };
@@ -167,9 +170,9 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
 
     /// Receives beside the buffer what takes the place of what is sent.
     fn swap(&mut self, index: usize, send: SendHalf, receive: ReceiveHalf) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, cut, .. } = &mut *self.memory;
-        let arrived = self.scratch.staged(cut.bytes_of(receive.chunks));
-        let pieces = pieces::read(buffer, cut, send.chunks);
+        let Memory { buffer, partition, .. } = &mut *self.memory;
+        let arrived = self.scratch.staged(partition.bytes_of(receive.chunks));
+        let pieces = pieces::read(buffer, partition, send.chunks);
         let send = Outgoing { to: send.to, parts: &pieces };
         let incoming = Incoming { from: receive.from, len: arrived.len(), sink: Sink::Into(arrived) };
         self.transport
@@ -177,7 +180,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
             .map_err(|source| RunError::Transport { step: index, source })?;
         drop(pieces);
         let mut arrived = &*arrived;
-        for range in pieces::ranges(cut, receive.chunks) {
+        for range in pieces::ranges(partition, receive.chunks) {
             let (piece, rest) = arrived.split_at(range.len());
             copy(piece, &mut buffer[range]);
             arrived = rest;
@@ -187,14 +190,14 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
 
     /// Sends from the input and receives into the buffer, with several peers at once.
     fn window(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, cut, input } = &mut *self.memory;
+        let Memory { buffer, partition, input } = &mut *self.memory;
         let (sends, mut receives) = step.halves(self.rank);
         let pieces: PerPeer<Pieces<'_>> =
-            sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
+            sends.iter().map(|send| outgoing(&[], *partition, *input, *send)).collect();
         let sends: PerPeer<Outgoing<'_>> =
             sends.iter().zip(&pieces).map(|(send, parts)| Outgoing { to: send.to, parts }).collect();
         receives.sort_unstable_by_key(|receive| receive.chunks.first());
-        let ranges = receives.iter().map(|receive| cut.span(receive.chunks));
+        let ranges = receives.iter().map(|receive| partition.span(receive.chunks));
         let places = pieces::cut_out(buffer, ranges);
         let mut receives: PerPeer<Incoming<'_>> = receives
             .iter()
@@ -217,17 +220,17 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         receive: ReceiveHalf,
         slot: usize,
     ) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, cut, input } = &*self.memory;
-        let place = self.scratch.slot(slot, cut.chunk_bytes_max(), cut.bytes_of(receive.chunks));
-        let send = send.map(|send| (send.to, outgoing(buffer, *cut, *input, send)));
+        let Memory { buffer, partition, input } = &*self.memory;
+        let place = self.scratch.slot(slot, partition.chunk_bytes_max(), partition.bytes_of(receive.chunks));
+        let send = send.map(|send| (send.to, outgoing(buffer, *partition, *input, send)));
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
         let mut exchange = PieceExchange { transport, send, from, due, step: index };
         exchange.receive(receive.then, smallvec![place], self.reduce)
     }
 
     fn copy(&mut self, chunk: usize, from: ChunkLocation, into: ChunkLocation) {
-        let range = self.memory.cut.range(chunk);
-        let (slot_bytes, len) = (self.memory.cut.chunk_bytes_max(), range.len());
+        let range = self.memory.partition.range(chunk);
+        let (slot_bytes, len) = (self.memory.partition.chunk_bytes_max(), range.len());
         let buffer = &mut self.memory.buffer[range];
         match (from, into) {
             _ if len == 0 => {}
@@ -246,8 +249,8 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     }
 
     fn combine(&mut self, chunk: usize, from: usize, into: ChunkLocation) {
-        let range = self.memory.cut.range(chunk);
-        let slot_bytes = self.memory.cut.chunk_bytes_max();
+        let range = self.memory.partition.range(chunk);
+        let slot_bytes = self.memory.partition.chunk_bytes_max();
         match into {
             _ if range.is_empty() => {}
             ChunkLocation::Buffer => {
@@ -315,13 +318,13 @@ impl<T: RingTransport + ?Sized> PieceExchange<'_, T> {
 /// The pieces of a message, where nothing is received into the buffer.
 fn outgoing<'a>(
     buffer: &'a [u8],
-    cut: Partition<'_>,
+    partition: Partition<'_>,
     input: Option<(&'a [u8], Partition<'_>)>,
     send: SendHalf,
 ) -> Pieces<'a> {
     match (send.of, input) {
-        (Source::Input, Some((input, cut))) => pieces::read(input, &cut, send.chunks),
+        (Source::Input, Some((input, partition))) => pieces::read(input, &partition, send.chunks),
         (Source::Input, None) => Pieces::new(),
-        (Source::Buffer, _) => pieces::read(buffer, &cut, send.chunks),
+        (Source::Buffer, _) => pieces::read(buffer, &partition, send.chunks),
     }
 }

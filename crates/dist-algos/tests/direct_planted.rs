@@ -137,11 +137,11 @@ impl DirectAccess for Wrong<'_> {
 /// Three sums in a row, and whether all of them were right.
 fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: Mistake) -> bool {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
-    let cut = Partition::new(64 * 8, 1, DirectCollective::AllReduce.parts(algorithm, WORLD)).unwrap();
+    let partition = Partition::new(64 * 8, 1, DirectCollective::AllReduce.parts(algorithm, WORLD)).unwrap();
     let plan = DirectPlan::new(
         (DirectCollective::AllReduce, algorithm),
         WORLD,
-        cut.chunk_bytes_max(),
+        partition.chunk_bytes_max(),
         64 * WORLD,
         SHARED,
     )
@@ -164,13 +164,13 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
             return false;
         }
         let mut access = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
-        let part = cut.range(if lends { rank.index() } else { 0 });
+        let part = partition.range(if lends { rank.index() } else { 0 });
         let own = if lends {
             OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part.clone()] }
         } else {
             OwnMemory::Borrowed(&mut buffer)
         };
-        let memory = &mut DirectMemory { own, cut, input: None, piece_bytes: 64 };
+        let memory = &mut DirectMemory { own, partition, input: None, piece_bytes: 64 };
         let combine = &mut |into: &mut [u8], from: &[u8]| {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };

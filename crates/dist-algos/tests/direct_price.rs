@@ -29,16 +29,16 @@ const PACE: DirectCosts = DirectCosts {
 };
 
 /// How long it takes on the simulated network, under this seed.
-fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
+fn simulated(plan: DirectPlan, seed: u64, partition: Partition<'static>) -> Duration {
     let link = sim::Link::new(PACE.notice, u64::MAX);
     let network = sim::Network::new(plan.world_size()).with_seed(seed).with_memory_link(link);
     let network = network.with_shared_memory_costs(PACE.costs);
     let outcome = network.run(move |mut transport| {
         let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
         transport.begin(&Fingerprint([1; 48]));
-        let input = vec![1_u8; cut.bytes()];
+        let input = vec![1_u8; partition.bytes()];
         let mut buffer = input.clone();
-        let input = (plan.collective().source() == Source::Input).then_some((&*input, cut));
+        let input = (plan.collective().source() == Source::Input).then_some((&*input, partition));
         let (program, steps) = ((&plan, rank), plan.schedule(rank));
         let (scratch, due) = (&mut Scratch::new(), &deadline.into());
         let mut access = Unchecked::simulated(&mut transport, due).unwrap().unwrap();
@@ -48,14 +48,15 @@ fn simulated(plan: DirectPlan, seed: u64, cut: Partition<'static>) -> Duration {
             return;
         }
         let lent = Owned::from(buffer.clone());
-        let part = cut.range(if plan.algorithm() == DirectAlgorithm::WriteToAll { rank.index() } else { 0 });
+        let part =
+            partition.range(if plan.algorithm() == DirectAlgorithm::WriteToAll { rank.index() } else { 0 });
         let own = match plan.algorithm() {
             DirectAlgorithm::WriteToAll => {
                 OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] }
             }
             _ => OwnMemory::Borrowed(&mut buffer),
         };
-        let memory = &mut DirectMemory { own, cut, input, piece_bytes: PACE.piece_bytes };
+        let memory = &mut DirectMemory { own, partition, input, piece_bytes: PACE.piece_bytes };
         let kernel =
             &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let exposes = match exposed_memory(&plan, rank, memory) {
@@ -78,13 +79,18 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
         .filter(|(collective, algorithm)| algorithm.serves(*collective));
     for (collective, algorithm) in all {
         for len in [0, 1, 40, 1000, 10_000] {
-            let cut = Partition::new(len, 1, collective.parts(algorithm, world_size)).unwrap();
-            let plan =
-                DirectPlan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 2048, SHARED)
-                    .unwrap();
-            let predicted = plan.duration(cut, Some(cut), &PACE);
+            let partition = Partition::new(len, 1, collective.parts(algorithm, world_size)).unwrap();
+            let plan = DirectPlan::new(
+                (collective, algorithm),
+                world_size,
+                partition.chunk_bytes_max(),
+                2048,
+                SHARED,
+            )
+            .unwrap();
+            let predicted = plan.duration(partition, Some(partition), &PACE);
             for seed in [0, 1] {
-                let took = simulated(plan, seed, cut);
+                let took = simulated(plan, seed, partition);
                 assert_eq!(took, predicted, "{collective:?} {algorithm}, {len} bytes, {world_size} ranks");
             }
         }
@@ -93,11 +99,11 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
 
 #[test]
 fn a_barrier_takes_a_post_and_the_notice_of_it() {
-    let cut = Partition::new(0, 1, 1).unwrap();
+    let partition = Partition::new(0, 1, 1).unwrap();
     let barrier = |ranks| {
         DirectPlan::new((DirectCollective::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap()
     };
-    let time = |ranks| barrier(ranks).duration(cut, None, &PACE);
+    let time = |ranks| barrier(ranks).duration(partition, None, &PACE);
     assert_eq!(time(1), Duration::from_nanos(20));
     assert_eq!(time(2), Duration::from_nanos(20 + 75));
 }

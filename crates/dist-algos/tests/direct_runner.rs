@@ -252,9 +252,9 @@ fn once(
     let buffer = brought(rank.index(), world_size, len);
     let input = buffer.clone();
     let parts = collective.parts(algorithm, world_size);
-    let cut = Partition::new(buffer.len(), 4, parts).unwrap();
-    let plan =
-        DirectPlan::new((collective, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
+    let partition = Partition::new(buffer.len(), 4, parts).unwrap();
+    let plan = DirectPlan::new((collective, algorithm), world_size, partition.chunk_bytes_max(), 512, SHARED)
+        .unwrap();
     let plan = plan.with_generation(direct.generation);
     direct.generation += plan.generations();
     let part = rank.index() * len..(rank.index() + 1) * len;
@@ -263,7 +263,7 @@ fn once(
             let part_cut = Partition::new(len, 4, 1).and_then(|part| part.among(rank.index(), world_size));
             Some((bytemuck::cast_slice(&input[part]), part_cut.unwrap()))
         }
-        collective if collective.source() == Source::Input => Some((bytemuck::cast_slice(&input), cut)),
+        collective if collective.source() == Source::Input => Some((bytemuck::cast_slice(&input), partition)),
         _ => None,
     };
     let mut buffer = buffer;
@@ -288,13 +288,13 @@ fn once(
     }
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
     let (lent, lends) = (bytes.to_vec(), algorithm == DirectAlgorithm::WriteToAll);
-    let own_part = cut.range(if lends { rank.index() } else { 0 });
+    let own_part = partition.range(if lends { rank.index() } else { 0 });
     let own = if lends {
         OwnMemory::Lent { len: lent.len(), start: own_part.start, part: &mut bytes[own_part.clone()] }
     } else {
         OwnMemory::Borrowed(bytes)
     };
-    let memory = &mut DirectMemory { own, cut, input, piece_bytes: 256 };
+    let memory = &mut DirectMemory { own, partition, input, piece_bytes: 256 };
     let kernel = &mut ReductionKernel {
         combine: &mut { combine },
         finish: &mut { finish },
@@ -380,48 +380,51 @@ fn every_form_gives_what_the_oracle_says(
 #[test]
 fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
-    let error_of =
-        |collective: DirectCollective, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
-            let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], generation: 0 };
-            let memory =
-                &mut DirectMemory { own: OwnMemory::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-            let kernel =
-                &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
-            let (plan, scratch) =
-                (DirectPlan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
-            match run(
-                &mut direct,
-                (&plan, rank),
-                plan.schedule(rank),
-                memory,
-                kernel,
-                scratch,
-                &deadline().into(),
-            ) {
-                Err(RunError::Schedule(error)) => error,
-                other => panic!("{other:?}"),
-            }
-        };
-    let error =
-        |algorithm, bytes: &mut [u8], cut| error_of(DirectCollective::AllReduce, algorithm, bytes, cut);
-    let cut = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
+    let error_of = |collective: DirectCollective,
+                    algorithm: DirectAlgorithm,
+                    bytes: &mut [u8],
+                    partition: Partition<'_>| {
+        let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], generation: 0 };
+        let memory =
+            &mut DirectMemory { own: OwnMemory::Borrowed(bytes), partition, input: None, piece_bytes: 64 };
+        let kernel =
+            &mut ReductionKernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+        let (plan, scratch) =
+            (DirectPlan::new((collective, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
+        match run(
+            &mut direct,
+            (&plan, rank),
+            plan.schedule(rank),
+            memory,
+            kernel,
+            scratch,
+            &deadline().into(),
+        ) {
+            Err(RunError::Schedule(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    };
+    let error = |algorithm, bytes: &mut [u8], partition| {
+        error_of(DirectCollective::AllReduce, algorithm, bytes, partition)
+    };
+    let partition = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
     use dist_algos::Error as Wrong;
     assert_eq!(
-        error(DirectAlgorithm::OneShot, &mut [0; 63], cut(64, 1)),
+        error(DirectAlgorithm::OneShot, &mut [0; 63], partition(64, 1)),
         Wrong::BufferLength { expected: 64, got: 63 }
     );
     assert_eq!(
-        error(DirectAlgorithm::OneShot, &mut [0; 64], cut(64, 2)),
+        error(DirectAlgorithm::OneShot, &mut [0; 64], partition(64, 2)),
         Wrong::Parts { expected: 1, got: 2 }
     );
-    assert_eq!(error(DirectAlgorithm::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
-    let too_long = error(DirectAlgorithm::OneShot, &mut [0; 2048], cut(2048, 1));
+    assert_eq!(error(DirectAlgorithm::WriteToAll, &mut [0; 64], partition(64, 1)), Wrong::Borrowed);
+    let too_long = error(DirectAlgorithm::OneShot, &mut [0; 2048], partition(2048, 1));
     assert_eq!(too_long, Wrong::Slots { needed: 2048, slot_bytes: 1024 });
     let too_long = error_of(
         DirectCollective::Broadcast { root: 0 },
         DirectAlgorithm::OneShot,
         &mut [0; 5000],
-        cut(5000, 1),
+        partition(5000, 1),
     );
     assert_eq!(too_long, Wrong::Slots { needed: 5000, slot_bytes: 4096 });
 }

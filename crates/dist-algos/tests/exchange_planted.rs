@@ -179,7 +179,7 @@ fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
 fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
     let rank = Transport::rank(&end.inner);
     let due = &LazyDeadline::from(end.inner.runtime().deadline(Duration::from_secs(60)));
-    let cut = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
+    let partition = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
     for call in 0..CALLS {
         let mut buffer: Vec<u8> = (0..LEN).map(|at| brought(rank.index(), group, call, at)).collect();
         let mut add = |into: &mut [u8], from: &[u8]| {
@@ -187,7 +187,7 @@ fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
         };
         let phases = algorithm.phases(rank);
         for phase in [phases.reduce, phases.gather] {
-            let memory = Memory::new(&mut buffer, cut);
+            let memory = Memory::new(&mut buffer, partition);
             let steps = steps(rank, phase, end.mistake);
             run(&mut end, steps, memory, &mut add, &mut Scratch::new(), due).unwrap();
         }

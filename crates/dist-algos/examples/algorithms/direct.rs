@@ -15,7 +15,7 @@ two ranks are ever at the same memory at the same time unless both read, in call
 in canonical order.
 
 Each drawing shows what 3 ranks do: a column for each rank, a line for what leads to each post, and one for what comes
-after the last. DirectMemory is cut into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
+after the last. DirectMemory is partition into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
 0, and `s0=i¬1.0` all parts of the input but that. `!` posts; `?2×1` waits until rank 2 has posted once, and `?*×1` until
 all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→2)` puts the sum back into that of rank 2 too,
 `+1.0(s0→*)` into all of them, and `+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies what
@@ -86,8 +86,8 @@ fn table() -> String {
 fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize) -> String {
     let (plan, parts) = (plan(collective, algorithm, ranks, 1), collective.parts(algorithm, ranks));
     let bytes = if collective == DirectCollective::Barrier { 0 } else { 64 * parts };
-    let cut = Partition::new(bytes, 1, parts).expect("it fits");
-    let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, cut, Some(cut)));
+    let partition = Partition::new(bytes, 1, parts).expect("it fits");
+    let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, partition, Some(partition)));
     let [sent, read] = [traffic().map(|it| it.bytes_sent).max(), traffic().map(|it| it.bytes_received).max()]
         .map(|most| usize::try_from(most.unwrap_or(0)).expect("a few bytes"));
     format!("{} / {}, {}", plan.posts(), part(sent, bytes), part(read, bytes))

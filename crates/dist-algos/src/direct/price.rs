@@ -27,8 +27,13 @@ pub struct DirectCosts {
 impl DirectPlan {
     /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this. A reduction is
     /// taken for a sum, of which there is a [loop](super::Total) over all.
-    pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &DirectCosts) -> Duration {
-        let sizes = PartBytes::new(self, cut, input);
+    pub fn duration(
+        self,
+        partition: Partition<'_>,
+        input: Option<Partition<'_>>,
+        pace: &DirectCosts,
+    ) -> Duration {
+        let sizes = PartBytes::new(self, partition, input);
         let mut posted = vec![Vec::new(); self.world_size()];
         let start = |rank| (DirectClock::default(), self.schedule(rank).peekable());
         let mut ranks: Vec<(DirectClock, Peekable<DirectSchedule>)> =

@@ -18,7 +18,7 @@ pub struct DirectMemory<'a> {
     /// What the steps read and write.
     pub own: OwnMemory<'a>,
     /// How it is cut into the parts that the schedule was made for.
-    pub cut: Partition<'a>,
+    pub partition: Partition<'a>,
     /// What steps only publish, expose or keep, if the schedule has such steps, and how that is cut. To gather, a rank
     /// has no part there but its own.
     pub input: Option<(&'a [u8], Partition<'a>)>,
@@ -176,8 +176,8 @@ fn place_bytes(
     if plan.algorithm().remote_access() != RemoteAccess::Nothing {
         return Ok(0);
     }
-    let published = memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
-    let part_bytes_max = published.max(memory.cut.chunk_bytes_max());
+    let published = memory.input.map_or(0, |(_, partition)| partition.chunk_bytes_max());
+    let part_bytes_max = published.max(memory.partition.chunk_bytes_max());
     let shared = access.shared();
     let (place_bytes, room) = match plan.where_published(0) {
         Place::FlagLine => (part_bytes_max, shared.flag_line_bytes),
@@ -234,14 +234,14 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         of: Source,
         place: Place,
     ) -> Result<(), TransportError> {
-        let (bytes, cut) = match (of, self.memory.input) {
+        let (bytes, partition) = match (of, self.memory.input) {
             (Source::Input, Some(input)) => input,
             // What is published is not lent.
-            _ => (self.memory.own.bytes(), self.memory.cut),
+            _ => (self.memory.own.bytes(), self.memory.partition),
         };
         for part in parts.indices(self.plan.parts()) {
             let (holder, at) = self.there((part, block), place).of_rank(self.plan, self.rank.index());
-            let bytes = &bytes[cells::range(&cut, self.plan.blocks(), (part, block))];
+            let bytes = &bytes[cells::range(&partition, self.plan.blocks(), (part, block))];
             if holder == self.rank.index() {
                 self.access.publish(place, at, bytes);
             } else {
@@ -252,8 +252,8 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     }
 
     fn keep(&mut self, part: usize, block: usize) {
-        let Some((input, cut)) = self.memory.input else { return };
-        let from = &input[cells::range(&cut, self.plan.blocks(), (part, block))];
+        let Some((input, partition)) = self.memory.input else { return };
+        let from = &input[cells::range(&partition, self.plan.blocks(), (part, block))];
         let range = self.cell(part, block);
         let into = self.memory.own.range_mut(range);
         if self.plan.leaves_caches() {
@@ -326,7 +326,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     /// The bytes of a cell of this rank's buffer.
     #[inline]
     fn cell(&self, part: usize, block: usize) -> Range<usize> {
-        cells::range(&self.memory.cut, self.plan.blocks(), (part, block))
+        cells::range(&self.memory.partition, self.plan.blocks(), (part, block))
     }
 
     /// Where ranks have a cell for others.
@@ -341,8 +341,8 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         match (of, self.memory.input) {
             (Place::FlagLine | Place::EagerBuffer | Place::Slot(_), _) => 0,
             (Place::Memory, _) if matches!(self.plan.collective(), DirectCollective::AllGather { .. }) => 0,
-            (Place::Memory, Some((_, cut))) if self.plan.collective().source() == Source::Input => {
-                cells::range(&cut, self.plan.blocks(), (part, block)).start
+            (Place::Memory, Some((_, partition))) if self.plan.collective().source() == Source::Input => {
+                cells::range(&partition, self.plan.blocks(), (part, block)).start
             }
             (Place::Memory, _) => self.cell(part, block).start,
         }
@@ -354,12 +354,12 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
 fn contribution<'m>(
     plan: &DirectPlan,
     rank: Rank,
-    DirectMemory { own, cut, input, .. }: &'m DirectMemory<'_>,
+    DirectMemory { own, partition, input, .. }: &'m DirectMemory<'_>,
 ) -> &'m [u8] {
     match (plan.collective(), input) {
         (collective, Some((input, _))) if collective.source() == Source::Input => input,
         (DirectCollective::AllGather { .. }, _) => {
-            &own.bytes()[cells::range(cut, plan.blocks(), (rank.index(), 0))]
+            &own.bytes()[cells::range(partition, plan.blocks(), (rank.index(), 0))]
         }
         _ => own.bytes(),
     }
@@ -367,17 +367,20 @@ fn contribution<'m>(
 
 /// Whether the memory is what the plan was made for.
 #[inline]
-fn check(plan: &DirectPlan, DirectMemory { own, cut, input, .. }: &DirectMemory<'_>) -> Result<(), Error> {
-    let (expected, got) = (cut.bytes(), own.len());
+fn check(
+    plan: &DirectPlan,
+    DirectMemory { own, partition, input, .. }: &DirectMemory<'_>,
+) -> Result<(), Error> {
+    let (expected, got) = (partition.bytes(), own.len());
     if expected != got {
         return Err(Error::BufferLength { expected, got });
     }
-    if let Some((input, cut)) = input
-        && input.len() != cut.bytes()
+    if let Some((input, partition)) = input
+        && input.len() != partition.bytes()
     {
-        return Err(Error::InputLength { expected: cut.bytes(), got: input.len() });
+        return Err(Error::InputLength { expected: partition.bytes(), got: input.len() });
     }
-    let parts = input.as_ref().map_or(cut.parts(), |(_, input)| input.parts().min(cut.parts()));
+    let parts = input.as_ref().map_or(partition.parts(), |(_, input)| input.parts().min(partition.parts()));
     if parts != plan.parts() {
         return Err(Error::Parts { expected: plan.parts(), got: parts });
     }

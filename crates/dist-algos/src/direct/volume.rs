@@ -61,22 +61,22 @@ impl<'a> PartBytes<'a> {
     }
 
     fn published(&self, parts: PartSet, block: usize, of: Source) -> usize {
-        let cut = match of {
+        let partition = match of {
             Source::Buffer => &self.buffer,
             Source::Input => &self.input,
         };
-        parts.indices(self.plan.parts()).map(|part| self.bytes(cut, part, block)).sum()
+        parts.indices(self.plan.parts()).map(|part| self.bytes(partition, part, block)).sum()
     }
 
-    fn bytes(&self, cut: &Partition<'_>, part: usize, block: usize) -> usize {
-        cells::range(cut, self.plan.blocks(), (part, block)).len()
+    fn bytes(&self, partition: &Partition<'_>, part: usize, block: usize) -> usize {
+        cells::range(partition, self.plan.blocks(), (part, block)).len()
     }
 }
 
 impl DirectPlan {
     /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
-    pub fn traffic(self, rank: Rank, cut: Partition<'_>, input: Option<Partition<'_>>) -> Traffic {
-        let sizes = PartBytes::new(self, cut, input);
+    pub fn traffic(self, rank: Rank, partition: Partition<'_>, input: Option<Partition<'_>>) -> Traffic {
+        let sizes = PartBytes::new(self, partition, input);
         let counted = |moved: MovedBytes| {
             let (read, written) = (moved.read.0 * moved.read.1, moved.written.0 * moved.written.1);
             let sent = moved.published + written;

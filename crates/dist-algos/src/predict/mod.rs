@@ -149,10 +149,10 @@ impl<F> Workload<'_, F> {
 /// Runs that are measured one by one. More than that get their share of the buffer.
 const RUNS_EXACT_MAX: usize = 64;
 
-fn bytes(cut: &Partition<'_>, chunks: Chunks) -> u64 {
+fn bytes(partition: &Partition<'_>, chunks: Chunks) -> u64 {
     if chunks.is_contiguous() || chunks.len() <= RUNS_EXACT_MAX {
-        return cut.bytes_of(chunks) as u64;
+        return partition.bytes_of(chunks) as u64;
     }
-    let share = chunks.len() as u128 * cut.bytes() as u128 / cut.parts() as u128;
+    let share = chunks.len() as u128 * partition.bytes() as u128 / partition.parts() as u128;
     u64::try_from(share).unwrap_or(u64::MAX)
 }

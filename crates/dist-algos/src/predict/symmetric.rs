@@ -122,10 +122,10 @@ where
 }
 
 /// The share of the buffer that so many chunks hold; where they are neighbours, the most that they can hold.
-fn share(cut: &Partition<'_>, chunks: Chunks) -> u64 {
-    let elements = (cut.bytes() / cut.element_size()) as u128;
-    let share = (elements * chunks.len() as u128).div_ceil(cut.parts() as u128).min(elements);
-    u64::try_from(share * cut.element_size() as u128).unwrap_or(u64::MAX)
+fn share(partition: &Partition<'_>, chunks: Chunks) -> u64 {
+    let elements = (partition.bytes() / partition.element_size()) as u128;
+    let share = (elements * chunks.len() as u128).div_ceil(partition.parts() as u128).min(elements);
+    u64::try_from(share * partition.element_size() as u128).unwrap_or(u64::MAX)
 }
 
 /// How an exchange looks from any rank that does the same.

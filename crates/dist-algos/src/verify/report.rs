@@ -74,18 +74,20 @@ impl Report {
     }
 
     /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
-    pub fn traffic(&self, rank: usize, cut: &Partition<'_>, input: Option<&Partition<'_>>) -> Traffic {
+    pub fn traffic(&self, rank: usize, partition: &Partition<'_>, input: Option<&Partition<'_>>) -> Traffic {
         let RankReport { sent, received, .. } = &self.ranks[rank];
-        let bytes = |cut: Option<&Partition<'_>>, chunks| cut.map_or(0, |cut| cut.bytes_of(chunks) as u64);
+        let bytes = |partition: Option<&Partition<'_>>, chunks| {
+            partition.map_or(0, |partition| partition.bytes_of(chunks) as u64)
+        };
         let sends = sent.iter().map(|&(of, chunks)| match of {
-            Source::Buffer => bytes(Some(cut), chunks),
+            Source::Buffer => bytes(Some(partition), chunks),
             Source::Input => bytes(input, chunks),
         });
         Traffic {
             messages_sent: sent.len() as u64,
             bytes_sent: sends.sum(),
             messages_received: received.len() as u64,
-            bytes_received: received.iter().map(|&chunks| bytes(Some(cut), chunks)).sum(),
+            bytes_received: received.iter().map(|&chunks| bytes(Some(partition), chunks)).sum(),
         }
     }
 }

@@ -72,8 +72,8 @@ fn simulated(
         let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
         let mut buffer = vec![0; bytes];
         let input = buffer.clone();
-        let cut = Partition::new(bytes, 1, parts).unwrap();
-        let memory = Memory { buffer: &mut buffer, cut, input: Some((&input, cut)) };
+        let partition = Partition::new(bytes, 1, parts).unwrap();
+        let memory = Memory { buffer: &mut buffer, partition, input: Some((&input, partition)) };
         let (steps, scratch) = (schedules(rank), &mut Scratch::new());
         run(&mut transport, steps, memory, &mut |_, _| (), scratch, &deadline.into()).unwrap();
     };

@@ -21,12 +21,12 @@ struct Cut {
 
 impl Cut {
     fn new(chunks: impl IntoIterator<Item = Vec<u64>>) -> Self {
-        let mut cut = Self { elements: Vec::new(), borders: vec![0] };
+        let mut partition = Self { elements: Vec::new(), borders: vec![0] };
         for chunk in chunks {
-            cut.elements.extend(chunk);
-            cut.borders.push(cut.elements.len());
+            partition.elements.extend(chunk);
+            partition.borders.push(partition.elements.len());
         }
-        cut
+        partition
     }
 
     fn partition(&self) -> Partition<'_> {
@@ -61,12 +61,12 @@ fn run_on(
     end: &mut End,
     steps: impl IntoIterator<Item = Step>,
     buffer: &mut [u64],
-    cut: Partition<'_>,
+    partition: Partition<'_>,
     input: Option<(&[u64], Partition<'_>)>,
     deadline: Deadline,
 ) -> Traffic {
-    let input = input.map(|(elements, cut)| (bytemuck::cast_slice(elements), cut));
-    let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input };
+    let input = input.map(|(elements, partition)| (bytemuck::cast_slice(elements), partition));
+    let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), partition, input };
     run(end, steps, memory, &mut sum::<u64>, &mut Scratch::new(), &deadline.into()).expect("it runs");
     end.traffic()
 }
@@ -86,10 +86,10 @@ fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
             let expected = Cut::new((0..world_size).map(|from| sizes.message(from, own)));
             let mut buffer = vec![0; expected.elements.len()];
             buffer[expected.borders[own]..expected.borders[own + 1]].copy_from_slice(input.chunk(own));
-            let (cut, from) = (expected.partition(), Some((&input.elements[..], input.partition())));
-            let traffic = run_on(end, algorithm.schedule(rank), &mut buffer, cut, from, deadline);
+            let (partition, from) = (expected.partition(), Some((&input.elements[..], input.partition())));
+            let traffic = run_on(end, algorithm.schedule(rank), &mut buffer, partition, from, deadline);
             assert_eq!(buffer, expected.elements, "{algorithm}, {rank}");
-            assert_eq!(traffic, report.traffic(own, &cut, Some(&input.partition())));
+            assert_eq!(traffic, report.traffic(own, &partition, Some(&input.partition())));
         });
     }
 }
@@ -107,18 +107,18 @@ fn bruck_turns_what_is_for_others_into_what_is_from_others(
         let before = |chunk| sizes.message(rank.index(), algorithm.before(rank, chunk));
         let after = |chunk| sizes.message(algorithm.after(rank, chunk), rank.index());
         let mut work = Cut::new((0..world_size).map(before));
-        let cut = Partition::new(world_size * len, 8, world_size).unwrap();
-        let traffic = run_on(end, algorithm.schedule(rank), &mut work.elements, cut, None, deadline);
+        let partition = Partition::new(world_size * len, 8, world_size).unwrap();
+        let traffic = run_on(end, algorithm.schedule(rank), &mut work.elements, partition, None, deadline);
         assert_eq!(work, Cut::new((0..world_size).map(after)));
-        assert_eq!(traffic, report.traffic(rank.index(), &cut, None));
+        assert_eq!(traffic, report.traffic(rank.index(), &partition, None));
     });
 }
 
 /// The part of a buffer that a rank holds, as one of so many chunks.
-fn among<'a>(cut: &'a Cut, held: Chunks, world_size: usize) -> Partition<'a> {
+fn among<'a>(partition: &'a Cut, held: Chunks, world_size: usize) -> Partition<'a> {
     match held.is_empty() {
         true => Partition::new(0, 8, world_size).expect("a world has a rank"),
-        false => cut.partition().among(held.first(), world_size).expect("it holds some"),
+        false => partition.partition().among(held.first(), world_size).expect("it holds some"),
     }
 }
 
@@ -141,14 +141,14 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
                     message => vec![0; message.len()],
                 }));
                 let input = Cut::new([sizes.message(rank.index(), root)]);
-                let (cut, from) = (among(&expected, held, world_size), among_one(&input, rank));
+                let (partition, from) = (among(&expected, held, world_size), among_one(&input, rank));
                 let schedule = algorithm.schedule(rank, root);
                 let own = Some((&input.elements[..], from));
-                let traffic = run_on(end, schedule, &mut buffer.elements, cut, own, deadline);
+                let traffic = run_on(end, schedule, &mut buffer.elements, partition, own, deadline);
                 if rank.index() == root {
                     assert_eq!(buffer, expected, "{algorithm} to {root}");
                 }
-                assert_eq!(traffic, report.traffic(rank.index(), &cut, Some(&from)));
+                assert_eq!(traffic, report.traffic(rank.index(), &partition, Some(&from)));
             });
         }
         for &algorithm in Scatter::ALL {
@@ -159,12 +159,15 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
                 let expected = Cut::new(held.indices().map(|to| sizes.message(root, to)));
                 let whole = Cut::new((0..world_size).map(|to| sizes.message(root, to)));
                 let mut buffer = vec![0; expected.elements.len()];
-                let cut = among(&expected, held, world_size);
+                let partition = among(&expected, held, world_size);
                 let input = (rank.index() == root).then(|| (&whole.elements[..], whole.partition()));
                 let schedule = algorithm.schedule(rank, root);
-                let traffic = run_on(end, schedule, &mut buffer, cut, input, deadline);
+                let traffic = run_on(end, schedule, &mut buffer, partition, input, deadline);
                 assert_eq!(buffer, expected.elements, "{algorithm} from {root}, {rank}");
-                assert_eq!(traffic, report.traffic(rank.index(), &cut, input.map(|(_, cut)| cut).as_ref()));
+                assert_eq!(
+                    traffic,
+                    report.traffic(rank.index(), &partition, input.map(|(_, partition)| partition).as_ref())
+                );
             });
         }
     }
@@ -188,11 +191,11 @@ fn scans_are_the_oracles_sums_of_the_first_ranks(
     let ranks = network.run(world_size, move |end, deadline| {
         let rank = RingTransport::rank(end);
         let mut buffer = begin[rank.index()].clone();
-        let cut = Partition::new(len, 4, 1).unwrap();
-        let memory = Memory::new(bytemuck::cast_slice_mut(&mut buffer), cut);
+        let partition = Partition::new(len, 4, 1).unwrap();
+        let memory = Memory::new(bytemuck::cast_slice_mut(&mut buffer), partition);
         let schedule = Scan::RecursiveDoubling.schedule(rank, extent);
         run(end, schedule, memory, &mut sum::<f32>, &mut Scratch::new(), &deadline.into()).expect("it runs");
-        assert_eq!(end.traffic(), report.traffic(rank.index(), &cut, None));
+        assert_eq!(end.traffic(), report.traffic(rank.index(), &partition, None));
         buffer
     });
     for (rank, buffer) in ranks.iter().enumerate() {

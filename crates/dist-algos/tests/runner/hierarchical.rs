@@ -98,10 +98,15 @@ fn all_gather_and_reduce_scatter_work_on_contiguous_hosts(
     let world_size = hosts.world_size();
     for len in lengths(world_size) {
         let inputs = inputs::<u64>(world_size, len);
-        let (sums, cut) = (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
+        let (sums, partition) =
+            (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
         let scattered = run(Network::Mailboxes, &inputs, TwoLevel::ReduceScatter, &hosts, 0);
         for (rank, buffer) in scattered.iter().enumerate() {
-            assert_same(&format!("rank {rank}"), &buffer[cut.range(rank)], &sums[cut.range(rank)]);
+            assert_same(
+                &format!("rank {rank}"),
+                &buffer[partition.range(rank)],
+                &sums[partition.range(rank)],
+            );
         }
         let gathered = run(Network::Mailboxes, &scattered, TwoLevel::AllGather, &hosts, 0);
         gathered.iter().for_each(|buffer| assert_same(&format!("{len} elements"), buffer, &sums));

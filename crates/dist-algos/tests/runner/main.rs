@@ -325,10 +325,10 @@ fn an_input_that_is_not_its_partitions_or_does_not_exist_is_refused() {
     let runtime = Runtime::system();
     let mut link = link::network(&runtime, 2).swap_remove(0);
     let deadline = runtime.deadline(Duration::from_secs(1));
-    let cut = partition::<u64>(2, 2);
+    let partition = partition::<u64>(2, 2);
     let mut run_with = |input: Option<&[u8]>| {
         let mut buffer = [0; 16];
-        let memory = Memory { buffer: &mut buffer, cut, input: input.map(|input| (input, cut)) };
+        let memory = Memory { buffer: &mut buffer, partition, input: input.map(|input| (input, partition)) };
         let step = Step::Window { first: 1, last: 1 };
         run(&mut link, [step], memory, &mut sum::<u64>, &mut Scratch::new(), &deadline.into())
     };

@@ -41,11 +41,16 @@ pub(super) fn predict(
         let chosen = DirectAlgorithm::suggest(collective, ranks, whole, memory, Crossovers::default());
         let algorithm = direct.algorithm();
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
-        let cut = Partition::new(whole / size, size, collective.parts(algorithm, ranks))?;
+        let partition = Partition::new(whole / size, size, collective.parts(algorithm, ranks))?;
         let block_bytes = algorithm.block_bytes(collective, whole);
-        let plan =
-            DirectPlan::new((collective, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
-        let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
+        let plan = DirectPlan::new(
+            (collective, algorithm),
+            ranks,
+            partition.chunk_bytes_max(),
+            block_bytes,
+            shared,
+        )?;
+        let seconds = plan.duration(partition, Some(partition), pace).as_secs_f64();
         Some(Prediction { algorithm: direct, chosen: algorithm == chosen, seconds })
     };
     forms.filter_map(prediction).collect()

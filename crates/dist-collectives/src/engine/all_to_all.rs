@@ -29,8 +29,13 @@ impl Engine {
         let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
         match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), options)? {
             ProgramKind::Direct { .. } => {
-                let cut = layout.partition::<T>();
-                self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &options.due)
+                let partition = layout.partition::<T>();
+                self.run_directly(
+                    (output, partition),
+                    Some((input, partition)),
+                    &Arithmetic::NONE,
+                    &options.due,
+                )
             }
             ProgramKind::Messages { .. } => {
                 let (call, algorithm) = self.flat();

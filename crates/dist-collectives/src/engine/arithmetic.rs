@@ -74,10 +74,10 @@ impl Engine {
     ) -> Result<()> {
         let world_size = self.world_size();
         let algorithm = AllReduce::suggest(world_size, value.len(), Order::Canonical, &CostModel::default());
-        let cut = Partition::new(1, value.len(), algorithm.chunks(world_size))
+        let partition = Partition::new(1, value.len(), algorithm.chunks(world_size))
             .expect("the sizes of values divide 64");
         let phases = algorithm.phases(self.rank());
-        let memory = Memory::new(value, cut);
+        let memory = Memory::new(value, partition);
         self.run_in(call, phases.reduce.chain(phases.gather), memory, combine, due)
     }
 }

@@ -24,12 +24,12 @@ impl Engine {
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         match self.begin_collective::<Broadcast>(&key, largest, options)? {
             ProgramKind::Direct { parts } => {
-                let cut = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due)
+                let partition = partition::<T>(buffer.len(), parts);
+                self.run_directly((buffer, partition), None, &Arithmetic::NONE, &options.due)
             }
             ProgramKind::Messages { chunks } => {
-                let cut = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, cut), &mut nothing_to_combine, &options.due)
+                let partition = partition::<T>(buffer.len(), chunks);
+                self.run(in_place(buffer, partition), &mut nothing_to_combine, &options.due)
             }
         }
     }
@@ -73,13 +73,13 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Buffer });
         let program =
             self.begin_with_layout::<T, AllGather>(collective, None, ownership, &layout, options)?;
-        let cut = layout.partition::<T>();
+        let partition = layout.partition::<T>();
         match program {
             ProgramKind::Direct { .. } => {
-                self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due)
+                self.run_directly((buffer, partition), None, &Arithmetic::NONE, &options.due)
             }
             ProgramKind::Messages { .. } => {
-                self.run(in_place(buffer, cut), &mut nothing_to_combine, &options.due)
+                self.run(in_place(buffer, partition), &mut nothing_to_combine, &options.due)
             }
         }
     }
@@ -133,14 +133,14 @@ impl Engine {
         let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
         if passing.total() == output.len() && held.first() == rank.index() {
             // Nothing but its own part comes to this rank.
-            let cut = passing.partition::<T>();
-            let memory = from_input(source, (output, cut));
+            let partition = passing.partition::<T>();
+            let memory = from_input(source, (output, partition));
             return self.run(memory, &mut nothing_to_combine, &options.due);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
-        let cut = passing.partition::<T>();
-        let all = from_input(source, (&mut *buffer, cut));
+        let partition = passing.partition::<T>();
+        let all = from_input(source, (&mut *buffer, partition));
         let done = self.run(all, &mut nothing_to_combine, &options.due);
         if done.is_ok() {
             let part = if held.is_empty() {

@@ -173,14 +173,14 @@ impl Engine {
     #[inline(always)]
     pub(super) fn run_directly<T: Element>(
         &mut self,
-        (buffer, cut): (&mut [T], Partition<'_>),
+        (buffer, partition): (&mut [T], Partition<'_>),
         input: Option<(&[T], Partition<'_>)>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer));
-        let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
-        let mut memory = DirectMemory { own, cut, input, piece_bytes: self.piece_bytes() };
+        let input = input.map(|(input, partition)| (bytemuck::cast_slice(input), partition));
+        let mut memory = DirectMemory { own, partition, input, piece_bytes: self.piece_bytes() };
         self.run_on::<T>(&mut memory, arithmetic, due)
     }
 
@@ -213,24 +213,24 @@ impl Engine {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let plan = self.plan_cache.current().plan();
-        let cut = super::partition::<T>(held.len(), plan.parts());
+        let partition = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
             Held::Owned(buffer) if plan.algorithm().remote_access() == RemoteAccess::Write => buffer,
             Held::Owned(buffer) => {
-                return self.run_directly((&mut **buffer, cut), None, arithmetic, due);
+                return self.run_directly((&mut **buffer, partition), None, arithmetic, due);
             }
             Held::Borrowed(buffer) => {
-                return self.run_directly((buffer, cut), None, arithmetic, due);
+                return self.run_directly((buffer, partition), None, arithmetic, due);
             }
         };
-        self.reduce_lent(buffer, cut, arithmetic, due)
+        self.reduce_lent(buffer, partition, arithmetic, due)
     }
 
     /// Does the all_reduce that was begun in memory that others write.
     fn reduce_lent<T: Element>(
         &mut self,
         buffer: &mut Buffer<T>,
-        cut: Partition<'_>,
+        partition: Partition<'_>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -245,7 +245,7 @@ impl Engine {
             complete: &mut arithmetic.complete::<T>(),
         };
         let (kind, lent) = buffer.lend();
-        let lent = (lent, cut, piece_bytes);
+        let lent = (lent, partition, piece_bytes);
         let (done, lent) = checked.run_lent(call.number(), direct, lent, kernel, &mut self.scratch, due);
         if let Some(lent) = lent {
             buffer.take_back(kind, lent);

@@ -153,13 +153,13 @@ impl CheckedPlan {
         &self,
         number: u64,
         direct: &mut dyn Direct,
-        (mut lent, cut, piece_bytes): (Lent, Partition<'_>, usize),
+        (mut lent, partition, piece_bytes): (Lent, Partition<'_>, usize),
         kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
         due: &LazyDeadline<'_>,
     ) -> (Result<(), RunError<TransportError>>, Option<Lent>) {
         let len = lent.bytes().len();
-        let part = cut.range(self.rank.index());
+        let part = partition.range(self.rank.index());
         let start = lent.bytes_mut()[part.clone()].as_mut_ptr();
         let entry = self.entry_of_run(number);
         let mut entered = match EnteredCall::enter(&mut *direct, entry, ExposedRegion::Write(lent), due) {
@@ -171,7 +171,7 @@ impl CheckedPlan {
         // rank writes its own part without a post of theirs between.
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
         let own = OwnMemory::Lent { len, start: part.start, part: own_part };
-        let memory = &mut DirectMemory { own, cut, input: None, piece_bytes };
+        let memory = &mut DirectMemory { own, partition, input: None, piece_bytes };
         let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
         entered.end();
         (done, direct.reclaim())

@@ -309,17 +309,17 @@ impl Drop for Engine {
 fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
 
 /// A buffer that messages are sent from and received into.
-fn in_place<'a, T: Element>(buffer: &'a mut [T], cut: Partition<'a>) -> Memory<'a> {
-    Memory::new(bytemuck::cast_slice_mut(buffer), cut)
+fn in_place<'a, T: Element>(buffer: &'a mut [T], partition: Partition<'a>) -> Memory<'a> {
+    Memory::new(bytemuck::cast_slice_mut(buffer), partition)
 }
 
 /// One that they are received into, where they are sent from an input.
 fn from_input<'a, T: Element>(
     (input, input_cut): (&'a [T], Partition<'a>),
-    (buffer, cut): (&'a mut [T], Partition<'a>),
+    (buffer, partition): (&'a mut [T], Partition<'a>),
 ) -> Memory<'a> {
     let input = Some((bytemuck::cast_slice(input), input_cut));
-    Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input }
+    Memory { buffer: bytemuck::cast_slice_mut(buffer), partition, input }
 }
 
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {

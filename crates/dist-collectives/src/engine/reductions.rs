@@ -128,12 +128,12 @@ impl Engine {
         arithmetic.prepare(buffer);
         match program {
             ProgramKind::Direct { parts } => {
-                let cut = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, cut), None, &arithmetic, &options.due)
+                let partition = partition::<T>(buffer.len(), parts);
+                self.run_directly((buffer, partition), None, &arithmetic, &options.due)
             }
             ProgramKind::Messages { chunks } => {
-                let cut = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
+                let partition = partition::<T>(buffer.len(), chunks);
+                self.run(in_place(buffer, partition), &mut arithmetic.combine::<T>(), &options.due)?;
                 if self.rank.index() == root {
                     arithmetic.finish(buffer);
                 }
@@ -249,14 +249,14 @@ impl Engine {
     ) -> Result<&'a mut [T]> {
         arithmetic.prepare(buffer);
         let own = layout.range(self.rank.index());
-        let cut = layout.partition::<T>();
+        let partition = layout.partition::<T>();
         match program {
             ProgramKind::Direct { .. } => {
-                self.run_directly((&mut *buffer, cut), None, arithmetic, &options.due)?;
+                self.run_directly((&mut *buffer, partition), None, arithmetic, &options.due)?;
                 Ok(&mut buffer[own])
             }
             ProgramKind::Messages { .. } => {
-                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
+                self.run(in_place(buffer, partition), &mut arithmetic.combine::<T>(), &options.due)?;
                 let own = &mut buffer[own];
                 arithmetic.finish(own);
                 Ok(own)
@@ -282,8 +282,8 @@ impl Engine {
         let chunks = self.begin_by_messages::<Scan>(&key, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
         arithmetic.prepare(buffer);
-        let cut = partition::<T>(buffer.len(), chunks);
-        self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
+        let partition = partition::<T>(buffer.len(), chunks);
+        self.run(in_place(buffer, partition), &mut arithmetic.combine::<T>(), &options.due)?;
         if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }
