@@ -48,7 +48,7 @@ fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<O
     if comm.rank() != 0 {
         return Ok(Outcome::Success);
     }
-    let written = kept.keep(&TopologyKey::new(medium, &comm.hosts()), costs);
+    let written = kept.save(&TopologyKey::new(medium, &comm.hosts()), costs);
     let file = kept.path().filter(|_| written.is_ok());
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
     let line = Line { transport: medium, ranks: comm.world_size(), round_ps, byte_ps, reduced_byte_ps, file };
