@@ -1,4 +1,4 @@
-//! The typed collectives of one group, as its user calls them.
+//! [`Communicator`]: the typed collectives of one group.
 
 use std::fmt;
 use std::mem;
@@ -20,11 +20,11 @@ use crate::{Algorithm, Buffer, Call, Element, Error, Operation, ReductionOrder, 
 #[cfg(feature = "tcp")]
 use crate::{CostCache, crossovers_from_env};
 
-/// This rank's place in a group, and everything that the group does together.
+/// One rank's handle to a group of ranks, with all collectives of the group.
 ///
-/// All ranks of the group make the same calls in the same order, with arguments that agree; whoever disagrees is
-/// named in the error of every rank that can know. A collective takes the communicator exclusively, so that it
-/// runs one at a time; another thread takes a [`fork`](Communicator::fork).
+/// All ranks of the group make the same calls in the same order, with arguments that agree. If a rank disagrees,
+/// the errors of all ranks that can know name it. A collective borrows the communicator exclusively, so one
+/// collective runs at a time. For another thread, make a [`fork`](Communicator::fork).
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
@@ -39,7 +39,7 @@ use crate::{CostCache, crossovers_from_env};
 /// assert_eq!(outcome.results, [[3.0, 3.0]; 3]);
 /// ```
 ///
-/// One collective at a time is what the compiler checks:
+/// The compiler checks that one collective runs at a time:
 ///
 /// ```compile_fail
 /// # use dist_collectives::{Communicator, ReduceOp};
@@ -48,52 +48,56 @@ use crate::{CostCache, crossovers_from_env};
 /// }
 /// ```
 ///
-/// Every call has one deadline, the [timeout](Communicator::set_timeout) from its beginning. After an error other
-/// than an argument that was refused, the whole job is aborted.
+/// Every call has one deadline: it begins with the call and lasts as long as the
+/// [timeout](Communicator::set_timeout). After an error other than a refused argument, the whole job is aborted.
 ///
 /// Dropping a communicator waits for the operations that it has [started](Communicator::start_all_reduce), until
-/// their deadlines at most; on rank 0, if it hosts the coordinator, dropping the last one of a job waits until all other
-/// ranks have left too. Dropping it in a panic aborts the job. A process that ends while it has a communicator
-/// counts as dead, and the job is aborted: [`std::process::exit`] drops nothing, so drop the communicator before it.
+/// their deadlines at most. If rank 0 hosts the coordinator, dropping its last communicator waits until all other
+/// ranks have left. Dropping a communicator during a panic aborts the job. A process that ends while it holds a
+/// communicator counts as dead, and the job is aborted. [`std::process::exit`] drops nothing, so drop the
+/// communicator before it.
 pub struct Communicator {
-    /// First, so that what was started ends before the group says goodbye.
+    /// The first field, so that started operations end before the group is left.
     pub(crate) worker: WorkerState,
     pub(crate) engine: Engine,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
-    /// How many calls were announced.
+    /// The number of announced calls.
     announced: u64,
 }
 
-/// What does the operations that do not block.
+/// The state of the worker, which executes the operations that do not block.
 pub(crate) enum WorkerState {
-    /// None was started yet; this is the transport that they will use. It was forked when the communicator was
-    /// made, so that its channel does not depend on when the first is started.
+    /// No operation was started yet. The worker will use this transport. It was forked together with the
+    /// communicator, so its channel does not depend on when the first operation is started.
     Idle(Box<dyn Transport>),
     Running(Worker),
-    /// That fork failed. It is not tried again: a rank that forks alone has other channels than its peers.
+    /// That fork failed. It is not tried again: a rank that forks alone would use other channels than its peers.
     Unavailable(Source<TransportError>),
-    /// For the moment in which the worker is started.
+    /// A temporary value while the worker is started.
     Starting,
 }
 
 impl Communicator {
-    /// The group that a transport connects.
+    /// Creates a communicator of the group that a transport connects.
     pub fn new(transport: impl Transport + 'static) -> Self {
         Self::with_settings(Box::new(transport), Settings::default(), History::NEW)
     }
 
-    /// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and more, as
-    /// set by `distctl run` or torchrun. Nothing set is a world of one.
+    /// Joins the world that the environment variables describe: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`
+    /// and others, as `distctl run` or torchrun set them. If none is set, the result is a world of one rank.
     ///
-    /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host that had
-    /// it for itself, and is kept in [a file](crate::CostCache::for_user) since; the first measurement takes some hundredths
-    /// of a second, a look whether it still holds some thousandths. On rank 0, `DIST_COSTS=off` lets the choice of all ranks
-    /// go by fixed costs instead, and `DIST_COSTS=FILE` by those of another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M`, or some of them, on all ranks alike, says from how many
-    /// bytes on ranks that share memory use these [forms](crate::DirectAlgorithm).
+    /// Algorithms are chosen by measured costs. The first such world on rank 0's host [measures](Self::tune) them
+    /// and stores them in [a file](crate::CostCache::for_user). Measuring takes some hundredths of a second;
+    /// checking stored costs takes some thousandths. Two variables on rank 0 change this for all ranks:
+    /// `DIST_COSTS=off` selects fixed costs, `DIST_COSTS=FILE` another file.
+    ///
+    /// `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M` sets the sizes from which
+    /// ranks that share memory use these [algorithms](crate::DirectAlgorithm). Entries may be left out. All ranks
+    /// must have the same value.
     ///
     /// # Errors
-    /// If the environment makes no sense, or the ranks do not meet in time.
+    /// If the variables are invalid, or the ranks do not join in time.
     #[cfg(feature = "tcp")]
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env().map_err(|source| Error::Join(source.into()))?;
@@ -106,9 +110,9 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// Joins the world that this configuration describes, and nothing else: the choice of algorithms goes by fixed costs
-    /// until [`tune`](Self::tune) is called, and `DIST_CROSSOVERS` is not looked at. To change what the environment says
-    /// of the world, begin with [`Config::from_env`]:
+    /// Joins the world that this configuration describes. Algorithms are chosen by fixed costs until
+    /// [`tune`](Self::tune) is called, and `DIST_CROSSOVERS` is ignored. To change a part of the environment's
+    /// configuration, begin with [`Config::from_env`]:
     ///
     /// ```
     /// use std::time::Duration;
@@ -122,13 +126,13 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// If the ranks do not meet in time, or do not belong together.
+    /// If the ranks do not join in time, or belong to different jobs.
     #[cfg(feature = "tcp")]
     pub fn join(config: &Config) -> Result<Self> {
         Self::meet(config).map(|(comm, _)| comm)
     }
 
-    /// The world, and what its messages go through.
+    /// Joins the world and returns the medium of its messages.
     #[cfg(feature = "tcp")]
     fn meet(config: &Config) -> Result<(Self, Medium)> {
         let transport = TcpTransport::join(config).map_err(|source| Error::Join(source.into()))?;
@@ -148,35 +152,36 @@ impl Communicator {
         Self { engine: Engine::new(transport, channel, history), settings, runtime, worker, announced: 0 }
     }
 
-    /// This rank's number in the group.
+    /// Returns this rank's number in the group.
     pub fn rank(&self) -> usize {
         self.engine.rank().index()
     }
 
-    /// How many ranks the group has.
+    /// Returns the number of ranks in the group.
     pub fn world_size(&self) -> usize {
         self.engine.rank().world_size()
     }
 
-    /// The ranks of the group by their numbers in the world, in the group's order. Errors name ranks by these.
+    /// Returns the world ranks of the group's members, in the group's order. Errors name ranks by these numbers.
     pub fn members_in_world(&self) -> &[usize] {
         self.engine.transport.members()
     }
 
-    /// The channel that the group communicates on; no two groups of a job have the same.
+    /// Returns the channel of the group. No two groups of a job have the same channel.
     pub fn channel(&self) -> ChannelId {
         self.engine.transport.channel()
     }
 
-    /// Where each rank of the group runs: ranks with equal numbers share a machine. Every rank sees the same.
+    /// Returns one number for each rank of the group; ranks with equal numbers share a machine. The result is the
+    /// same on every rank.
     pub fn hosts(&self) -> Vec<u64> {
         self.engine.transport.hosts()
     }
 
-    /// Says which ranks share a host, and what messages between these take: what [`cost_model`](Self::cost_model) says
-    /// then holds for messages from host to host; where all share one it is set to what messages take inside. The
-    /// following operations go by it where that is faster: among the ranks of each host, and across. Every rank must set
-    /// the same. Forks and subgroups made later go by it too.
+    /// Enables two-level algorithms: sets the host of each rank and the cost of messages inside a host.
+    /// [`cost_model`](Self::cost_model) then holds for messages between hosts. If all ranks share one host, the
+    /// cost model becomes `inside`. Later operations communicate inside hosts first and then between hosts if that
+    /// is faster. Every rank must set the same. Forks and subgroups that are made later inherit the topology.
     ///
     /// ```
     /// use dist_collectives::{Communicator, CostModel, Hosts, Operation};
@@ -192,7 +197,7 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// If they are the hosts of another number of ranks.
+    /// If `hosts` has another number of ranks than the group.
     pub fn set_topology(&mut self, hosts: Hosts, inside: CostModel) -> Result<()> {
         let (ranks, world_size) = (hosts.world_size(), self.world_size());
         if ranks != world_size {
@@ -205,18 +210,18 @@ impl Communicator {
         Ok(())
     }
 
-    /// The clock and the threads that this communicator lives by.
+    /// Returns the clock and the threads that this communicator uses.
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
     }
 
-    /// What the blocking operations of this communicator have moved so far.
+    /// Returns the traffic of this communicator's blocking operations so far.
     pub fn traffic(&self) -> Traffic {
         self.engine.transport.traffic()
     }
 
-    /// What the operations that this communicator has [started](Self::start_all_reduce), and that have ended, have
-    /// moved so far.
+    /// Returns the traffic of the [started](Self::start_all_reduce) operations of this communicator that have
+    /// ended.
     pub fn traffic_of_started(&self) -> Traffic {
         match &self.worker {
             WorkerState::Running(worker) => worker.traffic(),
@@ -224,50 +229,51 @@ impl Communicator {
         }
     }
 
-    /// How long a call may last.
+    /// Returns how long a call may last.
     pub fn timeout(&self) -> Duration {
         self.settings.timeout
     }
 
-    /// Says how long each following call may last; 60 seconds if nothing is said.
+    /// Sets how long each following call may last. The default is 60 seconds.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.settings.timeout = timeout;
     }
 
-    /// The order in which calls reduce.
+    /// Returns the order in which calls reduce.
     pub fn order(&self) -> ReductionOrder {
         self.settings.order
     }
 
-    /// Says in which order the following calls reduce; canonical if nothing is said.
+    /// Sets the order in which following calls reduce. The default is canonical.
     pub fn set_order(&mut self, order: ReductionOrder) {
         self.settings.order = order;
     }
 
-    /// The communicator with another timeout, as long as the guard lives: for one call,
+    /// Returns the communicator with another timeout while the guard lives. For one call:
     /// `comm.with_timeout(limit).barrier()`.
     pub fn with_timeout(&mut self, timeout: Duration) -> Scoped<'_> {
         let before = mem::replace(&mut self.settings.timeout, timeout);
         Scoped { communicator: self, before: SavedSetting::Timeout(before) }
     }
 
-    /// The communicator with another order of reduction, as long as the guard lives.
+    /// Returns the communicator with another order of reduction while the guard lives.
     pub fn with_order(&mut self, order: ReductionOrder) -> Scoped<'_> {
         let before = mem::replace(&mut self.settings.order, order);
         Scoped { communicator: self, before: SavedSetting::Order(before) }
     }
 
-    /// The communicator with this algorithm for its operation, as long as the guard lives. A call that the
-    /// algorithm cannot do, or not in the order asked for, is refused. Other operations ignore it.
+    /// Returns the communicator with this algorithm for its operation while the guard lives. A call that the
+    /// algorithm does not support, or not in the requested order, is refused. Other operations are not affected.
     pub fn with_algorithm(&mut self, algorithm: impl Into<Algorithm>) -> Scoped<'_> {
         let algorithm = algorithm.into();
         let before = self.settings.force(algorithm.operation(), Some(algorithm));
         Scoped { communicator: self, before: SavedSetting::Algorithm(algorithm.operation(), before) }
     }
 
-    /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the
-    /// group makes the same forks and subgroups at the same places among its calls. If one does not, the next collective
-    /// call of this communicator, or of what is made of it, is an [`Error::Mismatch`](crate::Error::Mismatch) that says so.
+    /// Creates another communicator of the same ranks, for another thread. Nothing is communicated. Every rank of
+    /// the group must make the same forks and subgroups at the same positions among its calls. If a rank does not,
+    /// the next collective call of this communicator or of its forks is an
+    /// [`Error::Mismatch`](crate::Error::Mismatch).
     ///
     /// # Errors
     /// If the transport cannot be forked.
@@ -281,19 +287,20 @@ impl Communicator {
         Ok(forked)
     }
 
-    /// A communicator of these ranks, numbered in the order of the list, with the timeout and the order of this
-    /// one; `None` on ranks that are not in the list. Nothing is communicated; every rank of the group, member or
-    /// not, makes the same forks and subgroups at the same places among its calls, as for [`fork`](Self::fork).
+    /// Creates a communicator of these ranks, numbered in the order of the list. It inherits the timeout and the
+    /// order. Returns `None` on ranks that are not in the list. Nothing is communicated. Every rank of the group,
+    /// member or not, must make the same forks and subgroups at the same positions among its calls, as for
+    /// [`fork`](Self::fork).
     ///
-    /// Several groups that share no rank can be made by one call: each rank names the members of its own group. If two ranks
-    /// of a group name different members, or name them in another order, the first of them that waits for the other one in
-    /// that group gets an error with both lists, and the job is aborted.
+    /// One call can create several groups that share no rank: each rank lists the members of its own group. If two
+    /// ranks of a group list different members, or another order, the first of them that waits for the other gets
+    /// an error with both lists. The job is then aborted.
     ///
-    /// Take this if the list is at hand and the members' numbers in this group are not needed later. `Group` of
-    /// dist-groups is this with a table that translates ranks between the two, and can also be split by colour.
+    /// Use this method if you have the list and do not need the members' numbers in this group later. `Group` of
+    /// dist-groups also translates ranks between the two groups, and can be split by colour.
     ///
     /// # Errors
-    /// If the list is empty, names a rank twice, or one that does not exist.
+    /// If the list is empty, repeats a rank, or contains a rank that does not exist.
     #[doc(alias = "MPI_Comm_create")]
     #[doc(alias = "new_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
@@ -308,7 +315,8 @@ impl Communicator {
         Ok(Some(group))
     }
 
-    /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
+    /// Returns the worker and starts it if necessary. If that fails, the job is aborted, because peers would wait
+    /// for this rank.
     pub(crate) fn worker(&mut self) -> Result<&mut Worker> {
         let channel = self.channel();
         let (worker, failed) = match mem::replace(&mut self.worker, WorkerState::Starting) {
@@ -333,12 +341,14 @@ impl Communicator {
         }
     }
 
-    /// Announces that this rank begins something that is made of many calls, perhaps of several communicators: a step of a
-    /// training, a save. All ranks announce calls of the same kinds in the same order. Nothing is sent. If a rank waits for
-    /// long, in whatever call, and has announced another kind than a rank that waits as well, the job ends, and the errors have
-    /// the names of both calls, of which 16 bytes count: such ranks may wait for each other in calls of different
-    /// communicators, where nothing else would tell before the deadline. Calls of one kind find out by themselves what they do
-    /// not agree in, and may have different names.
+    /// Announces that this rank begins work that consists of many calls, perhaps of several communicators: a
+    /// training step, a checkpoint. All ranks must announce the same kinds of work in the same order. Nothing is
+    /// sent.
+    ///
+    /// Ranks that wait for each other in calls of different communicators would only notice at the deadline. The
+    /// announcement finds this earlier. If two ranks wait for long, in any calls, and have announced different
+    /// kinds, the job ends. The errors contain the first 16 bytes of both names. Work of the same kind may have
+    /// different names.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -362,13 +372,14 @@ impl Communicator {
         self.engine.transport.announce(&call.encode());
     }
 
-    /// Elements, all zero, in memory that the ranks of this host share, so that operations on them reach into each
-    /// other's; in ordinary memory where there is none to share, or no more of it. What is allocated here can be used with
-    /// every communicator.
+    /// Allocates zeroed elements in memory that the ranks of this host share. Operations on them read and write the
+    /// memory of other ranks directly. If there is no shared memory, or no more of it, the elements are in ordinary
+    /// memory. The buffer can be used with every communicator.
     ///
-    /// A rank that gets ordinary memory, as where files may not have the 256 MiB that shared memory begins with (`ulimit -f`),
-    /// takes part in what is done with shared memory if the others may reach into its own; otherwise an operation that
-    /// reaches into it fails ([`Error::OutOfReach`]) and ends the job, even if all ranks got ordinary memory.
+    /// A rank can get ordinary memory, for example if `ulimit -f` allows less than the 256 MiB that shared memory
+    /// begins with. It takes part in operations on shared memory if the other ranks may access its memory.
+    /// Otherwise an operation that needs such access fails with [`Error::OutOfReach`] and ends the job, even if all
+    /// ranks got ordinary memory.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};
@@ -385,18 +396,18 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// If there is not so much memory.
+    /// If there is not enough memory.
     #[doc(alias = "MPI_Alloc_mem")]
     pub fn alloc<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
         alloc(&mut *self.engine.transport, len)
     }
 
-    /// Ends the communicator when every rank has called this, and reports what its ranks have not done alike, the last call
-    /// included: it compares all calls, as a [`barrier`](Self::barrier) does. It waits for the operations that were
-    /// [started](Self::start_all_reduce).
+    /// Ends the communicator when every rank has called this. It compares all calls of the ranks, as a
+    /// [`barrier`](Self::barrier) does, and reports differences up to the last call. It waits for the operations
+    /// that were [started](Self::start_all_reduce).
     ///
-    /// A program need not call it. Without it, nothing reports that the last calls differed if their messages never met,
-    /// and a message that was never received is only logged.
+    /// A program need not call it. Without it, nothing reports that the last calls differed if their messages never
+    /// met, and a message that was never received is only logged.
     ///
     /// ```
     /// use dist_collectives::{Communicator, Error};
@@ -414,19 +425,20 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As for [`barrier`](Self::barrier), and [`Error::Unread`] if this rank has not received a message that another one
-    /// has sent.
+    /// As for [`barrier`](Self::barrier), and [`Error::Unread`] if another rank has sent a message that this rank
+    /// has not received.
     #[doc(alias = "MPI_Comm_free")]
     #[doc(alias = "destroy_process_group")]
     pub fn close(mut self) -> Result<()> {
-        // What was started ends first, or fails.
+        // Started operations end first, or fail.
         drop(mem::replace(&mut self.worker, WorkerState::Starting));
         self.barrier()?;
         self.engine.unread().map_or(Ok(()), |peer| Err(Error::Unread { peer }))
     }
 
-    /// Ends the job for every rank, with this rank as the cause: the others' errors say [why](Cause::gave_up) it gave up.
-    /// With [anyhow](https://docs.rs/anyhow), `format_args!("{error:#}")` is an error and all that led to it.
+    /// Ends the job for every rank, with this rank as the cause. The errors of the other ranks contain [the
+    /// reason](Cause::gave_up). With [anyhow](https://docs.rs/anyhow), `format_args!("{error:#}")` contains an
+    /// error and all its sources.
     #[doc(alias = "MPI_Abort")]
     pub fn abort(&mut self, why: impl fmt::Display) {
         self.engine.transport.abort(Cause::gave_up(why));
@@ -449,8 +461,8 @@ impl fmt::Debug for Communicator {
 
 const OF_ALL: &str = "every rank is a member of a group of all";
 
-/// A [`Communicator`] with another setting, which ends by giving it the old one back. Other settings that are changed
-/// meanwhile stay so.
+/// A [`Communicator`] with one temporary setting. Dropping the guard restores the old value; other settings that
+/// were changed meanwhile stay.
 #[derive(Debug)]
 #[must_use = "the setting holds as long as this lives"]
 pub struct Scoped<'a> {
@@ -458,7 +470,7 @@ pub struct Scoped<'a> {
     before: SavedSetting,
 }
 
-/// The one setting that is given back.
+/// The setting that the guard restores.
 #[derive(Debug)]
 enum SavedSetting {
     Timeout(Duration),

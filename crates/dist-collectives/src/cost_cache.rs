@@ -1,4 +1,4 @@
-//! Where measured costs are kept between runs.
+//! A file that keeps measured costs between runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,29 +9,29 @@ use std::path::{Path, PathBuf};
 
 use dist_algos::CostModel;
 
-/// A file of measured costs, one line for each kind of world.
+/// A file of measured costs, with one line for each kind of world.
 ///
-/// A line is what moves the bytes, how many ranks there are on how many hosts, and the picoseconds that a round, a
-/// byte and a reduced byte take: `tcp 4 1 31000000 190 55`. Empty lines and those that begin with `#` mean nothing.
+/// A line names the transport, the number of ranks, the number of hosts, and the costs of a round, a byte and a
+/// reduced byte in picoseconds: `tcp 4 1 31000000 190 55`. Empty lines and lines that begin with `#` are ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostCache {
-    /// None if there is no place to keep anything.
+    /// `None` if nothing is stored.
     path: Option<PathBuf>,
 }
 
 impl CostCache {
-    /// The costs in this file, which need not exist.
+    /// Uses this file, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: Some(path.into()) }
     }
 
-    /// No file: nothing is kept.
+    /// Stores nothing.
     pub const fn disabled() -> Self {
         Self { path: None }
     }
 
-    /// The file of this user and host: what `DIST_COSTS` names, else `dist/costs-HOST` in the user's cache directory.
-    /// Without such a directory nothing is kept. `None` if `DIST_COSTS` is `off`.
+    /// Returns the file of this user and host: the value of `DIST_COSTS`, or `dist/costs-HOST` in the user's cache
+    /// directory. If there is no such directory, nothing is stored. Returns `None` if `DIST_COSTS` is `off`.
     pub fn for_user() -> Option<Self> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         match variable("DIST_COSTS") {
@@ -47,18 +47,18 @@ impl CostCache {
         }
     }
 
-    /// Where the file is; `None` if nothing is kept.
+    /// Returns the path of the file; `None` if nothing is stored.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Everything that the file holds, by the names of the worlds.
+    /// Returns all costs in the file, by kind of world.
     ///
     /// # Errors
-    /// If the file exists and cannot be read, or a line is none.
+    /// If the file exists and cannot be read, or a line is malformed.
     pub fn read(&self) -> io::Result<BTreeMap<TopologyKey, CostModel>> {
         let Some(path) = &self.path else { return Ok(BTreeMap::new()) };
-        // Of a pipe nobody knows when it ends.
+        // A pipe could block this read forever.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Ok(BTreeMap::new());
         }
@@ -74,14 +74,14 @@ impl CostCache {
         cache.get(topology).copied()
     }
 
-    /// Keeps these costs in place of earlier ones, if there is a place to keep anything. Two processes that do it at once
-    /// may lose what one of them kept.
+    /// Stores these costs in place of earlier ones. If two processes do this at the same time, the costs of one of
+    /// them may be lost.
     ///
     /// # Errors
-    /// If the file cannot be written, or holds something else.
+    /// If the file cannot be written or was not written by this type.
     pub fn save(&self, topology: &TopologyKey, costs: CostModel) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        // What a link leads to is replaced, and not the link.
+        // Replaces the target of a symbolic link and not the link.
         let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         if !is_ours(path)? {
             let message = "it holds something else, and stays as it is";
@@ -96,11 +96,11 @@ impl CostCache {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
         }
-        // Whoever reads meanwhile finds the old file or the new one.
+        // The rename is atomic: a concurrent reader sees the old file or the new one.
         let new = beside(path);
         let cache = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
         if cache.is_err() {
-            // What cannot be kept leaves nothing behind.
+            // Removes the temporary file after a failure.
             let _ = fs::remove_file(&new);
         }
         cache
@@ -111,7 +111,7 @@ impl CostCache {
     }
 }
 
-/// A kind of world: worlds of one kind have the same costs.
+/// A kind of world. Worlds of one kind have the same costs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TopologyKey {
     transport: String,
@@ -120,19 +120,19 @@ pub struct TopologyKey {
 }
 
 impl TopologyKey {
-    /// The kind of world that has these hosts, one for each rank as `Communicator::hosts` has them, and in which this
-    /// moves the bytes, as in `tcp`.
+    /// Returns the key of a world with these hosts, one for each rank as `Communicator::hosts` returns them.
+    /// `transport` names what moves the bytes, for example `tcp`.
     pub fn new(transport: &str, hosts: &[u64]) -> Self {
         let mut distinct = hosts.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
-        // A name is one word of a line, which is no remark.
+        // The name must be one word and must not begin a comment.
         let transport = transport.replace(|c: char| c.is_whitespace() || c == '#', "_");
         let transport = if transport.is_empty() { "_".to_owned() } else { transport };
         Self { transport, ranks: hosts.len(), hosts: distinct.len() }
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub const fn ranks(&self) -> usize {
         self.ranks
     }
@@ -162,8 +162,8 @@ fn parse_line(line: &str) -> Option<(TopologyKey, CostModel)> {
     words.next().is_none().then_some((TopologyKey { transport, ranks, hosts }, costs))
 }
 
-/// A name beside this one that no other process takes, and no other thread: processes of several hosts or containers, which may
-/// have the same number, can share the folder.
+/// Returns a unique temporary name in the same directory. The name is random, because processes of several hosts or
+/// containers can share the directory and may have the same process id.
 fn beside(path: &Path) -> PathBuf {
     let random = RandomState::new().hash_one(std::process::id());
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -171,8 +171,8 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Whether there is no file yet, or one that was written here: lines may be wrong there, but nobody misses them. A device
-/// would be replaced by a file.
+/// Returns `true` if there is no file yet, or if this type wrote it. Malformed lines in such a file may be dropped.
+/// Other files, and devices, must not be replaced.
 fn is_ours(path: &Path) -> io::Result<bool> {
     match fs::metadata(path) {
         Ok(found) => Ok(found.is_file() && {

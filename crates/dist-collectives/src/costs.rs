@@ -1,4 +1,4 @@
-//! What messages take: measured, agreed on by all ranks, and kept between runs.
+//! Measuring the costs of messages, agreeing on them and storing them between runs.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use crate::cost_cache::{CostCache, TopologyKey};
 use crate::engine::copy;
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
-/// # What messages take
+/// # Costs of messages
 impl Communicator {
-    /// What the choice of algorithms goes by.
+    /// Returns the cost model by which algorithms are chosen.
     pub fn cost_model(&self) -> CostModel {
         self.settings.model
     }
 
-    /// Lets the choice of algorithms go by this. Every rank must set the same: otherwise the next collectives may
-    /// differ in their algorithms, which is an [`Error::Mismatch`](crate::Error::Mismatch). Forks and subgroups made
-    /// later have it too.
+    /// Sets the cost model by which algorithms are chosen. Every rank must set the same model. Otherwise the next
+    /// collectives may use different algorithms, which is an [`Error::Mismatch`](crate::Error::Mismatch). Forks and
+    /// subgroups that are made later inherit the model.
     pub fn set_cost_model(&mut self, model: CostModel) {
         self.settings.model = model;
     }
 
-    /// Lets the choice of a form go by these, where the ranks share memory. Every rank must set the same, as for
-    /// [`set_cost_model`](Self::set_cost_model). Forks and subgroups made later have them too.
+    /// Sets the sizes from which ranks that share memory use each direct algorithm. Every rank must set the same,
+    /// as for [`set_cost_model`](Self::set_cost_model). Forks and subgroups that are made later inherit them.
     pub fn set_crossovers(&mut self, crossovers: Crossovers) {
         self.settings.crossovers = crossovers;
         self.engine.invalidate_plans();
@@ -34,19 +34,20 @@ impl Communicator {
         }
     }
 
-    /// The algorithm that an operation on a buffer of so many bytes is done with, as things are set now; `None` for
-    /// operations that are done in one way. For reduce_scatter, all_gather and their like the buffer is the one that
-    /// holds every rank's part.
+    /// Returns the algorithm for an operation on a buffer of this many bytes under the current settings. It is
+    /// `None` for operations that have only one algorithm. For reduce_scatter, all_gather and similar operations,
+    /// `bytes` is the size of the buffer that holds every rank's part.
     ///
-    /// Whether the ranks share memory is found out in their first operation; before it, the answer is that they do not.
+    /// The ranks find out in their first operation if they share memory. Before that, the result assumes that they
+    /// do not.
     ///
     /// # Errors
-    /// As the operation's, if the algorithm that was asked for does not serve.
+    /// The error of the operation, if the forced algorithm does not support it.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Result<Option<Algorithm>> {
         self.algorithm_on(operation, bytes, Ownership::Borrowed)
     }
 
-    /// As [`algorithm`](Self::algorithm), for memory of this kind.
+    /// Returns the algorithm as [`algorithm`](Self::algorithm) does, for memory of this kind.
     ///
     /// # Errors
     /// As for [`algorithm`](Self::algorithm).
@@ -74,26 +75,31 @@ impl Communicator {
         Algorithm::chosen(operation, &self.settings, self.engine.placement(), at_once, self.engine.levels())
     }
 
-    /// Measures what messages and reductions take in this group, all ranks at once, in a second at most where links are
-    /// fast; every rank gets the same. Nothing is changed. Where they are slow, what is measured twice (11 MiB each way each
-    /// time) has to do, so that a connection of 10 Mbit/s takes 20 s.
+    /// Measures the cost of messages and reductions in this group, on all ranks at once. Every rank gets the same
+    /// result, and no setting changes. On fast links this takes at most one second. On slow links everything is
+    /// measured only twice, with 11 MiB in each direction each time; a connection of 10 Mbit/s takes 20 s.
     ///
-    /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
-    /// 384 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest
-    /// of the latter, or what a message of one byte takes, if that is more.
-    /// A reduced byte is what it takes longer to add what comes than to receive it. The quickest of several tries counts,
-    /// on the slowest rank.
+    /// Every rank sends to its right neighbour while it receives from its left one. Messages of 1 byte, 384 KiB and
+    /// 1 MiB are timed. If all ranks run on one host and share its cores, 128 KiB replaces 384 KiB.
+    ///
+    /// - The cost of a byte is the slope between the two larger sizes.
+    /// - The cost of a round is the rest of the time for the middle size, or the time for one byte if that is
+    ///   longer.
+    /// - The cost of a reduced byte is the extra time to add a received byte instead of copying it.
+    ///
+    /// The fastest of several tries on the slowest rank counts.
     ///
     /// # Errors
+    /// Those of a collective.
     /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
         let placement = self.engine.placement();
         let middle_bytes = if placement.is_oversubscribed() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
         let (mut tries, mut done) = (TRIES, 0);
-        // Who comes late makes nothing slow.
+        // A rank that arrives late must not slow down the measurement.
         self.barrier()?;
-        // In turns, so that a machine that is slow for a while is so for all of them.
+        // The sizes are measured in turn, so that a temporary slowdown of the machine affects all of them.
         while done < tries {
             let start = self.runtime().now();
             small = small.min(self.time_per_round(1, SMALL_ROUNDS)?);
@@ -108,26 +114,30 @@ impl Communicator {
         }
         let reduction = self.time_per_reduction();
         let byte = picoseconds(large.saturating_sub(middle)) / (LARGE - middle_bytes) as u64;
-        // Which algorithm serves is a question of messages of about this size: shorter ones take less than a line through
-        // these says, and need the fewest rounds whatever a round takes.
+        // The choice of an algorithm matters for messages of about this size. Shorter ones take less time than the
+        // linear model says, and for them the fewest rounds are best at any cost of a round.
         let round = picoseconds(middle).saturating_sub(byte * middle_bytes as u64).max(picoseconds(small));
         let mut costs = [round, byte, picoseconds(reduction) / LARGE as u64];
         self.all_reduce(&mut costs, ReduceOp::Max)?;
-        // Where time stands still, as on a simulated network, there still is an order.
+        // If the clock does not advance, as on a simulated network, the costs must still order the algorithms.
         let [round_ps, byte_ps, reduced_byte_ps] = costs.map(|cost| cost.max(1));
         Ok(CostModel { round_ps, byte_ps, reduced_byte_ps })
     }
 
-    /// Lets the choice of algorithms go by what was measured in an earlier run on a world like this, or else by what
-    /// is measured now, which is then kept. Rank 0's file counts, and every rank has the same afterwards. Where rank 0 has
-    /// `None`, as [`CostCache::for_user`] gives it for `DIST_COSTS=off`, nothing is measured, and all go by what rank 0 goes by
-    /// already. `transport` is what moves the bytes, as in `tcp`: what one takes says nothing of another.
+    /// Sets the cost model to costs that were stored by an earlier run on a similar world. If there are none, it
+    /// measures the costs and stores them. The file of rank 0 counts, and afterwards every rank has the same model.
     ///
-    /// What was kept is compared with a few large messages: if they take less than three quarters of it, others were at work
-    /// when it was measured, and all is measured again. What has become slower since stays as it was kept.
+    /// If `cache` is `None` on rank 0, nothing is measured and all ranks use the current model of rank 0.
+    /// [`CostCache::for_user`] returns `None` for `DIST_COSTS=off`. `transport` names what moves the bytes, for
+    /// example `tcp`; costs of different transports are stored separately.
     ///
-    /// That a file cannot be read or written is logged, and harms nothing else. Whoever wants to measure in any case, or to know
-    /// whether it was written, has [`measure_costs`](Self::measure_costs) and, on rank 0, [`CostCache::save`].
+    /// Stored costs are checked with a few large messages. If these take less than three quarters of the stored
+    /// time, other work slowed down the earlier measurement, and everything is measured again. If they take longer,
+    /// the stored costs stay.
+    ///
+    /// A file that cannot be read or written is logged and has no other effect. To measure in any case, call
+    /// [`measure_costs`](Self::measure_costs). To see the error of a failed write, call [`CostCache::save`] on rank
+    /// 0.
     ///
     /// # Errors
     /// Those of a collective.
@@ -155,14 +165,14 @@ impl Communicator {
         Ok(costs)
     }
 
-    /// Whether a large message that is reduced takes far less now than these costs say.
+    /// Returns `true` if a large message that is reduced takes far less time now than these costs say.
     fn are_too_high(&mut self, costs: &CostModel) -> Result<bool> {
         let mut times = [0; CHECKS + 1];
         for time in &mut times[..CHECKS] {
             *time = picoseconds(self.time_per_round(LARGE, CHECK_ROUNDS)?);
         }
         times[CHECKS] = picoseconds(self.time_per_reduction());
-        // A rank that was late for a message found it there, so each counts as on the slowest rank.
+        // A rank that was late found its message waiting, so the time of the slowest rank counts.
         self.all_reduce(&mut times, ReduceOp::Max)?;
         let message = times[..CHECKS].iter().min().expect("there are some");
         Ok(is_far_less(message.saturating_add(times[CHECKS]), costs))
@@ -171,7 +181,8 @@ impl Communicator {
     fn time_per_round(&mut self, len: usize, rounds: u32) -> Result<Duration> {
         let (rank, world_size) = (self.rank(), self.world_size());
         let (right, left) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
-        // Memory that nobody has written to is one page of zeros, which is quick to send, and slow to receive into.
+        // Untouched memory is one shared page of zeros, which is fast to send and slow to receive into. So all
+        // bytes are written first.
         let (sent, mut received) = (vec![1_u8; len], vec![1_u8; len]);
         self.barrier()?;
         let start = self.runtime().now();
@@ -181,9 +192,10 @@ impl Communicator {
         Ok((self.runtime().now() - start) / rounds)
     }
 
-    /// How much longer it takes to reduce [`LARGE`] bytes as they come than to receive them: they are copied to where caches
-    /// hold them, piece by piece, and added from there, instead of being copied to where they belong. Vectors that are made
-    /// one after the other lie a few bytes apart in their pages, unlike a transport's memory: hence [`copy`].
+    /// Returns the extra time to reduce [`LARGE`] bytes instead of receiving them. To reduce, pieces are copied
+    /// into the cache and added from there; to receive, they are copied to their destination. Vectors that are
+    /// allocated one after the other start a few bytes apart in their pages, unlike a transport's memory. Hence
+    /// [`copy`], which is fast for any relative alignment.
     fn time_per_reduction(&self) -> Duration {
         let (mut into, from) = (vec![0.0_f32; LARGE / 4], vec![1.0_f32; LARGE / 4]);
         let mut scratch = vec![0.0_f32; PIECE / 4];
@@ -207,15 +219,15 @@ impl Communicator {
     }
 }
 
-/// Whether this is less than three quarters of what these costs say of one large message that is reduced. Where time stands
-/// still nothing is known.
+/// Returns `true` if this time is less than three quarters of the time that these costs predict for one large
+/// message that is reduced. If the clock does not advance, the result is `false`.
 fn is_far_less(picoseconds: u64, costs: &CostModel) -> bool {
     let [round, byte, reduced] = [costs.round_ps, costs.byte_ps, costs.reduced_byte_ps].map(u128::from);
     let cache = round + LARGE as u128 * (byte + reduced);
     picoseconds > 0 && u128::from(picoseconds) * 4 < cache * 3
 }
 
-/// How often to measure all if once takes so long.
+/// Returns how many times to measure if one measurement takes this long.
 fn tries_within(once: u64) -> u64 {
     (picoseconds(TRYING) / once.max(1)).clamp(TRIES_MIN, TRIES)
 }
@@ -224,25 +236,26 @@ fn picoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().saturating_mul(1000)).unwrap_or(u64::MAX)
 }
 
-/// What rank 0 says of its costs: that they hold, that they were found in its file, or that none were.
+/// The answer of rank 0 about its costs: they are set, they were found in its file, or there are none.
 const SET: u64 = 0;
 const FOUND: u64 = 1;
 const UNKNOWN: u64 = 2;
-/// How often everything is measured: at least and at most, and within which time if it can be.
+/// How many times everything is measured, at least and at most, and the time limit for more than the minimum.
 const TRIES_MIN: u64 = 2;
 const TRIES: u64 = 15;
 const TRYING: Duration = Duration::from_secs(1);
-/// How often it is looked whether what was measured earlier still holds, with so many messages in a row.
+/// How many times stored costs are checked, and how many messages in a row each check sends.
 const CHECKS: usize = 3;
 const CHECK_ROUNDS: u32 = 2;
 const SMALL_ROUNDS: u32 = 32;
-/// Bytes that show, between them, what a byte takes. The longer messages of a connection are, the less each byte adds, and
-/// what is decided last is how a block of 512 KiB for each rank goes; where ranks share cores, that is decided earlier.
+/// The middle message size, from which the slope to [`LARGE`] gives the cost of a byte. Each byte of a connection
+/// costs less in longer messages. The choice with the largest size is how a block of 512 KiB per rank is reduced;
+/// if ranks share cores, that choice is made for smaller sizes.
 const MIDDLE: usize = 384 << 10;
 const MIDDLE_OF_SHARED_CORES: usize = 128 << 10;
 const LARGE: usize = 1 << 20;
 const LARGE_ROUNDS: u32 = 8;
-/// Bytes that are reduced at once as they come.
+/// Bytes that are reduced at once when they arrive.
 const PIECE: usize = 64 << 10;
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use dist_algos::direct::{DirectAlgorithm, DirectCollective};
 
 use crate::Operation;
 
-/// How an operation is done by ranks that share memory: not by messages, but each in the memory of the others.
+/// An operation with its algorithm for ranks that share memory. Each rank accesses the memory of the others; no
+/// messages are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Direct {
     operation: Operation,
@@ -14,7 +15,7 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Every form that an operation can be done in.
+    /// Returns every direct algorithm of an operation.
     pub fn of(operation: Operation) -> impl Iterator<Item = Self> {
         let collective =
             DirectCollective::all(0).into_iter().find(|collective| collective.name() == operation.name());
@@ -28,17 +29,17 @@ impl Direct {
         Self { operation, algorithm }
     }
 
-    /// The operation that this is an algorithm of.
+    /// Returns the operation.
     pub const fn operation(self) -> Operation {
         self.operation
     }
 
-    /// The form.
+    /// Returns the algorithm.
     pub const fn algorithm(self) -> DirectAlgorithm {
         self.algorithm
     }
 
-    /// The name, unique among the algorithms of its operation.
+    /// Returns the name, which is unique among the algorithms of the operation.
     pub const fn name(self) -> &'static str {
         match self.algorithm {
             DirectAlgorithm::OneShot => "direct/one_shot",

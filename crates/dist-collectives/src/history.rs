@@ -1,4 +1,4 @@
-//! What a communicator has done so far: how many collectives, and a hash of them that every call carries.
+//! The history of a communicator: the number of its collectives, and a hash of them that every call carries.
 
 use std::fmt;
 
@@ -7,21 +7,24 @@ use crate::{Algorithm, Call, Element, Operation, ReduceOp, ReductionOrder};
 
 /// The collectives that this rank has called or started on a communicator, and the forks and subgroups it has made.
 ///
-/// Every call carries the [`HistoryDigest`] in its fingerprint. If an earlier call of two ranks differed, they find out in the next
-/// call in which they compare fingerprints, also where the messages of the calls that differed never met. Messages
-/// between two ranks do not count, and neither does what may differ between ranks: counts and members of their own.
+/// Every call carries the [`HistoryDigest`] in its fingerprint. If an earlier call of two ranks differed, they find
+/// out in the next call in which they compare fingerprints. This works even if the messages of the calls that
+/// differed never met. Messages between two ranks are not part of the history. Counts and members that may differ
+/// between ranks are not part of it either.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct History {
     sequence: u64,
     /// The number of the call within a started operation, which may consist of several calls.
     part: u8,
-    /// Whether this is the history of the worker, which is told the sequence number of each operation.
+    /// `true` for the history of the worker, which gets the sequence number of each operation from the
+    /// communicator.
     started: bool,
     hash: u64,
     past: HistoryDigest,
 }
 
-/// What a call says of the calls before it: 32 bits of a hash of all of them, and 8 bits for each of the last four.
+/// The digest of earlier calls that a call carries: 32 bits of a hash of all of them, and 8 bits for each of the
+/// last four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct HistoryDigest(u64);
 
@@ -29,18 +32,18 @@ pub(crate) struct HistoryDigest(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HistoryEvent {
     digest: u64,
-    /// What a [`HistoryDigest`] says of it.
+    /// The code of the event in a [`HistoryDigest`].
     code: u8,
 }
 
-/// An operation that is started, as far as it is known then: what all ranks must agree on.
+/// An operation that is started: the values that are known at that time and on which all ranks must agree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartedOperation {
     operation: Operation,
     words: [u64; 7],
 }
 
-/// What a [`HistoryDigest`] says of one of the last four events.
+/// One of the last four events, as a [`HistoryDigest`] describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecentEvent {
     /// There was no such event.
@@ -56,34 +59,34 @@ impl History {
     pub(crate) const NEW: Self =
         Self { sequence: 0, part: 0, started: false, hash: 0, past: HistoryDigest::NOTHING };
 
-    /// The history that a fork or subgroup begins with: its calls carry the hash of what its parent did before.
+    /// Returns the first history of a fork or subgroup. Its calls carry the hash of the parent's calls before it.
     pub(crate) const fn of_child(&self) -> Self {
         Self { hash: mix(self.hash, CHILD), ..Self { past: self.past, ..Self::NEW } }
     }
 
-    /// The history of a worker that has done nothing yet.
+    /// Returns the history of a worker that has done nothing yet.
     pub(crate) const fn of_worker() -> Self {
         Self { started: true, ..Self::NEW }
     }
 
-    /// The number of the next call.
+    /// Returns the number of the next call.
     #[inline]
     pub(crate) const fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// The number of the next call within the started operation; 0 where nothing was started.
+    /// Returns the number of the next call within the started operation; 0 if nothing was started.
     #[inline]
     pub(crate) const fn part(&self) -> u8 {
         self.part
     }
 
-    /// Whether this is the history of a worker.
+    /// Returns `true` for the history of a worker.
     pub(crate) const fn is_of_worker(&self) -> bool {
         self.started
     }
 
-    /// What the next call says of those before it.
+    /// Returns the digest of earlier calls for the next call.
     #[inline]
     pub(crate) const fn past(&self) -> HistoryDigest {
         self.past
@@ -130,23 +133,23 @@ impl HistoryDigest {
         self.0.to_le_bytes()
     }
 
-    /// How many of the last events a call tells apart.
+    /// The number of last events that a call distinguishes.
     pub(crate) const RECENT: usize = 4;
 
-    /// The newest event in which two pasts differ: how many calls ago it was, and what each says of it. `None` if the
-    /// last four do not differ.
+    /// Returns the newest event in which two digests differ: how many calls ago it was, and the event in each
+    /// digest. Returns `None` if the last four events are equal.
     pub(crate) fn newest_difference(self, other: Self) -> Option<(usize, RecentEvent, RecentEvent)> {
         let differs = |ago: &usize| self.code(*ago) != other.code(*ago);
         let ago = (1..=Self::RECENT).find(differs)?;
         Some((ago, RecentEvent::of(self.code(ago)), RecentEvent::of(other.code(ago))))
     }
 
-    /// The newest event.
+    /// Returns the newest event.
     pub(crate) fn newest(self) -> RecentEvent {
         RecentEvent::of(self.code(1))
     }
 
-    /// The code of the event so many events ago; 1 is the newest.
+    /// Returns the code of the event `ago` events ago; 1 is the newest.
     const fn code(self, ago: usize) -> u8 {
         self.0.to_le_bytes()[ago - 1]
     }
@@ -166,16 +169,18 @@ impl HistoryEvent {
     /// A fork or subgroup.
     const FORK: Self = Self { digest: CHILD, code: FORK_CODE };
 
-    /// A call. Calls that differ in more than their number have other digests.
+    /// Returns the event of a call. Calls that differ in more than their number have different digests.
     pub(crate) fn of(call: &Call) -> Self {
         let bytes = call.without_history().encode().0;
         let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
-        // Three bits of a sum, and not of the digest: roots, types and counts that are near each other always differ in it.
+        // Uses three bits of a sum and not of the digest: roots, types and counts that are close to each other
+        // always differ in the sum.
         let sum = bytes.iter().fold(0, |sum: u8, &byte| sum.wrapping_add(byte));
         Self::new((call.operation, call.started), sum, digest(words))
     }
 
-    /// An operation that is started. The worker, which knows all of the call, adds that to a history of its own.
+    /// Returns the event of an operation that is started. The worker knows the whole call and adds it to its own
+    /// history.
     pub(crate) fn started(started: &StartedOperation) -> Self {
         let words = started.words;
         let sum = words.iter().fold(0, |sum: u8, word| sum.wrapping_add(word.to_le_bytes()[0]));
@@ -189,37 +194,37 @@ impl HistoryEvent {
 }
 
 impl StartedOperation {
-    /// An operation without elements, or on values.
+    /// Returns an operation without elements, or on values.
     pub(crate) const fn new(operation: Operation) -> Self {
         Self { operation, words: [operation as u64, 0, 0, 0, 0, 0, 0] }
     }
 
-    /// An operation on so many elements of this type on every rank; 0 if ranks have other counts.
+    /// Returns an operation on this many elements on every rank; 0 if the ranks have different counts.
     pub(crate) const fn of<T: Element>(operation: Operation, count: usize) -> Self {
         Self::new(operation).with(1, T::DTYPE as u64 + 1).with(2, count as u64)
     }
 
-    /// The same with these counts of all ranks.
+    /// Adds the counts of all ranks.
     pub(crate) fn with_counts(self, counts: &[usize]) -> Self {
         self.with_sizes(counts.iter().map(|&count| count as u64))
     }
 
-    /// The same with these sizes, which are the same on every rank.
+    /// Adds sizes that are the same on every rank.
     pub(crate) fn with_sizes(self, sizes: impl IntoIterator<Item = u64>) -> Self {
         self.with(2, digest(sizes))
     }
 
-    /// The same from or to a rank.
+    /// Adds the root.
     pub(crate) const fn with_root(self, root: usize) -> Self {
         self.with(3, root as u64 + 1)
     }
 
-    /// The same with a reduction.
+    /// Adds a reduction.
     pub(crate) fn reduced_by(self, op: ReduceOp) -> Self {
         self.with(4, op.kind() as u64 + 1)
     }
 
-    /// The same, in this order and by this algorithm if one was asked for.
+    /// Adds the order and the forced algorithm, if there is one.
     pub(crate) fn done_by(self, order: ReductionOrder, forced: Option<Algorithm>) -> Self {
         self.with(5, order as u64).with(6, forced.map_or(0, |algorithm| algorithm.index() as u64 + 1))
     }
@@ -248,7 +253,7 @@ impl RecentEvent {
     }
 }
 
-/// What a rank did, as the predicate of a sentence.
+/// Writes the event as the predicate of a sentence about a rank.
 impl fmt::Display for RecentEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -260,7 +265,8 @@ impl fmt::Display for RecentEvent {
     }
 }
 
-/// Every word leads from each hash to another one, so that one call that differs is never forgotten.
+/// Mixes a word into a hash. The function is a bijection of the hash for every word, so a call that differs is
+/// never forgotten.
 #[inline]
 const fn mix(hash: u64, word: u64) -> u64 {
     let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -269,14 +275,14 @@ const fn mix(hash: u64, word: u64) -> u64 {
 
 const RECENT_BITS: u64 = u32::MAX as u64;
 const KIND_BITS: u8 = 0xf;
-/// Messages do not count, so that their code stands for forks.
+/// Messages are not part of the history, so forks use their code.
 const FORK_CODE: u8 = Operation::Message as u8 + 1;
 const STARTED_BIT: u8 = 4;
-/// Where the lowest bits of a sum over the call's bytes stand, which tell apart calls of one operation.
+/// The position of the lowest bits of the sum over the call's bytes, which distinguish calls of one operation.
 const SUM_SHIFT: u8 = 5;
 const _: () = assert!(Operation::ALL.len() <= KIND_BITS as usize, "every operation has a code");
 
-/// Any number will do.
+/// An arbitrary constant.
 const CHILD: u64 = 0xd6e8_feb8_6659_fd93;
 
 #[cfg(test)]

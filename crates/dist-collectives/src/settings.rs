@@ -1,4 +1,4 @@
-//! What a communicator's calls are done with: the timeout, the order, the algorithms.
+//! The settings of a communicator's calls: timeout, order and algorithms.
 
 use std::mem;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::{Algorithm, Error, Operation, ReductionOrder, Result};
 pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) order: ReductionOrder,
-    /// What the choice of an algorithm goes by; every rank has the same.
+    /// The cost model for the choice of algorithms; the same on every rank.
     pub(crate) model: CostModel,
-    /// And that of a form, where ranks share memory.
+    /// The sizes from which ranks that share memory use each direct algorithm.
     pub(crate) crossovers: Crossovers,
-    /// The algorithm of each operation that was asked for; the others are chosen.
+    /// The forced algorithm of each operation; the others are chosen.
     forced: [Option<Algorithm>; Operation::ALL.len()],
 }
 
@@ -36,12 +36,12 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What a child inherits: all but the algorithms.
+    /// Returns the settings that a child inherits: all but the forced algorithms.
     pub(crate) fn of_child(&self) -> Self {
         Self { forced: Self::default().forced, ..*self }
     }
 
-    /// Asks for an algorithm of this operation, or for none; gives back what was asked for before.
+    /// Forces an algorithm of this operation, or none. Returns the previous one.
     pub(crate) const fn force(
         &mut self,
         operation: Operation,
@@ -50,13 +50,13 @@ impl Settings {
         mem::replace(&mut self.forced[operation as usize], algorithm)
     }
 
-    /// The algorithm that was asked for.
+    /// Returns the forced algorithm of an operation.
     pub(crate) fn forced(&self, operation: Operation) -> Option<Algorithm> {
         self.forced[operation as usize]
     }
 
-    /// How an operation is done on so many bytes. Every rank chooses for itself, from what all ranks have in common: the
-    /// choice is in the call that they compare.
+    /// Chooses the algorithm of an operation on this many bytes. Every rank chooses for itself, from values that
+    /// all ranks have in common. The choice is part of the call, which the ranks compare.
     pub(crate) fn choose<A: OneOf>(
         &self,
         placement: Placement,

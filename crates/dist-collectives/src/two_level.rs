@@ -1,4 +1,4 @@
-//! What a communicator knows of hosts, and what it chooses by that.
+//! The hosts of a communicator and the choice of two-level algorithms.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::{Algorithm, Operation, TwoLevel};
 
-/// What a communicator knows of hosts.
+/// The hosts of a communicator's ranks and the costs inside hosts.
 #[derive(Debug)]
 pub(crate) struct HostLevels {
     pub(crate) hosts: Hosts,
-    /// What messages between ranks of one host take.
+    /// The cost of messages between ranks of one host.
     inside: CostModel,
-    /// What stands in calls that go by it.
+    /// A digest of the hosts, for calls that use a two-level algorithm.
     digest: u64,
 }
 
@@ -24,7 +24,7 @@ impl HostLevels {
         Self { hosts, inside, digest }
     }
 
-    /// What a group of these ranks knows.
+    /// Returns the hosts of a group of these ranks.
     pub(crate) fn of(&self, members: &[usize]) -> SubgroupHosts {
         let ids: Vec<u64> = members.iter().map(|&member| self.hosts.of(member) as u64).collect();
         let hosts = Hosts::new(&ids);
@@ -34,7 +34,8 @@ impl HostLevels {
         }
     }
 
-    /// The cheapest algorithm of two levels that reduces in this order or a stricter one, and how long it takes.
+    /// Returns the cheapest two-level algorithm that reduces in this order or a stricter one, and its predicted
+    /// time.
     pub(crate) fn suggest(
         &self,
         operation: Operation,
@@ -46,16 +47,16 @@ impl HostLevels {
     }
 }
 
-/// Where the ranks of a subgroup run.
+/// The hosts of a subgroup.
 #[derive(Debug)]
 pub(crate) enum SubgroupHosts {
-    /// On one host: all messages are inside of it.
+    /// All ranks run on one host, and all messages stay inside it.
     OneHost { inside: CostModel },
-    /// On several.
+    /// The ranks run on several hosts.
     Hosts(HostLevels),
 }
 
-/// An algorithm that serves a call: one that takes all ranks for alike, or one of two levels.
+/// The algorithm of a call: a flat one, which treats all ranks alike, or a two-level one.
 #[derive(Clone, Debug)]
 pub(crate) enum ChosenAlgorithm<A> {
     Flat(A),
@@ -70,7 +71,7 @@ impl<A: OneOf> ChosenAlgorithm<A> {
         }
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub(crate) fn chunks(&self, world_size: usize) -> usize {
         match self {
             Self::Flat(algorithm) => algorithm.chunks(world_size),
@@ -78,7 +79,7 @@ impl<A: OneOf> ChosenAlgorithm<A> {
         }
     }
 
-    /// What has to be in the call, beside the algorithm, for ranks to agree on the schedule.
+    /// Returns the digest that the call carries beside the algorithm, so that ranks agree on the schedule.
     pub(crate) fn digest(&self) -> Option<u64> {
         match self {
             Self::Flat(_) => None,

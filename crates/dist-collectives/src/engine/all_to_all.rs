@@ -1,4 +1,4 @@
-//! Every rank has a part for every rank.
+//! Operations in which every rank sends a part to every other rank.
 
 use dist_algos::direct::DirectCollective;
 use dist_algos::{Choice, CostModel, Order, Source};
@@ -62,7 +62,7 @@ impl Engine {
                 serves.ok_or(Error::NeedsEvenParts { algorithm })?
             }
         };
-        // All that the ranks have in common is that their parts are uneven.
+        // All ranks agree that their parts are uneven, and on nothing else.
         let sizes = digest((options.sizes != 0).then_some(options.sizes));
         let key = CallKey::of::<T>(Collective::Direct(DirectCollective::AllToAll), 0, 0, sizes);
         let call = self.call_of(operation, &key, options.settings.order);
@@ -72,7 +72,7 @@ impl Engine {
         self.deal(&call, algorithm, (input, &sent), (output, &received), &options.due)
     }
 
-    /// How long what is received is, if an input of this length is dealt by these counts.
+    /// Returns the length that this rank receives if an input of this length is split by these counts.
     pub(crate) fn check_dealt(
         &self,
         input: usize,
@@ -103,7 +103,8 @@ impl Engine {
         self.run_in(call, algorithm.schedule(self.rank()), memory, &mut nothing_to_combine, due)
     }
 
-    /// Where parts that go the same way travel together, they travel in an order of their own.
+    /// Runs an algorithm that forwards parts through other ranks. Parts that travel together are stored in the
+    /// order of that algorithm.
     fn pass_on<T: Element>(
         &mut self,
         call: &Call,
@@ -128,7 +129,8 @@ impl Engine {
         done
     }
 
-    /// Tells every rank how much it is sent, and all ranks if it is not what one expects.
+    /// Sends every rank the length that it is going to receive. If a rank expects another length, all ranks learn
+    /// it.
     fn compare_counts(
         &mut self,
         call: &Call,
@@ -140,7 +142,7 @@ impl Engine {
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
         let mut announced = vec![0; world_size];
         let layout = RankLayout::even(1, world_size);
-        // In no fingerprint: it has to be the same whatever costs a rank goes by.
+        // This choice is not part of a fingerprint, so it must not depend on the cost model of a rank.
         let model = &CostModel::default();
         let algorithm = AllToAll::suggest_for(self.placement, size_of_val(&*sent), Order::Canonical, model);
         self.deal(call, algorithm, (&sent, &layout), (&mut announced, &layout), &options.due)?;
@@ -160,12 +162,13 @@ impl Engine {
     }
 }
 
-/// Whether parts go through other ranks, so that they have to be equally long.
+/// Returns `true` if parts are forwarded through other ranks. All parts must then have the same length.
 fn passes_on(algorithm: AllToAll) -> bool {
     algorithm.source() == Source::Buffer
 }
 
-/// A disagreement is who sends to whom how much where how much is expected; this one is greater than any.
+/// A disagreement is a tuple of sender, receiver, sent length and expected length. This value is greater than any
+/// disagreement.
 const NO_DISAGREEMENT: [u64; 4] = [u64::MAX; 4];
 
 fn keep_lesser(into: &mut [u8], from: &[u8]) {

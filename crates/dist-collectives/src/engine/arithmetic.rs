@@ -1,4 +1,4 @@
-//! What a reduce operation is made of on one rank.
+//! The arithmetic of a reduction on one rank.
 
 use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
 use dist_transport::{CHANGED_MAX, Combine, LazyDeadline};
@@ -8,7 +8,7 @@ use super::{CallOptions, Engine};
 use crate::kernel::{combine_into_first, combines_at_once, sum_into_all, sum_into_first};
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
 
-/// What is done to this rank's elements before they are combined, to pairs of them, and to what comes of all.
+/// The arithmetic of a reduction: prepares this rank's elements, combines pairs of elements and finishes the sums.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arithmetic {
     op: ReduceOp,
@@ -17,7 +17,7 @@ pub(super) struct Arithmetic {
 }
 
 impl Engine {
-    /// Refuses what this rank can know to make no sense.
+    /// Refuses an operation that this rank can recognise as invalid.
     pub(super) fn check_op<T: Element>(op: ReduceOp) -> Result<()> {
         if !op.supports(T::DTYPE) {
             return Err(Error::Unreducible { op: op.kind(), dtype: T::DTYPE });
@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// The arithmetic of a call that was begun. A weighted mean adds the weights of all ranks first.
+    /// Returns the arithmetic of the current call. For a weighted mean, the weights of all ranks are added first.
     #[inline]
     pub(super) fn arithmetic<T: Element>(
         &mut self,
@@ -54,7 +54,7 @@ impl Engine {
         Ok(Arithmetic { op, factor, divisor })
     }
 
-    /// The sum of all ranks' weights, the same bits on every rank.
+    /// Returns the sum of all ranks' weights. The bits are the same on every rank.
     fn total_weight(&mut self, call: &Call, weight: f64, due: &LazyDeadline<'_>) -> Result<f64> {
         let mut total = [weight];
         let bytes = bytemuck::bytes_of_mut(&mut total);
@@ -64,7 +64,7 @@ impl Engine {
 }
 
 impl Engine {
-    /// Makes one of all ranks' small values, in canonical order: part of a call that was begun.
+    /// Reduces one small value of every rank in canonical order, as part of the current call.
     pub(super) fn agree(
         &mut self,
         call: &Call,
@@ -83,10 +83,10 @@ impl Engine {
 }
 
 impl Arithmetic {
-    /// That of memory which is only copied.
+    /// The arithmetic of a call that only copies.
     pub(super) const NONE: Self = Self { op: ReduceOp::Sum, factor: None, divisor: None };
 
-    /// To this rank's elements, before they are combined with others.
+    /// Scales this rank's elements before they are combined with others.
     #[inline]
     pub(super) fn prepare<T: Element>(&self, own: &mut [T]) {
         if let (Some(factor), Some(scaling)) = (self.factor, T::SCALING) {
@@ -94,13 +94,14 @@ impl Arithmetic {
         }
     }
 
-    /// To pairs of elements.
+    /// Returns the function that combines two slices of elements.
     pub(super) fn combine<T: Element>(&self) -> impl FnMut(&mut [u8], &[u8]) + use<T> {
         combine_bytes::<T>(self.op)
     }
 
-    /// To the elements of so many ranks, of which each has as many, if there is one loop for that, as there is for sums of 4
-    /// or 8: what they come to is left with the first.
+    /// Returns the function that sums the elements of `count` ranks in one loop, or `None` if there is no such
+    /// loop. Sums of 4 and 8 ranks have one. All slices have the same length, and the sum is left in the first
+    /// slice.
     #[inline(always)]
     pub(super) fn total<T: Element>(&self, count: usize) -> Option<impl FnMut(&mut [u8], &[&[u8]]) + use<T>> {
         (matches!(count, 4 | 8) && combines_at_once(self.op, count)).then_some(
@@ -114,7 +115,8 @@ impl Arithmetic {
         )
     }
 
-    /// To the elements of all ranks, in their order, of which each has as many: what they come to is left with each.
+    /// Returns the function that reduces the elements of all ranks, given in rank order. All slices have the same
+    /// length, and each of them holds the result afterwards.
     pub(super) fn complete<T: Element>(&self) -> impl FnMut(&mut [&mut [u8]]) {
         |all| {
             let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
@@ -128,7 +130,7 @@ impl Arithmetic {
                 let range = start..len.min(start + few);
                 let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
                     all.iter_mut().map(|one| &mut one[range.clone()]).collect();
-                // One addition is one loop too, and what the others have is written afterwards.
+                // One addition is one loop too; the other slices are overwritten afterwards.
                 if at_once && all.len() > 2 {
                     sum_into_all(&mut all);
                 } else {
@@ -141,12 +143,12 @@ impl Arithmetic {
         }
     }
 
-    /// Whether anything is done to what all ranks' elements came to.
+    /// Returns `true` if `finish` changes the sums.
     pub(super) const fn finishes(&self) -> bool {
         self.divisor.is_some()
     }
 
-    /// To what all ranks' elements came to, by whoever owns it.
+    /// Completes sums, for example divides by the number of ranks. Only the owner of a sum calls this.
     #[inline]
     pub(super) fn finish<T: Element>(&self, sums: &mut [T]) {
         if let (Some(divisor), Some(scaling)) = (self.divisor, T::SCALING) {
@@ -159,7 +161,7 @@ fn combine_bytes<T: Element>(op: ReduceOp) -> impl FnMut(&mut [u8], &[u8]) {
     move |into, from| combine::<T>(op, bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from))
 }
 
-/// What a reduction of no elements gives: what combined with an element gives that element.
+/// Returns the neutral element of the operation, which is the result of a reduction of no elements.
 pub(super) fn identity<T: Element>(op: ReduceOp) -> T {
     match op {
         ReduceOp::Product => T::one(),
@@ -170,13 +172,13 @@ pub(super) fn identity<T: Element>(op: ReduceOp) -> T {
     }
 }
 
-/// Whether a quotient by this sum of weights means something in the type's arithmetic.
+/// Returns `true` if dividing by this sum of weights gives a meaningful result in the type's arithmetic.
 #[allow(clippy::cast_possible_truncation, reason = "it asks what the rounding gives")]
 fn divides(total: f64, dtype: DType) -> bool {
     let rounded = if dtype == DType::F64 { total } else { f64::from(total as f32) };
     rounded > 0.0 && rounded.is_finite()
 }
 
-/// Bytes of all ranks together that are combined at a time where one loop does not do it all: what they come to is still at
-/// hand when it is written over what it was made of.
+/// Bytes of all ranks together that are combined at a time if there is no single loop. The results are then still
+/// in the cache when they overwrite the inputs.
 const NEAR_BYTES: usize = 16 << 10;

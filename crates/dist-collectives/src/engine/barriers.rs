@@ -1,4 +1,4 @@
-//! Operations in which ranks wait for each other and move nothing.
+//! Operations in which ranks wait for each other and move no elements.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ impl Engine {
         }
     }
 
-    /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0
-    /// says that it is here, and hears how long the rank can wait: as soon as it comes, so that one which cannot wait long is
-    /// heard in time.
+    /// Every rank reports to rank 0 and waits for its answer: a bit mask of the absent ranks. Before that, rank 0
+    /// tells each rank that it is present, and the rank answers how long it can wait. The answer is sent at once,
+    /// so that a rank with a short deadline is heard in time.
     pub(crate) fn monitored_barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
         let (operation, order) = (Operation::MonitoredBarrier, options.settings.order);
         let call = self.begin(self.call_of(operation, &of_nothing(options), order));
@@ -44,7 +44,7 @@ impl Engine {
         if ranks.is_empty() { Ok(()) } else { Err(Error::Absent { ranks }) }
     }
 
-    /// Waits for the others, but leaves time to tell those that came.
+    /// Waits for the other ranks, but keeps enough time to tell the ranks that came.
     fn count_ranks(&mut self, call: &Call, word: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
         let runtime = self.transport.runtime().clone();
         let share_of = |patience| runtime.deadline(share_of_waiting(patience));
@@ -57,7 +57,7 @@ impl Engine {
                 break;
             }
             for (rank, patience) in newcomers {
-                // It may not be able to wait as long as those before it.
+                // This rank may have less time left than the ranks before it.
                 end = end.earlier(share_of(patience));
                 came.push(rank);
             }
@@ -69,9 +69,9 @@ impl Engine {
             self.tell(call, rank, word, due)?;
         }
         if let Some(&first) = absent.first() {
-            // Whoever has heard says so, because nobody hears anything of an aborted job.
+            // Each rank confirms that it received the result, because nobody receives anything in an aborted job.
             let _heard = came.iter().try_for_each(|&rank| self.take(call, rank, &mut [], due));
-            // A wait for it that is over at once ends the job, with the absent rank as the cause.
+            // A wait with a deadline that has already passed ends the job, with the absent rank as the cause.
             let over = self.transport.runtime().deadline(Duration::ZERO).into();
             if self.take(call, first, &mut [], &over).is_ok() {
                 let late = self.in_world(first);
@@ -82,8 +82,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until then for absent ranks to report, of which the first ends it. Those that do are absent no longer; gives how
-    /// long each of them can wait.
+    /// Waits until `end` for absent ranks to report and returns after the first report. Removes the ranks that
+    /// reported from the absent ones, and returns how long each of them can wait.
     fn welcome(
         &mut self,
         call: &Call,
@@ -118,14 +118,15 @@ impl Engine {
         self.take(call, COUNTING, word, due)?;
         if word.iter().any(|&bits| bits != 0) {
             self.tell(call, COUNTING, &[], due)?;
-            // Nothing comes, and the job ends: whoever hears before that that this rank has left takes it for the cause.
+            // Nothing arrives and the job ends. A rank that learns before that this rank has left would report this
+            // rank as the cause.
             let _ended = self.take(call, COUNTING, &mut [], due);
         }
         Ok(())
     }
 
-    /// Whether this very call was given up before this rank came: by the rank that counts, which waited for it in vain then
-    /// because no barrier is over before all have come, or by others, which waited for this one.
+    /// Returns `true` if this call was given up before this rank reached it. Either the counting rank waited for
+    /// this rank in vain, or other ranks did.
     fn is_given_up(&self, call: &Call) -> bool {
         let [own, counting] = [self.rank().index(), COUNTING].map(|rank| self.in_world(rank));
         let of_this_call = self.transport.aborted().filter(|abort| abort.call == call.encode());
@@ -136,8 +137,8 @@ impl Engine {
         })
     }
 
-    /// If the rank that counts has not come to this call, it is the one that is absent. Others may have waited for it
-    /// elsewhere.
+    /// Reports the counting rank as absent if it has not reached this call. Other ranks may have waited for the
+    /// counting rank in another call.
     fn who_is_absent(&self, call: &Call, error: Error) -> Error {
         let counting = self.in_world(COUNTING);
         let elsewhere =
@@ -161,7 +162,7 @@ impl Engine {
     }
 }
 
-/// To meet, and to move nothing.
+/// Returns the key of a call that moves no elements.
 const fn of_nothing(options: &CallOptions<'_>) -> CallKey {
     CallKey {
         dtype: None,
@@ -172,7 +173,7 @@ const fn of_nothing(options: &CallOptions<'_>) -> CallKey {
 /// The rank that the others report to.
 const COUNTING: usize = 0;
 
-/// How much of its time, or of another's, the counting rank waits.
+/// Returns the share of a time limit that the counting rank spends waiting.
 fn share_of_waiting(limit: Duration) -> Duration {
     limit / 4 * 3
 }

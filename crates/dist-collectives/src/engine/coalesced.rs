@@ -7,8 +7,8 @@ use crate::digest::digest;
 use crate::{Element, Result};
 
 impl Engine {
-    /// Does on all buffers together what `operation` does on one. They lie one after the other in memory that is
-    /// kept between calls; a buffer alone stays where it is.
+    /// Runs `operation` on all buffers together. They are copied one after the other into memory that is kept
+    /// between calls. A single buffer is used where it is.
     pub(crate) fn coalesced<T: Element, B: DerefMut<Target = [T]>>(
         &mut self,
         buffers: &mut [B],
@@ -32,7 +32,7 @@ impl Engine {
     }
 }
 
-/// Calls the function with every buffer and its place.
+/// Calls the function with every buffer and its range.
 fn each<T, B: DerefMut<Target = [T]>>(
     buffers: &mut [B],
     mut packed: &mut [T],

@@ -1,4 +1,4 @@
-//! Operations that give all ranks, or one of them, what others have.
+//! Operations that copy elements of some ranks to all ranks, or to one rank.
 
 use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
@@ -132,7 +132,7 @@ impl Engine {
         let source = layout.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
         let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
         if passing.total() == output.len() && held.first() == rank.index() {
-            // Nothing but its own part comes to this rank.
+            // This rank receives only its own part.
             let partition = passing.partition::<T>();
             let memory = from_input(source, (output, partition));
             return self.run(memory, &mut nothing_to_combine, &options.due);
@@ -154,7 +154,7 @@ impl Engine {
         done
     }
 
-    /// Begins a gather or a scatter, and gives the algorithm.
+    /// Begins a gather or a scatter and returns the algorithm.
     fn begin_rooted<T: Element, A: OneOf>(
         &mut self,
         collective: Collective,

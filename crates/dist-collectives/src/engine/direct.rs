@@ -1,4 +1,4 @@
-//! Operations of ranks that share memory: direct schedules in place of messages.
+//! Operations of ranks that share memory. They run direct schedules instead of sending messages.
 
 use dist_algos::Partition;
 use dist_algos::direct::{
@@ -14,21 +14,21 @@ use super::{CallOptions, Engine};
 use crate::algorithm::OneOf;
 use crate::{Algorithm, Buffer, Direct, Element, Error, Operation, Result};
 
-/// What the ranks of the group share.
+/// The memory that the ranks of the group share.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SharedMemory {
-    /// They have not found out yet: they do in the first operation that wants to know.
+    /// The ranks have not found out yet. They do so in the first operation that needs to know.
     Unknown,
     Nothing,
     Memory(GroupLayout),
 }
 
-/// How often slots have changed hands in direct calls so far, which have them in turns.
+/// Counts how often the slots were reused by direct calls. Direct calls use two sets of slots in turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SlotGenerations([usize; 2]);
 
 impl SlotGenerations {
-    /// Gives the plan of the next call the slots as they are.
+    /// Gives the plan of the next call the current generation of the slots.
     #[inline(always)]
     const fn take(&mut self, checked: &mut CheckedPlan) {
         let Self([now, next]) = *self;
@@ -44,16 +44,16 @@ pub(crate) enum Held<'a, T> {
     Owned(&'a mut Buffer<T>),
 }
 
-/// The memory that an operation reads, which others may read too.
+/// The memory that an operation reads. Other ranks may read it too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a, T> {
     elements: &'a [T],
-    /// Whose it is on all ranks, and whose it is here.
+    /// The kind of the memory on all ranks, then its kind on this rank.
     ownership: [Ownership; 2],
 }
 
 impl Engine {
-    /// How an operation is done directly; `None` if it is done by messages.
+    /// Returns the direct plan of an operation; `None` if the operation is done by messages.
     pub(super) fn plan<A: OneOf>(
         &mut self,
         key: &CallKey,
@@ -88,7 +88,7 @@ impl Engine {
             return Ok(Some(plan));
         }
         if is_open(key.ownership) {
-            // The others can, and wait for this rank.
+            // The other ranks can reach this memory and wait for this rank.
             let error = Error::OutOfReach { operation: A::SERVES, bytes: key.bytes };
             self.transport.abort(Cause::gave_up(&error));
             return Err(error);
@@ -96,7 +96,8 @@ impl Engine {
         forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: direct.into() }))
     }
 
-    /// The form that an operation would be done in, as far as it is known what the ranks share.
+    /// Returns the direct algorithm that would be chosen for an operation, as far as this rank knows the shared
+    /// memory.
     pub(crate) fn direct_algorithm(
         &self,
         operation: Operation,
@@ -112,7 +113,7 @@ impl Engine {
         (!self.uses_hierarchical()).then_some(Direct::new(operation, algorithm))
     }
 
-    /// Whether a form that was asked for serves memory of this kind, as far as it is known what the ranks share.
+    /// Checks that a requested algorithm supports memory of this kind, as far as this rank knows the shared memory.
     pub(crate) fn check_direct(&self, direct: Direct, ownership: Ownership) -> Result<()> {
         let algorithm = direct.into();
         match self.shared_memory {
@@ -125,7 +126,8 @@ impl Engine {
         }
     }
 
-    /// What ranks share, which they find out in the first operation of a group that wants to know.
+    /// Returns the memory that the ranks share. The ranks find it out in the first operation of a group that needs
+    /// to know.
     pub(super) fn shared_memory(
         &mut self,
         operation: Operation,
@@ -133,16 +135,16 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<Option<GroupLayout>> {
         if let SharedMemory::Unknown = self.shared_memory {
-            // Whoever does something else instead is found out as in any call.
+            // A rank that is in another call is detected here as in any call.
             let call = self.call_of(operation, key, options.settings.order);
             self.announce(&call, &call.encode());
             let direct =
                 self.transport.direct(&options.due).map_err(|source| Error::in_call(call, source))?;
-            // Who takes this rank for another one has no use for its memory.
+            // The memory is of no use if its owner numbers this rank differently.
             let own = direct.filter(|direct| direct.rank() == self.rank);
             self.shared_memory =
                 own.map_or(SharedMemory::Nothing, |direct| SharedMemory::Memory(direct.shared()));
-            // From here on calls say that it is known.
+            // From here on, calls state that the shared memory is known.
             self.invalidate_plans();
         }
         match self.shared_memory {
@@ -151,7 +153,7 @@ impl Engine {
         }
     }
 
-    /// Does what was begun, if ranks only meet: on memory of which others see copies.
+    /// Runs the current call as one fused barrier. The other ranks only see copies of the memory.
     #[inline(always)]
     pub(super) fn meet(
         &mut self,
@@ -169,7 +171,7 @@ impl Engine {
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
-    /// Does what was begun, on memory that others read at most.
+    /// Runs the current call on memory that other ranks only read.
     #[inline(always)]
     pub(super) fn run_directly<T: Element>(
         &mut self,
@@ -184,7 +186,7 @@ impl Engine {
         self.run_on::<T>(&mut memory, arithmetic, due)
     }
 
-    /// Does the all_reduce that was begun, on memory that others may write into, if it is owned.
+    /// Runs the current all_reduce. Other ranks may write into the memory if it is owned.
     #[inline(always)]
     pub(super) fn reduce_held<T: Element>(
         &mut self,
@@ -226,7 +228,7 @@ impl Engine {
         self.reduce_lent(buffer, partition, arithmetic, due)
     }
 
-    /// Does the all_reduce that was begun in memory that others write.
+    /// Runs the current all_reduce on memory that other ranks write.
     fn reduce_lent<T: Element>(
         &mut self,
         buffer: &mut Buffer<T>,
@@ -253,7 +255,7 @@ impl Engine {
         done.map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
-    /// Bytes of other ranks' memory that a sum is made of at a time.
+    /// Returns how many bytes of other ranks' memory are summed at a time.
     fn piece_bytes(&self) -> usize {
         match self.plan_cache.current().here() {
             Ownership::Allocated => SHARED_PIECE_BYTES,
@@ -281,7 +283,7 @@ impl Engine {
     }
 }
 
-/// Whether memory like this can be used like that.
+/// Returns `true` if an algorithm can use memory of this kind.
 const fn reaches(algorithm: DirectAlgorithm, ownership: Ownership, reach: Reach) -> bool {
     match (algorithm.remote_access(), ownership) {
         (RemoteAccess::Nothing, _) | (_, Ownership::Allocated) => true,
@@ -299,7 +301,7 @@ impl<'a, T: Element> Held<'a, T> {
         }
     }
 
-    /// Whose the memory is on all ranks, and whose it is here.
+    /// Returns the kind of the memory on all ranks, then its kind on this rank.
     pub(super) fn ownership(&self) -> [Ownership; 2] {
         match self {
             Self::Borrowed(_) => [Ownership::Borrowed; 2],
@@ -315,7 +317,7 @@ impl<'a, T: Element> Held<'a, T> {
         }
     }
 
-    /// The elements, and whose they are.
+    /// Returns the elements and their kinds of memory.
     pub(super) fn into_parts(self) -> (&'a mut [T], [Ownership; 2]) {
         let ownership = self.ownership();
         match self {
@@ -363,7 +365,8 @@ impl<'a, T> From<&'a mut Buffer<T>> for Held<'a, T> {
     }
 }
 
-/// Where the system copies what is read: few calls, but what was copied stays in the second cache.
+/// If the kernel copies the bytes, larger pieces need fewer system calls. The copied bytes still fit into the
+/// second-level cache.
 const ATTACHED_PIECE_BYTES: usize = 128 << 10;
-/// Where it is read in place: what is summed up stays in the nearest cache until it is written to all.
+/// If the bytes are read in place, the sums stay in the first-level cache until they are written to all ranks.
 const SHARED_PIECE_BYTES: usize = 16 << 10;

@@ -1,25 +1,26 @@
-//! The one place of this crate where ranks reach into memory that they share.
+//! Executes checked plans on memory that ranks share: the only unsafe module of this crate.
 //!
 //! # Why this is sound
-//! [`dist_transport::Direct`] states a contract, which is kept here like this:
+//! This module upholds the contract of [`dist_transport::Direct`]:
 //!
-//! - **Steps.** [`CheckedPlan::new`] has the verifier of direct schedules execute this very plan for this number of ranks: it
-//!   proves that of any two accesses of different ranks to the same memory, of which one writes, one comes before a post and
-//!   the other after a wait for that post, and that nobody reaches into a rank's memory once its part of the call is over. A
-//!   plan that is not proven is not made, and its operation goes by messages. [`dist_algos::direct::run()`] and
-//!   [`meet`](dist_algos::direct::meet) do the steps that the plan makes for this rank, and nothing else.
-//! - **One plan on all ranks.** A digest of the plan, of the call, and of its number is compared with that of every other rank
-//!   before anything is read that it wrote ([`CallEntry::plan_digest`]). It does not rely on what a [`Transport`](crate::Transport) does
-//!   with the fingerprint that it is given, and the rank is asked of the memory itself. Two different plans have equal digests
-//!   in one of 2⁶⁴ cases.
-//! - **Memory that others read** is borrowed by the call. Where it does not end well, by an error or a panic, it is
+//! - **Steps.** [`CheckedPlan::new`] lets the verifier of direct schedules execute this plan for this number of
+//!   ranks. The verifier considers any two accesses of different ranks to the same memory, of which at least one is
+//!   a write. It proves that one access precedes a post and that the other follows a wait for that post. It also
+//!   proves that no rank accesses the memory of another rank whose part of the call is over. If the proof fails,
+//!   there is no checked plan and the operation goes by messages. [`dist_algos::direct::run()`] and
+//!   [`meet`](dist_algos::direct::meet) execute the steps of the plan for this rank and nothing else.
+//! - **One plan on all ranks.** Every rank publishes a digest of the plan, the call and the call's number. It is
+//!   compared with the digest of every other rank before anything else is read that the other rank wrote
+//!   ([`CallEntry::plan_digest`]). The check does not rely on a [`Transport`](crate::Transport) comparing fingerprints, and
+//!   the rank is read from the memory itself. Two different plans have equal digests with probability 2⁻⁶⁴.
+//! - **Memory that others read** is borrowed by the call. If the call fails or panics, the memory is
 //!   [abandoned](Direct::abandon) before the borrow ends.
-//! - **Memory that others write** is given to the call by value, and comes back from its end only.
+//! - **Memory that others write** is passed to the call by value. It is returned only when the call has ended.
 //!
-//! # What is assumed
-//! The other processes that have the memory mapped belong to the job, as each has proven; they run the same version of this
-//! code on the plan that was agreed on, and are honest otherwise: a process that writes into the memory what no plan says can
-//! change what other ranks compute.
+//! # Assumptions
+//! The other processes that map the memory belong to the job: each has proven that it knows the secret. They run
+//! the same version of this code on the plan that was agreed on. A process that writes into the memory outside of
+//! the plan can change the results of other ranks.
 #![allow(unsafe_code, reason = "memory that processes share is reached under the contract of `Direct`")]
 
 use std::collections::HashSet;
@@ -38,21 +39,21 @@ use dist_transport::{
 use crate::digest::digest;
 use crate::{Buffer, Call, Element};
 
-/// A plan that was proven for this number of ranks, with one rank's steps.
+/// A plan that was proven for this number of ranks, with the steps of one rank.
 #[derive(Debug)]
 pub(super) struct CheckedPlan {
     plan: DirectPlan,
     rank: Rank,
-    /// The rank's steps, unless they are many.
+    /// The rank's steps; empty if there are more than [`STEPS_MAX`].
     steps: Vec<DirectStep>,
-    /// A digest of the plan and of the call, but for its number and for how often slots have changed hands.
+    /// A digest of the plan and the call, without the call's number and the generation of the slots.
     agreed: u64,
 }
 
-/// Plans that were proven in this process, by however many ranks it has: a plan is proven once.
+/// Plans that were proven in this process, for any rank. Each plan is proven once.
 static PROVEN: LazyLock<Mutex<HashSet<DirectPlan>>> = LazyLock::new(Mutex::default);
 
-/// Whether a plan is proven, whatever comes before and after it.
+/// Returns `true` if a plan is proven for any calls before and after it.
 fn is_proven(plan: &DirectPlan) -> bool {
     let shortened = plan.shortened();
     let mut proven = PROVEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +77,7 @@ fn is_proven(plan: &DirectPlan) -> bool {
 }
 
 impl CheckedPlan {
-    /// The plan of a call, if it is proven.
+    /// Returns the checked plan of a call; `None` if it is not proven.
     pub(super) fn new(plan: DirectPlan, rank: Rank, call: &Call) -> Option<Self> {
         let plan = plan.with_generation(0);
         if plan.world_size() != rank.world_size() || !is_proven(&plan) {
@@ -93,17 +94,17 @@ impl CheckedPlan {
         &self.plan
     }
 
-    /// Uses slots as they are after so many changes of hands.
+    /// Sets the generation of the slots.
     #[inline(always)]
     pub(super) const fn set_generation(&mut self, generation: usize) {
         self.plan = self.plan.with_generation(generation);
     }
 
-    /// What ranks enter the call with this number with, if slots have changed hands so often.
+    /// Returns the entry of the call with this number and the current generation of the slots.
     #[inline(always)]
     const fn entry(&self, number: u64) -> CallEntry {
         let generation = self.plan.generation() as u64;
-        // Any odd numbers will do: calls of one plan that follow each other differ.
+        // Any odd factors serve: consecutive calls of one plan get different values.
         let agreed = self
             .agreed
             .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -111,7 +112,7 @@ impl CheckedPlan {
         CallEntry { rank: self.rank, plan_digest: agreed, signals: 1, slots: self.plan.use_of_slots() }
     }
 
-    /// Does the call with this number, if ranks only meet: on memory of which others see copies.
+    /// Executes the call with this number as one fused barrier. Other ranks only see copies of the memory.
     #[inline(always)]
     pub(super) fn meet(
         &self,
@@ -126,7 +127,7 @@ impl CheckedPlan {
         direct::meet(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
     }
 
-    /// Does the call with this number, on memory that others read at most.
+    /// Executes the call with this number on memory that other ranks only read.
     pub(super) fn run(
         &self,
         number: u64,
@@ -147,8 +148,8 @@ impl CheckedPlan {
         Ok(())
     }
 
-    /// Does the call with this number, on memory that others write. It comes back if every rank is known to be done with it,
-    /// and is never used again otherwise.
+    /// Executes the call with this number on memory that other ranks write. Returns the memory if every rank is
+    /// known to have finished; otherwise the memory is never used again.
     pub(super) fn run_lent(
         &self,
         number: u64,
@@ -166,9 +167,9 @@ impl CheckedPlan {
             Ok(entered) => entered,
             Err(error) => return (Err(error), None),
         };
-        // SAFETY: the bytes are initialised and lie in `lent`, which the call has now and keeps where it is. In this process
-        // nobody else reaches them until it is taken back below. Other ranks write the other parts only, which is proven: this
-        // rank writes its own part without a post of theirs between.
+        // SAFETY: the bytes are initialised and lie in `lent`, which the call now owns and does not move. Nothing
+        // else in this process accesses them until `take_back` below. Other ranks write only the other parts: the
+        // proof shows that this rank writes its own part without a post of theirs between.
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
         let own = OwnMemory::Lent { len, start: part.start, part: own_part };
         let memory = &mut DirectMemory { own, partition, input: None, piece_bytes };
@@ -197,7 +198,7 @@ impl CheckedPlan {
     }
 }
 
-/// A call that this rank has entered, with memory that is the caller's again when this is dropped.
+/// A call that this rank has entered. Dropping it returns the memory to the caller.
 struct EnteredCall<'a> {
     direct: &'a mut dyn Direct,
     entry: CallEntry,
@@ -211,9 +212,10 @@ impl<'a> EnteredCall<'a> {
         exposed: ExposedRegion<'_>,
         due: &LazyDeadline<'_>,
     ) -> Result<Self, RunError<TransportError>> {
-        // SAFETY: as said of this module. What is exposed is borrowed by the callers for longer than this lives, or lent.
+        // SAFETY: the contract is upheld as the module documentation says. The callers borrow the exposed memory
+        // for longer than `Self` lives, or lend it.
         let entered = unsafe { direct.enter(entry, exposed, due) };
-        // If that has failed, nothing is exposed.
+        // If `enter` failed, nothing is exposed.
         entered.map_err(|source| RunError::Transport { step: 0, source })?;
         Ok(Self { direct, entry, has_ended: false })
     }
@@ -222,7 +224,7 @@ impl<'a> EnteredCall<'a> {
         CheckedAccess { direct: self.direct, entry: self.entry }
     }
 
-    /// All steps are done, so nobody reaches into this rank's memory any more.
+    /// Marks all steps as done, so that no rank accesses this rank's memory any more.
     fn end(mut self) {
         self.has_ended = true;
     }
@@ -248,12 +250,12 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.publish(place, offset, bytes) };
     }
 
     fn post(&mut self) {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.signal() };
     }
 
@@ -271,7 +273,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let entry = CallEntry { slots, ..self.entry };
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.signal_and_wait(entry, to, bytes, due) }
     }
 
@@ -283,7 +285,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.view(rank, place, range, read) }
     }
 
@@ -295,17 +297,17 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.view_all(place, there, len, read) }
     }
 
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.read(rank, place, offset, into) }
     }
 
     fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.read_non_temporal(rank, place, offset, into) }
     }
 
@@ -318,7 +320,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     }
 
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.write(rank, place, offset, bytes) }
     }
 
@@ -329,7 +331,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
-        // SAFETY: as said of this module.
+        // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.change(place, there, len, change) }
     }
 
@@ -342,13 +344,14 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     }
 }
 
-/// A buffer that every rank lets the others read, until all have closed it: a call in which each posts when its buffer may be
-/// read, and again when it reads no more.
+/// A buffer that every rank lets the others read until all ranks have closed it. It is one call with two posts of
+/// each rank: when its buffer may be read, and when it no longer reads.
 ///
-/// The buffer belongs to this until then, and nobody can write to it. So the plan of this call needs no other proof.
+/// The buffer belongs to this type until then, and nobody can write to it. The plan of this call therefore needs no
+/// other proof.
 #[derive(Debug)]
 pub(crate) struct WindowBuffer<T> {
-    // Dropped before the buffer: others find out by that what they must not read any more.
+    // Dropped before the buffer: this tells the other ranks that they must not read any more.
     shared: Option<WindowCall>,
     buffer: Buffer<T>,
 }
@@ -360,20 +363,20 @@ struct WindowCall {
     has_closed: bool,
 }
 
-/// Posts of each rank in such a call.
+/// Number of posts of each rank in such a call.
 const OPENED: u32 = 1;
 const CLOSED: u32 = 2;
 
 impl<T: Element> WindowBuffer<T> {
-    /// A buffer that is nobody's but this rank's: there are no others.
+    /// Wraps the buffer of a world of one rank.
     pub(super) const fn alone(buffer: Buffer<T>) -> Self {
         Self { shared: None, buffer }
     }
 
-    /// Lets the others read a buffer, and waits until theirs may be read.
+    /// Lets the other ranks read a buffer and waits until theirs may be read.
     ///
     /// # Errors
-    /// As the transport says; the buffer is the caller's again.
+    /// Those of the transport, together with the buffer.
     pub(super) fn open(
         buffer: Buffer<T>,
         direct: &mut dyn Direct,
@@ -395,10 +398,10 @@ impl<T: Element> WindowBuffer<T> {
         }
     }
 
-    /// Copies elements of another rank's, from this one on.
+    /// Copies elements of another rank's buffer, from `start` on.
     ///
     /// # Errors
-    /// As the transport says; `None` if the memory of the group is in another call by now.
+    /// Those of the transport; `None` if the memory of the group is in another call by now.
     pub(super) fn read(
         &self,
         direct: &mut dyn Direct,
@@ -407,14 +410,14 @@ impl<T: Element> WindowBuffer<T> {
     ) -> Result<(), Option<TransportError>> {
         self.shared.as_ref().filter(|open| open.call == direct.call()).ok_or(None)?;
         let (offset, into) = (start * size_of::<T>(), bytemuck::cast_slice_mut(into));
-        // SAFETY: the rank has posted that its buffer may be read, and waits for this one's second post until it is its own
-        // again.
+        // SAFETY: the peer has posted that its buffer may be read. It waits for this rank's second post before it
+        // uses the buffer again.
         unsafe { direct.read(peer, Place::Memory, offset, into) }?;
         direct.wake_waiters();
         Ok(())
     }
 
-    /// Waits until nobody reads any more. After an error it is to be dropped.
+    /// Waits until no rank reads any more. After an error, drop the buffer.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -426,7 +429,7 @@ impl<T: Element> WindowBuffer<T> {
     ) -> Result<(), Option<TransportError>> {
         let open = self.shared.as_mut().filter(|open| open.call == direct.call() && !open.has_closed);
         let open = open.ok_or(None)?;
-        // SAFETY: this rank reads no more, since it has closed this or drops it.
+        // SAFETY: this rank reads no more, since `self` is closed or about to be dropped.
         unsafe { direct.signal() };
         others(rank).try_for_each(|peer| direct.wait(peer, CLOSED, due))?;
         direct.wake_waiters();
@@ -434,21 +437,21 @@ impl<T: Element> WindowBuffer<T> {
         Ok(())
     }
 
-    /// The buffer. Unless it was closed by all, others who still read it see none of what is written from here on.
+    /// Returns the buffer. If not all ranks have closed it, ranks that still read it do not see later writes.
     pub(crate) fn into_buffer(self) -> Buffer<T> {
         drop(self.shared);
         self.buffer
     }
 }
 
-/// Lets others read what was exposed, and waits until all have come so far.
+/// Lets the other ranks read the exposed memory and waits until they have done the same.
 fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &LazyDeadline<'_>) -> Result<()> {
     // SAFETY: this rank's bytes may be read from here on.
     unsafe { direct.signal() };
     for peer in others(rank) {
         direct.wait(peer, OPENED, due)?;
-        // What has to be found is found by the call's deadline, and not when something is read.
-        // SAFETY: the rank has posted that it may be read, and nothing is.
+        // Looks up the peer's memory now, within the deadline of the call, and not when something is read.
+        // SAFETY: the peer has posted that its memory may be read, and zero bytes are read.
         unsafe { direct.read(peer, Place::Memory, 0, &mut []) }?;
     }
     direct.wake_waiters();
@@ -471,7 +474,7 @@ impl Drop for WindowCall {
     }
 }
 
-/// A digest of a call.
+/// Returns a digest of a call.
 fn digest_of(call: &Call) -> u64 {
     let bytes = call.encode().0;
     digest(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))))
@@ -481,7 +484,7 @@ fn others(rank: Rank) -> impl Iterator<Item = usize> {
     (1..rank.world_size()).map(move |distance| rank.plus(distance).index())
 }
 
-/// Steps of a plan that are kept: where there are more, nobody notices what they take to make.
+/// Maximum number of steps that are stored. For longer plans the time to compute the steps does not matter.
 const STEPS_MAX: usize = 64;
-/// Plans that are kept as proven.
+/// Maximum number of plans that are remembered as proven.
 const PROVEN_MAX: usize = 4096;

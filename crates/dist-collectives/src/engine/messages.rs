@@ -1,4 +1,4 @@
-//! Messages between two ranks, which the others know nothing of.
+//! Messages between two ranks; the other ranks are not involved.
 
 use dist_transport::{Incoming, Outgoing, Sink};
 
@@ -69,8 +69,8 @@ impl Engine {
         done.map_err(|source| Error::in_call(call, source))
     }
 
-    /// Messages are not counted: those between two ranks keep their order, and the transport compares lengths. What
-    /// is known of a single one is for the errors of this rank.
+    /// Begins messages with one peer. They have no sequence number: messages between two ranks keep their order,
+    /// and the transport compares lengths. Details of a single message are only used in this rank's errors.
     fn begin_messages<T: Element>(&mut self, count: usize, sender: Option<usize>) -> Call {
         let call = Call {
             channel: self.channel,

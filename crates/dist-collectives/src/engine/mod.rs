@@ -1,7 +1,7 @@
-//! One group's collectives, done by whoever holds the engine: the caller's thread, or the worker's.
+//! The engine executes the collectives of one group, on the caller's thread or on the worker's thread.
 //!
-//! A collective is always the same: check the arguments, choose the algorithm, tell the transport which call it
-//! is, run the schedule.
+//! Every collective has the same phases: check the arguments, choose the algorithm, announce the call to the
+//! transport, run the schedule.
 
 mod all_to_all;
 mod arithmetic;
@@ -37,35 +37,36 @@ pub(crate) use wide::alloc;
 
 pub use reductions::BLOCK_BYTES_OF_RANK;
 
-/// How one call is done: with which settings, and until when.
+/// Settings and deadline of one call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallOptions<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) due: LazyDeadline<'a>,
-    /// A digest of what the ranks must agree on besides: the lengths of many buffers, or the shape of an array; else 0.
+    /// A digest of further values that the ranks must agree on: the lengths of many buffers or the shape of an
+    /// array. Else 0.
     pub(crate) sizes: u64,
-    /// The type of the caller's elements, if the call works on others in their place.
+    /// The type of the caller's elements, if the call works on elements of another type instead.
     dtype: Option<DType>,
 }
 
 impl<'a> CallOptions<'a> {
-    /// Of a call that begins now.
+    /// Returns the options of a call that begins now.
     #[inline]
     pub(crate) const fn new(settings: &'a Settings, runtime: &'a Runtime) -> Self {
         Self { settings, due: LazyDeadline::within(runtime, settings.timeout), sizes: 0, dtype: None }
     }
 
-    /// Of a call that began before, and has to end by then.
+    /// Returns the options of a call that began earlier and has this deadline.
     pub(crate) fn until(settings: &'a Settings, deadline: Deadline) -> Self {
         Self { settings, due: deadline.into(), sizes: 0, dtype: None }
     }
 
-    /// The same for a call whose ranks must agree on this digest too.
+    /// Adds a digest that the ranks must agree on.
     pub(crate) fn with_sizes(self, sizes: u64) -> Self {
         Self { sizes, ..self }
     }
 
-    /// The type of the caller's elements, where the call works on elements of `T`.
+    /// Returns the type of the caller's elements if the call works on elements of `T`.
     #[inline(always)]
     fn dtype<T: Element>(&self) -> DType {
         self.dtype.unwrap_or(T::DTYPE)
@@ -76,30 +77,31 @@ impl<'a> CallOptions<'a> {
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,
     rank: Rank,
-    /// The channel of the communicator, which its started operations have in their calls too.
+    /// The channel of the communicator. Started operations use it in their calls too.
     channel: u64,
     history: History,
     scratch: Scratch,
     shared_memory: SharedMemory,
     slot_generations: SlotGenerations,
     plan_cache: PlanCache,
-    /// What the last messages carried, by the type of their elements: all of a type carry the same.
+    /// The fingerprint of the last messages and the type of their elements. All messages of one type have the same
+    /// fingerprint.
     messages: Option<(DType, Fingerprint)>,
-    /// What is known of hosts, if anything is.
+    /// The hosts of the ranks, if two-level algorithms are enabled.
     levels: Option<Arc<HostLevels>>,
-    /// Whether all ranks of the group run on one host.
+    /// `true` if all ranks of the group run on one host.
     on_one_host: bool,
-    /// Which of them share a core there; on several hosts messages take longer than the work that they make.
+    /// The ranks and cores of that host. On several hosts, messages take longer than the work of the cores.
     placement: Placement,
-    /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
-    /// Words, so that every element is aligned.
+    /// Memory for a copy of an input that must not change, or for data that is only forwarded. Its type is `u64` so
+    /// that every element type is aligned.
     copy: Vec<u64>,
-    /// Memory for the partial sums of means that are not carried in the type of the elements.
+    /// Memory for the partial sums of means that are not computed in the type of the elements.
     wide: WidenedBuffers,
 }
 
 impl Engine {
-    /// An engine of the communicator with this channel, after this history.
+    /// Creates the engine of the communicator with this channel and this history.
     pub(crate) fn new(mut transport: Box<dyn Transport>, channel: ChannelId, history: History) -> Self {
         transport.set_call_formatter(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
@@ -139,12 +141,12 @@ impl Engine {
         self.levels.as_ref()
     }
 
-    /// Whether there is a choice between ways inside of hosts and across.
+    /// Returns `true` if two-level algorithms can be chosen.
     fn uses_hierarchical(&self) -> bool {
         self.levels.as_ref().is_some_and(|levels| levels.hosts.count() > 1)
     }
 
-    /// Lets what is done go by these hosts.
+    /// Sets the hosts that two-level algorithms use.
     pub(crate) fn set_levels(&mut self, levels: Option<Arc<HostLevels>>) {
         if self.levels.as_ref().map(Arc::as_ptr) != levels.as_ref().map(Arc::as_ptr) {
             self.invalidate_plans();
@@ -152,37 +154,37 @@ impl Engine {
         self.levels = levels;
     }
 
-    /// A transport among these ranks of the group; `None` if this rank is not among them. From here on calls say that it was
-    /// made: a rank that makes one alone would have other channels than its peers ever after.
+    /// Creates a transport among these ranks of the group; `None` if this rank is not among them. Later calls state
+    /// that the fork was made: a rank that forks alone would use other channels than its peers from then on.
     pub(crate) fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
         let forked = self.transport.fork(members).map_err(|source| Error::Members(source.into()))?;
         self.history.add_fork();
         Ok(forked)
     }
 
-    /// What was done so far.
+    /// Returns the history of this communicator.
     pub(crate) const fn history(&self) -> &History {
         &self.history
     }
 
-    /// Counts an operation that is started, and returns the history before it, which the worker's engine continues.
+    /// Counts an operation that is started. Returns the history before it, which the worker's engine continues.
     pub(crate) fn count_started(&mut self, started: &StartedOperation) -> History {
         let before = self.history;
         self.history.add_call(HistoryEvent::started(started));
         before
     }
 
-    /// Continues with the operation that was started when the communicator's history was this.
+    /// Continues with the operation that was started when the communicator had this history.
     pub(crate) const fn continue_at(&mut self, history: &History) {
         self.history.continue_at(history);
     }
 
-    /// The rank that has sent a message which this rank has not received, if there is one, by its number in the world.
+    /// Returns the rank in the world that has sent a message which this rank has not received, if there is one.
     pub(crate) fn unread(&mut self) -> Option<usize> {
         self.transport.unread().map(|peer| self.in_world(peer))
     }
 
-    /// From here on the call counts, and every message belongs to it.
+    /// Counts the call. Every message from here on belongs to it.
     fn begin(&mut self, call: Call) -> Call {
         self.announce(&call, &call.encode());
         self.history.add_call(HistoryEvent::of(&call));
@@ -194,7 +196,7 @@ impl Engine {
         self.transport.begin(encoded);
     }
 
-    /// Does what was begun by messages, up to where the sums of an all_reduce are complete.
+    /// Runs the current call by messages, up to the point where the sums of an all_reduce are complete.
     fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, due: &LazyDeadline<'_>) -> Result<()> {
         self.run_phase(CompiledSchedule::reduce, memory, combine, due)
     }
@@ -224,7 +226,7 @@ impl Engine {
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
-    /// The error of a run that has failed. What this rank alone knows of, the others hear.
+    /// Converts the error of a failed run. Errors that only this rank knows are reported to the other ranks.
     #[cold]
     fn failed(transport: &mut dyn Transport, call: &Call, error: RunError<dist_transport::Error>) -> Error {
         match error {
@@ -247,7 +249,7 @@ impl Engine {
         if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
     }
 
-    /// Memory for an operation's output. Without it, the job is over: the others wait.
+    /// Allocates memory for an operation's output. If that fails, the job is aborted, because other ranks wait.
     pub(crate) fn output<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
         Buffer::zeroed(len).inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))
     }
@@ -257,12 +259,12 @@ impl Engine {
         if root < world_size { Ok(()) } else { Err(Error::RootOutOfRange { operation, root, world_size }) }
     }
 
-    /// A rank of the group as errors name it.
+    /// Returns the number of a rank in the world, which errors use.
     pub(crate) fn in_world(&self, rank: usize) -> usize {
         self.transport.members()[rank]
     }
 
-    /// A rank of the group as it stands in the call.
+    /// Returns the number of a rank in the world, as calls encode it.
     fn code(&self, rank: usize) -> u32 {
         u32::try_from(self.in_world(rank)).expect("a world has fewer than 2^32 ranks")
     }
@@ -280,7 +282,7 @@ impl Engine {
         if expected == got { Ok(()) } else { Err(Error::Length { operation, buffer, expected, got }) }
     }
 
-    /// Elements of each rank's part of a buffer.
+    /// Returns the number of elements of each rank's part of a buffer.
     fn check_divisible(&self, operation: Operation, elements: usize) -> Result<usize> {
         let world_size = self.world_size();
         if elements.is_multiple_of(world_size) {
@@ -292,8 +294,8 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Logs a message that nobody will receive any more: it shows that the program's sends and receives do not match. After an
-    /// abort such messages are no surprise.
+    /// Logs a message that will never be received, which shows that the program's sends and receives do not match.
+    /// After an abort such messages are expected.
     fn drop(&mut self) {
         if std::thread::panicking() || self.transport.aborted().is_some() {
             return;
@@ -305,15 +307,15 @@ impl Drop for Engine {
     }
 }
 
-/// For schedules whose messages only replace.
+/// The combine function of schedules that only copy.
 fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
 
-/// A buffer that messages are sent from and received into.
+/// Returns the memory of an operation that sends from and receives into one buffer.
 fn in_place<'a, T: Element>(buffer: &'a mut [T], partition: Partition<'a>) -> Memory<'a> {
     Memory::new(bytemuck::cast_slice_mut(buffer), partition)
 }
 
-/// One that they are received into, where they are sent from an input.
+/// Returns the memory of an operation that sends from an input and receives into a buffer.
 fn from_input<'a, T: Element>(
     (input, input_cut): (&'a [T], Partition<'a>),
     (buffer, partition): (&'a mut [T], Partition<'a>),
@@ -327,7 +329,8 @@ fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
         .expect("a slice exists, elements divide 64 and a world has a rank")
 }
 
-/// The front of memory that is kept between calls, for so many elements. Without it, the job is over: the others wait.
+/// Returns the first `len` elements of memory that is kept between calls. If there is not enough memory, the job is
+/// aborted, because other ranks wait.
 fn room<'m, T: Element>(
     memory: &'m mut Vec<u64>,
     len: usize,
@@ -343,7 +346,8 @@ fn room<'m, T: Element>(
     Ok(&mut bytemuck::cast_slice_mut(&mut memory[..words])[..len])
 }
 
-/// Copies elements to memory of the same length, [not much slower](dist_transport::copy) wherever the two lie.
+/// Copies elements to memory of the same length. The [copy](dist_transport::copy) is fast for any relative
+/// alignment.
 pub(crate) fn copy<T: Element>(from: &[T], into: &mut [T]) {
     dist_transport::copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(into));
 }

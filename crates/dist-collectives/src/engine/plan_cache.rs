@@ -1,4 +1,4 @@
-//! How collectives are done, thought of once for each kind of call.
+//! A cache of compiled calls: the execution plan of each kind of collective call is computed once.
 
 use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
 use dist_algos::scan::Extent;
@@ -18,7 +18,7 @@ use crate::{
     TwoLevel,
 };
 
-/// What is to be done. A collective that is told from another by nothing of this is done in the same way.
+/// The key of a compiled call. Calls with equal keys are executed in the same way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallKey {
     pub(super) collective: Collective,
@@ -29,17 +29,17 @@ pub(super) struct CallKey {
     pub(super) op: Option<ReduceKind>,
     /// Bytes of the buffer that holds every rank's part.
     pub(super) bytes: usize,
-    /// Whose the memory is on all ranks, by which they choose, and whose it is here.
+    /// The kind of memory on all ranks, which determines the algorithm, and the kind on this rank.
     pub(super) ownership: Ownership,
     pub(super) here: Ownership,
 }
 
-/// What ranks do together.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Collective {
-    /// What can be done through memory that they share.
+    /// An operation that can also use shared memory.
     Direct(DirectCollective),
-    // The others are done by messages.
+    // The other operations only use messages.
     Gather {
         root: usize,
     },
@@ -50,7 +50,7 @@ pub(super) enum Collective {
 }
 
 impl PartialEq for CallKey {
-    // As it would be derived, but part of the call.
+    // Same result as the derived implementation, but compares the fields in one step.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
         let Self { collective, dtype, count, sizes, op, bytes, ownership, here } = *other;
@@ -61,7 +61,7 @@ impl PartialEq for CallKey {
 }
 
 impl CallKey {
-    /// On so many bytes of the caller's own memory, of elements of this type, with nothing to reduce.
+    /// Returns the key of a call on this many bytes of borrowed memory, without a reduction.
     #[inline]
     pub(super) const fn of<T: Element>(
         collective: Collective,
@@ -73,13 +73,13 @@ impl CallKey {
         Self { collective, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
     }
 
-    /// The same with a reduction of elements of `T`, or of others in whose place these are.
+    /// Adds a reduction of elements of `T`, or of the caller's elements that they stand for.
     #[inline]
     pub(super) fn reducing<T: Element>(self, op: ReduceOp, options: &CallOptions<'_>) -> Self {
         Self { op: Some(op.kind()), dtype: Some(options.dtype::<T>()), ..self }
     }
 
-    /// The same on memory that is somebody's: on all ranks, and here.
+    /// Sets the kind of memory on all ranks and on this rank.
     #[inline]
     pub(super) const fn on(self, [ownership, here]: [Ownership; 2]) -> Self {
         Self { ownership, here, ..self }
@@ -95,7 +95,7 @@ impl Collective {
         }
     }
 
-    /// The operation, one of those that such an algorithm serves.
+    /// Returns the operation; it is one that the algorithm `A` serves.
     const fn operation<A: OneOf>(self) -> Operation {
         match self {
             Self::Scan(Extent::Exclusive) => Operation::ExclusiveScan,
@@ -104,48 +104,48 @@ impl Collective {
     }
 }
 
-/// What was asked for besides.
+/// The caller's preferences for the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Preferences {
     order: ReductionOrder,
     forced: Option<Algorithm>,
 }
 
-/// How a call that was begun is done.
+/// The kind of program of a call that has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ProgramKind {
-    /// Directly, on memory that is cut into so many parts.
+    /// A direct schedule on memory that is partitioned into this many parts.
     Direct { parts: usize },
-    /// By messages, on memory that is cut into so many chunks.
+    /// Messages, on memory that is partitioned into this many chunks.
     Messages { chunks: usize },
 }
 
-/// How collectives are done, kept from one call to the next of the same kind.
+/// The cached execution plans of the last kinds of collective calls.
 #[derive(Debug, Default)]
 pub(super) struct PlanCache {
     all: Vec<CompiledCall>,
-    /// The one that is used, of the call that was begun last.
+    /// The index of the plan of the call that was begun last.
     current: usize,
-    /// The one that makes room for another.
+    /// The index of the plan that is replaced next.
     oldest: usize,
-    /// The one of the call before.
+    /// The index of the plan of the call before.
     before: usize,
 }
 
-/// How one collective is done.
+/// A cached execution plan for one kind of collective call.
 #[derive(Debug)]
 pub(super) struct CompiledCall {
     key: CallKey,
     preferences: Preferences,
     program: Program,
-    /// The last call of this kind, or the one that is about to be the first.
+    /// The last call of this kind, or the next one if there was none.
     pub(super) call: Call,
-    /// The next call of this kind as bytes, with the number and the past that it has if the calls follow one another as
-    /// they did before.
+    /// The next call of this kind, encoded. Its sequence number and history are those that it has if the calls
+    /// follow one another in the same order as before.
     next: Fingerprint,
-    /// What the call adds to the history.
+    /// The event that the call adds to the history.
     event: HistoryEvent,
-    /// The index of the way that followed this one last.
+    /// The index of the plan that followed this one last.
     follower: usize,
 }
 
@@ -155,18 +155,19 @@ enum Program {
     Messages(CompiledSchedule),
 }
 
-/// What this rank does by messages: a few steps for each other rank at the most, as in a ring (130 kB among 512 ranks).
+/// The schedule of this rank for a call by messages. It has a few steps for each other rank at most, for example in
+/// a ring (130 kB among 512 ranks).
 #[derive(Debug)]
 pub(super) struct CompiledSchedule {
-    /// What it was chosen by; plans are not chosen by costs.
+    /// The cost model that the algorithm was chosen by. Direct plans do not depend on it.
     model: CostModel,
     /// The memory that steps send from.
     pub(super) of: Source,
     chunks: usize,
-    /// Those that bring sums to their owners, then all others.
+    /// The steps that bring sums to their owners, then all other steps.
     steps: Vec<Step>,
     sums_complete: usize,
-    /// The chunks of which this rank then owns the sums.
+    /// The chunks whose sums this rank owns after the first steps.
     pub(super) owned: Chunks,
 }
 
@@ -175,12 +176,12 @@ impl CompiledSchedule {
         &self.steps
     }
 
-    /// Everything until sums are complete; of other operations than all_reduce nothing follows.
+    /// Returns the steps until all sums are complete. Only an all_reduce has steps after them.
     pub(super) fn reduce(&self) -> &[Step] {
         &self.steps[..self.sums_complete]
     }
 
-    /// What follows in an all_reduce.
+    /// Returns the remaining steps of an all_reduce.
     pub(super) fn gather(&self) -> &[Step] {
         &self.steps[self.sums_complete..]
     }
@@ -220,7 +221,7 @@ impl CompiledCall {
         }
     }
 
-    /// Begins the next call.
+    /// Begins the next call of this kind.
     #[inline]
     fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
         self.call =
@@ -231,36 +232,37 @@ impl CompiledCall {
         history.add_call(self.event);
     }
 
-    /// Patches the bytes of the next call, which comes after this history unless another one comes before it.
+    /// Patches sequence number and history in the encoded next call. They are right unless another call comes
+    /// between.
     ///
-    /// This is done long before the call: if a part of the bytes was written just before they are copied, the copy waits until
-    /// all earlier stores have left the core.
+    /// This is done long before the call begins. If a part of the bytes was written just before they are copied,
+    /// the copy waits until all earlier stores have left the core (a failed store-to-load forwarding).
     #[inline]
     fn expect(&mut self, history: &History) {
         let (sequence, part, past) = (history.sequence(), history.part(), history.past());
         Call { sequence, part, past, ..self.call }.patch(&mut self.next);
     }
 
-    /// Whose the memory is here.
+    /// Returns the kind of memory on this rank.
     pub(super) const fn here(&self) -> Ownership {
         self.key.here
     }
 
-    /// The plan of what is done directly.
+    /// Returns the plan of a direct call.
     #[inline(always)]
     pub(super) fn plan(&self) -> &DirectPlan {
         let Program::Direct(checked) = &self.program else { unreachable!("{NOT_DIRECT}") };
         checked.plan()
     }
 
-    /// The call that is done directly, and its plan.
+    /// Returns a direct call and its checked plan.
     #[inline(always)]
     pub(super) fn direct_program(&mut self) -> (&Call, &mut CheckedPlan) {
         let Program::Direct(checked) = &mut self.program else { unreachable!("{NOT_DIRECT}") };
         (&self.call, checked)
     }
 
-    /// The script of what is done by messages.
+    /// Returns the schedule of a call by messages.
     pub(super) fn schedule(&self) -> &CompiledSchedule {
         let Program::Messages(schedule) = &self.program else { unreachable!("{NOT_MESSAGES}") };
         schedule
@@ -268,7 +270,7 @@ impl CompiledCall {
 }
 
 impl PlanCache {
-    /// Makes the way that such a job was done in the current one, if there is one.
+    /// Makes the plan with this key the current one. Returns `false` if there is none.
     #[inline(always)]
     fn find(&mut self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
         let current = self.all.get(self.current);
@@ -283,7 +285,7 @@ impl PlanCache {
         found.is_some()
     }
 
-    /// Keeps a way, which is the current one from now on.
+    /// Adds a plan and makes it the current one.
     fn keep(&mut self, compiled: CompiledCall) {
         if self.all.len() < COMPILED_CALLS_MAX {
             self.current = self.all.len();
@@ -293,11 +295,11 @@ impl PlanCache {
             self.all[self.oldest] = compiled;
             self.oldest = (self.oldest + 1) % COMPILED_CALLS_MAX;
         }
-        // Until another one has followed it.
+        // Holds until another call has followed this one.
         self.all[self.current].follower = self.current;
     }
 
-    /// Begins the next call, which is done in the current way.
+    /// Begins the next call, which uses the current plan.
     #[inline(always)]
     fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
         let (before, current) = (std::mem::replace(&mut self.before, self.current), self.current);
@@ -319,12 +321,12 @@ impl PlanCache {
 }
 
 impl Engine {
-    /// Lets how collectives are done be thought of anew.
+    /// Removes all cached plans.
     pub(crate) fn invalidate_plans(&mut self) {
         self.plan_cache = PlanCache::default();
     }
 
-    /// Begins an operation. All ranks come to the same way to do it.
+    /// Begins an operation. All ranks choose the same program.
     #[inline(always)]
     pub(super) fn begin_collective<A: OneOf>(
         &mut self,
@@ -347,7 +349,7 @@ impl Engine {
         })
     }
 
-    /// Begins an operation on memory in which every rank has a share.
+    /// Begins an operation on memory in which every rank has a part.
     pub(super) fn begin_with_layout<T: Element, A: OneOf>(
         &mut self,
         collective: Collective,
@@ -393,7 +395,7 @@ impl Engine {
         Ok(CompiledCall::new(*key, preferences, Program::Messages(schedule), call))
     }
 
-    /// What this rank does.
+    /// Compiles the schedule of this rank.
     fn compile_schedule<A: OneOf>(
         &self,
         chosen: &ChosenAlgorithm<A>,
@@ -410,7 +412,8 @@ impl Engine {
                     let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
                     empty.filled(reduce, owned, gather)
                 }
-                // It makes its steps itself, as it does where parts are uneven and no way is kept.
+                // An all_to_all computes its steps during the call, because it also supports uneven parts, which
+                // are not cached.
                 (Algorithm::AllToAll(_), _) => empty,
                 (
                     Algorithm::ReduceScatter(scatter),
@@ -437,7 +440,7 @@ impl Engine {
         }
     }
 
-    /// The next call, as long as it is not known how it is done.
+    /// Returns the next call, without an algorithm.
     pub(super) fn call_of(&self, operation: Operation, key: &CallKey, order: ReductionOrder) -> Call {
         Call {
             channel: self.channel,
@@ -457,14 +460,14 @@ impl Engine {
         }
     }
 
-    /// The call that was begun by messages, and the algorithm, of an operation that has none of two levels.
+    /// Returns the current call and its algorithm, for an operation by messages without two-level algorithms.
     pub(super) fn flat<A: OneOf>(&self) -> (Call, A) {
         let CompiledCall { call, .. } = self.plan_cache.current();
         let flat = call.algorithm.and_then(A::of);
         (*call, flat.expect("an algorithm is chosen for its operation"))
     }
 
-    /// Begins an operation that is done by messages in any case; gives into how many chunks its memory is cut.
+    /// Begins an operation that always goes by messages. Returns the number of chunks of its memory.
     pub(super) fn begin_by_messages<A: OneOf>(
         &mut self,
         key: &CallKey,
@@ -481,5 +484,5 @@ impl Engine {
 const NOT_DIRECT: &str = "a call's plan is asked for where it was begun directly";
 const NOT_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
 
-/// How many kinds of collectives are done without a thought.
+/// Maximum number of cached plans.
 const COMPILED_CALLS_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! How memory is cut among the ranks.
+//! The layout of a buffer that holds one part of each rank.
 
 use std::ops::Range;
 
@@ -8,26 +8,26 @@ use super::Engine;
 use crate::digest::digest;
 use crate::{Error, Operation, Result};
 
-/// What each rank has of memory in which the parts of all ranks lie one after the other, or those of some neighbours.
+/// The layout of memory that holds the parts of all ranks, or of some consecutive ranks, one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct RankLayout {
     sizes: PartSizes,
-    /// The ranks whose parts are there.
+    /// The ranks whose parts are in the memory.
     held: Range<usize>,
     world_size: usize,
 }
 
 #[derive(Clone, Debug)]
 enum PartSizes {
-    /// Parts of so many elements.
+    /// All parts have this many elements.
     Even(usize),
-    /// Parts of any sizes, by the elements at which they begin and the last one ends.
+    /// Parts of any sizes: the first element of every part, then the end of the last part.
     Uneven(Vec<usize>),
 }
 
 impl Engine {
-    /// How memory is cut by these counts, or evenly into parts as long as this rank's. What this rank has of it, its part, and
-    /// the whole if it has that, have names and are refused unless they are as long.
+    /// Returns the layout with these counts, or with equal parts as long as this rank's. Checks the lengths of this
+    /// rank's part and, if given, of the whole buffer; errors name them.
     #[inline]
     pub(crate) fn layout(
         &self,
@@ -44,7 +44,7 @@ impl Engine {
         Ok(RankLayout::counted(counts))
     }
 
-    /// How long all parts are together, if [`layout`](Self::shares) takes these counts.
+    /// Returns the length of all parts together, if [`layout`](Self::layout) accepts these counts.
     pub(crate) fn check_counts(
         &self,
         operation: Operation,
@@ -58,7 +58,7 @@ impl Engine {
         Ok(total)
     }
 
-    /// The sum of counts, of which there is one for each rank.
+    /// Returns the sum of counts, one for each rank.
     pub(crate) fn total(&self, operation: Operation, counts: &[usize]) -> Result<usize> {
         let world_size = self.world_size();
         if counts.len() != world_size {
@@ -70,13 +70,13 @@ impl Engine {
 }
 
 impl RankLayout {
-    /// Parts of so many elements, each.
+    /// Returns the layout of equal parts.
     #[inline]
     pub(super) fn even(part: usize, world_size: usize) -> Self {
         Self { sizes: PartSizes::Even(part), held: 0..world_size, world_size }
     }
 
-    /// Parts of so many elements, one for each rank, that have a [total](Engine::total).
+    /// Returns the layout with one count for each rank, whose [total](Engine::total) does not overflow.
     pub(super) fn counted(counts: &[usize]) -> Self {
         let mut borders = vec![0; counts.len() + 1];
         for (rank, &count) in counts.iter().enumerate() {
@@ -85,7 +85,7 @@ impl RankLayout {
         Self { sizes: PartSizes::Uneven(borders), held: 0..counts.len(), world_size: counts.len() }
     }
 
-    /// The same parts, where only those of these ranks are there.
+    /// Returns the layout of memory that holds only the parts of these ranks.
     #[inline]
     pub(super) fn of(&self, held: Range<usize>) -> Self {
         let sizes = match &self.sizes {
@@ -98,7 +98,7 @@ impl RankLayout {
         Self { sizes, held, world_size: self.world_size }
     }
 
-    /// The elements of one rank's part.
+    /// Returns the range of one rank's part, in elements.
     pub(super) fn range(&self, rank: usize) -> Range<usize> {
         let place = rank - self.held.start;
         match &self.sizes {
@@ -107,7 +107,7 @@ impl RankLayout {
         }
     }
 
-    /// Elements of all parts that are there.
+    /// Returns the number of elements of all parts in the memory.
     #[inline]
     pub(super) fn total(&self) -> usize {
         match &self.sizes {
@@ -116,7 +116,7 @@ impl RankLayout {
         }
     }
 
-    /// The parts as the chunks of a schedule, one for each rank.
+    /// Returns the parts as chunks of a schedule, one for each rank.
     #[inline]
     pub(super) fn partition<T>(&self) -> Partition<'_> {
         let partition = match &self.sizes {
@@ -129,7 +129,7 @@ impl RankLayout {
             .expect("a slice is as long as these parts, and elements divide 64")
     }
 
-    /// What stands in the call: elements of a part, or of all parts where they differ.
+    /// Returns the count for the call: the elements of one part, or of all parts if they differ.
     pub(super) fn count(&self) -> usize {
         match self.sizes {
             PartSizes::Even(part) => part,
@@ -137,7 +137,7 @@ impl RankLayout {
         }
     }
 
-    /// What stands in the call, so that ranks which disagree about the sizes find out; with what else stands there.
+    /// Returns the digest for the call, combined with `sizes`. Ranks with different sizes get different digests.
     pub(super) fn digest(&self, sizes: u64) -> u64 {
         match &self.sizes {
             PartSizes::Even(_) => sizes,

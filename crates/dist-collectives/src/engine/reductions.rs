@@ -13,8 +13,8 @@ use super::wide::widening;
 use super::{CallOptions, Engine, copy, from_input, in_place, partition, room};
 use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
 
-/// Bytes of each rank's part of what ranks of one host reduce at once. Two ranks over TCP reduced 128 MiB fastest by blocks
-/// of 1 MiB, 16 MiB by 1 and 2; four ranks by 1 and 2 MiB.
+/// Bytes per rank of the blocks in which the ranks of one host reduce. Two ranks over TCP reduced 128 MiB fastest
+/// in blocks of 1 MiB, and 16 MiB in blocks of 1 and 2 MiB. Four ranks were fastest with 1 and 2 MiB.
 pub const BLOCK_BYTES_OF_RANK: usize = 512 << 10;
 
 impl Engine {
@@ -61,7 +61,7 @@ impl Engine {
         let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer)) / size_of::<T>();
         let mut rest = buffer;
         loop {
-            // Without elements there are messages too.
+            // Messages are sent even if there are no elements.
             let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(1)));
             self.reduce_block(block, chunks, arithmetic, due)?;
             if later.is_empty() {
@@ -91,9 +91,9 @@ impl Engine {
         self.run_phase(CompiledSchedule::gather, in_place(block, partition), combine, due)
     }
 
-    /// How many bytes of a buffer an operation's algorithm is run on at once, again and again: all of them, but in an
-    /// all_reduce of ranks that all run on one host. There rounds cost little, and a block is sent, reduced and received
-    /// again while caches hold it.
+    /// Returns how many bytes an operation's algorithm processes at once. This is the whole buffer, except for an
+    /// all_reduce of ranks that all run on one host. There rounds cost little, and a block is sent, reduced and
+    /// received again while it is in the cache.
     pub(crate) fn bytes_at_once(&self, operation: Operation, bytes: usize) -> usize {
         match operation {
             Operation::AllReduce if self.on_one_host => bytes.min(BLOCK_BYTES_OF_RANK * self.world_size()),
@@ -162,7 +162,7 @@ impl Engine {
             self.wide.keep(wide);
             return done;
         }
-        // What has to be scaled first is copied, since the input stays as it is.
+        // Elements that are scaled first are copied, since the input must not change.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
         let (of, ownership) = match scales {
             true => (Source::Buffer, [Ownership::Borrowed; 2]),
@@ -200,7 +200,7 @@ impl Engine {
         done
     }
 
-    /// The own part of the buffer, which has the result.
+    /// Returns this rank's part of the buffer, which holds the result.
     pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
         held: impl Into<Held<'a, T>>,
@@ -223,7 +223,7 @@ impl Engine {
         done.map(|()| own)
     }
 
-    /// The own part of the memory, which has the result.
+    /// Returns this rank's part of the memory, which holds the result.
     fn reduce_scatter_held<'a, T: Element>(
         &mut self,
         held: Held<'a, T>,

@@ -1,7 +1,8 @@
-//! Means of `f16`, whose partial sums are carried as `f32`.
+//! Means of `f16`, whose partial sums are computed as `f32`.
 //!
-//! The elements are converted to `f32` memory that the engine keeps, the operation is done on that as on any `f32`, and its
-//! result is rounded to `f16` once. So no algorithm and no transport knows of it; the call that the ranks agree on still
+//! The elements are converted to `f32` memory that the engine keeps. The operation runs on it as on any `f32`, and
+//! its result is rounded to `f16` once. No algorithm and no transport is involved; the call that the ranks agree on
+//! still names `f16`.
 //! names `f16`.
 
 use dist_algos::direct::Ownership;
@@ -12,13 +13,13 @@ use super::{CallOptions, Engine};
 use crate::kernel::Widening;
 use crate::{Buffer, Element, ReduceOp, Result};
 
-/// How this operation's elements are converted, if their partial sums are carried as `f32`.
+/// Returns the conversion of the operation's elements, if their partial sums are computed as `f32`.
 #[inline(always)]
 pub(super) fn widening<T: Element>(op: ReduceOp) -> Option<Widening<T>> {
     T::WIDENING.filter(|_| op.partial_dtype(T::DTYPE) != T::DTYPE)
 }
 
-/// The `f32` memory that is kept between calls, of each kind.
+/// The `f32` memory of each kind that is kept between calls.
 #[derive(Debug, Default)]
 pub(super) struct WidenedBuffers {
     ordinary: Option<Buffer<f32>>,
@@ -29,12 +30,12 @@ pub(super) struct WidenedBuffers {
 #[derive(Debug)]
 pub(super) struct WidenedElements {
     elements: Buffer<f32>,
-    /// Whose the elements are on all ranks.
+    /// The kind of memory of the caller's elements on all ranks.
     ownership: Ownership,
 }
 
 impl WidenedElements {
-    /// The elements, in memory of the kind that the caller's elements are in.
+    /// Returns the elements, in memory of the same kind as the caller's elements.
     pub(super) fn held(&mut self) -> Held<'_, f32> {
         match self.ownership {
             Ownership::Borrowed => Held::Borrowed(&mut self.elements),
@@ -62,8 +63,8 @@ impl WidenedBuffers {
 }
 
 impl Engine {
-    /// These elements as `f32`, in memory of the kind that they are in on all ranks. Without memory the job is over: the
-    /// other ranks wait.
+    /// Returns these elements as `f32`, in memory of the kind that they have on all ranks. If there is not enough
+    /// memory, the job is aborted, because other ranks wait.
     pub(super) fn widened<T: Element>(
         &mut self,
         widening: Widening<T>,
@@ -83,13 +84,13 @@ impl Engine {
 }
 
 impl<'a> CallOptions<'a> {
-    /// The same for a call that works on `f32` in place of elements of this type.
+    /// Returns the options of a call that works on `f32` in place of elements of this type.
     pub(super) fn in_place_of<T: Element>(&self) -> Self {
         Self { dtype: Some(T::DTYPE), ..self.clone() }
     }
 }
 
-/// Elements, all zero, in memory that the ranks of this host share; in ordinary memory if there is none to share.
+/// Allocates zeroed elements in memory that the ranks of this host share, or in ordinary memory if there is none.
 pub(crate) fn alloc<T: Element>(transport: &mut dyn Transport, len: usize) -> Result<Buffer<T>> {
     let shared = len
         .checked_mul(size_of::<T>())

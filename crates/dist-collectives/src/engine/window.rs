@@ -1,7 +1,7 @@
-//! Memory that ranks read in each other's processes, for as long as all of them let it be.
+//! Windows: memory that ranks read in each other's processes until all of them close it.
 //!
-//! It is one call of the memory that the ranks share, in which they post twice: when theirs may be read, and when they
-//! read no more. What is between takes as long as the caller likes.
+//! A window is one call on the shared memory in which each rank posts twice: when its memory may be read, and when
+//! it no longer reads. The caller decides how long the window stays open.
 
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_transport::{Cause, Chain, LazyDeadline, Reach};
@@ -12,12 +12,12 @@ use super::{CallOptions, Engine};
 use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
 
 impl Engine {
-    /// Whether every rank can read what the others have in memory like the one that they ask for.
+    /// Returns `true` if every rank can read the other ranks' memory of the kind that they ask for.
     pub(crate) fn can_open(&mut self, here: Ownership, options: &CallOptions<'_>) -> Result<bool> {
-        // In a way of its own, whatever was asked for of the caller's reductions.
+        // An algorithm that the caller forced for its reductions must not apply here.
         let settings = options.settings.of_child();
         let options = &CallOptions { settings: &settings, ..options.clone() };
-        // If the ranks have to find out what they share, they do it as a part of the call that follows.
+        // If the ranks do not know their shared memory yet, they find out as part of the following call.
         let collective = Collective::Direct(DirectCollective::AllReduce);
         let minimum =
             CallKey { op: Some(ReduceKind::Min), ..CallKey::of::<u8>(collective, 1, 1, options.sizes) };
@@ -28,7 +28,7 @@ impl Engine {
         Ok(all[0] == 1)
     }
 
-    /// Lets the others read a buffer, and waits until theirs may be read.
+    /// Lets the other ranks read a buffer and waits until theirs may be read.
     pub(crate) fn open_window<T: Element>(
         &mut self,
         buffer: Buffer<T>,
@@ -54,14 +54,14 @@ impl Engine {
         match opened {
             Ok(open) => Ok((call, open)),
             Err((buffer, error)) => {
-                // Memory out of reach is known to this rank alone.
+                // Only this rank knows that memory is out of reach.
                 self.transport.abort(Cause::gave_up(Chain(&error)));
                 Err((buffer, error))
             }
         }
     }
 
-    /// Copies elements of another rank's, from this one on.
+    /// Copies elements of another rank's buffer, from an index on.
     pub(crate) fn read_window<T: Element>(
         &mut self,
         (call, open): (&Call, &WindowBuffer<T>),
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// Waits until nobody reads any more.
+    /// Waits until no rank reads any more.
     pub(crate) fn close_window<T: Element>(
         &mut self,
         (call, open): (&Call, &mut WindowBuffer<T>),
@@ -93,7 +93,7 @@ impl Engine {
         }
     }
 
-    /// How far ranks reach into each other's ordinary memory; `None` where they share none at all.
+    /// Returns which access ranks have to each other's ordinary memory; `None` if they share none.
     fn reach(
         &mut self,
         operation: Operation,
@@ -107,12 +107,12 @@ impl Engine {
     }
 }
 
-/// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
+/// Returns the key of a window of this many elements per rank. Its steps are those of a barrier.
 const fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
     CallKey::of::<T>(Collective::Direct(DirectCollective::Barrier), len, 0, options.sizes)
 }
 
-/// The error of a window: none from the transport if its memory is in another call.
+/// Converts an error of a window. There is none from the transport if the memory is in another call.
 fn of_window(call: &Call, error: Option<dist_transport::Error>) -> Error {
     error.map_or(Error::Sharing, |source| Error::in_call(*call, source))
 }
