@@ -1,18 +1,18 @@
-//! Why a job ended early: one record, the same on every rank.
+//! The abort record: why a job ended early, the same on every rank.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::Fingerprint;
 
-/// The first thing that went wrong in a job. The first writer wins, and every rank is told.
+/// The first failure of a job. The first writer wins, and every rank receives the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
     /// What happened.
     pub cause: Cause,
     /// The rank that it happened to, by its number in the world.
     pub rank: usize,
-    /// The rank that noticed.
+    /// The rank that reported it.
     pub reporter: usize,
     /// The call that the reporter was in.
     pub call: Fingerprint,
@@ -20,9 +20,8 @@ pub struct Abort {
 
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
-    /// The same, but if a rank was waited for too long, of the rank for which that one and others have waited in turn, in this
-    /// call: `waits_for` says for which a rank waits in a call. Where they wait for each other in a circle, the first is as good
-    /// as any.
+    /// Follows a chain of waits to its last rank, if the cause is a timeout. `waits_for` returns the rank
+    /// that another one waits for in a call. If the ranks wait in a cycle, the record stays as it is.
     #[must_use]
     pub(crate) fn followed(self, waits_for: impl Fn(usize, &Fingerprint) -> Option<usize>) -> Self {
         if self.cause != Cause::TimedOut || self.call == Fingerprint::NONE {
@@ -42,7 +41,7 @@ impl Abort {
 impl Error for Abort {}
 
 impl fmt::Display for Abort {
-    /// Of two ranks whose calls differ nobody knows which is wrong.
+    /// If two calls differ, nobody knows which rank is wrong, so the message names both.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cause, rank, reporter, .. } = self;
         match cause {
@@ -67,17 +66,17 @@ impl fmt::Display for Abort {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Its process ended without a goodbye.
+    /// Its process ended without leaving in order.
     #[error("died")]
     Died,
-    /// Its process lives, or seems to, but gave no sign of life for too long.
+    /// It sent no heartbeat for too long, although its process may still run.
     #[error("stopped responding")]
     Silent,
-    /// Its process ended before it joined the world that others were waiting for, as its launcher has seen.
+    /// Its process ended before it joined the world, as its launcher has seen.
     #[error("ended before it joined")]
     NotJoined,
-    /// It and the reporter could not reach each other for too long, though the coordinator reaches both: nobody knows on which
-    /// side the network fails.
+    /// It and the reporter could not reach each other for too long, although the coordinator reaches both.
+    /// Nobody knows which side of the network failed.
     #[error("and a peer cannot reach each other")]
     Unreachable,
     /// It closed its communicator while a peer was still waiting for it.
@@ -86,13 +85,13 @@ pub enum Cause {
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
     TimedOut,
-    /// It was in another call than the reporter: one of the two has made a call that the other has not.
+    /// It was in another call than the reporter: one of the two made a call that the other did not make.
     #[error("was in another call than a peer")]
     Mismatch {
         /// The call that the named rank was in; [`Abort::call`] is the reporter's.
         theirs: Fingerprint,
     },
-    /// It was in the same call as the reporter and sent another number of bytes than that expected: nobody knows which of the
+    /// It was in the same call as the reporter and sent another number of bytes. Nobody knows which of the
     /// two is wrong.
     #[error("sent {got} bytes where {expected} were expected")]
     Length {
@@ -101,31 +100,32 @@ pub enum Cause {
         /// Bytes that the named rank sent.
         got: u64,
     },
-    /// It sent what no correct peer sends.
+    /// It sent bytes that no correct peer sends.
     #[error("broke the protocol")]
     Protocol,
     /// Its program panicked.
     #[error("panicked")]
     Panicked,
-    /// Its program gave up, and said so.
+    /// Its program gave up and reported it.
     #[error("gave up{}{why}", if why.is_empty() { "" } else { ": " })]
     GaveUp {
-        /// Why, in its own words: a line of at most [`WHY_BYTES`](Self::WHY_BYTES); empty if it did not say.
+        /// The reason that it gave: one line of at most [`WHY_BYTES`](Self::WHY_BYTES) bytes, empty if it
+        /// gave none.
         why: Box<str>,
     },
-    /// Its process, which hosts the coordinator, went away.
+    /// Its process hosted the coordinator and ended.
     #[error("hosted the coordinator, which went away")]
     CoordinatorLost,
-    /// Its launcher, which hosts the coordinator, went away or stopped responding.
+    /// Its launcher hosts the coordinator, and ended or stopped responding.
     #[error("lost its launcher, which hosts the coordinator")]
     LauncherLost,
 }
 
 impl Cause {
-    /// How much of [`GaveUp`](Self::GaveUp)'s reason the others hear, in bytes.
+    /// The longest reason of [`GaveUp`](Self::GaveUp) that other ranks receive, in bytes.
     pub const WHY_BYTES: usize = 160;
 
-    /// That a program gives up: why, cut to one line that can be told.
+    /// Creates the cause of a program that gives up. The reason is shortened to one line.
     pub fn gave_up(why: impl fmt::Display) -> Self {
         let mut why = why.to_string().replace(char::is_control, " ");
         if why.len() > Self::WHY_BYTES {
@@ -136,7 +136,8 @@ impl Cause {
     }
 }
 
-/// An error and all that led to it, one after the other on a line. What one says already at its end is not repeated.
+/// Displays an error and all its sources on one line, separated by colons. A source whose text already ends
+/// the line is not repeated.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a>(pub &'a (dyn Error + 'static));
 

@@ -1,4 +1,4 @@
-//! What ranks that share memory can do beside exchanging messages: each works in the others' memory, at the same time.
+//! Direct access to memory that the ranks of one host share, beside exchanging messages.
 #![allow(
     unsafe_code,
     reason = "the trait gives access to memory that other processes write, under a contract"
@@ -9,45 +9,50 @@ use std::ops::Range;
 
 use crate::{LazyDeadline, Lent, Rank, Result};
 
-/// The largest number of other ranks whose memory is [changed](Direct::change) or [viewed](Direct::view_all) at once.
+/// The most ranks whose memory one [`change`](Direct::change) or one [`view_all`](Direct::view_all) reaches.
 pub const CHANGED_MAX: usize = 7;
 
-/// How many calls may be under way at once: ranks that do not wait for each other are less than that apart.
+/// The most calls that ranks may be in at the same time. Two ranks are always fewer than this many calls
+/// apart.
 pub const CALLS_MAX: usize = 4;
 
-/// Memory that all ranks of a group share: for each rank a line of a few bytes, a sheet of some more, slots, and the memory
-/// that the rank exposes in a call.
+/// Memory that all ranks of a group share. Each rank has a flag line (a few bytes), an eager buffer, slots,
+/// and the memory that it exposes in a call.
 ///
-/// Ranks enter the same calls in the same order and signal equally often in each. A signal tells those who wait for it
-/// that everything which this rank wrote before is there, and that this rank is done with what it read before.
+/// All ranks enter the same calls in the same order and signal the same number of times in each call. A
+/// signal publishes everything that the rank wrote before it. It also says that the rank has finished the
+/// reads that came before it.
 ///
-/// Calls that follow each other have lines, sheets and slots of their own: lines and sheets are used again after
-/// [`CALLS_MAX`] calls, slots after two. [`enter`](Direct::enter) waits until no rank is in a call any more whose places it
-/// uses again. So every rank has to have signalled in the previous call if slots are used, and otherwise in the call three
-/// before. A transport may wait for more where that is faster.
+/// Slots are double-buffered. Flag lines and eager buffers are quadruple-buffered: they are reused after
+/// [`CALLS_MAX`] calls. Before a rank reuses a slot, [`enter`](Direct::enter) waits until every rank has
+/// signalled in the previous call. Before it reuses a flag line or an eager buffer, it waits for the call
+/// three before. A transport may wait for more ranks if that is faster.
 ///
-/// Ranks are numbered as in the group; a method that is given one which is not of the group panics.
+/// Ranks are numbered as in the group. A method panics if it is given a rank outside the group.
 ///
-/// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s. Only
-/// [`OutOfReach`](crate::Error::OutOfReach) ends nothing by itself: this rank goes on with the call, or calls
+/// After an error the whole job is aborted, as after an error of a [`Transport`](crate::Transport). The
+/// exception is [`OutOfReach`](crate::Error::OutOfReach): this rank continues the call, or calls
 /// [`abort`](crate::Transport::abort).
 ///
-/// The trait is sealed: only this crate's transports implement it.
+/// The trait is sealed: only transports of this crate implement it.
 ///
 /// # Safety
-/// The methods that are `unsafe` read and write memory that other ranks read and write, without a lock. Whoever calls one
-/// makes sure of this, for itself, and assumes it of every other rank of the group:
+/// The `unsafe` methods read and write memory that other ranks read and write, without a lock. The caller
+/// guarantees the following for its own rank, and may rely on it for every other rank:
 ///
-/// 1. **One plan.** In each call every rank does its part of one plan, the same on all ranks, whose steps were checked for
-///    this number of ranks: of two accesses of different ranks to the same byte, of which one writes, one comes before a
-///    signal and the other after a [`wait`](Direct::wait) for that signal. [`CallEntry::plan_digest`] names the plan, and waits compare it.
-/// 2. **Memory that is exposed for reading** ([`ExposedRegion::Read`]) is not freed, and not written but as the plan says, until
-///    [`finished`](Direct::is_finished) is true or [`abandon`](Direct::abandon) has returned.
-/// 3. **Memory that is lent** ([`ExposedRegion::Write`]) belongs to the call. Nothing of it is read or written by the rank that has
-///    lent it, but for what the plan gives this rank, until [`reclaim`](Direct::reclaim) gives it back.
-/// 4. Other processes that have the memory mapped run this crate, do the same, and write nothing else there.
+/// 1. **One plan.** In each call all ranks execute one plan that was checked for this number of ranks. If two
+///    ranks access the same byte and one of them writes, one access comes before a signal and the other after
+///    a [`wait`](Direct::wait) for that signal. [`CallEntry::plan_digest`] identifies the plan, and waits
+///    compare it.
+/// 2. **Memory exposed for reading** ([`ExposedRegion::Read`]) is not freed, and is written only as the plan
+///    says, until [`is_finished`](Direct::is_finished) returns `true` or [`abandon`](Direct::abandon) has
+///    returned.
+/// 3. **Lent memory** ([`ExposedRegion::Write`]) belongs to the call. Its owner reads and writes only what
+///    the plan assigns to this rank, until [`reclaim`](Direct::reclaim) returns the memory.
+/// 4. Other processes that have the memory mapped run this crate, keep this contract, and write nothing else
+///    there.
 ///
-/// A program without `unsafe` cannot reach there, neither to read
+/// A program without `unsafe` cannot read shared memory
 ///
 /// ```compile_fail,E0133
 /// # use dist_transport::{Direct, Place, Result};
@@ -56,7 +61,7 @@ pub const CALLS_MAX: usize = 4;
 /// }
 /// ```
 ///
-/// nor to write:
+/// nor write it:
 ///
 /// ```compile_fail,E0133
 /// # use dist_transport::{Direct, Place, Result};
@@ -65,7 +70,7 @@ pub const CALLS_MAX: usize = 4;
 /// }
 /// ```
 ///
-/// One that keeps to the contract can:
+/// A program that keeps the contract can:
 ///
 /// ```
 /// # use dist_transport::{Direct, Place, Result};
@@ -75,7 +80,7 @@ pub const CALLS_MAX: usize = 4;
 /// }
 /// ```
 ///
-/// What was lent belongs to its call, so nothing else can give it back:
+/// Lent memory belongs to its call, so the lender cannot take it back:
 ///
 /// ```compile_fail,E0382
 /// # use dist_transport::{Direct, LazyDeadline, CallEntry, ExposedRegion, Owned};
@@ -87,7 +92,7 @@ pub const CALLS_MAX: usize = 4;
 /// }
 /// ```
 ///
-/// but the call:
+/// Only the call returns it:
 ///
 /// ```
 /// # use dist_transport::{Direct, LazyDeadline, CallEntry, ExposedRegion, Owned};
@@ -100,28 +105,29 @@ pub const CALLS_MAX: usize = 4;
 /// }
 /// ```
 pub trait Direct: sealed::Sealed + fmt::Debug {
-    /// What there is; the same on all ranks.
+    /// Returns the layout of the shared memory, which is the same on all ranks.
     fn shared(&self) -> GroupLayout;
 
-    /// This rank and the size of the group.
+    /// Returns this rank and the size of the group.
     fn rank(&self) -> Rank;
 
-    /// Identifies the call that this rank is in. No two calls of a process have the same value, in whatever group they are.
+    /// Identifies the current call. The value is unique within the process, across all groups.
     fn call(&self) -> DirectCall;
 
-    /// Begins the next call, the one that [`begin`](crate::Transport::begin) has named, and exposes `memory` in it.
+    /// Enters the next call, which [`begin`](crate::Transport::begin) has announced, and exposes `memory` in
+    /// it.
     ///
-    /// What was [lent](ExposedRegion::Write) stays with the group until [`reclaim`](Direct::reclaim) gives it back, and is never
-    /// freed if it does not.
+    /// [Lent](ExposedRegion::Write) memory stays with the group until [`reclaim`](Direct::reclaim) returns
+    /// it. If it is never reclaimed, it is never freed.
     ///
     /// # Errors
-    /// If a rank does not come out of the last call whose places are used again, or was in another one.
+    /// If a rank does not signal in the call whose places are reused, or is in another call.
     ///
     /// # Panics
-    /// If `entry` names another rank than this one, or no signals.
+    /// If `entry` names another rank than this one, or has no signals.
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn enter(
         &mut self,
         entry: CallEntry,
@@ -129,34 +135,35 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
-    /// Copies bytes into this rank's line, its sheet or one of its slots. Others see them after the next
-    /// [`signal`](Direct::signal).
+    /// Copies bytes into this rank's flag line, its eager buffer or one of its slots. Other ranks see them
+    /// after the next [`signal`](Direct::signal).
     ///
     /// # Panics
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
-    /// Tells the others that this rank has done its steps so far. Those who sleep are woken when this one begins to wait,
-    /// at the latest by [`wake_waiters`](Direct::wake_waiters).
+    /// Signals to the other ranks that this rank has done its steps so far. Sleeping ranks are woken when
+    /// this rank begins to wait, at the latest by [`wake_waiters`](Direct::wake_waiters).
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn signal(&mut self);
 
-    /// Waits until `rank` has signalled this often in this call. The first wait for a rank in a call finds out whether it
-    /// is in the same one.
+    /// Waits until `rank` has signalled this many times in the current call. The first wait for a rank in a
+    /// call also compares the calls.
     ///
     /// # Errors
-    /// If it does not by the deadline, is in another call, or the job is aborted.
+    /// If the deadline passes, if `rank` is in another call, or if the job is aborted.
     fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()>;
 
-    /// Does all of a call in which every rank publishes some bytes and signals once, but for their use: enters it, publishes
-    /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, signals, waits for every
-    /// other rank, and wakes those who sleep for its signal. It is one method so that no clock is looked at unless a rank
-    /// waits.
+    /// Executes a whole call in which every rank publishes some bytes and signals once (a fused barrier). It
+    /// enters the call, writes `bytes` at an offset of a place of `holder`, signals, waits for every other
+    /// rank, and wakes sleeping ranks. `holder` is this rank, or a rank whose slot this rank writes.
+    ///
+    /// It is one method so that the clock is read only if a rank has to wait.
     ///
     /// # Errors
     /// As for [`enter`](Direct::enter), [`write`](Direct::write) and [`wait`](Direct::wait).
@@ -165,7 +172,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// As for [`enter`](Direct::enter) and [`publish`](Direct::publish).
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn signal_and_wait(
         &mut self,
         entry: CallEntry,
@@ -192,19 +199,19 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         Ok(())
     }
 
-    /// Lets `read` see a range of what `rank` has published or exposed, in pieces, each with its offset from the
-    /// start of the range. Offsets are multiples of 64, and so is the length of each piece but the last. Pieces of slots
-    /// are as long as the range.
+    /// Calls `read` with a range of the bytes that `rank` has published or exposed. The range comes in
+    /// pieces, each with its offset from the start of the range. Offsets are multiples of 64, and so is the
+    /// length of each piece except the last. A range of a slot comes in one piece.
     ///
-    /// Memory that a rank's program was given by [`allocate`](crate::Transport::allocate) is mapped here when it is first
-    /// read or written, by the deadline of the last call in which this rank has exposed something: so a rank that reaches
-    /// for what others have exposed exposes something too, if only no bytes.
+    /// [Allocated](crate::Transport::allocate) memory of another rank is mapped here at the first access. The
+    /// deadline for that is the one of the last call in which this rank exposed something. A rank that
+    /// accesses exposed memory therefore exposes something too, even if that is no bytes.
     ///
     /// # Errors
-    /// If `rank` has exposed no such range, or the system fails to read it.
+    /// If `rank` has not exposed this range, or the system fails to read it.
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn view(
         &mut self,
         rank: usize,
@@ -213,17 +220,17 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()>;
 
-    /// Lets `read` see as many bytes of what several ranks have published, [`CHANGED_MAX`] at the most, all at once: for each
-    /// of `there`, a rank and an offset, in this order.
+    /// Calls `read` once with equally long ranges of several ranks, at most [`CHANGED_MAX`]. Each element of
+    /// `there` is a rank and an offset; the slices come in the same order.
     ///
     /// # Errors
-    /// If one of them has published no such range, as nobody has in [`Place::Memory`].
+    /// If a rank has published no such range. [`Place::Memory`] always fails.
     ///
     /// # Panics
-    /// If they are more.
+    /// If `there` has more than [`CHANGED_MAX`] elements.
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn view_all(
         &mut self,
         place: Place,
@@ -232,23 +239,23 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()>;
 
-    /// Copies from what `rank` has published or exposed, beginning at `offset`.
+    /// Copies bytes that `rank` has published or exposed, from `offset` on.
     ///
     /// # Errors
     /// As for [`view`](Direct::view).
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
 
-    /// As [`read`](Direct::read), by non-temporal stores where that is possible: for what is not used again before it would
-    /// have left the caches. Memory that is only written is then not fetched first.
+    /// Like [`read`](Direct::read), with non-temporal stores if possible. Use it for bytes that are not used
+    /// again before they would leave the caches. Destination lines are then not fetched first.
     ///
     /// # Errors
     /// As for [`read`](Direct::read).
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn read_non_temporal(
         &mut self,
         rank: usize,
@@ -260,38 +267,39 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         unsafe { self.read(rank, place, offset, into) }
     }
 
-    /// Copies what is this rank's own anyway: for those who simulate how long that takes.
+    /// Copies bytes between two buffers of this rank. Simulated memory charges time for it.
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
         crate::copy(from, into);
     }
 
-    /// As [`copy`](Direct::copy), by non-temporal stores where that is possible.
+    /// Like [`copy`](Direct::copy), with non-temporal stores if possible.
     fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy(from, into);
     }
 
-    /// Copies into a slot of `rank`, or into the memory that it has lent, beginning at `offset`.
+    /// Copies `bytes` into a slot of `rank`, or into the memory that it has lent, from `offset` on.
     ///
     /// # Errors
-    /// If `rank` has no such slot and has lent no such memory, or the system fails to write it.
+    /// If `rank` has no such slot or has lent no such memory, or the system fails to write it.
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Lets `change` have as many bytes of slots of several ranks, or of memory that they have lent, all
-    /// where they lie: for each of `there`, a rank and an offset, in this order. `false`, and nothing done, if one is not
-    /// within reach like this, or they are more than [`CHANGED_MAX`]: then there are [`view`](Direct::view) and
-    /// [`write`](Direct::write).
+    /// Calls `change` with equally long mutable ranges of slots, or of lent memory, of several ranks. Each
+    /// element of `there` is a rank and an offset; the slices come in the same order.
+    ///
+    /// Returns `false` and does nothing if a range is not mapped here, or if there are more than
+    /// [`CHANGED_MAX`]. The caller then uses [`view`](Direct::view) and [`write`](Direct::write).
     ///
     /// # Errors
     /// As for [`write`](Direct::write).
     ///
     /// # Panics
-    /// If two of the ranges overlap, or for [`Place::Memory`] if ranks do not rise or one is this one.
+    /// If two ranges overlap. For [`Place::Memory`] also if the ranks do not ascend, or one is this rank.
     ///
     /// # Safety
-    /// As said of the [trait](Direct).
+    /// See the contract of [`Direct`].
     unsafe fn change(
         &mut self,
         _place: Place,
@@ -302,32 +310,35 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         Ok(false)
     }
 
-    /// Wakes those who sleep for what was signalled: what every call ends with.
+    /// Wakes ranks that sleep for a signal of this rank. Every call ends with it.
     fn wake_waiters(&mut self) {}
 
-    /// Tells, before a signal, what the memory that is exposed for reading holds now. Where ranks really reach into it there is
-    /// nothing to do; those who simulate it need to be told.
+    /// Updates the copy of the exposed memory that other ranks see, before a signal. Real shared memory needs
+    /// no update; simulated memory does.
     fn update_exposed(&mut self, _memory: &[u8]) {}
 
-    /// Whether every rank is known to have signalled for the last time in the last call, so that none reaches into this
-    /// rank's memory any more.
+    /// Returns `true` if every rank is known to have given its last signal in the last call. No rank accesses
+    /// this rank's memory after that.
     fn is_finished(&self) -> bool;
 
-    /// Gives back what was [lent](ExposedRegion::Write) in the last call, with what others have written into it, if that call is
-    /// [finished](Direct::is_finished). Otherwise the memory stays lent, and is never freed.
+    /// Returns the memory that was [lent](ExposedRegion::Write) in the last call, with the bytes that others
+    /// wrote, if the call is [finished](Direct::is_finished). Otherwise the memory stays lent and is never
+    /// freed.
     fn reclaim(&mut self) -> Option<Lent>;
 
-    /// Gives up the last call. From here on what was [exposed for reading](ExposedRegion::Read) in it is the caller's again: others
-    /// who still read there get an error, or what was there before, and see none of what the caller writes.
+    /// Abandons the last call. From then on memory [exposed for reading](ExposedRegion::Read) belongs to the
+    /// caller again. Ranks that still read it get an error or the old bytes, and never the caller's new
+    /// bytes.
     fn abandon(&mut self) {
         self.abandon_handle().now();
     }
 
-    /// What [abandons](Direct::abandon) the present call at a later time, wherever this memory is by then.
+    /// Returns a handle that [abandons](Direct::abandon) the current call later, from any place in the
+    /// program.
     fn abandon_handle(&self) -> AbandonHandle;
 }
 
-/// Gives up one call of a group's memory; see [`Direct::abandon`].
+/// Abandons one call of a group's memory; see [`Direct::abandon`].
 pub struct AbandonHandle(Box<dyn FnMut() + Send + Sync>);
 
 impl AbandonHandle {
@@ -336,7 +347,7 @@ impl AbandonHandle {
         Self(Box::new(abandon))
     }
 
-    /// Gives it up.
+    /// Abandons the call.
     pub fn now(&mut self) {
         (self.0)();
     }
@@ -350,35 +361,36 @@ impl fmt::Debug for AbandonHandle {
 
 pub(crate) mod sealed {
     #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
-    /// Keeps other crates from implementing [`Direct`](super::Direct): what is `unsafe` there relies on how this crate does it.
+    /// Keeps other crates from implementing [`Direct`](super::Direct), whose `unsafe` contract relies on the
+    /// implementations of this crate.
     pub trait Sealed {}
 }
 
-/// What a rank enters a call with.
+/// The parameters with which a rank enters a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallEntry {
-    /// The rank that enters, as the caller takes it to be.
+    /// The rank that enters, as the caller sees it.
     pub rank: Rank,
-    /// A digest of all that ranks must agree on beside the call that was [begun](crate::Transport::begin): of the whole plan.
-    /// Ranks that differ in it are in different calls.
+    /// A digest of the whole plan, in addition to the fingerprint of the [current
+    /// call](crate::Transport::begin). Ranks with different digests are in different calls.
     pub plan_digest: u64,
-    /// How often every rank signals in the call, which is at least once.
+    /// The number of signals that every rank gives in the call, at least 1.
     pub signals: u32,
-    /// Whether anybody publishes or writes in slots. All ranks say the same.
+    /// Whether any rank publishes or writes in slots; the same on all ranks.
     pub slots: SlotUse,
 }
 
-/// A call of one group's memory.
+/// Identifies one call of one group's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DirectCall {
-    /// The group's memory, among all that this process has had.
+    /// The number of the group's memory within this process.
     pub(crate) group: u64,
-    /// How many calls it has entered.
+    /// The number of the call, counted from 1.
     pub(crate) number: usize,
 }
 
 impl DirectCall {
-    /// The number of another group's memory.
+    /// Returns the number for the memory of the next group.
     #[cfg(any(all(feature = "shm", target_os = "linux"), feature = "sim"))]
     pub(crate) fn next_group() -> u64 {
         use std::sync::atomic::{AtomicU64, Ordering};
@@ -387,67 +399,70 @@ impl DirectCall {
     }
 }
 
-/// What the ranks of a group share; the same on all of them.
+/// The layout of the memory that the ranks of a group share; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLayout {
-    /// SlotUse of each rank.
+    /// Slots of each rank.
     pub slots: usize,
     /// Bytes of a slot.
     pub slot_bytes: usize,
-    /// Bytes of a line: what travels with a signal for nothing.
+    /// Data bytes of a flag line, which travel with a signal at no extra cost.
     pub flag_line_bytes: usize,
-    /// Bytes of a sheet: what a rank can publish while others are up to three calls behind.
+    /// Bytes of an eager buffer. A rank can publish this much while other ranks are up to three calls behind.
     pub eager_bytes: usize,
-    /// What can be done with memory that a rank exposes and that is not [allocated](crate::Transport::allocate).
+    /// Access to memory that a rank exposes and that was not [allocated](crate::Transport::allocate) by the
+    /// transport.
     pub reach: Reach,
-    /// Whether the system copies much ordinary memory to another rank faster than it goes through slots.
+    /// Whether the system copies large ordinary memory between ranks faster than slots do.
     pub fast_attach: bool,
 }
 
 impl GroupLayout {
-    /// What ranks of one host share in this crate's transports, where they reach so far.
+    /// The layout that this crate's transports use on one host, with this access to ordinary memory.
     pub const fn on_host(reach: Reach) -> Self {
         let (slots, slot_bytes, flag_line_bytes, eager_bytes) = (4, 512 << 10, 48, 64 << 10);
         Self { slots, slot_bytes, flag_line_bytes, eager_bytes, reach, fast_attach: false }
     }
 }
 
-/// How far ranks reach into each other's ordinary memory. Memory that the transport allocated is reached by all.
+/// How far ranks reach into each other's ordinary memory. Memory that the transport allocated is always
+/// reachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
-    /// Not at all: they share slots only.
+    /// Not at all: ranks share only slots.
     Slots,
-    /// They may read it.
+    /// Other ranks may read it.
     Read,
-    /// They may read and write it.
+    /// Other ranks may read and write it.
     Write,
 }
 
-/// Where a rank's bytes lie.
+/// A place that holds bytes of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In the line that says how often it has signalled. It can be written before the call's first signal only.
+    /// The flag line that counts the rank's signals. It can be written only before the first signal of a
+    /// call.
     FlagLine,
-    /// In its sheet, of which there is one for as many calls as there are lines. Only the rank itself writes there.
+    /// The eager buffer. Each rank has one for each flag line, and only the rank itself writes there.
     EagerBuffer,
-    /// In the slot with this number.
+    /// The slot with this number.
     Slot(usize),
-    /// In the memory that it has exposed.
+    /// The memory that the rank has exposed.
     Memory,
 }
 
-/// Whether anything is published or written in slots in a call. They take turns with two calls; so nobody enters one that
-/// uses them before every rank has signalled in the call before.
+/// Whether a call publishes or writes in slots. Slots are double-buffered: a rank enters a call that uses
+/// them only after every rank has signalled in the previous call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotUse {
-    /// Only in lines, sheets and memory that is exposed.
+    /// The call uses flag lines, eager buffers and exposed memory only.
     Unused,
-    /// In slots, and perhaps elsewhere.
+    /// The call uses slots, and perhaps other places.
     Used,
 }
 
 impl SlotUse {
-    /// For a call in which things are published in such a place.
+    /// Returns the slot use of a call that publishes in `place`.
     #[inline]
     pub const fn of(place: Place) -> Self {
         match place {
@@ -456,8 +471,8 @@ impl SlotUse {
         }
     }
 
-    /// The call that every rank has to have signalled in, so that none is in the one before it any more, until a rank enters
-    /// the one that follows its `last`. Calls are counted from 1; 0 is before all of them.
+    /// Returns the call in which every rank must have signalled before a rank enters the call after `last`.
+    /// Calls are counted from 1; 0 means no call.
     #[inline]
     pub const fn awaited_call(self, last: usize) -> usize {
         match self {
@@ -467,44 +482,45 @@ impl SlotUse {
     }
 }
 
-/// The memory that a rank exposes to the others in a call.
+/// The memory that a rank exposes to the other ranks in a call.
 #[derive(Debug)]
 pub enum ExposedRegion<'a> {
-    /// None.
+    /// No memory.
     Nothing,
-    /// They may read this. What they read after the call failed for this rank is an error there.
+    /// Other ranks may read this memory. If the call fails for this rank, their later reads return errors.
     Read(&'a [u8]),
-    /// They may read and write this, also long after the call has failed: it belongs to the call, which
-    /// [gives it back](Direct::reclaim).
+    /// Other ranks may read and write this memory, even long after the call has failed. It belongs to the
+    /// call, which [returns it](Direct::reclaim).
     Write(Lent),
 }
 
-/// What work in shared memory takes, in picoseconds of the rank that does it: for simulations and predictions.
+/// Costs of operations in shared memory, in picoseconds of the rank that performs them. Simulations and
+/// predictions use them.
 ///
-/// A signal is seen by others as much later as a message of no bytes takes.
+/// Other ranks see a signal after the latency of an empty message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryCosts {
-    /// To signal.
+    /// Cost of a signal.
     pub signal_ps: u64,
-    /// To wait for a rank, beside the time until it has signalled.
+    /// Cost of a wait for one rank, without the time until that rank signals.
     pub wait_ps: u64,
-    /// To copy a byte: to publish, to read or to write it.
+    /// Cost of copying one byte: publishing, reading or writing it.
     pub copied_byte_ps: u64,
-    /// To view a byte, and combine it with another.
+    /// Cost of viewing one byte and combining it with another.
     pub viewed_byte_ps: u64,
-    /// To reach into memory that a rank has exposed, each time, besides; nothing where it is mapped.
+    /// Additional cost of each access to exposed memory; 0 if it is mapped.
     pub attach_ps: u64,
-    /// The same for each byte.
+    /// Additional cost of each byte of exposed memory.
     pub attached_byte_ps: u64,
 }
 
 impl MemoryCosts {
-    /// To copy so many bytes, in picoseconds.
+    /// Returns the cost of copying this many bytes, in picoseconds.
     pub const fn copied(&self, place: Place, bytes: usize) -> u64 {
         self.attached(place, bytes) + self.copied_byte_ps * bytes as u64
     }
 
-    /// To view so many bytes, in picoseconds.
+    /// Returns the cost of viewing this many bytes, in picoseconds.
     pub const fn viewed(&self, place: Place, bytes: usize) -> u64 {
         self.attached(place, bytes) + self.viewed_byte_ps * bytes as u64
     }

@@ -1,14 +1,14 @@
-//! What can go wrong between ranks.
+//! Errors of this crate.
 
 use std::io;
 use std::time::Duration;
 
 use crate::{Abort, Fingerprint, Version};
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a rank was doing when something went wrong.
+/// What a rank was doing when an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activity {
@@ -34,9 +34,8 @@ impl std::fmt::Display for Activity {
 }
 
 crate::error_enum! {
-/// What can go wrong between ranks. Ranks have their numbers in the world, whichever group the failing transport serves, so
-/// that an error names the same process to everybody; only a rank that is refused, since the group has none such, is told as it
-/// was given.
+/// Errors between ranks. Ranks have their numbers in the world, whichever group the failing transport serves.
+/// A number that was refused because no such rank exists is given as the caller gave it.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -54,7 +53,8 @@ pub enum Error {
         /// The list that was given.
         members: Vec<usize>,
     },
-    /// Two ranks have made a group by the same call, in which each of them names other members, or names them in another order.
+    /// Two ranks have made a group by the same call and named different members, or the same members in
+    /// another order.
     #[error("rank {rank} made a group of ranks {} where rank {peer} made one of {}: name the same list", first_of(ours), first_of(theirs))]
     OtherMembers {
         /// This rank.
@@ -63,10 +63,10 @@ pub enum Error {
         ours: Vec<usize>,
         /// The other rank.
         peer: usize,
-        /// The members that the other rank named: the first of them, if they are many.
+        /// The members that the other rank named, or the first of them if they are many.
         theirs: Vec<usize>,
     },
-    /// Only memory may be used, and it cannot be shared with this peer.
+    /// Only shared memory is allowed, and this peer cannot share it.
     #[error(
         "rank {peer} shares no memory with this rank, and shm allows nothing else: auto goes by TCP there"
     )]
@@ -86,12 +86,12 @@ pub enum Error {
         /// How long it was allowed to last.
         limit: Duration,
     },
-    /// Some ranks never came to the rendezvous, or are still in the world before.
+    /// Some ranks never joined the rendezvous, or are still in the previous world.
     #[error("rendezvous: ranks {} did not come within {limit:?}{}", first_of(missing), turned_away(*refused))]
     Missing {
-        /// The ranks that did not come.
+        /// The ranks that did not join.
         missing: Vec<usize>,
-        /// How many connections failed to prove that they belong to the job.
+        /// How many connections failed to authenticate.
         refused: u64,
         /// How long the rendezvous was allowed to last.
         limit: Duration,
@@ -106,14 +106,14 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Fingerprint,
     },
-    /// The peer has not exposed, or has no place for, what was to be reached.
+    /// The peer has not exposed this range, or has no such place.
     #[error("rank {peer} has exposed no bytes {start} to {end}")]
     OutOfReach {
-        /// The peer whose memory it is.
+        /// The peer that owns the memory.
         peer: usize,
-        /// Where the range begins.
+        /// The start of the range.
         start: usize,
-        /// And ends.
+        /// The end of the range.
         end: usize,
     },
     /// The peer is in the same call but sends another number of bytes.
@@ -126,13 +126,13 @@ pub enum Error {
         /// Bytes that the peer sends.
         got: u64,
     },
-    /// What the peer sends is no message.
+    /// The peer sent bytes that are not a message of this protocol.
     #[error("rank {peer} does not speak this protocol")]
     Garbage {
         /// The peer that sent it.
         peer: usize,
     },
-    /// The peer closed the connection, in order or by dying, and no report of its death has come.
+    /// The peer closed the connection, in order or by dying, and no report of its death has arrived.
     #[error("{activity}: rank {peer} closed the connection")]
     Closed {
         /// What was being done.
@@ -143,8 +143,8 @@ pub enum Error {
     /// The job was aborted; every rank gets the same record.
     #[error("the job was aborted")]
     Aborted(#[source] Abort),
-    /// The other side of a new connection could not prove that it belongs to this job, or refused to believe
-    /// that this process does: another secret, another job, another epoch, or no rank of ours at all.
+    /// Mutual authentication of a new connection failed: the other side has another secret, job or epoch, or
+    /// is no rank of this library.
     #[error(
         "{activity}: {address} and this process do not share a secret, a job and an epoch: DIST_SECRET_FILE and \
          DIST_JOB_ID are to be the same for all ranks, and all of one start of the job"
@@ -155,8 +155,8 @@ pub enum Error {
         /// The other side's address.
         address: String,
     },
-    /// The other side of a new connection runs another version of this library. All processes of a job, `distctl run` too,
-    /// have to have one, but for its last number.
+    /// The other side of a new connection runs another version of this library. All processes of a job,
+    /// including `distctl run`, must have the same version except for the patch number.
     #[error("{activity}: {address} runs dist {theirs}, this process {ours}: build both with one version")]
     Version {
         /// What was being done.
@@ -168,8 +168,8 @@ pub enum Error {
         /// The other's.
         theirs: Version,
     },
-    /// The process at the other end of a new connection is another user's, or the system does not say whose it is. Without a
-    /// secret only the processes of one user belong to a job.
+    /// The process at the other end of a new connection belongs to another user, or the system does not say
+    /// to whom. Without a secret, only processes of one user belong to a job.
     #[error(
         "{activity}: {address} belongs to {}, and without a secret a job is of one user: set DIST_SECRET_FILE on \
          every rank", owner(*user)
@@ -181,10 +181,11 @@ pub enum Error {
         address: String,
         /// The other user's number; `None` if the system does not say.
         user: Option<u32>,
-        /// What the system says in place of a user.
+        /// The system's error, if it names no user.
         source: Option<io::Error>,
     },
-    /// The other side belongs to the job, but has no time for this process: others flood its port with connections.
+    /// The other side belongs to the job, but its port is flooded with connections and it dropped this
+    /// process's handshakes.
     #[error(
         "{activity}: the port {address} is flooded by connections of strangers: {dropped} handshakes of this \
          process were dropped within {limit:?}"
@@ -226,7 +227,7 @@ pub enum Error {
         /// What the coordinator was told.
         theirs: usize,
     },
-    /// Nobody was found at the coordinator's address.
+    /// No coordinator answered at its address.
     #[error("rendezvous: no coordinator at {address} within {limit:?}; rank 0 or the launcher hosts it")]
     NoCoordinator {
         /// The address as it was given.
@@ -236,7 +237,8 @@ pub enum Error {
         /// What the system said last.
         source: io::Error,
     },
-    /// A rank has come to the rendezvous that expects a world of another size: this process would wait in vain.
+    /// A rank has joined the rendezvous that expects a world of another size, so the rendezvous cannot
+    /// complete.
     #[error("rank {rank} expects a world of {theirs}, this process one of {ours}")]
     OtherWorldSize {
         /// The rank that has come.
@@ -246,7 +248,7 @@ pub enum Error {
         /// What the rank was told.
         theirs: usize,
     },
-    /// Listening where strangers can connect needs a secret.
+    /// Listening beyond loopback needs a secret.
     #[error("listening on {address}, beyond loopback, needs a secret: set DIST_SECRET_FILE on every rank")]
     SecretNeeded {
         /// The address to be listened on.
@@ -258,7 +260,7 @@ pub enum Error {
         /// The environment variable.
         name: &'static str,
     },
-    /// A setting of the environment makes no sense.
+    /// A variable of the environment has an invalid value.
     #[error("{name}={value:?} is not {expected}")]
     InvalidVariable {
         /// The environment variable.
@@ -268,7 +270,7 @@ pub enum Error {
         /// What it should hold.
         expected: &'static str,
     },
-    /// Another process listens where rank 0 is to host the coordinator.
+    /// Another process listens on the port where rank 0 should host the coordinator.
     #[error(
         "the port {address}, where rank 0 hosts the coordinator, is in use: set MASTER_PORT, or under torchrun DIST_PORT, to \
          a free port on every rank"
@@ -288,7 +290,7 @@ pub enum Error {
         /// The address that was given.
         address: String,
     },
-    /// The secret cannot be read, or can be read by others.
+    /// The secret cannot be read, or other users can read it.
     #[error("the secret in {origin} cannot be used: {reason}")]
     Secret {
         /// Where it should be.
@@ -310,7 +312,7 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
-    /// The system failed in the middle of a message.
+    /// A system call failed in the middle of a message.
     #[error("{activity}: the connection with rank {peer} failed")]
     Io {
         /// What was being done.
@@ -320,7 +322,8 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
-    /// The system failed this process, whatever its peers: it has no memory left for a message or a wait, say.
+    /// The system lacks a resource for this process, whatever the peer: for example memory for a message or a
+    /// wait.
     #[error("{activity}: the system fails this process")]
     System {
         /// What was being done.
@@ -328,7 +331,7 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
-    /// The system has no thread, socket or descriptor left for us.
+    /// The system has no thread, socket or descriptor left for this process.
     #[error("cannot make a {what}")]
     Resources {
         /// What could not be made.
@@ -340,7 +343,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether a deadline ran out.
+    /// Returns `true` if a deadline passed.
     pub const fn is_timeout(&self) -> bool {
         matches!(
             self,
@@ -359,7 +362,7 @@ impl Error {
         }
     }
 
-    /// Where the error has the number of the peer that it is about, unless that is part of an abort.
+    /// Returns the peer that the error names, for renumbering, unless the peer is part of an abort.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(crate) const fn peer_mut(&mut self) -> Option<&mut usize> {
         match self {
@@ -376,7 +379,7 @@ impl Error {
         }
     }
 
-    /// The one peer that the error is about, if it is about one, by its number in the world.
+    /// Returns the peer that the error is about, if it is about one, by its number in the world.
     pub const fn peer(&self) -> Option<usize> {
         match self {
             Self::Timeout { peer, .. }
@@ -395,7 +398,7 @@ impl Error {
     }
 }
 
-/// As many of them as a person reads.
+/// Formats at most 16 ranks, followed by the number of the others.
 fn first_of(ranks: &[usize]) -> String {
     const NAMED_MAX: usize = 16;
     let named = &ranks[..ranks.len().min(NAMED_MAX)];

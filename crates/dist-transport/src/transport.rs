@@ -1,47 +1,50 @@
-//! The contract between those who move bytes and those who decide which.
+//! The contract between code that moves bytes and code that decides which bytes move.
 
 use std::fmt;
 use std::ops::Add;
 
 use crate::{Abort, Allocation, Cause, ChannelId, Direct, Fingerprint, LazyDeadline, Rank, Result, Runtime};
 
-/// Bytes between the ranks of one group, on one channel.
+/// An endpoint that moves bytes between the ranks of one group, on one channel.
 ///
-/// Messages of an ordered pair of ranks arrive in the order in which they were sent; a message of no bytes is a
-/// message. Every message carries the [`Fingerprint`] given to [`begin`](Transport::begin) and its length: a
-/// receiver in another call, or expecting another length, gets an error before a byte is delivered.
+/// Messages from one rank to another arrive in the order in which they were sent. A message may be empty.
+/// Every message carries its length and the [`Fingerprint`] given to [`begin`](Transport::begin). A receiver
+/// that is in another call, or expects another length, gets an error before any byte is delivered.
 ///
-/// Every method that waits takes a [`LazyDeadline`] and returns by its deadline; where that is what ends it, it may take some 50
-/// milliseconds more to hear who was waited for in truth. After an error, or a panic of a function that was given bytes, the
-/// bytes of the message are lost, so the whole job is aborted: every later call on any of its transports fails with the
-/// same [`Abort`]. Calls with arguments that make no sense are refused without harm. Errors name ranks by their numbers in
-/// the world ([`members`](Transport::members)).
+/// Every method that waits takes a [`LazyDeadline`] and returns by it. A call that ends at its deadline may
+/// take about 50 ms longer, to learn which rank caused the wait. After an error, or after a panic in a
+/// function that receives bytes, the message is lost and the whole job is aborted. All later calls on all
+/// transports of the job then fail with the same [`Abort`]. Invalid arguments are refused without an abort.
+/// Errors name ranks by their numbers in the world ([`members`](Transport::members)).
 ///
-/// A rank may exchange with itself; the bytes are copied.
+/// A rank may exchange messages with itself; the bytes are copied.
 pub trait Transport: Send + fmt::Debug {
-    /// This rank and the size of the group.
+    /// Returns this rank and the size of the group.
     fn rank(&self) -> Rank;
 
-    /// The ranks of the group by their numbers in the world, in the group's order.
+    /// Returns the ranks of the group by their numbers in the world, in the group's order.
     fn members(&self) -> &[usize];
 
-    /// The channel whose messages this transport carries.
+    /// Returns the channel whose messages this transport carries.
     fn channel(&self) -> ChannelId;
 
-    /// The clock and the threads that this transport lives by.
+    /// Returns the clock and the threads that this transport uses.
     fn runtime(&self) -> &Runtime;
 
-    /// Says which call the following messages belong to.
+    /// Sets the call that the following messages belong to.
     fn begin(&mut self, call: &Fingerprint);
 
-    /// Announces a call that is made of many others, on this channel and on others: a step of a training, a save. All ranks of
-    /// the group announce the same calls in the same order, numbered as those that they [begin](Self::begin) are, but by
-    /// themselves. Nothing is sent. If a rank waits for long, whatever for, its last announced calls are compared with those of
-    /// the other ranks that do: two with one number that differ end the job with [`Cause::Mismatch`], because ranks in different
-    /// calls of this kind wait for each other where they never meet. A transport that does not compare them does nothing.
+    /// Announces a call that consists of many others, on this channel and on others: a training step or a
+    /// save. All ranks of the group announce the same calls in the same order. Announced calls have their own
+    /// numbers, separate from those that they [begin](Self::begin). Nothing is sent.
+    ///
+    /// If a rank waits long for any reason, its last announced calls are compared with those of other ranks
+    /// that wait long. Two calls with the same number that differ end the job with [`Cause::Mismatch`],
+    /// because those ranks would wait forever. A transport that does not compare announced calls does
+    /// nothing.
     fn announce(&mut self, _call: &Fingerprint) {}
 
-    /// Sends to one peer while receiving from another, or the same; either half may be absent.
+    /// Sends to one peer while receiving from another, or from the same one. Either direction may be absent.
     ///
     /// # Errors
     /// As described for the trait; the error names the peer.
@@ -52,8 +55,8 @@ pub trait Transport: Send + fmt::Debug {
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
-    /// Sends all of `buffer` to `peer`, which sends as many bytes of its own: `combine` is given each range of
-    /// `buffer` with the peer's bytes for it, once this rank's own bytes of that range have left.
+    /// Sends all of `buffer` to `peer`, which sends equally many bytes. Calls `combine` with each range of
+    /// `buffer` and the peer's bytes for it, after this rank's own bytes of that range have been sent.
     ///
     /// # Errors
     /// As for [`exchange`](Transport::exchange).
@@ -65,8 +68,8 @@ pub trait Transport: Send + fmt::Debug {
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
-    /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer leave
-    /// in the order of the list, and those of one peer are received in the order of theirs.
+    /// Sends and receives all of these messages at once, in whatever order the peers do it. Messages to one
+    /// peer are sent in the order of the list; messages from one peer are received in the order of the list.
     ///
     /// # Errors
     /// As for [`exchange`](Transport::exchange).
@@ -77,78 +80,81 @@ pub trait Transport: Send + fmt::Debug {
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
-    /// Waits until one of these peers has sent something that was not received yet; gives those that have not by then, or by
-    /// the deadline, in the order of the list. Their silence harms nothing: messages can be received as before. It may
-    /// take longer than the deadline by as much as connections take that were not open yet.
+    /// Waits until at least one of these peers has sent a message that was not received yet. Returns the
+    /// peers that have sent none by then, or by the deadline, in the order of the list.
+    ///
+    /// The result ends nothing: messages can be received as before. Opening connections may take longer than
+    /// the deadline.
     ///
     /// # Errors
-    /// If the job is aborted, a peer has left, or one cannot be connected to.
+    /// If the job is aborted, a peer has left, or a peer cannot be connected to.
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>>;
 
-    /// Returns a rank of the group that has sent a message which this rank has not received, if one is known. It does not
-    /// wait: a message that is still on its way may be missed. Transports that cannot tell return `None`.
+    /// Returns a rank of the group that has sent a message which was not received yet, if one is known. Does
+    /// not wait: a message in flight may be missed. Transports that cannot tell return `None`.
     fn unread(&mut self) -> Option<usize> {
         None
     }
 
-    /// Where each rank of the group runs: ranks with equal numbers share a machine and its memory. Any rank sees
-    /// the same numbers.
+    /// Returns the host number of each rank of the group. Ranks with equal numbers share a machine and its
+    /// memory. Every rank sees the same numbers.
     fn hosts(&self) -> Vec<u64>;
 
-    /// How many cores the ranks of the group on this rank's host have between them: where that is less than they are, whoever
-    /// waits busily keeps another from running. All of these ranks see the same number; unless more is known, a core
-    /// for each.
+    /// Returns how many cores the ranks of the group on this host have together. If that is fewer than the
+    /// ranks, the host is oversubscribed and a spinning rank keeps another from running. All ranks of a host
+    /// see the same number. The default is one core per rank.
     fn cores(&self) -> usize {
         self.rank().world_size()
     }
 
-    /// A transport among these ranks of this group, numbered in the order of the list, on a channel of its own.
-    /// `None` if this rank is not among them.
+    /// Creates a transport among these ranks of this group, numbered in the order of the list, on its own
+    /// channel. Returns `None` if this rank is not in the list.
     ///
-    /// Nothing is sent: every rank of the group, member or not, makes the same calls in the same order. Several
-    /// groups that share no rank can be made by one call: each rank names the members of its own group.
+    /// Nothing is sent: every rank of the group, member or not, makes the same calls in the same order. One
+    /// call can create several groups that share no rank; each rank names the members of its own group.
     ///
     /// # Errors
-    /// If the list is empty, names a rank twice, or names one that does not exist.
+    /// If the list is empty, names a rank twice, or names a rank that does not exist.
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>>;
 
-    /// Ends the job for every rank, with this rank as the cause: it has [given up](crate::Cause::gave_up) or panicked. An earlier
-    /// abort stands.
+    /// Ends the job for every rank, with this rank as the cause: it has [given up](crate::Cause::gave_up) or
+    /// panicked. An earlier abort is kept.
     fn abort(&mut self, cause: Cause);
 
-    /// Why the job was aborted, if it was: the same on every rank, once whoever decides has been heard. Until then it is what this
-    /// rank has noticed itself.
+    /// Returns why the job was aborted, if it was. The record is the same on every rank once the coordinator
+    /// has decided. Until then it is what this rank has noticed itself.
     fn aborted(&self) -> Option<Abort>;
 
-    /// What this transport has moved so far.
+    /// Returns the traffic of this transport so far.
     fn traffic(&self) -> Traffic;
 
-    /// Memory that all ranks of the group share, if they share any.
+    /// Returns the memory that all ranks of the group share, if they share any.
     ///
-    /// The first call is made by every rank of the group at the same place among its calls, with the same fingerprint
-    /// [begun](Self::begin), and they agree: if one of them cannot, none does. Later calls only look.
+    /// The first call is collective: every rank of the group makes it at the same point among its calls,
+    /// after the same [`begin`](Self::begin). The ranks then agree; if one of them cannot share memory, none
+    /// does. Later calls only return the result.
     ///
     /// # Errors
-    /// If the ranks cannot come to an agreement by the deadline.
+    /// If the ranks do not reach an agreement by the deadline.
     fn direct(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         Ok(None)
     }
 
-    /// This many bytes, zero at first, that the ranks of this host which share memory with this one reach as their own, from
-    /// every channel of the job. `None` if there is no such memory, or none left.
+    /// Allocates this many bytes, zeroed, that the other ranks of this host can map, on every channel of the
+    /// job. Returns `None` if the transport has no such memory, or none is left.
     fn allocate(&mut self, _bytes: usize) -> Option<Allocation> {
         None
     }
 
-    /// Says which step of its call this rank comes to. Transports that report what ranks wait for keep it; for the
-    /// others there is nothing to do.
+    /// Records the step of the current call that this rank has reached, for transports that report waits. The
+    /// default does nothing.
     fn set_progress(&mut self, _progress: Progress) {}
 
-    /// Says how calls read in reports; `None` for what is no call.
+    /// Sets the function that formats calls in reports. It returns `None` for a fingerprint that is no call.
     fn set_call_formatter(&mut self, _describe: fn(&Fingerprint) -> Option<String>) {}
 }
 
-/// A boxed transport is one too, such as that of a [fork](Transport::fork).
+/// A boxed transport is a transport, such as one from [`fork`](Transport::fork).
 impl<T: Transport + ?Sized> Transport for Box<T> {
     fn rank(&self) -> Rank {
         (**self).rank()
@@ -251,20 +257,20 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
     }
 }
 
-/// How far a rank is in its call.
+/// The progress of a rank in its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// The step, counted from 0.
     pub step: usize,
-    /// The first of the chunks that it receives there, and how many they are.
+    /// The first chunk that the step receives, and the number of chunks.
     pub receives: Option<(usize, usize)>,
 }
 
-/// Adds a range of the peer's bytes into the same range of ours. Ranges begin at multiples of 64 bytes from
-/// the start of the message, and so do the peer's bytes in memory.
+/// Combines a range of the peer's bytes into the same range of this rank's bytes. Ranges begin at multiples
+/// of 64 bytes from the start of the message, and the peer's bytes are aligned to 64.
 pub type Combine<'a> = dyn FnMut(&mut [u8], &[u8]) + 'a;
 
-/// What to send, and to whom.
+/// A message to send, and its receiver.
 #[derive(Debug, Clone, Copy)]
 pub struct Outgoing<'a> {
     /// The receiving rank.
@@ -274,30 +280,30 @@ pub struct Outgoing<'a> {
 }
 
 impl Outgoing<'_> {
-    /// Bytes of the message.
+    /// Returns the number of bytes of the message.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.len()).sum()
     }
 
-    /// Whether the message has no bytes.
+    /// Returns `true` if the message is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What to receive, and from whom.
+/// A message to receive, and its sender.
 #[derive(Debug)]
 pub struct Incoming<'a> {
     /// The sending rank.
     pub from: usize,
     /// Bytes of the message; another length is an error.
     pub len: usize,
-    /// Where the bytes go.
+    /// The destination of the bytes.
     pub sink: Sink<'a>,
 }
 
 impl Incoming<'_> {
-    /// The same, for as long as this one is lent.
+    /// Borrows this for a shorter time.
     pub fn reborrow(&mut self) -> Incoming<'_> {
         let sink = match &mut self.sink {
             Sink::Into(memory) => Sink::Into(memory),
@@ -307,13 +313,12 @@ impl Incoming<'_> {
     }
 }
 
-/// Where received bytes go.
+/// The destination of received bytes.
 pub enum Sink<'a> {
-    /// Into this memory, which is as long as the message. After an error it may hold anything, also bytes of the
-    /// message that was refused.
+    /// This memory, which is as long as the message. After an error its contents are unspecified.
     Into(&'a mut [u8]),
-    /// To this function, piece by piece and in order, with each piece's offset in the message. Offsets are
-    /// multiples of 64, each piece but the last is a multiple of 64 long, and pieces are aligned to 64 bytes.
+    /// This function. It gets the pieces of the message in order, each with its offset. Offsets are multiples
+    /// of 64, each piece except the last is a multiple of 64 long, and pieces are aligned to 64 bytes.
     Each(&'a mut dyn FnMut(usize, &[u8])),
 }
 
@@ -326,8 +331,8 @@ impl fmt::Debug for Sink<'_> {
     }
 }
 
-/// Messages and their bytes, headers not counted; and the bytes that ranks put where [others find them](Direct) and take
-/// from there, which are no messages. What one rank publishes, several may take.
+/// Counts of messages and of payload bytes, without headers. Bytes that ranks publish or read in [shared
+/// memory](Direct) count as bytes, not as messages. Several ranks may read what one rank publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.
@@ -336,7 +341,7 @@ pub struct Traffic {
     pub bytes_sent: u64,
     /// Messages received.
     pub messages_received: u64,
-    /// Bytes received, or read where others have them.
+    /// Bytes received, or read from the memory of others.
     pub bytes_received: u64,
 }
 

@@ -1,7 +1,8 @@
-//! The runtime seam: every clock, thread and wait of every crate goes through here.
+//! The runtime seam: every clock, thread and wait of every crate goes through this module.
 //!
 //! Code that takes its time and its threads from a [`Runtime`] runs unchanged on the system's clock
-//! ([`Runtime::system`]) and on a simulated one (feature `sim`), where a minute's timeout takes microseconds.
+//! ([`Runtime::system`]) and on a simulated one (feature `sim`). On the simulated clock, a timeout of a
+//! minute takes microseconds.
 
 mod mailbox;
 mod system;
@@ -17,11 +18,11 @@ use std::time::Duration;
 pub use mailbox::{Mailbox, Receiver, Unavailable};
 pub use task::Task;
 
-/// A clock, threads, and a way to wait: a handle that is cheap to clone.
+/// A clock, threads, and a way to wait. The handle is cheap to clone.
 #[derive(Clone)]
 pub struct Runtime(Arc<dyn Executor>);
 
-/// A point in time by the clock of one [`Runtime`], and when the wait for it began.
+/// A point in time on the clock of one [`Runtime`], and the time at which the wait for it began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     started: Duration,
@@ -29,25 +30,25 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// How long the deadline was when it was made.
+    /// Returns the length of the deadline when it was made.
     pub fn limit(&self) -> Duration {
         self.expires.saturating_sub(self.started)
     }
 
-    /// Whether it has passed at this time by the same clock.
+    /// Returns `true` if the deadline has passed at this time on the same clock.
     pub(crate) fn has_passed(&self, now: Duration) -> bool {
         now >= self.expires
     }
 
-    /// The one of two deadlines of the same clock that expires first.
+    /// Returns the earlier of two deadlines of the same clock.
     #[must_use]
     pub fn earlier(self, other: Self) -> Self {
         if other.expires < self.expires { other } else { self }
     }
 }
 
-/// A deadline that begins when it is first asked for: what ends before anybody has to wait needs no look at the clock,
-/// which takes longer than some of it.
+/// A deadline that begins when it is first read. A call that ends without waiting then never reads the clock,
+/// which would take longer than some calls.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,19 +62,19 @@ impl Deadline {
 #[derive(Debug, Clone)]
 pub struct LazyDeadline<'a> {
     begun: Cell<Option<Deadline>>,
-    /// What it is made of when it begins; `None` if it has begun from the start. Not in the cell, where a borrowed runtime
-    /// could not be lent on for a shorter time.
+    /// The runtime and the timeout, or `None` if the deadline began at once. They are not in the cell, so
+    /// that the borrowed runtime can have a shorter lifetime.
     within: Option<(&'a Runtime, Duration)>,
 }
 
 impl<'a> LazyDeadline<'a> {
-    /// So long after it is first asked for.
+    /// Creates a deadline `timeout` after it is first read.
     #[inline]
     pub const fn within(runtime: &'a Runtime, timeout: Duration) -> Self {
         Self { begun: Cell::new(None), within: Some((runtime, timeout)) }
     }
 
-    /// The deadline, which has begun now at the latest.
+    /// Returns the deadline, and begins it if it has not begun.
     pub fn deadline(&self) -> Deadline {
         self.begun.get().unwrap_or_else(|| {
             let (runtime, timeout) = self.within.expect("what has not begun will begin");
@@ -91,39 +92,39 @@ impl From<Deadline> for LazyDeadline<'_> {
 }
 
 impl Runtime {
-    /// The system's clock and threads.
+    /// Returns the runtime of the operating system.
     pub fn system() -> Self {
         Self(Arc::new(system::System::new()))
     }
 
-    /// A runtime with another clock and other threads.
+    /// Creates a runtime with another clock and other threads.
     pub fn new(executor: Arc<dyn Executor>) -> Self {
         Self(executor)
     }
 
-    /// Time since this runtime's clock began.
+    /// Returns the time since this runtime's clock began.
     pub fn now(&self) -> Duration {
         self.0.now()
     }
 
-    /// The deadline `timeout` from now. A long one, of a second or more, may begin some milliseconds ago: what is done
-    /// in less time than a look at the clock takes does not have to take one.
+    /// Returns the deadline `timeout` from now. A deadline of a second or more may begin a few milliseconds
+    /// in the past, because a coarse clock is faster to read.
     pub fn deadline(&self, timeout: Duration) -> Deadline {
         let started = if timeout < LONG { self.now() } else { self.0.now_or_shortly_before() };
         Deadline { started, expires: started.saturating_add(timeout) }
     }
 
-    /// How long until the deadline; zero when it has passed.
+    /// Returns the time until the deadline; zero if it has passed.
     pub fn remaining(&self, deadline: Deadline) -> Duration {
         deadline.expires.saturating_sub(self.now())
     }
 
-    /// Whether the deadline has passed.
+    /// Returns `true` if the deadline has passed.
     pub fn expired(&self, deadline: Deadline) -> bool {
         deadline.has_passed(self.now())
     }
 
-    /// How long ago the deadline was made.
+    /// Returns the time since the deadline was made.
     pub fn elapsed(&self, deadline: Deadline) -> Duration {
         self.now().saturating_sub(deadline.started)
     }
@@ -140,13 +141,13 @@ impl Runtime {
         task::spawn(self, name, work)
     }
 
-    /// Waits until this thread's [`Unparker`] is used or the deadline passes. Like
-    /// [`std::thread::park`], it may return early: the caller checks what it waits for in a loop.
+    /// Waits until this thread's [`Unparker`] is used or the deadline passes. It may return early, like
+    /// [`std::thread::park`], so the caller checks its condition in a loop.
     pub fn park(&self, deadline: Option<Deadline>) {
         self.0.park(deadline.map(|deadline| deadline.expires));
     }
 
-    /// Waits for so long, whoever wakes the thread in between.
+    /// Sleeps for this time, even if the thread is unparked meanwhile.
     pub fn sleep(&self, time: Duration) {
         let deadline = self.deadline(time);
         while !self.expired(deadline) {
@@ -154,7 +155,7 @@ impl Runtime {
         }
     }
 
-    /// What wakes the calling thread.
+    /// Returns a handle that wakes the calling thread.
     pub fn unparker(&self) -> Unparker {
         Unparker(self.0.current())
     }
@@ -164,7 +165,8 @@ impl Runtime {
         self.0.yield_now();
     }
 
-    /// Marks a point between two effects that other threads can see: a simulated runtime may run others here.
+    /// Marks a point between two effects that other threads can see. A simulated runtime may run other
+    /// threads here.
     pub fn interleave(&self) {
         self.0.interleave();
     }
@@ -176,21 +178,21 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// From here on some milliseconds do not matter.
+/// Deadlines of at least this length may be a few milliseconds inexact.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Ends the wait of the thread that it was made by.
+/// Wakes the thread that created it.
 #[derive(Clone)]
 pub struct Unparker(Arc<dyn Wake>);
 
 impl Unparker {
-    /// Wakes what does not wait in [`Runtime::park`].
+    /// Creates an unparker for a thread that does not wait in [`Runtime::park`].
     #[cfg(feature = "tcp")]
     pub(crate) fn of(wake: Arc<dyn Wake>) -> Self {
         Self(wake)
     }
 
-    /// Wakes the thread from [`Runtime::park`], or keeps its next call from waiting.
+    /// Wakes the thread from [`Runtime::park`], or makes its next call return at once.
     pub fn unpark(&self) {
         self.0.wake();
     }
@@ -202,36 +204,36 @@ impl fmt::Debug for Unparker {
     }
 }
 
-/// What stands behind a [`Runtime`].
+/// The implementation behind a [`Runtime`].
 pub trait Executor: Send + Sync {
-    /// For debugging.
+    /// Returns a name for debugging.
     fn name(&self) -> &'static str;
-    /// Time since the clock began.
+    /// Returns the time since the clock began.
     fn now(&self) -> Duration;
-    /// The same, or what it was some milliseconds ago at most, if that takes less time to find out.
+    /// Like [`now`](Self::now), but may be a few milliseconds old if that is faster to read.
     fn now_or_shortly_before(&self) -> Duration {
         self.now()
     }
-    /// Runs `work` on a thread of its own.
+    /// Runs `work` on a new thread.
     ///
     /// # Errors
     /// If the system has no thread left.
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
     /// Waits until the calling thread is woken or the clock reaches `until`.
     fn park(&self, until: Option<Duration>);
-    /// What wakes the calling thread.
+    /// Returns a handle that wakes the calling thread.
     fn current(&self) -> Arc<dyn Wake>;
     /// Lets other threads run.
     fn yield_now(&self);
-    /// Marks a point between two effects that other threads can see. Where threads really run at once there is
-    /// nothing to do.
+    /// Marks a point between two effects that other threads can see. With real threads there is nothing to
+    /// do.
     fn interleave(&self) {}
-    /// The calling thread's work has ended in this panic, which whoever joins it will be given.
+    /// Reports that the calling thread's work ended in this panic, which the joining thread receives.
     fn panicked(&self, _panic: &(dyn Any + Send)) {}
 }
 
-/// What stands behind an [`Unparker`].
+/// The implementation behind an [`Unparker`].
 pub trait Wake: Send + Sync {
-    /// Wakes the thread, or keeps its next wait from beginning.
+    /// Wakes the thread, or makes its next wait return at once.
     fn wake(&self);
 }

@@ -1,9 +1,9 @@
-//! Simulated memory of a group: signals are messages of no bytes, and what they hand over lies behind a lock.
+//! Simulated shared memory of a group. Signals are empty messages, and published bytes are behind a lock.
 //!
-//! So signals take the time of messages, are held up, lost with their rank and reported as messages are. What is read and
-//! written costs what [`MemoryCosts`] say. Of memory that a rank exposes, others see a copy: the rank
-//! [shows](Direct::update_exposed) what it changes, and what others have written is there when it [takes](Direct::reclaim) the memory
-//! back. So nothing here relies on what callers of the `unsafe` methods promise.
+//! Signals therefore take the time of messages, and are delayed, lost with their rank and reported like
+//! messages. Reads and writes cost what [`MemoryCosts`] says. Other ranks see a copy of exposed memory: the
+//! owner [updates](Direct::update_exposed) it, and gets the bytes that others wrote when it
+//! [reclaims](Direct::reclaim) the memory. So nothing here relies on the contract of the `unsafe` methods.
 #![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe mismatch")]
 
 use std::collections::HashMap;
@@ -23,29 +23,29 @@ use crate::{
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
-/// Which of the children of a channel carries its signals: one that no fork is.
+/// The number of the child channel that carries a channel's signals; no fork has it.
 const SIGNALS: u64 = u64::MAX;
 
-/// The memory of every group that has one, as long as one of its ranks has it.
+/// The memory of every group that has some, as long as one of its ranks uses it.
 #[derive(Debug)]
 pub(super) struct Segments {
     of_groups: Mutex<HashMap<ChannelId, Weak<Segment>>>,
     costs: MemoryCosts,
 }
 
-/// What each rank of a group shares.
+/// The shared memory of one group: an entry for each rank.
 #[derive(Debug)]
 struct Segment(Mutex<Vec<RankMemory>>);
 
-/// What a rank shares.
+/// The shared memory of one rank.
 #[derive(Debug, Default)]
 struct RankMemory {
     calls: [CallMemory; CALLS_MAX],
-    /// For every other call.
+    /// Slots, double-buffered.
     slots: [[Vec<u8>; SHARED.slots]; 2],
 }
 
-/// What a rank shares in one of the calls that may be under way at once, signal_channel slots.
+/// The memory of one rank in one of the calls that may be active, except slots.
 #[derive(Debug, Default)]
 struct CallMemory {
     line: Vec<u8>,
@@ -53,30 +53,30 @@ struct CallMemory {
     exposed: Vec<u8>,
     readable: bool,
     writable: bool,
-    /// What others have written.
+    /// Ranges that other ranks have written.
     written: Vec<Range<usize>>,
 }
 
-/// One rank's view of its group's memory.
+/// One rank's handle on its group's simulated memory.
 #[derive(Debug)]
 pub(super) struct SimShmGroup {
     signals: SimTransport,
     segment: Arc<Segment>,
-    /// The last calls, of which signals may still be under way, by their turn; the current one among them.
+    /// The last calls by generation, including the current one. Their signals may still be in flight.
     calls: [Call; CALLS_MAX],
-    /// How many this rank has entered.
+    /// The number of calls that this rank has entered.
     current: usize,
     /// Signals of each rank that were seen.
     seen: Vec<u64>,
-    /// What a signal failed with.
+    /// The error of a failed signal.
     broken: Option<Error>,
-    /// What this rank has lent in the last call, unless it has it back.
+    /// The memory lent in the last call, until it is reclaimed.
     lent: Option<Lent>,
-    /// The number of this memory among all that the process has had.
+    /// The number of this memory within the process.
     group: u64,
     traffic: Traffic,
     costs: MemoryCosts,
-    /// What less than a nanosecond of work is still to be spent, in picoseconds.
+    /// The part of the costs below a nanosecond that was not spent yet, in picoseconds.
     owed_ps: u64,
 }
 
@@ -112,7 +112,7 @@ impl Segment {
 }
 
 impl RankMemory {
-    /// A place as it is in the call of this number, with room for the range.
+    /// Returns a place as it is in this call, extended to `end`. Returns `None` if the place is too small.
     fn place(&mut self, call: usize, place: Place, end: usize) -> Option<&mut Vec<u8>> {
         let call_memory = &mut self.calls[call % CALLS_MAX];
         let (bytes, max) = match place {
@@ -131,7 +131,7 @@ impl RankMemory {
 }
 
 impl SimShmGroup {
-    /// The memory of this transport's group.
+    /// Creates the handle of this transport's group.
     pub(super) fn new(transport: &SimTransport, segments: &Segments) -> Self {
         let signals = transport.signal_channel(SIGNALS);
         let ranks = signals.rank().world_size();
@@ -152,7 +152,7 @@ impl SimShmGroup {
         }
     }
 
-    /// Says which call the next one to be entered is.
+    /// Sets the fingerprint of the call that is entered next.
     pub(super) fn begin(&mut self, call: &Fingerprint) {
         self.signals.begin(call);
     }
@@ -166,7 +166,7 @@ impl SimShmGroup {
         (0..rank.world_size()).filter(move |&peer| peer != rank.index())
     }
 
-    /// Works for so long.
+    /// Spends this much virtual time.
     fn spend(&mut self, picoseconds: u64) {
         const NANOSECOND: u64 = 1000;
         self.owed_ps += picoseconds;
@@ -177,7 +177,7 @@ impl SimShmGroup {
         }
     }
 
-    /// The call that this rank is in.
+    /// Returns the call that this rank is in.
     fn current(&self) -> Call {
         self.calls[self.current % CALLS_MAX]
     }
@@ -186,12 +186,12 @@ impl SimShmGroup {
         &mut self.calls[self.current % CALLS_MAX]
     }
 
-    /// What a rank shares in this call, signal_channel slots.
+    /// Returns the memory of a rank in the current call, except slots.
     fn shared_by<'a>(&self, segment: &'a mut [RankMemory], rank: usize) -> &'a mut CallMemory {
         &mut segment[rank].calls[self.current % CALLS_MAX]
     }
 
-    /// Waits until a rank has signalled so often in one of the last calls.
+    /// Waits until a rank has signalled this many times in one of the last calls.
     fn wait_in(&mut self, call: usize, peer: usize, signals: u32, deadline: Deadline) -> Result<()> {
         self.broken.take().map_or(Ok(()), Err)?;
         let wanted = self.calls[call % CALLS_MAX].base + u64::from(signals);
@@ -209,7 +209,7 @@ impl SimShmGroup {
         Error::OutOfReach { peer: self.signals.members()[rank], start: range.start, end: range.end }
     }
 
-    /// Does this with a place of a rank, as it is in this call.
+    /// Calls `work` with a range of a place of a rank, as it is in the current call.
     fn with<T>(
         &self,
         rank: usize,
@@ -315,7 +315,7 @@ impl Direct for SimShmGroup {
     ) -> Result<()> {
         self.traffic.bytes_received += range.len() as u64;
         self.spend(self.costs.viewed(place, range.len()));
-        // Where a reader finds them they are aligned, as they are in shared memory.
+        // Readers of real shared memory get aligned bytes, so these are aligned too.
         let mut grains = vec![Grain::ZERO; range.len().div_ceil(Grain::BYTES)];
         let bytes = &mut bytemuck::cast_slice_mut(&mut grains)[..range.len()];
         self.with(rank, place, &range, |found| bytes.copy_from_slice(found))?;
@@ -406,13 +406,13 @@ impl Direct for SimShmGroup {
     }
 
     fn abandon_handle(&self) -> AbandonHandle {
-        // Others see copies.
+        // Other ranks see copies only.
         AbandonHandle::new(|| ())
     }
 }
 
 impl SimTransport {
-    /// Tells a peer of a signal, if it is still there.
+    /// Signals to a peer, if the peer has not left.
     fn signal_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
         match self.send_of(Message::new(call, Outgoing { to: peer, parts: &[] }), peer) {
             Sent::Queued | Sent::Left => Ok(()),

@@ -1,9 +1,10 @@
-//! Accepts connections and lets in those that prove that they belong to the job.
+//! The acceptor: accepts connections and admits those that authenticate as processes of the job.
 //!
-//! Nothing here waits, and connections are accepted as fast as they come, so that nobody keeps others out by filling the
-//! listener's queue. The number of handshakes under source is limited: beyond it the oldest that has not logged hello is dropped, and
-//! if all have logged hello, a random one. A process of the job tries again at once, and finishes its handshake in less time than
-//! strangers take, on average, to drop it.
+//! Nothing here waits, and connections are accepted as fast as they arrive, so that nobody can lock others
+//! out by filling the listener's queue. The number of pending handshakes is limited. Beyond the limit, the
+//! oldest handshake without a hello is dropped; if all have sent a hello, a random one is dropped. A process
+//! of the job then retries at once. On average it finishes its handshake before a flood of other clients
+//! drops it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Read};
@@ -17,16 +18,16 @@ use crate::tcp::socket::{self, BACKLOG};
 use crate::tcp::{files, user};
 use crate::{Deadline, Runtime, Version, shm};
 
-/// The most handshakes under source, where the process may have many files open.
+/// The most pending handshakes, if the process may open many files.
 const PENDING_MAX: usize = 256;
-/// Where it may not, they take at most one of so many files.
+/// Otherwise, pending handshakes take at most one in this many files.
 const FILES_PER_PENDING: u64 = 4;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
-/// The same for a handshake that no other can be beside, because the process may open no more files.
+/// The limit for a handshake that holds the last file which the process may open.
 const LAST_HANDSHAKE_LIMIT: Duration = Duration::from_millis(200);
-/// What is logged to those who have proven themselves, so that they know: others are hung up on.
+/// The byte that tells an authenticated process that it is admitted. Other connections are closed.
 pub(super) const ADMITTED: u8 = 1;
-/// How long to wait when the system has no memory for another connection.
+/// How long to stop accepting if the system has no memory for another connection.
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -37,24 +38,26 @@ pub(super) struct Acceptor {
     key: Key,
     epoch: u32,
     runtime: Runtime,
-    /// From the oldest on.
+    /// Pending handshakes, the oldest first.
     pending: Vec<Box<PendingHandshake>>,
     pending_max: usize,
-    /// Those that have proven themselves, and whose memory has yet to come.
+    /// Authenticated connections whose shared memory has not arrived yet.
     proven: Vec<(Box<PendingHandshake>, Identity)>,
-    /// A descriptor that is given up for one more connection when the process may open no more files. Then whoever comes is
-    /// told from strangers before the job ends.
+    /// A spare descriptor. If the process may open no more files, it is closed for one more connection. That
+    /// connection can then authenticate before the job ends.
     spare: Option<Socket>,
-    /// That a process of the job has come which there is no descriptor for.
+    /// Set if a process of the job has connected and there is no descriptor for it.
     out_of_files: Option<io::Error>,
-    /// Its connection stays open: if it ended before the reason is known, the process would take this one for dead.
+    /// Connections of such processes. They stay open: if one closed before the reason is known, the process
+    /// would take this one for dead.
     unserved: Vec<Box<PendingHandshake>>,
-    /// Until when no connection can be accepted because the system has no memory for it.
+    /// Until this time no connection is accepted, because the system has no memory for it.
     exhausted: Option<Deadline>,
     refused: u64,
-    /// Chooses who is dropped.
+    /// Chooses the handshake that is dropped.
     random: RandomState,
-    /// What was logged once: whoever floods the acceptor does not flood the log.
+    /// The warnings that were logged. Each is logged once, so that a flood of connections does not flood the
+    /// log.
     logged: Logged,
 }
 
@@ -64,12 +67,12 @@ struct Logged {
     other_user: bool,
 }
 
-/// Where those who pending come from, and so what they may want.
+/// The kind of listener, which decides what its connections may be for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListenerKind {
-    /// The network: they send_frames to this process through the connection.
+    /// The network: messages go through the connection.
     Network,
-    /// This host: they share memory with this process.
+    /// This host: messages go through shared memory.
     CoordinatorHost,
 }
 
@@ -87,12 +90,12 @@ impl ListenerKind {
     }
 }
 
-/// Somebody who has proven to belong to the job.
+/// An authenticated connection of a process of the job.
 #[derive(Debug)]
 pub(super) struct Admitted {
     pub(super) stream: Socket,
     pub(super) identity: Identity,
-    /// The memory that was taken, if that is what it was about.
+    /// The shared memory that was passed, if the connection is for that.
     pub(super) share: Option<shm::SharedSegment>,
 }
 
@@ -104,9 +107,9 @@ struct PendingHandshake {
     hello: [u8; HELLO_BYTES],
     proof: [u8; PROOF_BYTES],
     filled: usize,
-    /// Set when the hello is complete and the challenge sent.
+    /// Set when the hello is complete and the challenge was sent.
     responder: Option<Responder>,
-    /// It has the last descriptor that the process may open.
+    /// Whether it holds the last file that the process may open.
     is_last: bool,
 }
 
@@ -117,18 +120,18 @@ impl PendingHandshake {
     }
 }
 
-/// How far a handshake has come.
+/// The state of a handshake.
 enum HandshakeProgress {
     Waiting,
     Done(Identity),
     Refused,
-    /// It hung up and had logged nothing: somebody has looked whether anybody listens. Or it hung up after its hello, as a process
-    /// does that has been answered elsewhere.
+    /// The peer hung up without a word, as a port check does. Or it hung up after its hello, as a process
+    /// does that was answered elsewhere.
     Left,
 }
 
 impl Acceptor {
-    /// A acceptor behind a non-blocking listener.
+    /// Creates an acceptor for a non-blocking listener.
     pub(super) fn new(kind: ListenerKind, listener: Socket, key: Key, epoch: u32, runtime: Runtime) -> Self {
         let most = usize::try_from(files::limit() / FILES_PER_PENDING).unwrap_or(usize::MAX);
         Self {
@@ -150,17 +153,18 @@ impl Acceptor {
         }
     }
 
-    /// How many connections have been refused so far.
+    /// Returns how many connections have been refused.
     pub(super) fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Takes the reason for which a process of the job could not be let in, if this process or its system may open no more files.
+    /// Takes the error for which a process of the job could not be admitted, if this process or its system
+    /// may open no more files.
     pub(super) fn take_out_of_files(&mut self) -> Option<io::Error> {
         self.out_of_files.take()
     }
 
-    /// What is to be watched: the listener, and all handshakes.
+    /// Returns the descriptors to poll: the listener and all handshakes.
     pub(super) fn watch(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listener = self.can_accept().then(|| socket::watch(&self.listener, PollFlags::IN));
         let proven = self.proven.iter().map(|(pending, _)| pending);
@@ -168,8 +172,8 @@ impl Acceptor {
         listener.into_iter().chain(all_pending.map(|pending| socket::watch(&pending.stream, PollFlags::IN)))
     }
 
-    /// How soon to look again although nothing that is watched has happened: when the time of a handshake is over, and when
-    /// connections can be accepted again.
+    /// Returns how soon to call [`advance`](Self::advance) if no descriptor is ready: when a handshake
+    /// expires, or when connections can be accepted again.
     pub(super) fn look_again_in(&self) -> Option<Duration> {
         let proven = self.proven.iter().map(|(pending, _)| pending);
         let last = self.pending.iter().chain(proven).filter(|pending| pending.is_last);
@@ -178,12 +182,14 @@ impl Acceptor {
         handshakes.chain(self.exhausted).map(|deadline| self.runtime.remaining(deadline)).min()
     }
 
-    /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
+    /// Advances every handshake as far as possible without waiting. Returns the connections that have
+    /// authenticated.
     pub(super) fn advance(&mut self) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         self.advance_handshakes(&mut admitted);
         self.exhausted = self.exhausted.filter(|&until| !self.runtime.expired(until));
-        // All that have come by now, and no more: strangers must not keep the thread from everything else.
+        // Accepts at most the connections that are queued now, so that a flood does not keep the thread from
+        // its other work.
         for _ in 0..BACKLOG {
             if !self.can_accept() {
                 break;
@@ -191,7 +197,7 @@ impl Acceptor {
             match self.listener.accept() {
                 Ok((stream, _)) => self.accept(stream, &mut admitted),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                // A connection that failed before it was accepted is no failure of ours.
+                // A connection that failed before it was accepted is no error of this process.
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(e) if socket::is_out_of_files(&e) => self.give_up_a_file(e, &mut admitted),
                 Err(e) => {
@@ -217,7 +223,7 @@ impl Acceptor {
         }
     }
 
-    /// Of each handshake, whether something has come: to read from each would take longer than to ask for all at once.
+    /// Returns for each handshake whether bytes have arrived. One poll is faster than a read from each.
     fn ready(&self) -> Vec<bool> {
         let mut watched: Vec<_> =
             self.pending.iter().map(|pending| socket::watch(&pending.stream, PollFlags::IN)).collect();
@@ -229,7 +235,7 @@ impl Acceptor {
 
     /// Begins the handshake of a new connection.
     fn accept(&mut self, stream: Socket, admitted: &mut Vec<Admitted>) {
-        // Without a spare descriptor this may be the last.
+        // Without a spare descriptor this connection may hold the last file.
         let is_last = !self.keep_spare();
         if self.kind.prepare(&stream).is_err() {
             self.refused += 1;
@@ -239,11 +245,11 @@ impl Acceptor {
             self.drop_one(admitted);
         }
         let limit = if is_last { LAST_HANDSHAKE_LIMIT } else { HANDSHAKE_LIMIT };
-        // What it has logged is heard before it can be dropped.
+        // Reads what the peer has sent before the handshake can be dropped.
         self.go_on(PendingHandshake::new(stream, self.runtime.deadline(limit), is_last), admitted);
     }
 
-    /// Makes the spare descriptor, unless there is one. Returns `true` if there is one now.
+    /// Opens the spare descriptor, unless it is open. Returns `true` if it is open now.
     fn keep_spare(&mut self) -> bool {
         if self.spare.is_none() {
             self.spare = self.listener.try_clone().ok();
@@ -251,7 +257,7 @@ impl Acceptor {
         self.spare.is_some()
     }
 
-    /// Closes something, so that one more connection can be accepted: a stranger's, or the spare descriptor.
+    /// Frees a descriptor for one more connection: drops a handshake, or closes the spare descriptor.
     fn give_up_a_file(&mut self, error: io::Error, admitted: &mut Vec<Admitted>) {
         if !self.pending.is_empty() {
             self.drop_one(admitted);
@@ -260,13 +266,13 @@ impl Acceptor {
         }
     }
 
-    /// There is no descriptor for a process of the job.
+    /// Records that there is no descriptor for a process of the job.
     fn run_out_of_files(&mut self, error: io::Error) {
         self.out_of_files.get_or_insert(error);
         self.exhausted = Some(self.runtime.deadline(EXHAUSTED_LIMIT));
     }
 
-    /// Whether another connection can be accepted.
+    /// Returns `true` if another connection can be accepted.
     fn can_accept(&self) -> bool {
         let is_last_one_taken = || self.pending.iter().any(|pending| pending.is_last);
         self.exhausted.is_none() && (self.spare.is_some() || !is_last_one_taken())
@@ -279,7 +285,7 @@ impl Acceptor {
         }
     }
 
-    /// Deals with a handshake that has ended.
+    /// Handles a handshake that has ended.
     fn end(
         &mut self,
         pending: Box<PendingHandshake>,
@@ -288,7 +294,7 @@ impl Acceptor {
     ) {
         match ended {
             HandshakeProgress::Waiting | HandshakeProgress::Left => {}
-            // Its connection would leave none for anything else.
+            // Its connection would leave no descriptor for anything else.
             HandshakeProgress::Done(_) if pending.is_last => {
                 self.unserved.push(pending);
                 self.run_out_of_files(rustix::io::Errno::MFILE.into());
@@ -307,8 +313,8 @@ impl Acceptor {
         }
     }
 
-    /// Drops the oldest handshake that has not logged hello, or a random one if all have. What it has logged since it was last
-    /// listened to is heard first.
+    /// Drops the oldest handshake without a hello, or a random one if all have sent a hello. Bytes that have
+    /// arrived meanwhile are read first.
     fn drop_one(&mut self, admitted: &mut Vec<Admitted>) {
         let silent = self.pending.iter().position(|pending| pending.responder.is_none());
         let at = silent.unwrap_or_else(|| {
@@ -317,7 +323,7 @@ impl Acceptor {
         });
         let mut pending = self.pending.remove(at);
         match self.progress(&mut pending) {
-            // It has logged hello by now, and is no longer the first to go.
+            // It has sent its hello by now, and is no longer the first to be dropped.
             HandshakeProgress::Waiting if silent.is_some() && pending.responder.is_some() => {
                 self.pending.insert(at, pending);
             }
@@ -372,8 +378,9 @@ impl Acceptor {
         }
     }
 
-    /// Whether the process at the other end may belong to the job, as far as its user tells. Where the key is no secret, anybody
-    /// knows it who knows the job's name. A Unix socket was looked at when it was accepted.
+    /// Returns `true` if the process at the other end may belong to the job, judging by its user. If the key
+    /// is no secret, anybody who knows the job's name knows the key. A Unix socket was checked when it was
+    /// accepted.
     fn is_of_this_user(&mut self, stream: &Socket) -> bool {
         if self.key.is_secret() || self.kind == ListenerKind::CoordinatorHost {
             return true;
@@ -393,7 +400,7 @@ impl Acceptor {
         false
     }
 
-    /// Takes the memory that a process of the job offers. It is waited for if it has not come yet.
+    /// Takes the shared memory that a process of the job offers, or waits for it if it has not arrived.
     fn receive_memory(
         &mut self,
         pending: Box<PendingHandshake>,
@@ -439,7 +446,7 @@ mod tests {
         (Acceptor::new(ListenerKind::Network, listener.into(), key, 0, runtime), address)
     }
 
-    /// Waits for something to happen, and deals with it.
+    /// Waits for an event and handles it.
     fn turn(acceptor: &mut Acceptor) -> Vec<Admitted> {
         let mut watched: Vec<_> = acceptor.watch().collect();
         assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
@@ -461,7 +468,7 @@ mod tests {
         Initiator::new(Key::new(None, "test"), identity).unwrap()
     }
 
-    /// A process of the job, or one that only says hello as it does.
+    /// Connects and sends a hello, like a process of the job.
     fn say_hello(address: SocketAddr) -> (TcpStream, Initiator) {
         let ours = hello();
         let mut stream = TcpStream::connect(address).unwrap();
@@ -485,7 +492,7 @@ mod tests {
         }
     }
 
-    /// Finishes a handshake as a process of the job does; `None` if it was hung up on.
+    /// Finishes a handshake like a process of the job. Returns `None` if the acceptor hung up.
     fn finish(acceptor: &mut Acceptor, (mut stream, ours): (TcpStream, Initiator)) -> Option<Vec<Admitted>> {
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).ok()?;
@@ -495,7 +502,7 @@ mod tests {
         Some(admitted)
     }
 
-    /// The oldest of all would be the one that has logged hello.
+    /// The oldest handshake of all is the one that has sent a hello.
     #[test]
     fn strangers_that_do_not_say_hello_keep_nobody_out() {
         let (mut acceptor, address) = acceptor();
@@ -513,7 +520,8 @@ mod tests {
         assert!(acceptor.pending.len() <= PENDING_MAX);
     }
 
-    /// They are dropped at random: a process of the job is one of many, and has its place for a while.
+    /// Handshakes are dropped at random. A process of the job is one of many, and keeps its place for a
+    /// while.
     #[test]
     fn strangers_that_say_hello_keep_nobody_out() {
         let (mut acceptor, address) = acceptor();
@@ -527,12 +535,12 @@ mod tests {
         assert_eq!(acceptor.refused(), PENDING_MAX as u64);
         let kept = strangers.iter().skip(PENDING_MAX).filter(|stranger| {
             stranger.set_nonblocking(true).unwrap();
-            // A challenge, and no end.
+            // A challenge has arrived, and the connection is open.
             matches!((&**stranger).read(&mut [0; 2 * CHALLENGE_BYTES]), Ok(CHALLENGE_BYTES))
                 && matches!((&**stranger).read(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock)
         });
         assert!(kept.count() < PENDING_MAX, "it is not the oldest who are dropped");
-        // The place is lost with a probability of one in 256 for each that comes meanwhile.
+        // The place is lost with a probability of 1 in 256 for each new connection.
         let admitted = std::iter::repeat_with(|| {
             let ours = say_hello(address);
             for _ in 0..10 {
@@ -558,7 +566,7 @@ mod tests {
         assert!(acceptor.pending.len() == 1 && acceptor.pending[0].responder.is_some());
     }
 
-    /// As where the process may open no more files: one descriptor is left for this.
+    /// Simulates a process that may open no more files: one descriptor is left.
     #[test]
     fn with_the_last_descriptor_strangers_are_told_from_processes_of_the_job() {
         let (mut acceptor, address) = acceptor();
@@ -597,7 +605,7 @@ mod tests {
         let (mut acceptor, address) = acceptor();
         let other = move || {
             let nobody = Uid::from_raw(65534);
-            // Of this thread only.
+            // Changes the user of this thread only.
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
             let (mut stream, ours) = say_hello(address);
             let mut challenge = [0; CHALLENGE_BYTES];

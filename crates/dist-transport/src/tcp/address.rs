@@ -1,25 +1,26 @@
-//! The coordinator's address as users write it: a host and a port.
+//! Parses the coordinator's address as users write it: a host and a port.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// What a host has to be, for errors about the variable that names one.
+/// The expected form of a host, for errors about the variable that names one.
 pub(super) const HOST: &str =
     "a host name or an IP address: it must have no scheme, no port (that is MASTER_PORT) and no blanks";
 
 /// The longest name that the domain name system allows.
 const NAME_BYTES_MAX: usize = 253;
 
-/// Splits `host:port` into a host and a port. An IPv6 address stands in brackets, which are removed. Returns `None` if the host
-/// or the port is malformed.
+/// Splits `host:port` into a host and a port. The brackets of an IPv6 address are removed. Returns `None` if
+/// the host or the port is malformed.
 pub(super) fn split(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
-    // Without brackets nobody can tell where an IPv6 address ends.
+    // Without brackets, the end of an IPv6 address is ambiguous.
     let is_clear = before_port(host)? == host;
     let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     Some((without_brackets(host), port.parse().ok()?)).filter(|_| is_clear && is_number)
 }
 
-/// Returns the host as it stands in front of a port: an IPv6 address in brackets. Returns `None` if it is malformed.
+/// Returns the host as it is written before a port: an IPv6 address in brackets. Returns `None` if it is
+/// malformed.
 pub(super) fn before_port(host: &str) -> Option<String> {
     let bare = without_brackets(host);
     if !is_host(bare) || (bare != host && !is_ipv6(bare)) {
@@ -28,7 +29,7 @@ pub(super) fn before_port(host: &str) -> Option<String> {
     Some(if is_ipv6(bare) { format!("[{bare}]") } else { bare.to_owned() })
 }
 
-/// Returns `true` if the host is an IPv6 address, perhaps with an interface, as in `fe80::1%eth0`.
+/// Returns `true` if the host is an IPv6 address, optionally with an interface, as in `fe80::1%eth0`.
 pub(super) fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').unwrap_or((host, "0"));
     let is_name =
@@ -40,20 +41,21 @@ fn without_brackets(host: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// Returns `true` if the system can be asked for this host. A name that it does not know may still come to be known.
+/// Returns `true` if the host is well-formed. A name that the system does not know yet may be known later.
 fn is_host(host: &str) -> bool {
     let name = host.strip_suffix('.').unwrap_or(host);
     let is_label = |label: &str| {
         !label.is_empty() && label.chars().all(|char| char.is_alphanumeric() || char == '-' || char == '_')
     };
     let is_name = name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label);
-    // No name ends in a number. `127.1` is short for an address, and the system knows that.
+    // No name ends in a number. `127.1` is a short form of an address that the system understands.
     let ends_in_number = name.rsplit('.').next().is_some_and(|last| last.parse::<u128>().is_ok());
     let is_ipv4 = || host.parse::<Ipv4Addr>().is_ok() || (host == name && is_short_ipv4(host));
     is_ipv6(host) || is_name && (!ends_in_number || is_ipv4())
 }
 
-/// Returns `true` if these are one to three numbers of which the last stands for all bytes that are left, as in `127.1`.
+/// Returns `true` if these are one to three numbers, the last of which stands for all remaining bytes, as in
+/// `127.1`.
 fn is_short_ipv4(host: &str) -> bool {
     let numbers: Option<Vec<u32>> = host.split('.').map(|number| number.parse().ok()).collect();
     let Some((last, first)) = numbers.as_ref().and_then(|numbers| numbers.split_last()) else { return false };

@@ -1,8 +1,8 @@
-//! Which channels this process has, and whether it has left one for ever.
+//! The channels of this process, and whether it has left one for good.
 //!
-//! A rank may leave a group and stay in the job. Peers that are connected to it there hear its goodbye; others ask,
-//! when they have waited for a while. What was left is not remembered: a channel's [`ForkPath`] tells whether it was
-//! made, because a process makes the forks of each channel in order.
+//! A rank may leave a group and stay in the job. Peers that are connected to it there receive its goodbye.
+//! Others ask it after they have waited for a while. Left channels are not remembered: because a process
+//! makes the forks of each channel in order, the [`ForkPath`] of a channel tells whether it was made.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
@@ -10,17 +10,17 @@ use std::sync::Mutex;
 use crate::ChannelId;
 use crate::tcp::session::lock;
 
-/// Forks between the world's channel and the deepest that can be asked about.
+/// The most forks between the world's channel and a channel that can be asked about.
 pub(super) const DEPTH_MAX: usize = 8;
 
-/// How a channel came of the world's: by one fork after the other.
+/// The forks that lead from the world's channel to a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ForkPath {
     forks: [Fork; DEPTH_MAX],
     depth: usize,
 }
 
-/// The fork of a channel with this number, and the channel that came of it.
+/// The number of a fork within its parent channel, and the channel that it made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fork {
     pub(super) number: u32,
@@ -34,14 +34,14 @@ impl Default for Fork {
 }
 
 impl ForkPath {
-    /// One that these forks led to; `None` if they are too many.
+    /// Creates a path of these forks. Returns `None` if they are too many.
     pub(super) fn new(forks: &[Fork]) -> Option<Self> {
         let mut origin = Self { depth: forks.len(), ..Self::default() };
         origin.forks.get_mut(..forks.len())?.copy_from_slice(forks);
         Some(origin)
     }
 
-    /// The origin of a channel that came of this one; `None` if it cannot be told.
+    /// Returns the path of a channel forked from this one. Returns `None` if it is too long.
     pub(super) fn child(&self, number: u64, channel: ChannelId) -> Option<Self> {
         let fork = Fork { number: u32::try_from(number).ok()?, channel };
         Self::new(&[self.forks(), &[fork]].concat())
@@ -56,17 +56,17 @@ impl ForkPath {
     }
 }
 
-/// The channels that this process has.
+/// The channels of this process.
 #[derive(Debug)]
 pub(super) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// How often it was forked.
+    /// How many forks it had.
     forks: u64,
-    /// The last forks of it, newest first.
+    /// Its last forks, the newest first.
     made: VecDeque<ForkedGroup>,
-    /// The members that other ranks have named where this rank named those of this channel.
+    /// Other members that ranks have named for this channel, by rank.
     other_members: HashMap<usize, Vec<usize>>,
     /// Ranks of the world that have left it.
     left: HashSet<usize>,
@@ -94,8 +94,8 @@ impl Channels {
         lock(&self.0).entry(channel).or_default();
     }
 
-    /// Notes that a channel was forked by this number, after what came of the fork was entered: a channel of these members,
-    /// as numbered in the world.
+    /// Records that a channel was forked. Called after the new channel was entered. The members are numbered
+    /// as in the world.
     pub(super) fn note_fork(&self, parent: ChannelId, number: u64, channel: ChannelId, members: Vec<usize>) {
         if let Some(parent) = lock(&self.0).get_mut(&parent) {
             parent.forks = number + 1;
@@ -104,8 +104,9 @@ impl Channels {
         }
     }
 
-    /// The members that this process has named, where another one has named those of a channel of this origin. `None` if it has
-    /// named the same ones or none yet, or does not remember.
+    /// Returns the members that this process has named, if another process named the members of the channel
+    /// with this path for the same fork. Returns `None` if both named the same members, if this process has
+    /// not forked yet, or if it does not remember.
     pub(super) fn named_instead(&self, origin: &ForkPath) -> Option<Vec<usize>> {
         let here = lock(&self.0);
         let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
@@ -117,14 +118,14 @@ impl Channels {
         })
     }
 
-    /// Notes the members that a peer has named where this process has named those of this channel.
+    /// Records the members that a peer has named for the fork that made this channel.
     pub(super) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
         if let Some(channel) = lock(&self.0).get_mut(&channel) {
             channel.other_members.insert(rank, members);
         }
     }
 
-    /// The members that a peer is known to have named where this process has named those of this channel.
+    /// Returns the other members that a peer is known to have named for this channel.
     pub(super) fn other_members(&self, channel: ChannelId, rank: usize) -> Option<Vec<usize>> {
         lock(&self.0).get(&channel)?.other_members.get(&rank).cloned()
     }
@@ -133,28 +134,28 @@ impl Channels {
         lock(&self.0).remove(&channel);
     }
 
-    /// Whether this process has had a channel that it is a member of, and has it no more.
+    /// Returns `true` if this process was in a channel and has left it.
     pub(super) fn has_left(&self, origin: &ForkPath) -> bool {
         let here = lock(&self.0);
         if here.contains_key(&origin.channel()) {
             return false;
         }
-        // The nearest channel above that is here tells whether the fork was made. What came of channels that are
-        // not here any more is not here either, and never will be.
+        // The nearest ancestor that is still here tells whether the fork was made. Channels below a left
+        // ancestor are not here and never will be.
         let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
         let steps: Vec<_> = parents.zip(origin.forks()).collect();
         let nearest = steps.into_iter().rev().find_map(|(parent, fork)| Some((here.get(&parent)?, fork)));
         nearest.is_none_or(|(parent, fork)| parent.forks > u64::from(fork.number))
     }
 
-    /// Notes that a peer has left a channel, if this process is still there.
+    /// Records that a peer has left a channel, if this process is still in it.
     pub(super) fn note_left(&self, channel: ChannelId, rank: usize) {
         if let Some(channel) = lock(&self.0).get_mut(&channel) {
             channel.left.insert(rank);
         }
     }
 
-    /// Whether a peer is known to have left a channel.
+    /// Returns `true` if a peer is known to have left a channel.
     pub(super) fn was_left_by(&self, channel: ChannelId, rank: usize) -> bool {
         lock(&self.0).get(&channel).is_some_and(|channel| channel.left.contains(&rank))
     }
@@ -164,7 +165,7 @@ impl Channels {
 mod tests {
     use super::*;
 
-    /// The origins of a channel, of a fork of it, and of a fork of that.
+    /// Returns the paths of a channel, of a fork of it, and of a fork of that.
     fn line() -> [ForkPath; 3] {
         let child = |of: &ForkPath, number| {
             let channel = of.channel().child(number, &[0, 1]);

@@ -1,4 +1,4 @@
-//! How a process finds its job.
+//! The configuration by which a process finds its job.
 
 use std::env;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{Error, Rank, Reach, Result};
 
 pub(super) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
-/// Which rank this process is, where the coordinator is, and what the job shares.
+/// The rank of this process, the address of the coordinator, and the settings of the job.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub(super) rank: Rank,
@@ -22,28 +22,28 @@ pub struct Config {
     pub(super) job: String,
     pub(super) epoch: u32,
     pub(super) timeout: Duration,
-    /// How long a process may be silent, if the job says so.
+    /// How long a process may send no heartbeat, if the job sets a limit.
     pub(super) liveness: Option<Duration>,
-    /// What this machine is called, if not by its own number.
+    /// The name of this machine, if the user gives one.
     pub(super) host_id: Option<String>,
     pub(super) medium: Medium,
     pub(super) reach: Reach,
 }
 
-/// What messages between the processes of a job go through.
+/// The medium that carries messages between the processes of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Medium {
-    /// ShmLink between ranks that can share it, which each pair finds out; TCP between others.
+    /// Shared memory between ranks that can share it, which each pair finds out; TCP between others.
     #[default]
     Auto,
     /// TCP only.
     Tcp,
-    /// ShmLink only: a pair of ranks that cannot share it fails.
+    /// Shared memory only. A pair of ranks that cannot share memory fails.
     Shm,
 }
 
 impl Medium {
-    /// `auto`, `tcp` or `shm`.
+    /// Returns `auto`, `tcp` or `shm`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -57,7 +57,7 @@ impl Medium {
     }
 }
 
-/// Who hosts the coordinator.
+/// The process that hosts the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CoordinatorHost {
     /// Rank 0, in its own process.
@@ -67,7 +67,8 @@ pub(super) enum CoordinatorHost {
 }
 
 impl Config {
-    /// Rank `rank` of `world_size` processes whose coordinator rank 0 hosts at `coordinator` (`host:port`).
+    /// Creates the configuration of rank `rank` of `world_size` processes. Rank 0 hosts the coordinator at
+    /// `coordinator` (`host:port`).
     ///
     /// # Errors
     /// If there is no such rank, also when the world size is 0; if the address is malformed and there are several ranks.
@@ -91,30 +92,38 @@ impl Config {
         })
     }
 
-    /// What the launcher says in the environment, `distctl run` or torchrun: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
-    /// and `MASTER_PORT`; besides, if set, `DIST_SECRET_FILE` (a private file, or `fd:N`), `DIST_JOB_ID` (else
-    /// `TORCHELASTIC_RUN_ID`), `DIST_PORT` (the coordinator's port instead of `MASTER_PORT`),
-    /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator), `DIST_HOST_ID` (see
-    /// [`with_host_id`](Self::with_host_id)), `DIST_TRANSPORT` (`auto`, `tcp` or `shm`, see
-    /// [`with_medium`](Self::with_medium)), `DIST_SHM_CMA` (`on`, `read` or `off`, see
-    /// [`with_reach`](Self::with_reach)), `DIST_LIVENESS` (seconds, see [`with_liveness`](Self::with_liveness)) and, where rank
-    /// 0 hosts the coordinator, `TORCHELASTIC_RESTART_COUNT`.
-    /// A world of one if neither `RANK` nor `WORLD_SIZE` is set, unless the process was started with others by a launcher that
-    /// calls these otherwise: `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE` (Open MPI's mpirun), `PMI_RANK` and `PMI_SIZE`
-    /// (that of MPICH, Intel MPI and others), `SLURM_PROCID` and `SLURM_STEP_NUM_TASKS` (srun). They give no address:
-    /// `MASTER_ADDR` and `MASTER_PORT` have to be set for all.
+    /// Reads the configuration from the environment that `distctl run` or torchrun sets.
     ///
-    /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator's port is 10,000 lower, or 10,000 higher if `MASTER_PORT`
-    /// is below 11,024.
+    /// Required: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Optional:
+    ///
+    /// - `DIST_SECRET_FILE`: a private file, or `fd:N`.
+    /// - `DIST_JOB_ID`, else `TORCHELASTIC_RUN_ID`: the name of the job.
+    /// - `DIST_PORT`: the coordinator's port, in place of `MASTER_PORT`.
+    /// - `DIST_COORDINATOR=external`: the launcher hosts the coordinator.
+    /// - `DIST_HOST_ID`: see [`with_host_id`](Self::with_host_id).
+    /// - `DIST_TRANSPORT` (`auto`, `tcp` or `shm`): see [`with_medium`](Self::with_medium).
+    /// - `DIST_SHM_CMA` (`on`, `read` or `off`): see [`with_reach`](Self::with_reach).
+    /// - `DIST_LIVENESS` (seconds): see [`with_liveness`](Self::with_liveness).
+    /// - `TORCHELASTIC_RESTART_COUNT`, if rank 0 hosts the coordinator.
+    ///
+    /// If neither `RANK` nor `WORLD_SIZE` is set, the world has one rank, unless another launcher started
+    /// several processes. The launchers known by their variables are Open MPI's mpirun
+    /// (`OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`), MPICH, Intel MPI and relatives (`PMI_RANK`,
+    /// `PMI_SIZE`), and srun (`SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`). They give no address, so `MASTER_ADDR`
+    /// and `MASTER_PORT` have to be set for all ranks.
+    ///
+    /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator's port is 10,000 lower. If
+    /// `MASTER_PORT` is below 11,024, it is 10,000 higher.
     ///
     /// # Errors
     /// If a variable is missing or makes no sense.
     pub fn from_env() -> Result<Self> {
-        // What is no text is no value that anything here can have, and is told as such.
+        // A value that is not text is no valid value, and the error says so.
         Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// Whether the environment says that this process is a rank; [`from_env`](Self::from_env) is a world of one if not.
+    /// Returns `true` if the environment says that this process is a rank. If not,
+    /// [`from_env`](Self::from_env) returns a world of one.
     pub fn is_in_env() -> bool {
         Variables(|name: &str| env::var(name).ok()).names_of_rank().is_some()
     }
@@ -168,97 +177,100 @@ impl Config {
             };
             config.liveness = Some(liveness);
         }
-        // A launcher that hosts the coordinator has one for each start, and tells it of none.
+        // A launcher that hosts the coordinator has a new one for each start, and passes no epoch to it.
         if config.host == CoordinatorHost::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
         Ok(config)
     }
 
-    /// The secret that all processes of the job share. Without one, ranks can only listen on loopback.
+    /// Sets the secret that all processes of the job share. Without a secret, ranks can listen only on
+    /// loopback.
     #[must_use]
     pub fn with_secret(self, secret: Secret) -> Self {
         Self { secret: Some(secret), ..self }
     }
 
-    /// The job's name, the same on every rank; processes of another job are refused.
+    /// Sets the job's name, which is the same on every rank. Processes of another job are refused.
     #[must_use]
     pub fn with_job(self, job: &str) -> Self {
         Self { job: job.to_owned(), ..self }
     }
 
-    /// How long all ranks may take to come; 60 seconds unless logged otherwise.
+    /// Sets how long all ranks may take to join. The default is 60 seconds.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// How long this process and the coordinator may hear nothing from each other before the job ends: unless this is set, 2
-    /// seconds if both run on one host, and 10 seconds between hosts. The least is 2 seconds.
+    /// Sets how long this process and the coordinator may hear nothing from each other before the job ends.
+    /// The default is 2 seconds if both run on one host, and 10 seconds between hosts. The minimum is 2
+    /// seconds.
     ///
-    /// A shorter silence, of the network or of a process, is survived. Between hosts it is also the time after which two ranks
-    /// that cannot reach each other end the job, though the coordinator reaches both. A process that dies is noticed at once
-    /// all the same, unless the network keeps it from being noticed. Set more where a process is stopped for a while, as by a
-    /// debugger; calls still end by their deadlines.
+    /// The job survives a shorter silence of the network or of a process. Between hosts it is also the time
+    /// after which two ranks that cannot reach each other end the job, even if the coordinator reaches both.
+    /// A process that dies is normally noticed at once. Set a larger value if a process is stopped for a
+    /// while, as by a debugger. Calls still end by their deadlines.
     #[must_use]
     pub fn with_liveness(self, liveness: Duration) -> Self {
         Self { liveness: Some(liveness.max(LIVENESS_ON_HOST)), ..self }
     }
 
-    /// How long a process on the same host, or on another one, may be silent.
+    /// Returns how long a process on this host, or on another one, may send no heartbeat.
     pub(super) fn liveness(&self, is_on_host: bool) -> Duration {
         let default = if is_on_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS };
         self.liveness.unwrap_or(default)
     }
 
-    /// The coordinator is hosted by the launcher, not by rank 0.
+    /// Lets the launcher host the coordinator, in place of rank 0.
     #[must_use]
     pub fn with_external_coordinator(self) -> Self {
         Self { host: CoordinatorHost::Launcher, ..self }
     }
 
-    /// Processes of which this says the same share a host, and no others. Without it a host is known by the
-    /// number that its system got when it was started.
+    /// Sets the name of this host. Processes with the same name share a host. Without a name, a host is known
+    /// by the boot id of its system.
     #[must_use]
     pub fn with_host_id(self, id: &str) -> Self {
         Self { host_id: Some(id.to_owned()), ..self }
     }
 
-    /// What messages go through; [`Medium::Auto`] unless logged otherwise.
+    /// Sets the medium of messages. The default is [`Medium::Auto`].
     #[must_use]
     pub fn with_medium(self, medium: Medium) -> Self {
         Self { medium, ..self }
     }
 
-    /// How far other ranks of this host may reach into this process's ordinary memory, by the system's cross-memory
-    /// attach (`process_vm_readv` and `process_vm_writev`): as far as it allows, unless logged otherwise. The ranks of a
-    /// group find out what works and agree on the least of it.
+    /// Sets how far other ranks of this host may reach into this process's ordinary memory by the system's
+    /// cross-memory attach (`process_vm_readv` and `process_vm_writev`). The default is as far as the system
+    /// allows. The ranks of a group probe it and agree on the least.
     #[must_use]
     pub fn with_reach(self, reach: Reach) -> Self {
         Self { reach, ..self }
     }
 
-    /// What messages go through.
+    /// Returns the medium of messages.
     pub fn medium(&self) -> Medium {
         self.medium
     }
 
-    /// This process's rank and the size of the world.
+    /// Returns this process's rank and the size of the world.
     pub fn rank(&self) -> Rank {
         self.rank
     }
 }
 
-/// What launchers call a process's rank, and the number of ranks: Open MPI's, that of MPICH and what comes from it, and a step of
-/// Slurm. A batch script of Slurm, which runs once, has no number of the step's.
+/// Variables of other launchers for a process's rank and the number of ranks: Open MPI, MPICH and its
+/// relatives, and a Slurm step. A Slurm batch script runs once and has no number of ranks of the step.
 const RANKS_OF_OTHERS: [[&str; 2]; 3] = [
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
     ["PMI_RANK", "PMI_SIZE"],
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
-/// The coordinator's port where torchrun's agent holds `MASTER_PORT`: far from it, since the ports of several jobs on one machine
-/// often follow each other, and below it, since the system gives away high ports at any time.
+/// Returns the coordinator's port if torchrun's agent holds `MASTER_PORT`. It is far from `MASTER_PORT`,
+/// since the ports of several jobs on one machine often are consecutive. It is below it, since the system
+/// assigns high ports at any time.
 const fn beside_agent(port: u16) -> u16 {
     const DISTANCE: u16 = 10_000;
     const PRIVILEGED_MAX: u16 = 1023;
@@ -268,7 +280,8 @@ const fn beside_agent(port: u16) -> u16 {
 struct Variables<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    /// What says the rank and the number of ranks, if this process is one of several, or was told that it is a rank.
+    /// Returns the names of the variables for the rank and the number of ranks, if they are set for several
+    /// processes, or as `RANK` and `WORLD_SIZE`.
     fn names_of_rank(&self) -> Option<[&'static str; 2]> {
         const NAMES: [&str; 2] = ["RANK", "WORLD_SIZE"];
         if NAMES.iter().any(|name| self.get(name).is_some()) {
@@ -291,14 +304,15 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         value.parse().map_err(|_| Error::InvalidVariable { name, value, expected: "a number" })
     }
 
-    /// The coordinator's host, as it stands in front of a port.
+    /// Returns the coordinator's host as it is written before a port.
     fn host(&self) -> Result<String> {
         let (name, expected) = ("MASTER_ADDR", address::HOST);
         let value = self.required(name)?;
         address::before_port(&value).ok_or(Error::InvalidVariable { name, value, expected })
     }
 
-    /// A name that is compared between processes. A blank or a line end around it is a slip that nobody would see.
+    /// Returns a name that is compared between processes. Surrounding blanks or line ends are errors, because
+    /// they would be hard to see.
     fn name(&self, name: &'static str) -> Result<Option<String>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         if value.trim() == value && !value.contains(char::is_control) {
@@ -308,7 +322,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Err(Error::InvalidVariable { name, value, expected })
     }
 
-    /// The secret that `DIST_SECRET_FILE` leads to. If the variable is empty, somebody meant there to be a secret.
+    /// Returns the secret that `DIST_SECRET_FILE` names. An empty variable is an error, because somebody
+    /// meant there to be a secret.
     fn secret(&self) -> Result<Option<Secret>> {
         let name = "DIST_SECRET_FILE";
         let Some(value) = (self.0)(name) else { return Ok(None) };

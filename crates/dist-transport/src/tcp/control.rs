@@ -1,4 +1,4 @@
-//! What ranks and the coordinator say to each other: frames of one fixed size.
+//! The control protocol between ranks and the coordinator: frames of one fixed size.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read};
@@ -14,77 +14,81 @@ use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint, Result};
 
 pub(super) const FRAME_BYTES: usize = 256;
 
-/// How many members of a group a frame can name.
+/// The most members of a group that a frame can name.
 pub(super) const MEMBERS_MAX: usize = (FRAME_BYTES - 20) / size_of::<u32>();
 
-/// One thing logged on a line to the coordinator.
+/// One message of the control protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A rank has come. It runs here, must be answered within this time, and is not dead before it was silent for so long.
+    /// A rank joins. It runs at this address, must be answered within this time, and is not dead before it
+    /// was silent for this long.
     Join { world_size: u32, timeout_ms: u32, liveness_ms: u32, peer_info: PeerInfo },
-    /// Where a rank runs. A rank that has heard this of every rank has joined.
+    /// The address of a rank. A rank that has received this for every rank has joined.
     Peer { rank: u32, peer_info: PeerInfo },
-    /// A rank has not come in time, or not yet.
+    /// A rank has not joined in time, or not yet.
     Missing { rank: u32, refused: u64 },
-    /// No more missing ranks.
+    /// The list of missing ranks is complete.
     NotAll,
     /// Another process has joined as this rank.
     Duplicate,
-    /// The world that met here has had this rank, which has left or is gone: the next one meets when it has ended. Those who
-    /// are still in it were named before, as missing.
+    /// The world at this coordinator had this rank, which has left or is gone. The next world can begin when
+    /// this one has ended. The ranks that are still in it were named before, as missing.
     Over,
-    /// The job has another size.
+    /// The job has another world size.
     WorldSize { expected: u32 },
-    /// A rank has come that says so.
+    /// A rank has joined that expects this other world size.
     OtherWorldSize { rank: u32, size: u32 },
-    /// A sign of life.
+    /// A heartbeat.
     Beat,
-    /// This rank's process has ended, as its launcher has seen, or a rank of its host. It may have left in order before.
+    /// The rank's process has ended, as its launcher or a rank of its host has seen. The rank may have left
+    /// in order before.
     Ended { rank: u32 },
-    /// Something went wrong.
+    /// The job is aborted, or a rank proposes that.
     Abort(Abort),
     /// The rank leaves in order.
     Goodbye,
     /// A rank has left in order.
     Left { rank: u32 },
-    /// Whether this rank has left the channel: it answers if so. The coordinator passes it on, with the asking rank.
+    /// Asks the rank whether it has left a channel; it answers only if it has. The coordinator forwards the
+    /// question with the number of the asking rank.
     Ask { rank: u32, origin: ForkPath },
-    /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
+    /// Tells the rank that the sender has left the channel. The coordinator forwards it with the number of
+    /// the sender.
     LeftChannel { rank: u32, channel: ChannelId },
-    /// To this rank: where it named the members of this channel, the rank has named these, or as many of them as there is room for.
-    /// The coordinator passes it on, with the rank that has named them.
+    /// Tells the rank that the sender has named these members for the fork that made the channel, or the
+    /// first of them. The coordinator forwards it with the number of the sender.
     OtherMembers { rank: u32, channel: ChannelId, members: Vec<u32> },
-    /// The rank has been waiting for a while on this channel, or it waits no longer. These are its last calls there, the
-    /// current one first.
+    /// The rank has been waiting for a while on this channel, or waits no longer. `calls` are its last calls
+    /// there, the current one first.
     Waiting { channel: ChannelId, wait: WaitReport, calls: [Fingerprint; CALLS_MAX] },
 }
 
-/// What a rank waits for on a channel.
+/// A report of what a rank waits for on a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WaitReport {
-    /// The rank that it waits for: itself, if it waits no longer.
+    /// The rank that it waits for, or itself if it waits no longer.
     pub(super) on: u32,
-    /// What it waits for, and how much of that it has had so far from that rank.
+    /// What is missing from that rank, and how much of it has arrived so far.
     pub(super) missing: Missing,
     /// How many messages it has begun to send to that rank.
     pub(super) messages: u64,
-    /// How often it has signalled in memory that the group shares.
+    /// How many signals it has given in the group's shared memory.
     pub(super) signals: u64,
 }
 
-/// What is missing, after so many of its kind.
+/// What a rank waits for, and how many of its kind have arrived before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// Room for a message, or a message of any of several ranks: nothing follows from it.
+    /// Room for a message, or a message of any of several ranks. Nothing follows from it.
     Anything,
     /// A message.
     Message(u64),
-    /// A signal in memory that the group shares.
+    /// A signal in the group's shared memory.
     Signal(u64),
 }
 
 impl WaitReport {
-    /// Whether what it waits for has not been sent yet by the rank that waits for this.
+    /// Returns `true` if the other rank has not sent what this one waits for.
     fn is_for_something_to_come_from(&self, other: &Self) -> bool {
         match self.missing {
             Missing::Anything => false,
@@ -93,38 +97,39 @@ impl WaitReport {
         }
     }
 
-    /// Whether two ranks that wait for each other do so for ever.
+    /// Returns `true` if two ranks that wait for each other would wait forever.
     pub(super) fn is_forever_with(&self, other: &Self) -> bool {
         self.is_for_something_to_come_from(other) && other.is_for_something_to_come_from(self)
     }
 }
 
-/// Where a rank runs.
+/// The address and the host of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PeerInfo {
-    /// Where it can be connected to.
+    /// The address to connect to.
     pub(super) address: SocketAddr,
-    /// Its host's number.
+    /// The number of its host.
     pub(super) host: u64,
-    /// The process: ranks that are threads of one process have the same.
+    /// The number of its process; equal for ranks that are threads of one process.
     pub(super) process: u64,
-    /// Where others of its host find its Unix socket, if it may share memory with them.
+    /// The name of its Unix socket, if it may share memory with ranks of its host.
     pub(super) unix_socket: Option<UnixSocketName>,
-    /// What it may run on.
+    /// The cores that it may run on.
     pub(super) cores: Cores,
     /// The id of its process.
     pub(super) pid: ProcessId,
 }
 
-/// What names a process to other processes of its host.
+/// The identity of a process for other processes of its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessId {
-    /// Equal for two processes if they see each other by their ids: a number of their PID namespace, or 0 if it is unknown.
+    /// A number of the process's PID namespace, or 0 if unknown. Two processes with equal numbers see each
+    /// other by their ids.
     pub(super) namespace: u64,
     pub(super) id: u32,
 }
 
-/// What the Unix socket of a process is called. It is random, so that nobody else can take it first.
+/// The name of a process's Unix socket. It is random, so that no other user can take it first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnixSocketName(NonZeroU64);
 
@@ -150,7 +155,7 @@ impl UnixSocketName {
 }
 
 impl PeerInfo {
-    /// That of a rank of this process.
+    /// Describes a rank of this process.
     pub(super) fn here(address: SocketAddr, host: u64, unix_socket: Option<UnixSocketName>) -> Self {
         Self { address, host, process: host::process(), unix_socket, cores: host::cores(), pid: host::pid() }
     }
@@ -160,8 +165,8 @@ impl PeerInfo {
         self.unix_socket.is_some()
     }
 
-    /// Adapts the address for a process that listens at `own`. The number of an interface means something on its own host only,
-    /// and all ranks reach each other by the interface by which they reached the coordinator.
+    /// Adapts the address for a process that listens at `own`. The number of an interface is valid on its own
+    /// host only. All ranks reach each other through the interface by which they reached the coordinator.
     pub(super) fn reach_from(&mut self, own: SocketAddr) {
         if let (SocketAddr::V6(theirs), SocketAddr::V6(own)) = (&mut self.address, own)
             && theirs.scope_id() != 0
@@ -171,17 +176,17 @@ impl PeerInfo {
     }
 }
 
-/// The cores that a process may run on. Those of two ranks are taken to be the same ones if they begin alike, and else to
-/// have none in common, as where a launcher binds each rank to a share.
+/// The cores that a process may run on. Two sets are taken to be equal if they have the same first core, and
+/// disjoint otherwise, as where a launcher binds each rank to a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cores {
-    /// The system's number of the first one.
+    /// The system's number of the first core.
     pub(super) first: u32,
     pub(super) count: u32,
 }
 
 impl Cores {
-    /// How many cores processes have between them.
+    /// Returns how many cores several processes have together.
     pub(super) fn shm_group(sets: impl Iterator<Item = Self>) -> usize {
         let counts: BTreeMap<_, _> = sets.map(|cores| (cores.first, cores.count)).collect();
         counts.values().map(|&count| count as usize).sum()
@@ -318,7 +323,7 @@ impl Frame {
     }
 }
 
-/// A number, and what else there is to say of some causes.
+/// Returns the number of a cause, and the details of causes that have some.
 fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
     let mut details = [0; Cause::WHY_BYTES];
     let kind = match cause {
@@ -405,7 +410,7 @@ impl Encoder {
         self.bytes(&peer_info.pid.namespace.to_le_bytes()).number(peer_info.pid.id)
     }
 
-    /// IPv4 addresses travel in their IPv6 form.
+    /// IPv4 addresses are sent in their IPv6 form.
     fn address(&mut self, address: SocketAddr) -> &mut Self {
         let ip = match address.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -439,7 +444,7 @@ impl Decoder<'_> {
         ChannelId::from_number(self.long())
     }
 
-    /// `None` if it is too long.
+    /// Returns `None` if the path is too long.
     fn origin(&mut self) -> Option<ForkPath> {
         let depth = (self.number() as usize).min(DEPTH_MAX + 1);
         let mut forks = Vec::new();
@@ -469,7 +474,7 @@ impl Decoder<'_> {
     }
 }
 
-/// One end of a line between a rank and the coordinator; never waits.
+/// One end of the connection between a rank and the coordinator. Its methods never wait.
 #[derive(Debug)]
 pub(super) struct ControlConnection {
     pub(super) stream: Socket,
@@ -479,15 +484,15 @@ pub(super) struct ControlConnection {
 }
 
 impl ControlConnection {
-    /// A line over a non-blocking, authenticated connection.
+    /// Wraps a non-blocking, authenticated connection.
     pub(super) fn new(stream: Socket) -> Self {
         Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new() }
     }
 
-    /// The next frame, if it is there.
+    /// Returns the next frame, if it has arrived.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the other end has closed; `InvalidData` when it speaks another language.
+    /// `UnexpectedEof` if the other end has closed; `InvalidData` if the bytes are no frame.
     pub(super) fn pull(&mut self) -> io::Result<Option<Frame>> {
         while self.filled < FRAME_BYTES {
             match self.stream.read(&mut self.inbox[self.filled..]) {
@@ -505,29 +510,29 @@ impl ControlConnection {
     /// Sends a frame now or with a later [`flush`](Self::flush).
     ///
     /// # Errors
-    /// When the connection has failed.
+    /// If the connection has failed.
     pub(super) fn push(&mut self, frame: Frame) -> io::Result<()> {
         self.push_all(&[frame.encode()])
     }
 
-    /// As [`push`](Self::push), of many frames at once.
+    /// Like [`push`](Self::push), for many frames at once.
     ///
     /// # Errors
-    /// When the connection has failed.
+    /// If the connection has failed.
     pub(super) fn push_all(&mut self, frames: &[[u8; FRAME_BYTES]]) -> io::Result<()> {
         self.outbox.extend(frames.as_flattened());
         self.flush()
     }
 
-    /// Whether frames wait to be sent.
+    /// Returns `true` if frames wait to be sent.
     pub(super) fn unsent(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Sends what the connection takes.
+    /// Sends as much as the connection takes.
     ///
     /// # Errors
-    /// When the connection has failed.
+    /// If the connection has failed.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while self.unsent() {
             match socket::send(&self.stream, self.outbox.as_slices().0)? {
@@ -535,7 +540,7 @@ impl ControlConnection {
                 None => break,
             }
         }
-        // A list of all ranks is sent once.
+        // A list of all ranks is sent once, so its memory is freed.
         self.outbox.shrink_to(FRAME_BYTES);
         Ok(())
     }

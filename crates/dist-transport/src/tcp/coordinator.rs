@@ -1,4 +1,4 @@
-//! The coordinator: where the ranks of a job meet, and who tells them all when one of them is gone.
+//! The coordinator: the ranks of a job meet here, and it tells all ranks if one of them is gone.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -15,16 +15,16 @@ use crate::tcp::session::lock;
 use crate::tcp::{files, rendezvous, socket};
 use crate::{Abort, Error, Result, Runtime};
 
-/// The number by which the coordinator is connected to.
+/// The number of the coordinator in handshakes.
 pub(super) const COORDINATOR: u32 = u32::MAX;
 
 /// How long the coordinator of an aborted job outlives the rank that hosts it.
 pub(super) const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
-/// A coordinator for one job, on a thread of its own. It ends when it is dropped.
+/// A coordinator for one job, on its own thread. It ends when it is dropped.
 ///
-/// Once all ranks of a world have left in order, the next world of the job, of the same size, meets at the same address. After
-/// an abort none does, and whoever comes is told why.
+/// Once all ranks of a world have left in order, the next world of the job, of the same size, can meet at the
+/// same address. After an abort there is no next world; ranks that join are told why.
 #[derive(Debug)]
 pub struct Coordinator {
     address: SocketAddr,
@@ -36,8 +36,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts the coordinator of `job` at `address` (`host:port`; port 0 for any that is free). A name is looked for for 60
-    /// seconds at most.
+    /// Starts the coordinator of `job` at `address` (`host:port`; port 0 for any free port). A name is looked
+    /// up for at most 60 seconds.
     ///
     /// # Errors
     /// If the address cannot be listened on, or lies beyond loopback and there is no secret.
@@ -45,7 +45,7 @@ impl Coordinator {
         let runtime = Runtime::system();
         let wanted = socket::resolve(address, &runtime, runtime.deadline(TIMEOUT_DEFAULT))?;
         let key = Key::new(secret.as_ref(), job);
-        // Rank 0 checks its own limit when it has a coordinator that tells the others.
+        // Rank 0 checks its own limit once it has a coordinator that tells the others.
         files::check_limit(world_size, world_size)?;
         Self::start_epoch(&runtime, Worlds::InTurn, &wanted, world_size, &key, 0, secret)
     }
@@ -84,31 +84,33 @@ impl Coordinator {
         Ok(Self { address, stop, abort_state, present, ended, task: Some(task) })
     }
 
-    /// Where ranks connect.
+    /// Returns the address that ranks connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Why the job was aborted, if it was: the record that every rank gets.
+    /// Returns why the job was aborted, if it was: the record that every rank gets.
     pub fn aborted(&self) -> Option<Abort> {
         lock(&self.abort_state).clone()
     }
 
-    /// How many ranks would miss the coordinator: those that have not left or gone, once all had come; 0 before.
+    /// Returns how many ranks still need the coordinator: those that have not left or gone since all joined;
+    /// 0 before that.
     pub fn present(&self) -> usize {
         self.present.all.load(Ordering::Acquire)
     }
 
-    /// Notes that the process of a rank has ended and nothing is left of it that could join: a launcher sees that. If other
-    /// ranks wait for it to join, or come later, they are told at once.
+    /// Records that the process of a rank has ended and cannot join any more, as a launcher sees it. Ranks
+    /// that wait for it, or join later, are told at once.
     pub fn note_ended(&self, rank: usize) {
         if let Ok(rank) = u32::try_from(rank) {
             self.ended.push(rank);
         }
     }
 
-    /// The same of a coordinator on another machine, for a launcher that has started these ranks: that of one of them says how
-    /// the coordinator is reached, and for how long it is tried.
+    /// Like [`note_ended`](Self::note_ended) for a coordinator on another machine, called by a launcher that
+    /// started these ranks. The config of one of them says how to reach the coordinator, and for how long to
+    /// try.
     ///
     /// # Errors
     /// If the coordinator cannot be reached.
@@ -116,16 +118,18 @@ impl Coordinator {
         rendezvous::tell_ended(config, ranks)
     }
 
-    /// Serves a little longer after its rank has given up, so that ranks that are about to come hear why.
+    /// Serves a little longer after its rank has given up, so that ranks which are about to join are told
+    /// why.
     pub(super) fn serve_farewell(mut self, runtime: &Runtime) {
         if let Some(task) = self.task.take() {
             self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT)).err();
         }
     }
 
-    /// Serves until every rank has left or is gone; after an abort only until they should have heard of it. For ranks that are
-    /// threads of this process it waits no longer than that either: the thread that drops rank 0 may hold them too. Then the
-    /// coordinator goes on until they have left, or the process ends.
+    /// Serves until every rank has left or is gone; after an abort only until they should have received it.
+    /// If the remaining ranks are threads of this process, it waits no longer than that either, because the
+    /// thread that drops rank 0 may hold them too. The coordinator's thread then continues until they have
+    /// left, or the process ends.
     pub(super) fn serve_until_left(mut self, runtime: &Runtime) {
         let mut wait_policy = runtime.deadline(FAREWELL_LIMIT);
         while let Some(task) = self.task.take() {

@@ -1,13 +1,14 @@
-//! How many messages a rank has exchanged with each rank of its group, so that nothing is taken for missing that is on its source.
+//! Counts the messages that a rank has exchanged with each rank of its group, so that a message in flight is
+//! not taken for missing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// MessageCounts of one channel, written by the thread that moves its messages. A connection counts as a message of the side that
-/// opens it.
+/// The counts of one channel, written by the thread that moves its messages. A connection counts as a message
+/// of the side that opens it.
 #[derive(Debug)]
 pub(super) struct MessageCounts(Vec<PeerCounts>);
 
-/// What was exchanged with one rank.
+/// The counts of one peer.
 #[derive(Debug, Default)]
 struct PeerCounts {
     /// Messages that this rank has begun to send.
@@ -17,7 +18,7 @@ struct PeerCounts {
 }
 
 impl MessageCounts {
-    /// Nothing, for a group of so many ranks.
+    /// Creates zero counts for a group of this many ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self((0..ranks).map(|_| PeerCounts::default()).collect())
     }
@@ -41,7 +42,7 @@ impl MessageCounts {
     }
 }
 
-/// Only one thread writes.
+/// Only one thread writes, so no atomic addition is needed.
 #[inline]
 fn increment(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

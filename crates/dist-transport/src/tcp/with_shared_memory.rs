@@ -16,15 +16,19 @@ use crate::{
     Result, Runtime, Sink, Traffic, Transport, auth,
 };
 
-/// A transport that gives the ranks of each host memory that they share, beside another one that their messages go through.
+/// A transport that adds shared memory between the ranks of each host to another transport, which carries the
+/// messages.
 ///
-/// The ranks of a host meet on loopback, with a secret that the other transport's messages carry, so that only they get in.
-/// From then on they share memory as ranks of a [`TcpTransport`] do: among the ranks of one host, [`direct`](Transport::direct)
-/// gives the memory of the group, and [`allocate`](Transport::allocate) gives memory that they reach as their own. The other
-/// transport may be anybody's: nothing that it does wrong lets safe code break memory. Its ranks run in real time, as sockets do.
+/// The ranks of a host connect over loopback, with a secret that the other transport's messages carry, so
+/// that only they are admitted. From then on they share memory like ranks of a [`TcpTransport`]. Among ranks
+/// of one host, [`direct`](Transport::direct) returns the memory of the group, and
+/// [`allocate`](Transport::allocate) returns memory that they can all map. The other transport may be any
+/// implementation: its errors cannot make safe code corrupt memory. Its ranks run in real time, as sockets
+/// do.
 ///
-/// An abort is passed on from each of the two to the other, at the latest when the transport is used or dropped. A transport
-/// that hears of an abort by itself tells [`HostAbort`], which wakes ranks that wait in shared memory.
+/// An abort of either transport is passed on to the other, at the latest when the transport is used or
+/// dropped. If the other transport learns of an abort by itself, it tells [`HostAbort`], which wakes ranks
+/// that wait in shared memory.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,9 +50,9 @@ use crate::{
 #[derive(Debug)]
 pub struct WithSharedMemory {
     messages: Box<dyn Transport>,
-    /// The ranks of this host; `None` where this rank is alone.
+    /// The ranks of this host; `None` if this rank is alone.
     host: Option<HostGroup>,
-    /// Keeps the ranks of the host shm_group; with the first of them. Dropped last.
+    /// The coordinator of the host's ranks, in the first of them. Dropped last.
     coordinator: Option<Coordinator>,
 }
 
@@ -56,23 +60,24 @@ pub struct WithSharedMemory {
 #[derive(Debug)]
 struct HostGroup {
     transport: TcpTransport,
-    /// Them by their numbers in the world of the messages' transport.
+    /// Their numbers in the world of the other transport.
     in_world: Vec<usize>,
-    /// Whether all ranks of the group are among them.
+    /// Whether all ranks of the group are on this host.
     is_all: bool,
 }
 
-/// What the ranks of a host are shm_group.
+/// The job name of the ranks of a host.
 const JOB: &str = "ranks of a host";
 
-/// What the first rank of a host tells the others: whether it is there for them, where, and a secret.
+/// Bytes that the first rank of a host sends to the others: whether it succeeded, its port, and a secret.
 const OFFER_BYTES: usize = 1 + 2 + 32;
 
 impl WithSharedMemory {
-    /// Lets the ranks of each host share memory. Every rank of the group calls this at the same place among its calls.
+    /// Lets the ranks of each host share memory. Every rank of the group calls this at the same point among
+    /// its calls.
     ///
     /// # Errors
-    /// If a message fails, or the ranks of a host do not come shm_group by the deadline: then the job is aborted.
+    /// If a message fails, or the ranks of a host do not meet by the deadline. The job is then aborted.
     pub fn join(messages: impl Transport + 'static, due: &LazyDeadline<'_>) -> Result<Self> {
         let mut joined = Self { messages: Box::new(messages), host: None, coordinator: None };
         match joined.form_host_group(due) {
@@ -107,7 +112,7 @@ impl WithSharedMemory {
         Ok(())
     }
 
-    /// Starts what the others join, and tells them.
+    /// Starts the coordinator of this host's ranks, and sends its address and secret to them.
     fn offer(&mut self, here: &[usize], due: &LazyDeadline<'_>) -> Result<[u8; OFFER_BYTES]> {
         let bytes = auth::random_bytes()?;
         let secret = Secret::from_bytes(&bytes)?;
@@ -138,14 +143,14 @@ impl WithSharedMemory {
         Ok(offer)
     }
 
-    /// What tells the ranks of this host of an abort that the other transport hears of by itself.
+    /// Returns a handle that tells the ranks of this host of an abort which the other transport has noticed.
     pub fn host_abort(&self) -> HostAbort {
         HostAbort(
             self.host.as_ref().map_or_else(Weak::new, |host| Arc::downgrade(host.transport.membership())),
         )
     }
 
-    /// Does something with messages. Aborts are passed on before and after.
+    /// Calls `work` with the other transport, and passes aborts on before and after.
     fn with_messages<T>(&mut self, work: impl FnOnce(&mut dyn Transport) -> Result<T>) -> Result<T> {
         self.pass_aborts_on();
         let done = work(&mut *self.messages);
@@ -165,12 +170,12 @@ impl WithSharedMemory {
     }
 }
 
-/// Ends what the ranks of a host do in shared memory, from any thread.
+/// Aborts the work of a host's ranks in shared memory, from any thread.
 #[derive(Debug, Clone)]
 pub struct HostAbort(Weak<Membership>);
 
 impl HostAbort {
-    /// Ends it, with this rank as the cause. An earlier abort stands.
+    /// Aborts with this rank as the cause. An earlier abort is kept.
     pub fn abort(&self, cause: Cause) {
         if let Some(membership) = self.0.upgrade() {
             membership.session.give_up(cause, Fingerprint::NONE);
@@ -188,7 +193,7 @@ impl HostGroup {
         Abort { rank: in_world(abort.rank), reporter: in_world(abort.reporter), ..abort }
     }
 
-    /// An error by the numbers of the world.
+    /// Converts the ranks of an error to their numbers in the world.
     fn in_world(&self, error: Error) -> Error {
         match error {
             Error::Aborted(abort) => Error::Aborted(self.abort_in_world(abort)),
@@ -201,7 +206,8 @@ impl HostGroup {
         }
     }
 
-    /// The members of a group by their numbers here: none but this rank's if they are not all here.
+    /// Returns the members of a group by their numbers on this host. If they are not all here, returns only
+    /// this rank.
     fn places(&self, members: &[usize]) -> (Vec<usize>, bool) {
         let place = |member: &usize| self.in_world.iter().position(|here| here == member);
         let places: Option<Vec<usize>> = members.iter().map(place).collect();
@@ -292,7 +298,7 @@ impl Transport for WithSharedMemory {
         };
         let named: Vec<usize> = members.iter().map(|&member| self.messages.members()[member]).collect();
         let (places, are_here) = host.places(&named);
-        // Every rank of the host forks, with whatever group it has named, so that all stay in step.
+        // Every rank of the host forks, whatever group it has named, so that all count the same forks.
         let forked = host.transport.fork_own(&places).map_err(|error| host.in_world(error))?;
         let in_world = |place: &usize| host.in_world[*place];
         let of_child = forked.filter(|_| are_here && places.len() > 1).map(|transport| HostGroup {
@@ -356,7 +362,7 @@ impl Drop for WithSharedMemory {
 
 impl Sealed for HostGroup {}
 
-/// The memory of the host's ranks, whose errors name ranks by their numbers in the world.
+/// The memory of the host's ranks. Errors name ranks by their numbers in the world.
 impl Direct for HostGroup {
     fn shared(&self) -> GroupLayout {
         self.memory().shared()

@@ -1,8 +1,9 @@
-//! How the ranks of a group come to share memory: they all do, or none does.
+//! Establishes the shared memory of a group: all ranks share it, or none does.
 //!
-//! The first rank of the group makes the memory and passes it to the others on the Unix sockets of the rings that it
-//! shares with them, so that only those get it who have proven to belong to the job. What is logged beside are ordinary
-//! messages of the call that was begun: a rank that does something else, a death and the deadline end it as they end any exchange.
+//! The first rank of the group creates the memory. It passes the descriptor to the others over the Unix
+//! sockets of their links, so only authenticated processes get it. All other data goes in ordinary messages
+//! of the current call. A rank in another call, a death or the deadline therefore ends the agreement as it
+//! ends any exchange.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -16,14 +17,15 @@ use crate::tcp::message::LinkError;
 use crate::tcp::peer_link::PeerLink;
 use crate::{Activity, Incoming, LazyDeadline, Outgoing, Reach, Result, Sink, auth};
 
-/// The rank that makes the memory.
+/// The rank that creates the memory.
 const CREATOR: usize = 0;
 
-/// What the maker offers: whether it does, and what is found in the memory.
+/// Bytes of the creator's offer: whether there is memory, and its nonce.
 const OFFER_BYTES: usize = 1 + 32;
 
 impl TcpTransport {
-    /// Finds out with all ranks of the group whether they share memory, and how far they reach into each other's own.
+    /// Agrees with all ranks of the group whether they share memory, and how far they reach into each other's
+    /// own memory.
     pub(super) fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<ShmGroup>> {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
@@ -113,7 +115,7 @@ impl TcpTransport {
         Ok(memory.filter(|_| taken == 1).map(|memory| (memory, decode(reach))))
     }
 
-    /// The memory that is shared with one peer, if messages to it go through memory.
+    /// Returns the shared-memory link to a peer, if messages to it go through shared memory.
     fn shm_link(&mut self, peer: usize) -> Option<&mut crate::shm::ShmLink> {
         match self.links[peer].as_mut()? {
             PeerLink::Shm(memory) => Some(memory),

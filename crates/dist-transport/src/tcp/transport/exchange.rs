@@ -1,4 +1,4 @@
-//! How messages move: as far as they go without waiting, again and again, with a wait in between.
+//! Moves messages between ranks: as far as possible without waiting, again and again, with a wait in between.
 
 use std::io;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ use crate::tcp::session::{ConnectionWait, LongWait, Session, WaitError, at_least
 use crate::tcp::{probe, socket};
 use crate::{Activity, Combine, Deadline, Incoming, LazyDeadline, Outgoing, Sink};
 
-/// What is not done yet, and with whom: what is to be sent, then what is to be received.
+/// The unfinished parts of an exchange: first the sends, then the receives, each with its peer.
 type Waits = SmallVec<[(Activity, usize); 2]>;
 
-/// From how many received bytes on messages are lent.
+/// The least number of received bytes for which a message may be sent as a single copy.
 const SINGLE_COPY_BYTES_MIN: usize = 1 << 20;
 
-/// For how long nothing has moved.
+/// The state of a wait in which nothing has moved.
 #[derive(Default)]
 struct WaitState {
     short: link_wait::LinkWait,
     long: LongWait,
-    /// Rings when there is reason to look for a connection: made when one is first waited for.
+    /// Notified if a connection may have arrived. Made when a connection is first waited for.
     waker: Option<Arc<Waker>>,
 }
 
-/// How long to sleep for a connection where the system has no waker to give.
+/// How long to sleep for a connection if the system could not make a waker.
 const WITHOUT_WAKER: Duration = Duration::from_millis(10);
 
-/// What there is one of for each of a few peers, without an allocation.
+/// A list with one element for each of a few peers, without an allocation.
 type Few<T> = SmallVec<[T; 4]>;
 
 impl TcpTransport {
@@ -90,7 +90,7 @@ impl TcpTransport {
         let lent = pays_single_copy(sent, receives.iter().map(|receive| &**receive));
         let mut outbound: Few<_> =
             sends.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(lent))).collect();
-        // Messages that arrive at the same time cannot be staged in the same place.
+        // Messages that arrive at the same time cannot share one scratch buffer.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
         let mut scratch = || self.scratches.pop().unwrap_or_default();
         let mut inbound: Few<_> =
@@ -102,7 +102,7 @@ impl TcpTransport {
         self.drive(due, |links, scratch, waits| {
             let mut moved = false;
             for (send, outbound) in &mut outbound {
-                // Behind a message to the same peer that has not left yet.
+                // A message to the same peer that was not sent completely goes first.
                 if !waits.contains(&(Activity::Send, send.to)) {
                     moved |= push((links, &counts), send, outbound, scratch, waits)?;
                 }
@@ -149,7 +149,8 @@ impl TcpTransport {
             if !outbound.done() {
                 waits.push((Activity::Send, peer));
             }
-            // With the scratch full, what comes next has to wait until more of ours has left.
+            // While the scratch buffer is full, the next bytes have to wait until more of this rank's bytes
+            // have left.
             if inbound.wants_more(link, scratch, &outbound) {
                 waits.push((Activity::Receive, peer));
             }
@@ -157,9 +158,12 @@ impl TcpTransport {
         })
     }
 
-    /// Opens the connections to these peers that this rank dials, as far as they answer in time. One that answers has some
-    /// time for it, however short the deadline, and so long for its answer to the proof that the coordinator would have
-    /// found it dead: it would count as open a connection that is given up.
+    /// Opens the connections to these peers that this rank dials, as far as they answer in time. Each peer
+    /// has at least [`ANSWER_LIMIT`] to answer, however short the deadline is.
+    ///
+    /// The answer to the last handshake message may take twice the liveness limit. By then the coordinator
+    /// would have found a peer that does not answer to be dead. Giving up earlier could leave a connection
+    /// that only the peer counts as open.
     pub(super) fn connect_in_time(
         &mut self,
         peers: &[usize],
@@ -181,7 +185,8 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Waits until a message of one of these peers is here, or for the deadline; gives those of which none is.
+    /// Waits until a message of one of these peers has arrived, or until the deadline. Returns the peers of
+    /// which none has arrived.
     pub(super) fn wait_for_message(
         &mut self,
         peers: &[usize],
@@ -199,7 +204,7 @@ impl TcpTransport {
                     silent.push(peer);
                 }
             }
-            // The first of them is the one that is logged to be waited for.
+            // The first of these peers is the one that reports name.
             waits.reverse();
             let Some(&(activity, peer)) = waits.last() else { break silent };
             if let Some(abort) = self.session().abort_state.get() {
@@ -214,7 +219,7 @@ impl TcpTransport {
         Ok(silent)
     }
 
-    /// Whether a message of this peer is here. If not, that is what this rank waits for.
+    /// Returns `true` if a message of this peer has arrived. If not, adds the peer to `waits`.
     fn has_arrived(&mut self, peer: usize, waits: &mut Waits) -> Result<bool, PeerError> {
         if peer == self.rank.index() {
             return Ok(!self.own.is_empty());
@@ -227,8 +232,9 @@ impl TcpTransport {
         Ok(has_arrived)
     }
 
-    /// Moves messages as far as they go, again and again, waiting in between. `step` moves what goes without waiting,
-    /// lists what is not done then, and says whether something moved, so that there may be more.
+    /// Moves messages as far as possible, again and again, with waits in between. `step` moves what it can
+    /// without waiting, lists the unfinished parts, and returns `true` if something moved and more may
+    /// follow.
     fn drive(
         &mut self,
         due: &LazyDeadline<'_>,
@@ -250,7 +256,7 @@ impl TcpTransport {
         }
     }
 
-    /// Lets some time pass until one of these may go on, unless something moved a moment ago.
+    /// Waits for a moment until one of `waits` may continue, unless something has just moved.
     #[inline(never)]
     fn wait(
         &mut self,
@@ -273,7 +279,7 @@ impl TcpTransport {
         if self.wait_policy.look_at_once(short, || may_share_core(&self.links, waits)) {
             return Ok(());
         }
-        // Before the deadline counts, as what has come of a message does.
+        // Arrivals are taken before the deadline is checked, as received bytes are.
         if self.take_arrivals(waits)? {
             short.renew();
             return Ok(());
@@ -288,12 +294,14 @@ impl TcpTransport {
         self.sleep(waits, false, waiting, deadline)
     }
 
-    /// Takes the connections that are waited for and that peers have opened by now; `true` if there were any.
+    /// Takes connections that are waited for and that peers have opened meanwhile. Returns `true` if there
+    /// were any.
     fn take_arrivals(&mut self, waits: &Waits) -> Result<bool, PeerError> {
         let mut came = false;
         for &(_, peer) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
             let (session, member) = (&*self.membership.session, self.members[peer]);
-            // Asked before the look: a connection that the peer has opened before it left is here then.
+            // Read before the look at arrivals: a connection that the peer opened before it left is visible
+            // then.
             let has_left = session.has_left(self.channel, member);
             match session.arrivals.take(self.channel, member) {
                 Some(link) => {
@@ -310,7 +318,7 @@ impl TcpTransport {
         Ok(came)
     }
 
-    /// Fails if one of those that are waited for has named other members of this group.
+    /// Fails if one of the awaited peers has named other members of this group.
     fn check_members(&self, waits: &Waits) -> Result<(), PeerError> {
         let channels = &self.membership.session.channels;
         waits.iter().try_for_each(|&(activity, peer)| {
@@ -321,8 +329,8 @@ impl TcpTransport {
         })
     }
 
-    /// Sleeps until one of these may go on, or the job is aborted, or the time is over.
-    /// They are all waited for, unless one of them is enough.
+    /// Sleeps until one of `waits` may continue, the job is aborted, or the deadline passes. `is_any` says
+    /// that one of them is enough; otherwise all are needed.
     fn sleep(
         &mut self,
         waits: &Waits,
@@ -334,13 +342,13 @@ impl TcpTransport {
         let membership = self.membership.clone();
         let session = &*membership.session;
         if waiting.long.is_reported() {
-            // Ranks that were asked may have answered.
+            // Ranks that were asked about the channel may have answered.
             self.check_members(waits)?;
         }
         let is_missing = waits.iter().any(|(activity, _)| *activity == Activity::Connect);
         let waker = if is_missing { waiting.drained_waker() } else { None };
         let _woken = waker.clone().map(|waker| session.abort_state.wake(Unparker::of(waker)));
-        // What came before the waker would ring.
+        // Takes connections that arrived before the waker was registered.
         if self.take_arrivals(waits)? {
             return Ok(());
         }
@@ -367,7 +375,8 @@ impl TcpTransport {
         };
         if long.report_if_due(session, self.channel, &self.calls, wait) {
             self.probe(waits, &waiting.long);
-            // Whoever was dialled may have left before, and then nobody takes the connection; whoever dials may never do it.
+            // A dialled rank may have left before, and then nobody takes the connection. A rank that dials
+            // may never do so.
             let (me, origin) = (self.rank.index(), self.origin);
             let may_have_left = |(activity, peer)| peer < me || activity == Activity::Connect;
             let asked = waits.iter().copied().filter(|&wait| may_have_left(wait));
@@ -378,7 +387,7 @@ impl TcpTransport {
 }
 
 impl TcpTransport {
-    /// How often this rank has signalled in the memory that the group shares.
+    /// Returns how many signals this rank has given in the group's shared memory.
     fn signals(&self) -> u64 {
         #[cfg(all(feature = "shm", target_os = "linux"))]
         if let Some(Some(shm_group)) = &self.shm_group {
@@ -387,7 +396,7 @@ impl TcpTransport {
         0
     }
 
-    /// Finds out whether ranks of other hosts can be reached that have been waited for without anything exchange.
+    /// Probes ranks of other hosts from which nothing has arrived for too long.
     fn probe(&self, waits: &Waits, long: &LongWait) {
         let session = &self.membership.session;
         for &(_, peer) in waits {
@@ -401,21 +410,24 @@ impl TcpTransport {
 }
 
 impl WaitState {
-    /// A waker that nobody has rung, if the system has one.
+    /// Returns a waker without pending notifications, if the system can make one.
     fn drained_waker(&mut self) -> Option<Arc<Waker>> {
         if self.waker.is_none() {
             self.waker = Waker::new().ok().map(Arc::new);
         }
         let waker = self.waker.clone()?;
-        // It may have been rung for an earlier sleep.
+        // It may have been notified for an earlier sleep.
         waker.drain();
         Some(waker)
     }
 }
 
-/// Whether a rank has so much to receive, and at least as much as it sends, that others should copy what it sends themselves:
-/// through the ring each byte is copied twice, by both sides at once where each has nothing else to do. Nobody is called
-/// meanwhile who could end the call and leave others copying.
+/// Returns `true` if other ranks should send single copies to this rank: it receives at least 1 MiB, and at
+/// least as many bytes as it sends.
+///
+/// Through the ring each byte is copied twice, by both sides at once if neither has other work. No user
+/// function may run meanwhile, because it could end the call while other ranks still copy; so all receives go
+/// into memory.
 fn pays_single_copy<'a, 'b: 'a>(
     sent: usize,
     mut receives: impl Iterator<Item = &'a Incoming<'b>> + Clone,
@@ -425,7 +437,7 @@ fn pays_single_copy<'a, 'b: 'a>(
         && receives.all(|receive| matches!(receive.sink, Sink::Into(_)))
 }
 
-/// Sends what the connection takes of a message.
+/// Sends as much of a message as the link takes.
 fn push(
     (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     send: &Outgoing<'_>,
@@ -448,7 +460,7 @@ fn push(
     Ok(moved)
 }
 
-/// Receives what has come of a message.
+/// Receives the bytes of a message that have arrived.
 fn pull(
     (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     receive: &mut Incoming<'_>,
@@ -469,7 +481,7 @@ fn pull(
     Ok(moved)
 }
 
-/// The connection to a peer, unless the peer has yet to open it, which is waited for then.
+/// Returns the link to a peer. If the peer has yet to open it, adds that to `waits`.
 #[inline]
 fn link_to<'a>(
     links: &'a mut [Option<PeerLink>],
@@ -495,14 +507,13 @@ pub(super) fn receiving(peer: usize) -> impl Fn(LinkError) -> PeerError {
     move |link_error| PeerError { activity: Activity::Receive, peer, link_error }
 }
 
-/// Whether one of those that are waited for may have to run on this core.
+/// Returns `true` if an awaited peer may have to run on this core.
 #[inline(never)]
 fn may_share_core(links: &[Option<PeerLink>], waits: &Waits) -> bool {
     waits.iter().any(|&(_, peer)| links[peer].as_ref().is_none_or(PeerLink::may_share_core))
 }
 
-/// Waits until one of these connections takes more, or more comes on one, or the waker rings, or the job is aborted, or the
-/// time is over.
+/// Sleeps until a link takes or has more bytes, the waker is notified, the job is aborted, or `limit` passes.
 fn sleep(
     session: &Session,
     links: &mut [Option<PeerLink>],
@@ -523,7 +534,7 @@ fn sleep(
     woken
 }
 
-/// Up to so many connections are watched without an allocation for every sleep.
+/// Up to this many connections are polled without an allocation per sleep.
 const WATCHED_INLINE: usize = 32;
 
 fn watch(

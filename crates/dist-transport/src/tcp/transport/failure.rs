@@ -1,4 +1,4 @@
-//! What becomes of a wait that failed: its reason is found, the others are told, and the error is made.
+//! Handles a failed wait: finds the reason, reports it to the other ranks, and builds the error.
 
 use std::io;
 use std::time::Duration;
@@ -8,20 +8,21 @@ use crate::tcp::message::LinkError;
 use crate::tcp::session::{Session, WaitError, timeout};
 use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
-/// How long to wait for the reason when a connection breaks. The coordinator hears it as soon as this rank, but not at the same
-/// moment, and a busy machine makes that longer.
+/// How long to wait for the reason when a connection breaks. The coordinator notices the break at about the
+/// same time as this rank, but on a busy machine it may be later.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
-/// What went wrong with which peer.
+/// An error of a link, and the peer that it concerns.
 pub(super) struct PeerError {
     pub(super) activity: Activity,
-    /// As numbered in the group.
+    /// The peer's rank in the group.
     pub(super) peer: usize,
     pub(super) link_error: LinkError,
 }
 
 impl LinkError {
-    /// Why there is no connection. One that was not there in time is a wait like any other.
+    /// Returns the link error for a connection that could not be opened. If the connection was only late, the
+    /// error is a timeout.
     pub(super) fn unconnected(error: WaitError<Error>) -> Self {
         match error {
             WaitError::Late | WaitError::Unanswered => Self::TimedOut,
@@ -30,9 +31,9 @@ impl LinkError {
         }
     }
 
-    /// Returns `true` if the coordinator may know the reason: a connection breaks or is refused when the peer dies, but also
-    /// when the peer gave up because of another rank. If this process lacks a resource, that is the reason, for which the other
-    /// ranks wait.
+    /// Returns `true` if the coordinator may know the reason. A connection breaks or is refused if the peer
+    /// dies, but also if the peer gave up because of another rank. If this process lacks a resource, that is
+    /// the reason itself, and the other ranks wait for it.
     fn may_be_explained(&self) -> bool {
         match self {
             Self::Closed | Self::Io(_) => true,
@@ -42,8 +43,8 @@ impl LinkError {
     }
 }
 
-/// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message, which is half taken
-/// then, whoever catches the panic.
+/// Aborts the job if it is dropped, which only a panic does. The panic comes from a function that was
+/// receiving bytes of a message. The message is then half received, even if somebody catches the panic.
 pub(super) struct AbortOnUnwind<'a> {
     pub(super) session: &'a Session,
     pub(super) calls: &'a CallHistory,
@@ -55,7 +56,7 @@ impl Drop for AbortOnUnwind<'_> {
     }
 }
 
-/// Where something went wrong.
+/// The state that is needed to report an error: the session, the channel and the call.
 pub(super) struct ErrorContext<'a> {
     pub(super) session: &'a Session,
     pub(super) channel: ChannelId,
@@ -65,7 +66,8 @@ pub(super) struct ErrorContext<'a> {
 }
 
 impl ErrorContext<'_> {
-    /// Finds the reason, tells the others, and makes the error, which numbers ranks as the world does.
+    /// Finds the reason, reports it to the other ranks, and returns the error. The error numbers ranks as the
+    /// world does.
     pub(super) fn fail(
         &self,
         PeerError { activity, peer, link_error }: PeerError,
@@ -114,8 +116,9 @@ impl ErrorContext<'_> {
         self.plan_digest(&own, error)
     }
 
-    /// The error of this rank's call, unless the coordinator tells all ranks something else: then that. A rank that was waited
-    /// for in vain may have been waiting itself: the error names the one that all others hear of.
+    /// Returns the error of this rank's call, unless the coordinator has committed another abort record. A
+    /// rank that was waited for may itself have been waiting; the error then names the rank that all ranks
+    /// hear of.
     fn plan_digest(&self, own: &Abort, error: Error) -> Error {
         match (self.session.why_ended(), error) {
             (Some(word), error) if word == *own => error,
@@ -129,8 +132,8 @@ impl ErrorContext<'_> {
         }
     }
 
-    /// Waits until the coordinator has logged why a connection with this rank, as numbered in the world, has system_error, or that the
-    /// rank has left: that tells more than a system_error connection.
+    /// Waits until the coordinator has told why the connection with this rank broke, or that the rank has
+    /// left. Either says more than a broken connection. The rank is numbered as in the world.
     fn wait_for_reason(&self, peer: usize, deadline: Deadline) {
         let (session, runtime) = (self.session, &self.session.runtime);
         let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));

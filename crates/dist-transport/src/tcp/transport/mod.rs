@@ -1,5 +1,5 @@
-//! The transport between processes: connections on first use, through memory or TCP, and messages without a thread or
-//! a buffer of their size.
+//! The transport between processes. It opens connections on first use, through shared memory or TCP. It moves
+//! messages without a thread of its own and without a buffer of their size.
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod establish;
@@ -35,12 +35,12 @@ use crate::{
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::{Allocation, Direct};
 
-/// One channel of a process that is connected to its peers by TCP.
+/// One channel of a process that is connected to its peers by TCP or shared memory.
 #[derive(Debug)]
 pub struct TcpTransport {
     membership: Arc<Membership>,
     channel: ChannelId,
-    /// None if it lies too deep.
+    /// `None` if the channel is too many forks away from the world's.
     origin: Option<ForkPath>,
     rank: Rank,
     /// The ranks of the group, as numbered in the world.
@@ -51,24 +51,25 @@ pub struct TcpTransport {
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
-    /// For messages that arrive at the same time.
+    /// Scratch buffers for messages that arrive at the same time.
     scratches: Vec<Scratch>,
-    /// They tell where this rank comes from if it has to wait for long.
+    /// The last calls, reported if this rank waits long.
     calls: CallHistory,
     wait_policy: LinkWaitPolicy,
     traffic: Traffic,
-    /// The memory that the group shares; `None` while the ranks have not plan_digest yet, and then perhaps none.
+    /// The shared memory of the group. The outer option is `None` until the ranks have agreed; the inner one
+    /// is `None` if they share no memory.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     shm_group: Option<Option<Box<ShmGroup>>>,
 }
 
 impl TcpTransport {
-    /// Meets the other ranks of the job and opens the channel that contains them all. Connections to peers are
-    /// opened when they are first used.
+    /// Joins the job and opens the channel that contains all ranks. Connections to peers are opened on first
+    /// use.
     ///
     /// # Errors
-    /// If the coordinator cannot be reached, or some rank does not come, within the config's timeout; if this
-    /// process and the coordinator do not share a secret and a job; if an address cannot be listened on, or
+    /// If the coordinator cannot be reached, or a rank does not join, within the config's timeout. If this
+    /// process and the coordinator do not share a secret and a job. If an address cannot be listened on, or
     /// would need a secret.
     pub fn join(config: &Config) -> Result<Self> {
         let membership = Arc::new(rendezvous::join(config, &Runtime::system())?);
@@ -105,8 +106,8 @@ impl TcpTransport {
         }
     }
 
-    /// What messages of this group go through, as far as its ranks have logged: [`Medium::Auto`] if that differs from pair
-    /// to pair, and what was asked for where there are no pairs.
+    /// Returns the medium that messages of this group use, as far as the ranks have told: [`Medium::Auto`] if
+    /// it differs between pairs. For a group of one it is the medium that the config asked for.
     pub fn medium(&self) -> Medium {
         if self.members.len() == 1 {
             return self.session().medium;
@@ -123,7 +124,7 @@ impl TcpTransport {
         if peer_infos().any(shares_with_another) { Medium::Auto } else { Medium::Tcp }
     }
 
-    /// As [`Transport::fork`].
+    /// Implements [`Transport::fork`] with the concrete type.
     pub(super) fn fork_own(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let number = self.children;
         let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
@@ -138,13 +139,13 @@ impl TcpTransport {
         Ok(child)
     }
 
-    /// The memory of the group, if its ranks have plan_digest that they share some.
+    /// Returns the memory of the group, if its ranks have agreed to share some.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn known_direct(&self) -> Option<&dyn Direct> {
         self.shm_group.as_ref()?.as_deref().map(|shm_group| -> &dyn Direct { shm_group })
     }
 
-    /// The same, to be used.
+    /// Like [`known_direct`](Self::known_direct), but mutable.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn known_direct_mut(&mut self) -> Option<&mut dyn Direct> {
         self.shm_group.as_mut()?.as_deref_mut().map(|shm_group| -> &mut dyn Direct { shm_group })
@@ -170,7 +171,7 @@ impl TcpTransport {
         self.session().why_ended().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
     }
 
-    /// Agrees with the others, unless they have, on whether the group shares memory.
+    /// Agrees with the other ranks whether the group shares memory, unless they have agreed before.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     #[inline(never)]
     fn establish_once(&mut self, due: &LazyDeadline<'_>) -> Result<()> {
@@ -181,8 +182,9 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Opens the connections to these peers that are not open yet and that this rank dials, which needs nothing but the
-    /// peer's service thread. A peer that dials does it when it comes to this call: what is for it waits, and nothing else.
+    /// Opens the missing connections to those of these peers that this rank dials. That needs only the peer's
+    /// service thread. A peer that dials this rank does so when it enters this call; only its own messages
+    /// wait for that.
     #[inline]
     fn connect(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
         let connected = peers.iter().all(|&peer| self.links[peer].is_some());
@@ -208,7 +210,7 @@ impl TcpTransport {
         Ok(self.adopt(peer, link)?)
     }
 
-    /// Takes a new connection into use.
+    /// Starts to use a new connection.
     fn adopt(&mut self, peer: usize, link: PeerLink) -> Result<()> {
         let in_memory = matches!(link, PeerLink::Shm(_));
         if self.session().medium == Medium::Shm && !in_memory {
@@ -220,7 +222,7 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Ends a message that failed: finds the reason, tells the others, and makes the error.
+    /// Ends a failed message: finds the reason, reports it to the other ranks, and returns the error.
     #[cold]
     #[inline(never)]
     fn fail(&mut self, peer_error: PeerError, due: &LazyDeadline<'_>) -> Error {
@@ -247,7 +249,7 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Delivers this rank's bytes to itself.
+    /// Delivers this rank's own bytes to `sink`.
     fn pass_own(&mut self, bytes: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
         let abort_on_unwind = AbortOnUnwind { session: &self.membership.session, calls: &self.calls };
         self.scratch.pass(bytes, sink);
@@ -386,7 +388,7 @@ impl Transport for TcpTransport {
 
     fn abort(&mut self, cause: Cause) {
         self.session().give_up(cause, self.call());
-        // The program may end its process next.
+        // Waits for the report to be sent, because the program may end its process next.
         let _ = self.session().why_ended();
     }
 

@@ -1,4 +1,4 @@
-//! The memory that ranks expose to each other: how this rank tells where its own is, and finds that of others.
+//! Exposed memory: publishes the location of this rank's memory, and finds the memory of other ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use crate::tcp::message::LinkError;
 use crate::tcp::session::lock;
 use crate::{ExposedRegion, Grain, Reach, Result};
 
-/// Where bytes of another rank lie.
+/// The location of another rank's bytes.
 pub(super) enum Located {
-    /// Here, from this byte on.
+    /// In a mapping of this process, from this byte on.
     Mapped(Arc<Mapping>, usize),
-    /// In this process, at this address.
+    /// In another process, at this address.
     Process(i32, u64),
 }
 
 impl ShmGroup {
-    /// Tells the others what of this rank's memory is exposed in the current call, and keeps what is lent.
+    /// Publishes the region that this rank exposes in the current call, and keeps lent memory.
     pub(super) fn expose(&mut self, memory: ExposedRegion<'_>) {
         let region = match &memory {
             ExposedRegion::Nothing => RemoteRegion::NOTHING,
@@ -37,7 +37,7 @@ impl ShmGroup {
         RemoteRegion { len: bytes.len() as u64, writable, origin: self.origin(bytes) }
     }
 
-    /// Says it to the others, unless they know it from the last call whose generation had this index.
+    /// Stores the region for the other ranks, unless they have it from the last call with the same index.
     #[inline]
     pub(super) fn store_region(&mut self, region: RemoteRegion) {
         let generation = self.current.generation();
@@ -47,7 +47,7 @@ impl ShmGroup {
         }
     }
 
-    /// Where exposed memory of this rank lies.
+    /// Returns the location of exposed memory of this rank.
     fn origin(&self, memory: &[u8]) -> RegionOrigin {
         match self.membership.session.heap.find(memory) {
             Some((arena, offset)) => RegionOrigin::Heap { arena, offset },
@@ -55,10 +55,10 @@ impl ShmGroup {
         }
     }
 
-    /// Lets `read` see memory that a rank has exposed.
+    /// Calls `read` with memory that a rank has exposed.
     ///
     /// # Safety
-    /// As logged of [`Direct`](crate::Direct).
+    /// See the contract of [`Direct`](crate::Direct).
     #[inline(never)]
     pub(super) unsafe fn view_exposed(
         &mut self,
@@ -88,10 +88,10 @@ impl ShmGroup {
         self.check_not_failed(rank)
     }
 
-    /// Copies into memory that a rank has lent.
+    /// Copies bytes into memory that a rank has lent.
     ///
     /// # Safety
-    /// As logged of [`Direct`](crate::Direct).
+    /// See the contract of [`Direct`](crate::Direct).
     #[inline(never)]
     pub(super) unsafe fn write_lent(
         &mut self,
@@ -105,7 +105,8 @@ impl ShmGroup {
             Located::Process(_, address) => {
                 let process = self.peers[rank].process.as_ref();
                 let process = process.ok_or_else(|| self.out_of_reach(rank, range))?;
-                // SAFETY: the rank has lent these bytes in this call, and does not free them before it is over for every rank.
+                // SAFETY: the rank has lent these bytes in this call, and frees them only after the call is
+                // over for every rank.
                 let written = unsafe { process.write(address, bytes) };
                 written.map_err(|error| self.system_error(rank, error))?;
             }
@@ -113,7 +114,7 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Where bytes of memory that a rank has exposed lie.
+    /// Returns the location of a range that a rank has exposed.
     pub(super) fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
         let region = self.memory.region(rank, self.current.generation());
         let inside = range.start <= range.end && range.end as u64 <= region.len;
@@ -136,7 +137,7 @@ impl ShmGroup {
         }
     }
 
-    /// An arena of a rank's heap, mapped when it is first asked for.
+    /// Returns an arena of a rank's heap, and maps it at the first access.
     fn arena(&mut self, rank: usize, number: u32) -> Result<Arc<Mapping>> {
         let place = number as usize;
         if let Some(Some(mapping)) = self.peers[rank].arenas.get(place) {
@@ -162,5 +163,5 @@ impl ShmGroup {
     }
 }
 
-/// What the system is asked for of another process's memory at once: small enough for the cache.
+/// Bytes that one system call reads from another process: small enough for the cache.
 const PIECE_BYTES: usize = 128 << 10;

@@ -1,4 +1,4 @@
-//! Telling a stranger from a rank that computes, by who has had processors.
+//! Tells external load from a computing rank, by the CPU time of the ranks' processes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use smallvec::SmallVec;
 use crate::shm::{self, GroupMemory};
 use crate::{Rank, Runtime};
 
-/// How long one watch is good for.
+/// How long one measurement is used.
 const GOOD_FOR: Duration = Duration::from_millis(1);
 
-/// The ranks of one core, from when one of them began to give it away.
+/// The CPU time of the ranks on one core, since one of them began to yield.
 ///
-/// To begin takes a microsecond of system calls, as long as a short wait. So one watch is good for all waits of a
-/// millisecond, unless the rank sleeps in one. Where its program slept between two calls, or it was moved to another core,
-/// up to that millisecond counts as lost if the core is then away for longer than that.
+/// Starting a measurement takes about 1 µs of system calls, as long as a short wait. So one measurement
+/// serves all waits of a millisecond, unless the rank sleeps in one. If the program slept between two calls,
+/// or moved to another core, up to that millisecond counts as lost time.
 ///
-/// Threads count with their process: a rank whose threads compute on other cores, or that shares its process with other
-/// ranks, may take a stranger for one of them.
+/// CPU time is counted per process. If a rank has threads on other cores, or shares its process with other
+/// ranks, external load may be taken for one of them.
 #[derive(Debug)]
 pub(super) struct ExternalLoad {
     since: Duration,
@@ -27,34 +27,35 @@ pub(super) struct ExternalLoad {
 }
 
 impl ExternalLoad {
-    /// Begins now; `None` if the system does not tell who has had processors.
+    /// Starts a measurement now. Returns `None` if the system does not report CPU times.
     pub(super) fn begin(memory: &GroupMemory, rank: Rank, runtime: &Runtime) -> Option<Self> {
         let processes = processes_here(memory, rank);
         let used = processor_time(&processes)?;
-        // In this order: a rank may take the core meanwhile, and what it used must not be missing.
+        // Read after the CPU times: a rank may take the core in between, and its time must not be missing.
         Some(Self { since: runtime.now(), processes, used })
     }
 
-    /// Whether the next wait had better begin anew.
+    /// Returns `true` if the next wait should start a new measurement.
     pub(super) fn is_old(&self, now: Duration) -> bool {
         now > self.since + GOOD_FOR
     }
 
-    /// For how long until now none of them had the core.
+    /// Returns how long none of the ranks had the core until now.
     pub(super) fn lost(&self, now: Duration) -> Option<Duration> {
         let used = processor_time(&self.processes)?.saturating_sub(self.used);
         Some((now - self.since).saturating_sub(used))
     }
 }
 
-/// The processes of the ranks that were last seen on this rank's core.
+/// Returns the processes of the ranks that were last seen on this rank's core.
 fn processes_here(memory: &GroupMemory, rank: Rank) -> SmallVec<[i32; 8]> {
     let me = rank.index();
     let core = memory.note_core(me);
     let number = |rank: usize| memory.process(rank).load(Ordering::Relaxed).cast_signed();
     let own = std::process::id().cast_signed();
     let mut processes = SmallVec::from_slice(&[own]);
-    // Processes are numbered as the rank sees them that has made the memory: of another namespace, they are not those here.
+    // Process numbers are those that the creator of the memory sees. In another PID namespace they mean other
+    // processes.
     if number(me) == own {
         for peer in (0..rank.world_size()).filter(|&peer| memory.is_on(peer, core)) {
             let process = number(peer);

@@ -1,38 +1,45 @@
-//! What a rank does while it waits in memory: it looks again, gives its core away, or sleeps.
+//! The policy of a rank that waits in shared memory: it spins, yields its core, or sleeps.
 //!
-//! A wake-up takes some 30 µs, a look at memory some nanoseconds: with a core to itself a rank looks for a while before
-//! it sleeps. But a rank that shares its core with one that has not come as far keeps it from running by looking. With a
-//! core for every rank it sleeps at once: the system can wake it on an idle one. With fewer cores than ranks it gives its
-//! core away, at a microsecond or two, unless a stranger takes it for long; this goes by where the ranks run, as only
-//! those on one core have to take turns. A stranger is told from a rank that computes by the time for which the system says
-//! that ranks had processors. Once one of them has met a stranger who stays, all ask for short turns: a rank that is woken
-//! then gets a core after one of those, instead of one of the milliseconds that a thread which only computes is given.
-//! Among themselves they do better without. Now and then such a rank sleeps instead, because the system leaves ranks that
-//! take turns where they are.
+//! A wake-up takes about 30 µs, a look at memory a few nanoseconds. A rank with its own core therefore spins
+//! for a while before it sleeps. A rank that shares its core with a rank that is behind keeps that rank from
+//! running if it spins.
+//!
+//! - With a core for each rank, it then sleeps at once: the system can wake it on an idle core.
+//! - With fewer cores than ranks (oversubscribed), it yields its core, which takes 1 to 2 µs. Only ranks on
+//!   the same core have to take turns.
+//!
+//! A yield may also give the core to a process outside the job (external load), which keeps it for
+//! milliseconds. External load is told from a computing rank by the CPU time that the system reports for the
+//! ranks. If external load persists, a rank stops yielding for longer and longer periods. All ranks then ask
+//! for short scheduler slices, so that a woken rank gets a core after one short slice instead of several
+//! milliseconds. Without external load, ranks run better without short slices.
+//!
+//! One wait in [`WAITS_ON_ONE_CORE`] sleeps instead, because the system leaves yielding ranks on their cores.
 
 use std::time::Duration;
 
 use crate::tcp::link_wait::SPIN;
 
-/// How often to give the core away in one wait.
+/// The most yields in one wait.
 const YIELDS_MAX: u32 = 200;
-/// A yield that lasts longer may have handed the core to a stranger, to whom the system gives milliseconds at a time. It
-/// may as well have been a rank that computes between two collectives: at the next ones it is watched who has it.
+/// A longer yield may have given the core to external load, which the system runs for milliseconds. It may
+/// also have been a rank that computes between two collectives, so the next yields are measured.
 const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
-/// For how long after one that lasted too long yields are watched, and a stranger who is met after a penalty is one who stays.
+/// How long yields are measured after one that was too long. External load that returns within this time
+/// after a penalty counts as persistent.
 const REMEMBERED: Duration = Duration::from_millis(20);
-/// The turns to be asked for where strangers want the cores: the shortest that the system grants.
+/// The scheduler slice that ranks ask for under external load: the shortest that the system grants.
 pub(super) const SHORT_SLICE: Duration = Duration::from_micros(100);
-/// For how long it does not yield after it did so to a stranger, of whom the system has some that are soon gone.
+/// How long a rank does not yield after external load took its core; some of it ends soon.
 const PENALTY: Duration = Duration::from_millis(1);
-/// The same after one who stays: four times as long after each yield to one, up to this.
+/// The longest penalty. Each further yield to persistent external load quadruples the penalty, up to this.
 const PENALTY_MAX: Duration = Duration::from_secs(1);
-/// From which penalty on turns are to be short.
+/// The penalty from which on ranks ask for short slices.
 const PENALTY_OF_SHORT_TURNS: Duration = Duration::from_millis(16);
-/// How many waits give the core away until one sleeps, so that it may be woken on another.
+/// After this many waits with yields, one wait sleeps, so that the rank may be woken on another core.
 const WAITS_ON_ONE_CORE: u32 = 1000;
 
-/// What a waiting rank does next.
+/// The next action of a waiting rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitStep {
     Spin,
@@ -40,19 +47,19 @@ pub(super) enum WaitStep {
     Sleep,
 }
 
-/// What one rank has learnt about giving its core away.
+/// The wait policy of one rank in shared memory, and its state.
 #[derive(Debug)]
 pub(super) struct GroupWaitPolicy {
     core_per_rank: bool,
-    /// For how long it did not yield after the last stranger, and until when.
+    /// The last penalty, and the time at which it ends.
     penalty: Duration,
     penalty_ends: Duration,
     measured_until: Duration,
-    /// Waits that may give the core away before one has to sleep.
+    /// Waits that may still yield before one has to sleep.
     waits_on_one_core: u32,
 }
 
-/// One wait that was not over at once.
+/// One wait that did not succeed at once.
 #[derive(Debug)]
 pub(super) struct GroupWait {
     since: Duration,
@@ -76,13 +83,13 @@ impl GroupWaitPolicy {
         }
     }
 
-    /// Whether to watch, from now on, who has the core.
+    /// Returns `true` if yields are currently measured.
     pub(super) fn is_measuring(&self, now: Duration) -> bool {
         now < self.measured_until
     }
 
-    /// Learns for how long, until `now`, the core was away and, if that was too long and was watched, for how long no rank
-    /// had it. Gives whether ranks had better take short turns.
+    /// Records a yield that `lasted` until `now`. If it was too long and measured, `lost` returns how long no
+    /// rank had the core. Returns `true` if ranks should ask for short slices.
     pub(super) fn record_yield(
         &mut self,
         now: Duration,
@@ -102,7 +109,7 @@ impl GroupWaitPolicy {
         self.penalty >= PENALTY_OF_SHORT_TURNS
     }
 
-    /// What to do now, if the core `is_wanted` by a rank that has not come as far, or not.
+    /// Chooses the next action. `is_wanted` says that a rank which is behind waits for this core.
     pub(super) fn next(&mut self, wait: &mut GroupWait, now: Duration, is_wanted: bool) -> WaitStep {
         if !is_wanted {
             return if now - wait.since < SPIN { WaitStep::Spin } else { WaitStep::Sleep };
@@ -150,7 +157,7 @@ mod tests {
         assert_eq!(wait_policy.next(&mut wait, us(1), false), WaitStep::Spin);
     }
 
-    /// Of a rank that has just slept so that it could be woken on another core.
+    /// Returns the policy of a rank that has just slept, so that it could be woken on another core.
     fn rested() -> GroupWaitPolicy {
         GroupWaitPolicy { waits_on_one_core: WAITS_ON_ONE_CORE, ..CROWDED }
     }
@@ -181,7 +188,8 @@ mod tests {
         assert_eq!(wait_policy.next(&mut next, us(300), true), WaitStep::Yield);
     }
 
-    /// Gives the core away until then for this long, of which strangers had it for so long.
+    /// Records a yield that lasted this long until `now`, during which external load had the core for
+    /// `to_strangers` µs.
     fn give_away(wait_policy: &mut GroupWaitPolicy, now: u64, lasted: u64, to_strangers: u64) -> bool {
         let is_measuring = wait_policy.is_measuring(us(now - lasted));
         wait_policy.record_yield(us(now), us(lasted), || is_measuring.then_some(us(to_strangers)))
@@ -189,7 +197,7 @@ mod tests {
 
     fn next(wait_policy: &mut GroupWaitPolicy, now: u64) -> WaitStep {
         let mut wait = GroupWait::begin(us(now));
-        // A core to itself is used whatever there was.
+        // A free core is used for spinning, whatever happened before.
         assert_eq!(wait_policy.next(&mut wait, us(now), false), WaitStep::Spin);
         wait_policy.next(&mut wait, us(now), true)
     }
@@ -212,7 +220,7 @@ mod tests {
         let mut wait_policy = rested();
         let mut now = 10_000;
         for expected in [1000, 4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000] {
-            // From here on it is watched.
+            // From here on yields are measured.
             give_away(&mut wait_policy, now, 3000, 0);
             now += 10_000;
             assert_eq!(give_away(&mut wait_policy, now, 3000, 1001), expected >= 16_000);

@@ -1,4 +1,4 @@
-//! The memory of a group in use: calls, signals and waits, and what ranks copy there.
+//! The shared memory of a group in use: calls, signals, waits, and copies.
 #![allow(unsafe_code, reason = "mapped memory is reached under the contract of `Direct`")]
 
 mod exposed;
@@ -33,7 +33,7 @@ use crate::{
     Traffic,
 };
 
-/// One rank's view of its group's memory.
+/// One rank's handle on its group's shared memory.
 #[derive(Debug)]
 pub(super) struct ShmGroup {
     memory: Arc<GroupMemory>,
@@ -42,52 +42,54 @@ pub(super) struct ShmGroup {
     rank: Rank,
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
-    /// The last calls of the transport, for reports of what it waits for.
+    /// The last calls of the transport, for reports of long waits.
     calls: CallHistory,
-    /// Messages of the transport, for the same.
+    /// The message counts of the transport, for the same reports.
     counts: Arc<MessageCounts>,
     wait_policy: GroupWaitPolicy,
-    /// Who has had this core of late, while that is of interest.
+    /// Measures who had this core recently, while yields are measured.
     external_load: Option<ExternalLoad>,
-    /// Whether this rank waits for the others in each call, also where it could go ahead. To go ahead spares switches
-    /// between ranks on one core; where each has its own, lines go to and fro faster between ranks that keep shm_group.
+    /// Whether this rank waits for the other ranks in each call, even if it could run ahead. Running ahead
+    /// saves switches between ranks on one core. With a core per rank, cache lines move faster between ranks
+    /// that stay in lockstep.
     is_lockstep: bool,
     uses_short_slices: bool,
-    /// Whether others may sleep for something that this rank has signalled.
+    /// Whether other ranks may sleep for a signal that this rank has given.
     owes_wake: bool,
     reach: Reach,
     current: CurrentCall,
-    /// The last calls, by the index of their generation; the current one among them.
+    /// The last calls by the index of their generation, including the current one.
     entered: [Entered; CALLS_MAX],
-    /// What this rank says of itself in calls, by the index of their generation.
+    /// The regions that this rank exposed, by the index of the generation.
     regions: [RemoteRegion; CALLS_MAX],
     peers: Vec<GroupPeer>,
-    /// The first call in which not all of them were found to be in the same as this rank.
+    /// The first call in which not all ranks were compared with this one.
     compared: usize,
-    /// Deadline of the last call in which memory was exposed: what is mapped on the source to it is mapped by then.
+    /// The deadline of the last call that exposed memory. Mappings made during a call finish by it.
     deadline: Deadline,
-    /// What this rank has lent in the last call, unless it has it back.
+    /// The memory lent in the last call, until it is reclaimed.
     lent: Option<Lent>,
-    /// The number of this memory among all that the process has had.
+    /// The number of this memory within the process.
     group: u64,
     scratch: Vec<Grain>,
     copy_policy: CopyPolicy,
     traffic: Traffic,
 }
 
-/// How much of what each has published is fetched before all have: as many lines as a processor waits for at once.
+/// The most published bytes of each rank that are prefetched: as many cache lines as a processor requests at
+/// once.
 const FETCHED_BYTES_MAX: usize = 1 << 10;
 
 /// The call that this rank is in.
 #[derive(Debug, Clone, Copy)]
 struct CurrentCall {
-    /// Counted from 1.
+    /// The number of the call, counted from 1.
     number: usize,
-    /// Signals of each rank in all calls before.
+    /// Signals of each rank in all earlier calls.
     base: u64,
     /// Signals of each rank in this call.
     signals: u32,
-    /// Those of this rank so far.
+    /// Signals of this rank so far.
     signalled: u32,
 }
 
@@ -98,22 +100,22 @@ impl CurrentCall {
     }
 }
 
-/// A call that others may still be in.
+/// A call that other ranks may still be in.
 #[derive(Debug, Clone, Copy, Default)]
 struct Entered {
     hash: u64,
-    /// Signals of each rank in all calls before.
+    /// Signals of each rank in all earlier calls.
     base: u64,
 }
 
-/// What is known of a rank.
+/// The state that this rank keeps about a peer.
 #[derive(Debug, Clone, Default)]
 struct GroupPeer {
-    /// Signals that were seen, all calls shm_group.
+    /// The number of signals seen, over all calls.
     seen: u64,
-    /// The first call in which it was not found to be in the same as this rank.
+    /// The first call in which the peer was not yet compared with this rank.
     compared: usize,
-    /// Arenas of its heap that are mapped here, by number.
+    /// Mapped arenas of its heap, by number.
     arenas: Vec<Option<Arc<Mapping>>>,
     /// Its process, if this one can write there.
     process: Option<Arc<Process>>,
@@ -160,7 +162,7 @@ impl ShmGroup {
         }
     }
 
-    /// Says which call the next one to be entered is.
+    /// Sets the fingerprint of the call that is entered next.
     #[inline]
     pub(super) fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
@@ -170,7 +172,7 @@ impl ShmGroup {
         self.traffic
     }
 
-    /// How often this rank has signalled, in all calls shm_group.
+    /// Returns how many signals this rank has given, over all calls.
     pub(super) fn signals(&self) -> u64 {
         self.current.base + u64::from(self.current.signalled)
     }
@@ -180,7 +182,7 @@ impl ShmGroup {
         (0..self.rank.world_size()).filter(move |&peer| peer != me)
     }
 
-    /// Makes the error of a call that has failed, of those that others may still be in.
+    /// Returns the error of a call that has failed. The call may be one that other ranks are still in.
     #[cold]
     fn fail(&self, call: Generation, (peer, link_error): (usize, LinkError), deadline: Deadline) -> Error {
         self.memory.fail(self.rank.index());
@@ -190,13 +192,13 @@ impl ShmGroup {
         context.fail(PeerError { activity: Activity::Receive, peer, link_error }, deadline)
     }
 
-    /// Leaves the current call for the next one. The ranks' calls are compared by the fingerprint and by what else was plan_digest.
+    /// Enters the next call. Ranks compare their calls by the fingerprint and by the plan digest.
     #[inline(always)]
     fn enter_next(&mut self, entry: CallEntry, due: &LazyDeadline<'_>) -> Result<()> {
         let CallEntry { rank, plan_digest, signals, slots } = entry;
         assert!(signals > 0 && rank == self.rank, "every rank enters for itself, and signals in every call");
         if self.lent.is_some() {
-            // It was not taken back, so others may still write there: it is never freed.
+            // The memory was not reclaimed, so other ranks may still write there: it is never freed.
             self.lent = None;
         }
         let CurrentCall { number: last, base, signals: last_signals, .. } = self.current;
@@ -207,19 +209,21 @@ impl ShmGroup {
         let fingerprint = self.calls.current();
         let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_signals));
         let (generation, hash) = (Generation::of(number), shm::hash(fingerprint).wrapping_add(plan_digest));
-        // The first signal hands all of this over. Nobody needs what was there before: all have left that call.
+        // The first signal publishes all of this. Nobody needs the old contents, because all ranks have left
+        // that call.
         self.memory.set_call(me, generation, fingerprint);
-        // After the last signal of the call before: whoever finds this in place of an older hash sees that signal.
+        // Stored after the last signal of the previous call: a rank that reads this hash instead of an older
+        // one also sees that signal.
         self.memory.hash(me, generation).store(hash, Ordering::Release);
         self.entered[generation.index()] = Entered { hash, base };
         self.current = CurrentCall { number, base, signals, signalled: 0 };
         Ok(())
     }
 
-    /// Copies from what a rank has published or exposed, in this source where that is mapped.
+    /// Copies bytes that a rank has published or exposed, with `copy` if they are mapped.
     ///
     /// # Safety
-    /// As logged of [`Direct`].
+    /// See the contract of [`Direct`].
     #[inline]
     unsafe fn read_by(
         &mut self,
@@ -248,8 +252,8 @@ impl ShmGroup {
         self.check_not_failed(rank)
     }
 
-    /// What was read of memory that a rank had exposed stands for nothing if the call has failed for that rank meanwhile,
-    /// since it may have written there then.
+    /// Fails if the call has failed for a rank meanwhile. Bytes read from its exposed memory are then
+    /// worthless, because the rank may have written there.
     fn check_not_failed(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
             Err(self.fail(self.current.generation(), (rank, LinkError::Closed), self.by_now()))
@@ -264,8 +268,8 @@ impl ShmGroup {
         self.fail(self.current.generation(), (rank, link_error), self.by_now())
     }
 
-    /// Until when the reason of a failure may be waited for: what is exposed can be read long after the deadline of the call
-    /// that it was exposed in.
+    /// Returns the deadline for finding the reason of a failure. Exposed memory can be read long after the
+    /// deadline of its call.
     fn by_now(&self) -> Deadline {
         self.membership.session.runtime.deadline(WAITING_LIMIT)
     }
@@ -310,7 +314,7 @@ impl Direct for ShmGroup {
     #[inline(always)]
     unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let (me, generation) = (self.rank.index(), self.current.generation());
-        // What several ranks of a core read is better read from caches, and a copy may be interrupted by any of them.
+        // On a shared core, ranks read better from caches, and a copy may be interrupted by any of them.
         let published = if bytes.len() < LONG_BYTES || !self.is_lockstep {
             // SAFETY: as the caller has promised.
             unsafe { self.memory.publish(me, generation, place, offset, bytes) }
@@ -328,7 +332,7 @@ impl Direct for ShmGroup {
     unsafe fn signal(&mut self) {
         self.current.signalled += 1;
         let signals = self.current.base + u64::from(self.current.signalled);
-        // Releases all that was written: whoever sees the signal sees that too.
+        // Release: a rank that sees the signal also sees everything written before it.
         self.memory.signals(self.rank.index(), self.current.generation()).store(signals, Ordering::Release);
         self.owes_wake = true;
     }
@@ -363,13 +367,14 @@ impl Direct for ShmGroup {
             waiting::spin_delay();
             return self.wait_for_all(number, due);
         }
-        // What the others have published comes while the next is waited for, who may have to have this core first.
-        // In a barrier it is nothing, but in a line all the same.
+        // Prefetches the published bytes of one rank while waiting for the next one, which may need this core
+        // first. A barrier publishes nothing, but its signal is in a flag line all the same.
         let (generation, range) =
             (self.current.generation(), offset..offset + bytes.len().clamp(1, FETCHED_BYTES_MAX));
         let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, generation, place, range.clone());
         self.wait_for_each(number, fetch, due)?;
-        // All have left the call before, and what they read then comes back while this one's is added up.
+        // All ranks have left the previous call. The lines that they read then are fetched back while this
+        // call's bytes are added.
         if is_intel() {
             self.memory.claim(rank.index(), Generation::of(number + 1), place, range);
         }
@@ -378,8 +383,8 @@ impl Direct for ShmGroup {
 
     #[inline]
     fn wake_waiters(&mut self) {
-        // Between the signal and the look at who sleeps there has to be a fence, which waits until the signal has left this
-        // core.
+        // A fence must come between the signal and the look at sleeping ranks. It waits until the signal has
+        // left this core.
         if std::mem::take(&mut self.owes_wake) {
             self.memory.wake_sleepers(self.rank);
         }
@@ -484,7 +489,7 @@ impl Direct for ShmGroup {
                     unsafe { self.memory.change(self.current.generation(), place, there, len, change) };
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
-            // Whether the call has failed there is not asked: what others may write is leaked then, and nobody reads it.
+            // Does not check for a failed call: the memory is then leaked, and nobody reads it.
             Place::Memory => {
                 let others = there.iter().all(|&(rank, _)| rank != self.rank.index());
                 let rise = there.is_sorted_by(|(left, _), (right, _)| left < right);
@@ -521,7 +526,7 @@ impl Direct for ShmGroup {
         let (memory, membership) = (self.memory.clone(), self.membership.clone());
         let (me, region) = (self.rank.index(), self.regions[self.current.generation().index()]);
         AbandonHandle::new(move || {
-            // Before the caller writes there: whoever reads what it writes finds this too.
+            // Comes before the caller writes there: a rank that reads the new bytes also sees this flag.
             memory.fail(me);
             if let RemoteRegion { len, writable: false, origin: RegionOrigin::Heap { arena, offset } } =
                 region
@@ -534,13 +539,13 @@ impl Direct for ShmGroup {
 
 impl Drop for ShmGroup {
     fn drop(&mut self) {
-        // Before what was exposed is used for something else.
+        // Comes before the exposed memory is used for something else.
         if self.current.signalled < self.current.signals {
             self.abandon();
         }
         let abort_state = &self.membership.session.abort_state;
         abort_state.remove_sleeper(self.channel);
-        // After an abort the others are to hear of that.
+        // After an abort the other ranks should see the abort, not a departure.
         if abort_state.get().is_none() {
             self.memory.leave(self.rank.index());
             self.memory.wake_sleepers(self.rank);
@@ -548,7 +553,7 @@ impl Drop for ShmGroup {
     }
 }
 
-/// What wakes this rank from its sleep in the group's memory.
+/// Wakes this rank from its sleep in the group's memory.
 #[derive(Debug)]
 struct GroupWaker {
     memory: Arc<GroupMemory>,

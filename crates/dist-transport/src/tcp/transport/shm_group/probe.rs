@@ -1,9 +1,11 @@
-//! Finding out how far ranks reach into each other's memory: by reaching into it.
+//! Probes how far ranks reach into each other's memory, by reading and writing it.
 //!
-//! Whether the system lets one process read and write another's memory depends on users, namespaces, capabilities and
-//! filters, and cannot be asked for. So every rank reads a number of every other's, and writes it back there; one failure
-//! anywhere, and nobody does it. Who finds the number has the right process, and keeps a descriptor of it: the number of a
-//! process that has ended may be another's.
+//! The system lets one process access another's memory depending on users, namespaces, capabilities and
+//! filters, and does not say whether it will. So every rank reads a random number from every other rank and
+//! writes it back. If one access fails anywhere, no rank uses it.
+//!
+//! A rank that finds the number has the right process. It keeps a descriptor of the process, because the
+//! number of an ended process may be reused.
 
 use super::ShmGroup;
 use crate::shm::Process;
@@ -12,27 +14,27 @@ use crate::{
 };
 
 impl ShmGroup {
-    /// Agrees with the others on how far ranks reach, which is not beyond `limit`.
+    /// Agrees with the other ranks how far ranks reach, at most up to `limit`.
     pub(in crate::tcp::transport) fn probe(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         if limit > Reach::Slots {
             let found = self.try_reach(limit, due)?;
             self.reach = self.least(found, due)?;
-            // None of it was anybody's.
+            // Probing does not count as traffic.
             self.traffic = Traffic::default();
         }
         Ok(self.reach)
     }
 
-    /// How far this rank reaches into every other's memory, and every other into its own.
+    /// Returns how far this rank reaches into the memory of all others, and they into its own.
     fn try_reach(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         let [number, ..]: [u64; 4] = bytemuck::pod_read_unaligned(&auth::random_bytes()?);
         let me = self.rank.index();
-        // A cell for the number, and one for each rank to write it back to.
+        // One cell for the number, and one for each rank to write it back.
         let mut cells = vec![0_u64; 1 + self.rank.world_size()];
         cells[0] = number;
         let entry = CallEntry { rank: self.rank, plan_digest: 0, signals: 2, slots: SlotUse::Unused };
-        // SAFETY: all ranks do these steps. Each writes its own line before its first signal, and in the memory of another rank
-        // only the cell that is there for it, between that rank's first signal and its own last.
+        // SAFETY: all ranks do these steps. Each writes its own flag line before its first signal. In another
+        // rank's memory it writes only its own cell, after that rank's first signal and before its own last.
         unsafe { self.enter(entry, ExposedRegion::Write(Owned::from(cells).lend()), due) }?;
         // SAFETY: as above.
         unsafe { self.publish(Place::FlagLine, 0, &number.to_ne_bytes()) };
@@ -46,12 +48,12 @@ impl ShmGroup {
             unsafe { self.read(peer, Place::FlagLine, 0, &mut told) }?;
             let mut process = None;
             reads &= self.reach_into(peer, |number, address| {
-                // Before the number is found there, so that it is not found in another.
+                // Opened before the number is read, so that the number is not found in another process.
                 process = Process::open(number).ok();
                 shm::read_process(number, address, &mut found)
             });
             reads &= found == told;
-            // Nothing is written where this was not the peer's memory.
+            // Nothing is written unless this was the peer's memory.
             writes &= reads
                 && process.is_some_and(|process| {
                     let written = self.reach_into(peer, |_, address| {
@@ -90,7 +92,7 @@ impl ShmGroup {
         reached.is_ok()
     }
 
-    /// The least of what all ranks have found.
+    /// Returns the least reach that any rank has found.
     fn least(&mut self, found: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
         let mut least = found;

@@ -1,4 +1,4 @@
-//! Waits for the signals of other ranks, whose calls are compared with this rank's.
+//! Waits for the signals of other ranks, and compares their calls with this rank's.
 
 use std::sync::atomic::Ordering;
 
@@ -12,13 +12,15 @@ use crate::tcp::message::LinkError;
 use crate::tcp::session::{LongWait, number};
 use crate::{Deadline, Direct, LazyDeadline, Result};
 
-/// How often to look for a signal between two looks at anything else, which take longer.
+/// How often to look for a signal before looking at anything else, which takes longer.
 const LOOKS: usize = 16;
 
-/// Lets some 15 to 30 ns pass between a signal and the first look for that of the other of two, who signals at the same
-/// time: a look that comes before it takes the line away from the core that is about to write it. `spin_loop` would take
-/// too long. What was measured is what the compiler makes of it: so many stores to the stack, on Intel's processors by a
-/// loop.
+/// Delays a rank by 15 to 30 ns between its signal and its first look for the other of two ranks, which
+/// signals at the same time. An earlier look would take the cache line away from the core that is about to
+/// write it.
+///
+/// `spin_loop` would take too long. The delay is the measured cost of this many stores to the stack; Intel
+/// processors need more of them.
 #[inline(always)]
 pub(super) fn spin_delay() {
     #[inline(always)]
@@ -31,7 +33,7 @@ pub(super) fn spin_delay() {
 }
 
 impl ShmGroup {
-    /// Waits until every rank has signalled in one of the last calls.
+    /// Waits until every rank has signalled in this call, which is one of the last calls.
     #[inline(never)]
     pub(super) fn wait_for_all_in(&mut self, call: usize, due: &LazyDeadline<'_>) -> Result<()> {
         self.wait_for_all(call, due)
@@ -42,7 +44,7 @@ impl ShmGroup {
         self.wait_for_each(call, |_, _| {}, due)
     }
 
-    /// The same, and `seen` hears of each rank as soon as it has been seen.
+    /// Like `wait_for_all`, and calls `seen` with each rank as soon as it has signalled.
     #[inline(always)]
     pub(super) fn wait_for_each(
         &mut self,
@@ -60,7 +62,7 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Waits until a rank has signalled so often in one of the last calls.
+    /// Waits until a rank has signalled this many times in one of the last calls.
     #[inline(always)]
     pub(super) fn wait_in(
         &mut self,
@@ -89,7 +91,7 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Finds out whether a rank that has signalled in one of the last calls was in the same as this one.
+    /// Checks that a rank which has signalled in one of the last calls was in the same call as this one.
     #[cold]
     fn compare(&self, rank: usize, call: usize, due: &LazyDeadline<'_>) -> Result<()> {
         let generation = Generation::of(call);
@@ -103,7 +105,7 @@ impl ShmGroup {
         Err(self.fail(generation, (rank, link_error), due.deadline()))
     }
 
-    /// Gives how often the rank has signalled, in a call with this generation, which is as often as is wanted.
+    /// Waits until the rank has signalled `wanted` times, and returns its number of signals.
     #[inline(never)]
     pub(super) fn wait_for(
         &mut self,
@@ -128,7 +130,7 @@ impl ShmGroup {
         deadline: Deadline,
     ) -> Result<u64, LinkError> {
         let look = |memory: &GroupMemory, times| memory.look(peer, generation, wanted, times);
-        // Whoever this one waits for may sleep for it.
+        // The awaited rank may sleep for this one.
         self.wake_waiters();
         let session = &*self.membership.session;
         let mut now = session.runtime.now();
@@ -152,7 +154,8 @@ impl ShmGroup {
                         self.external_load = ExternalLoad::begin(&self.memory, self.rank, &session.runtime);
                     }
                     session.runtime.yield_now();
-                    // What it waited for may be there now: a stranger's generation counts all the same.
+                    // The awaited signal may be there now; the time that the core was away is recorded all
+                    // the same.
                     let after = session.runtime.now();
                     let external_load = self.external_load.as_ref().filter(|_| is_measuring);
                     let lost = || external_load.and_then(|external_load| external_load.lost(after));
@@ -172,7 +175,7 @@ impl ShmGroup {
                     let seen = self.memory.all_signals(peer, self.current.number);
                     let wait = || WaitReport {
                         on: number(self.members[peer]),
-                        // What has come meanwhile is not missing.
+                        // A signal that has arrived meanwhile is not missing.
                         missing: if seen < wanted { Missing::Signal(seen) } else { Missing::Anything },
                         messages: self.counts.sent(peer),
                         signals: self.signals(),
@@ -187,7 +190,7 @@ impl ShmGroup {
                 return Err(LinkError::Aborted(abort));
             }
             if self.memory.has_left(peer) {
-                // It may have signalled before it left.
+                // The rank may have signalled before it left.
                 break look(&self.memory, 1).ok_or(LinkError::Goodbye)?;
             }
             now = session.runtime.now();
@@ -199,7 +202,7 @@ impl ShmGroup {
         Ok(seen)
     }
 
-    /// Whether this core is wanted by a rank of the group that has not come as far as this one in its call.
+    /// Returns `true` if a rank of the group that is behind this one waits for this core.
     fn is_wanted(&self) -> bool {
         let (memory, call) = (&*self.memory, &self.current);
         let core = memory.note_core(self.rank.index());
