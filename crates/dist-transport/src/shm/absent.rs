@@ -1,4 +1,4 @@
-//! What stands where memory cannot be shared: nothing can be made, so nothing can be done with it.
+//! Replacement for shared memory on systems without it: its types cannot be constructed.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,15 +1,17 @@
-//! Where large segments begin, so that what lies at one offset of several has room beside each other in the first cache.
+//! Address colouring of large segments: bytes at the same offset of several segments get different sets of
+//! the L1 cache.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// AMD's processors from Zen to Zen 4 find a line in their first cache by its place in a page and by eight bits that they make
-/// of its address: bits 12 to 27, each of the lower eight joined with one of the upper eight. Two lines that look alike to
-/// them throw each other out, and a loop over both takes ten times as long. So it is with what ranks have at one offset of
-/// segments that begin a multiple of this address_colouring.
+/// The alias distance of the L1 cache on AMD processors from Zen to Zen 4. They select a cache way by the
+/// offset in the page and eight hashed bits: each of the address bits 12 to 19 XORed with one of the bits 20
+/// to 27. Two lines with the same hash evict each other, and a loop over both takes ten times as long.
+/// Segments that begin a multiple of this distance apart have that problem at every offset.
 pub(super) const HASHED_BYTES: usize = 1 << 28;
 
-/// How much further each large segment begins in such a stretch of addresses than the one before: as much as a huge page, so
-/// that segments can have those, and so that 128 in a row differ in the upper bits alone.
+/// The distance between the beginnings of consecutive large segments, modulo [`HASHED_BYTES`]. It is the size
+/// of a huge page, so that segments can use those, and 128 consecutive segments differ in the upper bits
+/// alone.
 const COLOUR_STEP_BYTES: usize = 2 << 20;
 
 const _: () = assert!(
@@ -17,7 +19,7 @@ const _: () = assert!(
     "after the last comes the first"
 );
 
-/// Where the next one is to begin, in every stretch of [`HASHED_BYTES`] addresses alike.
+/// Returns the offset at which the next segment should begin, modulo [`HASHED_BYTES`].
 pub(super) fn next_colour() -> usize {
     LARGE.fetch_add(1, Ordering::Relaxed).wrapping_mul(COLOUR_STEP_BYTES)
 }

@@ -1,27 +1,28 @@
-//! Where each side stands in a ring: positions only, no memory.
+//! The cursors of a ring: positions only, no memory.
 //!
-//! Counters count bytes since the beginning and never go back; a position is a counter modulo the ring's length. All
-//! are whole grains, so that what lies side by side is aligned.
+//! Counters count bytes since the beginning and never decrease. A position is a counter modulo the ring's
+//! length. All counters are whole grains, so contiguous bytes are aligned.
 
 use std::ops::Range;
 
 use super::segment::RING_BYTES;
 use crate::Grain;
 
-/// How much is consumed before the room is given back: often enough for the producer, and rare for small messages.
+/// How much is consumed before the room is given back: often enough for the producer, and rare for small
+/// messages.
 const GIVE_BACK_BYTES: u64 = RING_BYTES as u64 / 4;
 
-/// The producer's view of a ring.
+/// The producer's cursor.
 #[derive(Debug, Default)]
 pub(super) struct Produced {
     produced: u64,
-    /// As last seen.
+    /// The consumer's counter as last read.
     consumed: u64,
 }
 
 impl Produced {
-    /// How many bytes there is room for; `None` if the counter, which is looked at only when there seems to be room
-    /// for less than `wanted`, makes no sense.
+    /// Returns how many bytes there is room for. The consumer's counter is read only if there seems to be
+    /// less room than `wanted`. Returns `None` if the counter is invalid.
     pub(super) fn room(&mut self, wanted: usize, consumed: impl FnOnce() -> u64) -> Option<usize> {
         if self.free() < wanted {
             let now = consumed();
@@ -38,7 +39,8 @@ impl Produced {
         RING_BYTES - used.expect("no more than the ring holds")
     }
 
-    /// Where bytes go that lie `ahead` of what is produced, in two pieces where they meet the end of the ring.
+    /// Returns the ranges for bytes that are written `ahead` of the published ones: two ranges if they wrap
+    /// around the end of the ring.
     pub(super) fn places(&self, ahead: usize, len: usize) -> [Range<usize>; 2] {
         assert!(ahead + len <= self.free(), "no room for this was seen");
         let start = position(self.produced + ahead as u64);
@@ -46,7 +48,7 @@ impl Produced {
         [start..start + first, 0..len - first]
     }
 
-    /// Counts bytes as produced, and gives the new counter.
+    /// Counts bytes as produced, and returns the new counter.
     pub(super) fn advance(&mut self, bytes: usize) -> u64 {
         assert!(bytes <= self.free(), "no room for this was seen");
         self.produced += bytes as u64;
@@ -54,22 +56,22 @@ impl Produced {
     }
 }
 
-/// The consumer's view of a ring.
+/// The consumer's cursor.
 #[derive(Debug, Default)]
 pub(super) struct Consumed {
     consumed: u64,
     given_back: u64,
-    /// As last seen.
+    /// The producer's counter as last read.
     produced: u64,
 }
 
 impl Consumed {
-    /// Where the next bytes lie, at most `max` and as far as they lie side by side; `None` if the counter, which is
-    /// looked at only when nothing seems to be there, makes no sense.
+    /// Returns the range of the next bytes: at most `max`, and contiguous. The producer's counter is read
+    /// only if nothing seems to be there. Returns `None` if the counter is invalid.
     pub(super) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
             let counted = produced();
-            // Grains that were left out may not be counted yet.
+            // Skipped grains may not be counted yet.
             let now = counted.max(self.produced);
             if now - self.given_back > RING_BYTES as u64 || !is_whole(counted) {
                 return None;
@@ -81,17 +83,17 @@ impl Consumed {
         Some(start..start + there.min(max).min(RING_BYTES - start))
     }
 
-    /// The counter behind the next grain.
+    /// Returns the counter behind the next grain.
     pub(super) const fn next_grain(&self) -> u64 {
         self.consumed + Grain::BYTES as u64
     }
 
-    /// Counts the next grain as there, which the other side has left out.
+    /// Counts the next grain as present, because the producer has skipped it.
     pub(super) fn skip(&mut self) {
         self.produced = self.produced.max(self.next_grain());
     }
 
-    /// Counts bytes as consumed. Gives the counter that is to be told to the producer, if it is.
+    /// Counts bytes as consumed. Returns the counter if it should be published to the producer.
     pub(super) fn advance(&mut self, bytes: usize) -> Option<u64> {
         assert!(bytes as u64 <= self.produced - self.consumed, "nothing like this has come");
         self.consumed += bytes as u64;
@@ -103,7 +105,7 @@ impl Consumed {
     }
 }
 
-/// Whether a counter is one of whole grains.
+/// Returns `true` if a counter is a whole number of grains.
 fn is_whole(counter: u64) -> bool {
     counter.is_multiple_of(Grain::BYTES as u64)
 }

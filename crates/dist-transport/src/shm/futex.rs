@@ -1,9 +1,10 @@
-//! How a rank sleeps_for until another one signals, and why no wake-up is lost.
+//! The futex protocol: how a rank sleeps until another one signals, without lost wake-ups.
 //!
-//! The sleeper says for whom it sleeps_for, then looks once more at what it waits for; the signaller signals, then looks who
-//! sleeps_for. A full fence between the two on both sides makes one of them see the other: without it both could read what
-//! was before, and the sleeper would sleep on (Dekker). What it sleeps_for by is a count of rings that it has read before
-//! it said that it sleeps_for: a claim_wake in between ends the sleep before it begins.
+//! The sleeper stores the rank for which it sleeps, then checks its condition once more. The signaller
+//! signals, then checks who sleeps. A full fence between the two steps on both sides makes one of them see
+//! the other. Without it, both could read old values and the sleeper would sleep on (Dekker). The sleeper
+//! waits on a wake count that it read before it announced its sleep, so a wake-up in between ends the sleep
+//! at once.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -11,11 +12,11 @@ use std::time::Duration;
 use rustix::event::Timespec;
 use rustix::thread::futex;
 
-/// A word that is shared, so that the protocol can be tried in every interleaving.
+/// A shared word. The trait lets loom test the protocol in every interleaving.
 pub(super) trait FutexWord {
     fn load(&self, order: Ordering) -> u32;
     fn store(&self, value: u32, order: Ordering);
-    /// Whether it was `from`, and is zero now.
+    /// Sets the word to 0 if it was `from`, and returns `true` if it was.
     fn clear_if(&self, from: u32) -> bool;
     fn increment(&self);
     fn fence();
@@ -35,7 +36,7 @@ impl FutexWord for AtomicU32 {
     }
 
     fn increment(&self) {
-        // Whoever sees the claim_wake sees what was done before it.
+        // Release: a rank that sees the wake-up sees everything before it.
         self.fetch_add(1, Ordering::Release);
     }
 
@@ -44,8 +45,8 @@ impl FutexWord for AtomicU32 {
     }
 }
 
-/// Says that a rank is about to sleep for another, numbered from 1. It looks at what it waits for once more, and then
-/// sleeps_for for as long as this number stands.
+/// Announces that a rank is about to sleep for another, numbered from 1. The rank then checks its condition
+/// once more, and sleeps while the wake count is the returned number.
 pub(super) fn prepare_sleep<W: FutexWord>(sleeping: &W, wake_count: &W, awaited: u32) -> u32 {
     let before = wake_count.load(Ordering::Acquire);
     sleeping.store(awaited, Ordering::Relaxed);
@@ -53,18 +54,18 @@ pub(super) fn prepare_sleep<W: FutexWord>(sleeping: &W, wake_count: &W, awaited:
     before
 }
 
-/// Between a signal and the looks at who sleeps_for.
+/// The fence between a signal and the looks at sleeping ranks.
 pub(super) fn fence_after_signal<W: FutexWord>() {
     W::fence();
 }
 
-/// Whether a rank sleeps_for for this one, and so is to be wake_count at.
+/// Returns `true` if a rank sleeps for this one.
 #[inline]
 pub(super) fn sleeps_for<W: FutexWord>(sleeping: &W, signaller: u32) -> bool {
     sleeping.load(Ordering::Relaxed) == signaller
 }
 
-/// Whether a rank slept for this one, and so has been wake_count at and is to be woken.
+/// Returns `true` if a rank slept for this one. The wake count was then raised, and the rank has to be woken.
 pub(super) fn claim_wake<W: FutexWord>(sleeping: &W, wake_count: &W, signaller: u32) -> bool {
     let sleeps_for = sleeps_for(sleeping, signaller) && sleeping.clear_if(signaller);
     if sleeps_for {
@@ -73,15 +74,16 @@ pub(super) fn claim_wake<W: FutexWord>(sleeping: &W, wake_count: &W, signaller: 
     sleeps_for
 }
 
-/// Sleeps while the word is what it was, for so long at most, or less: whoever sleeps_for looks again.
+/// Sleeps while the wake count is `before`, for at most `limit`. It may return early, so the caller looks
+/// again.
 pub(super) fn sleep(wake_count: &AtomicU32, before: u32, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
     let _ = futex::wait(wake_count, futex::Flags::empty(), before, limit.as_ref());
 }
 
-/// Wakes the one that sleeps_for by this word.
+/// Wakes the rank that sleeps on this wake count.
 pub(super) fn wake(wake_count: &AtomicU32) {
-    // It fails for words that are no memory only.
+    // It fails only for addresses that are no memory.
     let _ = futex::wake(wake_count, futex::Flags::empty(), 1);
 }
 

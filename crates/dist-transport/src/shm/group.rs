@@ -1,12 +1,13 @@
-//! ShmLink that all ranks of a group have mapped: where each rank's lines, slots and words lie.
+//! The layout of the memory that all ranks of a group have mapped.
 //!
-//! Each rank has, for each of the calls that may be under way at once, a line (how often it has signalled, a hash of its call,
-//! and a few bytes of data), the call in full, what it has exposed, and a eager_buffer; the words that it sleeps by; and its
-//! slots, parity of them for every other call. Of two ranks each has its line in the other's block every other round. All
-//! but eager_buffers and slots are on pairs of cache lines of their own. A page of a eager_buffer or a slot is there once it is touched.
+//! Each rank has four generations of: a flag line (signal count, hash of the call, and 48 bytes of data), the
+//! fingerprint of the call, the exposed region, and an eager buffer. It also has the words for sleeping, and
+//! two generations of slots. In a group of two, the ranks swap the blocks that hold their flag lines every
+//! fourth call. Everything except eager buffers and slots has its own pair of cache lines. Pages of eager
+//! buffers and slots are allocated on first touch.
 //!
-//! Flag lines, calls, exposures and words are atomic: they may be read and written at any time. What ranks publish in lines,
-//! eager_buffers and slots is not, so whatever reaches there is `unsafe`.
+//! Flag lines, fingerprints, regions and words are atomic: they may be read and written at any time. The
+//! published bytes in flag lines, eager buffers and slots are not, so every access to them is `unsafe`.
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
@@ -36,15 +37,15 @@ const _: () =
 const PAIR_BYTES: usize = 128;
 const BLOCK_BYTES: usize = REGIONS_AT + CALLS_MAX * PAIR_BYTES;
 
-/// Words of a call.
+/// Words of a fingerprint.
 const CALL_WORDS: usize = Fingerprint::SIZE / size_of::<u64>();
 
-/// On the first page: behind the nonce.
+/// On the first page, behind the nonce.
 const EXTERNAL_LOAD_AT: usize = PAIR_BYTES;
-/// In a line: behind the signals and the hash.
+/// In a flag line: behind the signal count and the hash.
 const HASH_AT: usize = 8;
 const FLAG_DATA_AT: usize = 16;
-/// In a rank's block: behind its lines.
+/// In a rank's block: behind its flag lines.
 const SLEEPING_AT: usize = CALLS_MAX * PAIR_BYTES;
 const WAKE_COUNT_AT: usize = SLEEPING_AT + 4;
 const CORE_AT: usize = WAKE_COUNT_AT + 4;
@@ -53,7 +54,7 @@ const PROCESS_AT: usize = LEFT_AT + 4;
 const FAILED_AT: usize = PROCESS_AT + 4;
 const CALLS_AT: usize = LEFT_AT + PAIR_BYTES;
 const REGIONS_AT: usize = CALLS_AT + CALLS_MAX * PAIR_BYTES;
-/// In what a rank has behind all blocks: behind its slots.
+/// In a rank's large part: behind its slots.
 const EAGER_AT: usize = 2 * SLOTS * SLOT_BYTES;
 const LARGE_BYTES: usize = EAGER_AT + CALLS_MAX * EAGER_BYTES;
 
@@ -63,13 +64,13 @@ pub(crate) struct GroupMemory {
     mapping: Mapping,
     ranks: usize,
     slots_at: usize,
-    /// Whether there are two ranks, of which each has its line where it has read the other's the last time: a signal is seen
-    /// sooner where the line is at hand.
+    /// Whether the group has two ranks. Each then has its flag line where it has read the other's the last
+    /// time, because a signal is seen sooner if the line is in the cache.
     is_of_two: bool,
 }
 
 impl GroupMemory {
-    /// Makes the memory, with the descriptor that lets the other ranks open it.
+    /// Creates the memory, with the descriptor that lets the other ranks open it.
     pub(crate) fn create(nonce: &Nonce, world_size: usize) -> io::Result<(OwnedFd, Self)> {
         let (file, mapping) = Mapping::create(bytes(world_size), Pages::OnDemand)?;
         // SAFETY: nobody else has the memory yet.
@@ -77,7 +78,7 @@ impl GroupMemory {
         Ok((file, Self::new(mapping, world_size)))
     }
 
-    /// Opens the memory that another rank has made; `None` if it is not the one with this nonce.
+    /// Opens the memory that another rank has created. Returns `None` if its nonce is another one.
     pub(crate) fn open(file: &OwnedFd, nonce: &Nonce, world_size: usize) -> io::Result<Option<Self>> {
         let mapping = Mapping::open(file, bytes(world_size))?;
         // SAFETY: the nonce was written before the memory was given away, and never is afterwards.
@@ -89,21 +90,21 @@ impl GroupMemory {
         Self { mapping, ranks: world_size, slots_at: slots_at(world_size), is_of_two: world_size == 2 }
     }
 
-    /// How often a rank has signalled, all calls together.
+    /// Returns the signal count of a rank, over all calls.
     #[inline]
     pub(crate) fn signals(&self, rank: usize, generation: Generation) -> &AtomicU64 {
         self.counter(self.flag_line(rank, generation))
     }
 
-    /// How often a rank has signalled, in all calls together, if it has not come further than the call with this number. It is
-    /// not more than three calls behind. Lines of earlier calls may be another rank's by now.
+    /// Returns the signal count of a rank over all calls, if the rank has not passed this call. It is at most
+    /// three calls behind. Flag lines of earlier calls may belong to another rank by now.
     pub(crate) fn all_signals(&self, rank: usize, call: usize) -> u64 {
         let calls = call.saturating_sub(CALLS_MAX - 1)..=call;
         calls.map(|call| self.signals(rank, Generation::of(call)).load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
-    /// Looks so many times, with pauses, whether a rank has signalled so often by now, and gives how often it has. The loads
-    /// acquire: what the rank wrote before the signal that is seen is seen too.
+    /// Looks `times` times, with pauses, for at least `wanted` signals of a rank, and returns their number.
+    /// The loads acquire: everything that the rank wrote before the signal is visible.
     #[inline]
     pub(crate) fn look(&self, rank: usize, generation: Generation, wanted: u64, times: usize) -> Option<u64> {
         let signals = self.signals(rank, generation);
@@ -116,13 +117,14 @@ impl GroupMemory {
         })
     }
 
-    /// What tells a rank's call from others. Read after a signal of that call was seen.
+    /// Returns the hash of a rank's call. Read after a signal of that call was seen.
     #[inline]
     pub(crate) fn hash(&self, rank: usize, generation: Generation) -> &AtomicU64 {
         self.counter(self.flag_line(rank, generation) + HASH_AT)
     }
 
-    /// A rank's call in full: the one that it has signalled in, if a signal of that call was seen, and else any.
+    /// Returns the fingerprint of a rank's call. It is that of the current call if a signal of that call was
+    /// seen, and otherwise unspecified.
     pub(crate) fn call(&self, rank: usize, generation: Generation) -> Fingerprint {
         // SAFETY: calls lie where nothing else does, and are reached here and in `set_call` only.
         Fingerprint(bytemuck::cast(unsafe {
@@ -137,7 +139,8 @@ impl GroupMemory {
         unsafe { self.mapping.store(pair(rank, CALLS_AT, generation), words) };
     }
 
-    /// What a rank has exposed: in the call that it has signalled in, if a signal of that call was seen, and else anything.
+    /// Returns the region that a rank has exposed. It is that of the current call if a signal of that call
+    /// was seen, and otherwise unspecified.
     pub(crate) fn region(&self, rank: usize, generation: Generation) -> RemoteRegion {
         self.check(rank);
         // SAFETY: exposures lie where nothing else does, and are reached here and in `expose` only.
@@ -149,7 +152,8 @@ impl GroupMemory {
         unsafe { self.mapping.store(pair(rank, REGIONS_AT, generation), region.encode()) };
     }
 
-    /// Sleeps until `awaited` signals or leaves, or somebody wakes this rank, or the time is over; not if it is `ready`.
+    /// Sleeps until `awaited` signals or leaves, this rank is woken, or `limit` passes. Does not sleep if
+    /// `ready` returns `true`.
     pub(crate) fn sleep(&self, me: usize, awaited: usize, limit: Duration, ready: impl FnOnce() -> bool) {
         let (sleeping, wake_count) = (self.sleeping(me), self.wake_count(me));
         let before = futex::prepare_sleep(sleeping, wake_count, sleeper_of(awaited));
@@ -159,7 +163,7 @@ impl GroupMemory {
         sleeping.store(0, Ordering::Relaxed);
     }
 
-    /// Wakes those that sleep for this rank, after it has signalled or left.
+    /// Wakes ranks that sleep for this one, after it has signalled or left.
     #[inline]
     pub(crate) fn wake_sleepers(&self, me: Rank) {
         futex::fence_after_signal::<AtomicU32>();
@@ -189,38 +193,38 @@ impl GroupMemory {
         futex::wake(wake_count);
     }
 
-    /// Says where this rank runs, for those who could let it run there.
+    /// Records the core of this rank, for ranks that could let it run there.
     pub(crate) fn note_core(&self, me: usize) -> Core {
         Core::note(self.core(me))
     }
 
-    /// Whether a rank could run if the one that runs on this core waited for something else, as far as is known.
+    /// Returns `true` if a rank could run if the rank on this core slept, as far as is known.
     pub(crate) fn waits_for_core(&self, rank: usize, core: Core) -> bool {
         self.is_on(rank, core) && self.sleeping(rank).load(Ordering::Relaxed) == 0
     }
 
-    /// Whether a rank was on this core when it last waited.
+    /// Returns `true` if a rank was on this core when it last waited.
     pub(crate) fn is_on(&self, rank: usize, core: Core) -> bool {
         core.is_noted(self.core(rank))
     }
 
-    /// The core that a rank was on when it last waited; 0 before.
+    /// Returns the core that a rank was on when it last waited; 0 before that.
     fn core(&self, rank: usize) -> &AtomicU32 {
         self.word(block(rank) + CORE_AT)
     }
 
-    /// Whom a rank sleeps for, counted from 1; 0 if it is awake.
+    /// Returns the rank for which a rank sleeps, counted from 1; 0 if it is awake.
     #[inline]
     fn sleeping(&self, rank: usize) -> &AtomicU32 {
         self.word(block(rank) + SLEEPING_AT)
     }
 
-    /// How often a rank was wake_count at: what it sleeps by.
+    /// Returns the wake count of a rank, the futex word of its sleep.
     fn wake_count(&self, rank: usize) -> &AtomicU32 {
         self.word(block(rank) + WAKE_COUNT_AT)
     }
 
-    /// Notes that a rank will not come to another call.
+    /// Records that a rank will not enter another call.
     pub(crate) fn leave(&self, rank: usize) {
         self.word(block(rank) + LEFT_AT).store(1, Ordering::Release);
     }
@@ -229,25 +233,26 @@ impl GroupMemory {
         self.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
     }
 
-    /// Notes that a call has failed for a rank, before anything that it does then.
+    /// Records that a call has failed for a rank, before anything that the rank does next.
     pub(crate) fn fail(&self, rank: usize) {
         self.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
-        // With the other's: whoever reads what is written from here on reads this too.
+        // Pairs with the fence in `has_failed`: a rank that reads later writes also reads this flag.
         fence(Ordering::Release);
     }
 
-    /// Whether a call had failed for a rank before anything that was read of its memory was written.
+    /// Returns `true` if a call had failed for a rank before the bytes that were read from its memory were
+    /// written.
     pub(crate) fn has_failed(&self, rank: usize) -> bool {
         fence(Ordering::Acquire);
         self.word(block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
     }
 
-    /// Notes that something beside the ranks wants their cores.
+    /// Records that external load uses the ranks' cores.
     pub(crate) fn note_external_load(&self) {
         self.external_load().store(1, Ordering::Relaxed);
     }
 
-    /// Whether any rank has noted that.
+    /// Returns `true` if any rank has recorded external load.
     pub(crate) fn has_external_load(&self) -> bool {
         self.external_load().load(Ordering::Relaxed) != 0
     }
@@ -256,7 +261,7 @@ impl GroupMemory {
         self.word(EXTERNAL_LOAD_AT)
     }
 
-    /// The number of a rank's process, as the rank sees it that has made this memory.
+    /// Returns the number of a rank's process, as the creator of this memory sees it.
     pub(crate) fn process(&self, rank: usize) -> &AtomicU32 {
         self.word(block(rank) + PROCESS_AT)
     }
@@ -273,10 +278,10 @@ impl GroupMemory {
         unsafe { self.mapping.word(at) }
     }
 
-    /// Bytes that a rank has published. `None` if there is no such place.
+    /// Returns bytes that a rank has published. Returns `None` if there is no such place.
     ///
     /// # Safety
-    /// Nobody writes them while they are borrowed.
+    /// Nobody writes the bytes while they are borrowed.
     #[inline]
     pub(crate) unsafe fn published(
         &self,
@@ -290,7 +295,7 @@ impl GroupMemory {
         Some(unsafe { self.mapping.bytes(at, range.len()) })
     }
 
-    /// Has the processor fetch what a rank has published, if there is such a place, before it is read.
+    /// Prefetches published bytes of a rank, if there is such a place, before they are read.
     #[inline]
     pub(crate) fn fetch(&self, rank: usize, generation: Generation, place: Place, range: Range<usize>) {
         if let Some(at) = self.place(rank, generation, place, &range) {
@@ -298,7 +303,8 @@ impl GroupMemory {
         }
     }
 
-    /// Has the processor take back from the others, if there is such a place, where this rank publishes next.
+    /// Prefetches a place of this rank for writing, if there is such a place, which takes its lines back from
+    /// other cores.
     #[inline]
     pub(crate) fn claim(&self, me: usize, generation: Generation, place: Place, range: Range<usize>) {
         if let Some(at) = self.place(me, generation, place, &range) {
@@ -306,7 +312,7 @@ impl GroupMemory {
         }
     }
 
-    /// Lets `write` have bytes of a place of this rank's own. `None` if there is no such place.
+    /// Calls `write` with bytes of a place of this rank. Returns `None` if there is no such place.
     ///
     /// # Safety
     /// As for [`Mapping::fill`].
@@ -324,7 +330,7 @@ impl GroupMemory {
         Some(())
     }
 
-    /// Copies into a place of a rank. `None` if there is no such place.
+    /// Copies bytes into a place of a rank. Returns `None` if there is no such place.
     ///
     /// # Safety
     /// As for [`Mapping::copy_in`].
@@ -343,10 +349,10 @@ impl GroupMemory {
         Some(())
     }
 
-    /// Lets `change` have as many bytes of one place of several ranks, each from an offset on.
+    /// Calls `change` with equally long ranges of one place of several ranks, each at its offset.
     ///
     /// # Errors
-    /// The first that has no such place.
+    /// The first rank and offset without such a place.
     ///
     /// # Safety
     /// As for [`Mapping::fill`].
@@ -368,14 +374,14 @@ impl GroupMemory {
         Ok(())
     }
 
-    /// Where a rank has its line in a call.
+    /// Returns the offset of a rank's flag line in a call.
     #[inline]
     fn flag_line(&self, rank: usize, generation: Generation) -> usize {
         let owner = if self.is_of_two && generation.uses_peer_block() { 1 - rank } else { rank };
         pair(owner, 0, generation)
     }
 
-    /// Whoever is not of the group has no memory here.
+    /// Panics if the rank is outside the group.
     #[inline]
     fn check(&self, rank: usize) {
         assert!(rank < self.ranks, "rank {rank} is one of {}", self.ranks);
@@ -410,20 +416,20 @@ impl GroupMemory {
 pub(crate) struct Core(u32);
 
 impl Core {
-    /// Where the system does not say: ranks seem to share one then, and let each other run.
+    /// Used if the system does not report the core. Ranks then seem to share one, and yield to each other.
     const UNKNOWN: u32 = u32::MAX;
 
-    /// Says in a word where this process runs.
+    /// Stores the core of this process in a word.
     pub(super) fn note(word: &AtomicU32) -> Self {
         let core = Self::current();
-        // The others read it in every wait, and keep it in their caches as long as it stays the same.
+        // The other ranks read the word in every wait, so it is written only if it changes.
         if !core.is_noted(word) {
             word.store(core.0, Ordering::Relaxed);
         }
         core
     }
 
-    /// Whether it is this one that a word says.
+    /// Returns `true` if a word holds this core.
     pub(super) fn is_noted(self, word: &AtomicU32) -> bool {
         word.load(Ordering::Relaxed) == self.0
     }
@@ -433,7 +439,7 @@ impl Core {
     }
 }
 
-/// How a rank is called by those who sleep for it.
+/// Returns the number by which sleeping ranks name a rank.
 #[inline]
 fn sleeper_of(rank: usize) -> u32 {
     u32::try_from(rank + 1).expect("ranks travel as 32 bits")
@@ -447,8 +453,8 @@ const fn pair(rank: usize, at: usize, generation: Generation) -> usize {
     block(rank) + at + generation.index() * PAIR_BYTES
 }
 
-/// Half a page behind one's beginning, where no large vector begins: copies between two that begin nearly alike in their pages
-/// are [slow](crate::copy()).
+/// Half a page behind the beginning of a page, where no large vector begins. Copies between two buffers with
+/// nearly equal page offsets are [slow](crate::copy()).
 const fn slots_at(world_size: usize) -> usize {
     block(world_size).next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2
 }

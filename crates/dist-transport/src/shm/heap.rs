@@ -1,10 +1,11 @@
-//! The heap of a job on one host: memory that a process gives away and its peers map when they first reach into it.
+//! The heap of a job on one host: memory that a process allocates for sharing, and that its peers map on
+//! first access.
 //!
-//! Each process allocates from arenas of its own, so no allocation waits for anybody. All channels of the job share
-//! them.
+//! Each process allocates from its own arenas, so no allocation waits for another process. All channels of
+//! the job share them.
 //!
-//! ShmLink that is free again is kept for the next allocation for a while, since the system takes long to give pages. Once it
-//! has been free for parity a second to a second, the service thread gives its pages back, a part at a time.
+//! Freed memory is kept for the next allocation for a while, because the system takes long to provide pages.
+//! After it has been free for 0.5 to 1 s, the service thread returns its pages, a part at a time.
 #![allow(unsafe_code, reason = "mapped memory cannot be given away otherwise")]
 
 use std::collections::BTreeSet;
@@ -21,11 +22,11 @@ use super::ranges::Ranges;
 use crate::owned::Bytes;
 use crate::{Allocation, Grain};
 
-/// Bytes of an arena, unless one allocation takes more. Its pages come when they are touched.
+/// Bytes of an arena, unless one allocation needs more. Pages are allocated on first touch.
 const ARENA_BYTES: usize = 256 << 20;
-/// How much free memory is given back to the system in one go: some milliseconds' work.
+/// How much free memory is returned to the system at once: a few milliseconds of work.
 const RETURNED_BYTES: usize = 64 << 20;
-/// Allocations do not share pages, so that one that is leaked keeps nothing else.
+/// Allocations do not share pages, so that a leaked one keeps nothing else alive.
 const UNIT_BYTES: usize = 4096;
 
 /// This process's part of the heap.
@@ -37,17 +38,18 @@ struct Arena {
     file: Arc<OwnedFd>,
     mapping: Arc<Mapping>,
     len: usize,
-    /// What is free.
+    /// Free ranges.
     holes: Ranges,
-    /// What of that has pages with old bytes: since lately, and since one [`Heap::age`] ago. The rest is zero.
+    /// Free ranges whose pages hold old bytes: freed since the last [`Heap::age`], and before it. Other free
+    /// pages are zero.
     lately: Ranges,
     earlier: Ranges,
-    /// Beginnings of pages that other ranks see as they were when a call failed. They are never given away again.
+    /// First pages of ranges that other ranks still read after a failed call. They are never allocated again.
     detached: BTreeSet<usize>,
 }
 
 impl Heap {
-    /// ShmLink of this many bytes, zero at first. `None` if the system has none left.
+    /// Allocates this many bytes, zeroed. Returns `None` if the system has none left.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
         let len = bytes.max(1).checked_next_multiple_of(UNIT_BYTES)?;
         let mut arenas = self.arenas();
@@ -56,7 +58,8 @@ impl Heap {
         let (arena, range) = match found {
             Some(found) => found,
             None => {
-                // Before there is more, what is free is no longer kept: buffers that grow would keep all that they were.
+                // Before the heap grows, all free memory is returned: buffers that grow would otherwise keep
+                // all their old sizes.
                 arenas.iter_mut().for_each(Arena::return_all);
                 let made = Arena::new(len.max(ARENA_BYTES))
                     .inspect_err(|error| tracing::info!(%error, bytes, "no memory for the heap"));
@@ -69,7 +72,7 @@ impl Heap {
         // SAFETY: `take` gives each byte to one region at a time, and other processes reach it only when it is exposed in a call.
         let region = unsafe { Region::new(space.mapping.clone(), range.start, bytes) };
         let old = [space.lately.remove(&range), space.earlier.remove(&range)].concat();
-        // Much memory is long in being zeroed, and others allocate meanwhile.
+        // Zeroing much memory takes long, and other threads allocate meanwhile.
         drop(arenas);
         let mut memory = Allocated { region, heap: self.clone(), arena, range: range.clone() };
         for old in old {
@@ -78,7 +81,7 @@ impl Heap {
         Some(Allocation::new(Box::new(memory)))
     }
 
-    /// Lets time go by: what has been free since the last call is to be given back to the system.
+    /// Ages free memory: memory that has been free since the last call will be returned to the system.
     pub(crate) fn age(&self) {
         for arena in &mut *self.arenas() {
             for range in std::mem::take(&mut arena.lately).iter() {
@@ -87,14 +90,14 @@ impl Heap {
         }
     }
 
-    /// Gives the system the pages of some memory that is to be given back; `false` if there is none.
+    /// Returns the pages of some aged memory to the system. Returns `false` if there is none.
     pub(crate) fn return_some(&self) -> bool {
         let mut arenas = self.arenas();
         let found = arenas.iter_mut().enumerate().find_map(|(number, arena)| {
             let range = arena.earlier.first_of(1)?;
             let range = range.start..range.end.min(range.start + RETURNED_BYTES);
             arena.earlier.remove(&range);
-            // Nobody is given it meanwhile.
+            // Removed from the free ranges, so that it is not allocated meanwhile.
             arena.holes.remove(&range);
             Some((number, range, arena.file.clone()))
         });
@@ -104,13 +107,13 @@ impl Heap {
         let mut arenas = self.arenas();
         arenas[number].holes.insert(range.clone());
         if !returned {
-            // Only what is zero may count as such; it is tried again at the next age.
+            // Memory with old bytes must not count as zero. It is tried again at the next age.
             arenas[number].lately.insert(range);
         }
         true
     }
 
-    /// In which arena these bytes lie, and where, if they do.
+    /// Returns the arena and the offset of these bytes, if they are in the heap.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<(u32, u64)> {
         let find = |(number, arena): (usize, &Arena)| {
             Some((u32::try_from(number).ok()?, arena.mapping.find(bytes)? as u64))
@@ -118,8 +121,8 @@ impl Heap {
         self.arenas().iter().enumerate().find_map(find)
     }
 
-    /// Keeps bytes that others may still read in a call that failed as they are now, for them: the owner of the allocation
-    /// goes on in pages of its own.
+    /// Keeps bytes that other ranks may still read after a failed call. The owner of the allocation continues
+    /// with private pages.
     pub(crate) fn detach(&self, number: u32, offset: u64, len: u64) {
         let mut arenas = self.arenas();
         let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
@@ -132,7 +135,7 @@ impl Heap {
         }
     }
 
-    /// What lets another process map an arena, and its size.
+    /// Returns the descriptor by which another process maps an arena, and the arena's size.
     pub(crate) fn file(&self, arena: u32) -> Option<(Arc<OwnedFd>, usize)> {
         self.arenas().get(arena as usize).map(|arena| (arena.file.clone(), arena.len))
     }
@@ -156,7 +159,7 @@ impl Arena {
         })
     }
 
-    /// Takes so many bytes from the first hole that has them.
+    /// Takes this many bytes from the first free range that has them.
     fn take(&mut self, len: usize) -> Option<Range<usize>> {
         let start = self.holes.first_of(len)?.start;
         self.holes.remove(&(start..start + len));
@@ -170,7 +173,7 @@ impl Arena {
         }
     }
 
-    /// Gives the system the pages of all that is free.
+    /// Returns the pages of all free memory to the system.
     fn return_all(&mut self) {
         let old: Vec<_> = self.lately.iter().chain(self.earlier.iter()).collect();
         (self.lately, self.earlier) = Default::default();
@@ -182,15 +185,16 @@ impl Arena {
     }
 }
 
-/// Gives the system pages in place of which zeros are read from now on; whether it has taken them. Nobody writes there any more,
-/// since what is lent is never free, nor reads there, since what others may still read is detached.
+/// Returns pages to the system; they read as zeros from then on. Returns `true` if the system has taken them.
+/// Nobody writes there, because lent memory is never free. Nobody reads there, because memory that others may
+/// read is detached.
 fn return_pages(file: &OwnedFd, range: &Range<usize>) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let returned = rustix::fs::fallocate(file, flags, range.start as u64, range.len() as u64);
     returned.inspect_err(|error| tracing::debug!(%error, "free memory of the heap is kept")).is_ok()
 }
 
-/// ShmLink that was given away.
+/// Memory that was allocated.
 #[derive(Debug)]
 struct Allocated {
     region: Region,

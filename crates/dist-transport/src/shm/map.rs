@@ -1,11 +1,12 @@
-//! ShmLink that processes have mapped together.
+//! Shared memory mapped by several processes.
 //!
-//! What lies where, who writes what when, and how the others come to know of it is the business of those who use this:
-//! two processes' loads and stores meet here as they do in hardware, and only counters, which are atomic, order them.
-//! So whatever reaches into a segment is `unsafe` here, and safe only in types that keep the order themselves: the ends of a
-//! ring and the mailboxes (`segment.rs`), the flag lines of a group (`group.rs`), and regions of the heap.
-//! All processes that map a segment are taken to run this crate and to write nothing else there. Each has proven to belong
-//! to the job before it was given the segment.
+//! The users of this module decide what lies where, who writes when, and how others learn of it. Loads and
+//! stores of two processes meet here as in hardware, and only atomic counters order them. Access to a segment
+//! is therefore `unsafe` here. It is safe only in types that keep the order themselves: the ends of a ring
+//! and the fastboxes (`segment.rs`), the flag lines of a group (`group.rs`), and regions of the heap.
+//!
+//! All processes that map a segment are assumed to run this crate and to write nothing else there. Each has
+//! authenticated before it got the segment.
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
@@ -28,16 +29,16 @@ use super::copy_policy::copy_to_reader;
 use crate::CHANGED_MAX;
 use crate::grain::Grain;
 
-/// Whether a segment's pages are there from the start.
+/// Whether a segment's pages are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// They are: making the segment fails where memory is short.
+    /// All pages are allocated: creating the segment fails if memory is short.
     Reserved,
-    /// Each comes when it is first touched.
+    /// Each page is allocated on first touch.
     OnDemand,
 }
 
-/// A mapping of a whole segment; unmapped when it is dropped.
+/// A mapping of a whole segment. Dropping it unmaps the segment.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -52,17 +53,17 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes a segment of zeros, with the descriptor that lets another process open it.
+    /// Creates a zeroed segment, with the descriptor that lets another process open it.
     pub(super) fn create(len: usize, pages: Pages) -> io::Result<(OwnedFd, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("dist", flags)?;
         let size = len as u64;
-        // Whoever makes a file longer than that is ended by a signal.
+        // A signal would end a process that makes a larger file.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < size) {
             return Err(Errno::FBIG.into());
         }
         retry_on_intr(|| match pages {
-            // Without its pages the first store would end the process where memory is short.
+            // Without its pages, the first store would end the process if memory is short.
             Pages::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size),
             Pages::OnDemand => rustix::fs::ftruncate(&file, size),
         })?;
@@ -71,7 +72,8 @@ impl Mapping {
         Ok((file, mapping))
     }
 
-    /// Opens the segment that another process has made; `None` if it is none, or not one of this size.
+    /// Opens the segment that another process has created. Returns `None` if the file is no segment of this
+    /// size.
     pub(super) fn open(file: &OwnedFd, len: usize) -> io::Result<Option<Self>> {
         let seals = rustix::fs::fcntl_get_seals(file)?;
         let size = rustix::fs::fstat(file)?.st_size;
@@ -99,7 +101,7 @@ impl Mapping {
         // shrinking, as both callers have made sure.
         let mapped = unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, protection, flags, file, 0) };
         if let Err(error) = mapped {
-            // What it was to replace may be gone all the same, and its addresses somebody else's by now.
+            // The replaced mapping may be gone, and its addresses may belong to another mapping by now.
             std::mem::forget(space);
             return Err(error.into());
         }
@@ -109,13 +111,13 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether so many bytes from there on lie in the segment.
+    /// Returns `true` if `len` bytes from `offset` on are inside the segment.
     #[inline]
     pub(crate) const fn holds(&self, offset: usize, len: usize) -> bool {
         offset <= self.len && len <= self.len - offset
     }
 
-    /// A place in the segment from where `len` bytes lie inside it.
+    /// Returns a pointer to `len` bytes inside the segment.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(self.holds(offset, len), "outside the segment");
@@ -123,10 +125,10 @@ impl Mapping {
         unsafe { self.start.add(offset) }
     }
 
-    /// A counter.
+    /// Returns an atomic counter.
     ///
     /// # Safety
-    /// All processes reach these eight bytes as an `AtomicU64` only.
+    /// All processes access these eight bytes as an `AtomicU64` only.
     #[inline]
     pub(super) unsafe fn counter(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "counters are aligned");
@@ -136,10 +138,10 @@ impl Mapping {
         unsafe { place.cast().as_ref() }
     }
 
-    /// A word to sleep by.
+    /// Returns an atomic word, such as a futex.
     ///
     /// # Safety
-    /// All processes reach these four bytes as an `AtomicU32` only.
+    /// All processes access these four bytes as an `AtomicU32` only.
     #[inline]
     pub(super) unsafe fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(align_of::<AtomicU32>()), "words are aligned");
@@ -148,10 +150,11 @@ impl Mapping {
         unsafe { place.cast().as_ref() }
     }
 
-    /// Bytes of the segment.
+    /// Returns bytes of the segment.
     ///
     /// # Safety
-    /// Nobody writes them while they are borrowed, in this process or another: counters order the get and the writes.
+    /// Nobody writes them while they are borrowed, in this process or another: counters order the borrow and
+    /// the writes.
     #[inline]
     pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         let place = self.at(offset, len);
@@ -160,13 +163,13 @@ impl Mapping {
         unsafe { slice::from_raw_parts(place.as_ptr(), len) }
     }
 
-    /// Has the processor fetch bytes that are read soon, where it can be told.
+    /// Prefetches bytes for reading, if the processor supports it.
     #[inline]
     pub(crate) fn fetch(&self, offset: usize, len: usize) {
         self.lines(offset, len).for_each(ahead::fetch);
     }
 
-    /// The same of bytes that are written soon: no other core has them then.
+    /// Prefetches bytes for writing: no other core has their lines then.
     #[inline]
     pub(crate) fn claim(&self, offset: usize, len: usize) {
         self.lines(offset, len).for_each(ahead::claim);
@@ -178,7 +181,7 @@ impl Mapping {
         (0..len).step_by(Grain::BYTES).map(move |line| place.wrapping_add(line).cast_const())
     }
 
-    /// Lets `write` have bytes of the segment.
+    /// Calls `write` with bytes of the segment.
     ///
     /// # Safety
     /// Nobody else reads or writes them meanwhile, in this process or another.
@@ -188,11 +191,11 @@ impl Mapping {
         write(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
     }
 
-    /// Copies into the segment.
+    /// Copies bytes into the segment.
     ///
     /// # Safety
-    /// Nobody reads the bytes meanwhile. If somebody else writes them meanwhile, nobody reads them afterwards until they were
-    /// written again.
+    /// Nobody reads the bytes meanwhile. If somebody else writes them meanwhile, nobody reads them until they
+    /// are written again.
     #[inline]
     pub(crate) unsafe fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let place = self.at(offset, bytes.len());
@@ -201,10 +204,10 @@ impl Mapping {
         copy_to_reader(bytes, unsafe { slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) });
     }
 
-    /// Copies words into the segment, each in one store.
+    /// Stores words into the segment, each by one atomic store.
     ///
     /// # Safety
-    /// All processes reach these words as `AtomicU64` only.
+    /// All processes access these words as `AtomicU64` only.
     #[inline]
     pub(super) unsafe fn store<const WORDS: usize>(&self, offset: usize, words: [u64; WORDS]) {
         for (index, word) in words.into_iter().enumerate() {
@@ -213,21 +216,21 @@ impl Mapping {
         }
     }
 
-    /// Copies words out of the segment, each in one load.
+    /// Loads words from the segment, each by one atomic load.
     ///
     /// # Safety
-    /// All processes reach these words as `AtomicU64` only.
+    /// All processes access these words as `AtomicU64` only.
     #[inline]
     pub(super) unsafe fn load<const WORDS: usize>(&self, offset: usize) -> [u64; WORDS] {
         // SAFETY: as the caller has promised.
         std::array::from_fn(|index| unsafe { self.counter(offset + 8 * index) }.load(Ordering::Relaxed))
     }
 
-    /// From here on this process's own writes to these bytes, and whole pages around them, are seen by nobody else, and it
-    /// still reads there what it has read before, as long as nobody else writes there. Other mappings keep the old bytes.
+    /// Makes the pages of these bytes private to this process. Its later writes are not visible to others;
+    /// other mappings keep the old bytes. Until anybody writes, it reads the old bytes.
     ///
     /// # Safety
-    /// No thread of this process writes the bytes of these pages meanwhile, and nobody else does from here on.
+    /// No thread of this process writes these pages meanwhile, and nobody else does from here on.
     pub(super) unsafe fn detach(&self, file: &impl AsFd, offset: usize, len: usize) {
         if cfg!(dist_one_mapping) {
             // There is no other mapping that could keep the old bytes.
@@ -240,13 +243,13 @@ impl Mapping {
         // SAFETY: what this replaces are pages of this mapping, by the same bytes of the same file, copied when they are written.
         let mapped = unsafe { rustix::mm::mmap(place, end - start, protection, flags, file, start as u64) };
         if let Err(error) = mapped {
-            // What others read would change meanwhile, or nothing is mapped there any more.
+            // The bytes that others read would change, or nothing is mapped there any more.
             tracing::error!(%error, "memory that others read cannot be kept for them after a failed call");
             std::process::abort();
         }
     }
 
-    /// Where in the segment these bytes lie, if they do.
+    /// Returns the offset of these bytes in the segment, if they are inside.
     pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
         (offset <= self.len && bytes.len() <= self.len - offset).then_some(offset)
@@ -255,14 +258,14 @@ impl Mapping {
 
 #[cfg(test)]
 impl Mapping {
-    /// For tests that have filled the segment before they share it.
+    /// For tests that fill the segment before they share it.
     pub(super) fn first_bytes(&self) -> [u8; 16] {
         // SAFETY: tests do not write meanwhile.
         unsafe { self.bytes(0, 16) }.try_into().expect("as many bytes")
     }
 }
 
-/// One mapping of each segment for all ranks of this process: race detectors compare addresses.
+/// One mapping of each segment for all ranks of this process, because race detectors compare addresses.
 #[cfg(dist_one_mapping)]
 mod one_mapping {
     use std::collections::BTreeMap;
@@ -270,7 +273,7 @@ mod one_mapping {
 
     use super::{Arc, AsFd, Mapping, NonNull, Space, io};
 
-    /// What is mapped, by the numbers that the system has for the file.
+    /// The mapped segments, by device and inode.
     static ALL: Mutex<BTreeMap<(u64, u64), (Weak<Space>, usize)>> = Mutex::new(BTreeMap::new());
 
     fn key(file: &impl AsFd) -> io::Result<(u64, u64)> {
@@ -294,7 +297,7 @@ mod one_mapping {
     }
 }
 
-/// Addresses of this process, with whatever is mapped there; given back when it is dropped.
+/// A range of addresses of this process, with whatever is mapped there. Dropping it unmaps the range.
 #[derive(Debug)]
 struct Space {
     start: NonNull<u8>,
@@ -307,7 +310,7 @@ unsafe impl Send for Space {}
 unsafe impl Sync for Space {}
 
 impl Space {
-    /// So many addresses at which nothing is.
+    /// Reserves this many addresses without access.
     fn reserve(len: usize) -> io::Result<Self> {
         let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: the system chooses a place where nothing is mapped.
@@ -326,13 +329,14 @@ impl Drop for Space {
     }
 }
 
-/// Lets `change` have as many bytes of several places.
+/// Calls `change` with equally long ranges of several mappings.
 ///
 /// # Panics
-/// If two places in one mapping overlap.
+/// If two ranges in one mapping overlap.
 ///
 /// # Safety
-/// Nobody else reads or writes the bytes meanwhile, and no two of the mappings are of one segment unless they are the same.
+/// Nobody else reads or writes the bytes meanwhile. No two of the mappings are of one segment, unless they
+/// are the same mapping.
 pub(crate) unsafe fn change<'a>(
     places: impl Iterator<Item = (&'a Mapping, usize)>,
     len: usize,
@@ -351,10 +355,10 @@ pub(crate) unsafe fn change<'a>(
     change(&mut all);
 }
 
-/// Copies non_temporal_left this core's caches, but for what lies before the first place that whole vectors can be written to.
+/// Copies with non-temporal stores, except for the bytes before the first aligned vector.
 ///
 /// # Panics
-/// If one is not as long as the other.
+/// If the lengths differ.
 pub(crate) fn copy_non_temporal(from: &[u8], into: &mut [u8]) {
     assert_eq!(from.len(), into.len(), "what is copied has one length");
     let head = into.as_ptr().align_offset(stream::ALIGNMENT).min(into.len());
@@ -364,7 +368,7 @@ pub(crate) fn copy_non_temporal(from: &[u8], into: &mut [u8]) {
     into[streamed..].copy_from_slice(&from[streamed..]);
 }
 
-/// Bytes of a segment that one owner has to itself, but for those to whom it offers_single_copy them.
+/// Bytes of a segment with one exclusive owner, except while it lends them.
 #[derive(Debug)]
 pub(super) struct Region {
     mapping: Arc<Mapping>,
@@ -373,11 +377,12 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// These bytes of the segment.
+    /// Creates a region of these bytes.
     ///
     /// # Safety
-    /// In this process nobody else reaches them while the region lives. Other processes write there only while its owner has
-    /// lent it to a call and does not reach there itself, and read there only what the owner does not write.
+    /// In this process nobody else accesses the bytes while the region lives. Other processes write there
+    /// only while the owner has lent the region to a call and does not access it itself. They read there only
+    /// bytes that the owner does not write.
     pub(super) unsafe fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
         mapping.at(offset, len);
         Self { mapping, offset, len }
@@ -396,7 +401,7 @@ impl Region {
     }
 }
 
-/// Tells the processor what is read or written soon; what a program sees does not change.
+/// Prefetch instructions. They change nothing that a program can see.
 #[cfg(target_arch = "x86_64")]
 mod ahead {
     use std::arch::asm;
@@ -422,18 +427,20 @@ mod ahead {
     pub(super) fn claim(_: *const u8) {}
 }
 
-/// Copies by the instruction that the C library takes for more than some 2 KiB. On Intel's processors it is faster for fewer,
-/// too, where another core has read what is written over.
+/// Copies by `rep movsb`, which the C library uses for more than about 2 KiB. On Intel processors it is also
+/// faster for fewer bytes if another core has read the destination.
 #[cfg(target_arch = "x86_64")]
 pub(super) mod string {
     use std::arch::asm;
     use std::ops::Range;
 
-    /// How much is copied like that: what is more, the library copies so.
+    /// The sizes that are copied this way; the library uses the instruction for larger ones itself.
     pub(in super::super) const BYTES: Range<usize> = 1 << 10..4 << 10;
 
+    /// Copies all bytes.
+    ///
     /// # Panics
-    /// If one is not as long as the other.
+    /// If the lengths differ.
     pub(in super::super) fn copy(from: &[u8], into: &mut [u8]) {
         assert_eq!(from.len(), into.len(), "what is copied has one length");
         // SAFETY: as many bytes are read as there are at the one place, and written as there are at the other, upwards, as the
@@ -450,7 +457,7 @@ pub(super) mod string {
     }
 }
 
-/// Nobody copies like that here.
+/// Not used on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) mod string {
     pub(in super::super) const BYTES: std::ops::Range<usize> = 0..0;
@@ -462,11 +469,11 @@ mod stream {
     use std::arch::x86_64::{__m128i, _mm_sfence, _mm_stream_si128};
     use std::ptr::NonNull;
 
-    /// Where nothing can be copied non_temporal_left the caches but to multiples of this.
+    /// The alignment that non-temporal stores need.
     pub(super) const ALIGNMENT: usize = align_of::<__m128i>();
 
-    /// Copies what can be copied non_temporal_left the caches, to where nobody else looks yet and there is room for all; how many
-    /// bytes that were.
+    /// Copies whole vectors with non-temporal stores, and returns the number of bytes. The destination has
+    /// room for all bytes, and nobody else reads it yet.
     pub(super) fn copy(to: NonNull<u8>, bytes: &[u8]) -> usize {
         let to: NonNull<__m128i> = to.cast();
         if !to.is_aligned() {
@@ -479,8 +486,8 @@ mod stream {
             // SAFETY: every processor of this architecture has the instruction, and the place is aligned, as checked.
             unsafe { _mm_stream_si128(place.as_ptr(), bytemuck::cast(vector)) }
         }
-        // Stores non_temporal_left the caches are in no order with others, such as the signal that hands them over, but for this.
-        // SAFETY: every processor of this architecture has the instruction, which does nothing else.
+        // Non-temporal stores are not ordered with others, such as the signal that publishes them, without
+        // this fence.
         unsafe { _mm_sfence() }
         size_of_val(vectors)
     }
@@ -492,21 +499,21 @@ mod stream {
 
     pub(super) const ALIGNMENT: usize = 1;
 
-    /// Nothing is copied non_temporal_left caches here.
+    /// There are no non-temporal stores here.
     pub(super) fn copy(_: NonNull<u8>, _: &[u8]) -> usize {
         0
     }
 }
 
-/// The core that this thread runs on, if the system says. The C library has it in memory on every architecture, where
-/// `rustix` makes a system call on some.
+/// Returns the core of this thread, if the system reports it. The C library reads it from memory on every
+/// architecture, where `rustix` makes a system call on some.
 pub(super) fn current_core() -> Option<u32> {
     // SAFETY: it takes nothing and says a number.
     u32::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
-/// Asks the system to let this thread and others take turns on a core this often, if it is scheduled like any other.
-/// It keeps its share of the core; systems before Linux 6.12 take no notice.
+/// Asks the scheduler for short slices of this length for this thread, if it has the default policy. The
+/// thread keeps its share of the core. Systems before Linux 6.12 ignore it.
 ///
 /// # Errors
 /// If the system does not allow it.

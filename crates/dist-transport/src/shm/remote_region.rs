@@ -1,9 +1,9 @@
-//! What ranks tell each other of memory that they expose.
+//! The description of exposed memory that ranks give each other.
 
-/// Words of what a rank tells.
+/// Words of an encoded region.
 const REGION_WORDS: usize = 4;
 
-/// What a rank has exposed in a call.
+/// The memory that a rank has exposed in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RemoteRegion {
     pub(crate) len: u64,
@@ -11,12 +11,12 @@ pub(crate) struct RemoteRegion {
     pub(crate) origin: RegionOrigin,
 }
 
-/// Where exposed memory is.
+/// The location of exposed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RegionOrigin {
     /// In the rank's process, at this address.
     Process { address: u64 },
-    /// In this arena of the rank's part of the heap, from this byte on.
+    /// In this arena of the rank's heap, from this byte on.
     Heap { arena: u32, offset: u64 },
 }
 
@@ -24,7 +24,8 @@ impl RemoteRegion {
     pub(crate) const NOTHING: Self =
         Self { len: 0, writable: false, origin: RegionOrigin::Process { address: 0 } };
 
-    /// As words, of which the first has the arena, counted from 1, or 0 for memory of the process.
+    /// Encodes the region as words. The first word is the arena, counted from 1, or 0 for memory of the
+    /// process.
     pub(super) fn encode(self) -> [u64; REGION_WORDS] {
         let (arena, start) = match self.origin {
             RegionOrigin::Process { address } => (0, address),

@@ -1,21 +1,23 @@
-//! A message that is lent: it stays where the sender has it until the receiver has copied it from there.
+//! The protocol of a single-copy send: the message stays in the sender's memory until the receiver has copied
+//! it.
 //!
-//! The two ack in one word what comes of it. The sender opens the single_copy before it publishes where the message lies; then
-//! either the receiver says how much it has acked, or the sender calls it back because its call has failed: whoever comes
-//! first. So nothing that was copied after the sender went on counts as received.
+//! Both sides agree in one word. The sender opens the offer before it publishes the address of the message.
+//! Then either the receiver acknowledges how many bytes it has copied, or the sender cancels because its call
+//! has failed; the first one wins. So bytes that were copied after the sender went on never count as
+//! received.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Neither has settled it.
+/// The offer is open.
 const OPEN: u64 = u64::MAX;
-/// The sender has called it back.
+/// The sender has cancelled the offer.
 const CANCELLED: u64 = u64::MAX - 1;
 
-/// A word that is shared, so that the protocol can be tried in every interleaving.
+/// A shared word. The trait lets loom test the protocol in every interleaving.
 pub(super) trait AckWord {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// Whether it was `from`, and is `to` now.
+    /// Sets the word to `to` if it was `from`, and returns `true` if it was.
     fn change(&self, from: u64, to: u64) -> bool;
 }
 
@@ -33,23 +35,25 @@ impl AckWord for AtomicU64 {
     }
 }
 
-/// Opens a single_copy, which what is published next hands over.
+/// Opens an offer, which the next publication hands over.
 pub(super) fn offer<W: AckWord>(word: &W) {
     word.store(OPEN, Ordering::Relaxed);
 }
 
-/// How many bytes the receiver has acked, once it has said that: the sender may write there again.
+/// Returns how many bytes the receiver has copied, once it has acknowledged. The sender may then write there
+/// again.
 pub(super) fn acked<W: AckWord>(word: &W) -> Option<u64> {
     let word = word.load(Ordering::Acquire);
     (word != OPEN).then_some(word)
 }
 
-/// Says how many bytes have been acked; `false` if the sender has called them back before, and they count for nothing.
+/// Acknowledges this many copied bytes. Returns `false` if the sender has cancelled before, and the copy does
+/// not count.
 pub(super) fn ack<W: AckWord>(word: &W, acked: u64) -> bool {
     word.change(OPEN, acked)
 }
 
-/// Ends a single_copy that is not settled; the sender may write there again.
+/// Cancels an open offer. The sender may then write there again.
 pub(super) fn cancel<W: AckWord>(word: &W) {
     word.change(OPEN, CANCELLED);
 }
@@ -64,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// A word with less order where this is so.
+    /// A word with weaker memory order.
     struct Weak<const TO_SETTLE: bool, const TO_LOOK: bool>(atomic::AtomicU64);
 
     impl<const TO_SETTLE: bool, const TO_LOOK: bool> AckWord for Weak<TO_SETTLE, TO_LOOK> {
@@ -83,15 +87,15 @@ mod tests {
         }
     }
 
-    /// A message, where it lies and how it is settled.
+    /// A message and the word of its offer.
     struct Offered<W> {
         word: W,
         published: atomic::AtomicU64,
         message: UnsafeCell<u32>,
     }
 
-    /// The sender looks once, perhaps, and calls it back otherwise. It writes again if the message counts as received: then
-    /// it must have been read before.
+    /// The sender perhaps looks once, and cancels otherwise. If the message counts as received, the sender
+    /// writes again: the message must have been read before.
     fn send<const TO_SETTLE: bool, const TO_LOOK: bool>(looks: bool) {
         loom::model(move || {
             let word = Weak::<TO_SETTLE, TO_LOOK>(atomic::AtomicU64::new(0));

@@ -1,8 +1,9 @@
 //! The Unix socket by which the other processes of a host reach this one.
 //!
-//! Its name is in no directory, so nothing has to be removed, and it means something only in the network namespace of the
-//! process. The name is random, so that no other user can take it first, and is told to the other ranks with the address.
-//! Anyone of this namespace may connect: both sides insist on the same user, which the system tells, and on the handshake.
+//! It is in the abstract namespace: no file has to be removed, and its name is valid only in the network
+//! namespace of the process. The name is random, so that no other user can take it first, and is sent to the
+//! other ranks with the address. Anyone in the namespace may connect. Both sides insist on the same user,
+//! which the system reports, and on the handshake.
 
 use std::io;
 
@@ -13,7 +14,7 @@ use crate::tcp::UnixSocketName;
 
 const BACKLOG: i32 = 1024;
 
-/// Listens by this name.
+/// Listens on the socket with this name.
 pub(crate) fn listen(name: UnixSocketName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -22,7 +23,8 @@ pub(crate) fn listen(name: UnixSocketName) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Connects to the process that listens by this name, if it is of this user. The error is `WouldBlock` if too many connect.
+/// Connects to the process with this socket, if it belongs to this user. The error is `WouldBlock` if too
+/// many processes connect.
 pub(crate) fn connect(name: UnixSocketName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -33,7 +35,7 @@ pub(crate) fn connect(name: UnixSocketName) -> io::Result<Socket> {
     }
 }
 
-/// Whether the process on the other side belongs to this process's user.
+/// Returns `true` if the process on the other side belongs to this process's user.
 pub(crate) fn is_ours(socket: &Socket) -> io::Result<bool> {
     let (_, user) = peer_of(socket)?;
     Ok(user == rustix::process::geteuid().as_raw())

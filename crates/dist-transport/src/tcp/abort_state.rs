@@ -1,4 +1,4 @@
-//! Why the job ended, and what wakes those who wait when it does.
+//! The abort state of the job, and the wake-up of waiting threads.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -14,18 +14,18 @@ use crate::tcp::session::lock;
 use crate::tcp::socket;
 use crate::{Abort, ChannelId, Deadline, Error, Result, Runtime};
 
-/// Why the job ended, once it has: watched by every wait.
+/// Why the job ended, once it has. Every wait checks it.
 #[derive(Debug)]
 pub(super) struct AbortState {
     reached: AtomicBool,
-    /// Whether the record does not change any more: it is the coordinator's word, or there is no coordinator to be heard.
+    /// Whether the record is final: the coordinator has committed it, or no coordinator can be heard.
     is_final: AtomicBool,
     record: Mutex<Option<Abort>>,
-    /// Rung once and never silenced.
+    /// Notified once and never drained.
     waker: Waker,
-    /// Those who wait for more than the end of the job.
+    /// Threads that wait for more than the end of the job.
     waiting: Mutex<HashMap<ThreadId, Unparker>>,
-    /// Those who sleep in memory that they share, time and again, by channel.
+    /// Wakers of ranks that sleep in shared memory, by channel.
     sleepers: Mutex<HashMap<ChannelId, Unparker>>,
 }
 
@@ -36,7 +36,7 @@ impl AbortState {
         Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// Wakes this one too when the abort_state is reached, until it is dismissed.
+    /// Adds a waker that is used when the job is aborted, until it is removed.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn add_sleeper(&self, channel: ChannelId, sleeper: Unparker) {
         lock(&self.sleepers).insert(channel, sleeper);
@@ -49,7 +49,7 @@ impl AbortState {
 
     #[inline]
     pub(super) fn get(&self) -> Option<Abort> {
-        // The flag spares the lock on every wait of a healthy job.
+        // The flag avoids the lock on every wait of a healthy job.
         if self.is_reached() { lock(&self.record).clone() } else { None }
     }
 
@@ -62,7 +62,8 @@ impl AbortState {
         self.waker.watch()
     }
 
-    /// This process's view, which holds until the coordinator's word comes. `false` if there is one already.
+    /// Proposes this process's record, which holds until the coordinator commits one. Returns `false` if
+    /// there is a record already.
     pub(super) fn propose(&self, abort: &Abort) -> bool {
         let mut record = lock(&self.record);
         let first = record.is_none();
@@ -72,26 +73,27 @@ impl AbortState {
         first
     }
 
-    /// The coordinator's word.
+    /// Commits the coordinator's record.
     pub(super) fn commit(&self, abort: Abort) {
         *lock(&self.record) = Some(abort);
         self.is_final.store(true, Ordering::Release);
         self.announce();
     }
 
-    /// This process's view, which nobody will change.
+    /// Makes this process's record final, because nobody will change it.
     pub(super) fn finalize(&self) {
         self.is_final.store(true, Ordering::Release);
         self.wake_waiters();
     }
 
-    /// The record that does not change any more; `None` if it is not there by then.
+    /// Waits for the final record. Returns `None` if there is none at the deadline.
     pub(super) fn wait_committed(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
         let is_final = || self.is_final.load(Ordering::Acquire).then(|| self.get());
         self.wait_until(runtime, deadline, is_final).flatten()
     }
 
-    /// Waits until there is something to be found, which is looked for whenever something is heard; `None` at the deadline.
+    /// Waits until `look` returns a value. Calls it again after every wake-up. Returns `None` at the
+    /// deadline.
     pub(super) fn wait_until<T>(
         &self,
         runtime: &Runtime,
@@ -115,13 +117,13 @@ impl AbortState {
         self.wake_waiters();
     }
 
-    /// Wakes those who wait for more than the end of the job.
+    /// Wakes threads that wait for more than the end of the job.
     pub(super) fn wake_waiters(&self) {
         lock(&self.waiting).values().for_each(Unparker::unpark);
     }
 
-    /// Wakes this thread too, by this, whenever there is reason to look again, until what this gives is dropped. Whoever looks
-    /// after this misses nothing.
+    /// Registers this thread to be woken whenever it should look again, until the guard is dropped. A look
+    /// after the registration misses nothing.
     pub(super) fn wake(&self, sleeper: Unparker) -> WakeGuard<'_> {
         let thread = thread::current().id();
         lock(&self.waiting).insert(thread, sleeper);
@@ -129,7 +131,7 @@ impl AbortState {
     }
 }
 
-/// A thread that is woken whenever there is reason to look again.
+/// Keeps a thread registered for wake-ups.
 #[derive(Debug)]
 pub(super) struct WakeGuard<'a> {
     abort_state: &'a AbortState,
@@ -142,7 +144,7 @@ impl Drop for WakeGuard<'_> {
     }
 }
 
-/// A descriptor that becomes readable when it is rung.
+/// A descriptor that becomes readable when it is notified.
 #[derive(Debug)]
 pub(super) struct Waker {
     sender: UnixStream,
@@ -161,7 +163,7 @@ impl Waker {
     }
 
     pub(super) fn notify(&self) {
-        // A full buffer means that it rings already.
+        // A full buffer means that it is readable already.
         let _ = (&self.sender).write(&[1]);
     }
 
@@ -169,7 +171,7 @@ impl Waker {
         socket::watch(&self.receiver, PollFlags::IN)
     }
 
-    /// Whether it was rung since the last time; it is silent afterwards.
+    /// Returns `true` if it was notified since the last call, and makes it unreadable again.
     pub(super) fn drain(&self) -> bool {
         matches!((&self.receiver).read(&mut [0; 64]), Ok(1..))
     }

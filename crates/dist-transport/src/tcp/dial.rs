@@ -1,4 +1,4 @@
-//! How a process opens a proven connection to another one of its job.
+//! Opens authenticated connections to other processes of the job.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,24 +19,24 @@ use crate::tcp::session::{ConnectionWait, Session, WaitError, at_least};
 use crate::tcp::{socket, user};
 use crate::{Activity, ChannelId, Error, Result, Version};
 
-/// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
+/// How long to wait before a retry if the coordinator is not there yet, or the other side hangs up.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
 
-/// How long a process has to answer, also where a deadline is sooner.
+/// How long a process has to answer, even if the deadline is sooner.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 
-/// How often the other side may hang up before it counts as a refusal. A coordinator of an earlier start of the job does so, for
-/// one that is about to follow it at the same address.
+/// How often the other side may hang up before that counts as a refusal. The coordinator of an earlier start
+/// of the job hangs up until the next one listens at the same address.
 const HANG_UPS_MAX: u32 = 20;
 
-/// How long to wait for an answer before one more attempt is made beside those before. Where others flood the port, the system
-/// drops most of those who connect, and tries each of them again only after a second.
+/// How long to wait for an answer before another attempt is started beside the earlier ones. If the port is
+/// flooded, the system drops most connection attempts, and retries each of them only after a second.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The most attempts that wait for an answer at the same time.
 const ATTEMPTS_MAX: usize = 10;
 
-/// Opens a proven connection to a rank, for one channel: through memory if that can be.
+/// Opens an authenticated link to a rank for one channel, through shared memory if possible.
 pub(super) fn dial(
     session: &Session,
     peer: usize,
@@ -48,7 +48,7 @@ pub(super) fn dial(
     if session.may_share(peer) {
         match share(session, identity(Purpose::Memory(channel)), watch) {
             Ok(memory) => return Ok(PeerLink::Shm(memory)),
-            // There is no descriptor for a connection either, or soon will be none.
+            // A connection over the network would need a descriptor too.
             Err(WaitError::Failed(error)) if error.is_out_of_files() => return Err(error.into()),
             Err(WaitError::Failed(reason)) => session.note_unshareable(peer, &reason),
             Err(over) => return Err(over),
@@ -68,15 +68,16 @@ fn dial_over_network(
     let peer = identity.to as usize;
     let address = session.peer_infos[peer].address;
     let mut hang_ups = HangUps::default();
-    // To another host new connections are tried again and again: after an outage of the network they are open at once, while
-    // the system sends the packets of old ones after longer and longer pauses. If none gets there for as long as the network may
-    // be silent, the coordinator is told.
+    // A connection to another host is retried with new sockets. After a network outage they are open at once,
+    // while the system retransmits the packets of old sockets after longer and longer pauses. If no attempt
+    // succeeds for the silence limit, the coordinator is told.
     let limit = session.silence_limit(peer);
     let mut unreachable_by = limit.map(|limit| session.runtime.deadline(limit));
     let in_time = || match limit {
         Some(limit) => {
             let deadline = watch.deadline.earlier(session.runtime.deadline(attempt_limit(limit)));
-            // The other side may count a connection as open whose proof it has: the answer to that has its time.
+            // The other side may count a connection as open once it has this side's proof, so the answer to
+            // the proof has its own limit.
             let answer_limit = watch.answer_limit.max(session.runtime.remaining(watch.deadline));
             ConnectionWait { deadline, answer_limit, ..watch }
         }
@@ -100,7 +101,7 @@ fn dial_over_network(
     }
 }
 
-/// Makes memory and shares it with a rank that listens on this host.
+/// Creates shared memory and passes it to a rank of this host.
 fn share(
     session: &Session,
     identity: Identity,
@@ -117,7 +118,7 @@ fn share(
     Ok(ShmLink::new(stream, share, session.offers_single_copy()))
 }
 
-/// Opens a proven connection to a rank of this host, through its Unix socket.
+/// Opens an authenticated connection to a rank of this host, through its Unix socket.
 fn connect_on_host(
     session: &Session,
     identity: Identity,
@@ -168,7 +169,7 @@ fn connect_error(action: &'static str, address: SocketAddr, source: io::Error) -
     Error::Address { activity: Activity::Connect, action, address: address.to_string(), source }
 }
 
-/// Whether a connection could not be opened because no packet gets to the other host or back.
+/// Returns `true` if a connection failed because no packet reaches the other host or comes back.
 pub(super) fn is_unreached(error: &Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
     let unreached =
@@ -176,20 +177,21 @@ pub(super) fn is_unreached(error: &Error) -> bool {
     matches!(error, Error::Address { source, .. } if unreached(source))
 }
 
-/// How an attempt to open a connection ended.
+/// The result of an attempt to open a connection.
 #[derive(Debug)]
 pub(super) enum Opened {
     Proven(Socket),
-    /// The other side hung up. If it had answered the hello, it knows the key, and gave the place to somebody else.
+    /// The other side hung up. If it had sent a challenge, it knows the key, and gave the place to another
+    /// connection.
     HungUp {
         was_challenged: bool,
     },
 }
 
-/// Opens a proven connection over the network.
+/// Opens an authenticated connection over the network.
 ///
 /// # Errors
-/// Also if the other side cannot be connected to: [`Error::Address`].
+/// [`Error::Address`] if the other side cannot be connected to, and others.
 pub(super) fn open(
     address: SocketAddr,
     key: &Key,
@@ -217,7 +219,7 @@ pub(super) fn open(
         }
         if watch.runtime.expired(next) {
             next = watch.runtime.deadline(ATTEMPT_INTERVAL);
-            // Those before may still be answered, whatever the system says to this one.
+            // Earlier attempts may still be answered, so an error of this one is ignored.
             if attempts.len() < ATTEMPTS_MAX
                 && let Ok(attempt) = begin()
             {
@@ -227,7 +229,7 @@ pub(super) fn open(
     }
 }
 
-/// Proves to the other side of a new connection that this process belongs to the job, and checks its proof.
+/// Authenticates this process on a new connection, and checks the other side's proof.
 fn greet(
     stream: Socket,
     address: SocketAddr,
@@ -248,7 +250,7 @@ fn greet(
 struct Attempt {
     stream: Socket,
     initiator: Initiator,
-    /// Logged as soon as the stream is connected.
+    /// Sent as soon as the stream is connected.
     said_hello: bool,
     answer: [u8; CHALLENGE_BYTES],
     filled: usize,
@@ -260,12 +262,12 @@ impl Attempt {
         Ok(Self { stream, initiator, said_hello: false, answer: [0; CHALLENGE_BYTES], filled: 0 })
     }
 
-    /// What to wait for.
+    /// Returns the events to poll for.
     fn events(&self) -> PollFlags {
         if self.said_hello { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Goes as far as it can without waiting. Returns `true` once the answer is complete.
+    /// Advances as far as possible without waiting. Returns `true` once the answer is complete.
     fn advance(&mut self) -> Result<bool, Unanswered> {
         if !self.said_hello {
             check_connected(&self.stream).map_err(Unanswered::NotConnected)?;
@@ -290,10 +292,10 @@ enum Unanswered {
     HungUp,
 }
 
-/// Waits for the first of these attempts to be answered. Those that end without an answer are removed.
+/// Waits for the first of these attempts to be answered. Attempts that end without an answer are removed.
 ///
 /// # Errors
-/// The last one's, once all have ended.
+/// The error of the last attempt, once all have ended.
 fn first_answer(
     attempts: &mut Vec<Attempt>,
     watch: ConnectionWait<'_>,
@@ -323,23 +325,23 @@ fn first_answer(
     }
 }
 
-/// Checks that a connection that was begun is made.
+/// Checks that a connection attempt has succeeded.
 fn check_connected(stream: &Socket) -> io::Result<()> {
     if let Some(error) = stream.take_error()? {
         return Err(error);
     }
-    // Where nobody listens yet, the system may give a connection the very port that it goes to.
+    // If nobody listens yet, the system may connect a socket to its own port.
     if is_loop(stream) { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
 }
 
-/// Whether both ends of a connection are one socket.
+/// Returns `true` if both ends of a connection are the same socket.
 fn is_loop(stream: &Socket) -> bool {
     let address = |end: io::Result<SockAddr>| end.ok().and_then(|end| end.as_socket());
     let ours = address(stream.local_addr());
     ours.is_some() && ours == address(stream.peer_addr())
 }
 
-/// Checks the other side's proof and gives this side's.
+/// Checks the other side's proof and sends this side's.
 fn prove(
     attempt: Attempt,
     address: SocketAddr,
@@ -358,7 +360,7 @@ fn prove(
     };
     if !key.is_secret() && stream.local_addr().is_ok_and(|end| end.as_socket().is_some()) {
         match check_user(&stream, activity, address) {
-            // The other end is not there any more.
+            // The other end is gone.
             Err(Error::OtherUser { user: None, .. }) if !matches!(socket::peek(&stream), Ok(None)) => {
                 return Ok(Opened::HungUp { was_challenged: true });
             }
@@ -378,7 +380,7 @@ fn prove(
     }
 }
 
-/// Checks that the process that was connected to is this user's.
+/// Checks that the connected process belongs to this user.
 fn check_user(stream: &Socket, activity: Activity, address: SocketAddr) -> Result<()> {
     let other = match user::of_peer(stream) {
         Ok(user) if user == rustix::process::geteuid().as_raw() => return Ok(()),
@@ -399,17 +401,18 @@ const fn activity_of(identity: Identity) -> Activity {
     }
 }
 
-/// How often the other side has hung up.
+/// Counts how often the other side has hung up.
 #[derive(Debug, Default)]
 pub(super) struct HangUps {
     /// Before it has proven that it belongs to the job.
     unproven: u32,
-    /// After that: it gave the place to another connection, as it only does when it is flooded.
+    /// After that: it gave the place to another connection, which it does only if it is flooded.
     proven: u32,
 }
 
 impl HangUps {
-    /// Once more: one that hangs up too often without having proven anything does not want this process.
+    /// Counts one more. A peer that hangs up too often without having proven anything has refused this
+    /// process.
     pub(super) fn count(
         &mut self,
         was_challenged: bool,
@@ -427,7 +430,7 @@ impl HangUps {
         Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
     }
 
-    /// That the deadline has passed: for a reason, if the other side is flooded.
+    /// Returns the error for a passed deadline, which says so if the other side is flooded.
     pub(super) fn late(&self, identity: Identity, address: SocketAddr, limit: Duration) -> WaitError<Error> {
         let (activity, address) = (activity_of(identity), address.to_string());
         match self.proven {
@@ -437,8 +440,8 @@ impl HangUps {
     }
 }
 
-/// Reads the answer of a process to which this one has proven itself, and which may count the connection as open then: it has
-/// time for it.
+/// Reads the answer to this process's proof, within the answer limit. The other side may already count the
+/// connection as open.
 fn read_answer(stream: &Socket, bytes: &mut [u8], watch: ConnectionWait<'_>) -> Result<(), WaitError> {
     let deadline = at_least(watch.runtime, watch.deadline, watch.answer_limit);
     match read_exact(stream, bytes, ConnectionWait { deadline, ..watch }) {
@@ -461,7 +464,7 @@ fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: ConnectionWait<'_>) 
     Ok(())
 }
 
-/// Ranks travel as 32 bits.
+/// Ranks are sent as 32 bits.
 pub(super) fn number(rank: usize) -> Result<u32> {
     u32::try_from(rank).map_err(|_| Error::RankOutOfRange { rank, world_size: u32::MAX as usize })
 }
@@ -483,7 +486,7 @@ mod tests {
         Attempt::new(stream, &Key::new(None, "test"), identity()).unwrap()
     }
 
-    /// As where the port is flooded: the system drops the first who connect.
+    /// Simulates a flooded port: the system drops the first connections.
     #[test]
     fn a_process_that_gets_no_answer_tries_again_beside() {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -546,13 +549,13 @@ mod tests {
         assert!(matches!(refused, Error::Refused { .. }), "{refused}");
     }
 
-    /// As it does after some two minutes, unless it is told to be quicker.
+    /// The system gives up after about two minutes, unless it is told to be quicker.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_connection_that_the_system_gives_up_is_not_late() {
         let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         full.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-        // A queue of one, which is taken: nobody else gets an answer.
+        // A full queue of one: no other connection is answered.
         full.listen(0).unwrap();
         let address = full.local_addr().unwrap().as_socket().unwrap();
         let _queued = std::net::TcpStream::connect(address).unwrap();

@@ -1,4 +1,4 @@
-//! Which host this process runs on, and what it may use of it.
+//! The identity of this process's host, and the cores that the process may use.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use crate::tcp::control::{Cores, ProcessId};
 
-/// A number that processes share if, and only if, they run on one host: made of what the user calls it, else of the
-/// number that Linux gives itself at every start, else of the network's name for it.
+/// Returns a number that processes have in common if and only if they run on one host. It is derived from the
+/// user's name for the host, else from Linux's boot id, else from the node name.
 pub(super) fn id(name: Option<&str>) -> u64 {
     let boot = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     let system = || rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -18,19 +18,19 @@ pub(super) fn id(name: Option<&str>) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| digest[index]))
 }
 
-/// A number that no other process has. A process that was forked off this one has another.
+/// Returns a number that no other process has. A forked process has another.
 pub(super) fn process() -> u64 {
     static RANDOM: OnceLock<RandomState> = OnceLock::new();
     RANDOM.get_or_init(RandomState::new).hash_one(std::process::id())
 }
 
-/// The id of this process, for others of its host.
+/// Returns the id of this process, for others of its host.
 pub(super) fn pid() -> ProcessId {
     ProcessId { namespace: pid_namespace().unwrap_or(0), id: std::process::id() }
 }
 
-/// A descriptor that becomes readable when the process ends, whoever has its other descriptors then. `None` if this process
-/// cannot see it.
+/// Returns a descriptor that becomes readable when the process ends, even if other processes have inherited
+/// its descriptors. Returns `None` if this process cannot see it.
 #[cfg(target_os = "linux")]
 pub(super) fn watch_process(process: ProcessId) -> Option<OwnedFd> {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -44,8 +44,8 @@ pub(super) const fn watch_process(_process: ProcessId) -> Option<OwnedFd> {
     None
 }
 
-/// A number that all processes of this process's PID namespace have in common, and no others. Linux numbers namespaces anew
-/// at every start.
+/// Returns a number that all processes of this PID namespace have in common, and no others. Linux numbers
+/// namespaces anew at every boot, so the boot id is part of it.
 fn pid_namespace() -> Option<u64> {
     let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
     let start = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -53,7 +53,7 @@ fn pid_namespace() -> Option<u64> {
     Some(u64::from_le_bytes(std::array::from_fn(|index| digest[index])))
 }
 
-/// The cores that this process may run on.
+/// Returns the cores that this process may run on.
 pub(super) fn cores() -> Cores {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     Cores { first: first_core(), count: u32::try_from(count).unwrap_or(u32::MAX) }

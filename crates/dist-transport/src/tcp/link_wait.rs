@@ -1,39 +1,40 @@
-//! How to wait for a peer that will answer soon.
+//! The wait policy for a peer that will answer soon: spin, yield, or sleep.
 //!
-//! A wake-up from poll costs some 30 µs, a look at the socket half a microsecond. With a core for every rank a
-//! rank therefore looks again and again for a while before it sleeps, and lets others run now and then: the system may
-//! have put its peer on the same core. With fewer cores than ranks looking may keep the peer from running: then it
-//! gives its core away between two looks, or after some microseconds of them where the peer is known to be on another core.
+//! A wake-up from `poll` takes about 30 µs, a look at the socket 0.5 µs. With a core for every rank, a rank
+//! therefore spins for a while before it sleeps. It yields now and then, because the system may have put its
+//! peer on the same core. With fewer cores than ranks, spinning may keep the peer from running: the rank then
+//! yields between two looks. If the peer is known to be on another core, it spins for a few microseconds
+//! first.
 //!
-//! Where a stranger takes the core, or the peer is long at work, that loses time. What was lost is made good before
-//! the core is given away again.
+//! A yield is slow if external load takes the core, or if the peer works for long. The rank then stops
+//! yielding until the lost time is made up.
 
 use std::time::Duration;
 
 use crate::Runtime;
 
-/// For how long a rank that has a core looks: three times as long as a wake-up takes. Two ranks of which each wakes up later
-/// than the other looks would take turns to sleep for each other, block after block, though both are at work.
+/// How long a rank with its own core spins: three times as long as a wake-up takes. With less, two ranks that
+/// each wake up after the other has looked would sleep in turns, block after block, although both work.
 pub(super) const SPIN: Duration = Duration::from_micros(100);
-/// How long a rank that has a core looks between two yields.
+/// How long a rank with its own core spins between two yields.
 const SPIN_BETWEEN_YIELDS: Duration = Duration::from_micros(5);
 /// How often to look for a peer between two looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
-/// How often to look for a peer that is on another core before this one is given away: some 2 µs, in which a peer that is
-/// at it has filled its first piece. To give the core away and get it back takes as long.
+/// How often to look for a peer on another core before yielding: about 2 µs, in which a working peer has
+/// filled its first piece. A yield takes as long.
 const LOOKS_PER_YIELD: u32 = 64;
 const YIELDS_MAX: u32 = 200;
-/// A yield that lasts longer has handed the core to a stranger, or to a peer with much to do.
+/// A longer yield gave the core to external load, or to a peer with much work.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
-/// How many times as long as was lost a rank that has a core does not yield then: it can do without, and loses at most a
-/// tenth of its time that source. Where ranks share cores, yields are given up for as long as was lost.
+/// A rank with its own core does not yield for this many times the lost time, so it loses at most a tenth of
+/// its time. If ranks share cores, it does not yield for the lost time.
 const WITHOUT_YIELDS: u32 = 10;
 
-/// The policy of one transport.
+/// The wait policy of one transport, and its state.
 #[derive(Debug)]
 pub(super) struct LinkWaitPolicy {
     core_per_rank: bool,
-    /// When what was lost last has been made good.
+    /// The time from which yields are allowed again.
     yields_from: Duration,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct LinkWait {
 }
 
 impl LinkWait {
-    /// Something has come: what is waited for now is the next.
+    /// Restarts the wait, because something has arrived.
     pub(super) const fn renew(&mut self) {
         *self = Self { looks: self.looks, since: None, yields: 0 };
     }
@@ -57,8 +58,8 @@ impl LinkWaitPolicy {
         Self { core_per_rank, yields_from: Duration::ZERO }
     }
 
-    /// Whether to look again without a look at the clock, which takes longer than one at memory.
-    /// Not where a peer that is waited for `may_share_core`.
+    /// Returns `true` if the rank should look again without reading the clock, which takes longer than a look
+    /// at memory. That is not so if the awaited peer `may_share_core`.
     pub(super) fn look_at_once(&self, wait: &mut LinkWait, may_share_core: impl FnOnce() -> bool) -> bool {
         wait.looks = wait.looks.wrapping_add(1);
         std::hint::spin_loop();
@@ -66,7 +67,7 @@ impl LinkWaitPolicy {
         (self.core_per_rank || !may_share_core()) && !wait.looks.is_multiple_of(looks)
     }
 
-    /// Whether to look again, after a pause, before sleeping.
+    /// Returns `true` if the rank should look again, after a pause, before sleeping.
     pub(super) fn wake_waiters(&mut self, wait: &mut LinkWait, runtime: &Runtime) -> bool {
         let now = runtime.now();
         let since = *wait.since.get_or_insert(now);
@@ -84,7 +85,7 @@ impl LinkWaitPolicy {
         on
     }
 
-    /// Lets others run, and does without for a while if that took long.
+    /// Yields, and stops yielding for a while if that took long.
     fn give_away(&mut self, before: Duration, runtime: &Runtime) {
         runtime.yield_now();
         let now = runtime.now();

@@ -1,9 +1,9 @@
-//! Processes connected by TCP.
+//! Processes connected by TCP and shared memory.
 //!
-//! Every process joins the coordinator (on rank 0, or in the launcher), learns where its peers listen, and keeps
-//! its line to the coordinator for signs of life and for the abort. Connections between ranks are opened on first
-//! use, one per pair and channel. One service thread per process owns the listener, the handshakes and the line
-//! to the coordinator; data moves on the caller's thread only.
+//! Every process joins the coordinator (on rank 0, or in the launcher) and learns the addresses of its peers.
+//! It keeps its connection to the coordinator for heartbeats and for the abort. Connections between ranks are
+//! opened on first use, one per pair and channel. One service thread per process owns the listener, the
+//! handshakes and the connection to the coordinator. Data moves only on the caller's thread.
 
 mod abort_state;
 mod acceptor;

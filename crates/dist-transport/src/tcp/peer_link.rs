@@ -1,4 +1,4 @@
-//! A connection to a peer, for one channel: a socket, or memory that both share.
+//! A link to a peer for one channel: a TCP socket, or shared memory.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -17,7 +17,7 @@ pub(super) enum PeerLink {
 }
 
 impl PeerLink {
-    /// Tells the peer that nothing more will come, if the connection takes it at once.
+    /// Sends a goodbye if the link takes it at once.
     pub(super) fn say_goodbye(&self) {
         match self {
             Self::Socket(stream) => {
@@ -27,14 +27,14 @@ impl PeerLink {
         }
     }
 
-    /// Takes back what the peer may be copying, for a call that has failed.
+    /// Cancels a single-copy send that the peer may be reading, after a failed call.
     pub(super) fn cancel_offer(&mut self) {
         if let Self::Shm(memory) = self {
             memory.cancel_offer();
         }
     }
 
-    /// Gets ready to sleep until the connection is ready for this; `false` if it is already.
+    /// Prepares to sleep until the link is ready for this. Returns `false` if it is ready.
     pub(super) fn prepare_sleep(&mut self, activity: Activity) -> bool {
         match self {
             Self::Socket(_) => true,
@@ -42,7 +42,7 @@ impl PeerLink {
         }
     }
 
-    /// Whether something has come that was not received yet; a goodbye is something.
+    /// Returns `true` if anything has arrived that was not received yet, including a goodbye.
     pub(super) fn has_arrived(&mut self) -> Result<bool, LinkError> {
         match self {
             Self::Socket(stream) => match socket::peek(stream)? {
@@ -56,7 +56,7 @@ impl PeerLink {
         }
     }
 
-    /// Returns `true` if a message has come that was not received yet, which a goodbye is not.
+    /// Returns `true` if a message has arrived that was not received yet. A goodbye is no message.
     pub(super) fn has_message(&mut self) -> bool {
         match self {
             Self::Socket(stream) => {
@@ -68,7 +68,7 @@ impl PeerLink {
         }
     }
 
-    /// Whether the peer may have to run on this core.
+    /// Returns `true` if the peer may have to run on this core.
     pub(super) fn may_share_core(&self) -> bool {
         match self {
             Self::Socket(_) => true,
@@ -76,7 +76,7 @@ impl PeerLink {
         }
     }
 
-    /// What to watch while sleeping.
+    /// Returns the events to poll for during sleep.
     pub(super) fn events(&self, activity: Activity) -> PollFlags {
         match self {
             Self::Socket(_) if activity == Activity::Send => PollFlags::OUT,

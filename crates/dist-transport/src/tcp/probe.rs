@@ -1,7 +1,7 @@
-//! Asks, by new connections, whether a process of another host can be reached of which nothing has come for a while.
+//! Probes with new connections whether a silent process of another host can be reached.
 //!
-//! After an outage of the network an old connection may be silent for as long again: TCP sends what was lost after pauses
-//! that double. A new connection is open as soon as the network is back.
+//! After a network outage, an old connection may be silent for as long again, because TCP retransmits after
+//! doubling pauses. A new connection is open as soon as the network is back.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,41 +16,41 @@ use crate::tcp::dial::{self, Opened, RETRY};
 use crate::tcp::session::{Session, WaitError, lock};
 use crate::{Deadline, Error, Result};
 
-/// After how long without a sign of the other side it is probed, at the latest.
+/// The longest silence before the other side is probed.
 const PROBE_AFTER_MAX: Duration = Duration::from_millis(1500);
 
-/// How long to try before everything is begun anew, at least and at most.
+/// The shortest and the longest time for one connection attempt, before a new one is started.
 const ATTEMPT_LIMITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 
-/// After how long a side is probed that may be silent for so long.
+/// Returns the silence after which a side is probed, given its silence limit.
 pub(super) fn probe_after(limit: Duration) -> Duration {
     (limit / 2).min(PROBE_AFTER_MAX)
 }
 
-/// How long to try to open a connection to a host that may be silent for so long, before everything is begun anew.
+/// Returns the time for one connection attempt to a host, given its silence limit.
 pub(super) fn attempt_limit(limit: Duration) -> Duration {
     let [least, most] = ATTEMPT_LIMITS;
     (limit / 4).clamp(least, most)
 }
 
-/// The sides that are being probed, by rank, each by a thread of its own.
+/// The probes that are running, by rank, each on its own thread.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
-    /// Until when somebody waits for the rank.
+    /// The time until which a rank is waited for.
     ranks: Mutex<HashMap<usize, Deadline>>,
-    /// Whether the coordinator is being probed, and whether it has answered since this was last asked.
+    /// Whether the coordinator is being probed, and whether it has answered since the last look.
     coordinator: Mutex<(bool, bool)>,
 }
 
 impl Probes {
-    /// Whether the coordinator has answered since this was last asked.
+    /// Returns `true` if the coordinator has answered since the last call.
     pub(super) fn coordinator_has_answered(&self) -> bool {
         std::mem::take(&mut lock(&self.coordinator).1)
     }
 }
 
-/// Probes a rank of another host as long as this is called again within two beats. The coordinator is told if the rank does not
-/// answer for as long as the network may be silent.
+/// Probes a rank of another host, as long as this is called again within two heartbeats. The coordinator is
+/// told if the rank does not answer for the silence limit.
 pub(super) fn rank(session: &Arc<Session>, peer: usize) {
     let Some(limit) = session.silence_limit(peer) else { return };
     let waited_until = session.runtime.deadline(2 * HEARTBEAT);
@@ -70,7 +70,7 @@ pub(super) fn rank(session: &Arc<Session>, peer: usize) {
     }
 }
 
-/// Probes the coordinator until it answers, if it is on another host.
+/// Probes the coordinator on another host until it answers.
 pub(super) fn coordinator(session: &Arc<Session>, address: SocketAddr) {
     if std::mem::replace(&mut lock(&session.probes.coordinator).0, true) {
         return;
@@ -87,7 +87,7 @@ pub(super) fn coordinator(session: &Arc<Session>, address: SocketAddr) {
     }
 }
 
-/// Whether the coordinator answers before it would count as gone.
+/// Returns `true` if the coordinator answers before it would count as gone.
 fn answers_in_time(session: &Session, address: SocketAddr) -> bool {
     let deadline = session.runtime.deadline(session.liveness);
     while !is_over(session) && !session.runtime.expired(deadline) {
@@ -98,7 +98,8 @@ fn answers_in_time(session: &Session, address: SocketAddr) -> bool {
     false
 }
 
-/// Probes a rank until nobody waits for it any more, which is `true`, or until it has not answered for too long.
+/// Probes a rank. Returns `true` when nobody waits for it any more, and `false` if it has not answered for
+/// too long.
 fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
     let (runtime, peer_info) = (&session.runtime, session.peer_infos[peer]);
     let Ok(number) = dial::number(peer) else { return true };
@@ -112,7 +113,7 @@ fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
         match ask(session, peer_info.address, number, limit) {
             Answer::None => {
                 let since = *unanswered_since.get_or_insert(asked);
-                // It was silent before the first of these.
+                // It was silent before the first of these attempts.
                 if runtime.now().saturating_sub(since) + HEARTBEAT >= limit {
                     return false;
                 }
@@ -125,7 +126,7 @@ fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
     }
 }
 
-/// Whether this process has left the job, or the job has ended.
+/// Returns `true` if this process has left the job, or the job has ended.
 fn is_over(session: &Session) -> bool {
     session.closing.load(Ordering::Acquire) || session.abort_state.is_reached()
 }
@@ -134,7 +135,7 @@ fn is_over(session: &Session) -> bool {
 enum Answer {
     /// The process has answered.
     Admitted,
-    /// Its host has.
+    /// Its host has answered.
     Refused,
     None,
 }

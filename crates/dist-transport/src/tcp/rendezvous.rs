@@ -1,4 +1,4 @@
-//! How a process joins its job.
+//! The rendezvous as a process sees it: joins the job.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -23,13 +23,14 @@ use crate::tcp::session::{Arrivals, ConnectionWait, FrameQueue, Membership, Sess
 use crate::tcp::{files, host, socket};
 use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, shm};
 
-/// How long to wait for one of the coordinator's addresses to take a connection, and to answer, before the next is tried.
+/// How long one of the coordinator's addresses may take to accept a connection and answer, before the next is
+/// tried.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How soon to ask again whether the next world may join_at_coordinator.
+/// How soon to ask again whether the next world may begin.
 const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks of the job. A world of one has nobody to join_at_coordinator and opens no socket.
+/// Joins the job. A world of one opens no socket.
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
@@ -74,7 +75,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let joined = match join_at_coordinator(config, &key, runtime, deadline) {
         Ok(joined) => joined,
         Err(error) => {
-            // Other ranks may be about to come, and would find nobody who tells them.
+            // Other ranks may be about to join, and would find nobody who tells them.
             let concerns_all = matches!(
                 error,
                 Error::OtherWorldSize { .. }
@@ -127,7 +128,7 @@ pub(super) fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// What a rank has once all ranks have come.
+/// The connections and addresses of a rank after all ranks have joined.
 struct Joined {
     line: ControlConnection,
     listener: TcpListener,
@@ -141,7 +142,7 @@ fn join_at_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: 
     loop {
         let stream = match reach_coordinator(config, key, runtime, deadline) {
             Ok(stream) => stream,
-            // The coordinator may have gone with the world before.
+            // The coordinator may have gone with the previous world.
             Err(error) => return Err(before.filter(|_| error.is_timeout()).unwrap_or(error)),
         };
         let mut line = ControlConnection::new(stream);
@@ -169,14 +170,14 @@ fn join_at_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: 
     }
 }
 
-/// Where the other ranks find this one.
+/// The local listeners and the address that other ranks get.
 struct LocalEndpoint {
     listener: TcpListener,
     host_listener: Option<Socket>,
     own_info: PeerInfo,
 }
 
-/// Opens what the other ranks connect to.
+/// Opens the listeners that the other ranks connect to.
 fn open_endpoint(config: &Config, line: &ControlConnection) -> Result<LocalEndpoint> {
     let at = |source| address_error("listen on", &config.coordinator, source);
     let world_size = config.rank.world_size();
@@ -190,11 +191,12 @@ fn open_endpoint(config: &Config, line: &ControlConnection) -> Result<LocalEndpo
     Ok(LocalEndpoint { listener, host_listener, own_info })
 }
 
-/// The world that meets at the coordinator is one that this rank was in before. Perhaps who is still there.
+/// The coordinator still serves a world that this rank was in before. The error names its remaining ranks, if
+/// they are known.
 #[derive(Debug)]
 struct PreviousWorld(Option<Error>);
 
-/// The coordinator of a job that rank 0 hosts.
+/// Starts the coordinator of a job that rank 0 hosts.
 fn start_coordinator(
     config: &Config,
     key: &Key,
@@ -205,12 +207,12 @@ fn start_coordinator(
         match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => break addresses,
             Err(error) if !may_come_to_be_known(&error) || runtime.expired(deadline) => return Err(error),
-            // A name may come to be known with the host that it is of.
+            // A name may become known when its host starts.
             Err(_) => runtime.park(Some(deadline.earlier(runtime.deadline(RETRY)))),
         }
     };
     let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
-    // Raises the limit if it can be raised. If it is too low all the same, the coordinator tells the other ranks.
+    // Raises the limit if possible. If it stays too low, the coordinator tells the other ranks.
     let _ = files::check_limit(2 * world_size, world_size);
     let started =
         Coordinator::start_epoch(runtime, Worlds::One, &addresses, world_size, key, config.epoch, secret);
@@ -231,7 +233,8 @@ fn start_coordinator(
     Ok(coordinator)
 }
 
-/// Whether a name leads to loopback that does not say so, as a machine's own often does on that machine.
+/// Returns `true` if a name resolves to loopback without saying so, as a machine's own name often does on
+/// that machine.
 fn leads_to_loopback(name: &str, address: SocketAddr) -> bool {
     let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
     let says_so = name.parse::<SocketAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
@@ -242,14 +245,14 @@ fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// A rank that only its own machine reaches, and one that may run on another.
+/// Returns a rank that only its own machine reaches, and one that may run on another machine.
 fn parted_by_loopback(peer_infos: &[PeerInfo]) -> Option<(usize, usize)> {
     let inside = peer_infos.iter().position(|own_info| is_loopback(own_info.address))?;
     let outside = peer_infos.iter().position(|own_info| !is_loopback(own_info.address))?;
     Some((inside, outside))
 }
 
-/// Connects to the coordinator, again and again until it is there.
+/// Connects to the coordinator, and retries until it is there.
 fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Socket> {
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
@@ -262,7 +265,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         let addresses = match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => addresses,
             Err(error) if !may_come_to_be_known(&error) => return Err(error),
-            // A name may come to be known with the host that it is of.
+            // A name may become known when its host starts.
             Err(error) => {
                 failure = error;
                 Vec::new()
@@ -284,7 +287,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
                     failure = absent(source);
                 }
                 Err(WaitError::Failed(error)) => return Err(error),
-                // Something listens there that has nothing to say, and another address may be the coordinator's.
+                // Something listens there without answering; another address may be the coordinator's.
                 Err(WaitError::Late | WaitError::Unanswered | WaitError::Aborted(_)) => failure = late(),
             }
         }
@@ -295,12 +298,13 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     }
 }
 
-/// Whether a name that was not found may be: one that is malformed may not, and for lack of a thread none was looked for.
+/// Returns `true` if a name that was not found may be found later. A malformed name will not be, and without
+/// a thread none was looked up.
 fn may_come_to_be_known(error: &Error) -> bool {
     matches!(error, Error::Address { source, .. } if source.kind() != io::ErrorKind::InvalidInput)
 }
 
-/// Listens where the ranks of this host find this one, if it may share memory with them.
+/// Opens the Unix socket for the ranks of this host, if this rank may share memory with them.
 fn open_host_listener(medium: Medium) -> Result<Option<(Socket, UnixSocketName)>> {
     if medium == Medium::Tcp {
         return Ok(None);
@@ -316,7 +320,7 @@ fn open_host_listener(medium: Medium) -> Result<Option<(Socket, UnixSocketName)>
     }
 }
 
-/// Says where this rank runs, and hears where the others do.
+/// Sends this rank's address to the coordinator, and receives those of the others.
 fn introduce(
     line: &mut ControlConnection,
     own_info: PeerInfo,
@@ -402,7 +406,7 @@ mod tests {
 
     use super::*;
 
-    /// It may have been stopped while the job was started again.
+    /// It may have been stopped while the job was restarted.
     #[rstest]
     fn a_rank_of_an_earlier_start_of_the_job_is_refused(#[values(1, 0)] epoch: u32) {
         let (runtime, key) = (Runtime::system(), Key::new(None, "test"));
@@ -421,7 +425,7 @@ mod tests {
         }
     }
 
-    /// A line to a coordinator, the coordinator's end of it, and a rank of two that has this long.
+    /// Returns both ends of a connection to a coordinator, and a rank of two with this timeout.
     fn introduction(timeout: Duration) -> ([ControlConnection; 2], PeerInfo, Config) {
         let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         ours.set_nonblocking(true).unwrap();

@@ -1,15 +1,15 @@
-//! Where bytes stay between their arrival and their delivery.
+//! A buffer for bytes between their arrival and their delivery.
 
 use crate::Grain;
 
-/// What is received before it is delivered, at the most.
+/// The most bytes that are received before they are delivered.
 const BYTES: usize = 256 << 10;
 
-/// Where bytes stay between their arrival and their delivery: small enough for the cache, aligned for any
-/// element, and made when it is first needed.
+/// A buffer for bytes between their arrival and their delivery. It is small enough for the cache, aligned for
+/// any element, and allocated on first use.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// A small message that is sent.
+    /// A small message to be sent, in one piece.
     pub(super) outgoing: Vec<u8>,
     grains: Vec<Grain>,
     start: usize,
@@ -17,17 +17,17 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Forgets what is staged.
+    /// Discards the staged bytes.
     pub(super) fn clear(&mut self) {
         (self.start, self.end) = (0, 0);
     }
 
-    /// How many bytes are staged.
+    /// Returns how many bytes are staged.
     pub(super) const fn staged(&self) -> usize {
         self.end - self.start
     }
 
-    /// Whether there is no room for more until some of them are delivered.
+    /// Returns `true` if there is no room for more until some bytes are delivered.
     pub(super) const fn is_full(&self) -> bool {
         self.staged() == BYTES
     }
@@ -37,7 +37,7 @@ impl Scratch {
         self.end += count;
     }
 
-    /// Delivers a message that is here already, by the rules of a [`Sink`](crate::Sink).
+    /// Delivers a complete message by the rules of a [`Sink`](crate::Sink).
     pub(super) fn pass(&mut self, message: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
         let mut offset = 0;
         while offset < message.len() {
@@ -50,7 +50,7 @@ impl Scratch {
         }
     }
 
-    /// The memory behind what is staged.
+    /// Returns the free memory behind the staged bytes.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.grains.is_empty() {
             self.grains = vec![Grain::ZERO; BYTES / Grain::BYTES];
@@ -65,7 +65,7 @@ impl Scratch {
         &mut bytes[self.end..]
     }
 
-    /// The first `count` staged bytes, which are then no longer staged.
+    /// Returns the first `count` staged bytes, and unstages them.
     pub(super) fn take(&mut self, count: usize) -> &[u8] {
         let taken = self.start..self.start + count;
         self.start = taken.end;

@@ -1,4 +1,4 @@
-//! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
+//! The service thread of a process: handshakes of incoming connections, heartbeats, and the abort.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,33 +22,33 @@ use crate::tcp::session::{GOODBYE_LIMIT, Session, lock, number};
 use crate::tcp::{host, probe, socket};
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
-/// Everything that the service thread knows.
+/// The state of the service thread.
 pub(super) struct Service {
-    /// The unix_socket of the network, and that of the host if there is one.
+    /// The acceptor of the network, and that of the host if there is one.
     acceptors: Vec<Acceptor>,
     line: ControlConnection,
     session: Arc<Session>,
     next_heartbeat: Deadline,
     last_look: Deadline,
-    /// When the coordinator counts as silent.
+    /// The time at which the coordinator counts as silent.
     silent_by: Deadline,
     /// Whether the coordinator is still there.
     connected: bool,
-    /// Whether there may be free memory that is to be given back to the system.
+    /// Whether there may be free memory to return to the system.
     returns_memory: bool,
     /// How long to wait for the coordinator to hang up, once the session is closing.
     farewell: Option<Deadline>,
-    /// Where the coordinator is, if it is on another host.
+    /// The coordinator's address, if it is on another host.
     far_coordinator: Option<SocketAddr>,
-    /// Ranks of this host whose processes are watched, with what becomes readable at their ends: the connections of a process
-    /// may outlive it, if it has forked.
+    /// Ranks of this host whose processes are watched, with descriptors that become readable when they end.
+    /// The connections of a process may outlive it if it has forked.
     watched: Vec<(usize, OwnedFd)>,
-    /// Ranks whose ends need no watching any more, or cannot be watched.
+    /// Ranks that need no watching any more, or cannot be watched.
     unwatched: HashSet<usize>,
 }
 
 impl Service {
-    /// A service behind the listener, and behind the unix_socket of the host if there is one.
+    /// Creates the service for the network listener, and for the host's Unix socket if there is one.
     pub(super) fn new(
         session: Arc<Session>,
         listener: TcpListener,
@@ -66,7 +66,7 @@ impl Service {
         Self {
             acceptors: listeners.into_iter().filter_map(acceptor).collect(),
             line,
-            // The coordinator counts its silence since it told this rank that all have come.
+            // The coordinator has counted silence since it told this rank that all have joined.
             next_heartbeat: runtime.deadline(Duration::ZERO),
             last_look: runtime.deadline(HEARTBEAT),
             silent_by: runtime.deadline(session.liveness),
@@ -80,14 +80,14 @@ impl Service {
         }
     }
 
-    /// Serves until the session is closing and everything is logged.
+    /// Serves until the session is closing and every frame is sent.
     pub(super) fn run(mut self) {
         loop {
             self.watch_processes();
             if let Err(e) = self.wait() {
                 tracing::error!(error = %e, "the service thread cannot wait and ends");
                 self.session.give_up(Cause::gave_up(format_args!("waiting: {e}")), Fingerprint::NONE);
-                // Where it cannot be logged, the end of the line says that this process is gone.
+                // If the abort cannot be sent, the end of the connection says that this process is gone.
                 let _ = self.send_frames();
                 self.session.abort_state.finalize();
                 return;
@@ -97,7 +97,7 @@ impl Service {
             let closing = self.session.closing.load(Ordering::Acquire);
             let ended = self.take_ended();
             let spoken = self.send_frames();
-            // What the coordinator logged before it went is still to be heard, if nothing can be logged to it any more.
+            // Reads the coordinator's last frames, even if nothing can be sent to it any more.
             self.read_frames();
             let is_coordinator =
                 |&rank: &usize| rank == 0 && self.session.coordinator == CoordinatorHost::RankZero;
@@ -105,7 +105,8 @@ impl Service {
                 self.lose_coordinator();
             }
             self.probe_coordinator();
-            // Whoever is told here that it is let in counts its connection as open, and cannot have left before.
+            // A peer that is told here that it is admitted counts its connection as open, and cannot have
+            // left before.
             let admitted: Vec<_> = self.acceptors.iter_mut().flat_map(Acceptor::advance).collect();
             admitted.into_iter().for_each(|admitted| self.admit(admitted));
             if let Some(error) = self.acceptors.iter_mut().find_map(Acceptor::take_out_of_files) {
@@ -118,8 +119,9 @@ impl Service {
         }
     }
 
-    /// Whether the coordinator has hung up, as it does when it hears the goodbye, or has had long enough for it. To hang up
-    /// first, with something of its unread, could take away from it what it has not read. Until then it gets signs of life.
+    /// Returns `true` if the coordinator has hung up, as it does after the goodbye, or has had long enough
+    /// for it. If this side hung up first, with unread frames, the coordinator could lose frames that it has
+    /// not read. Until then it gets heartbeats.
     fn farewell_is_over(&mut self) -> bool {
         let runtime = &self.session.runtime;
         let farewell = *self.farewell.get_or_insert_with(|| runtime.deadline(GOODBYE_LIMIT));
@@ -138,14 +140,14 @@ impl Service {
         let silent = self.session.runtime.remaining(self.silent_by);
         let next = self.session.runtime.remaining(self.next_heartbeat);
         let next = if self.connected { next.min(silent) } else { next };
-        // In between it looks whether there is something else to do.
+        // Looks for other work in between.
         let next = if self.returns_memory { Duration::ZERO } else { next };
         let next = self.acceptors.iter().filter_map(Acceptor::look_again_in).fold(next, Duration::min);
         socket::poll(&mut watched, next).map(drop)
     }
 
-    /// Watches the process of the next rank of this host that has not left, so that every rank's is watched by one, and that of
-    /// rank 0 if it hosts the coordinator.
+    /// Watches the process of the next rank of this host that has not left, so that every rank is watched by
+    /// one. Also watches rank 0 if it hosts the coordinator.
     fn watch_processes(&mut self) {
         let session = &*self.session;
         let me = session.rank;
@@ -170,8 +172,8 @@ impl Service {
         }
     }
 
-    /// The ranks whose processes have ended since this was last asked. The coordinator hears of them, which knows whether they
-    /// had left before.
+    /// Returns the ranks whose processes have ended since the last call. The coordinator is told; it knows
+    /// whether they had left before.
     fn take_ended(&mut self) -> Vec<usize> {
         let has_ended = |process: &OwnedFd| {
             let mut watched = [socket::watch(process, PollFlags::IN)];
@@ -186,8 +188,8 @@ impl Service {
         ended
     }
 
-    /// Asks by a new connection whether the coordinator lives, if it is on another host and nothing has come from it for a
-    /// while. Its answer is a sign of life of both.
+    /// Probes the coordinator with a new connection, if it is on another host and nothing has arrived from it
+    /// for a while. Its answer proves that both sides live.
     fn probe_coordinator(&mut self) {
         let Some(address) = self.far_coordinator.filter(|_| self.connected) else { return };
         let (runtime, limit) = (&self.session.runtime, self.session.liveness);
@@ -199,7 +201,7 @@ impl Service {
         }
     }
 
-    /// Hands a proven connection to whoever will ask for it.
+    /// Hands an authenticated connection to its user.
     fn admit(&self, Admitted { stream, identity, share }: Admitted) {
         let session = &self.session;
         let (from, to) = (identity.from as usize, identity.to as usize);
@@ -223,7 +225,7 @@ impl Service {
         }
     }
 
-    /// Says what is to be logged, and that we live.
+    /// Sends the queued frames, and a heartbeat if it is time.
     fn send_frames(&mut self) -> io::Result<()> {
         let runtime = &self.session.runtime;
         let heartbeat = runtime.expired(self.next_heartbeat).then_some(Frame::Beat);
@@ -241,7 +243,7 @@ impl Service {
         if self.connected { self.line.flush() } else { Ok(()) }
     }
 
-    /// Hears what the coordinator has to say, and notices when it says nothing any more.
+    /// Reads and handles the coordinator's frames, and notices if it is silent.
     fn read_frames(&mut self) {
         let runtime = self.session.runtime.clone();
         while self.connected {
@@ -267,7 +269,7 @@ impl Service {
             }
         }
         if runtime.elapsed(self.last_look) > 2 * HEARTBEAT {
-            // It was not silent, we were not looking.
+            // This thread was not running, so the silence proves nothing.
             self.silent_by = runtime.deadline(self.session.liveness);
         }
         self.last_look = runtime.deadline(HEARTBEAT);
@@ -291,7 +293,8 @@ impl Service {
     }
 }
 
-/// Where this process's listener is to be: on the interface that reached the coordinator, by the name that others are told.
+/// Returns the address for this process's listener: the interface that reached the coordinator, in the form
+/// that other ranks are told.
 pub(super) fn listener_address(line: &Socket) -> io::Result<SocketAddr> {
     let address = line.local_addr()?.as_socket();
     let mut address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;

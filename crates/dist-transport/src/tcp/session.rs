@@ -1,4 +1,4 @@
-//! One process's announce_other_size in a job: what all its transports share.
+//! The session: the part of one process in a job, shared by all its transports.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -28,38 +28,38 @@ use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Ran
 /// How long a leaving process waits for its goodbye to be sent.
 pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long to wait for the coordinator's word on what this process has reported.
+/// How long to wait for the coordinator to commit an abort that this process has proposed.
 const COMMIT_LIMIT: Duration = Duration::from_millis(250);
 
-/// The same in the process that hosts the coordinator, without which it would be told nobody.
+/// The limit in the process that hosts the coordinator: nobody would be told without it.
 const COMMIT_LIMIT_OF_HOST: Duration = Duration::from_secs(1);
 
-/// After how long a wait is told to the coordinator.
+/// How long a wait lasts before it is reported to the coordinator.
 pub(super) const WAITING_LIMIT: Duration = Duration::from_millis(100);
 
-/// A process's membership in a job; the last transport to be dropped ends it.
+/// The shared state of a process in a job. Dropping the last transport ends it.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) rank: Rank,
     pub(super) runtime: Runtime,
     pub(super) key: Key,
     pub(super) epoch: u32,
-    /// Where each rank runs.
+    /// The address and the host of each rank.
     pub(super) peer_infos: Vec<PeerInfo>,
     pub(super) coordinator: CoordinatorHost,
-    /// How long the coordinator may give no sign of life.
+    /// How long the coordinator may send no heartbeat.
     pub(super) liveness: Duration,
     /// How long the network between this host and another one may be silent.
     pub(super) liveness_between_hosts: Duration,
-    /// What messages may go through.
+    /// The medium of messages.
     pub(super) medium: Medium,
-    /// Ranks of this host that memory turned out not to be shared with.
+    /// Ranks of this host with which memory could not be shared.
     pub(super) unshareable: Mutex<HashSet<usize>>,
-    /// How far ranks may reach into each other's ordinary memory, as far as this one is concerned.
+    /// How far ranks may reach into each other's ordinary memory, as far as this rank allows it.
     pub(super) reach: Reach,
-    /// ShmLink that this process gives away.
+    /// The heap of memory that this process shares.
     pub(super) heap: Arc<Heap>,
-    /// What others have given away and this process has mapped.
+    /// The arenas of other ranks that this process has mapped.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) arenas: Mutex<HashMap<(usize, u32), Arc<crate::shm::Mapping>>>,
     pub(super) abort_state: AbortState,
@@ -67,23 +67,23 @@ pub(super) struct Session {
     pub(super) channels: Channels,
     /// Ranks that have left in order.
     pub(super) left: Mutex<HashSet<usize>>,
-    /// The last calls that were announced, by the channel under which they are compared.
+    /// The last announced calls, by the channel under which they are compared.
     pub(super) announced: Mutex<HashMap<ChannelId, CallHistory>>,
-    /// Who is asked by new connections whether it can be reached.
+    /// The running probes.
     pub(super) probes: Probes,
-    /// What the service thread is to say to the coordinator.
+    /// Frames that the service thread has to send to the coordinator.
     pub(super) outgoing: FrameQueue,
     pub(super) closing: AtomicBool,
     /// Wakes the service thread.
     pub(super) service_waker: Waker,
 }
 
-/// Frames that wait to be sent. A call that waits for long puts some here, and must not allocate.
+/// Frames that wait to be sent. A call that waits long adds frames here and must not allocate.
 #[derive(Debug)]
 pub(super) struct FrameQueue(Mutex<VecDeque<Frame>>);
 
 impl FrameQueue {
-    /// More frames than long waits put here before the service thread, if it runs at all, sends them.
+    /// More frames than long waits add before the service thread sends them.
     const CAPACITY: usize = 64;
 
     pub(super) fn new() -> Self {
@@ -99,7 +99,7 @@ impl FrameQueue {
     }
 }
 
-/// Keeps a session's threads; dropped with its last transport.
+/// Owns a session's threads. Dropped with its last transport.
 #[derive(Debug)]
 pub(super) struct Membership {
     pub(super) session: Arc<Session>,
@@ -108,7 +108,7 @@ pub(super) struct Membership {
 }
 
 impl Session {
-    /// Says what went wrong: to this process at once, to the others through the coordinator, whose word is final.
+    /// Proposes an abort: to this process at once, to the other ranks through the coordinator, which decides.
     pub(super) fn report(&self, abort: Abort) {
         if self.abort_state.propose(&abort) {
             if self.rank.world_size() == 1 {
@@ -119,9 +119,9 @@ impl Session {
         }
     }
 
-    /// Why the job ended, if it has, as all ranks are told: a call that fails waits a moment for the coordinator's word, which
-    /// may be another than what this process has seen. If rank 0 hosts the coordinator, its own calls fail after the others
-    /// were told, since its process may end then.
+    /// Returns why the job ended, if it has, as all ranks are told. A failed call waits a moment for the
+    /// coordinator, which may have committed another record than this process has seen. If rank 0 hosts the
+    /// coordinator, its own calls fail after the others were told, since its process may end then.
     pub(super) fn why_ended(&self) -> Option<Abort> {
         let seen = self.abort_state.get()?;
         let hosts = self.coordinator == CoordinatorHost::RankZero && self.rank.index() == 0;
@@ -130,8 +130,8 @@ impl Session {
         Some(word.unwrap_or(seen))
     }
 
-    /// Tells the coordinator that nothing has got to a rank, or back, for as long as the network may be silent. If the rank
-    /// lives, which the coordinator knows, that is the end of the job.
+    /// Tells the coordinator that no packet has reached a rank, or come back, for the silence limit. If the
+    /// coordinator knows that the rank lives, it aborts the job.
     pub(super) fn report_unreachable(&self, rank: usize) {
         let reporter = self.rank.index();
         let abort = Abort { cause: Cause::Unreachable, rank, reporter, call: Fingerprint::NONE };
@@ -139,17 +139,18 @@ impl Session {
         self.service_waker.notify();
     }
 
-    /// How long the network to another rank may be silent; `None` if both are on one host, where only a process can be.
+    /// Returns how long the network to another rank may be silent. Returns `None` if both are on one host,
+    /// where only a process can be silent.
     pub(super) fn silence_limit(&self, peer: usize) -> Option<Duration> {
         let [ours, theirs] = [self.rank.index(), peer].map(|rank| self.peer_infos[rank].address.ip());
         (!socket::are_of_one_host(ours, theirs)).then_some(self.liveness_between_hosts)
     }
 
-    /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed, and who keeps all
-    /// others; or that it waits no longer.
+    /// Reports a long wait, or its end. The coordinator then notices calls that contradict each other, and
+    /// the rank that delays all others.
     fn report_wait(&self, channel: ChannelId, calls: &CallHistory, wait: WaitReport) {
         if wait.on as usize != self.rank.index() {
-            // First, since they say more. What is missing is missing in the call below.
+            // Announced calls come first, since they say more. The missing message belongs to the call below.
             let wait = WaitReport { missing: Missing::Anything, ..wait };
             for (&channel, calls) in &*lock(&self.announced) {
                 self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.last_calls_first() });
@@ -159,32 +160,32 @@ impl Session {
         self.service_waker.notify();
     }
 
-    /// Keeps an announced call, to be told if this rank has to wait for long.
+    /// Stores an announced call, which is reported if this rank waits long.
     pub(super) fn announce(&self, channel: ChannelId, call: &Fingerprint) {
         let mut announced = lock(&self.announced);
         announced.entry(channel.of_announcements()).or_insert(CallHistory::NONE).begin(call);
     }
 
-    /// Forgets the announced calls of a channel that this rank leaves.
+    /// Removes the announced calls of a channel that this rank leaves.
     pub(super) fn forget_announced(&self, channel: ChannelId) {
         lock(&self.announced).remove(&channel.of_announcements());
     }
 
-    /// Notes that a rank has left in order, and lets those look again who might wait for it.
+    /// Records that a rank has left in order, and wakes threads that may wait for it.
     pub(super) fn note_left(&self, rank: usize) {
         lock(&self.left).insert(rank);
         self.abort_state.wake_waiters();
     }
 
-    /// Notes that a rank has left a channel, and lets those look again who might wait for it there.
+    /// Records that a rank has left a channel, and wakes threads that may wait for it there.
     pub(super) fn note_left_channel(&self, channel: ChannelId, rank: usize) {
         self.channels.note_left(channel, rank);
         self.abort_state.wake_waiters();
     }
 
-    /// Whether a rank is known to have left the job or this channel in order. Every connection that it has opened before has
-    /// [arrived](Arrivals) by then: the service thread, which hears of the leaving, hands over a connection in the turn in which
-    /// it says so to the rank.
+    /// Returns `true` if a rank is known to have left the job or this channel in order. Every connection that
+    /// it opened before has then [arrived](Arrivals): the service thread stores a connection in the same step
+    /// in which it admits the rank, and it also receives the departure.
     pub(super) fn has_left(&self, channel: ChannelId, rank: usize) -> bool {
         lock(&self.left).contains(&rank) || self.channels.was_left_by(channel, rank)
     }
@@ -197,15 +198,15 @@ impl Session {
         }
     }
 
-    /// Notes the members that a rank has named where this one has named those of this channel, and lets those look again who
-    /// might wait for it there.
+    /// Records the other members that a rank has named for this channel's fork, and wakes threads that may
+    /// wait for it.
     pub(super) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
         self.channels.note_other_members(channel, rank, members);
         self.abort_state.wake_waiters();
     }
 
-    /// Answers a rank that asks whether this one has left a channel: if it has, or if it never was there, because it named other
-    /// members where the rank that asks named those of the channel.
+    /// Answers a rank that asks whether this one has left a channel. Answers if it has left, or if it never
+    /// was there because it named other members for that fork.
     pub(super) fn answer(&self, rank: u32, origin: &ForkPath) {
         if let Some(members) = self.channels.named_instead(origin) {
             let members = members.into_iter().map(|member| u32::try_from(member).unwrap_or(u32::MAX));
@@ -219,7 +220,7 @@ impl Session {
         }
     }
 
-    /// Whether memory may be shared with a rank, as far as is known.
+    /// Returns `true` if memory may be shared with a rank, as far as is known.
     pub(super) fn may_share(&self, peer: usize) -> bool {
         let is_here = || self.peer_infos[peer].host == self.peer_infos[self.rank.index()].host;
         match self.medium {
@@ -229,7 +230,7 @@ impl Session {
         }
     }
 
-    /// A wait for a connection to another rank.
+    /// Returns a wait for a connection to another rank.
     pub(super) fn watch(&self, deadline: Deadline) -> ConnectionWait<'_> {
         ConnectionWait {
             abort_state: Some(&self.abort_state),
@@ -237,13 +238,13 @@ impl Session {
         }
     }
 
-    /// The ranks of this process's host, itself among them.
+    /// Returns the ranks of this process's host, including itself.
     fn ranks_on_host(&self) -> impl Iterator<Item = &PeerInfo> {
         let here = self.peer_infos[self.rank.index()].host;
         self.peer_infos.iter().filter(move |peer_info| peer_info.host == here)
     }
 
-    /// How many cores those of these members that are on this host have between them.
+    /// Returns how many cores those of these members that are on this host have together.
     pub(super) fn cores(&self, members: &[usize]) -> usize {
         let here = self.peer_infos[self.rank.index()].host;
         let peer_infos = members.iter().map(|&member| &self.peer_infos[member]);
@@ -252,14 +253,14 @@ impl Session {
         )
     }
 
-    /// Whether each rank of this host can have a core for itself.
+    /// Returns `true` if each rank of this host can have its own core.
     pub(super) fn has_core_per_rank(&self) -> bool {
         self.ranks_on_host().count()
             <= Cores::shm_group(self.ranks_on_host().map(|peer_info| peer_info.cores))
     }
 
-    /// Whether all of these ranks are of one host and may share memory there, as far as is known: every one of them
-    /// gives the same answer.
+    /// Returns `true` if all of these ranks are on one host and may share memory there, as far as is known.
+    /// Every one of them gets the same answer.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn may_all_share(&self, members: &[usize]) -> bool {
         let peer_infos = || members.iter().map(|&member| &self.peer_infos[member]);
@@ -268,19 +269,20 @@ impl Session {
                 .all(|peer_info| peer_info.shares() && peer_info.host == self.peer_infos[members[0]].host)
     }
 
-    /// Whether messages may be lent, as far as is known: the system copies them faster than two sides do.
+    /// Returns `true` if messages may be sent as single copies: the system then copies them faster than the
+    /// two sides do.
     pub(super) fn offers_single_copy(&self) -> bool {
         is_intel() && self.reach >= Reach::Read
     }
 
-    /// Notes that memory cannot be shared with a rank, so that it is not tried again.
+    /// Records that memory cannot be shared with a rank, so that it is not tried again.
     pub(super) fn note_unshareable(&self, peer: usize, reason: &Error) {
         if lock(&self.unshareable).insert(peer) {
             tracing::info!(peer, %reason, "no memory can be shared with this rank");
         }
     }
 
-    /// Ends the job because of this process.
+    /// Aborts the job because of this process.
     pub(super) fn give_up(&self, cause: Cause, call: Fingerprint) {
         let rank = self.rank.index();
         self.report(Abort { cause, rank, reporter: rank, call });
@@ -304,27 +306,27 @@ impl Drop for Membership {
     }
 }
 
-/// A wait for one connection that ends at the deadline, or when the job is aborted.
+/// A wait for one connection. It ends at the deadline, or when the job is aborted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionWait<'a> {
     pub(super) runtime: &'a Runtime,
-    /// None while the job has not begun.
+    /// `None` while the process has not joined the job.
     pub(super) abort_state: Option<&'a AbortState>,
     pub(super) deadline: Deadline,
-    /// How long the other side has to answer a proof, also where the deadline is sooner.
+    /// How long the other side has to answer a proof, even if the deadline is sooner.
     pub(super) answer_limit: Duration,
 }
 
 impl<'a> ConnectionWait<'a> {
-    /// For connections by which a process comes to a job.
+    /// Creates a wait for connections by which a process joins a job.
     pub(super) fn before_the_job(runtime: &'a Runtime, deadline: Deadline) -> Self {
         Self { runtime, abort_state: None, deadline, answer_limit: ANSWER_LIMIT }
     }
 
-    /// Waits until the connection is ready for one of these.
+    /// Waits until the connection is ready for one of these events.
     ///
     /// # Errors
-    /// At the deadline, when the job is aborted, and if the system cannot wait.
+    /// At the deadline, if the job is aborted, and if the system cannot wait.
     pub(super) fn ready(&self, stream: &impl AsFd, events: PollFlags) -> Result<(), WaitError> {
         loop {
             let mut watched = vec![socket::watch(stream, events)];
@@ -337,10 +339,10 @@ impl<'a> ConnectionWait<'a> {
         }
     }
 
-    /// Whether the wait may go on.
+    /// Checks that the wait may continue.
     ///
     /// # Errors
-    /// At the deadline, and when the job is aborted.
+    /// At the deadline, and if the job is aborted.
     pub(super) fn check<E>(&self) -> Result<(), WaitError<E>> {
         if let Some(abort) = self.abort_state.and_then(AbortState::get) {
             return Err(WaitError::Aborted(abort));
@@ -352,13 +354,14 @@ impl<'a> ConnectionWait<'a> {
     }
 }
 
-/// Why a wait for one connection came to nothing. What the system calls a timeout is none of ours: it gives up a connection long
-/// before a deadline of minutes.
+/// Why a wait for one connection failed. A timeout of the system is a failure, not a deadline: the system
+/// gives up a connection long before a deadline of minutes.
 #[derive(Debug)]
 pub(super) enum WaitError<E = io::Error> {
     /// The deadline passed.
     Late,
-    /// The deadline passed after this side had proven itself: the other may count the connection as open.
+    /// The deadline passed after this side had sent its proof. The other side may count the connection as
+    /// open.
     Unanswered,
     /// The job was aborted.
     Aborted(Abort),
@@ -367,7 +370,7 @@ pub(super) enum WaitError<E = io::Error> {
 }
 
 impl<E> WaitError<E> {
-    /// The same, with this logged of a failure.
+    /// Converts the error of a failed connection.
     pub(super) fn map<F>(self, say: impl FnOnce(E) -> F) -> WaitError<F> {
         match self {
             Self::Late => WaitError::Late,
@@ -384,18 +387,20 @@ impl<E> From<E> for WaitError<E> {
     }
 }
 
-/// A wait for others, which is told to the coordinator once it has lasted for a while, however often sleep is interrupted.
+/// A wait for other ranks. It is reported to the coordinator once it has lasted for a while, however often
+/// the sleep is interrupted.
 #[derive(Debug, Default)]
 pub(super) struct LongWait {
     due: Option<Deadline>,
-    /// When this was first asked about it.
+    /// The time at which this wait was first measured.
     began: Option<Duration>,
-    /// For what, as was told last.
+    /// The last report.
     reported: Option<WaitReport>,
 }
 
 impl LongWait {
-    /// Something has come: what is waited for now is the next, of `peer`, by its number in the world.
+    /// Restarts the wait because something has arrived. The wait is now for `peer`, by its number in the
+    /// world.
     pub(super) fn renew(&mut self, session: &Session, channel: ChannelId, calls: &CallHistory, peer: usize) {
         (self.due, self.began) = (None, None);
         if self.reported.is_some_and(|report| report.on as usize != peer) {
@@ -403,14 +408,15 @@ impl LongWait {
         }
     }
 
-    /// Until when to sleep at the most.
+    /// Returns the time until which the rank may sleep.
     pub(super) fn until(&mut self, runtime: &Runtime) -> Deadline {
         let limit = if self.reported.is_some() { HEARTBEAT } else { WAITING_LIMIT };
         self.began.get_or_insert_with(|| runtime.now());
         *self.due.get_or_insert_with(|| runtime.deadline(limit))
     }
 
-    /// Whether that time has come. What is waited for then is told, unless it was told before.
+    /// Returns `true` if that time has passed. The wait is then reported, unless the same report was sent
+    /// before.
     pub(super) fn report_if_due(
         &mut self,
         session: &Session,
@@ -428,17 +434,17 @@ impl LongWait {
         is_due
     }
 
-    /// How long nothing has come.
+    /// Returns how long nothing has arrived.
     pub(super) fn lasted(&self, runtime: &Runtime) -> Duration {
         self.began.map_or(Duration::ZERO, |began| runtime.now().saturating_sub(began))
     }
 
-    /// Whether the wait was told to the coordinator.
+    /// Returns `true` if the wait was reported.
     pub(super) const fn is_reported(&self) -> bool {
         self.reported.is_some()
     }
 
-    /// What was waited for has come, which is told if the wait was.
+    /// Ends the wait, and reports that if the wait was reported.
     #[inline]
     pub(super) fn end(&mut self, session: &Session, channel: ChannelId, calls: &CallHistory) {
         if self.reported.take().is_some() {
@@ -452,54 +458,55 @@ impl LongWait {
     }
 }
 
-/// Connections that peers have opened and nobody has asked for yet.
+/// Connections that peers have opened and that no transport has taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), PeerLink>>);
 
 impl Arrivals {
-    /// Keeps a connection until it is asked for. Whoever connects once more has given up the one before.
+    /// Stores a connection until it is taken. A peer that connects once more has given up its earlier
+    /// connection.
     pub(super) fn put(&self, channel: ChannelId, peer: usize, link: PeerLink, abort_state: &AbortState) {
         lock(&self.0).insert((channel, peer), link);
         abort_state.wake_waiters();
     }
 
-    /// The connections of a channel that this process has left.
+    /// Removes and returns the connections of a channel that this process has left.
     pub(super) fn forget(&self, channel: ChannelId) -> Vec<PeerLink> {
         lock(&self.0).extract_if(|(of, _), _| *of == channel).map(|(_, link)| link).collect()
     }
 
-    /// Says goodbye on a connection that nobody will ask for.
+    /// Sends a goodbye on a connection that no transport will take.
     fn dismiss(&self, channel: ChannelId, peer: usize) {
         self.take(channel, peer).iter().for_each(PeerLink::say_goodbye);
     }
 
-    /// Returns `true` if a message has come on a peer's connection, which nobody has asked for yet.
+    /// Returns `true` if a message has arrived on a peer's connection that was not taken yet.
     pub(super) fn has_message(&self, channel: ChannelId, peer: usize) -> bool {
         lock(&self.0).get_mut(&(channel, peer)).is_some_and(PeerLink::has_message)
     }
 
-    /// Gives a peer's connection, if it is here.
+    /// Takes a peer's connection, if it has arrived.
     pub(super) fn take(&self, channel: ChannelId, peer: usize) -> Option<PeerLink> {
         lock(&self.0).remove(&(channel, peer))
     }
 }
 
-/// A rank's number in the world, as it travels.
+/// Returns a rank's number in the world as it is sent.
 pub(super) fn number(rank: usize) -> u32 {
     u32::try_from(rank).expect("ranks are numbered by this type")
 }
 
-/// This deadline, or a later one where less than this is left of it.
+/// Returns this deadline, or one `limit` from now if that is later.
 pub(super) fn at_least(runtime: &Runtime, deadline: Deadline, limit: Duration) -> Deadline {
     if runtime.remaining(deadline) < limit { runtime.deadline(limit) } else { deadline }
 }
 
-/// The error of a wait that lasted too long.
+/// Returns the error of a wait that lasted too long.
 pub(super) fn timeout(runtime: &Runtime, activity: Activity, peer: usize, deadline: Deadline) -> Error {
     Error::Timeout { activity, peer, elapsed: runtime.elapsed(deadline), limit: deadline.limit() }
 }
 
-/// A panic elsewhere does not make these records wrong.
+/// Locks a mutex and ignores poisoning: a panic of another thread does not make these records wrong.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Options of sockets, listening, and connecting by a deadline.
+//! Socket options, listening, and connecting by a deadline.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -17,8 +17,8 @@ use crate::{Activity, Deadline, Error, Result, Runtime};
 /// How many connections may wait to be accepted.
 pub(super) const BACKLOG: i32 = 1024;
 
-/// Resolves `host:port` to addresses, if the system answers in time. What can never be resolved is an error of the kind
-/// `InvalidInput`.
+/// Resolves `host:port` to addresses, if the system answers in time. A name that can never be resolved is an
+/// error of the kind `InvalidInput`.
 pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> Result<Vec<SocketAddr>> {
     if let Ok(literal) = address.parse() {
         return Ok(vec![literal]);
@@ -32,7 +32,7 @@ pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> R
         address: address.to_owned(),
         source,
     };
-    // The system asks servers for as long as it likes, so that a thread has to ask it.
+    // The system may ask servers for any time, so a thread asks the system.
     let name = host.to_owned();
     let asked = runtime
         .spawn("dist-resolve", move || (&*name, port).to_socket_addrs().map(Vec::from_iter))
@@ -42,7 +42,7 @@ pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> R
         Err(_unanswered) => Err(io::ErrorKind::TimedOut.into()),
     };
     let found = answer.map_err(|source| {
-        // An address does not come to be known, as a name may.
+        // An address does not become known later, as a name may.
         failed(if address::is_ipv6(host) {
             io::Error::new(io::ErrorKind::InvalidInput, source)
         } else {
@@ -55,7 +55,7 @@ pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> R
     Ok(found)
 }
 
-/// Listens on this address, without waiting for connections: beyond loopback only with a secret.
+/// Listens on this address without blocking. Beyond loopback a secret is needed.
 pub(super) fn listen(address: SocketAddr, secret: Option<&Secret>) -> Result<TcpListener> {
     if !address.ip().to_canonical().is_loopback() && secret.is_none() {
         return Err(Error::SecretNeeded { address: address.to_string() });
@@ -72,7 +72,7 @@ pub(super) fn listen(address: SocketAddr, secret: Option<&Secret>) -> Result<Tcp
     open().map_err(|source| cannot_listen(address, source))
 }
 
-/// Listens on the first of a name's addresses that this machine has, and says on which one, with its port.
+/// Listens on the first of a name's addresses that this machine has. Returns that address with its port.
 pub(super) fn listen_on_any(
     addresses: &[SocketAddr],
     secret: Option<&Secret>,
@@ -89,7 +89,7 @@ pub(super) fn listen_on_any(
     Ok((listener, address))
 }
 
-/// Whether an address is of another machine, or of a family that this one does not have.
+/// Returns `true` if an address belongs to another machine, or to a family that this machine does not have.
 fn is_elsewhere(error: &Error) -> bool {
     let Error::Address { source, .. } = error else { return false };
     source.kind() == io::ErrorKind::AddrNotAvailable
@@ -101,7 +101,7 @@ fn cannot_listen(address: SocketAddr, source: io::Error) -> Error {
     Error::Address { activity, action, address: address.to_string(), source }
 }
 
-/// Begins to connect; the connection is made when the socket becomes writable.
+/// Begins to connect. The socket becomes writable when it is connected.
 pub(super) fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -115,13 +115,13 @@ pub(super) fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// What every connection of ours is: non-blocking, and without delay for small messages.
+/// Sets the options of every connection: non-blocking, and without delay for small messages.
 pub(super) fn prepare(stream: &Socket) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_tcp_nodelay(true)
 }
 
-/// Whether both ends of a connection are certainly on one host.
+/// Returns `true` if both ends of a connection are certainly on one host.
 pub(super) fn is_within_host(stream: &Socket) -> bool {
     let ip = |end: io::Result<SockAddr>| end.ok()?.as_socket().map(|address| address.ip());
     match (ip(stream.local_addr()), ip(stream.peer_addr())) {
@@ -130,15 +130,14 @@ pub(super) fn is_within_host(stream: &Socket) -> bool {
     }
 }
 
-/// Whether two addresses between which there is a connection are certainly of one host: both are loopback, or they are the
-/// same.
+/// Returns `true` if two connected addresses are certainly on one host: both are loopback, or they are equal.
 pub(super) fn are_of_one_host(ours: IpAddr, theirs: IpAddr) -> bool {
     let (ours, theirs) = (ours.to_canonical(), theirs.to_canonical());
     ours == theirs || ours.is_loopback() && theirs.is_loopback()
 }
 
-/// On loopback a congestion control that paces, as the system's default may do, halves the speed of large
-/// messages. Where the system does not let us choose, its choice stays.
+/// Chooses a congestion control for loopback. One that paces, which may be the system's default, halves the
+/// speed of large messages. If the system does not allow the choice, its default stays.
 fn choose_congestion_control(socket: &Socket, ip: IpAddr) {
     #[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
     if ip.to_canonical().is_loopback() {
@@ -153,37 +152,38 @@ const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: SendFlags = SendFlags::empty();
 
-/// Sends a few bytes, which a new connection takes at once or is of no use.
+/// Sends a few bytes. A new connection takes them at once, or is of no use.
 pub(super) fn send_all(stream: &Socket, bytes: &[u8]) -> io::Result<()> {
     if send(stream, bytes)? == Some(bytes.len()) { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Sends what the connection takes without waiting; `None` if it takes nothing now.
+/// Sends as much as the connection takes without waiting. Returns `None` if it takes nothing now.
 pub(super) fn send(stream: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
     would_block(rustix::net::send(stream, bytes, SEND_FLAGS))
 }
 
-/// As [`send`], of several pieces.
+/// Like [`send`], for several pieces.
 pub(super) fn send_pieces(stream: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
     would_block(rustix::net::sendmsg(stream, pieces, &mut SendAncillaryBuffer::default(), SEND_FLAGS))
 }
 
-/// Receives what has come without waiting; `None` if nothing has, 0 if nothing will.
+/// Receives the bytes that have arrived, without waiting. Returns `None` if there are none, and 0 at the end
+/// of the connection.
 pub(super) fn receive(stream: &Socket, room: &mut [u8]) -> io::Result<Option<usize>> {
     would_block(rustix::net::recv(stream, room, RecvFlags::empty()).map(|(count, _)| count))
 }
 
-/// As [`receive`], into several pieces of memory.
+/// Like [`receive`], into several pieces of memory.
 pub(super) fn receive_pieces(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
     would_block(rustix::io::readv(stream, rooms))
 }
 
-/// How much of the next byte has come; `None` if nothing has, 0 if nothing will.
+/// Returns `Some(1)` if a byte has arrived, `Some(0)` at the end of the connection, and `None` otherwise.
 pub(super) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
     peek_into(stream, &mut [0; 1])
 }
 
-/// Copies the next bytes, which stay to be received; as [`peek`] says otherwise.
+/// Copies the next bytes without consuming them. The result is that of [`receive`].
 pub(super) fn peek_into(stream: &Socket, bytes: &mut [u8]) -> io::Result<Option<usize>> {
     let peeked = rustix::net::recv(stream, bytes, RecvFlags::PEEK);
     would_block(peeked.map(|(count, _)| count))
@@ -202,8 +202,8 @@ fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// Waits until one of these is ready or the time is over, which is `false`. Interruptions count as ready: the
-/// caller looks again.
+/// Waits until one of these is ready. Returns `false` if `limit` passes first. An interruption counts as
+/// ready: the caller looks again.
 pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).ok();
     match rustix::event::poll(watched, limit.as_ref()) {
@@ -213,7 +213,7 @@ pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<bo
     }
 }
 
-/// Watches a descriptor for these events.
+/// Builds a poll entry for a descriptor and these events.
 pub(super) fn watch<'a>(descriptor: &'a impl AsFd, events: PollFlags) -> PollFd<'a> {
     PollFd::new(descriptor, events)
 }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn whoever_has_several_addresses_listens_on_the_first_that_is_of_this_machine() {
-        // Reserved, and given to nobody.
+        // Reserved addresses, assigned to nobody.
         let secret = Secret::from_bytes(&[7; 32]).unwrap();
         let elsewhere = |last| SocketAddr::from(([240, 0, 0, last], 0));
         let here = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -1,17 +1,18 @@
-//! Asks the kernel which user has the other end of a TCP connection on this machine.
+//! Asks the kernel which user owns the other end of a TCP connection on this machine.
 //!
-//! A job without a secret runs on one machine, and the name that its processes prove to know is no secret. There a connection is
-//! trusted if its other end belongs to this process's user. The kernel is asked for the socket with exactly this pair of
-//! addresses; it must be established, since a listener or a socket that is closing may belong to somebody else.
+//! A job without a secret runs on one machine, and the job's name, which its processes prove to know, is no
+//! secret. A connection is then trusted if its other end belongs to this process's user. The kernel is asked
+//! for the socket with exactly this pair of addresses. The socket must be established, since a listener or a
+//! closing socket may belong to another user.
 
 use std::io;
 
 use socket2::Socket;
 
-/// Returns the user at the other end, by its number here.
+/// Returns the user id at the other end.
 ///
 /// # Errors
-/// If the kernel does not know, as on systems other than Linux.
+/// If the kernel does not say, as on systems other than Linux.
 pub(super) fn of_peer(stream: &Socket) -> io::Result<u32> {
     #[cfg(target_os = "linux")]
     return linux::of_peer(stream);
@@ -33,13 +34,13 @@ mod linux {
 
     use crate::tcp::socket;
 
-    /// The state of a connection that is open in both directions, as the kernel numbers it.
+    /// The kernel's number for the established state.
     const ESTABLISHED: u8 = 1;
     /// Bytes of the kernel's header, of a request and of an answer.
     const HEADER_BYTES: usize = 16;
     const REQUEST_BYTES: usize = HEADER_BYTES + 56;
     const ANSWER_BYTES: usize = HEADER_BYTES + 72;
-    /// Where a socket's addresses are in a request and in an answer, behind the header.
+    /// Offsets of a socket's addresses in a request and in an answer, behind the header.
     const ADDRESSES_IN_REQUEST: usize = HEADER_BYTES + 8;
     const ADDRESSES_IN_ANSWER: usize = HEADER_BYTES + 4;
     /// Both ports, and 16 bytes for each address.
@@ -47,13 +48,13 @@ mod linux {
     const USER_IN_ANSWER: usize = HEADER_BYTES + 64;
 
     pub(super) fn of_peer(stream: &Socket) -> io::Result<u32> {
-        // As the other end sees itself.
+        // The addresses as the other end sees them.
         let local = address_of(stream.peer_addr()?)?;
         let remote = address_of(stream.local_addr()?)?;
         match ask(local, remote) {
             Ok(user) => Ok(user),
             Err(error) if socket::is_out_of_files(&error) => Err(error),
-            // The kernel may have been built without this, or a sandbox may forbid it.
+            // The kernel may have been built without netlink diagnostics, or a sandbox may forbid them.
             Err(error) => in_list(local, remote)?.ok_or(error),
         }
     }
@@ -74,12 +75,12 @@ mod linux {
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&socket, &request(local, remote), SendFlags::empty(), &kernel)?;
         let mut answer = [0; 512];
-        // The kernel has put the answer there before the request was sent.
+        // The kernel has queued the answer before `sendto` returned.
         let (count, _) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
         user_in(&answer[..count], local, remote)
     }
 
-    /// The request for the socket with these addresses, as in the kernel's `linux/inet_diag.h`.
+    /// Returns the request for the socket with these addresses, as in the kernel's `linux/inet_diag.h`.
     fn request(local: SocketAddr, remote: SocketAddr) -> [u8; REQUEST_BYTES] {
         const SOCK_DIAG_BY_FAMILY: u16 = 20;
         const IS_REQUEST: u16 = 1;
@@ -93,7 +94,7 @@ mod linux {
         bytes[HEADER_BYTES + 1] = TCP;
         bytes[HEADER_BYTES + 4..][..4].copy_from_slice(&(1_u32 << ESTABLISHED).to_ne_bytes());
         bytes[ADDRESSES_IN_REQUEST..][..ADDRESSES_BYTES].copy_from_slice(&addresses(local, remote));
-        // Any socket: it is not known by the kernel's number for it.
+        // Any socket: the kernel's cookie is not known.
         bytes[REQUEST_BYTES - 8..].fill(0xff);
         bytes
     }
@@ -111,7 +112,7 @@ mod linux {
         bytes
     }
 
-    /// The user in the kernel's answer, if that is about this very socket.
+    /// Returns the user in the kernel's answer, if the answer is about this socket.
     fn user_in(answer: &[u8], local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
         const ERROR: u16 = 2;
         let word = |at: usize| {
@@ -133,7 +134,7 @@ mod linux {
 
     /// Looks for the socket in the list of all sockets.
     fn in_list(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u32>> {
-        // The socket of the other end may be one of IPv6 although its addresses are not.
+        // The socket of the other end may be an IPv6 socket although its addresses are IPv4.
         let lists: &[&str] =
             if local.is_ipv4() { &["/proc/net/tcp", "/proc/net/tcp6"] } else { &["/proc/net/tcp6"] };
         for list in lists {
@@ -150,7 +151,7 @@ mod linux {
         Ok(None)
     }
 
-    /// The user of the socket in a line of the list, if it is this one.
+    /// Returns the user in a line of the list, if the line is about this socket.
     fn user_of(line: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         let fields: Vec<_> = line.split_whitespace().take(8).collect();
         let [_, ours, theirs, state, _, _, _, user] = fields[..] else { return None };
@@ -159,7 +160,7 @@ mod linux {
         user.parse().ok().filter(|_| is_meant && is_established)
     }
 
-    /// An address as it stands in the list: words of 32 bits of this machine's order, and the port.
+    /// Parses an address of the list: 32-bit words in this machine's byte order, and the port.
     fn listed(text: &str) -> Option<SocketAddr> {
         let (ip, port) = text.split_once(':')?;
         let word = |at| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
@@ -185,7 +186,7 @@ mod linux {
 
         use super::*;
 
-        /// Both ends of a connection.
+        /// Returns both ends of a connection.
         fn connection(listen: &str) -> [Socket; 2] {
             let listener = TcpListener::bind(listen).unwrap();
             let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A message on its source in.
+//! An incoming message.
 
 use std::io::IoSliceMut;
 
@@ -15,29 +15,29 @@ use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
 use crate::{Combine, Fingerprint, Grain, Sink};
 
-/// Where the bytes of a message come from.
+/// The source of a message's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MessageSource {
-    /// From a socket, or a ring in memory.
+    /// A socket, or a ring in shared memory.
     Stream,
-    /// From a tray in memory.
+    /// A fastbox in shared memory.
     Fastbox,
-    /// From the sender's own memory, where they begin at this address.
+    /// The sender's own memory, from this address on (single-copy send).
     SingleCopy(u64),
 }
 
-/// A message on its source in.
+/// An incoming message.
 #[derive(Debug)]
 pub(in crate::tcp) struct Inbound {
     header: [u8; HEADER_BYTES],
     filled: usize,
-    /// What the header has to say, beside the length.
+    /// The expected call; the header also has the length.
     call: Fingerprint,
     length: usize,
     received: usize,
     pub(super) delivered: usize,
     source: MessageSource,
-    /// Whether it may come through the scratch even if it goes straight into memory.
+    /// Whether it may pass through the scratch buffer even if it is received into memory.
     copied: bool,
 }
 
@@ -57,7 +57,7 @@ impl Inbound {
         }
     }
 
-    /// The same, but never copied: for one of many messages, each of which would need a scratch of its own.
+    /// Disables the scratch buffer. Used for one of many messages, each of which would need its own.
     pub(in crate::tcp) const fn straight(self) -> Self {
         Self { copied: false, ..self }
     }
@@ -66,8 +66,9 @@ impl Inbound {
         self.filled == HEADER_BYTES && self.delivered == self.length
     }
 
-    /// Whether more can be received now, if no more of `outbound` leaves: not while all of the scratch holds what may
-    /// not be delivered yet, nor from memory what would have to lie there.
+    /// Returns `true` if more can be received even if no more of `outbound` is sent. That is not so while the
+    /// scratch buffer is full of bytes that may not be delivered yet, nor, in shared memory, while the next
+    /// bytes have to stay where they are.
     pub(in crate::tcp) fn wants_more(&self, link: &PeerLink, scratch: &Scratch, outbound: &Outbound) -> bool {
         let missing = self.filled < HEADER_BYTES || self.received < self.length;
         missing
@@ -77,12 +78,13 @@ impl Inbound {
             }
     }
 
-    /// Up to where may be delivered what is combined with the bytes that `outbound` sends.
+    /// Returns the offset up to which bytes may be combined: at most as far as `outbound` has sent.
     fn lockstep(&self, outbound: &Outbound) -> usize {
         if outbound.done() { self.length } else { outbound.payload_sent() / Grain::BYTES * Grain::BYTES }
     }
 
-    /// Receives and delivers what has come, through `scratch` if it comes in unequal pieces; `true` if something came.
+    /// Receives and delivers the bytes that have arrived, through `scratch` if the pieces are unaligned.
+    /// Returns `true` if anything arrived.
     pub(in crate::tcp) fn pull(
         &mut self,
         link: &mut PeerLink,
@@ -128,7 +130,8 @@ impl Inbound {
         }
     }
 
-    /// Like [`pull`](Self::pull), combining into the memory whose own bytes `outbound` sends, and never ahead of them.
+    /// Like [`pull`](Self::pull), but combines into the memory whose own bytes `outbound` sends, and never
+    /// ahead of them.
     pub(in crate::tcp) fn pull_in_place(
         &mut self,
         link: &mut PeerLink,
@@ -151,7 +154,8 @@ impl Inbound {
         }
     }
 
-    /// Reads the header in memory, if it has come and was not read yet, and what it says of the message's source.
+    /// Reads the header in shared memory, if it has arrived and was not read yet, and sets the source of the
+    /// message.
     #[inline]
     fn open(&mut self, memory: &mut ShmLink) -> Result<bool, LinkError> {
         if self.filled == HEADER_BYTES {
@@ -184,8 +188,8 @@ impl Inbound {
         Ok(true)
     }
 
-    /// Delivers the next piece of what has come, up to `limit` from the start of the message, from where it lies or through
-    /// `scratch`; `true` if that was anything.
+    /// Delivers the next piece, up to `limit` from the start of the message, in place or through `scratch`.
+    /// Returns `true` if there was one.
     fn pull_from_memory(
         &mut self,
         memory: &mut ShmLink,
@@ -227,8 +231,9 @@ impl Inbound {
         Ok(self.delivered > start)
     }
 
-    /// Copies the next bytes of a message that the peer has lent; `false` if they are out of reach, and so will come through
-    /// the ring, or count for nothing, since the peer's call has failed: then nothing more comes until this rank hears of it.
+    /// Copies the next bytes of a single-copy message. Returns `false` if they are out of reach, and then
+    /// come through the ring. Also returns `false` if the peer has cancelled the message because its call
+    /// failed; then nothing more arrives until this rank is told.
     fn get(&mut self, memory: &mut ShmLink, address: u64, into: &mut [u8]) -> Result<bool, LinkError> {
         let copied = memory.get_message(address.wrapping_add(self.delivered as u64), into);
         let taken = self.delivered + if copied { into.len() } else { 0 };
@@ -242,7 +247,7 @@ impl Inbound {
         Ok(copied)
     }
 
-    /// Receives into the scratch, the header in front.
+    /// Receives into the scratch buffer, the header first.
     fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, LinkError> {
         let missing = HEADER_BYTES - self.filled;
         let wanted = missing + self.length - self.received;
@@ -262,7 +267,7 @@ impl Inbound {
         Ok(true)
     }
 
-    /// Delivers what is staged, up to `limit` from the start of the message; `true` if that was anything.
+    /// Delivers staged bytes, up to `limit` from the start of the message. Returns `true` if there were any.
     fn deliver(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
         if self.filled < HEADER_BYTES {
             return false;
@@ -277,7 +282,8 @@ impl Inbound {
         ready > 0
     }
 
-    /// Reads the rest of the header and into `room`, which is for the rest of the message, what follows it.
+    /// Reads the rest of the header, and the bytes after it into `room`, which is for the rest of the
+    /// message.
     fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, LinkError> {
         let missing = HEADER_BYTES - self.filled;
         let received = if missing > 0 {
@@ -295,20 +301,20 @@ impl Inbound {
         Ok(true)
     }
 
-    /// Compares the header with what this rank expects.
+    /// Compares the header with the expected one.
     #[inline]
     fn check(&self) -> Result<(), LinkError> {
         let (magic, about) = self.header.split_at(MAGIC.len());
         if magic == MAGIC && self.is_expected(about) { Ok(()) } else { Err(self.contradiction()) }
     }
 
-    /// Whether a header says this behind its magic.
+    /// Returns `true` if a header is the expected one, apart from its magic number.
     fn is_expected(&self, about: &[u8]) -> bool {
         let (length, call) = about.split_at(size_of::<u64>());
         length == (self.length as u64).to_le_bytes() && call == self.call.0
     }
 
-    /// What a header says that is not as expected.
+    /// Returns the error for an unexpected header.
     #[cold]
     fn contradiction(&self) -> LinkError {
         let (magic, rest) = self.header.split_at(8);
@@ -327,7 +333,7 @@ impl Inbound {
     }
 }
 
-/// What a system call received; nothing at all is the end of the connection.
+/// Converts the result of a receive: 0 bytes mean that the connection has ended.
 fn arrived(received: Option<usize>) -> Result<Option<usize>, LinkError> {
     if received == Some(0) { Err(LinkError::Closed) } else { Ok(received) }
 }

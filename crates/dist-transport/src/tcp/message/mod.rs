@@ -1,7 +1,7 @@
-//! Messages on one connection: a header of 64 bytes, then the payload, neither ever waiting.
+//! Message framing on one connection: a header of 64 bytes, then the payload. Nothing here waits.
 //!
-//! A connection takes and gives bytes as a socket does, or in memory that the peer sees: then whole grains move, and
-//! what has come is delivered from where it lies.
+//! A socket moves any number of bytes. Shared memory moves whole grains of 64 bytes, and received bytes are
+//! delivered in place.
 
 mod inbound;
 mod outbound;
@@ -19,19 +19,20 @@ use crate::bookkeeping::HEADER_BYTES;
 use crate::shm::StreamEnd;
 use crate::{Abort, Error, Fingerprint};
 
-/// What is sent or received in one go at the most, by one system call or through memory.
+/// The most bytes that one step sends or receives, by a system call or through shared memory.
 const SEND_BYTES_MAX: usize = 1 << 20;
-/// What is handed over in memory at once at the most: a header and 64 KiB.
+/// The most bytes that are published at once in shared memory: a header and 64 KiB.
 const PUBLISH_BYTES_MAX: usize = HEADER_BYTES + (64 << 10);
-/// Up to here a message is copied so that it leaves a socket, or comes, in one piece with its header: the system takes
-/// longer to look at several pieces than the copy does.
+/// Messages up to this size are copied, so that header and payload are one piece for the socket. The system
+/// takes longer to handle several pieces than the copy takes.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
 type Magic = [u8; 8];
 const MAGIC: Magic = *b"dist msg";
-/// Of a message in memory that its sender keeps until it was copied from there.
+/// The magic number of a single-copy message, which stays in its sender's memory until the receiver has
+/// copied it.
 const SINGLE_COPY_MAGIC: Magic = *b"dist len";
-/// The length that stands for "nothing more will come".
+/// The length that means "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
 
 /// Why a message failed.
@@ -45,13 +46,13 @@ pub(super) enum LinkError {
     Mismatch { theirs: Fingerprint },
     /// The peer sends another number of bytes.
     Length { got: u64, expected: u64 },
-    /// The peer does not send_frames our language.
+    /// The peer sent bytes that are no message.
     Garbage,
-    /// The system failed at this connection.
+    /// The system reported an error of this connection.
     Io(io::Error),
-    /// The system failed this process, whatever the peer.
+    /// The system lacks a resource for this process, whatever the peer.
     Own(io::Error),
-    /// The peer has named these members of the group, and not those that this process has named.
+    /// The peer has named these members of the group, and this process has named others.
     OtherMembers(Vec<usize>),
     /// There is no connection, for this reason.
     Unconnected(Error),
@@ -62,7 +63,7 @@ pub(super) enum LinkError {
 }
 
 impl LinkError {
-    /// What the system says of a connection; that it has no memory left is not about the peer.
+    /// Converts a system error of a connection. A lack of memory is not about the peer.
     pub(super) fn of_system(e: io::Error) -> Self {
         match Errno::from_io_error(&e) {
             Some(Errno::NOMEM | Errno::NOBUFS) => Self::Own(e),
@@ -99,15 +100,15 @@ fn encode(length: u64, call: &Fingerprint) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Bytes of a message that tell a goodbye from others.
+/// Bytes that are enough to recognise a goodbye.
 pub(super) const START_BYTES: usize = 16;
 
-/// Whether a message that begins so says that nothing more will come.
+/// Returns `true` if a message that begins with these bytes is a goodbye.
 pub(super) fn is_goodbye(start: &[u8; START_BYTES]) -> bool {
     goodbye()[..START_BYTES] == *start
 }
 
-/// The message that says that nothing more will come.
+/// Returns the goodbye message, which says that nothing more will come.
 pub(super) fn goodbye() -> [u8; HEADER_BYTES] {
     encode(GOODBYE, &Fingerprint::NONE)
 }

@@ -1,4 +1,4 @@
-//! A message on its source out.
+//! An outgoing message.
 
 use std::io::IoSlice;
 
@@ -14,10 +14,10 @@ use crate::tcp::peer_link::PeerLink;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
 
-/// Pieces of a message that one system call takes.
+/// The most pieces of a message that one system call takes.
 const PARTS_MAX: usize = 16;
 
-/// A message on its source out.
+/// An outgoing message.
 #[derive(Debug)]
 pub(in crate::tcp) struct Outbound {
     header: [u8; HEADER_BYTES],
@@ -26,12 +26,12 @@ pub(in crate::tcp) struct Outbound {
     pub(super) single_copy: SingleCopy,
 }
 
-/// Whether a message is lent in memory.
+/// The state of a single-copy send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SingleCopy {
-    /// It is not.
+    /// The message is not sent as a single copy.
     Off,
-    /// It is to be if that goes.
+    /// It will be, if the link can do that.
     Wanted,
     /// The peer may be copying it.
     Offered,
@@ -43,7 +43,7 @@ impl Outbound {
         Self { header, sent: 0, total, single_copy: SingleCopy::Off }
     }
 
-    /// The same, but in memory it may be lent if this is so.
+    /// Allows a single-copy send if `wanted` is `true`.
     pub(in crate::tcp) const fn single_copy_if(self, wanted: bool) -> Self {
         let single_copy = if wanted { SingleCopy::Wanted } else { SingleCopy::Off };
         Self { single_copy, ..self }
@@ -53,17 +53,17 @@ impl Outbound {
         self.sent == self.total
     }
 
-    /// Whether the peer may have something of it.
+    /// Returns `true` if the peer may have some of it.
     pub(in crate::tcp) fn has_begun(&self) -> bool {
         self.sent > 0 || self.single_copy == SingleCopy::Offered
     }
 
-    /// Bytes of the payload that have left.
+    /// Returns how many bytes of the payload were sent.
     pub(super) fn payload_sent(&self) -> usize {
         self.sent.saturating_sub(HEADER_BYTES)
     }
 
-    /// Sends what the connection takes; `true` if it took something.
+    /// Sends as much as the link takes. Returns `true` if it took something.
     pub(in crate::tcp) fn push(
         &mut self,
         link: &mut PeerLink,
@@ -97,8 +97,8 @@ impl Outbound {
             }
             _ => {}
         }
-        // No more in one go than a socket takes: the peer may take it as fast as it comes, and the deadline is looked at
-        // in between.
+        // Sends no more at once than a socket takes. The peer may read as fast as this side writes, and the
+        // deadline has to be checked in between.
         let enough = self.total.min(self.sent + SEND_BYTES_MAX);
         while self.sent < enough && self.push_piece(memory, parts)? {
             moved = true;
@@ -106,7 +106,7 @@ impl Outbound {
         Ok(moved)
     }
 
-    /// Hands the whole message over on the tray, if that can be.
+    /// Sends the whole message through the fastbox, if possible.
     fn put_in_fastbox(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let about = &self.header[MAGIC.len()..];
         let laid = memory.put_in_fastbox(about, parts, self.total - HEADER_BYTES)?;
@@ -114,14 +114,14 @@ impl Outbound {
         Ok(laid)
     }
 
-    /// The header of a message that is lent.
+    /// Returns the header of a single-copy message.
     fn offering(&self) -> [u8; HEADER_BYTES] {
         let mut header = self.header;
         header[..SINGLE_COPY_MAGIC.len()].copy_from_slice(&SINGLE_COPY_MAGIC);
         header
     }
 
-    /// Copies and publishes what there is room for, but no more than the peer should wait for.
+    /// Copies and publishes as much as there is room for, up to the size that the peer should wait for.
     fn push_piece(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let wanted = (self.total - self.sent).min(PUBLISH_BYTES_MAX);
         let count = memory.room(wanted)?.min(wanted);

@@ -1,4 +1,5 @@
-//! Where the ranks of a job meet, and are watched until they have left: what the coordinator's thread does.
+//! The rendezvous server, which the coordinator's thread runs: the ranks of a job join here, and are watched
+//! until they have left.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -18,67 +19,69 @@ use crate::tcp::session::lock;
 use crate::tcp::{host, socket};
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
-/// How long one that has proven to belong to the job may take to join it.
+/// How long an authenticated connection may take to send a join.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a rank that has waited in vain waits for the coordinator to say who is missing, at the most.
+/// The longest time that a rank waits, after its timeout, for the list of missing ranks.
 const ANSWER_GRACE_MAX: Duration = Duration::from_secs(1);
 
-/// How many of the ranks that are still in the world before are named to one that waits for the next: what a connection takes
-/// at once.
+/// The most ranks of the previous world that are named to a rank which waits for the next: as many as a
+/// connection takes at once.
 const NAMED_MAX: usize = 64;
 
-/// Which worlds meet at one coordinator.
+/// The worlds that meet at one coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Worlds {
-    /// One: whoever hosts the coordinator is a rank of it.
+    /// One world, of which the process that hosts the coordinator is a rank.
     One,
-    /// One after the other, until one of them is aborted.
+    /// One world after the other, until one of them is aborted.
     InTurn,
 }
 
-/// How long a rank with this timeout waits, after its timeout, for the coordinator to say who is missing. The coordinator says
-/// it when the timeout is over, so that only a coordinator that does not respond makes the rank wait so long.
+/// Returns how long a rank waits, after its timeout, for the list of missing ranks. The coordinator sends the
+/// list when the timeout is over, so the rank waits this long only if the coordinator does not respond.
 pub(super) fn answer_grace(timeout: Duration) -> Duration {
     (timeout / 4).min(ANSWER_GRACE_MAX)
 }
 
-/// How many ranks have not left since all had come; none before.
+/// Counts of ranks that have not left since all joined; 0 before that.
 #[derive(Debug, Default)]
 pub(super) struct Present {
     pub(super) all: AtomicUsize,
-    /// Of these, those that are in another process than the coordinator.
+    /// Those of them in another process than the coordinator.
     pub(super) elsewhere: AtomicUsize,
 }
 
-/// Everything that the coordinator's thread knows.
+/// The state of the coordinator's thread.
 pub(super) struct RendezvousServer {
     acceptor: Acceptor,
     worlds: Worlds,
-    /// Those who have proven that they belong to the job and have not logged yet that they join.
+    /// Authenticated connections that have not sent a join yet.
     arriving: Vec<(u32, ControlConnection, Deadline)>,
     slots: Vec<RankSlot>,
     started: bool,
-    /// The last rank that came and expects a world of another size.
+    /// The last rank that joined and expects a world of another size.
     other_size: Option<OtherSize>,
-    /// What the others have yet to hear of those who have left: all at once, since often all ranks leave shm_group.
+    /// Departures that were not sent to the other ranks yet. They are sent together, since often all ranks
+    /// leave together.
     leavings: Vec<[u8; FRAME_BYTES]>,
-    /// The first thing that went wrong.
+    /// The abort record: the first failure.
     abort_state: Arc<Mutex<Option<Abort>>>,
-    /// How many ranks have not left since all had come, for whoever hosts this.
+    /// The counts for the process that hosts the coordinator.
     present: Arc<Present>,
     /// The ranks whose processes have ended.
     ended: BTreeSet<u32>,
-    /// Those that whoever hosts this has seen since it was last looked at.
+    /// Ended ranks that the hosting process has reported since the last look.
     ended_here: Option<Arc<EndedRanks>>,
-    /// Reports that two ranks cannot reach each other, and when they came: it is not known yet whether one of them is dead.
+    /// Reports that two ranks cannot reach each other, with the times of their arrival. It is not known yet
+    /// whether one of the ranks is dead.
     unreachable: Vec<(Abort, Duration)>,
     last_look: Duration,
     next_heartbeat: Deadline,
     runtime: Runtime,
 }
 
-/// Ranks whose processes have ended, for the coordinator's thread from another one.
+/// Ranks whose processes have ended, reported to the coordinator's thread by another thread.
 #[derive(Debug)]
 pub(super) struct EndedRanks {
     ranks: Mutex<Vec<u32>>,
@@ -101,32 +104,33 @@ impl EndedRanks {
     }
 }
 
-/// A rank that expects a world of another size. Each of the others is told of it once, also if it comes later.
+/// A rank that expects a world of another size. Every other rank is told of it once, even if it joins later.
 struct OtherSize {
     rank: u32,
     size: u32,
-    /// The ranks that need not be told any more.
+    /// The ranks that have been told.
     told: HashSet<u32>,
 }
 
 impl OtherSize {
-    /// Returns `true` if all ranks have been told, those that only the other rank expects too.
+    /// Returns `true` if all ranks have been told, including those that only the other size has.
     fn is_told_to_all(&self, world_size: usize) -> bool {
         self.told.len() >= world_size.max(self.size as usize)
     }
 }
 
-/// A rank as the coordinator sees it.
+/// The state of a rank at the coordinator.
 enum RankSlot {
     Empty,
     Taken(Box<Member>),
-    /// It was told before the start that not all have come, and went. It may come again, but is none of those who did not.
+    /// It was told before the start that not all ranks have joined, and left. It may join again, and is not
+    /// one of the missing ranks.
     GaveUp,
     Left,
 }
 
 impl RankSlot {
-    /// Whether a rank has come that has not been told how that ends.
+    /// Returns `true` if a rank has joined and was not told the result yet.
     fn is_expectant(&self) -> bool {
         matches!(self, Self::Taken(member) if member.answer_by.is_some())
     }
@@ -135,18 +139,18 @@ impl RankSlot {
 struct Member {
     line: ControlConnection,
     peer_info: PeerInfo,
-    /// None once it was told that all have come, or that not all have.
+    /// `None` once it was told that all ranks have joined, or that not all have.
     answer_by: Option<Deadline>,
     last_seen: Duration,
-    /// How long it may be silent.
+    /// How long it may send no heartbeat.
     liveness: Duration,
-    /// By channel, what it waits for there, as it has logged, and its last calls there, the current one first. Of waits that are
-    /// over, which are for itself, only the last is kept.
+    /// Its last wait report and its last calls, by channel, the current call first. Of waits that are over,
+    /// which name the rank itself, only the last is kept.
     waiting: HashMap<ChannelId, (WaitReport, [Fingerprint; CALLS_MAX])>,
 }
 
 impl Member {
-    /// How soon it is silent for too long, unless it gives a sign of life before.
+    /// Returns how soon the rank has been silent for too long, unless it sends a heartbeat before.
     fn silent_in(&self, now: Duration) -> Duration {
         self.last_seen.saturating_add(self.liveness).saturating_sub(now)
     }
@@ -180,12 +184,12 @@ impl RendezvousServer {
         }
     }
 
-    /// The same, told of ranks whose processes have ended.
+    /// Adds a source of ended ranks.
     pub(super) fn with_ended(self, ended: Arc<EndedRanks>) -> Self {
         Self { ended_here: Some(ended), ..self }
     }
 
-    /// Waits for something to happen and deals with it. `true` when there is nothing more to do.
+    /// Waits for an event and handles it. Returns `true` if there is nothing more to do.
     pub(super) fn run_once(&mut self, stop: &Waker) -> bool {
         let ready = match self.wait(stop) {
             Ok(ready) => ready,
@@ -195,7 +199,8 @@ impl RendezvousServer {
             }
         };
         let looked_at = self.runtime.now();
-        // Whoever comes when all have left is to find the next coordinator, and not to keep this one.
+        // A rank that joins after all have left should find the next coordinator, and not keep this one
+        // alive.
         if !self.is_over() {
             for admitted in self.acceptor.advance() {
                 self.admit(admitted);
@@ -204,7 +209,7 @@ impl RendezvousServer {
                 self.run_out_of_files(&error);
             }
         }
-        // Before those who have arrived: a rank that comes again has logged before that it leaves.
+        // Comes before the arrivals: a rank that joins again has said goodbye before.
         ready.into_iter().for_each(|rank| self.read_frames(rank));
         self.send_leavings();
         self.take_arrivals();
@@ -222,23 +227,23 @@ impl RendezvousServer {
         if stopped && !self.started {
             self.answer(|_| true);
         }
-        // Whoever has just arrived is still to hear that it is over.
+        // A connection that has just arrived should still be told that the job is over.
         self.is_over() && self.arriving.is_empty() || self.cannot_start() || stopped
     }
 
-    /// Returns `true` if the only world that meets here never starts, and all ranks have been told so.
+    /// Returns `true` if the only world here can never start, and all ranks have been told.
     fn cannot_start(&self) -> bool {
         let all_told = self.other_size.as_ref().is_some_and(|other| other.is_told_to_all(self.slots.len()));
         self.worlds == Worlds::One && !self.started && all_told
     }
 
-    /// Whether nobody is left of the only world that meets here. Of worlds in run_once there always may be another, or somebody to
-    /// be told that there is none.
+    /// Returns `true` if no rank is left of the only world here. With worlds in turn, another rank may always
+    /// join.
     fn is_over(&self) -> bool {
         self.worlds == Worlds::One && self.started && self.members().next().is_none()
     }
 
-    /// Goes on when all ranks of a world have left or are gone: the next one may meet, if there is one after it.
+    /// Ends the world when all ranks have left or are gone. The next one may begin, if there can be one.
     fn end_world(&mut self) {
         match self.worlds {
             Worlds::One => {
@@ -256,7 +261,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Waits for something to happen, and says which ranks' lines have something to be heard or take more.
+    /// Waits for an event. Returns the ranks whose connections have bytes or take more.
     fn wait(&self, stop: &Waker) -> io::Result<Vec<usize>> {
         let mut watched = vec![stop.watch()];
         watched.extend(self.ended_here.iter().map(|ended| ended.waker.watch()));
@@ -270,14 +275,14 @@ impl RendezvousServer {
         }));
         let next = self.next_deadline().min(acceptor.and_then(Acceptor::look_again_in).unwrap_or(HEARTBEAT));
         socket::poll(&mut watched, next)?;
-        // To read where nothing has come is a system call for each rank, and every sign of life of a rank ends this wait.
+        // A read without bytes is a system call per rank, and every heartbeat of a rank ends this wait.
         let taken = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, RankSlot::Taken(_)));
         let ready = taken.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
         Ok(ready.map(|((rank, _), _)| rank).collect())
     }
 
-    /// How soon there is something to do although nothing has happened: a sign of life to give, or a rank that has to be
-    /// answered, or is silent for too long then.
+    /// Returns how soon to act without an event: to send a heartbeat, to answer a rank, or to notice a silent
+    /// one.
     fn next_deadline(&self) -> Duration {
         let now = self.runtime.now();
         let answers = self.members().filter_map(|member| member.answer_by);
@@ -286,7 +291,7 @@ impl RendezvousServer {
         next.chain(silences).min().unwrap_or(HEARTBEAT)
     }
 
-    /// MessageCounts the ranks that have not left, for whoever hosts this as well.
+    /// Counts the ranks that have not left, also for the hosting process.
     fn count_present(&self) -> usize {
         let present = self.members().count();
         let here = host::process();
@@ -323,7 +328,7 @@ impl RendezvousServer {
         }
     }
 
-    /// A rank has come that there is no descriptor for: it could not hear of anything that happens.
+    /// Aborts the job because a rank has connected and there is no descriptor for it.
     fn run_out_of_files(&mut self, error: &io::Error) {
         let missing =
             self.slots.iter().position(|slot| !matches!(slot, RankSlot::Taken(_))).unwrap_or_default();
@@ -332,7 +337,7 @@ impl RendezvousServer {
         self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
     }
 
-    /// Hears those who have just arrived.
+    /// Reads frames of connections that have just arrived.
     fn take_arrivals(&mut self) {
         for (rank, mut line, deadline) in std::mem::take(&mut self.arriving) {
             match line.pull() {
@@ -345,7 +350,7 @@ impl RendezvousServer {
                 }
                 Ok(Some(Frame::Ended { rank: ended })) => {
                     self.ended.insert(ended);
-                    // There may be more.
+                    // More may follow.
                     self.arriving.push((rank, line, deadline));
                 }
                 // It cannot join, whatever the others do.
@@ -355,7 +360,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Ends the job if others wait for a rank to join whose process has ended.
+    /// Aborts the job if ranks wait for a rank to join whose process has ended.
     fn abort_if_awaited_rank_ended(&mut self) {
         self.ended.extend(self.ended_here.iter().flat_map(|ended| ended.take()));
         if self.started || self.members().next().is_none() {
@@ -382,7 +387,7 @@ impl RendezvousServer {
         }
         let expected = u32::try_from(self.slots.len()).expect("checked when the coordinator was started");
         let fits = size == expected && rank < expected;
-        // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
+        // A rank that cannot join is told why. If the connection breaks meanwhile, there is nobody to tell.
         if !fits {
             let _ = line.push(Frame::WorldSize { expected });
             if !self.started {
@@ -401,7 +406,7 @@ impl RendezvousServer {
             RankSlot::Left => Some(Frame::Over),
         };
         if let Some(refusal) = refusal {
-            // All others come again anyway.
+            // All other ranks retry anyway.
             if refusal == Frame::Over && wait_policy < 2 * ANSWER_GRACE_MAX {
                 let mut still_there = those(&self.slots, |slot| matches!(slot, RankSlot::Taken(_)));
                 still_there.truncate(NAMED_MAX);
@@ -419,20 +424,20 @@ impl RendezvousServer {
             waiting: HashMap::new(),
         }));
         tracing::debug!(rank, address = %peer_info.address, "joined");
-        // Whoever was told that not all have come is about to go, and may come again.
+        // A rank that was told that not all have joined is about to leave, and may join again.
         if self.slots.iter().all(RankSlot::is_expectant) {
             self.start();
         }
     }
 
-    /// Why no world meets here any more: a rank could not join, or a world was aborted that others were to follow.
+    /// Returns why no world can start here any more: a rank could not join, or an earlier world was aborted.
     fn aborted_for_all(&self) -> Option<Abort> {
         lock(&self.abort_state).clone().filter(|_| self.worlds == Worlds::InTurn || !self.started)
     }
 
-    /// Tells those who have come that they wait in vain, because this rank expects a world of another size.
+    /// Tells the joined ranks that this rank expects a world of another size, so that they wait in vain.
     fn announce_other_size(&mut self, rank: u32, size: u32) {
-        // Whoever was told before that there is another size need not hear of this one too.
+        // Ranks that were told of another size before need not be told of this one.
         let mut told = self.other_size.take().map(|other| other.told).unwrap_or_default();
         told.insert(rank);
         for (number, slot) in (0..).zip(&mut self.slots) {
@@ -445,48 +450,49 @@ impl RendezvousServer {
         self.other_size = Some(OtherSize { rank, size, told });
     }
 
-    /// What a rank that comes now, and expects the world that meets here, is told of one that came before and expects another.
+    /// Returns the refusal for a rank that joins now, if an earlier rank expects another size.
     fn other_size_for(&mut self, rank: u32) -> Option<Frame> {
         let other = self.other_size.as_mut().filter(|_| !self.started)?;
         if other.rank == rank {
-            // It has come again, and expects this world now.
+            // It has joined again, and expects this world now.
             self.other_size = None;
             return None;
         }
         let refusal = Frame::OtherWorldSize { rank: other.rank, size: other.size };
         let is_news = other.told.insert(rank);
-        // A rank that comes again was started again, and the other one may have been too.
+        // A rank that joins again was restarted, and the other one may have been too.
         is_news.then_some(refusal)
     }
 
-    /// Tells everyone where everyone is.
+    /// Sends the addresses of all ranks to all ranks.
     fn start(&mut self) {
         self.started = true;
-        // Before anybody can hear of it, do all there is to do, and leave.
+        // Counted before any rank can receive this, finish its work, and leave.
         self.count_present();
         let peers = (0..)
             .zip(self.members())
             .map(|(rank, member)| Frame::Peer { rank, peer_info: member.peer_info }.encode());
         let peers: Vec<_> = peers.collect();
         for rank in 0..self.slots.len() {
-            // Those who were told first wait for signs of life while the last are told.
+            // The first ranks wait for heartbeats while the last are told.
             self.heartbeat();
             if let RankSlot::Taken(member) = &mut self.slots[rank] {
                 member.answer_by = None;
-                // It gives signs of life from now on.
+                // It sends heartbeats from now on.
                 member.last_seen = self.runtime.now();
-                // A system_error line is noticed when it is listened to.
+                // A broken connection is noticed when it is read.
                 let _ = member.line.push_all(&peers);
             }
         }
     }
 
-    /// Hears what one rank has to say.
+    /// Reads and handles the frames of one rank.
     fn read_frames(&mut self, rank: usize) {
         let number = u32::try_from(rank).expect("checked when the coordinator was started");
         loop {
             let RankSlot::Taken(member) = &mut self.slots[rank] else { return };
-            // A system_error line says so when all was heard that came by it: a rank that has logged goodbye may have hung up first.
+            // A broken connection reports its error after all frames were read: a rank that has said goodbye
+            // may have hung up first.
             let _ = member.line.flush();
             match member.line.pull() {
                 Ok(None) => return,
@@ -513,7 +519,7 @@ impl RendezvousServer {
                 }
                 Ok(Some(Frame::Goodbye)) => {
                     let left = std::mem::replace(&mut self.slots[rank], RankSlot::Left);
-                    // Whoever is hung up on finds itself counted.
+                    // Counted before the connection is closed, so that the rank finds itself counted.
                     if self.started {
                         self.count_present();
                     }
@@ -527,15 +533,15 @@ impl RendezvousServer {
         }
     }
 
-    /// Tells one rank what another says to it; one that has left needs no telling.
+    /// Forwards a frame to a rank, unless it has left.
     fn pass_on(&mut self, to: u32, frame: Frame) {
         if let Some(RankSlot::Taken(member)) = self.slots.get_mut(to as usize) {
-            // A system_error line is noticed when it is listened to.
+            // A broken connection is noticed when it is read.
             let _ = member.line.push(frame);
         }
     }
 
-    /// Tells the others who has left, for those who might wait for a connection of theirs.
+    /// Tells the others which ranks have left, since they may wait for a connection of theirs.
     fn send_leavings(&mut self) {
         let leavings = std::mem::take(&mut self.leavings);
         if !leavings.is_empty() {
@@ -545,9 +551,10 @@ impl RendezvousServer {
         }
     }
 
-    /// Aborts the job if the reporter waits in calls that cannot meet those in which another rank waits: both would wait until
-    /// their deadline. The last report of each rank is enough to know, however old it is. All channels are looked at, since
-    /// an operation that one rank starts and another one calls is on different channels of one communicator.
+    /// Aborts the job if the reporter waits in calls that contradict those in which another rank waits: both
+    /// would wait until their deadline. The last report of each rank is enough, however old it is. All
+    /// channels are compared, because an operation that one rank starts and another one calls uses different
+    /// channels of one communicator.
     fn compare(&mut self, reporter: usize, calls: &[Fingerprint]) {
         let contradiction = self.slots.iter().enumerate().find_map(|(rank, slot)| {
             let RankSlot::Taken(member) = slot else { return None };
@@ -561,14 +568,15 @@ impl RendezvousServer {
         }
     }
 
-    /// Ends the job if the reporter and the rank that it waits for wait for each other, in two calls, for what neither has sent
-    /// yet: a message on one side, as of `send_recv`, and a signal in shared memory on the other, say.
+    /// Aborts the job if the reporter and the rank that it waits for wait for each other, in two calls, and
+    /// neither has sent what the other needs. For example, one waits for a message of `send_recv`, the other
+    /// for a signal in shared memory.
     fn compare_waits(&mut self, reporter: usize, channel: ChannelId) {
         let Some((ours, [call, ..])) = self.wait_of(reporter, channel) else { return };
         let rank = ours.on as usize;
         let Some((theirs, [their_call, ..])) = self.wait_of(rank, channel) else { return };
         let is_mutual = rank != reporter && theirs.on as usize == reporter;
-        // Of messages outside any call nobody knows what they belong to.
+        // Messages outside any call cannot be compared.
         let differ = call != their_call && ![call, their_call].contains(&Fingerprint::NONE);
         if is_mutual && differ && ours.is_forever_with(&theirs) {
             self.abort(Abort { cause: Cause::Mismatch { theirs: their_call }, rank, reporter, call });
@@ -580,7 +588,8 @@ impl RendezvousServer {
         member.waiting.get(&channel).copied()
     }
 
-    /// A rank is gone without a goodbye: before the start it may come again, after it that is the job's end.
+    /// Handles a rank that is gone without a goodbye. Before the start it may join again; after the start the
+    /// job is aborted.
     fn lose(&mut self, rank: usize, cause: Cause) {
         if self.started {
             self.slots[rank] = RankSlot::Left;
@@ -591,7 +600,8 @@ impl RendezvousServer {
         self.slots[rank] = if answered { RankSlot::GaveUp } else { RankSlot::Empty };
     }
 
-    /// Notes that a rank's process has ended, which may have left before. What it has logged before it ended is heard first.
+    /// Records that a rank's process has ended. The rank may have left before, so its last frames are read
+    /// first.
     fn note_ended(&mut self, rank: usize) {
         if rank < self.slots.len() {
             self.read_frames(rank);
@@ -606,28 +616,28 @@ impl RendezvousServer {
             return;
         }
         let abort = abort.followed(|rank, call| self.waits_for(rank, call));
-        // Rank 0 last, and whoever hosts this after it: its process may end as soon as it knows.
+        // Rank 0 is told last, and the hosting process after it: its process may end as soon as it knows.
         for member in self.members_mut().rev() {
             let _ = member.line.push(Frame::Abort(abort.clone()));
         }
         *lock(&self.abort_state) = Some(abort.clone());
-        // Last, because a log may keep its writer waiting.
+        // Last, because a log may block its writer.
         tracing::warn!(%abort, "the job is aborted");
     }
 
-    /// For which rank another has last logged that it waits, if that was in this call and it has not logged since that it waits no
-    /// longer.
+    /// Returns the rank that another one waits for in this call, according to its last report.
     fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
         let Some(RankSlot::Taken(member)) = self.slots.get(rank) else { return None };
         let (wait, _) = member.waiting.values().find(|(_, calls)| calls.contains(call))?;
         Some(wait.on as usize).filter(|&on| on != rank)
     }
 
-    /// Notices ranks of which nothing had come for too long when all were `looked_at`: what has come since is not seen yet.
+    /// Notices ranks from which nothing had arrived for too long at `looked_at`. Frames that have arrived
+    /// since are not seen yet.
     fn watch_silence(&mut self, looked_at: Duration) {
         let slept = looked_at.saturating_sub(std::mem::replace(&mut self.last_look, looked_at));
         if slept > 2 * HEARTBEAT {
-            // Not they were silent, we were not looking.
+            // This thread was not running, so the silence proves nothing.
             self.members_mut().for_each(|member| member.last_seen = looked_at);
         }
         if !self.started {
@@ -637,15 +647,15 @@ impl RendezvousServer {
         for rank in 0..self.slots.len() {
             let is_silent = |member: &Member| looked_at.saturating_sub(member.last_seen) > member.liveness;
             if matches!(&self.slots[rank], RankSlot::Taken(member) if is_silent(member)) {
-                // Told as well, should it ever hear it; but nobody waits for it any longer.
+                // The rank is told as well, in case it still reads; but nobody waits for it any longer.
                 self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
                 self.slots[rank] = RankSlot::Left;
             }
         }
     }
 
-    /// Two ranks that cannot reach each other end the job, if both live: the one that is reported has given a sign of life since,
-    /// or a moment ago. Else it is silent before long, and that is the cause.
+    /// Aborts the job because two ranks cannot reach each other, if both live: the reported one has sent a
+    /// heartbeat since, or recently. Otherwise it counts as silent before long, and that is the cause.
     fn judge_unreachable(&mut self, now: Duration) {
         let slots = &self.slots;
         let is_certain = |(abort, reported): &mut (Abort, Duration)| match slots.get(abort.rank) {
@@ -669,7 +679,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Tells those who cannot wait any longer who is missing.
+    /// Tells ranks whose timeout has passed which ranks are missing.
     fn answer_expired(&mut self) {
         if self.runtime.expired(self.next_heartbeat) {
             self.next_heartbeat = self.runtime.deadline(HEARTBEAT);
@@ -678,7 +688,8 @@ impl RendezvousServer {
         self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
     }
 
-    /// Tells some of those who have come who has not; if all have come, but not at one time, who has gone again.
+    /// Tells some joined ranks which ranks have not joined. If all have joined, but not at the same time,
+    /// names those that have left again.
     fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
         let mut missing = those(&self.slots, |slot| matches!(slot, RankSlot::Empty));
         if missing.is_empty() {
@@ -695,14 +706,14 @@ impl RendezvousServer {
     }
 }
 
-/// The ranks whose slots are meant.
+/// Returns the ranks whose slots match.
 fn those(slots: &[RankSlot], is_meant: impl Fn(&RankSlot) -> bool) -> Vec<u32> {
     (0..).zip(slots).filter(|(_, slot)| is_meant(slot)).map(|(rank, _)| rank).collect()
 }
 
 fn tell_missing(line: &mut ControlConnection, missing: &[u32], refused: u64) {
     let frames: Vec<_> = missing.iter().map(|&rank| Frame::Missing { rank, refused }.encode()).collect();
-    // A system_error line is noticed when it is listened to.
+    // A broken connection is noticed when it is read.
     let _ = line.push_all(&frames);
 }
 
