@@ -198,6 +198,19 @@ pub enum Error {
         /// What it is on rank 0.
         on_rank_0: String,
     },
+    /// The trained parameters are not the same on all ranks; every rank gets this same error, at a step that
+    /// [compares](crate::Ddp::note_parameters) them, and again until a checkpoint is loaded.
+    #[error(
+        "the trained parameter {parameter} has other values on rank {rank} than on rank 0: all ranks have to change their \
+         parameters alike, with the same optimizer, settings and gradients, which are those that the step has given them. Go \
+         on from a checkpoint"
+    )]
+    ParametersDiffer {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// The first parameter in which it does.
+        parameter: String,
+    },
     /// As [`SettingsDiffer`](Self::SettingsDiffer), but before the last step, so that nobody knows in which setting.
     #[error(
         "the ranks have trained with different settings before the last step. Give every rank the same, and go on from a \
@@ -538,6 +551,7 @@ impl Error {
             | Self::OptionsDiffer { rank, .. }
             | Self::SettingsDiffer { rank, .. }
             | Self::FrozenDiffers { rank, .. }
+            | Self::ParametersDiffer { rank, .. }
             | Self::FirstValuesDiffer { rank, .. }
             | Self::StepsDiffer { rank, .. }
             | Self::InnerStepsDiffer { rank, .. }
@@ -564,6 +578,7 @@ impl Error {
                 | Self::NothingCounts { .. }
                 | Self::GradientsDiffer { .. }
                 | Self::FrozenDiffers { .. }
+                | Self::ParametersDiffer { .. }
                 | Self::SettingsDiffer { .. }
                 | Self::EarlierSettingsDiffer
         )

@@ -55,7 +55,7 @@ pub use ddp::{Ddp, DdpOptions, StepReport};
 #[doc(no_inline)]
 pub use dist_collectives::Error as CollectiveError;
 #[doc(hidden)]
-pub use dist_collectives::error_enum;
+pub use dist_collectives::{Chain, error_enum};
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};
@@ -65,6 +65,7 @@ pub use half::{bf16, f16};
 pub use lent::{Lent, Loaded, Slot, Unloaded};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
 pub use loss::Loss;
+pub use norm::gradient_norm;
 pub use optimizer::{
     AdamW, AdamWOptions, Decay, Momentum, Optimizer, OptimizerSetting, ParamGroups, ParamOptions, Schedule,
     Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,

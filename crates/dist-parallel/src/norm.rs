@@ -144,6 +144,22 @@ impl SumOfSquares {
     }
 }
 
+/// Returns the Euclidean norm of these gradients together, as if they were one vector: exact but for one rounding, and so the
+/// same bits in whatever order they come. Infinite or NaN if a gradient is.
+///
+/// ```
+/// use dist_parallel::{Values, gradient_norm};
+///
+/// assert_eq!(gradient_norm([Values::F32(&[3.0]), Values::F64(&[4.0])]), 5.0);
+/// ```
+pub fn gradient_norm<'a>(gradients: impl IntoIterator<Item = Values<'a>, IntoIter: Clone>) -> f64 {
+    let gradients = gradients.into_iter();
+    let range = SquareRange::of(gradients.clone().map(|values| values.dtype()));
+    let mut sum = SumOfSquares::new(range);
+    gradients.for_each(|values| sum.add(values));
+    SumOfSquares::root(range, &sum.encode())
+}
+
 /// What gradients of this norm are multiplied by, if it is to be at most `max`; nothing is asked for that is no length.
 pub(crate) fn factor(norm: f64, max: f64) -> Option<f64> {
     (norm.is_finite() && max >= 0.0 && norm > max).then(|| max / norm)

@@ -1,7 +1,8 @@
-//! With which settings each rank has changed its parameters since the training began: all ranks have to have the same.
+//! How each rank has changed its parameters since the training began: all ranks have to do it alike.
 //!
-//! Every rank hashes the settings of its updates. The hash travels with what ranks tell each other in every step anyway, and
-//! the settings themselves only where the hashes differ.
+//! Every rank hashes the settings of its updates and, where other code changes the parameters, now and then the parameters'
+//! checksums. The hash travels with the counts of every step. The settings and checksums themselves travel only if the hashes
+//! differ.
 
 use dist_collectives::Communicator;
 
@@ -24,6 +25,8 @@ pub(crate) struct Updates {
 enum Change {
     Clipped { max: f64 },
     Updated { optimizer: &'static str, settings: Vec<OptimizerSetting> },
+    /// The parameters that ranks compare by their checksums, and these.
+    Compared { checksums: Vec<(usize, u32)> },
 }
 
 impl Updates {
@@ -39,6 +42,11 @@ impl Updates {
     /// Notes that this optimizer changes parameters.
     pub(crate) fn note_update(&mut self, optimizer: &dyn Optimizer) {
         self.note(Change::Updated { optimizer: optimizer.name(), settings: optimizer.settings() });
+    }
+
+    /// Notes the checksums of parameters, which all ranks are to have alike.
+    pub(crate) fn note_parameters(&mut self, checksums: Vec<(usize, u32)>) {
+        self.note(Change::Compared { checksums });
     }
 
     fn note(&mut self, change: Change) {
@@ -81,9 +89,10 @@ impl Updates {
         let settings: Vec<Setting> = self.latest.iter().flat_map(|change| change.texts(infos)).collect();
         match agreement::first_difference(groups, number, &settings) {
             Err(error) => error,
-            Ok(Some(Difference { rank, setting, there, on_first })) => {
-                Error::SettingsDiffer { rank, setting, there, on_rank_0: on_first }
-            }
+            Ok(Some(Difference { rank, setting, there, on_first })) => match setting.strip_suffix(CHECKSUM) {
+                Some(parameter) => Error::ParametersDiffer { rank, parameter: parameter.to_owned() },
+                None => Error::SettingsDiffer { rank, setting, there, on_rank_0: on_first },
+            },
             Ok(None) => Error::EarlierSettingsDiffer,
         }
     }
@@ -113,6 +122,10 @@ impl Change {
                     number(number(of_name, parameter), setting.value.to_bits())
                 })
             }
+            Self::Compared { checksums } => {
+                let begun = hash_more(before, *b"compared");
+                checksums.iter().fold(begun, |hash, &(_, checksum)| number(hash, checksum.into()))
+            }
         }
     }
 
@@ -128,9 +141,19 @@ impl Change {
                 };
                 std::iter::once(kind).chain(settings.iter().map(text)).collect()
             }
+            Self::Compared { checksums } => {
+                let text = |&(parameter, checksum): &(usize, u32)| {
+                    let name = infos.get(parameter).map_or("", |info| &info.name);
+                    (format!("{name}{CHECKSUM}"), format!("{checksum:08x}"))
+                };
+                checksums.iter().map(text).collect()
+            }
         }
     }
 }
+
+/// What stands behind a parameter's name if its checksum differs.
+const CHECKSUM: &str = ": the checksum of its values";
 
 #[cfg(test)]
 mod tests {
@@ -155,7 +178,7 @@ mod tests {
         let mut groups = ParamGroups::new(&infos).unwrap();
         groups.named("a").unwrap().weight_decay = Some(0.5);
         let grouped = sgd(0.1).with_groups(groups).unwrap();
-        let others: [&dyn Fn(&mut Updates); 5] = [
+        let others: [&dyn Fn(&mut Updates); 7] = [
             &|_| (),
             &|updates| updates.note_update(&sgd(0.2)),
             &|updates| updates.note_update(&grouped),
@@ -164,10 +187,13 @@ mod tests {
                 updates.note_clipping(0.1);
                 updates.note_update(&sgd(0.1));
             },
+            &|updates| updates.note_parameters(vec![(0, 1)]),
+            &|updates| updates.note_parameters(vec![(0, 2)]),
         ];
         for other in others {
             assert_ne!(number(other), once);
         }
+        assert_ne!(number(others[5]), number(others[6]));
     }
 
     #[test]

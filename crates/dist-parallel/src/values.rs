@@ -219,8 +219,9 @@ impl ValuesMut<'_> {
         }));
     }
 
-    /// Multiplies these values by a factor, which is rounded to the type that is calculated in.
-    pub(crate) fn scale(&mut self, factor: f64) {
+    /// Multiplies these values by a factor, which is rounded to the type that is calculated in: `f64` for `f64`, `f32` for
+    /// all other types.
+    pub fn scale(&mut self, factor: f64) {
         with_values!(ValuesMut, self, |values| {
             values.iter_mut().for_each(|value| *value = value.times(factor));
         });

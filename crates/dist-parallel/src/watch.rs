@@ -63,7 +63,8 @@ impl Watch {
     }
 }
 
-fn checksum(model: &impl Params, parameter: usize) -> Result<u32> {
+/// Returns the CRC-32 of a parameter's values.
+pub(crate) fn checksum(model: &impl Params, parameter: usize) -> Result<u32> {
     let mut checksum = 0;
     params::read(model, parameter, &mut |values| checksum = crc32fast::hash(values.as_bytes()))?;
     Ok(checksum)

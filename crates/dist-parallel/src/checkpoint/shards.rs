@@ -35,6 +35,12 @@ pub trait Shards {
         None
     }
 
+    /// Whether a load leaves out the tensor of this name in a checkpoint. Without it, a load fails if a checkpoint has a tensor that
+    /// the model does not have. The same on every rank; `false` by default.
+    fn leaves_out(&self, _tensor: &str) -> bool {
+        false
+    }
+
     /// Calls `f` once with the values of a piece of the list of [`parameters`](Self::parameters). It is called for every piece,
     /// so it should not search that list.
     ///

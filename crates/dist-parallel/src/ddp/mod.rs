@@ -18,13 +18,12 @@ use crate::courier::Courier;
 use crate::fsdp::{bytes_sent, share};
 use crate::gradients::Gradients;
 use crate::loss::Counted;
-use crate::norm::{SquareRange, SumOfSquares};
 use crate::tally::{Asked, STEP, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
-    Params, Place, Ready, Result, Values, agreement, norm, params,
+    Params, Place, Ready, Result, Values, agreement, norm, params, watch,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -244,11 +243,9 @@ impl<M: Params> Ddp<M> {
     /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same
     /// bits however training is divided. Infinite or NaN if a gradient is.
     pub fn gradient_norm(&self) -> f64 {
-        let range = SquareRange::of(self.model.infos().iter().map(|info| info.dtype));
-        let mut sum = SumOfSquares::new(range);
-        let means = self.gradients.parameters().filter_map(|parameter| self.gradients.mean(parameter));
-        means.for_each(|mean| sum.add(mean));
-        SumOfSquares::root(range, &sum.encode())
+        norm::gradient_norm(
+            self.gradients.parameters().filter_map(|parameter| self.gradients.mean(parameter)),
+        )
     }
 
     /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
@@ -256,11 +253,35 @@ impl<M: Params> Ddp<M> {
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> f64 {
         let norm = self.gradient_norm();
-        self.updates.note_clipping(max);
-        if let Some(factor) = norm::factor(norm, max) {
+        if let Some(factor) = self.clipping(norm, max) {
             self.gradients.scale(factor);
         }
         norm
+    }
+
+    /// Returns the factor by which gradients of this norm are to be [scaled](crate::ValuesMut::scale), so that their norm becomes
+    /// `max`; `None` if it is not above that. For a loop that keeps the gradients itself, and clips all of them on every rank:
+    /// that the ranks clip to the same norm is compared in the next step, as for [`clip_gradients`](Self::clip_gradients).
+    pub fn clipping(&mut self, norm: f64, max: f64) -> Option<f64> {
+        self.updates.note_clipping(max);
+        norm::factor(norm, max)
+    }
+
+    /// Has the ranks compare their trained parameters in the next step, by checksums. All ranks call this before the same
+    /// step. [`update`](Self::update) compares the settings of an optimizer instead, which costs nothing; this is for a loop
+    /// that changes the parameters by other code.
+    ///
+    /// If they differ, the step fails on every rank with [`ParametersDiffer`](Error::ParametersDiffer).
+    ///
+    /// # Errors
+    /// If the model does not hand out its parameters.
+    pub fn note_parameters(&mut self) -> Result<()> {
+        let trained: Vec<usize> = self.gradients.parameters().collect();
+        let checksum = |parameter| Ok((parameter, watch::checksum(&self.model, parameter)?));
+        let checksums = trained.into_iter().map(checksum).collect();
+        let checksums = self.or_abort(checksums)?;
+        self.updates.note_parameters(checksums);
+        Ok(())
     }
 
     /// The model.

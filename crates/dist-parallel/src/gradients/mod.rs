@@ -76,7 +76,7 @@ impl Gradients {
     }
 
     /// Parameters with a gradient of their own.
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> + Clone {
         let places = self.homes.buckets().iter().flat_map(|bucket| &bucket.places);
         places.map(|place| place.parameter)
     }
