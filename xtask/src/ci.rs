@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use crate::command::{Failure, Steps, cargo, output, show};
-use crate::{book, members, test, tidy};
+use crate::{book, burn, members, test, tidy};
 
 pub(crate) const HELP: &str = "\
 cargo xtask ci
@@ -19,6 +19,7 @@ Runs, and stops at the first that fails:
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   demo      cargo demo, two steps of it
   test      cargo xtask test
+  burn      cargo xtask burn
 
 Beyond Rust and a C compiler only cargo-deny and mdBook are needed; .ci/run installs them and runs this.";
 
@@ -38,6 +39,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("deny", deny)?;
     steps.step("demo", || show(&mut cargo("demo -- --steps 2 --out target/demo")))?;
     test::add_steps(&mut steps)?;
+    burn::add_steps(&mut steps)?;
     steps.summary();
     Ok(())
 }
@@ -73,7 +75,7 @@ struct Absent {
 }
 
 const SOCKETS: &[&str] = &["socket2", "rustix", "hmac", "sha2"];
-const CANDLE: &[&str] = &["candle-core", "candle-nn"];
+const FRAMEWORKS: &[&str] = &["candle-core", "candle-nn", "burn", "burn-core"];
 const ABSENT: &[Absent] = &[
     Absent { package: "dist-transport", features: "--no-default-features", forbidden: SOCKETS },
     Absent {
@@ -82,13 +84,13 @@ const ABSENT: &[Absent] = &[
         forbidden: SOCKETS,
     },
     Absent { package: "dist-algos", features: "", forbidden: SOCKETS },
-    Absent { package: "dist-algos", features: "", forbidden: CANDLE },
+    Absent { package: "dist-algos", features: "", forbidden: FRAMEWORKS },
     Absent { package: "dist-collectives", features: "--no-default-features", forbidden: SOCKETS },
-    Absent { package: "dist-collectives", features: "", forbidden: CANDLE },
-    Absent { package: "dist-groups", features: "", forbidden: CANDLE },
-    Absent { package: "dist-parallel", features: "", forbidden: CANDLE },
-    Absent { package: "dist", features: "", forbidden: CANDLE },
-    Absent { package: "dist-cli", features: "", forbidden: CANDLE },
+    Absent { package: "dist-collectives", features: "", forbidden: FRAMEWORKS },
+    Absent { package: "dist-groups", features: "", forbidden: FRAMEWORKS },
+    Absent { package: "dist-parallel", features: "", forbidden: FRAMEWORKS },
+    Absent { package: "dist", features: "", forbidden: FRAMEWORKS },
+    Absent { package: "dist-cli", features: "", forbidden: FRAMEWORKS },
 ];
 
 fn dependencies() -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 
 mod bench;
 mod book;
+mod burn;
 mod ci;
 mod command;
 mod compare;
@@ -27,6 +28,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   sim      programs under many seeds and random faults, simulated                [--seeds N]
   predict  predicted beside measured times, here and on links made slow or long  [--filter NAME]
   compare  times beside those of other libraries, in the same run           [--ops LIST]
+  burn     dist-burn, which no plain build has: clippy, docs, tests
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
   book     check the guide and build it into target/book                   [--write]
   docs     write docs/algorithms.md anew from the schedules
@@ -61,6 +63,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     std::env::set_current_dir(command::workspace_root())?;
     match command.as_str() {
         "ci" => with_help(arguments, ci::HELP, ci::run),
+        "burn" => with_help(arguments, burn::HELP, burn::run),
         "test" => with_help(arguments, test::HELP, test::run),
         "book" => book::run(arguments),
         "docs" => with_help(arguments, docs::HELP, docs::run),
@@ -124,6 +127,7 @@ mod tests {
         for help in [
             HELP,
             ci::HELP,
+            burn::HELP,
             test::HELP,
             tidy::HELP,
             matrix::HELP,

@@ -23,10 +23,17 @@ pub(crate) struct Updates {
 /// Something that is done to gradients or parameters between steps.
 #[derive(Debug)]
 enum Change {
-    Clipped { max: f64 },
-    Updated { optimizer: &'static str, settings: Vec<OptimizerSetting> },
+    Clipped {
+        max: f64,
+    },
+    Updated {
+        optimizer: &'static str,
+        settings: Vec<OptimizerSetting>,
+    },
     /// The parameters that ranks compare by their checksums, and these.
-    Compared { checksums: Vec<(usize, u32)> },
+    Compared {
+        checksums: Vec<(usize, u32)>,
+    },
 }
 
 impl Updates {

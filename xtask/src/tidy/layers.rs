@@ -11,6 +11,7 @@ const LAYERS: &[&str] = &[
     "dist-groups",
     "dist-parallel",
     "dist-candle",
+    "dist-burn",
     "dist",
     "dist-cli",
     "dist-testkit",
@@ -36,7 +37,7 @@ pub(super) fn order(tree: &Tree) -> Vec<Finding> {
 
 /// Members that a plain build leaves out, because they need more than Rust and a C compiler or take minutes to build.
 /// Each has a step of its own in `cargo xtask`.
-const OUTSIDE_PLAIN_BUILDS: &[&str] = &[];
+const OUTSIDE_PLAIN_BUILDS: &[&str] = &["dist-burn"];
 
 pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
     let left_out = tree.packages.iter().filter(|package| !package.is_default_member);
@@ -45,15 +46,20 @@ pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
     forgotten.map(|package| Finding::error(&manifest(&package.name), text)).collect()
 }
 
-pub(super) fn candle_stays_home(tree: &Tree) -> Vec<Finding> {
-    let others =
-        tree.packages.iter().filter(|package| !matches!(package.name.as_str(), "dist-candle" | "book"));
-    let with_candle = others.filter(|package| {
-        package.dependencies.iter().any(|dependency| dependency.name.starts_with("candle"))
-    });
-    with_candle
-        .map(|package| Finding::error(&manifest(&package.name), "only dist-candle and the guide know candle"))
-        .collect()
+/// The crates of a framework, by the beginning of their names, and the members that may depend on them: its own crate and
+/// the guide.
+const FRAMEWORKS: &[(&str, &[&str])] = &[("candle", &["dist-candle", "book"]), ("burn", &["dist-burn"])];
+
+pub(super) fn frameworks_stay_home(tree: &Tree) -> Vec<Finding> {
+    let of_framework = |&(framework, homes): &(&str, &[&str])| {
+        let others = tree.packages.iter().filter(|package| !homes.contains(&package.name.as_str()));
+        let with_it = others.filter(|package| {
+            package.dependencies.iter().any(|dependency| dependency.name.starts_with(framework))
+        });
+        let text = format!("only {} may depend on {framework}", homes.join(" and "));
+        with_it.map(|package| Finding::error(&manifest(&package.name), text.clone())).collect::<Vec<_>>()
+    };
+    FRAMEWORKS.iter().flat_map(of_framework).collect()
 }
 
 pub(super) fn workspace_lints(tree: &Tree) -> Vec<Finding> {

@@ -17,7 +17,7 @@ pub(crate) const HELP: &str = "\
 cargo xtask tidy
 
 Checks what neither the compiler nor clippy does:
-  layers     a crate's manifest names only crates below it (not for tests); candle only in dist-candle
+  layers     a crate's manifest names only crates below it (not for tests); frameworks at home
   members    every crate is a default member, or is listed as one that has a step of its own
   headers    every .rs file begins with //! or with its README, every crate has a README
   unsafe     nowhere but in the files that are listed for it; every crate takes the workspace's lints
@@ -52,7 +52,7 @@ type Rule = fn(&Tree) -> Vec<Finding>;
 const RULES: &[Rule] = &[
     layers::order,
     layers::default_members,
-    layers::candle_stays_home,
+    layers::frameworks_stay_home,
     layers::workspace_lints,
     layers::readmes,
     layers::top_level,

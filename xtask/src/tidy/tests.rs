@@ -76,11 +76,15 @@ fn a_crate_outside_the_order_is_found() {
 }
 
 #[test]
-fn candle_is_found_outside_its_crate_even_in_tests() {
+fn a_framework_is_found_outside_its_crate_even_in_tests() {
     let mut tree = sound();
     tree.package("dist-parallel", &[], &["candle-nn"]);
     tree.package("dist-candle", &["candle-nn"], &[]);
     finds(&tree, "crates/dist-parallel/Cargo.toml", "candle");
+    let mut tree = Tree::default();
+    tree.package("dist-parallel", &[], &["burn-optim"]);
+    tree.package("dist-burn", &["burn"], &[]);
+    finds(&tree, "crates/dist-parallel/Cargo.toml", "burn");
 }
 
 #[test]

@@ -144,7 +144,8 @@ impl Checkpoint<'_> {
         shards: &mut dyn Shards,
         states: &States<'_>,
     ) -> Result<Staged, CheckpointError> {
-        let is_left_out = |name: &TensorName| self.allowed.leaves_out(name) || shards.leaves_out(&name.parameter);
+        let is_left_out =
+            |name: &TensorName| self.allowed.leaves_out(name) || shards.leaves_out(&name.parameter);
         let tensors = self.index.tensors.iter().filter(|tensor| !is_left_out(&tensor.name));
         let stored: Stored<'_> = tensors.map(|tensor| (&tensor.name, tensor)).collect();
         let tied = self.check_parameters(&stored, shards.infos())?;

@@ -1,0 +1,225 @@
+//! Checkpoints of a model and its optimizer.
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use dist_parallel::{
+    BoxError, Checkpoints, Communicator, Error, Holding, ParamInfo, Params, Piece, Saving, Shards, Slice,
+    Values, ValuesMut,
+};
+
+use crate::module::check;
+use crate::optimizer::{OptimizerState, PREFIX};
+use crate::{BurnError, DataParallel, ModuleParams};
+
+impl DataParallel {
+    /// Saves the model, and what the optimizer has kept, as one checkpoint that any number of ranks can load. All ranks call this
+    /// with the same step.
+    ///
+    /// The optimizer's state is saved by the names of the parameters, since burn numbers them at random in every process.
+    /// Any of burn's optimizers and groups of them can be saved, and any of your own whose state has the same tensors
+    /// after every step as after the first. Learning rates are not part of it: the loop gives them.
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::nn::LinearConfig;
+    /// use burn::optim::AdamWConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use dist_burn::DataParallel;
+    /// use dist_parallel::{Checkpoints, Communicator};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path();
+    /// let device = Device::flex().autodiff();
+    /// let mut model = LinearConfig::new(1, 1).init(&device);
+    /// let mut dp = DataParallel::new(Communicator::from_env()?, &mut model)?;
+    /// let mut optimizer = AdamWConfig::new().init();
+    /// let mut checkpoints = Checkpoints::at(folder);
+    /// let done = dp.load(&mut checkpoints, &mut model, Some(&mut optimizer))?.unwrap_or(0);
+    /// for step in done + 1..=4 {
+    ///     let loss = model.forward(Tensor::<2>::ones([1, 1], &device)).square().mean();
+    ///     let grads = dp.backward(loss, &model)?;
+    ///     model = optimizer.step(0.1, model, grads);
+    ///     if step % 2 == 0 {
+    ///         dp.save(&mut checkpoints, &model, Some(&optimizer), step)?;
+    ///     }
+    /// }
+    /// # Ok::<(), dist_parallel::BoxError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::save`], and if the optimizer has state of parameters that the model does not have.
+    pub fn save<M: Module>(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        model: &M,
+        optimizer: Option<&ModuleOptimizer>,
+        step: u64,
+    ) -> Result<(), BurnError> {
+        let tensors = Tensors::of(self, model, optimizer);
+        let params = self.or_abort(tensors)?.params;
+        let mut replica = Replica { dp: self, params, with_optimizer: optimizer.is_some() };
+        Ok(checkpoints.save(&mut replica, None, step)?)
+    }
+
+    /// As [`save`](Self::save), from a copy, while training goes on: see [`Checkpoints::start_save`].
+    ///
+    /// # Errors
+    /// As for [`save`](Self::save); what fails later is told by [`Saving`].
+    pub fn start_save<M: Module>(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        model: &M,
+        optimizer: Option<&ModuleOptimizer>,
+        step: u64,
+    ) -> Result<Saving, BurnError> {
+        let tensors = Tensors::of(self, model, optimizer);
+        let params = self.or_abort(tensors)?.params;
+        let mut replica = Replica { dp: self, params, with_optimizer: optimizer.is_some() };
+        Ok(checkpoints.start_save(&mut replica, None, step)?)
+    }
+
+    /// Gives the model, and the optimizer if there is one, what the newest checkpoint has. Returns its step; `None` if
+    /// there is no checkpoint, and nothing is changed. All ranks call this.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load`]: then nothing is changed on any rank.
+    pub fn load<M: Module>(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        model: &mut M,
+        optimizer: Option<&mut ModuleOptimizer>,
+    ) -> Result<Option<u64>, BurnError> {
+        self.load_by(model, optimizer, |replica| checkpoints.load(replica, None))
+    }
+
+    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load), and if there is no checkpoint of this step.
+    pub fn load_step<M: Module>(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        model: &mut M,
+        optimizer: Option<&mut ModuleOptimizer>,
+        step: u64,
+    ) -> Result<(), BurnError> {
+        let load =
+            |replica: &mut Replica<'_>| checkpoints.load_step(step, replica, None).map(|()| Some(step));
+        self.load_by(model, optimizer, load).map(drop)
+    }
+
+    fn load_by<M: Module>(
+        &mut self,
+        model: &mut M,
+        optimizer: Option<&mut ModuleOptimizer>,
+        load: impl FnOnce(&mut Replica<'_>) -> dist_parallel::Result<Option<u64>>,
+    ) -> Result<Option<u64>, BurnError> {
+        let tensors = Tensors::of(self, model, optimizer.as_deref());
+        let Tensors { params, state } = self.or_abort(tensors)?;
+        let own = self.ddp.model().infos().len();
+        let mut replica = Replica { dp: self, params, with_optimizer: optimizer.is_some() };
+        let loaded = load(&mut replica)?;
+        if loaded.is_some() {
+            let (params, tensors) = replica.params.split_off(own);
+            let installed = params.install(model.clone());
+            let restored = optimizer.zip(state).map(|(optimizer, state)| {
+                let restored = state.restore(optimizer, tensors);
+                restored.map(|restored| (optimizer, restored))
+            });
+            // Other ranks have the new values by now.
+            let restored = self.or_abort(restored.transpose())?;
+            *model = self.or_abort(installed)?;
+            if let Some((optimizer, restored)) = restored {
+                *optimizer = restored;
+            }
+        }
+        Ok(loaded)
+    }
+}
+
+/// All that a checkpoint has.
+struct Tensors {
+    params: ModuleParams,
+    state: Option<OptimizerState>,
+}
+
+impl Tensors {
+    fn of<M: Module>(
+        dp: &DataParallel,
+        model: &M,
+        optimizer: Option<&ModuleOptimizer>,
+    ) -> Result<Self, BurnError> {
+        check(dp.ddp.model().infos(), model)?;
+        let params = ModuleParams::new(model)?;
+        let state = optimizer.map(|optimizer| OptimizerState::of(optimizer, model)).transpose()?;
+        let tensors = state.as_ref().map(OptimizerState::tensors).transpose()?;
+        Ok(Self { params: params.with_tensors(tensors.into_iter().flatten()), state })
+    }
+}
+
+/// A rank of the training, with all that it saves: what every other rank holds as well.
+struct Replica<'a> {
+    dp: &'a mut DataParallel,
+    params: ModuleParams,
+    with_optimizer: bool,
+}
+
+impl Shards for Replica<'_> {
+    fn infos(&self) -> &[ParamInfo] {
+        self.params.infos()
+    }
+
+    fn parameters(&self) -> Holding<Piece> {
+        let all = self.params.infos().iter().enumerate();
+        let pieces = all.map(|(parameter, info)| Piece { parameter, offset: 0, len: info.len() }).collect();
+        Holding { pieces, copy: self.dp.rank(), copies: self.dp.world_size() }
+    }
+
+    fn slices(&self) -> Holding<Slice> {
+        Holding { pieces: Vec::new(), copy: self.dp.rank(), copies: self.dp.world_size() }
+    }
+
+    fn leaves_out(&self, tensor: &str) -> bool {
+        !self.with_optimizer && tensor.starts_with(PREFIX)
+    }
+
+    fn unsaved(&self) -> Option<String> {
+        self.dp.ddp.unsaved()
+    }
+
+    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
+        self.params.read(piece.parameter, f).map_err(|source| self.failed(piece, source))
+    }
+
+    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
+        let written = self.params.write(piece.parameter, f);
+        written.map_err(|source| self.failed(piece, source))
+    }
+
+    fn check_alike(&mut self) -> dist_parallel::Result<()> {
+        self.dp.ddp.check_alike()
+    }
+
+    fn updates(&self) -> u64 {
+        self.dp.ddp.updates()
+    }
+
+    fn loaded(&mut self) -> dist_parallel::Result<()> {
+        (self.dp.report, self.dp.steps) = (None, 0);
+        self.dp.ddp.loaded()
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.dp.communicator_mut()
+    }
+}
+
+impl Replica<'_> {
+    fn failed(&self, piece: Piece, source: BoxError) -> Error {
+        let index = piece.parameter;
+        match self.params.infos().get(index) {
+            Some(info) => Error::Model { parameter: info.name.clone(), source },
+            None => Error::NoSlot { index },
+        }
+    }
+}

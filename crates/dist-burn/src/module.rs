@@ -1,0 +1,400 @@
+//! A burn module as a list of named parameters.
+
+use std::any::Any;
+use std::fmt;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use dist_parallel::{BoxError, BufferSync, Error, FloatType, ParamInfo, Params, Values, ValuesMut};
+
+use crate::walk::{Path, Position, TensorVisitor, walk};
+use crate::{BurnError, values};
+
+/// The tensors of a burn module as [`Params`]: what dist-parallel broadcasts, synchronises, saves and loads.
+///
+/// It holds handles to the tensors of the module at one moment; nothing is copied before a value is asked for. burn's
+/// modules are values: what was written here becomes part of a module by [`install`](Self::install).
+///
+/// | in the module | here |
+/// |---|---|
+/// | a float tensor that requires a gradient | a trainable parameter |
+/// | a float tensor that does not | a frozen parameter |
+/// | state that a forward changes, as burn's `RunningState` in a batch norm | a [buffer](ParamInfo::buffer) |
+/// | an integer or boolean tensor | a frozen parameter of `f64`, if that is exact |
+///
+/// Names are those of the fields that lead to a tensor, with dots between them: `layers.0.weight`.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::Device;
+/// use dist_burn::ModuleParams;
+/// use dist_parallel::Params;
+///
+/// let linear = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+/// let mut params = ModuleParams::new(&linear)?;
+/// let names: Vec<&str> = params.infos().iter().map(|info| &*info.name).collect();
+/// assert_eq!(names, ["weight", "bias"]);
+/// params.write(1, &mut |mut bias| bias.copy_from([0.5_f32][..].into()).unwrap())?;
+/// let linear = params.install(linear)?;
+/// assert_eq!(linear.bias.unwrap().val().into_scalar::<f32>(), 0.5);
+/// # Ok::<(), dist_parallel::BoxError>(())
+/// ```
+pub struct ModuleParams {
+    infos: Vec<ParamInfo>,
+    held: Vec<Held>,
+}
+
+/// The values of one tensor.
+enum Held {
+    Nothing,
+    /// As the module has them.
+    Shared(Box<ReadTensor>),
+    /// As they were written.
+    Written(TensorData),
+}
+
+/// Reads the values of a tensor, whose rank only this function knows.
+type ReadTensor = dyn Fn() -> Result<TensorData, BurnError> + Send;
+
+impl ModuleParams {
+    /// The tensors of this module.
+    ///
+    /// # Errors
+    /// If one has a type that cannot be trained, or an integer that is no `f64`.
+    pub fn new<M: Module>(module: &M) -> Result<Self, BurnError> {
+        settle(module);
+        let mut collected = Collect::default();
+        walk(module, &mut collected);
+        if let Some(error) = collected.error {
+            return Err(error);
+        }
+        let Collect { infos, held, parameters, .. } = collected;
+        let mut buffers = MarkBuffers { infos, parameters: &parameters };
+        walk(module, &mut buffers);
+        Ok(Self { infos: buffers.infos, held })
+    }
+
+    /// The same tensors, with this done to one buffer after every step.
+    ///
+    /// # Errors
+    /// If there is no buffer of this name.
+    pub fn sync_buffer(mut self, name: &str, sync: BufferSync) -> Result<Self, BurnError> {
+        let buffers = self.infos.iter_mut().filter(|info| info.buffer.is_some());
+        let buffer = buffers.into_iter().find(|info| info.name == name);
+        buffer.ok_or_else(|| BurnError::UnknownName { name: name.to_owned() })?.buffer = Some(sync);
+        Ok(self)
+    }
+
+    /// The same tensors, with this done to all buffers after every step.
+    #[must_use]
+    pub fn sync_buffers(mut self, sync: BufferSync) -> Self {
+        let buffers = self.infos.iter_mut().filter_map(|info| info.buffer.as_mut());
+        buffers.for_each(|own| *own = sync);
+        self
+    }
+
+    /// The module with all values that were written here.
+    ///
+    /// burn's running states are shared by the clones of a module: they change in all of them.
+    ///
+    /// # Errors
+    /// If the module does not have these tensors, or a value that was written is none of an integer or boolean tensor.
+    pub fn install<M: Module>(&self, module: M) -> Result<M, BurnError> {
+        check(&self.infos, &module)?;
+        let mut install = Install { path: Path::default(), params: self, error: None };
+        let module = module.map(&mut install);
+        install.error.map_or(Ok(module), Err)
+    }
+
+    /// The tensors of this list and those of another, whose names must differ.
+    pub(crate) fn with_tensors(mut self, more: impl IntoIterator<Item = (ParamInfo, TensorData)>) -> Self {
+        for (info, data) in more {
+            self.infos.push(info);
+            self.held.push(Held::Written(data));
+        }
+        self
+    }
+
+    /// Lets go of all values but those from this number on, which are returned.
+    pub(crate) fn split_off(mut self, from: usize) -> (Self, Vec<TensorData>) {
+        self.infos.truncate(from);
+        let rest = self.held.split_off(from).into_iter();
+        let written = rest.filter_map(|held| if let Held::Written(data) = held { Some(data) } else { None });
+        let written = written.collect();
+        (self, written)
+    }
+
+    /// Lets go of all values.
+    pub(crate) fn release(&mut self) {
+        self.held.iter_mut().for_each(|held| *held = Held::Nothing);
+    }
+
+    /// Holds what this module has, whose tensors have to be the same.
+    pub(crate) fn hold<M: Module>(&mut self, module: &M) -> Result<(), BurnError> {
+        check(&self.infos, module)?;
+        settle(module);
+        let mut collected = Collect::default();
+        walk(module, &mut collected);
+        match collected.error {
+            None => self.held = collected.held,
+            Some(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Whether ranks make something of any buffer.
+    pub(crate) fn has_synchronised_buffers(&self) -> bool {
+        self.infos.iter().any(|info| info.buffer.is_some_and(|sync| sync != BufferSync::Local))
+    }
+}
+
+impl Params for ModuleParams {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        let (info, held) = self.infos.get(index).zip(self.held.get(index)).ok_or(Error::NoSlot { index })?;
+        match held {
+            Held::Nothing => return Err(Error::Freed.into()),
+            Held::Shared(read) => f(values::values(&info.name, &read()?)?),
+            Held::Written(data) => f(values::values(&info.name, data)?),
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        let of = self.infos.get(index).zip(self.held.get_mut(index));
+        let (info, held) = of.ok_or(Error::NoSlot { index })?;
+        let mut data = match std::mem::replace(held, Held::Nothing) {
+            Held::Nothing => return Err(Error::Freed.into()),
+            Held::Shared(read) => read()?,
+            Held::Written(data) => data,
+        };
+        f(values::values_mut(&info.name, &mut data)?);
+        *held = Held::Written(data);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ModuleParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ModuleParams({} tensors)", self.infos.len())
+    }
+}
+
+/// Makes running states visible that forwards of this thread have left aside: burn takes them over at the next forward, or
+/// here.
+fn settle<M: Module>(module: &M) {
+    drop(module.valid());
+}
+
+/// Checks that a module has tensors of these names and shapes.
+pub(crate) fn check<M: Module>(infos: &[ParamInfo], module: &M) -> Result<(), BurnError> {
+    let mut check = Check { infos, count: 0, found: None };
+    walk(module, &mut check);
+    let missing = || infos.get(check.count).map(|_| (check.count, "missing".to_owned()));
+    match check.found.clone().or_else(missing) {
+        None => Ok(()),
+        Some((index, found)) => {
+            let expected = infos.get(index);
+            let expected =
+                expected.map_or_else(|| "missing".to_owned(), |info| look(&info.name, &info.shape));
+            Err(BurnError::ModelChanged { index, expected, found })
+        }
+    }
+}
+
+fn look(name: &str, shape: &[usize]) -> String {
+    format!("{name} {shape:?}")
+}
+
+/// Compares the tensors of a module with a list.
+struct Check<'a> {
+    infos: &'a [ParamInfo],
+    count: usize,
+    /// The first tensor that differs.
+    found: Option<(usize, String)>,
+}
+
+impl Check<'_> {
+    fn compare(&mut self, at: Position<'_>, shape: &[usize]) {
+        self.count += 1;
+        let name = at.name();
+        let is_same = self.infos.get(at.index).is_some_and(|info| info.name == name && info.shape == shape);
+        if !is_same && self.found.is_none() {
+            self.found = Some((at.index, look(&name, shape)));
+        }
+    }
+}
+
+impl TensorVisitor for Check<'_> {
+    fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>) {
+        self.compare(at, &param.dims());
+    }
+
+    fn int<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D, Int>>) {
+        self.compare(at, &param.dims());
+    }
+
+    fn bool<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D, Bool>>) {
+        self.compare(at, &param.dims());
+    }
+}
+
+/// Collects all tensors of a module.
+#[derive(Default)]
+struct Collect {
+    infos: Vec<ParamInfo>,
+    held: Vec<Held>,
+    /// The parameters, each with the address of its value.
+    parameters: Vec<(usize, Box<dyn Any>)>,
+    error: Option<BurnError>,
+}
+
+impl Collect {
+    fn constant(
+        &mut self,
+        at: Position<'_>,
+        shape: &[usize],
+        data: impl FnOnce() -> Result<TensorData, BoxError>,
+    ) {
+        let name = at.name();
+        let unread = |source| BurnError::Unread { name: name.clone(), source };
+        match data().map_err(unread).and_then(|data| values::exact(&name, &data)) {
+            Ok(data) => {
+                // It stays as it is unless it is written: only then is it converted back.
+                self.held.push(Held::Shared(Box::new(move || Ok(data.clone()))));
+            }
+            Err(error) => self.fail(error),
+        }
+        let info = ParamInfo::new(name, shape, FloatType::F64);
+        self.infos.push(ParamInfo { trainable: false, ..info });
+        self.parameters.push((0, Box::new(())));
+    }
+
+    fn fail(&mut self, error: BurnError) {
+        self.held.push(Held::Nothing);
+        self.error.get_or_insert(error);
+    }
+}
+
+impl TensorVisitor for Collect {
+    fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>) {
+        let name = at.name();
+        let tensor = param.val().inner();
+        let dtype = values::float_type(&name, tensor.dtype());
+        match &dtype {
+            Ok(_) => {
+                let name = name.clone();
+                self.held.push(Held::Shared(Box::new(move || {
+                    let unread = |source: BoxError| BurnError::Unread { name: name.clone(), source };
+                    tensor.try_to_data().map_err(|error| unread(error.into()))
+                })));
+            }
+            Err(BurnError::Type { name, dtype }) => {
+                self.fail(BurnError::Type { name: name.clone(), dtype: *dtype });
+            }
+            Err(_) => unreachable!("a type is known or not"),
+        }
+        let info = ParamInfo::new(name, param.dims(), dtype.unwrap_or(FloatType::F32));
+        self.infos.push(ParamInfo { trainable: param.is_require_grad(), ..info });
+        self.parameters.push((address(param), Box::new(param.clone())));
+    }
+
+    fn int<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D, Int>>) {
+        self.constant(at, &param.dims(), || Ok(param.val().try_into_data()?));
+    }
+
+    fn bool<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D, Bool>>) {
+        self.constant(at, &param.dims(), || Ok(param.val().try_into_data()?));
+    }
+}
+
+/// The address of a parameter's value.
+fn address<const D: usize>(param: &Param<Tensor<D>>) -> usize {
+    let value: &Tensor<D> = param;
+    std::ptr::from_ref(value).addr()
+}
+
+/// Marks the tensors that are buffers.
+///
+/// burn does not say which tensors a forward changes. A parameter of a module is handed to every visitor with the value
+/// at one address, as long as a clone of it lives. State with a lock of its own, as burn's `RunningState`, makes a
+/// new parameter for every visitor.
+struct MarkBuffers<'a> {
+    infos: Vec<ParamInfo>,
+    parameters: &'a [(usize, Box<dyn Any>)],
+}
+
+impl TensorVisitor for MarkBuffers<'_> {
+    fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>) {
+        let (Some(info), Some((before, _))) = (self.infos.get_mut(at.index), self.parameters.get(at.index))
+        else {
+            return;
+        };
+        if !info.trainable && address(param) != *before {
+            info.buffer = Some(BufferSync::default());
+        }
+    }
+}
+
+/// Gives a module the values that were written.
+struct Install<'a> {
+    path: Path,
+    params: &'a ModuleParams,
+    error: Option<BurnError>,
+}
+
+impl<'a> Install<'a> {
+    /// What was written to the next tensor.
+    fn written(&mut self) -> Option<(&'a ParamInfo, &'a TensorData)> {
+        let index = self.path.advance().index;
+        match (self.params.infos.get(index)?, self.params.held.get(index)?) {
+            (info, Held::Written(data)) => Some((info, data)),
+            _ => None,
+        }
+    }
+
+    /// What was written to the next tensor, which is of integers or booleans of this type.
+    fn written_as(&mut self, dtype: DType) -> Option<TensorData> {
+        let (info, data) = self.written()?;
+        match values::back(&info.name, data, dtype) {
+            Ok(data) => Some(data),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
+        }
+    }
+}
+
+impl ModuleMapper for Install<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some((_, data)) = self.written() else { return param };
+        let (id, old, mapper) = param.consume();
+        let new = Tensor::from_data(data.clone(), (&old.device(), data.dtype()));
+        Param::from_mapped_value(id, new.set_require_grad(old.is_require_grad()), mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let dtype = param.dtype();
+        let Some(data) = self.written_as(dtype) else { return param };
+        let (id, old, mapper) = param.consume();
+        Param::from_mapped_value(id, Tensor::from_data(data, (&old.device(), dtype)), mapper)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        let Some(data) = self.written_as(param.dtype()) else { return param };
+        let (id, old, mapper) = param.consume();
+        Param::from_mapped_value(id, Tensor::from_data(data, &old.device()), mapper)
+    }
+}
