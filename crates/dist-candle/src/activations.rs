@@ -1,9 +1,10 @@
 //! Tensors that travel between the stages of a pipeline.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use dist_parallel::pipeline::Activations;
 use dist_parallel::{BoxError, Values};
 
+use crate::array::Array;
 use crate::slices;
 
 /// Sends tensors of floats, of any shape, from stage to stage.
@@ -21,19 +22,13 @@ impl Activations<Tensor> for Tensors {
     }
 
     fn put_together(&self, shape: &[usize], values: Values<'_>) -> Result<Tensor, BoxError> {
-        let device = &Device::Cpu;
-        Ok(match values {
-            Values::F32(values) => Tensor::from_slice(values, shape, device),
-            Values::F64(values) => Tensor::from_slice(values, shape, device),
-            Values::F16(values) => Tensor::from_slice(values, shape, device),
-            Values::Bf16(values) => Tensor::from_slice(values, shape, device),
-        }?)
+        Ok(Array::copy_of(values).into_tensor(shape)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::DType;
+    use candle_core::{DType, Device};
 
     use super::*;
 

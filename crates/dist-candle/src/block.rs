@@ -1,6 +1,5 @@
 //! A candle module as a block.
 
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use candle_core::{Module, Tensor, Var};
@@ -9,9 +8,9 @@ use dist_parallel::{
     Block, BoxError, BufferSync, Lent, Loaded, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut,
 };
 
-use crate::gradient::stray_variable;
 use crate::spare::Spare;
-use crate::{CandleError, backward_from, slices};
+use crate::variables::place;
+use crate::{CandleError, Variables, backward_from};
 
 /// A candle module and its variables as one [`Block`] of a model.
 ///
@@ -41,53 +40,45 @@ use crate::{CandleError, backward_from, slices};
 /// Its input may be of an integer type, as token numbers are: such an input has no gradient.
 pub struct CandleBlock<M> {
     name: String,
-    infos: Vec<ParamInfo>,
-    vars: Vec<Var>,
-    /// The parameters for which a backward pass need not find a gradient.
-    may_be_unused: HashSet<usize>,
+    variables: Variables,
     module: M,
-    spare: Spare,
 }
 
 impl<M: Module + Send> CandleBlock<M> {
-    /// The block called `name` with these variables, in this order, which must be the same on every rank. The
-    /// parameters are named `name.variable`.
+    /// Creates the block called `name` with these variables, in this order, which must be the same on every rank. The
+    /// parameters are named `name.variable`; if `name` is empty, `variable`.
     ///
     /// A variable that comes twice is one parameter with two names.
     ///
     /// # Errors
-    /// If two variables have the same name, or one has a type that cannot be trained.
+    /// If two variables have the same name, or one has a type that dist does not know or is not a slice in this process's
+    /// memory.
     pub fn new<N: AsRef<str>>(
         name: impl Into<String>,
         variables: impl IntoIterator<Item = (N, Var)>,
         module: M,
     ) -> Result<Self, CandleError> {
         let name = name.into();
-        let named =
-            variables.into_iter().map(|(variable, var)| (format!("{name}.{}", variable.as_ref()), var));
-        let (infos, vars) = describe(&name, named.collect())?;
-        Ok(Self { name, infos, vars, may_be_unused: HashSet::new(), module, spare: Spare::default() })
+        let prefix = prefix(&name);
+        let named = variables
+            .into_iter()
+            .map(|(variable, var)| (format!("{prefix}{}", variable.as_ref()), var));
+        let variables = Variables::named(place(&name), named)?;
+        Ok(Self { name, variables, module })
     }
 
-    /// The block called `name` with all variables of `map` whose names begin with `name.`, sorted by name: a
+    /// Creates the block called `name` with all variables of `map` whose names begin with `name.`, sorted by name: a
     /// [`VarMap`] has an order of its own in every process.
     ///
+    /// If `name` is empty, the block is a whole model: it has all variables of `map`, with the names that they have there.
+    /// Files that candle has saved of the model can be loaded, and candle loads those that dist saves.
+    ///
     /// # Errors
-    /// If there are none, or one has a type that cannot be trained.
+    /// If there are none, or one has a type that dist does not know or is not a slice in this process's memory.
     pub fn from_var_map(name: impl Into<String>, map: &VarMap, module: M) -> Result<Self, CandleError> {
         let name = name.into();
-        let prefix = format!("{name}.");
-        let mut named: Vec<(String, Var)> = {
-            let all = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let own = all.iter().filter(|(variable, _)| variable.starts_with(&prefix));
-            own.map(|(variable, var)| (variable.clone(), var.clone())).collect()
-        };
-        if named.is_empty() {
-            return Err(CandleError::NoVariables { block: name });
-        }
-        named.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let (infos, vars) = describe(&name, named)?;
-        Ok(Self { name, infos, vars, may_be_unused: HashSet::new(), module, spare: Spare::default() })
+        let variables = Variables::with_prefix(place(&name), &prefix(&name), map)?;
+        Ok(Self { name, variables, module })
     }
 
     /// The same block, with one variable as a [buffer](ParamInfo::buffer): the module changes it by itself. The ranks make
@@ -97,23 +88,21 @@ impl<M: Module + Send> CandleBlock<M> {
     /// If the block has no such variable.
     #[doc(alias = "register_buffer")]
     pub fn buffer(self, variable: &str, sync: BufferSync) -> Result<Self, CandleError> {
-        self.set(variable, |info| (info.trainable, info.buffer) = (false, Some(sync)))
+        Ok(Self { variables: self.variables.buffer(variable, sync)?, ..self })
     }
 
     /// The same block, of whose buffers the ranks make this after every step.
     #[must_use]
-    pub fn sync_buffers(mut self, sync: BufferSync) -> Self {
-        let buffers = self.infos.iter_mut().filter_map(|info| info.buffer.as_mut());
-        buffers.for_each(|own| *own = sync);
-        self
+    pub fn sync_buffers(self, sync: BufferSync) -> Self {
+        Self { variables: self.variables.sync_buffers(sync), ..self }
     }
 
     /// The same block, with one variable as a parameter that is trained, although it has the name of a running mean.
     ///
     /// # Errors
-    /// If the block has no such variable.
+    /// If the block has no such variable, or it is of a type that cannot be trained.
     pub fn train(self, variable: &str) -> Result<Self, CandleError> {
-        self.set(variable, |info| (info.trainable, info.buffer) = (true, None))
+        Ok(Self { variables: self.variables.train(variable)?, ..self })
     }
 
     /// The same block, with one parameter that training leaves as it is. A buffer stays a buffer.
@@ -121,33 +110,16 @@ impl<M: Module + Send> CandleBlock<M> {
     /// # Errors
     /// If the block has no such parameter.
     pub fn freeze(self, parameter: &str) -> Result<Self, CandleError> {
-        self.set(parameter, |info| info.trainable = false)
-    }
-
-    /// The same block, with something else set for all names of a variable.
-    fn set(mut self, variable: &str, set: impl Fn(&mut ParamInfo)) -> Result<Self, CandleError> {
-        let original = self.original(variable)?;
-        let all = self.infos.iter_mut().enumerate();
-        let names = all.filter(|(index, info)| *index == original || info.same_as == Some(original));
-        names.for_each(|(_, info)| set(info));
-        Ok(self)
+        Ok(Self { variables: self.variables.freeze(parameter)?, ..self })
     }
 
     /// The same block, with one parameter that the module does not use in every forward, as one of an expert that gets no
-    /// tokens: a micro-batch without a gradient for it is none that has lost it.
+    /// tokens. A micro-batch without a gradient for it is then no error.
     ///
     /// # Errors
     /// If the block has no such parameter.
-    pub fn may_be_unused(mut self, parameter: &str) -> Result<Self, CandleError> {
-        self.may_be_unused.insert(self.original(parameter)?);
-        Ok(self)
-    }
-
-    /// The index of the first of the names that a parameter has.
-    fn original(&self, parameter: &str) -> Result<usize, CandleError> {
-        let unknown = || CandleError::UnknownName { block: self.name.clone(), name: parameter.to_owned() };
-        let index = self.infos.iter().position(|info| info.name == parameter).ok_or_else(unknown)?;
-        Ok(self.infos[index].same_as.unwrap_or(index))
+    pub fn may_be_unused(self, parameter: &str) -> Result<Self, CandleError> {
+        Ok(Self { variables: self.variables.may_be_unused(parameter)?, ..self })
     }
 
     /// The module.
@@ -156,7 +128,7 @@ impl<M: Module + Send> CandleBlock<M> {
     }
 
     fn failed(&self, doing: &str) -> impl Fn(candle_core::Error) -> CandleError {
-        let place = format!("block {}, {doing}", self.name);
+        let place = format!("{}, {doing}", place(&self.name));
         move |source| CandleError::Candle { place: place.clone(), source }
     }
 
@@ -182,32 +154,17 @@ impl<M: Module + Send> CandleBlock<M> {
         if output.shape() != gradient.shape() || output.dtype() != gradient.dtype() {
             let look = |tensor: &Tensor| (tensor.shape().clone(), tensor.dtype());
             let (output, gradient) = (look(&output), look(&gradient));
-            return Err(CandleError::OutputGradient { block: self.name.clone(), output, gradient }.into());
+            return Err(CandleError::OutputGradient { place: place(&self.name), output, gradient }.into());
         }
         let mut gradients = backward_from(&output, gradient).map_err(&failed)?;
-        let own = self.vars.iter().chain(&input);
-        if let Some(stray) = stray_variable(&output, &gradients, own) {
-            return Err(CandleError::UnlistedVariable { block: self.name.clone(), shape: stray }.into());
-        }
+        self.variables.check_listed(&output, &gradients, input.as_ref())?;
         if input.as_ref().is_some_and(|input| gradients.get(input).is_none()) {
-            return Err(CandleError::NoInputGradient { block: self.name.clone() }.into());
+            return Err(CandleError::NoInputGradient { place: place(&self.name) }.into());
         }
-        let own = || self.infos.iter().zip(&self.vars).enumerate().rev();
-        let own = || own().filter(|(_, (info, _))| info.trainable && info.same_as.is_none());
-        let is_lost =
-            |index: usize, var: &Var| !self.may_be_unused.contains(&index) && gradients.get(var).is_none();
-        if let Some((_, (info, _))) = own().find(|&(index, (_, var))| is_lost(index, var)) {
-            let (block, parameter) = (self.name.clone(), info.name.clone());
-            return Err(CandleError::NoGradient { block, parameter }.into());
-        }
+        self.variables.check_found(&gradients)?;
         // The graph, and with it every activation in between.
         drop(output);
-        for (index, (info, var)) in own() {
-            if let Some(gradient) = gradients.remove(var) {
-                let gradient = gradient.contiguous().map_err(&failed)?;
-                slices::read(&info.name, &gradient, |values| ready(index, values))??;
-            }
-        }
+        self.variables.report(&mut gradients, ready)?;
         Ok(input.and_then(|input| gradients.remove(&input)))
     }
 }
@@ -218,85 +175,46 @@ struct Kept {
     output: Tensor,
 }
 
-fn describe(block: &str, named: Vec<(String, Var)>) -> Result<(Vec<ParamInfo>, Vec<Var>), CandleError> {
-    let mut infos: Vec<ParamInfo> = Vec::with_capacity(named.len());
-    let mut vars: Vec<Var> = Vec::with_capacity(named.len());
-    let (mut names, mut first) = (HashSet::new(), HashMap::new());
-    for (name, var) in named {
-        if !names.insert(name.clone()) {
-            return Err(CandleError::DuplicateName { block: block.to_owned(), name });
-        }
-        let dtype = slices::float_type(&name, var.dtype())?;
-        slices::read(&name, &var, |_| ())?;
-        // The number of the variable's first name.
-        let original = *first.entry(var.id()).or_insert(vars.len());
-        let same_as = (original < vars.len()).then_some(original);
-        // Whatever its further names are, a variable is what its first name says.
-        let is_buffer =
-            same_as.map_or_else(|| names_buffer(&name), |earlier| infos[earlier].buffer.is_some());
-        let info = ParamInfo { same_as, ..ParamInfo::new(name, var.dims(), dtype) };
-        infos.push(if is_buffer { info.with_sync(BufferSync::default()) } else { info });
-        vars.push(var);
-    }
-    Ok((infos, vars))
-}
-
-/// Whether a variable of this name is one that candle's batch norm changes by itself.
-fn names_buffer(name: &str) -> bool {
-    matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
+/// What the names of a block's variables begin with.
+fn prefix(block: &str) -> String {
+    if block.is_empty() { String::new() } else { format!("{block}.") }
 }
 
 impl<M: Module + Send> Params for CandleBlock<M> {
     fn infos(&self) -> &[ParamInfo] {
-        &self.infos
+        self.variables.infos()
     }
 
     fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        let (info, var) = self.parameter(index)?;
-        Ok(slices::read(&info.name, var, f)?)
+        self.variables.read(index, f)
     }
 
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        let (info, var) = self.parameter(index)?;
-        slices::write(&info.name, var, f)
+        self.variables.write(index, f)
     }
 
     fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
-        let (info, var) = self.parameter(index)?;
-        slices::load(info, var, values.values(), &self.spare)?;
-        Ok(Loaded::Copied)
+        self.variables.load(index, values)
     }
 
     fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
-        let (info, var) = self.parameter(index)?;
-        slices::fill(info, var, f, &self.spare)?;
-        Ok(true)
+        self.variables.fill(index, f)
     }
 
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
-        let (info, var) = self.parameter(index)?;
-        Ok(slices::free(&info.name, var, &self.spare)?)
+        self.variables.unload(index)
     }
 }
 
 impl<M> CandleBlock<M> {
-    /// The parameters' names and variables.
-    pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &Var)> {
-        self.infos.iter().map(|info| info.name.as_str()).zip(&self.vars)
+    /// The block's variables.
+    pub fn variables(&self) -> &Variables {
+        &self.variables
     }
 
     /// The same block, which leaves the memory of freed parameters to others of a model, and takes theirs.
     pub(crate) fn with_spare(self, spare: Spare) -> Self {
-        let own = self.infos.iter().filter(|info| info.same_as.is_none() && info.buffer.is_none());
-        spare.serve(own.map(|info| info.len() * info.dtype.size()).sum());
-        Self { spare, ..self }
-    }
-
-    fn parameter(&self, index: usize) -> Result<(&ParamInfo, &Var), CandleError> {
-        self.infos.get(index).zip(self.vars.get(index)).ok_or_else(|| CandleError::UnknownName {
-            block: self.name.clone(),
-            name: format!("number {index}"),
-        })
+        Self { variables: self.variables.with_spare(spare), ..self }
     }
 }
 
@@ -318,6 +236,6 @@ impl<M: Module + Send> Block<Tensor> for CandleBlock<M> {
 
 impl<M> fmt::Debug for CandleBlock<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CandleBlock({}, {} parameters)", self.name, self.infos.len())
+        write!(f, "CandleBlock({}, {} parameters)", self.name, self.variables.infos().len())
     }
 }

@@ -1,9 +1,15 @@
 //! What can go wrong between candle and parallel training.
 
+use std::fmt;
+
 use candle_core::{DType, Shape};
+use dist_parallel::Chain;
 
 dist_parallel::error_enum! {
 /// What can go wrong between candle and parallel training.
+///
+/// In a function that returns candle's own `Result`, `?` turns it into [`candle_core::Error::Wrapped`], whose text is the
+/// message and its causes.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CandleError {
@@ -15,12 +21,27 @@ pub enum CandleError {
         /// What candle says.
         source: candle_core::Error,
     },
-    /// A parameter has a type that cannot be trained.
-    #[error("parameter {name} is of type {dtype:?}: only f32, f64, f16 and bf16 can be trained")]
+    /// A variable has a type that dist does not know, or one that cannot be trained was to be trained.
+    #[error(
+        "variable {name} is of type {dtype:?}: f32, f64, f16 and bf16 can be trained, and u8, u32, i16, i32 and i64 can be \
+         buffers"
+    )]
     Type {
-        /// The parameter.
+        /// The variable.
         name: String,
         /// Its type.
+        dtype: DType,
+    },
+    /// An integer is too large to travel between ranks, or is no value of its variable's type.
+    #[error(
+        "{name}: {value} cannot be carried: integers travel as f64, which holds them up to 2^53, and have to fit {dtype:?}"
+    )]
+    Integer {
+        /// The variable.
+        name: String,
+        /// The value.
+        value: f64,
+        /// The variable's type.
         dtype: DType,
     },
     /// A parameter or gradient is not a slice in this process's memory.
@@ -31,69 +52,74 @@ pub enum CandleError {
         /// Why not.
         reason: &'static str,
     },
-    /// Two parameters of one block have the same name.
-    #[error("block {block} has two parameters named {name}")]
+    /// Two variables of one block or model have the same name.
+    #[error("{place} has two parameters named {name}")]
     DuplicateName {
-        /// The block.
-        block: String,
+        /// The block or model.
+        place: String,
         /// The name.
         name: String,
     },
-    /// No parameter of the block has this name.
-    #[error("block {block} has no parameter named {name}")]
+    /// No variable of the block or model has this name.
+    #[error("{place} has no parameter named {name}")]
     UnknownName {
-        /// The block.
-        block: String,
+        /// The block or model.
+        place: String,
         /// The name that was asked for.
         name: String,
     },
-    /// No variable's name begins with the block's.
-    #[error("no variable has a name that begins with {block}.")]
+    /// No variable's name begins with the block's; or there is no variable at all.
+    #[error("{place} has no variables: the map has none whose name begins with {prefix:?}")]
     NoVariables {
-        /// The block.
-        block: String,
+        /// The block or model.
+        place: String,
+        /// What names should begin with; nothing for a whole model.
+        prefix: String,
     },
     /// No gradient reaches the block's input: some operation on the way has no backward pass.
     ///
     /// In candle that is not an error by itself. `candle_nn`'s fused layer norm, RMS norm and softmax over the
     /// last dimension are such operations: their results depend on nothing, as far as gradients go.
-    #[error("block {block}: no gradient reaches the input, because an operation has no backward pass")]
+    #[error("{place}: no gradient reaches the input, because an operation has no backward pass. {}", WITHOUT_BACKWARD)]
     NoInputGradient {
-        /// The block.
-        block: String,
+        /// The block, or the loss.
+        place: String,
     },
-    /// No gradient reaches a parameter of the block: the module does not use it, or some operation after it has no backward
+    /// No gradient reaches some parameters: the loss does not depend on them, or some operation after them has no backward
     /// pass, as [`NoInputGradient`](Self::NoInputGradient) says of the input.
     ///
     /// A parameter that is not used in every forward is said to be one that [may be
-    /// unused](crate::CandleBlock::may_be_unused).
+    /// unused](crate::Variables::may_be_unused).
     #[error(
-        "block {block}: no gradient reaches {parameter}, which is not used, or an operation has no backward pass"
+        "{place}: no gradient reaches {}. Either the output does not depend on them: then say so with may_be_unused. Or an \
+         operation after them has no backward pass. {}",
+        parameters.join(", "),
+        WITHOUT_BACKWARD
     )]
     NoGradient {
-        /// The block.
-        block: String,
-        /// The parameter.
-        parameter: String,
+        /// The block or model.
+        place: String,
+        /// All parameters that no gradient reaches, in the model's order.
+        parameters: Vec<String>,
     },
-    /// A gradient reaches a variable that is not among the block's own, and would be lost.
+    /// A gradient reaches a variable that is not among the block's or model's own, and would be lost.
     ///
-    /// List the variable, also if another block lists it; [freeze](crate::CandleBlock::freeze) it if it is not to
-    /// be trained, or let the module use it detached. A loss has no parameters: its variables must be detached.
-    #[error(
-        "block {block} uses a variable of shape {shape:?} that it does not list: its gradient would be lost"
-    )]
+    /// List the variable, also if another block lists it; [freeze](crate::Variables::freeze) it if it is not to
+    /// be trained, or let the module use it detached. A loss has no parameters: its variables must be detached. A
+    /// [`DataParallel`](crate::DataParallel) has the variables that were in its map when it was made, so it is made after
+    /// all layers.
+    #[error("{place} uses a variable of shape {shape:?} that it does not list: its gradient would be lost")]
     UnlistedVariable {
-        /// The block.
-        block: String,
+        /// The block or model, or the loss.
+        place: String,
         /// The shape of the variable, which has no name.
         shape: Shape,
     },
     /// The gradient of a block's output does not look like the output.
-    #[error("block {block}: the output is {output:?}, its gradient {gradient:?}")]
+    #[error("{place}: the output is {output:?}, its gradient {gradient:?}")]
     OutputGradient {
         /// The block.
-        block: String,
+        place: String,
         /// Shape and type of the output.
         output: (Shape, DType),
         /// Shape and type of the gradient.
@@ -105,5 +131,50 @@ pub enum CandleError {
         /// Its shape.
         shape: Shape,
     },
+    /// An optimizer that is to be saved or loaded has trained a variable that the training does not train.
+    #[error(
+        "the optimizer has changed a variable of shape {shape:?} that is no trained parameter of this DataParallel, so that \
+         its moments cannot be saved"
+    )]
+    ForeignMoments {
+        /// The shape of the variable.
+        shape: Shape,
+    },
+    /// Training across ranks failed.
+    #[error(transparent)]
+    Parallel(Box<dist_parallel::Error>),
 }
+}
+
+/// What to know of candle's operations without a backward pass.
+const WITHOUT_BACKWARD: &str = "Of candle these have none: layer_norm and rms_norm, which the layers LayerNorm and RmsNorm use \
+     for contiguous input, softmax_last_dim, rope, rope_i, rope_thd, and products with quantized matrices. Use \
+     layer_norm_slow, rms_norm_slow, softmax, rope_slow and rope_i_slow";
+
+impl From<dist_parallel::Error> for CandleError {
+    /// An error of this crate that training has passed on comes back as itself.
+    fn from(error: dist_parallel::Error) -> Self {
+        match error {
+            dist_parallel::Error::Compute(source) => match source.downcast() {
+                Ok(own) => *own,
+                Err(source) => Self::Parallel(Box::new(dist_parallel::Error::Compute(source))),
+            },
+            error => Self::Parallel(Box::new(error)),
+        }
+    }
+}
+
+impl From<CandleError> for candle_core::Error {
+    fn from(error: CandleError) -> Self {
+        Self::wrap(WithCauses(error))
+    }
+}
+
+/// An error whose text is its message and its causes: candle keeps of a wrapped error only its text.
+struct WithCauses(CandleError);
+
+impl fmt::Display for WithCauses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Chain(&self.0).fmt(f)
+    }
 }

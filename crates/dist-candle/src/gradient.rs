@@ -44,10 +44,10 @@ pub fn loss_and_gradient(
     }
     let mut gradients = loss.backward().map_err(failed)?;
     if let Some(shape) = stray_variable(&loss, &gradients, [&output]) {
-        return Err(CandleError::UnlistedVariable { block: "loss".to_owned(), shape });
+        return Err(CandleError::UnlistedVariable { place: "the loss".to_owned(), shape });
     }
     let gradient = gradients.remove(&output);
-    let gradient = gradient.ok_or_else(|| CandleError::NoInputGradient { block: "loss".to_owned() })?;
+    let gradient = gradient.ok_or_else(|| CandleError::NoInputGradient { place: "the loss".to_owned() })?;
     let value = loss.flatten_all().and_then(|loss| loss.get(0)?.to_dtype(DType::F32)?.to_scalar());
     Ok((value.map_err(failed)?, gradient))
 }

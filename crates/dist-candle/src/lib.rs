@@ -1,15 +1,25 @@
 #![doc = include_str!("../README.md")]
 
 mod activations;
+mod adamw;
+mod array;
 mod block;
+mod data_parallel;
 mod error;
 mod gradient;
+mod integers;
+mod loss;
 mod sequence;
 mod slices;
 mod spare;
+mod variables;
 
 pub use activations::Tensors;
+pub use adamw::AdamW;
 pub use block::CandleBlock;
+pub use data_parallel::{DataParallel, NoSync};
 pub use error::CandleError;
 pub use gradient::{backward_from, loss_and_gradient};
+pub use loss::TensorLoss;
 pub use sequence::SequenceBuilder;
+pub use variables::Variables;

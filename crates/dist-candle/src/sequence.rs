@@ -47,7 +47,7 @@ impl SequenceBuilder {
 
     /// The same sequence with `block` after its last one.
     pub fn block<M: Module + Send + 'static>(mut self, block: CandleBlock<M>) -> Self {
-        for (name, var) in block.variables() {
+        for (name, var) in block.variables().iter() {
             match self.first_names.entry(var.id()) {
                 Entry::Occupied(first) => self.ties.push((name.to_owned(), first.get().clone())),
                 Entry::Vacant(first) => _ = first.insert(name.to_owned()),

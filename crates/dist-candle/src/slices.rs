@@ -1,12 +1,14 @@
 //! The memory of candle's tensors as slices, without a copy.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, StorageRef, Tensor, Var};
 use dist_parallel::{BoxError, FloatType, ParamInfo, Unloaded, Values, ValuesMut};
 
 use crate::CandleError;
+use crate::array::Array;
 use crate::spare::Spare;
 
 pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleError> {
@@ -19,28 +21,52 @@ pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleEr
     }
 }
 
+/// A tensor of floats that is locked against writing, and lies in this process's memory as one slice.
+pub(crate) struct Locked<'t> {
+    storage: StorageRef<'t>,
+    range: Range<usize>,
+}
+
+impl<'t> Locked<'t> {
+    /// Locks `tensor`, which errors call `name`.
+    pub(crate) fn new(name: &str, tensor: &'t Tensor) -> Result<Self, CandleError> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let Storage::Cpu(memory) = &*storage else {
+            return Err(no_slice(name, NOT_IN_MEMORY));
+        };
+        let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(name, SCATTERED))?;
+        if is_freed(memory, layout) {
+            return Err(no_slice(name, FREED));
+        }
+        float_type(name, memory.dtype())?;
+        Ok(Self { storage, range: start..end })
+    }
+
+    pub(crate) fn values(&self) -> Values<'_> {
+        let range = self.range.clone();
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::F32(all)) => Values::F32(&all[range]),
+            Storage::Cpu(CpuStorage::F64(all)) => Values::F64(&all[range]),
+            Storage::Cpu(CpuStorage::F16(all)) => Values::F16(&all[range]),
+            Storage::Cpu(CpuStorage::BF16(all)) => Values::Bf16(&all[range]),
+            _ => unreachable!("the type was looked at when the tensor was locked"),
+        }
+    }
+}
+
 /// Calls `f` with the values of `tensor`, which is locked against writing meanwhile.
 pub(crate) fn read<T>(
     name: &str,
     tensor: &Tensor,
     f: impl FnOnce(Values<'_>) -> T,
 ) -> Result<T, CandleError> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else {
-        return Err(no_slice(name, NOT_IN_MEMORY));
-    };
-    let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(name, SCATTERED))?;
-    if is_freed(storage, layout) {
-        return Err(no_slice(name, FREED));
-    }
-    let values = match storage {
-        CpuStorage::F32(all) => Values::F32(&all[start..end]),
-        CpuStorage::F64(all) => Values::F64(&all[start..end]),
-        CpuStorage::F16(all) => Values::F16(&all[start..end]),
-        CpuStorage::BF16(all) => Values::Bf16(&all[start..end]),
-        _ => return Err(CandleError::Type { name: name.to_owned(), dtype: tensor.dtype() }),
-    };
-    Ok(f(values))
+    Ok(f(Locked::new(name, tensor)?.values()))
+}
+
+/// Returns the gradient of `name` as a tensor with this memory.
+pub(crate) fn gradient(name: &str, shape: &[usize], values: Array) -> Result<Tensor, CandleError> {
+    let place = || format!("the gradient of {name}");
+    values.into_tensor(shape).map_err(|source| CandleError::Candle { place: place(), source })
 }
 
 /// Calls `f` with the memory of `var`, which every tensor made from it sees; zeros if it was freed. `f` must not touch
@@ -206,13 +232,13 @@ impl InplaceOp1 for Write<'_> {
     }
 }
 
-fn no_slice(name: &str, reason: &'static str) -> CandleError {
+pub(crate) fn no_slice(name: &str, reason: &'static str) -> CandleError {
     CandleError::NoSlice { name: name.to_owned(), reason }
 }
 
-const NOT_IN_MEMORY: &str = "it lives on a device";
+pub(crate) const NOT_IN_MEMORY: &str = "it lives on a device";
 const FREED: &str = "its memory is freed between its uses";
-const SCATTERED: &str = "its values are not contiguous";
+pub(crate) const SCATTERED: &str = "its values are not contiguous";
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,8 @@ use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, CandleError, SequenceBuilder, backward_from, loss_and_gradient};
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, Ddp, DdpOptions, Error, Params, Sequence, Values, ValuesMut,
+    AdamW, AdamWOptions, Block, BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Error, Params, Sequence, Values,
+    ValuesMut, WeightOptions, load_weights,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -129,7 +130,7 @@ fn the_parameters_of_a_var_map_are_sorted_by_name_whatever_its_order() {
     let expected = ["a.bias", "a.weight", "b.bias", "b.weight", "c.bias", "c.weight"];
     assert_eq!(names, expected.map(|name| format!("mine.{name}")));
     let error = CandleBlock::from_var_map("min", &map, other).unwrap_err();
-    assert!(matches!(error, CandleError::NoVariables { block } if block == "min"));
+    assert_eq!(error.to_string(), "block min has no variables: the map has none whose name begins with \"min.\"");
 }
 
 #[test]
@@ -218,9 +219,105 @@ fn a_norm_without_a_backward_pass_beside_a_residual_connection_is_an_error() {
     assert_eq!(reported(&mut residual(slow)), (Ok(()), vec![2, 1, 0]));
     let fused = |x: &Tensor, gain: &Tensor, bias: &Tensor| candle_nn::ops::layer_norm(x, gain, bias, 1e-5);
     let (error, seen) = reported(&mut residual(fused));
-    let why = "which is not used, or an operation has no backward pass";
-    assert_eq!(error.unwrap_err(), format!("block layer: no gradient reaches layer.bias, {why}"));
+    let error = error.unwrap_err();
+    assert!(error.starts_with("block layer: no gradient reaches layer.gain, layer.bias. Either"), "{error}");
+    assert!(error.contains("say so with may_be_unused") && error.contains("layer_norm_slow"), "{error}");
     assert!(seen.is_empty(), "the error comes before any gradient leaves the block");
+}
+
+/// A module with one parameter that an operation of candle cuts off from gradients, and one that it does not.
+fn cut_off(
+    operation: impl Fn(&Tensor) -> candle_core::Result<Tensor> + Send,
+) -> CandleBlock<impl Module + Send> {
+    let vars = [("seen", var(&[4], 1)), ("lost", var(&[4], 2)), ("lost_too", var(&[4], 3))];
+    let [seen, lost, lost_too] = vars.each_ref().map(|(_, var)| var.as_tensor().clone());
+    let module = move |x: &Tensor| {
+        let inner = x.broadcast_mul(&lost)?.broadcast_add(&lost_too)?.reshape((1, 1, (), 4))?;
+        x.broadcast_mul(&seen)? + operation(&inner)?.reshape(x.shape())?
+    };
+    CandleBlock::new("layer", vars, module).expect("a valid block")
+}
+
+#[test]
+fn every_operation_of_candle_without_a_backward_pass_is_named_beside_the_parameters_that_it_cuts_off() {
+    use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+    type Operation = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor> + Send>;
+    let ones = |shape: &[usize]| Tensor::ones(shape, DType::F32, &Device::Cpu).expect("some ones");
+    let (scale, half) = (ones(&[4]), ones(&[32, 2]));
+    let weight = QTensor::quantize(&ones(&[32, 32]), GgmlDType::Q8_0).expect("a matrix");
+    let quantized = QMatMul::from_qtensor(weight).expect("a matrix");
+    let (by, cos) = ((scale.clone(), scale.clone(), scale), (half.clone(), half.clone(), half));
+    let operations: [(&str, Operation); 7] = [
+        ("layer_norm", Box::new(move |x| candle_nn::ops::layer_norm(x, &by.0, &by.0, 1e-5))),
+        ("rms_norm", Box::new(move |x| candle_nn::ops::rms_norm(x, &by.1, 1e-5))),
+        ("softmax_last_dim", Box::new(candle_nn::ops::softmax_last_dim)),
+        ("rope", Box::new(move |x| candle_nn::rotary_emb::rope(x, &cos.0, &cos.0))),
+        ("rope_i", Box::new(move |x| candle_nn::rotary_emb::rope_i(x, &cos.1, &cos.1))),
+        ("rope_thd", Box::new(move |x| candle_nn::rotary_emb::rope_thd(&x.transpose(1, 2)?.contiguous()?, &cos.2, &cos.2))),
+        ("quantized", Box::new(move |x| quantized.forward(&x.reshape((1, 32))?))),
+    ];
+    for (name, operation) in operations {
+        let mut block = cut_off(operation);
+        let (output, saved) = block.forward(var(&[8, 4], 3).as_tensor().clone()).expect(name);
+        let error = block.backward(saved, output.ones_like().unwrap(), &mut |_, _| Ok(())).expect_err(name);
+        let Some(error @ CandleError::NoGradient { parameters, .. }) = error.downcast_ref() else {
+            panic!("{name}: {error}")
+        };
+        assert_eq!(parameters, &["layer.lost", "layer.lost_too"], "{name}");
+        let text = error.to_string();
+        assert!(text.contains("layer.lost, layer.lost_too") && text.contains(name), "{text}");
+    }
+    let others: [(&str, Operation); 2] = [
+        ("softmax", Box::new(|x| candle_nn::ops::softmax(x, 3))),
+        ("rope_slow", Box::new(move |x| candle_nn::rotary_emb::rope_slow(x, &Tensor::ones((32, 2), DType::F32, &Device::Cpu)?, &Tensor::ones((32, 2), DType::F32, &Device::Cpu)?))),
+    ];
+    for (name, operation) in others {
+        assert_eq!(reported(&mut cut_off(operation)), (Ok(()), vec![2, 1, 0]), "{name}");
+    }
+}
+
+#[test]
+fn a_block_for_a_whole_model_keeps_the_names_of_its_variables_and_opens_old_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, new] = ["old", "new"].map(|name| folder.path().join(name));
+    let model = |seed: u64| {
+        let map = VarMap::new();
+        let builder = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+        let hidden = candle_nn::linear(2, 3, builder.pp("hidden")).unwrap();
+        let scale = builder.get_with_hints(3, "scale", candle_nn::init::ONE).unwrap();
+        for (index, var) in map.all_vars().iter().enumerate() {
+            let values = self::var(var.dims(), seed + index as u64);
+            var.set(values.as_tensor()).unwrap();
+        }
+        let module = move |x: &Tensor| hidden.forward(x)?.broadcast_mul(&scale);
+        (CandleBlock::from_var_map("", &map, module).unwrap(), map)
+    };
+    let values = |map: &VarMap| {
+        let data = map.data().lock().unwrap();
+        let flat = |tensor: &Var| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let mut all: Vec<_> = data.iter().map(|(name, var)| (name.clone(), flat(var))).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    };
+    let (block, saved) = model(1);
+    let names: Vec<_> = block.infos().iter().map(|info| &*info.name).collect();
+    assert_eq!(names, ["hidden.bias", "hidden.weight", "scale"]);
+    saved.save(&old).unwrap();
+    let expected = values(&saved);
+    let outcome = sim::run(0, 1, move |transport| {
+        let (block, map) = model(50);
+        let mut ddp = Ddp::new(Communicator::new(transport), block, DdpOptions::default()).unwrap();
+        load_weights(&old, &mut ddp, &WeightOptions::new()).unwrap();
+        let mut checkpoints = Checkpoints::at(old.with_file_name("checkpoints"));
+        checkpoints.save(&mut ddp, None, 1).unwrap();
+        checkpoints.consolidate(None, &new).unwrap();
+        let (_, mut of_candle) = model(90);
+        of_candle.load(&new).unwrap();
+        [values(&map), values(&of_candle)]
+    });
+    assert_eq!(outcome.results[0], [expected.clone(), expected]);
+    let error = CandleBlock::from_var_map("", &VarMap::new(), |x: &Tensor| Ok(x.clone())).unwrap_err();
+    assert_eq!(error.to_string(), "the model has no variables: the map has none whose name begins with \"\"");
 }
 
 #[test]
@@ -344,8 +441,8 @@ fn a_head_tied_to_the_variable_of_another_block_must_list_it() {
     let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).unwrap();
     let error = block.backward(saved, output.ones_like().unwrap(), &mut |_, _| Ok(())).unwrap_err();
     let error = error.downcast_ref().expect("the crate's own error");
-    assert!(matches!(error, CandleError::UnlistedVariable { block, shape }
-        if block == "head" && shape.dims() == [VOCABULARY, WIDTH]));
+    assert!(matches!(error, CandleError::UnlistedVariable { place, shape }
+        if place == "block head" && shape.dims() == [VOCABULARY, WIDTH]));
 }
 
 #[test]
@@ -353,7 +450,7 @@ fn a_loss_may_use_constants_but_no_variables() {
     let (output, weight) = (var(&[3], 1), var(&[3], 2));
     let weighted = |weight: &Tensor| loss_and_gradient(&output, |output| (output * weight)?.sum_all());
     let error = weighted(&weight).unwrap_err();
-    assert!(matches!(&error, CandleError::UnlistedVariable { block, .. } if block == "loss"), "{error}");
+    assert!(matches!(&error, CandleError::UnlistedVariable { place, .. } if place == "the loss"), "{error}");
     let (_, gradient) = weighted(&weight.as_detached_tensor()).unwrap();
     assert_eq!(gradient.to_vec1::<f32>().unwrap(), weight.to_vec1::<f32>().unwrap());
 }
@@ -419,9 +516,19 @@ fn what_makes_no_sense_is_refused_by_name() {
     let identity = |x: &Tensor| Ok(x.clone());
     let error = CandleBlock::new("b", [("w", var(&[1], 0)), ("w", var(&[1], 1))], identity).unwrap_err();
     assert_eq!(error.to_string(), "block b has two parameters named b.w");
+    let expected = |dtype: &str| {
+        format!(
+            "variable b.n is of type {dtype}: f32, f64, f16 and bf16 can be trained, and u8, u32, i16, i32 and i64 can be \
+             buffers"
+        )
+    };
+    let eighths = Var::from_tensor(&var(&[1], 0).to_dtype(DType::F8E4M3).unwrap()).unwrap();
+    let error = CandleBlock::new("b", [("n", eighths)], identity).unwrap_err();
+    assert_eq!(error.to_string(), expected("F8E4M3"));
     let integers = Var::from_vec(vec![1u32], 1, &Device::Cpu).unwrap();
-    let error = CandleBlock::new("b", [("n", integers)], identity).unwrap_err();
-    assert_eq!(error.to_string(), "parameter b.n is of type U32: only f32, f64, f16 and bf16 can be trained");
+    let block = CandleBlock::new("b", [("n", integers)], identity).unwrap();
+    assert_eq!(block.infos()[0].buffer, Some(BufferSync::Broadcast));
+    assert_eq!(block.train("b.n").unwrap_err().to_string(), expected("U32"));
 
     let mut block = CandleBlock::new("b", [("w", var(&[2], 0))], identity).unwrap();
     let (_, saved) = block.forward(var(&[2, 3], 1).as_tensor().clone()).unwrap();

@@ -1,0 +1,62 @@
+//! Floats of any type in memory of their own.
+
+use candle_core::{Device, Tensor};
+use dist_parallel::{FloatType, Values, ValuesMut, bf16, f16};
+
+/// An array of floats, of the type of a parameter.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Array {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Array {
+    pub(crate) fn zeros(dtype: FloatType, len: usize) -> Self {
+        match dtype {
+            FloatType::F32 => Self::F32(vec![0.0; len]),
+            FloatType::F64 => Self::F64(vec![0.0; len]),
+            FloatType::F16 => Self::F16(vec![f16::ZERO; len]),
+            FloatType::Bf16 => Self::Bf16(vec![bf16::ZERO; len]),
+        }
+    }
+
+    pub(crate) fn copy_of(values: Values<'_>) -> Self {
+        match values {
+            Values::F32(values) => Self::F32(values.to_vec()),
+            Values::F64(values) => Self::F64(values.to_vec()),
+            Values::F16(values) => Self::F16(values.to_vec()),
+            Values::Bf16(values) => Self::Bf16(values.to_vec()),
+        }
+    }
+
+    pub(crate) fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::F64(values) => Values::F64(values),
+            Self::F16(values) => Values::F16(values),
+            Self::Bf16(values) => Values::Bf16(values),
+        }
+    }
+
+    pub(crate) fn values_mut(&mut self) -> ValuesMut<'_> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(values),
+            Self::F64(values) => ValuesMut::F64(values),
+            Self::F16(values) => ValuesMut::F16(values),
+            Self::Bf16(values) => ValuesMut::Bf16(values),
+        }
+    }
+
+    /// The tensor of this shape that has this memory.
+    pub(crate) fn into_tensor(self, shape: &[usize]) -> candle_core::Result<Tensor> {
+        let device = &Device::Cpu;
+        match self {
+            Self::F32(values) => Tensor::from_vec(values, shape, device),
+            Self::F64(values) => Tensor::from_vec(values, shape, device),
+            Self::F16(values) => Tensor::from_vec(values, shape, device),
+            Self::Bf16(values) => Tensor::from_vec(values, shape, device),
+        }
+    }
+}
