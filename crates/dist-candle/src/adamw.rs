@@ -36,6 +36,9 @@ use crate::{CandleError, Variables, slices};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// With parameters of `f16`, set `eps` to 1e-4 or more, here as with candle's own: smaller values are so close to the least
+/// value of the type that the first division can be of zero by zero.
+///
 /// It differs from [`dist_parallel::AdamW`], which trains blocks and follows PyTorch: candle's formula takes the steps in
 /// another order, keeps moments in the parameter's own type, and counts steps in which a parameter has no gradient. The state
 /// of the one cannot be loaded into the other.
@@ -152,7 +155,11 @@ impl Trained {
                 self.var.shape()
             );
         }
-        let gradient = gradient.contiguous()?;
+        let gradient = if slices::share_memory(gradient, &self.var) {
+            gradient.copy()?
+        } else {
+            gradient.contiguous()?
+        };
         let Self { var, mean, square, steps, has_moments, .. } = self;
         *has_moments = true;
         slices::read("the gradient", &gradient, |gradient| {
@@ -227,7 +234,10 @@ trait Setting {
 }
 
 impl Setting for f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "settings are rounded to the type that is calculated in")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "settings are rounded to the type that is calculated in"
+    )]
     fn of(value: f64) -> Self {
         value as Self
     }
@@ -297,7 +307,8 @@ fn places(optimizer: &AdamW, variables: &Variables) -> Result<Vec<Option<usize>>
     for (index, _, var) in variables.trained() {
         places[index] = optimizer.place(var.id());
     }
-    let is_foreign = |(place, trained): &(usize, &Trained)| trained.has_moments && !places.contains(&Some(*place));
+    let is_foreign =
+        |(place, trained): &(usize, &Trained)| trained.has_moments && !places.contains(&Some(*place));
     match optimizer.trained.iter().enumerate().find(is_foreign) {
         Some((_, trained)) => Err(CandleError::ForeignMoments { shape: trained.var.shape().clone() }),
         None => Ok(places),

@@ -60,9 +60,8 @@ impl<M: Module + Send> CandleBlock<M> {
     ) -> Result<Self, CandleError> {
         let name = name.into();
         let prefix = prefix(&name);
-        let named = variables
-            .into_iter()
-            .map(|(variable, var)| (format!("{prefix}{}", variable.as_ref()), var));
+        let named =
+            variables.into_iter().map(|(variable, var)| (format!("{prefix}{}", variable.as_ref()), var));
         let variables = Variables::named(place(&name), named)?;
         Ok(Self { name, variables, module })
     }

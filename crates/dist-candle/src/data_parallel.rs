@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::VarMap;
 use dist_parallel::{
@@ -296,6 +297,19 @@ impl DataParallel {
         self.ddp.share(total)
     }
 
+    /// Returns this rank's [share](Self::share) of the rows of a batch that every rank has whole: a part of it along its first
+    /// dimension, without a copy.
+    ///
+    /// If the rows cannot be divided equally, their numbers differ by one, and losses that are means over rows should be given
+    /// with their number as weight. With fewer rows than ranks, some ranks have none, whose weight is 0.
+    ///
+    /// # Errors
+    /// If the batch is a single number.
+    pub fn rows(&self, batch: &Tensor) -> candle_core::Result<Tensor> {
+        let own = self.share(batch.dim(0)?);
+        batch.narrow(0, own.start, own.len())
+    }
+
     /// What came of the last step: the mean loss over all ranks, how many micro-batches there were, how long it took and what
     /// was sent. `None` before the first step.
     pub const fn report(&self) -> Option<&StepReport> {
@@ -325,6 +339,11 @@ impl DataParallel {
     /// The communicator, for what else the ranks have to say to each other between steps, such as sums of an evaluation.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         self.ddp.communicator_mut()
+    }
+
+    /// Ends the training and gives back what it was made of.
+    pub fn into_parts(self) -> (Communicator, Variables) {
+        self.ddp.into_parts()
     }
 
     /// Saves the variables, and the moments of `optimizer`, and returns when they are on the disk. All ranks call this with the
@@ -404,7 +423,8 @@ impl DataParallel {
 
     /// What every call that synchronises does first.
     fn begin(&mut self) -> Result<(), CandleError> {
-        if self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY) {
+        let compares = self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY);
+        if compares && self.world_size() > 1 {
             self.ddp.note_parameters()?;
         }
         Ok(())

@@ -133,7 +133,9 @@ mod tests {
         let error = read("n", &variable(DType::I64, &[far])).unwrap_err();
         assert!(error.to_string().starts_with("n: 9007199254740992 cannot be carried"), "{error}");
         assert_eq!(read("n", &variable(DType::I64, &[1 << 53])).unwrap(), [9_007_199_254_740_992.0]);
-        for (dtype, value) in [(DType::U8, 256.0), (DType::U32, -1.0), (DType::I64, 1e300), (DType::I64, f64::NAN)] {
+        for (dtype, value) in
+            [(DType::U8, 256.0), (DType::U32, -1.0), (DType::I64, 1e300), (DType::I64, f64::NAN)]
+        {
             let var = variable(dtype, &[7]);
             let error = write("n", &var, &[value]).unwrap_err();
             assert!(matches!(error, CandleError::Integer { .. }), "{error}");

@@ -54,6 +54,12 @@ impl<'t> Locked<'t> {
     }
 }
 
+/// Returns `true` if two tensors lie in one memory, so that the one cannot be written while the other is read.
+pub(crate) fn share_memory(one: &Tensor, other: &Tensor) -> bool {
+    let (one, other) = (one.storage_and_layout().0, other.storage_and_layout().0);
+    std::ptr::eq(&raw const *one, &raw const *other)
+}
+
 /// Calls `f` with the values of `tensor`, which is locked against writing meanwhile.
 pub(crate) fn read<T>(
     name: &str,

@@ -179,8 +179,7 @@ impl Variables {
 
     /// The index of the first of the names that a variable has.
     fn original(&self, name: &str) -> Result<usize, CandleError> {
-        let unknown =
-            || CandleError::UnknownName { place: self.place.clone(), name: name.to_owned() };
+        let unknown = || CandleError::UnknownName { place: self.place.clone(), name: name.to_owned() };
         let index = self.infos.iter().position(|info| info.name == name).ok_or_else(unknown)?;
         Ok(self.infos[index].same_as.unwrap_or(index))
     }
@@ -220,9 +219,8 @@ impl Variables {
 
     /// Makes sure that a backward pass has found the gradients of all parameters that are used in every forward.
     pub(crate) fn check_found(&self, gradients: &GradStore) -> Result<(), CandleError> {
-        let is_lost = |index: usize, var: &Var| {
-            !self.may_be_unused.contains(&index) && gradients.get(var).is_none()
-        };
+        let is_lost =
+            |index: usize, var: &Var| !self.may_be_unused.contains(&index) && gradients.get(var).is_none();
         let lost = self.trained().filter(|&(index, _, var)| is_lost(index, var));
         let mut parameters: Vec<String> = lost.map(|(_, info, _)| info.name.clone()).collect();
         parameters.reverse();

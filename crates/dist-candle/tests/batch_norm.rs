@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{DType, Device, ModuleT, Tensor};
+use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
 use dist_collectives::Communicator;
@@ -131,6 +131,39 @@ fn every_strategy_keeps_the_running_mean_and_variance(
     assert!(running_mean(&expected[0]).iter().all(|mean| *mean != 0.0));
     let is_same = expected.iter().all(|of_rank| running_mean(of_rank) == running_mean(&expected[0]));
     assert_eq!(is_same, sync != BufferSync::Local);
+}
+
+#[rstest]
+fn an_integer_that_a_forward_counts_is_a_buffer_under_every_strategy(
+    #[values(0, 1, 2, 3, 4)] strategy: usize,
+    #[values(false, true)] shares_memory: bool,
+) {
+    let network = sim::Network::new(4);
+    let network = if shares_memory { network.with_shared_memory() } else { network };
+    let counted = network.run(move |transport| {
+        let map = VarMap::new();
+        let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+        let linear = candle_nn::linear(2, 2, vars.pp("linear")).unwrap();
+        let counter = Var::zeros(1, DType::I64, &Device::Cpu).unwrap();
+        map.data().lock().unwrap().insert("forwards".to_owned(), counter.clone());
+        let comm = Communicator::new(transport);
+        let by = 1.0 + comm.rank() as f64;
+        let seen = counter.clone();
+        let module = move |x: &Tensor| {
+            seen.set(&seen.affine(1.0, by)?)?;
+            linear.forward(x)
+        };
+        let block = CandleBlock::from_var_map("", &map, module).unwrap();
+        let model = SequenceBuilder::new().block(block).build().unwrap();
+        let mut fsdp = Fsdp::new(comm, model, &FsdpOptions::new(STRATEGIES[strategy])).unwrap();
+        counter.set(&Tensor::new(&[10_i64], &Device::Cpu).unwrap()).unwrap();
+        fsdp.step(4, |number| Ok((rows(0, number)?, loss))).unwrap();
+        counter.to_vec1::<i64>().unwrap()
+    });
+    // Rank 0 has gone forward once, or twice where the backward pass computes the block again.
+    let first = counted.results[0][0];
+    assert!([11, 12].contains(&first), "{first}");
+    assert_eq!(counted.results, vec![vec![first]; 4]);
 }
 
 /// Rank 0 computes the micro-batches with even numbers, or the first half.

@@ -7,8 +7,8 @@ use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, CandleError, SequenceBuilder, backward_from, loss_and_gradient};
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Error, Params, Sequence, Values,
-    ValuesMut, WeightOptions, load_weights,
+    AdamW, AdamWOptions, Block, BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Error, Params, Sequence,
+    Values, ValuesMut, WeightOptions, load_weights,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -130,7 +130,10 @@ fn the_parameters_of_a_var_map_are_sorted_by_name_whatever_its_order() {
     let expected = ["a.bias", "a.weight", "b.bias", "b.weight", "c.bias", "c.weight"];
     assert_eq!(names, expected.map(|name| format!("mine.{name}")));
     let error = CandleBlock::from_var_map("min", &map, other).unwrap_err();
-    assert_eq!(error.to_string(), "block min has no variables: the map has none whose name begins with \"min.\"");
+    assert_eq!(
+        error.to_string(),
+        "block min has no variables: the map has none whose name begins with \"min.\""
+    );
 }
 
 #[test]
@@ -253,13 +256,21 @@ fn every_operation_of_candle_without_a_backward_pass_is_named_beside_the_paramet
         ("softmax_last_dim", Box::new(candle_nn::ops::softmax_last_dim)),
         ("rope", Box::new(move |x| candle_nn::rotary_emb::rope(x, &cos.0, &cos.0))),
         ("rope_i", Box::new(move |x| candle_nn::rotary_emb::rope_i(x, &cos.1, &cos.1))),
-        ("rope_thd", Box::new(move |x| candle_nn::rotary_emb::rope_thd(&x.transpose(1, 2)?.contiguous()?, &cos.2, &cos.2))),
+        (
+            "rope_thd",
+            Box::new(move |x| {
+                candle_nn::rotary_emb::rope_thd(&x.transpose(1, 2)?.contiguous()?, &cos.2, &cos.2)
+            }),
+        ),
         ("quantized", Box::new(move |x| quantized.forward(&x.reshape((1, 32))?))),
     ];
-    for (name, operation) in operations {
+    let backward = |name: &str, operation: Operation| {
         let mut block = cut_off(operation);
         let (output, saved) = block.forward(var(&[8, 4], 3).as_tensor().clone()).expect(name);
-        let error = block.backward(saved, output.ones_like().unwrap(), &mut |_, _| Ok(())).expect_err(name);
+        block.backward(saved, output.ones_like().expect(name), &mut |_, _| Ok(()))
+    };
+    for (name, operation) in operations {
+        let error = backward(name, operation).expect_err(name);
         let Some(error @ CandleError::NoGradient { parameters, .. }) = error.downcast_ref() else {
             panic!("{name}: {error}")
         };
@@ -267,12 +278,13 @@ fn every_operation_of_candle_without_a_backward_pass_is_named_beside_the_paramet
         let text = error.to_string();
         assert!(text.contains("layer.lost, layer.lost_too") && text.contains(name), "{text}");
     }
+    let half = ones(&[32, 2]);
     let others: [(&str, Operation); 2] = [
         ("softmax", Box::new(|x| candle_nn::ops::softmax(x, 3))),
-        ("rope_slow", Box::new(move |x| candle_nn::rotary_emb::rope_slow(x, &Tensor::ones((32, 2), DType::F32, &Device::Cpu)?, &Tensor::ones((32, 2), DType::F32, &Device::Cpu)?))),
+        ("rope_slow", Box::new(move |x| candle_nn::rotary_emb::rope_slow(x, &half, &half))),
     ];
     for (name, operation) in others {
-        assert_eq!(reported(&mut cut_off(operation)), (Ok(()), vec![2, 1, 0]), "{name}");
+        assert!(backward(name, operation).is_ok(), "{name}");
     }
 }
 

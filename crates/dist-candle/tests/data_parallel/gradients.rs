@@ -5,7 +5,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, SGD, VarBuilder};
 use dist_candle::{CandleError, DataParallel, Variables};
-use dist_parallel::gradient_norm;
+use dist_parallel::{Bf16Hook, Ddp, DdpOptions, gradient_norm};
 use dist_testkit::oracle::{self, Reduction};
 use rstest::rstest;
 
@@ -33,7 +33,7 @@ fn the_gradients_are_the_tree_over_candles_own_gradients(#[values(1, 2, 3, 4)] r
         let mut dp = DataParallel::new(comm, &map).unwrap();
         let loss = model.loss(&Rows::new(dp.rank() * 3, 3, DType::F32)).unwrap();
         let store = dp.backward(&loss).unwrap();
-        assert_eq!(store.get_ids().count(), 4, "nothing but the parameters");
+        assert_eq!(store.get_ids().count(), 5, "nothing but the parameters");
         assert!(map.all_vars().iter().all(|var| store.get(var).unwrap().shape() == var.shape()));
         gradients(&map, &store)
     });
@@ -108,7 +108,8 @@ fn ranks_that_run_out_of_batches_keep_nobody_waiting_and_do_not_count() {
     let mean = |rows: &[usize]| {
         let all: Vec<_> = rows.iter().map(|&row| of_candle(row, 1)).collect();
         let mean = |parameter: usize| {
-            let values = |value: usize| all.iter().map(|one| one[parameter].1[value]).sum::<f64>() / all.len() as f64;
+            let values =
+                |value: usize| all.iter().map(|one| one[parameter].1[value]).sum::<f64>() / all.len() as f64;
             (all[0][parameter].0.clone(), (0..all[0][parameter].1.len()).map(values).collect())
         };
         (0..all[0].len()).map(mean).collect::<Vec<_>>()
@@ -152,6 +153,29 @@ fn gradients_are_clipped_to_an_exact_norm_and_other_tensors_of_theirs_are_left_a
 }
 
 #[test]
+fn gradients_travel_compressed_if_a_hook_says_so() {
+    let found = run(3, |comm| {
+        let (map, model) = model(DType::F32, 3);
+        let variables = Variables::from_var_map(&map).unwrap();
+        let ddp =
+            Ddp::with_hook(comm, variables, DdpOptions::default(), Box::new(Bf16Hook::default())).unwrap();
+        let mut dp = DataParallel::from(ddp);
+        let store = dp.backward(&model.loss(&Rows::new(3 * dp.rank(), 3, DType::F32)).unwrap()).unwrap();
+        let (comm, variables) = dp.into_parts();
+        assert_eq!((comm.world_size(), variables.iter().count()), (3, 5));
+        gradients(&map, &store)
+    });
+    assert!(found.iter().all(|other| *other == found[0]));
+    let expected = of_candle(0, 9);
+    for ((name, values), (_, expected)) in found[0].iter().zip(&expected) {
+        for (value, expected) in values.iter().zip(expected) {
+            assert!((value - expected).abs() < 2e-2, "{name}: {value} instead of {expected}");
+        }
+    }
+    assert_ne!(found[0], expected, "nothing was rounded");
+}
+
+#[test]
 fn the_norm_is_that_of_all_gradients_as_one_vector_whatever_their_types() {
     let parts = [dist_parallel::Values::F32(&[3.0, 4.0]), dist_parallel::Values::F64(&[12.0, 1e-9])];
     assert_eq!(gradient_norm(parts), 13.0);
@@ -168,6 +192,7 @@ fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Vec<(String, Vec<f64>)
         let parts = ["a", "b", "c", "d"].map(part);
         let variables = Variables::from_var_map(&map).unwrap();
         let variables = if unused { variables.all_may_be_unused() } else { variables };
+        // On one rank the other may fail before this one has begun.
         let mut dp = DataParallel::with_variables(comm, variables)?;
         let loss = (&parts[dp.rank()] * 4.0).unwrap().sum_all().unwrap();
         let store: GradStore = dp.backward(&loss)?;
@@ -183,7 +208,8 @@ fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Vec<(String, Vec<f64>)
 
 #[test]
 fn a_parameter_that_only_some_ranks_use_counts_as_zero_on_the_others() {
-    let mean = |name: &str| (name.to_owned(), vec![4.0 / 3.0_f32; 2].into_iter().map(f64::from).collect::<Vec<_>>());
+    let mean =
+        |name: &str| (name.to_owned(), vec![4.0 / 3.0_f32; 2].into_iter().map(f64::from).collect::<Vec<_>>());
     for found in used_in_part(true, 3) {
         assert_eq!(found.unwrap(), ["a", "b", "c"].map(mean));
     }
