@@ -318,7 +318,7 @@ fn state_that_is_not_declared_is_refused_where_it_would_be_lost() {
         let map = VarMap::new();
         let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
         let norm = candle_nn::batch_norm(2, 1e-5, vars.pp("norm")).unwrap();
-        let named: Vec<(String, candle_core::Var)> = {
+        let named: Vec<(String, Var)> = {
             let all = map.data().lock().unwrap();
             let mut named: Vec<_> =
                 all.iter().map(|(name, var)| (name.replace("running", "moving"), var.clone())).collect();

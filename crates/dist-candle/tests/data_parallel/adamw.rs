@@ -161,7 +161,7 @@ fn a_training_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_was_never_
 fn moments_of_a_variable_that_is_not_trained_are_no_silent_loss() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_owned();
-    let errors = run(2, move |comm| {
+    let errors = run(1, move |comm| {
         let (map, model) = model(DType::F32, 3);
         let late = Var::ones(3, DType::F32, &Device::Cpu).unwrap();
         let mut optimizer = AdamW::new([map.all_vars(), vec![late.clone()]].concat(), settings()).unwrap();
@@ -174,13 +174,11 @@ fn moments_of_a_variable_that_is_not_trained_are_no_silent_loss() {
         optimizer.step(&store).unwrap();
         dp.save(&mut checkpoints, Some(&optimizer), 2).unwrap_err()
     });
-    for error in errors {
-        assert!(
-            matches!(&error, CandleError::ForeignMoments { shape } if shape.dims() == [3])
-                || matches!(&error, CandleError::Parallel(_)),
-            "{error}"
-        );
-    }
+    assert!(
+        matches!(&errors[0], CandleError::ForeignMoments { shape } if shape.dims() == [3]),
+        "{}",
+        errors[0]
+    );
 }
 
 #[test]
