@@ -167,7 +167,7 @@ impl Trained {
                 update(params, *steps, values, gradient, mean.values_mut(), square.values_mut());
             })
         })?
-        .map_err(|error| candle_core::Error::msg(error))
+        .map_err(candle_core::Error::msg)
     }
 }
 
