@@ -19,7 +19,7 @@ pub(crate) fn load() -> Result<Digits> {
 
 const TRAIN: u32 = 480;
 const TEST: u32 = 120;
-const SIDE: usize = 12;
+const SIDE: u32 = 12;
 
 /// Top, top left, top right, middle, bottom left, bottom right, bottom.
 const SEGMENTS: [[bool; 7]; 10] = {
@@ -51,12 +51,15 @@ fn draw(numbers: std::ops::Range<u32>) -> Result<(Tensor, Tensor)> {
     let labels: Vec<u32> = numbers.clone().map(|number| hash(number) % 10).collect();
     let images: Vec<f32> = numbers.zip(&labels).flat_map(|(number, &label)| image(number, label)).collect();
     let device = &Device::Cpu;
-    Ok((Tensor::from_vec(images, (count, SIDE * SIDE), device)?, Tensor::from_vec(labels, count, device)?))
+    Ok((
+        Tensor::from_vec(images, (count, (SIDE * SIDE) as usize), device)?,
+        Tensor::from_vec(labels, count, device)?,
+    ))
 }
 
 fn image(number: u32, digit: u32) -> impl Iterator<Item = f32> {
     let segments = SEGMENTS[digit as usize];
-    let (shift_x, shift_y) = (hash(number + 7_000) as usize % 4, hash(number + 9_000) as usize % 2);
+    let (shift_x, shift_y) = (hash(number + 7_000) % 4, hash(number + 9_000) % 2);
     (0..SIDE * SIDE).map(move |at| {
         let (x, y) = ((at % SIDE).wrapping_sub(shift_x + 1), (at / SIDE).wrapping_sub(shift_y));
         let wide = (1..6).contains(&x);
@@ -72,7 +75,7 @@ fn image(number: u32, digit: u32) -> impl Iterator<Item = f32> {
             wide && y == 10,
         ];
         let shown = segments.iter().zip(lit).any(|(&on, at)| on && at);
-        let noise = hash(number * 1_000 + at as u32) % 100;
+        let noise = hash(number * 1_000 + at) % 100;
         if shown { 1.0 - noise as f32 / 200.0 } else { noise as f32 / 250.0 }
     })
 }
