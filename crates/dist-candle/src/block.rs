@@ -174,7 +174,7 @@ struct Kept {
     output: Tensor,
 }
 
-/// What the names of a block's variables begin with.
+/// Returns the beginning of the names of a block's variables.
 fn prefix(block: &str) -> String {
     if block.is_empty() { String::new() } else { format!("{block}.") }
 }

@@ -291,8 +291,8 @@ impl DataParallel {
         Ok(gradient_norm(locked.iter().map(Locked::values)))
     }
 
-    /// The micro-batches, or rows of a batch, out of a number of them, that this rank computes: neighbours, and as equal shares
-    /// as possible.
+    /// Returns this rank's share of `total` micro-batches, rows or samples: a range of neighbours. The shares of two ranks differ by
+    /// at most one.
     pub fn share(&self, total: usize) -> Range<usize> {
         self.ddp.share(total)
     }
@@ -310,33 +310,33 @@ impl DataParallel {
         batch.narrow(0, own.start, own.len())
     }
 
-    /// What came of the last step: the mean loss over all ranks, how many micro-batches there were, how long it took and what
-    /// was sent. `None` before the first step.
+    /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, times, and the bytes that
+    /// this rank sent. `None` before the first step.
     pub const fn report(&self) -> Option<&StepReport> {
         self.report.as_ref()
     }
 
-    /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank.
+    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank.
     pub fn without_gradient(&self) -> Vec<&str> {
         self.ddp.without_gradient()
     }
 
-    /// This rank's number.
+    /// Returns this rank's number.
     pub fn rank(&self) -> usize {
         self.ddp.rank()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.ddp.world_size()
     }
 
-    /// The variables, in the order in which they are trained.
+    /// Returns the variables, sorted by name unless they were given in another order.
     pub const fn variables(&self) -> &Variables {
         self.ddp.model()
     }
 
-    /// The communicator, for what else the ranks have to say to each other between steps, such as sums of an evaluation.
+    /// Returns the communicator, for other collectives between steps, such as the sum of an evaluation.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         self.ddp.communicator_mut()
     }
@@ -421,7 +421,7 @@ impl DataParallel {
         Ok(loaded)
     }
 
-    /// What every call that synchronises does first.
+    /// Begins a call that synchronises: in some of them the ranks compare their parameters.
     fn begin(&mut self) -> Result<(), CandleError> {
         let compares = self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY);
         if compares && self.world_size() > 1 {
@@ -430,7 +430,7 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Keeps what came of a step, and returns its gradients.
+    /// Keeps the report of a step, and returns its mean gradients.
     fn finish(&mut self, report: StepReport) -> Result<GradStore, CandleError> {
         self.report = Some(report);
         self.steps += 1;
@@ -448,10 +448,10 @@ impl DataParallel {
     }
 }
 
-/// In so many first steps ranks compare their parameters.
+/// The number of first steps in which ranks compare their parameters.
 const FIRST_CHECKS: u64 = 3;
 
-/// Later they do in one step of so many.
+/// Later, ranks compare their parameters in one of this many steps.
 const CHECK_EVERY: u64 = 64;
 
 /// A [`DataParallel`] whose backward pass does not communicate: see [`DataParallel::no_sync`].

@@ -146,7 +146,7 @@ pub enum CandleError {
 }
 }
 
-/// What to know of candle's operations without a backward pass.
+/// The advice of errors about missing gradients: which operations of candle lose them, and what to use instead.
 const WITHOUT_BACKWARD: &str = "Of candle these have none: layer_norm and rms_norm, which the layers LayerNorm and RmsNorm use \
      for contiguous input, softmax_last_dim, rope, rope_i, rope_thd, and products with quantized matrices. Use \
      layer_norm_slow, rms_norm_slow, softmax, rope_slow and rope_i_slow";

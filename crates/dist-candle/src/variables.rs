@@ -44,7 +44,7 @@ use crate::{CandleError, integers, slices};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Variables {
-    /// What errors call the model: "block hidden", "the model".
+    /// The text by which errors name the model: "block hidden", "the model".
     place: String,
     infos: Vec<ParamInfo>,
     vars: Vec<Var>,
@@ -54,7 +54,7 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// All variables of `map` with the names that they have there, sorted by name: a [`VarMap`] has an order of its own in
+    /// Lists all variables of `map` with the names that they have there, sorted by name: a [`VarMap`] has an order of its own in
     /// every process.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Variables {
         Self::with_prefix(place(""), "", map)
     }
 
-    /// These variables, in this order, which must be the same on every rank. A variable that comes twice is one parameter with
+    /// Lists these variables, in this order, which must be the same on every rank. A variable that comes twice is one parameter with
     /// two names.
     ///
     /// # Errors
@@ -177,14 +177,14 @@ impl Variables {
         Ok(self)
     }
 
-    /// The index of the first of the names that a variable has.
+    /// Returns the index of a variable's first name.
     fn original(&self, name: &str) -> Result<usize, CandleError> {
         let unknown = || CandleError::UnknownName { place: self.place.clone(), name: name.to_owned() };
         let index = self.infos.iter().position(|info| info.name == name).ok_or_else(unknown)?;
         Ok(self.infos[index].same_as.unwrap_or(index))
     }
 
-    /// Every name with its variable, in order.
+    /// Returns every name with its variable, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
         self.infos.iter().map(|info| info.name.as_str()).zip(&self.vars)
     }
@@ -252,12 +252,12 @@ impl Variables {
     }
 }
 
-/// What errors call a block of this name. Without a name it is the whole model.
+/// Returns the text by which errors name a block. A block without a name is the whole model.
 pub(crate) fn place(block: &str) -> String {
     if block.is_empty() { "the model".to_owned() } else { format!("block {block}") }
 }
 
-/// What a variable is that nothing else was said of.
+/// Describes a variable by its name, shape and type.
 fn describe(name: String, var: &Var) -> Result<ParamInfo, CandleError> {
     let is_integer = integers::are_carried(var.dtype());
     let dtype = if is_integer { integers::CARRIED } else { slices::float_type(&name, var.dtype())? };
