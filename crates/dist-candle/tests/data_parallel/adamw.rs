@@ -8,7 +8,7 @@ use dist_collectives::Communicator;
 use dist_parallel::Checkpoints;
 use rstest::rstest;
 
-use crate::model::{Rows, model, numbers, run, values, variable};
+use crate::model::{Named, Rows, model, numbers, run, values, variable};
 
 /// As `f16` wants it: it has no 1e-8.
 fn settings() -> ParamsAdamW {
@@ -107,7 +107,7 @@ fn train(
     steps: std::ops::Range<u64>,
     save: Save,
     dtype: DType,
-) -> Vec<(String, Vec<f64>)> {
+) -> Named {
     // Values that only the first training may begin with.
     let (map, model) = model(dtype, steps.start + comm.rank() as u64);
     let mut optimizer = AdamW::new(map.all_vars(), settings()).unwrap();
@@ -121,7 +121,9 @@ fn train(
     };
     assert_eq!(done, steps.start);
     for step in steps {
-        let loss_of = |number| Ok(model.loss(&Rows::new(20 * step as usize + 3 * number, 3, dtype))?);
+        let loss_of = |number| {
+            Ok(model.loss(&Rows::new(20 * usize::try_from(step).unwrap() + 3 * number, 3, dtype))?)
+        };
         let store = dp.backward_each(4, loss_of).unwrap();
         optimizer.step(&store).unwrap();
         match save {
@@ -167,7 +169,7 @@ fn moments_of_a_variable_that_is_not_trained_are_no_silent_loss() {
         let mut optimizer = AdamW::new([map.all_vars(), vec![late.clone()]].concat(), settings()).unwrap();
         let mut dp = DataParallel::new(comm, &map).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
-        let mut store = dp.backward(&model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
+        let mut store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         optimizer.step(&store).unwrap();
         dp.save(&mut checkpoints, Some(&optimizer), 1).unwrap();
         store.insert(&late, late.as_detached_tensor());
@@ -189,7 +191,7 @@ fn state_of_another_kind_of_optimizer_is_refused_and_the_parameters_alone_are_lo
         let (map, model) = model(DType::F32, 3);
         let mut optimizer = AdamW::new(map.all_vars(), settings()).unwrap();
         let mut dp = DataParallel::new(comm, &map).unwrap();
-        let store = dp.backward(&model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
+        let store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         optimizer.step(&store).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
         dp.save(&mut checkpoints, Some(&optimizer), 1).unwrap();

@@ -128,9 +128,9 @@ fn parameters_that_differ_after_a_step_are_an_error_on_every_rank_in_the_next(
         let mut optimizer = SGD::new(map.all_vars(), rate(comm.rank())).unwrap();
         let mut dp = DataParallel::new(comm, &map).unwrap();
         let loss = || model.loss(&Rows::new(0, 2, DType::F32)).unwrap();
-        let store = dp.backward(&loss()).unwrap();
+        let store = dp.backward(loss()).unwrap();
         optimizer.step(&store).unwrap();
-        parallel(dp.backward(&loss()).unwrap_err())
+        parallel(dp.backward(loss()).unwrap_err())
     });
     for error in errors {
         assert!(
@@ -201,7 +201,7 @@ fn a_rank_that_fails_before_its_backward_pass_is_named_on_the_others() {
         let (map, model) = model(DType::F32, 3);
         let mut dp = DataParallel::new(comm, &map).map_err(candle_core::Error::from)?;
         let rows = if dp.rank() == 2 { Rows::new(0, 2, DType::F64) } else { Rows::new(0, 2, DType::F32) };
-        let store = dp.backward(&model.loss(&rows)?)?;
+        let store = dp.backward(model.loss(&rows)?)?;
         Ok::<_, candle_core::Error>(store.get_ids().count())
     });
     for (rank, result) in results.into_iter().enumerate() {

@@ -9,10 +9,10 @@ use dist_parallel::{Bf16Hook, Ddp, DdpOptions, gradient_norm};
 use dist_testkit::oracle::{self, Reduction};
 use rstest::rstest;
 
-use crate::model::{Rows, gradients, model, numbers, run, values, variable};
+use crate::model::{Named, Rows, gradients, model, numbers, run, values, variable};
 
 /// candle's own gradients of a micro-batch of these rows.
-fn of_candle(first: usize, len: usize) -> Vec<(String, Vec<f64>)> {
+fn of_candle(first: usize, len: usize) -> Named {
     let (map, model) = model(DType::F32, 3);
     gradients(&map, &model.loss(&Rows::new(first, len, DType::F32)).unwrap().backward().unwrap())
 }
@@ -98,7 +98,7 @@ fn ranks_that_run_out_of_batches_keep_nobody_waiting_and_do_not_count() {
         }
         // Training goes on: ranks have accumulated different numbers, and one of them nothing.
         for _ in 0..rank {
-            dp.accumulate(&model.loss(&Rows::new(5, 1, DType::F32)).unwrap()).unwrap();
+            dp.accumulate(model.loss(&Rows::new(5, 1, DType::F32)).unwrap()).unwrap();
         }
         let store = dp.join(None::<&Tensor>).unwrap().unwrap();
         steps.push((dp.report().unwrap().micro_batches, gradients(&map, &store)));
@@ -160,7 +160,7 @@ fn gradients_travel_compressed_if_a_hook_says_so() {
         let ddp =
             Ddp::with_hook(comm, variables, DdpOptions::default(), Box::new(Bf16Hook::default())).unwrap();
         let mut dp = DataParallel::from(ddp);
-        let store = dp.backward(&model.loss(&Rows::new(3 * dp.rank(), 3, DType::F32)).unwrap()).unwrap();
+        let store = dp.backward(model.loss(&Rows::new(3 * dp.rank(), 3, DType::F32)).unwrap()).unwrap();
         let (comm, variables) = dp.into_parts();
         assert_eq!((comm.world_size(), variables.iter().count()), (3, 5));
         gradients(&map, &store)
@@ -184,7 +184,7 @@ fn the_norm_is_that_of_all_gradients_as_one_vector_whatever_their_types() {
 }
 
 /// A model of which each rank uses one part, and nobody the last.
-fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Vec<(String, Vec<f64>)>, CandleError>> {
+fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Named, CandleError>> {
     run(ranks, move |comm| {
         let map = candle_nn::VarMap::new();
         let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);

@@ -85,8 +85,11 @@ impl Normed {
     }
 }
 
+/// Values by the names of their variables.
+pub(crate) type Named = Vec<(String, Vec<f64>)>;
+
 /// The values of all variables, sorted by name.
-pub(crate) fn values(map: &VarMap) -> Vec<(String, Vec<f64>)> {
+pub(crate) fn values(map: &VarMap) -> Named {
     let data = map.data().lock().unwrap();
     let mut all: Vec<_> = data.iter().map(|(name, var)| (name.clone(), numbers(var))).collect();
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -99,7 +102,7 @@ pub(crate) fn numbers(tensor: &Tensor) -> Vec<f64> {
 }
 
 /// The gradients of all variables that have one, sorted by name.
-pub(crate) fn gradients(map: &VarMap, store: &GradStore) -> Vec<(String, Vec<f64>)> {
+pub(crate) fn gradients(map: &VarMap, store: &GradStore) -> Named {
     let data = map.data().lock().unwrap();
     let found = data.iter().filter_map(|(name, var)| Some((name.clone(), numbers(store.get(var)?))));
     let mut all: Vec<_> = found.collect();

@@ -7,7 +7,7 @@ use dist_candle::DataParallel;
 use dist_collectives::Communicator;
 use rstest::rstest;
 
-use crate::model::{Rows, model, run, values};
+use crate::model::{Named, Rows, model, run, values};
 
 const STEPS: usize = 4;
 const MICRO_BATCHES: usize = 4;
@@ -35,7 +35,7 @@ fn settings() -> ParamsAdamW {
     ParamsAdamW { lr: 0.02, eps: 1e-3, ..ParamsAdamW::default() }
 }
 
-fn train(comm: Communicator, way: Way, kind: Kind, dtype: DType) -> Vec<(String, Vec<f64>)> {
+fn train(comm: Communicator, way: Way, kind: Kind, dtype: DType) -> Named {
     let trained = match kind {
         Kind::Sgd => train_by::<SGD>(comm, way, dtype, 0.1),
         Kind::AdamW => train_by::<candle_nn::AdamW>(comm, way, dtype, settings()),
@@ -50,7 +50,7 @@ fn train_by<O: Optimizer>(
     way: Way,
     dtype: DType,
     config: O::Config,
-) -> candle_core::Result<Vec<(String, Vec<f64>)>> {
+) -> candle_core::Result<Named> {
     let (map, model) = model(dtype, 3);
     let mut optimizer = O::new(map.all_vars(), config)?;
     let mut dp = DataParallel::new(comm, &map)?;
@@ -109,7 +109,7 @@ fn three_ranks_have_the_same_bits_as_each_other() {
 }
 
 /// candle alone, with one batch in each step.
-fn train_without_dist() -> Vec<(String, Vec<f64>)> {
+fn train_without_dist() -> Named {
     let (map, model) = model(DType::F32, 3);
     let mut optimizer = candle_nn::AdamW::new(map.all_vars(), settings()).unwrap();
     for step in 0..STEPS {
@@ -119,7 +119,7 @@ fn train_without_dist() -> Vec<(String, Vec<f64>)> {
 }
 
 /// Each rank computes its rows of every batch, with or without saying how many.
-fn train_divided(comm: Communicator, weighted: bool) -> Vec<(String, Vec<f64>)> {
+fn train_divided(comm: Communicator, weighted: bool) -> Named {
     let (map, model) = model(DType::F32, 3);
     let mut optimizer = candle_nn::AdamW::new(map.all_vars(), settings()).unwrap();
     let mut dp = DataParallel::new(comm, &map).unwrap();

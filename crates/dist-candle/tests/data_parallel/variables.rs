@@ -33,7 +33,7 @@ fn running_means(sync: BufferSync, ranks: usize) -> Vec<Vec<f64>> {
         let mut optimizer = SGD::new(map.all_vars(), 0.1).unwrap();
         for step in 0..2 {
             let rows = Rows::new(100 * step + 10 * dp.rank(), 4, DType::F32);
-            let store = dp.backward(&model.loss(&rows, true).unwrap()).unwrap();
+            let store = dp.backward(model.loss(&rows, true).unwrap()).unwrap();
             assert!(store.get(&variable(&map, "norm.running_mean")).is_none());
             optimizer.step(&store).unwrap();
         }
@@ -71,7 +71,7 @@ fn integers_are_synchronised_as_buffers_are(
         let mut dp = DataParallel::with_variables(comm, variables).unwrap();
         let counted = Tensor::new(&[10 * rank as i64, 7], &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
         counter.set(&counted).unwrap();
-        let store = dp.backward(&model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
+        let store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         assert!(store.get(&counter).is_none());
         assert_eq!(counter.dtype(), dtype);
         numbers(&counter)
@@ -90,7 +90,7 @@ fn a_frozen_parameter_has_no_gradient_and_is_not_missed() {
         let (map, model) = model(DType::F32, 3);
         let variables = Variables::from_var_map(&map).unwrap().freeze("left.weight").unwrap();
         let mut dp = DataParallel::with_variables(comm, variables).unwrap();
-        let store = dp.backward(&model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
+        let store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         (store.get(&variable(&map, "left.weight")).is_some(), store.get_ids().count())
     });
     assert_eq!(found, [(false, 4); 2]);
@@ -109,7 +109,7 @@ fn candle_saves_and_opens_files_with_the_names_that_it_has_always_had() {
         let mut dp = DataParallel::new(comm, &map).unwrap();
         load_weights(&old, &mut dp, &WeightOptions::new()).unwrap();
         let loaded = values(&map);
-        let store = dp.backward(&model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
+        let store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         SGD::new(map.all_vars(), 0.1).unwrap().step(&store).unwrap();
         if dp.rank() == 0 {
             map.save(&saved).unwrap();
