@@ -1,4 +1,4 @@
-//! What the runner of direct schedules works on.
+//! The trait through which the runner of direct schedules accesses shared memory.
 
 use std::ops::Range;
 
@@ -6,27 +6,28 @@ use dist_transport::{GroupLayout, LazyDeadline, Place, Rank, Result, SlotUse};
 
 /// One rank's access to the memory that the ranks of a group share.
 ///
-/// The methods are those of [`dist_transport::Direct`] by the same names, which says what they do. They are safe to call here:
-/// an implementation that reaches real shared memory is given to [`run`](super::run()) and [`meet`](super::meet) only, with the
-/// steps of a plan that was checked, and these call it as the steps say.
+/// The methods correspond to the methods of [`dist_transport::Direct`] with the same names, where they are
+/// described. They are safe to call here. An implementation on real shared memory is only given to
+/// [`run`](super::run()) and [`meet`](super::meet). These get the steps of a checked plan and call the methods as
+/// the steps say.
 pub trait DirectAccess {
-    /// What there is; the same on all ranks.
+    /// Returns the layout of the shared memory; it is the same on all ranks.
     fn shared(&self) -> GroupLayout;
 
-    /// Copies bytes into this rank's line, its sheet or one of its slots.
+    /// Copies bytes into this rank's flag line, its eager buffer or one of its slots.
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
-    /// Tells the others that this rank has done its steps so far.
+    /// Signals to the other ranks that this rank has completed its steps so far.
     fn post(&mut self);
 
-    /// Waits until `rank` has posted this often in this call.
+    /// Waits until `rank` has signalled this many times in this call.
     ///
     /// # Errors
-    /// If it does not by the deadline, is in another call, or the job is aborted.
+    /// If the deadline passes before, `rank` is in another call, or the job is aborted.
     fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()>;
 
-    /// Enters a call in which every rank posts once, publishes `bytes` at a place and an offset of a rank's, posts, and waits
-    /// for every other rank.
+    /// Enters a call with one signal per rank: publishes `bytes` at a place and an offset of a rank, signals, and
+    /// waits for every other rank.
     ///
     /// # Errors
     /// As for [`write`](Self::write) and [`wait`](Self::wait).
@@ -39,8 +40,8 @@ pub trait DirectAccess {
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
 
-    /// Lets `read` see a range of what `rank` has published or exposed, in pieces, each with its offset from the start of the
-    /// range.
+    /// Passes a range of the bytes that `rank` has published or exposed to `read`. The range is passed in pieces,
+    /// each with its offset from the start of the range.
     ///
     /// # Errors
     /// If `rank` has exposed no such range, or the system fails to read it.
@@ -52,10 +53,10 @@ pub trait DirectAccess {
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()>;
 
-    /// Lets `read` see as many bytes of what several ranks have published, each from an offset on.
+    /// Passes published bytes of several ranks to `read`: `len` bytes of each, from its offset on.
     ///
     /// # Errors
-    /// If one of them has published no such range.
+    /// If one of the ranks has published no such range.
     fn view_all(
         &mut self,
         place: Place,
@@ -64,13 +65,13 @@ pub trait DirectAccess {
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()>;
 
-    /// Copies from what `rank` has published or exposed, beginning at `offset`.
+    /// Copies bytes that `rank` has published or exposed, from `offset` on.
     ///
     /// # Errors
     /// As for [`view`](Self::view).
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
 
-    /// As [`read`](Self::read), by non-temporal stores where that is possible.
+    /// Copies like [`read`](Self::read), with non-temporal stores if possible.
     ///
     /// # Errors
     /// As for [`view`](Self::view).
@@ -78,24 +79,24 @@ pub trait DirectAccess {
         self.read(rank, place, offset, into)
     }
 
-    /// Copies what is this rank's own anyway: for those who simulate how long that takes.
+    /// Copies between buffers of this rank. Simulations charge the time for it.
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
         dist_transport::copy(from, into);
     }
 
-    /// As [`copy`](Self::copy), by non-temporal stores where that is possible.
+    /// Copies like [`copy`](Self::copy), with non-temporal stores if possible.
     fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy(from, into);
     }
 
-    /// Copies into a slot of `rank`, or into the memory that it has lent, beginning at `offset`.
+    /// Copies bytes into a slot of `rank`, or into the memory that it has lent, from `offset` on.
     ///
     /// # Errors
     /// If `rank` has no such slot and has lent no such memory, or the system fails to write it.
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Lets `change` have as many bytes of slots of several ranks, or of memory that they have lent, all where they lie.
-    /// `false`, and nothing done, where that cannot be.
+    /// Passes bytes in slots or lent memory of several ranks to `change`, all of them in place. Returns `false` and
+    /// does nothing if that is impossible.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -109,10 +110,10 @@ pub trait DirectAccess {
         Ok(false)
     }
 
-    /// Wakes those who sleep for what was posted.
+    /// Wakes the ranks that sleep until this rank signals.
     fn settle(&mut self) {}
 
-    /// Tells, before a post, what the memory that is exposed for reading holds now.
+    /// Updates, before a signal, the content of the memory that is exposed for reading.
     fn show(&mut self, _memory: &[u8]) {}
 }
 

@@ -1,40 +1,42 @@
-//! The forms of direct schedules.
+//! The algorithms of direct schedules.
 
 use std::fmt;
 
 use super::DirectCollective;
 
-/// How ranks that share memory get at each other's.
+/// An algorithm for ranks that share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DirectAlgorithm {
-    /// Everybody publishes all that others need, and then does by itself all that it needs. In more than one block it is
-    /// a pipeline: a block is published before the one before is used.
+    /// Every rank publishes its data, and then every rank computes its own result from all of it. With more than
+    /// one block it is a pipeline: the next block is published before a block is used.
     OneShot,
-    /// One rank reduces each part of what the others have published, and puts the sum back there, whence they copy it.
+    /// One rank reduces each part of the published data and writes the sum back, from where the other ranks copy
+    /// it.
     Staged,
-    /// As staged, or in one go where nothing is shared out, from the others' own memory: nothing is published.
+    /// Like `Staged`, but reads the other ranks' own memory, and nothing is published. If no work is divided among
+    /// ranks, there is only one phase.
     ReadFromAll,
-    /// One rank reduces each part, from the others' own memory, and writes the sum into it.
+    /// One rank reduces each part from the other ranks' own memory and writes the sum into that memory.
     WriteToAll,
 }
 
-/// What a rank exposes of its memory.
+/// The access that other ranks need to a rank's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteAccess {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// Others read it.
+    /// They read it.
     Read,
-    /// Others read and write it.
+    /// They read and write it.
     Write,
 }
 
 impl DirectAlgorithm {
-    /// Every form.
+    /// All algorithms.
     pub const ALL: [Self; 4] = [Self::OneShot, Self::Staged, Self::ReadFromAll, Self::WriteToAll];
 
-    /// Whether an operation can be done like this.
+    /// Returns `true` if the algorithm supports this operation.
     pub const fn serves(self, collective: DirectCollective) -> bool {
         match self {
             Self::OneShot => true,
@@ -46,7 +48,7 @@ impl DirectAlgorithm {
         }
     }
 
-    /// What it needs of the ranks' own memory.
+    /// Returns the access that the algorithm needs to the ranks' own memory.
     #[inline]
     pub const fn remote_access(self) -> RemoteAccess {
         match self {
@@ -56,7 +58,7 @@ impl DirectAlgorithm {
         }
     }
 
-    /// The name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one_shot",

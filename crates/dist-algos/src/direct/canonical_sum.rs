@@ -1,37 +1,37 @@
-//! The sum of what all ranks have for a range of memory, in canonical order, by one of them.
+//! The sum of all ranks' contributions to a range of memory, in canonical order, computed by one rank.
 
 use dist_transport::{Place, Rank, Result};
 
 use super::{DirectAccess, DirectPlan};
 use crate::Scratch;
 
-/// What a sum is made from, and with what.
+/// The inputs of a sum.
 pub(super) struct CanonicalSum<'a, A: ?Sized, C: ?Sized> {
     pub(super) access: &'a mut A,
     pub(super) rank: Rank,
     pub(super) plan: &'a DirectPlan,
-    /// Where the other ranks have the range.
+    /// The location of the range in the other ranks' memory.
     pub(super) there: RemoteCell,
-    /// This rank's contribution, and in the end the sum.
+    /// This rank's contribution; afterwards the sum.
     pub(super) own: &'a mut [u8],
     pub(super) scratch: &'a mut Scratch,
     pub(super) combine: &'a mut C,
 }
 
-/// Where ranks have a range of a cell for others.
+/// The location of a range of a cell in other ranks' memory.
 #[derive(Clone, Copy)]
 pub(super) struct RemoteCell {
     pub(super) of: Place,
     /// The part and the block.
     pub(super) cell: (usize, usize),
-    /// From one place in a slot to the next.
+    /// The distance between two places in a slot.
     pub(super) place_bytes: usize,
-    /// Where the range begins in the place, or in memory that is exposed.
+    /// The offset of the range in its place or in exposed memory.
     pub(super) offset: usize,
 }
 
 impl RemoteCell {
-    /// In whose memory, and at which byte of what is reached there, a rank has it.
+    /// Returns the rank whose memory holds the contribution of `rank`, and its byte offset there.
     #[inline(always)]
     pub(super) const fn of_rank(&self, plan: &DirectPlan, rank: usize) -> (usize, usize) {
         let (holder, place) = plan.home(rank, self.cell, self.of);
@@ -39,19 +39,19 @@ impl RemoteCell {
     }
 }
 
-/// Where the sum of some neighbouring ranks is.
+/// The location of the sum of some consecutive ranks.
 #[derive(Clone, Copy)]
 enum SumLocation {
-    /// In this rank's own memory, with its contribution.
+    /// In this rank's own memory, together with its contribution.
     OwnMemory,
-    /// In the scratch memory's slot with this number.
+    /// In the slot of the scratch memory with this number.
     Scratch(usize),
     /// In the memory of this rank, from this byte on.
     There(usize, usize),
 }
 
 impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum<'_, A, C> {
-    /// T(p) of all ranks, into this rank's own memory.
+    /// Computes T(p) of all ranks in this rank's own memory.
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {
@@ -61,7 +61,7 @@ impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum
         self.sum_of(0, self.rank.world_size(), 0).map(drop)
     }
 
-    /// T(count) of the ranks from `start` on; scratch slots from `free` on are free.
+    /// Computes T(count) of the ranks from `start` on. Scratch slots from `free` on are unused.
     fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<SumLocation> {
         if count == 1 {
             let (holder, offset) = self.there.of_rank(self.plan, start);
@@ -112,7 +112,7 @@ impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum
     }
 }
 
-/// Combines what a rank has into memory.
+/// Combines a rank's contribution into memory.
 #[inline]
 fn view_into(
     access: &mut (impl DirectAccess + ?Sized),

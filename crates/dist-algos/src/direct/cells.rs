@@ -1,5 +1,5 @@
-//! How memory is cut for a direct schedule: into parts, and every part into the same number of blocks, at multiples of 64
-//! bytes from the start of the part.
+//! The partition of memory for a direct schedule. Memory consists of parts, and every part consists of the same
+//! number of blocks. Blocks start at multiples of 64 bytes from the start of the part.
 //!
 //! One block of one part is a cell.
 
@@ -9,7 +9,7 @@ use dist_transport::Grain;
 
 use crate::Partition;
 
-/// The bytes of a cell of parts that are cut into so many blocks, at least one.
+/// Returns the byte range of a cell. There is at least one block.
 #[inline]
 pub(super) fn range(parts: &Partition<'_>, blocks: usize, (part, block): (usize, usize)) -> Range<usize> {
     let part = parts.range(part);
@@ -21,7 +21,8 @@ pub(super) fn range(parts: &Partition<'_>, blocks: usize, (part, block): (usize,
     border(block)..if block + 1 == blocks { part.end } else { border(block + 1) }
 }
 
-/// Bytes of a place that holds any of the cells, a multiple of 64, where the largest part has so many.
+/// Returns the size of a place that can hold any cell, a multiple of 64 bytes. `part_bytes_max` is the size of the
+/// largest part.
 pub(super) const fn place_bytes(part_bytes_max: usize, blocks: usize) -> usize {
     part_bytes_max.div_ceil(Grain::BYTES).div_ceil(blocks) * Grain::BYTES
 }

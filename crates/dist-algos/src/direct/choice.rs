@@ -1,4 +1,4 @@
-//! Which form is chosen, by what was measured on two cores of one host.
+//! The choice of a direct algorithm, based on measurements on two cores of one host.
 
 use std::str::FromStr;
 
@@ -7,18 +7,18 @@ use dist_transport::{GroupLayout, Reach};
 
 use super::{DirectAlgorithm, DirectCollective};
 
-/// Whose the memory is that an operation works on.
+/// The owner and kind of the memory that an operation works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ownership {
-    /// The caller's: others may read it at most.
+    /// Memory of the caller; other ranks may only read it.
     Borrowed,
-    /// The operation's, ordinary memory: others may write into it if the system lets them.
+    /// Ordinary memory of the operation; other ranks may write into it if the system permits.
     Owned,
-    /// The operation's, in memory that the ranks of a host share.
+    /// Memory of the operation that the ranks of a host share.
     Allocated,
 }
 
-/// From how many bytes of the buffer on another form is chosen; what was measured where nothing is said.
+/// The buffer sizes from which another algorithm is chosen. `None` selects the measured value.
 ///
 /// ```
 /// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, DirectCollective};
@@ -33,27 +33,29 @@ pub enum Ownership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Crossovers {
-    /// [`DirectAlgorithm::Staged`] in place of [`DirectAlgorithm::OneShot`]. For all_reduce 256 KiB among two ranks and 32 KiB among more; for reduce,
-    /// where only the root reduces, 4 MiB among more than two.
+    /// [`DirectAlgorithm::Staged`] in place of [`DirectAlgorithm::OneShot`]. For all_reduce, 256 KiB with two ranks
+    /// and 32 KiB with more. For reduce, where only the root reduces, 4 MiB with more than two ranks.
     pub staged: Option<usize>,
-    /// [`DirectAlgorithm::WriteToAll`] of allocated memory in place of these; 8 KiB among two ranks and 16 KiB among more.
+    /// [`DirectAlgorithm::WriteToAll`] of allocated memory in place of these; 8 KiB with two ranks and 16 KiB with
+    /// more.
     pub write_to_all: Option<usize>,
-    /// [`DirectAlgorithm::ReadFromAll`] of allocated memory in place of [`DirectAlgorithm::OneShot`], for reduce_scatter, all_to_all and, among two
-    /// ranks, all_gather; 1 MiB.
+    /// [`DirectAlgorithm::ReadFromAll`] of allocated memory in place of [`DirectAlgorithm::OneShot`], for
+    /// reduce_scatter, all_to_all and, with two ranks, all_gather; 1 MiB.
     pub read_from_all: Option<usize>,
-    /// [`DirectAlgorithm::ReadFromAll`] of ordinary memory that others may read in place of [`DirectAlgorithm::OneShot`], for all_to_all and, among
-    /// two ranks, all_gather, of buffers of all ranks that come to 32 MiB at the most; 1 MiB where the system copies
-    /// [fast](GroupLayout::fast_attach), and never elsewhere.
+    /// [`DirectAlgorithm::ReadFromAll`] of ordinary memory that others may read in place of
+    /// [`DirectAlgorithm::OneShot`]. It applies to all_to_all and, with two ranks, all_gather, if the buffers of
+    /// all ranks have at most 32 MiB together. The value is 1 MiB if the system copies
+    /// [fast](GroupLayout::fast_attach); otherwise it is never chosen.
     pub read_ordinary: Option<usize>,
 }
 
-/// What a slot takes of a large buffer.
+/// The size of a block of a large buffer.
 const BLOCK_BYTES: usize = 256 << 10;
-/// The least that a buffer is cut into so that it goes in several blocks.
+/// The minimum size of a block, if a buffer is divided into several blocks.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
 impl DirectAlgorithm {
-    /// The fastest form for a buffer of so many bytes, of ranks that share this.
+    /// Returns the fastest algorithm for a buffer of this many bytes, for ranks that share this memory.
     pub fn suggest(
         collective: DirectCollective,
         world_size: usize,
@@ -89,11 +91,11 @@ impl DirectAlgorithm {
         }
     }
 
-    /// How many bytes of a buffer of so many a slot should take: the same on all ranks that use the form, whether it was
-    /// suggested to them or asked for.
+    /// Returns the block size for a buffer of `bytes` bytes. It is the same on all ranks that use the algorithm, no
+    /// matter if it was suggested or forced.
     pub fn block_bytes(self, collective: DirectCollective, bytes: usize) -> usize {
         match (self, collective) {
-            // Who reads begins with the first block while others write the second, and no slot is written twice.
+            // Readers begin with the first block while the second one is written, and no slot is written twice.
             (Self::OneShot, DirectCollective::Broadcast { .. } | DirectCollective::Reduce { .. }) => {
                 bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES)
             }
@@ -102,7 +104,7 @@ impl DirectAlgorithm {
     }
 }
 
-/// From how many bytes on it is faster that one rank reduces each part than that everybody reduces all.
+/// Returns the size from which it is faster if one rank reduces each part than if every rank reduces everything.
 const fn staged_from(collective: DirectCollective, world_size: usize) -> usize {
     match (collective, world_size) {
         (DirectCollective::Reduce { .. }, 2) => usize::MAX,
@@ -112,12 +114,13 @@ const fn staged_from(collective: DirectCollective, world_size: usize) -> usize {
     }
 }
 
-/// The same, where it is left in the memory of all.
+/// Returns the same if the sum is written into the memory of all ranks.
 const fn write_to_all_from(world_size: usize) -> usize {
     if world_size == 2 { 8 << 10 } else { 16 << 10 }
 }
 
-/// What it is faster to read where ranks have it than to publish. What all read is published once for all of them.
+/// Returns `true` if reading the data in place is faster than publishing it. Data that all ranks read is published
+/// once for all of them.
 const fn is_read_in_place(collective: DirectCollective, world_size: usize) -> bool {
     match collective {
         DirectCollective::ReduceScatter { .. } | DirectCollective::AllToAll => true,
@@ -126,10 +129,10 @@ const fn is_read_in_place(collective: DirectCollective, world_size: usize) -> bo
     }
 }
 
-/// From how many bytes on.
+/// The size from which data is read in place.
 const READ_FROM_ALL_FROM: usize = 1 << 20;
 
-/// What it may be faster to have the system copy from where ranks have it than to publish it.
+/// Returns `true` if it may be faster to let the system copy the data from its owner than to publish it.
 fn is_copied_in_place(
     collective: DirectCollective,
     world_size: usize,
@@ -141,18 +144,19 @@ fn is_copied_in_place(
     is_copied && shared.reach >= Reach::Read && bytes.saturating_mul(world_size) <= COPIED_BYTES_MAX
 }
 
-/// From how many bytes on.
+/// Returns the size from which ordinary memory is read in place.
 const fn read_ordinary_from(shared: &GroupLayout) -> usize {
     if shared.fast_attach { 1 << 20 } else { usize::MAX }
 }
 
-/// The most that all ranks have together. What comes to more goes past the caches through slots, which the system does not.
+/// The maximum size of all ranks' buffers together. Larger buffers are copied through slots with non-temporal
+/// stores, which the system's copy does not use.
 const COPIED_BYTES_MAX: usize = 32 << 20;
 
 impl FromStr for Crossovers {
     type Err = CrossoversError;
 
-    /// Names of forms and bytes, as in `staged=64K,write_to_all=1M`.
+    /// Parses names of algorithms and bytes, for example `staged=64K,write_to_all=1M`.
     fn from_str(text: &str) -> Result<Self, CrossoversError> {
         let mut crossovers = Self::default();
         for part in text.split(',') {
@@ -171,12 +175,12 @@ impl FromStr for Crossovers {
     }
 }
 
-/// What was read as [`Crossovers`] and is none.
+/// The error for a text that is no valid [`Crossovers`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is none of staged=BYTES, write_to_all=BYTES, read_from_all=BYTES and read_ordinary=BYTES")]
 pub struct CrossoversError(String);
 
-/// A number of bytes, as in `8`, `64K`, `1M` or `2G`.
+/// Parses a number of bytes, for example `8`, `64K`, `1M` or `2G`.
 fn parse_bytes(text: &str) -> Option<usize> {
     let units = [('K', 10), ('M', 20), ('G', 30)];
     let unit = units.iter().find_map(|&(unit, shift)| Some((text.strip_suffix(unit)?, shift)));

@@ -1,9 +1,9 @@
-//! What ranks that share memory do together: who has something for whom.
+//! The collective operations of ranks that share memory.
 
 use super::{DirectAlgorithm, PartSet, PeerSet};
 use crate::Source;
 
-/// An operation, as a direct schedule does it.
+/// A collective operation, as a direct schedule executes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DirectCollective {
@@ -11,35 +11,35 @@ pub enum DirectCollective {
     AllReduce,
     /// The root gets the sum of all buffers.
     Reduce {
-        /// The rank that gets it.
+        /// The root.
         root: usize,
     },
     /// Rank `r` gets the sum of all ranks' parts `r` as part `r` of its buffer.
     ReduceScatter {
-        /// Where the parts lie.
+        /// The memory that holds the parts.
         of: Source,
     },
-    /// Every rank gets every part, where rank `r` has part `r`.
+    /// Every rank gets every part; rank `r` contributes part `r`.
     AllGather {
-        /// Where it has it.
+        /// The memory that holds the contribution.
         of: Source,
     },
     /// Every rank gets the root's buffer.
     Broadcast {
-        /// The rank that has it.
+        /// The root.
         root: usize,
     },
-    /// Part `s` of rank `d` becomes what part `d` of the input of rank `s` is.
+    /// Part `s` of rank `d` becomes part `d` of the input of rank `s`.
     AllToAll,
-    /// Nobody leaves before all have come.
+    /// No rank leaves before all ranks have entered.
     Barrier,
 }
 
-/// What a rank does with what others have published of a block.
+/// A rank's use of a block that other ranks have published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockUse {
     Nothing,
-    /// It waits for them, no more.
+    /// It only waits for the other ranks.
     Wait,
     /// It reduces this part.
     Reduce(usize),
@@ -48,7 +48,7 @@ pub(super) enum BlockUse {
 }
 
 impl DirectCollective {
-    /// One of each kind, with this root.
+    /// Returns one operation of each kind, with this root.
     pub fn all(root: usize) -> [Self; 9] {
         [
             Self::AllReduce,
@@ -63,7 +63,7 @@ impl DirectCollective {
         ]
     }
 
-    /// The name of the operation.
+    /// Returns the name of the operation.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -76,7 +76,7 @@ impl DirectCollective {
         }
     }
 
-    /// The rank that differs from the others.
+    /// Returns the root, if the operation has one.
     pub const fn root(self) -> Option<usize> {
         match self {
             Self::Reduce { root } | Self::Broadcast { root } => Some(root),
@@ -84,7 +84,7 @@ impl DirectCollective {
         }
     }
 
-    /// The same with this root, if it has one.
+    /// Returns the operation with this root, if it has one.
     #[must_use]
     pub(super) const fn rooted_at(self, root: usize) -> Self {
         match self {
@@ -94,7 +94,7 @@ impl DirectCollective {
         }
     }
 
-    /// The memory that others get something of.
+    /// Returns the memory that holds the data for other ranks.
     #[inline]
     pub const fn source(self) -> Source {
         match self {
@@ -104,7 +104,7 @@ impl DirectCollective {
         }
     }
 
-    /// Into how many parts memory is cut.
+    /// Returns the number of parts of the memory.
     #[inline]
     pub const fn parts(self, algorithm: DirectAlgorithm, world_size: usize) -> usize {
         match (self, algorithm) {
@@ -114,7 +114,8 @@ impl DirectCollective {
         }
     }
 
-    /// Places in a slot. If there is one, every part goes there; else every part has its own.
+    /// Returns the number of places in a slot. If there is one, every part uses it; otherwise each part has its own
+    /// place.
     #[inline]
     pub const fn places(self, algorithm: DirectAlgorithm, world_size: usize) -> usize {
         match self {
@@ -123,7 +124,7 @@ impl DirectCollective {
         }
     }
 
-    /// What a rank publishes of each block.
+    /// Returns the parts that a rank publishes of each block.
     pub(super) fn publishes(self, algorithm: DirectAlgorithm, rank: usize) -> Option<PartSet> {
         match self {
             Self::AllReduce if algorithm == DirectAlgorithm::OneShot => Some(PartSet::One(0)),
@@ -139,7 +140,7 @@ impl DirectCollective {
         }
     }
 
-    /// What a rank does with what the others have for it, all in one go.
+    /// Returns a rank's use of the other ranks' data, in one phase.
     pub(super) fn uses(self, rank: usize) -> BlockUse {
         match self {
             Self::AllReduce => BlockUse::Reduce(0),
@@ -152,12 +153,12 @@ impl DirectCollective {
         }
     }
 
-    /// The part of its input that a rank has for itself.
+    /// Returns the part of its input that a rank copies for itself.
     pub(super) fn keeps(self, rank: usize) -> Option<usize> {
         (self.source() == Source::Input).then_some(rank)
     }
 
-    /// Who uses what a rank has.
+    /// Returns the ranks that use the data of a rank.
     pub(super) fn users(self, rank: usize) -> Option<PeerSet> {
         match self {
             Self::AllReduce | Self::ReduceScatter { .. } | Self::AllGather { .. } | Self::AllToAll => {
@@ -169,7 +170,7 @@ impl DirectCollective {
         }
     }
 
-    /// Who gets the sum that this rank computes of its part, beside itself.
+    /// Returns the other ranks that get the sum that this rank computes of its part.
     pub(super) fn wants_sum(self, rank: usize) -> Option<PeerSet> {
         match self.root() {
             Some(root) => (rank != root).then_some(PeerSet::One(root)),
@@ -177,7 +178,7 @@ impl DirectCollective {
         }
     }
 
-    /// What a rank copies from another one: which of its parts, and what it becomes.
+    /// Returns the part that a rank copies from another one, and the part of its own buffer that it becomes.
     pub(super) const fn taken(self, rank: usize, from: usize) -> (usize, usize) {
         match self {
             Self::Broadcast { .. } => (0, 0),

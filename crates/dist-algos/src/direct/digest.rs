@@ -1,8 +1,8 @@
-//! A hash that is the same in every process, and fast.
+//! A fast hash that is the same in every process.
 
 use std::hash::Hasher;
 
-/// Multiplies and turns, number by number (FNV-1a on words).
+/// Multiplies and rotates number by number (FNV-1a on words).
 #[derive(Clone, Debug)]
 pub(super) struct Digest(u64);
 

@@ -1,11 +1,11 @@
-//! The direct dialect: schedules for ranks that share memory, which work all at once, each in the others' memory.
+//! Direct schedules: all ranks work at once on memory that they share.
 //!
-//! In the exchange dialect ranks send each other messages. Here a rank publishes chunks in slots of its own or exposes its
-//! memory, posts that it has come so far, waits for the posts of others, and reads what they have published, or
-//! writes into what they have lent. The steps are data as well: [`verify`] proves that no two ranks touch the same
-//! memory at the same time, and [`run`] does them on whatever implements [`DirectAccess`].
+//! In the schedules of the parent module, ranks send each other messages. Here a rank publishes chunks in slots or
+//! exposes its memory, signals its progress and waits for signals of others. It then reads published data or writes
+//! into lent memory. The steps are data as well: [`verify`] proves that no two ranks access the same memory at the
+//! same time, and [`run`] executes them on any [`DirectAccess`].
 //!
-//! Every reduction is in canonical order: one rank computes an element, from all contributions, as T(p).
+//! Every reduction is in canonical order: one rank computes an element from all contributions as T(p).
 
 mod access;
 mod algorithm;

@@ -1,7 +1,8 @@
-//! How long a direct schedule takes.
+//! Predicts the duration of a direct schedule.
 //!
-//! Every rank has a clock, which its own work moves on, and the posts that it waits for. The simulated network charges
-//! the same costs for the same work, so a schedule that is alone there takes as long to the nanosecond.
+//! Every rank has a clock. The rank's own work and the signals that it waits for advance the clock. The simulated
+//! network charges the same costs for the same work, so a schedule takes the same time there, to the nanosecond, if
+//! nothing else runs.
 
 use std::iter::Peekable;
 use std::time::Duration;
@@ -13,20 +14,21 @@ use super::volume::{MovedBytes, PartBytes};
 use super::{DirectPlan, DirectSchedule, DirectStep};
 use crate::Partition;
 
-/// What work and posts take.
+/// The costs of work and signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectCosts {
-    /// What work takes.
+    /// The costs of work.
     pub costs: MemoryCosts,
-    /// From a post until others see it.
+    /// The time from a signal until other ranks see it.
     pub notice: Duration,
-    /// Bytes of others' memory that a sum is made of at a time; see [`DirectMemory::piece_bytes`](super::Memory::piece_bytes).
+    /// Bytes of other ranks' memory that are summed at a time; see
+    /// [`DirectMemory::piece_bytes`](super::DirectMemory::piece_bytes).
     pub piece_bytes: usize,
 }
 
 impl DirectPlan {
-    /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this. A reduction is
-    /// taken for a sum, of which there is a [loop](super::Total) over all.
+    /// Returns the time until the last rank has finished, if all ranks begin at once on memory with these
+    /// partitions. Reductions are assumed to be sums, for which there is a [loop](super::SumKernel) over all ranks.
     pub fn duration(
         self,
         partition: Partition<'_>,
@@ -54,11 +56,11 @@ impl DirectPlan {
     }
 }
 
-/// The time of one rank.
+/// The clock of one rank.
 #[derive(Clone, Copy, Debug, Default)]
 struct DirectClock {
     nanoseconds: u64,
-    /// Less than a nanosecond, to be added to what comes next.
+    /// Less than a nanosecond; added to the next work.
     owed_ps: u64,
 }
 
@@ -69,7 +71,7 @@ impl DirectClock {
         self.owed_ps %= 1000;
     }
 
-    /// Does a step; `false` if it has to wait for a post that was not made yet.
+    /// Executes a step. Returns `false` if it has to wait for a signal that was not given yet.
     fn does(
         &mut self,
         step: DirectStep,
@@ -108,11 +110,11 @@ impl DirectClock {
         true
     }
 
-    /// Makes a sum, for which so many contributions are copied before others are added.
+    /// Computes a sum. `copied` contributions are copied before others are added to them.
     fn reduce(&mut self, of: Place, moved: MovedBytes, copied: u64, pace: &DirectCosts) {
         let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
         let viewed = read as u64 - copied;
-        // In slots nothing depends on the pieces.
+        // In slots the cost does not depend on the pieces.
         let piece_bytes = if of == Place::Memory { pace.piece_bytes } else { bytes };
         for piece in pieces(bytes, piece_bytes) {
             let (copy, view) = (costs.copied(of, piece.len()), costs.viewed(of, piece.len()));
@@ -121,8 +123,9 @@ impl DirectClock {
     }
 }
 
-/// How many contributions to T(count) of the ranks from `start` on are copied before the next is added, and whether the
-/// sum is still where one other rank has it: two such are added in scratch memory.
+/// Returns the number of contributions to T(count) of the ranks from `start` on that are copied before the next is
+/// added. Also returns `true` if the sum is still in the memory of one other rank: two such sums are added in
+/// scratch memory.
 fn copied(me: usize, start: usize, count: usize) -> (u64, bool) {
     if count == 1 {
         return (0, start != me);

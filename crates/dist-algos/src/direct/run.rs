@@ -1,4 +1,4 @@
-//! The runner of direct schedules: the one place where direct steps become bytes.
+//! The runner of direct schedules, which executes direct steps on bytes.
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -15,57 +15,57 @@ use crate::{Error, Partition, RunError, Scratch, Source};
 /// The memory of one rank that a direct schedule works on.
 #[derive(Debug)]
 pub struct DirectMemory<'a> {
-    /// What the steps read and write.
+    /// The memory that steps read and write.
     pub own: OwnMemory<'a>,
-    /// How it is cut into the parts that the schedule was made for.
+    /// The partition of that memory, for which the schedule was made.
     pub partition: Partition<'a>,
-    /// What steps only publish, expose or keep, if the schedule has such steps, and how that is cut. To gather, a rank
-    /// has no part there but its own.
+    /// An input that steps only publish, expose or copy, and its partition, if the schedule has such steps. For a
+    /// gather, it contains only the rank's own part.
     pub input: Option<(&'a [u8], Partition<'a>)>,
-    /// Bytes of other ranks' memory that a sum is made of at a time: few where all memory is reached alike, more where
-    /// the system has to be asked each time.
+    /// Bytes of other ranks' memory that are summed at a time. The value is small if all memory can be read
+    /// directly, and larger if each access is a system call.
     pub piece_bytes: usize,
 }
 
 /// The memory that a schedule changes.
 #[derive(Debug)]
 pub enum OwnMemory<'a> {
-    /// Others may read it at most.
+    /// Other ranks may only read it.
     Borrowed(&'a mut [u8]),
-    /// It is lent to the call, and others write into it, but for this rank's part.
+    /// It is lent to the call. Other ranks write into it, except into this rank's part.
     Lent {
-        /// How many bytes are lent.
+        /// The number of lent bytes.
         len: usize,
-        /// Where this rank's part begins.
+        /// The offset of this rank's part.
         start: usize,
         /// This rank's part.
         part: &'a mut [u8],
     },
 }
 
-/// What a rank exposes to the others in a call.
+/// The memory that a rank exposes to the others in a call.
 #[derive(Debug)]
 pub enum ExposedMemory<'a> {
     /// None.
     Nothing,
-    /// They may read this.
+    /// Other ranks may read these bytes.
     Read(&'a [u8]),
-    /// They may read and write all that the steps work on.
+    /// Other ranks may read and write all memory that the steps work on.
     OwnMemory,
 }
 
-/// What adds up the contributions of 4 or 8 ranks, which are of one length, in one loop, in canonical order: the first, where
-/// the sums are left, and the others after it.
+/// A function that sums the contributions of 4 or 8 ranks in one loop, in canonical order. All contributions have
+/// the same length. The sums are left in the first argument.
 pub type SumKernel<'a> = dyn FnMut(&mut [u8], &[&[u8]]) + 'a;
 
 /// The arithmetic of a reduction.
 pub struct ReductionKernel<'a> {
     /// Adds its second argument into its first; as for [`run`](crate::run()).
     pub combine: &'a mut Combine<'a>,
-    /// What is done to complete sums, once, by whoever has computed them.
+    /// Completes sums. The rank that computed a sum calls it once.
     pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'a),
-    /// Combines the contributions of all ranks, in their order, which are of one length, and finishes: what they come to,
-    /// in canonical order, is left in each.
+    /// Combines the contributions of all ranks, given in rank order, and finishes the sums. All contributions have
+    /// the same length. The result in canonical order is left in each of them.
     pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'a),
 }
 
@@ -75,7 +75,8 @@ impl std::fmt::Debug for ReductionKernel<'_> {
     }
 }
 
-/// What a rank exposes when it enters the call of a plan, before it [runs](run()) its steps on this memory.
+/// Returns the memory that a rank exposes when it enters the call of a plan, before it [runs](run()) its steps on
+/// this memory.
 #[inline]
 pub fn exposed_memory<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemory<'_>) -> ExposedMemory<'m> {
     match (plan.algorithm().remote_access(), &memory.own) {
@@ -85,11 +86,12 @@ pub fn exposed_memory<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemor
     }
 }
 
-/// Does the steps of this rank, one after the other, in a call that `access` has entered for the plan. They are those of the
-/// plan's [schedule](Plan::schedule), made anew or kept. After an error the memory's contents are unspecified.
+/// Executes the steps of this rank in order, in a call that `access` has entered for the plan. The steps are those
+/// of the plan's [schedule](DirectPlan::schedule), computed now or stored. After an error the memory's contents are
+/// unspecified.
 ///
 /// # Errors
-/// If the transport fails, or the memory is not what the schedule was made for.
+/// If the transport fails, or the memory does not match the plan.
 #[inline]
 pub fn run<A: DirectAccess + ?Sized>(
     access: &mut A,
@@ -111,15 +113,15 @@ pub fn run<A: DirectAccess + ?Sized>(
     Ok(())
 }
 
-/// Does a call that is a [meeting](Plan::is_fused), whose steps are one here, in less time than [`run`] takes for them. If
-/// there is no [`SumKernel`], two contributions are combined at a time. What is done to complete sums is left to the caller. After
-/// an error the memory's contents are unspecified.
+/// Executes a call that is a [fused barrier](DirectPlan::is_fused) in one step, which takes less time than [`run`].
+/// Without a [`SumKernel`], two contributions are combined at a time. The caller completes the sums. After an error
+/// the memory's contents are unspecified.
 ///
 /// # Errors
 /// If the transport fails.
 ///
 /// # Panics
-/// If the memory is larger than what the plan was made for, and does not fit where it is published.
+/// If the memory is larger than the plan allows and does not fit into its place.
 #[inline(always)]
 pub fn meet<A: DirectAccess + ?Sized>(
     access: &mut A,
@@ -158,7 +160,7 @@ struct DirectRunner<'a, 'm, 'k, A: ?Sized> {
     access: &'a mut A,
     rank: Rank,
     plan: &'a DirectPlan,
-    /// From one place in a slot to the next.
+    /// The distance between two places in a slot.
     place_bytes: usize,
     memory: &'a mut DirectMemory<'m>,
     kernel: &'a mut ReductionKernel<'k>,
@@ -166,7 +168,8 @@ struct DirectRunner<'a, 'm, 'k, A: ?Sized> {
     due: &'a LazyDeadline<'a>,
 }
 
-/// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
+/// Returns the distance between two places in a slot, if they fit into the slots and everything fits into its
+/// place.
 #[inline]
 fn place_bytes(
     access: &(impl DirectAccess + ?Sized),
@@ -236,7 +239,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     ) -> Result<(), TransportError> {
         let (bytes, partition) = match (of, self.memory.input) {
             (Source::Input, Some(input)) => input,
-            // What is published is not lent.
+            // Published memory is not lent.
             _ => (self.memory.own.bytes(), self.memory.partition),
         };
         for part in parts.indices(self.plan.parts()) {
@@ -271,7 +274,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     ) -> Result<(), TransportError> {
         let (range, there) = (self.cell(part, block), self.there((part, block), of));
         let alone = self.rank.world_size() == 2;
-        // Where one of several others wants the sum, nothing is to be written to the rest.
+        // If only one of several other ranks wants the sum, nothing may be written to the rest.
         if matches!(into, SumTarget::Back(peers) if alone || peers == PeerSet::Others)
             && self.complete_there(range.clone(), there)?
         {
@@ -279,7 +282,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         }
         let piece_bytes = match (of, into) {
             (Place::Memory, _) => self.memory.piece_bytes,
-            // In one go: nothing is read again.
+            // In one piece: nothing is read again.
             (_, SumTarget::Buffer) if alone => range.len(),
             _ => PIECE_BYTES,
         };
@@ -304,8 +307,8 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         Ok(())
     }
 
-    /// Makes the sum of all where every rank has its contribution, and leaves it there; `false`, and nothing done, where
-    /// that cannot be.
+    /// Computes the sum of all contributions in place and leaves it in each of them. Returns `false` and does
+    /// nothing if that is impossible.
     fn complete_there(&mut self, own: Range<usize>, there: RemoteCell) -> Result<bool, TransportError> {
         let Self { access, memory, kernel, rank, plan, .. } = self;
         if rank.world_size() > CHANGED_MAX + 1 {
@@ -317,25 +320,26 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         access.change(there.of, &others, own.len(), &mut |others| {
             let mut all: SmallVec<[&mut [u8]; CHANGED_MAX + 1]> =
                 others.iter_mut().map(|other| &mut **other).collect();
-            // Of two, the order makes no difference, and what is near goes first: the first is worked on.
+            // The order of two operands does not matter. The kernel writes to the first one, so the nearer memory
+            // goes first.
             all.insert(if all.len() == 1 { 0 } else { rank.index() }, own);
             (kernel.complete)(&mut all);
         })
     }
 
-    /// The bytes of a cell of this rank's buffer.
+    /// Returns the byte range of a cell in this rank's buffer.
     #[inline]
     fn cell(&self, part: usize, block: usize) -> Range<usize> {
         cells::range(&self.memory.partition, self.plan.blocks(), (part, block))
     }
 
-    /// Where ranks have a cell for others.
+    /// Returns the location of a cell in other ranks' memory.
     #[inline]
     fn there(&self, cell: (usize, usize), of: Place) -> RemoteCell {
         RemoteCell { of, cell, place_bytes: self.place_bytes, offset: self.start(cell, of) }
     }
 
-    /// At which byte of what it has exposed another rank has a cell; 0 where it publishes it.
+    /// Returns the offset of a cell in another rank's exposed memory; 0 if the cell is published.
     #[inline]
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
@@ -349,7 +353,8 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     }
 }
 
-/// What others may read. What each has for an all_gather is its part alone, wherever that lies.
+/// Returns the memory that other ranks may read. For an all_gather it is only the rank's own part, wherever that
+/// lies.
 #[inline]
 fn contribution<'m>(
     plan: &DirectPlan,
@@ -365,7 +370,7 @@ fn contribution<'m>(
     }
 }
 
-/// Whether the memory is what the plan was made for.
+/// Checks that the memory matches the plan.
 #[inline]
 fn check(
     plan: &DirectPlan,
@@ -399,7 +404,7 @@ impl OwnMemory<'_> {
         }
     }
 
-    /// What others read at most; nothing of what is lent.
+    /// Returns the memory that other ranks only read; it is empty if the memory is lent.
     #[inline]
     fn bytes(&self) -> &[u8] {
         match self {
@@ -408,7 +413,7 @@ impl OwnMemory<'_> {
         }
     }
 
-    /// A range of it, of what is lent one in this rank's part.
+    /// Returns a range of the memory. If the memory is lent, the range must be in this rank's part.
     #[inline]
     fn range_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         match self {
@@ -418,7 +423,7 @@ impl OwnMemory<'_> {
     }
 }
 
-/// A range cut into pieces of so many bytes; none, if it is empty.
+/// Divides a range into pieces of this many bytes; there are none if it is empty.
 pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let piece_bytes = piece_bytes.max(64);
     let mut start = 0;
@@ -429,5 +434,5 @@ pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Ran
     })
 }
 
-/// Bytes of a slot that a sum is made of at a time: with the scratch memory they stay in the nearest cache.
+/// Bytes of a slot that are summed at a time. Together with the scratch memory they stay in the first-level cache.
 const PIECE_BYTES: usize = 8 << 10;

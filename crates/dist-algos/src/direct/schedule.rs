@@ -1,4 +1,4 @@
-//! The iterator over one rank's direct steps.
+//! The plan of a direct call and the iterator over one rank's steps.
 
 use std::hash::{Hash, Hasher};
 
@@ -10,7 +10,7 @@ use super::digest::Digest;
 use super::{DirectAlgorithm, DirectCollective, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::Source;
 
-/// What all ranks do together: one of these makes the schedules of all of them.
+/// The plan of a direct call, from which the schedules of all ranks are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DirectPlan {
     collective: DirectCollective,
@@ -22,7 +22,7 @@ pub struct DirectPlan {
     leaves_caches: bool,
 }
 
-/// Where what others are to have is published, if it is.
+/// The place where data for other ranks is published, if it is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum PublishPlace {
     FlagLine,
@@ -31,9 +31,9 @@ pub(super) enum PublishPlace {
 }
 
 impl DirectPlan {
-    /// For memory cut into parts of which the largest has `part_bytes_max`; a slot should take not much more than
-    /// `block_bytes`. `None` if the form does not serve the task, if the memory cannot be reached like that or does not
-    /// fit, or if there is no such root.
+    /// Creates a plan for memory whose largest part has `part_bytes_max` bytes. A slot should use not much more
+    /// than `block_bytes`. Returns `None` if the algorithm does not support the operation, if the memory does not
+    /// allow the access or is too small, or if there is no such root.
     pub fn new(
         (collective, algorithm): (DirectCollective, DirectAlgorithm),
         world_size: usize,
@@ -55,7 +55,7 @@ impl DirectPlan {
         if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.flag_line_bytes {
             return Some(Self { published: PublishPlace::FlagLine, ..plan });
         }
-        // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
+        // If one rank waits for nobody, or only one rank waits, the other ranks can continue to the next call.
         let goes_ahead = algorithm == DirectAlgorithm::OneShot && collective.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.eager_bytes) {
             return Some(Self { published: PublishPlace::EagerBuffer, ..plan });
@@ -67,7 +67,7 @@ impl DirectPlan {
         (fits && plan.slots() <= shared.slots).then_some(plan)
     }
 
-    /// In so many blocks, at least one; one only where it is not slots that they are published in.
+    /// Returns a plan with this many blocks, at least one. Only slots can hold more than one block.
     pub(super) const fn in_blocks(
         (collective, algorithm): (DirectCollective, DirectAlgorithm),
         world_size: usize,
@@ -77,48 +77,48 @@ impl DirectPlan {
         Self { collective, algorithm, world_size, blocks, published, generation: 0, leaves_caches: false }
     }
 
-    /// What it is for.
+    /// Returns the operation.
     #[inline]
     pub const fn collective(&self) -> DirectCollective {
         self.collective
     }
 
-    /// How it goes.
+    /// Returns the algorithm.
     #[inline]
     pub const fn algorithm(&self) -> DirectAlgorithm {
         self.algorithm
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     #[inline]
     pub const fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// Into how many blocks every part is cut.
+    /// Returns the number of blocks of every part.
     #[inline]
     pub const fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Into how many parts memory is cut.
+    /// Returns the number of parts.
     #[inline]
     pub const fn parts(&self) -> usize {
         self.collective.parts(self.algorithm, self.world_size)
     }
 
-    /// Places in a slot; see [`DirectCollective::places`].
+    /// Returns the number of places in a slot; see [`DirectCollective::places`].
     #[inline]
     pub const fn places(&self) -> usize {
         self.collective.places(self.algorithm, self.world_size)
     }
 
-    /// The place that a part has in a slot.
+    /// Returns the place of a part in a slot.
     pub(super) const fn place(&self, part: usize) -> usize {
         if self.places() == 1 { 0 } else { part }
     }
 
-    /// How many slots each rank uses.
+    /// Returns the number of slots that each rank uses.
     #[inline]
     pub const fn slots(&self) -> usize {
         match (self.algorithm.remote_access(), self.published) {
@@ -128,24 +128,25 @@ impl DirectPlan {
         }
     }
 
-    /// What the ranks say of slots when they enter the call.
+    /// Returns the use of slots that the ranks declare when they enter the call.
     #[inline]
     pub const fn use_of_slots(&self) -> SlotUse {
         if self.slots() == 0 { SlotUse::Unused } else { SlotUse::Used }
     }
 
-    /// The same, where slots have changed hands so often before.
+    /// Returns the plan with this generation of the slots.
     #[inline]
     #[must_use]
     pub const fn with_generation(self, generation: usize) -> Self {
         Self { generation, ..self }
     }
 
-    /// A number that tells this plan from others that ranks cannot do together with it: the same in every process.
+    /// Returns a number that distinguishes this plan from plans with which it cannot run together. It is the same
+    /// in every process.
     ///
-    /// How often slots have changed hands is left out. So is in which memory a rank has its parts for a reduce_scatter or an
-    /// all_gather, since each rank has them where it likes: its posts and waits, and what others reach of its memory, are the
-    /// same either way, and no other rank reaches the rest.
+    /// The generation of the slots is left out. The memory of a rank's own parts for a reduce_scatter or an
+    /// all_gather is left out too, because each rank chooses it freely: its signals and waits, and the memory that
+    /// others access, are the same either way.
     pub fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         let collective = match self.collective {
@@ -159,9 +160,10 @@ impl DirectPlan {
 
     /// Returns an equivalent plan of fewer blocks, so that proving a plan of many blocks stays cheap.
     ///
-    /// A round refers only to its own block and to the two before, to their slots, and to posts at a fixed distance. The
-    /// assignment of slots repeats after a fixed number of blocks, and which of the two sets of slots is used repeats after
-    /// twice as many. So every round that is left out equals one that stays, together with the rounds around it.
+    /// A round refers only to its own block and to the two before, to their slots, and to signals at a fixed
+    /// distance. The assignment of slots repeats after a fixed number of blocks, and the set of slots repeats after
+    /// twice that number. So every round that is left out equals one that stays, together with the rounds around
+    /// it.
     #[must_use]
     pub const fn shortened(self) -> Self {
         const PERIOD: usize = 2 * SLOTS;
@@ -169,19 +171,19 @@ impl DirectPlan {
         Self { blocks, generation: self.generation % 2, leaves_caches: false, ..self }
     }
 
-    /// How often slots have changed hands before.
+    /// Returns the generation of the slots before the call.
     #[inline]
     pub const fn generation(&self) -> usize {
         self.generation
     }
 
-    /// How often slots change hands until they are used in another call.
+    /// Returns how many generations of slots the call uses.
     #[inline(always)]
     pub const fn generations(&self) -> usize {
         if self.alternates_slots() { self.blocks.div_ceil(SLOTS) } else { 0 }
     }
 
-    /// Where a block is published.
+    /// Returns the place where a block is published.
     #[inline]
     pub(super) const fn where_published(&self, block: usize) -> Place {
         match self.published {
@@ -191,10 +193,11 @@ impl DirectPlan {
         }
     }
 
-    /// Where a rank has a cell, a block of a part, for others: in whose memory, and at which of the places of a slot.
+    /// Returns the location of a cell for other ranks: the rank whose memory holds it, and its place in a slot.
     ///
-    /// Two ranks take turns with the cells that they have for each other alone: each writes where it has read before. A
-    /// processor does that several times faster than it writes what is its own and others have read since.
+    /// Two ranks alternate in the use of the cells that they have for each other alone: each rank writes into the
+    /// cell that it has read before. A processor does that several times faster than it writes memory that other
+    /// cores have read since.
     #[inline(always)]
     pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
         match place {
@@ -213,8 +216,8 @@ impl DirectPlan {
             && (self.world_size == 2 || self.places() > 1)
     }
 
-    /// Whether all there is to do is that every rank publishes what it has, waits for all others, and perhaps reduces what
-    /// they have. [`meet`](super::meet) does that as one.
+    /// Returns `true` if every rank only publishes its data, waits for all other ranks, and perhaps reduces their
+    /// data. [`meet`](super::meet) does that in one step.
     #[inline]
     pub const fn is_fused(&self) -> bool {
         matches!(
@@ -223,19 +226,20 @@ impl DirectPlan {
         ) && self.blocks == 1
     }
 
-    /// Whether the contributions of ranks that have met are added in one loop, where there is one: by each from its own
-    /// on, followed by those whose numbers differ from its own by 1, 2, 3 … bit by bit (exclusive or). That is canonical
-    /// order of a power of two, in which only sides of sums are exchanged. Of two ranks it comes to adding one to the other.
+    /// Returns `true` if the contributions are added in one loop, if there is such a loop. Each rank begins with
+    /// its own contribution, followed by those of the ranks whose numbers differ by exclusive or with 1, 2, 3 … For
+    /// a power of two that is canonical order, in which only the sides of sums are exchanged. With two ranks it
+    /// adds one contribution to the other.
     pub(super) const fn adds_at_once(&self) -> bool {
         self.is_fused() && matches!(self.world_size, 4 | 8)
     }
 
-    /// Whether what a rank copies into its buffer is so much, and used once, that it had better not go through the caches.
+    /// Returns `true` if a rank copies so much data into its buffer that non-temporal stores are faster.
     pub const fn leaves_caches(&self) -> bool {
         self.leaves_caches
     }
 
-    /// How often every rank posts.
+    /// Returns how many times every rank signals.
     #[inline]
     pub fn posts(&self) -> u32 {
         let posts = match self.algorithm {
@@ -247,7 +251,7 @@ impl DirectPlan {
         u32::try_from(posts).expect("memory has fewer than 2^32 blocks")
     }
 
-    /// Whether one rank does something for all others before they use it.
+    /// Returns `true` if one rank computes something for all other ranks before they use it.
     const fn in_two_phases(&self) -> bool {
         matches!(
             (self.collective, self.algorithm),
@@ -258,17 +262,17 @@ impl DirectPlan {
         )
     }
 
-    /// What this rank does.
+    /// Returns the steps of this rank.
     pub const fn schedule(self, rank: Rank) -> DirectSchedule {
         DirectSchedule { plan: self, rank, round: 0, phase: 0 }
     }
 }
 
-/// Slots of a pipeline: one for the block that is published, one for each of those that others may still be at, and one
-/// more, without which a rank would wait for others to finish what only it lets them begin.
+/// The number of slots in a pipeline: one for the block that is published, one for each block that others may still
+/// use, and one more. Without the last one a rank would wait for others that wait for this rank.
 pub(super) const SLOTS: usize = 4;
 
-/// All steps of one rank, made one at a time without any memory.
+/// The iterator over all steps of one rank, which needs no allocation.
 #[derive(Clone, Debug)]
 pub struct DirectSchedule {
     plan: DirectPlan,
@@ -277,21 +281,21 @@ pub struct DirectSchedule {
     phase: usize,
 }
 
-/// What comes at a place in a round.
+/// The step at a position in a round.
 enum PhaseStep {
     DirectStep(DirectStep),
-    /// Not for this rank, or not in this round.
+    /// There is no step for this rank in this round.
     Nothing,
     EndOfRound,
 }
 
 impl DirectSchedule {
-    /// What it is part of.
+    /// Returns the plan.
     pub const fn plan(&self) -> &DirectPlan {
         &self.plan
     }
 
-    /// Whose it is.
+    /// Returns the rank.
     pub const fn rank(&self) -> Rank {
         self.rank
     }
@@ -314,7 +318,7 @@ impl DirectSchedule {
         }
     }
 
-    /// Round `i` publishes block `i`, keeps what of it is this rank's own, and uses block `i − 1`.
+    /// Round `i` publishes block `i`, copies this rank's own part of it, and uses block `i − 1`.
     fn one_shot(&self, round: usize, phase: usize) -> PhaseStep {
         let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
         match phase {
@@ -330,13 +334,14 @@ impl DirectSchedule {
         }
     }
 
-    /// Before a slot is written again: those who use what was in it have posted since, in the second round after.
+    /// Waits before a slot is written again: the ranks that use its content have signalled in the second round
+    /// after.
     fn free(&self, round: usize) -> PhaseStep {
         let DirectPlan { collective, blocks, .. } = self.plan;
         if round < SLOTS || round >= blocks {
             return PhaseStep::Nothing;
         }
-        // Whoever waits for all of them in each round anyway has done so in the round before.
+        // A rank that waits for all other ranks in each round has already done so in the round before.
         let awaits_all = matches!(
             collective.uses(self.rank.index()),
             BlockUse::Reduce(_) | BlockUse::Take(PeerSet::Others)
@@ -346,14 +351,14 @@ impl DirectSchedule {
         PhaseStep::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
     }
 
-    /// The own part of a block, while caches hold the input and nobody waits for this rank.
+    /// Copies this rank's own part of a block, while the input is in the cache and no rank waits for this one.
     fn kept(&self, block: usize) -> PhaseStep {
         PhaseStep::of(
             self.plan.collective.keeps(self.rank.index()).map(|part| DirectStep::Keep { part, block }),
         )
     }
 
-    /// The steps that use one block, once so many posts say that it is there.
+    /// Returns the steps that use one block, which is available after this many signals.
     fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> PhaseStep {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
@@ -375,10 +380,11 @@ impl DirectSchedule {
         step.map_or(PhaseStep::EndOfRound, PhaseStep::DirectStep)
     }
 
-    /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies what came back of block `i − 2`.
+    /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies the returned sums of
+    /// block `i − 2`.
     ///
-    /// Sums go back to where the contributions lay: whoever has just read cache lines of another core writes them for
-    /// less than whoever owns them and has to tell all that have read them.
+    /// Sums are written back to the contributions. Writing cache lines that this core has just read from another
+    /// core is cheaper than writing own lines that all other cores have read.
     fn staged(&self, round: usize, phase: usize) -> PhaseStep {
         let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
         let rank = self.rank.index();
@@ -412,7 +418,7 @@ impl DirectSchedule {
         }
     }
 
-    /// Every rank reduces its part of all ranks' memory; then the others copy it.
+    /// Every rank reduces its part of all ranks' memory; then the other ranks copy the sums.
     fn read_in_two_phases(&self, phase: usize) -> PhaseStep {
         let rank = self.rank.index();
         let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
@@ -436,7 +442,7 @@ impl DirectSchedule {
         }
     }
 
-    /// Every rank gets what it needs from the others' memory.
+    /// Every rank gets its result directly from the other ranks' memory.
     fn read_at_once(&self, phase: usize) -> PhaseStep {
         let uses = match self.plan.collective.uses(self.rank.index()) {
             BlockUse::Nothing => 0,
@@ -452,7 +458,7 @@ impl DirectSchedule {
         }
     }
 
-    /// Every rank reduces its part of all ranks' memory and writes it into theirs.
+    /// Every rank reduces its part of all ranks' memory and writes the sum into their memory.
     fn write_to_all(&self, phase: usize) -> PhaseStep {
         let part = self.rank.index();
         match phase {
@@ -468,7 +474,7 @@ impl DirectSchedule {
         }
     }
 
-    /// Says for the last time how far it is, and waits until nobody reaches into its memory any more.
+    /// Signals for the last time, and waits until no other rank accesses this rank's memory any more.
     fn leave(&self, index: usize, posts: u32) -> PhaseStep {
         match index {
             0 => PhaseStep::DirectStep(DirectStep::Post),
@@ -488,7 +494,7 @@ impl DirectSchedule {
         }
     }
 
-    /// The ranks whose sums this one copies.
+    /// Returns the ranks whose sums this rank copies.
     fn takers(&self) -> Option<PeerSet> {
         let takes = self.plan.collective.root().is_none_or(|root| root == self.rank.index());
         takes.then_some(PeerSet::Others)
@@ -527,7 +533,7 @@ impl Iterator for DirectSchedule {
     }
 }
 
-/// Whether what all ranks have and get is more than their last cache keeps.
+/// Returns `true` if the inputs and results of all ranks exceed the last-level cache.
 const fn leaves_caches(collective: DirectCollective, world_size: usize, part_bytes_max: usize) -> bool {
     let parts = match collective {
         DirectCollective::AllGather { .. } => world_size + 1,
@@ -537,8 +543,8 @@ const fn leaves_caches(collective: DirectCollective, world_size: usize, part_byt
     part_bytes_max.saturating_mul(parts).saturating_mul(world_size) >= CACHED_BYTES_MAX
 }
 
-/// The last cache where it was measured: with buffers that it holds it takes up to twice as long to go past it, with
-/// larger ones a fifth less.
+/// The size of the last-level cache on the measured host. For buffers that fit, non-temporal stores take up to
+/// twice as long; for larger buffers they take a fifth less.
 const CACHED_BYTES_MAX: usize = 32 << 20;
 
 fn posts(count: usize) -> u32 {

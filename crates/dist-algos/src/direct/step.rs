@@ -1,7 +1,7 @@
 //! One step of a direct schedule.
 //!
-//! A step names parts and blocks of a rank's memory as a [`DirectPlan`](super::Plan) cuts it, and knows no bytes, no element
-//! type and no operation.
+//! A step names parts and blocks of a rank's memory as a [`DirectPlan`](super::DirectPlan) divides it. It does not
+//! depend on bytes, element types or operations.
 
 use std::fmt;
 
@@ -9,54 +9,54 @@ use dist_transport::Place;
 
 use crate::Source;
 
-/// What a rank does next.
+/// The next step of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectStep {
-    /// Copies one block of these parts of its memory to where others find them.
+    /// Copies one block of these parts of its memory to a place that other ranks can read.
     Publish {
         /// The parts.
         parts: PartSet,
         /// Their block.
         block: usize,
-        /// Of which memory.
+        /// The memory that holds the parts.
         of: Source,
-        /// Where they are put: the line, the sheet, or a slot.
+        /// The destination: the flag line, the eager buffer or a slot.
         place: Place,
     },
-    /// Says that all its steps so far are done.
+    /// Signals that all steps so far are done.
     Post,
-    /// Waits until these ranks have posted so often in this call.
+    /// Waits until these ranks have signalled this many times in this call.
     Await {
-        /// Which ranks.
+        /// The ranks.
         ranks: PeerSet,
-        /// How often.
+        /// The number of signals.
         posts: u32,
     },
-    /// Reduces what all other ranks have for a cell of the buffer into it, in canonical order, and finishes the sum.
+    /// Reduces the data of all other ranks for a cell into the buffer, in canonical order, and finishes the sum.
     Reduce {
         /// The part.
         part: usize,
         /// Its block.
         block: usize,
-        /// Where the others have it.
+        /// The place of the other ranks' data.
         of: Place,
-        /// Where the sum goes besides.
+        /// The second destination of the sum.
         into: SumTarget,
     },
-    /// Copies a cell into the buffer that another rank has, or that lies in a slot of this one.
+    /// Copies a cell into the buffer, from another rank's memory or from a slot of this rank.
     Take {
-        /// The rank that has it.
+        /// The rank whose data it is.
         from: usize,
         /// Its part.
         part: usize,
         /// The block.
         block: usize,
-        /// Where that rank has it.
+        /// The place of that rank's data.
         of: Place,
-        /// The part of the own buffer that it becomes.
+        /// The destination part of this rank's buffer.
         into: usize,
     },
-    /// Copies a cell of the input into the buffer: what this rank has for itself.
+    /// Copies a cell of the input into the buffer: the data of this rank for itself.
     Keep {
         /// The part.
         part: usize,
@@ -83,17 +83,17 @@ pub enum PeerSet {
     Others,
 }
 
-/// Where a sum goes, beside the buffer of the rank that computes it.
+/// The second destination of a sum, beside the buffer of the rank that computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SumTarget {
-    /// Nowhere.
+    /// None.
     Buffer,
-    /// Back to where these ranks' contributions lay: in slots of theirs, or in the memory that they have lent.
+    /// The contributions of these ranks: in slots, or in the memory that they have lent.
     Back(PeerSet),
 }
 
 impl PartSet {
-    /// The indices, of so many parts.
+    /// Returns the indices of the parts.
     #[inline]
     pub(super) fn indices(self, count: usize) -> impl Iterator<Item = usize> {
         let (range, but) = match self {
@@ -105,7 +105,7 @@ impl PartSet {
 }
 
 impl PeerSet {
-    /// The ranks, seen by one of so many, beginning with its right neighbour.
+    /// Returns the ranks, beginning with the right neighbour of `rank`.
     #[inline]
     pub(super) fn ranks(self, rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
         let (one, others) = match self {
@@ -118,10 +118,14 @@ impl PeerSet {
 }
 
 impl fmt::Display for DirectStep {
-    /// As in a drawing, a part and its block as `1.0`: `s0=1.0` publishes it in slot 0, `s0=i¬1.0` all parts of the input but
-    /// that; `!` posts, `?2×1` waits for a post of rank 2 and `?*×1` for one of every other; `+1.0(s0)` reduces it from the
-    /// slots 0, `+1.0(s0→2)` back into that of rank 2 too, and `+1.0(m→*)` from all ranks' memory and back into all of it;
-    /// `=1.0←2(s0)` copies it from slot 0 of rank 2, `=1.0←2(m:0)` from what is part 0 there, and `=1.0←i` from the input.
+    /// Writes the step as in drawings. A part and its block are `1.0`.
+    ///
+    /// - `s0=1.0` publishes it in slot 0; `s0=i¬1.0` publishes all other parts of the input.
+    /// - `!` signals; `?2×1` waits for one signal of rank 2, `?*×1` for one of every other rank.
+    /// - `+1.0(s0)` reduces it from the slots 0; `+1.0(s0→2)` also writes it back into the slot of rank 2;
+    ///   `+1.0(m→*)` reduces it from all ranks' memory and writes it back into all of it.
+    /// - `=1.0←2(s0)` copies it from slot 0 of rank 2; `=1.0←2(m:0)` copies part 0 of its memory; `=1.0←i` copies
+    ///   it from the input.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Publish { parts, block, of, place } => {

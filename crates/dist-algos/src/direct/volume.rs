@@ -1,11 +1,11 @@
-//! How much the steps of a direct schedule move, if memory is cut like this.
+//! The number of bytes that the steps of a direct schedule move.
 
 use dist_transport::{Rank, Traffic};
 
 use super::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget, cells};
 use crate::{Partition, Source};
 
-/// The cells that the steps of a schedule are about.
+/// The sizes of the cells of a schedule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartBytes<'a> {
     plan: DirectPlan,
@@ -13,16 +13,16 @@ pub(super) struct PartBytes<'a> {
     input: Partition<'a>,
 }
 
-/// What one step moves, in bytes.
+/// The bytes that one step moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MovedBytes {
-    /// Into a line, a sheet or slots.
+    /// Bytes written into a flag line, an eager buffer or slots.
     pub(super) published: usize,
-    /// Out of where one contribution lies, and how many of them.
+    /// Bytes read from one contribution, and the number of contributions.
     pub(super) read: (usize, usize),
-    /// Back to where one contribution lay, and to how many of them.
+    /// Bytes written back to one contribution, and the number of contributions.
     pub(super) written: (usize, usize),
-    /// From the rank's input into its buffer.
+    /// Bytes copied from the rank's input into its buffer.
     pub(super) kept: usize,
 }
 
@@ -74,7 +74,7 @@ impl<'a> PartBytes<'a> {
 }
 
 impl DirectPlan {
-    /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
+    /// Returns the traffic that a transport counts on a rank with these partitions of its buffer and its input.
     pub fn traffic(self, rank: Rank, partition: Partition<'_>, input: Option<Partition<'_>>) -> Traffic {
         let sizes = PartBytes::new(self, partition, input);
         let counted = |moved: MovedBytes| {

@@ -1,4 +1,4 @@
-//! How a two-level all_reduce is done.
+//! Two-level all_reduce.
 
 use std::fmt;
 
@@ -9,28 +9,28 @@ use super::level::{ChunkMap, Steps};
 use super::position::HostPosition;
 use crate::{AllGather, AllReduce, Chunks, Hosts, Order, Phases, ReduceScatter, binomial};
 
-/// A two-level all_reduce: what ranks do on their hosts, and what they do across.
+/// A two-level all_reduce: an algorithm inside hosts and one between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TwoLevelAllReduce {
-    /// Who goes across.
+    /// The ranks of a host that communicate with other hosts.
     pub participants: HostParticipants,
-    /// How the sums of hosts become one.
+    /// The algorithm that sums the hosts' sums.
     pub across: AllReduce,
 }
 
-/// Which ranks of a host talk to other hosts.
+/// The ranks of a host that communicate with other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostParticipants {
-    /// One of them: the whole buffer is reduced to the first rank of each host. For any hosts, with
-    /// one connection between two of them.
+    /// The first rank of each host, to which the whole buffer is reduced. It supports any hosts and uses one
+    /// connection between two of them.
     Leaders,
-    /// All of them, each for its part of the buffer: a reduce_scatter on the host comes before and an all_gather
-    /// after. The fewest bytes, where all hosts have the same number of ranks.
+    /// All ranks, each for its part of the buffer: a reduce_scatter on the host comes before and an all_gather
+    /// after. It moves the fewest bytes, and all hosts must have the same number of ranks.
     Parts,
 }
 
 impl HostParticipants {
-    /// The name, in lower case.
+    /// Returns the name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Leaders => "leaders",
@@ -39,7 +39,7 @@ impl HostParticipants {
     }
 }
 
-/// As in `parts/halving_doubling`.
+/// Writes the algorithm, for example `parts/halving_doubling`.
 impl fmt::Display for TwoLevelAllReduce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.participants.name(), self.across)
@@ -47,13 +47,13 @@ impl fmt::Display for TwoLevelAllReduce {
 }
 
 impl TwoLevelAllReduce {
-    /// Whether there are schedules for these hosts.
+    /// Returns `true` if there are schedules for these hosts.
     pub(super) fn supports(self, hosts: &Hosts) -> bool {
         self.across.supports(hosts.count())
             && (self.participants == HostParticipants::Leaders || hosts.regular().is_some())
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub(super) fn chunks(self, hosts: &Hosts) -> usize {
         match self.participants {
             HostParticipants::Leaders => self.across.chunks(hosts.count()),
@@ -61,7 +61,8 @@ impl TwoLevelAllReduce {
         }
     }
 
-    /// In which order it reduces, or a stricter one: canonical only where [`Hosts::order`] is.
+    /// Returns the order in which it reduces, or a weaker one. It is canonical only if [`Hosts::order`] is
+    /// canonical.
     pub(super) fn order(self, hosts: &Hosts) -> Order {
         let inside = match self.participants {
             HostParticipants::Leaders => Order::Canonical,
@@ -70,7 +71,7 @@ impl TwoLevelAllReduce {
         hosts.order().min(inside).min(self.across.order(hosts.count()))
     }
 
-    /// What it costs in hosts that it supports.
+    /// Returns the cost for supported hosts.
     pub(super) fn cost(self, hosts: &Hosts) -> LevelCosts {
         let (count, size) = (hosts.count(), hosts.largest());
         let inside = match self.participants {
@@ -80,7 +81,7 @@ impl TwoLevelAllReduce {
         LevelCosts { inside: inside.magnified(self.across.chunks(count)), across: self.across.cost(count) }
     }
 
-    /// The schedules of a rank; `None` in hosts that the plan does not support or whose world is another.
+    /// Returns the schedules of a rank; `None` if the hosts are not supported or belong to another world.
     pub fn phases(self, rank: Rank, hosts: &Hosts) -> Option<Phases<Steps<'_>>> {
         let position = HostPosition::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
         let (phases, chunks) = (self.across.phases(position.across), self.across.chunks(hosts.count()));
@@ -110,12 +111,12 @@ impl TwoLevelAllReduce {
     }
 }
 
-/// How the ranks of a host make each its part of their sum.
+/// Returns the algorithm by which the ranks of a host compute the parts of their sum.
 const fn scattering(ranks: usize) -> ReduceScatter {
     if ranks.is_power_of_two() { ReduceScatter::HalvingDoubling } else { ReduceScatter::Circulant }
 }
 
-/// How the ranks of a host give each other their parts of the result.
+/// Returns the algorithm by which the ranks of a host exchange their parts of the result.
 const fn gathering(ranks: usize) -> AllGather {
     if ranks.is_power_of_two() { AllGather::RecursiveDoubling } else { AllGather::Circulant }
 }

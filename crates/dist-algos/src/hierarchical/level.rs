@@ -1,14 +1,14 @@
-//! A schedule of some of the ranks, on chunks of the whole world's buffer.
+//! A schedule of some ranks, on chunks of the whole world's buffer.
 
 use crate::{Chunks, Hosts, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// One rank's steps of a two-level schedule: those of one level after those of another.
+/// One rank's steps of a two-level schedule: the steps of one level after the other.
 #[derive(Clone, Debug)]
 pub struct Steps<'a> {
     levels: [LevelSchedule<'a>; 3],
 }
 
-/// A schedule among the ranks of one level, in whose numbers and chunks it is made.
+/// A schedule among the ranks of one level. Its ranks and chunks are numbered within the level.
 #[derive(Clone, Debug)]
 pub(super) struct LevelSchedule<'a> {
     pub(super) schedule: Schedule,
@@ -16,25 +16,25 @@ pub(super) struct LevelSchedule<'a> {
     pub(super) chunk_map: ChunkMap,
 }
 
-/// Who takes part in a level.
+/// The ranks of a level.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LevelRanks<'a> {
     /// The ranks of one host.
     Members(&'a [usize]),
-    /// Of every host the rank at one place.
+    /// On every host, the rank at one place.
     Places { hosts: &'a Hosts, place: usize },
-    /// Of every host the leader; of the root's host the root.
+    /// On every host, the leader; on the root's host, the root.
     Leaders { hosts: &'a Hosts, root: usize },
 }
 
-/// Which chunks of the buffer a chunk of the level is.
+/// The mapping from chunks of a level to chunks of the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ChunkMap {
-    /// So many neighbours.
+    /// `each` consecutive chunks.
     Neighbours { first: usize, each: usize },
-    /// One, as far from the next one's.
+    /// One chunk; chunks of the level are `step` chunks apart.
     Apart { first: usize, step: usize },
-    /// The one with the same index, and those a multiple of the period after it.
+    /// The chunk with the same index, and every chunk at a multiple of the period after it.
     Repeated { period: usize, times: usize },
 }
 
@@ -82,7 +82,7 @@ impl Iterator for LevelSchedule<'_> {
 }
 
 impl LevelRanks<'_> {
-    /// The rank in the world of a rank of the level.
+    /// Returns the rank in the world of a rank of the level.
     fn rank(self, number: usize) -> usize {
         match self {
             Self::Members(members) => members[number],
@@ -94,7 +94,7 @@ impl LevelRanks<'_> {
 }
 
 impl ChunkMap {
-    /// Each chunk of the level is the same chunk of the buffer.
+    /// Maps each chunk of the level to the chunk of the buffer with the same index.
     pub(super) const SAME: Self = Self::Neighbours { first: 0, each: 1 };
 
     pub(super) const fn of(self, chunks: Chunks) -> Chunks {

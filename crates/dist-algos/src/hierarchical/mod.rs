@@ -1,8 +1,8 @@
-//! Two-level schedules: among the ranks of each host, across hosts, and among the ranks of each host again.
+//! Two-level schedules: first inside each host, then between hosts, then inside each host again.
 //!
-//! Fewer messages and bytes go from host to host than in a schedule that does not know who shares one. They are made
-//! of this crate's other schedules, whose ranks and chunks are renumbered. All of them give `None` to a rank of
-//! another world than that of the hosts; roots outside the world are taken modulo its size.
+//! Fewer messages and bytes go between hosts than in a schedule that ignores hosts. Two-level schedules consist of
+//! this crate's other schedules with renumbered ranks and chunks. They return `None` for a rank of another world
+//! than that of the hosts. Roots outside the world are taken modulo its size.
 
 mod all_reduce;
 mod level;
@@ -15,19 +15,19 @@ pub use all_reduce::{HostParticipants, TwoLevelAllReduce};
 pub use level::Steps;
 pub use two_level::TwoLevel;
 
-/// What a two-level schedule costs at most, in its own chunks. Where hosts have different numbers of ranks, the
+/// The maximum cost of a two-level schedule, in its own chunks. If hosts have different numbers of ranks, the
 /// smaller ones wait for the larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LevelCosts {
-    /// Inside of hosts.
+    /// The cost inside hosts.
     pub inside: Cost,
-    /// From host to host.
+    /// The cost between hosts.
     pub across: Cost,
 }
 
 impl LevelCosts {
-    /// How long an operation takes on a buffer of so many bytes and chunks, if messages inside of hosts and across
-    /// take different times.
+    /// Returns the time for a buffer with these sizes, if messages inside hosts and between hosts have different
+    /// costs.
     pub fn picoseconds(
         &self,
         inside: &CostModel,

@@ -1,20 +1,20 @@
-//! Where a rank is among the ranks of its host, and its host among hosts.
+//! The position of a rank on its host, and of its host among all hosts.
 
 use dist_transport::Rank;
 
 use super::level::{ChunkMap, LevelRanks, LevelSchedule};
 use crate::{Hosts, Schedule};
 
-/// Where a rank is.
+/// The position of a rank.
 pub(super) struct HostPosition<'a> {
     rank: Rank,
     hosts: &'a Hosts,
-    /// The rank among those of its host.
+    /// The rank among the ranks of its host.
     pub(super) inside: Rank,
-    /// Its host among hosts.
+    /// Its host among the hosts.
     pub(super) across: Rank,
     pub(super) root: usize,
-    /// The place of the rank that leads its host.
+    /// The place of the leader of its host.
     pub(super) lead: usize,
 }
 
@@ -30,7 +30,7 @@ impl<'a> HostPosition<'a> {
         Some(Self { rank, hosts, inside, across, root, lead })
     }
 
-    /// One chunk that is all of the buffer's.
+    /// Maps one chunk to the whole buffer.
     pub(super) const fn whole(chunks: usize) -> ChunkMap {
         ChunkMap::Neighbours { first: 0, each: chunks }
     }
@@ -40,7 +40,7 @@ impl<'a> HostPosition<'a> {
         LevelSchedule { schedule, ranks, chunk_map }
     }
 
-    /// Only those who lead their hosts take part.
+    /// Returns a schedule in which only the leaders of hosts take part.
     pub(super) fn among_leaders(&self, schedule: Schedule) -> LevelSchedule<'a> {
         let leads = self.inside.index() == self.lead;
         let schedule = if leads { schedule } else { Schedule::nothing(self.rank) };

@@ -1,4 +1,4 @@
-//! Every algorithm of two levels, and what there is to know of it.
+//! All two-level algorithms and their properties.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,8 +13,7 @@ use crate::{
     AllGather, AllReduce, Barrier, Broadcast, CostModel, Hosts, Order, Reduce, ReduceScatter, Step, binomial,
 };
 
-/// How an operation is done among the ranks of each host, and across hosts. It needs to know which ranks share a
-/// host.
+/// A two-level algorithm: an operation inside each host and between hosts. It needs to know the host of each rank.
 ///
 /// ```
 /// use dist_algos::hierarchical::TwoLevel;
@@ -27,25 +26,26 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TwoLevel {
-    /// Of all_reduce.
+    /// An all_reduce.
     AllReduce(TwoLevelAllReduce),
-    /// Of reduce_scatter; for hosts of equally many neighbouring ranks. [All_gather](Self::AllGather) backwards, so that
-    /// every host sends one sum of each chunk to each other host.
+    /// A reduce_scatter for hosts with the same number of consecutive ranks. It is [`AllGather`](Self::AllGather)
+    /// backwards, so that every host sends one sum of each chunk to each other host.
     ReduceScatter,
-    /// Of all_gather; for hosts of equally many neighbouring ranks. First each rank gathers the chunks of those at its
-    /// place on other hosts, so that every chunk goes to every other host once.
+    /// An all_gather for hosts with the same number of consecutive ranks. First each rank gathers the chunks of the
+    /// ranks at its place on other hosts, so that every chunk goes to every other host once.
     AllGather,
-    /// Of broadcast, and what it is across hosts: first to one rank of each host, then to the others.
+    /// A broadcast, with its algorithm between hosts: first to one rank of each host, then to the other ranks.
     Broadcast(Broadcast),
-    /// Of reduce, and what it is across hosts: first to one rank of each host, the root on its own, then across.
+    /// A reduce, with its algorithm between hosts: first to one rank of each host (the root on its own host), then
+    /// between hosts.
     Reduce(Reduce),
-    /// Of barrier, and what it is across hosts: each rank tells the first of its host, these tell each other, and then
-    /// their hosts.
+    /// A barrier, with its algorithm between hosts. Each rank signals the first rank of its host, these ranks
+    /// signal each other, and then the ranks of their hosts.
     Barrier(Barrier),
 }
 
 impl TwoLevel {
-    /// Every one, whatever the hosts.
+    /// Returns all algorithms, for any hosts.
     pub fn all() -> impl Iterator<Item = Self> {
         let forms = [HostParticipants::Leaders, HostParticipants::Parts].into_iter();
         forms
@@ -60,12 +60,12 @@ impl TwoLevel {
             .chain(Barrier::ALL.iter().map(|&across| Self::Barrier(across)))
     }
 
-    /// Every one of the operation of this name, whatever the hosts.
+    /// Returns all algorithms of the operation with this name, for any hosts.
     pub fn of(operation: &str) -> impl Iterator<Item = Self> {
         Self::all().filter(move |two| two.operation() == operation)
     }
 
-    /// The name of the operation that this is an algorithm of.
+    /// Returns the name of the operation.
     pub const fn operation(self) -> &'static str {
         match self {
             Self::AllReduce(_) => AllReduce::OPERATION,
@@ -77,7 +77,8 @@ impl TwoLevel {
         }
     }
 
-    /// The name, unique among the algorithms of its operation: `two_level`, and what is done across hosts.
+    /// Returns the name, which is unique among the algorithms of its operation: `two_level` and the algorithm
+    /// between hosts.
     pub fn name(self) -> &'static str {
         static NAMES: LazyLock<Vec<(TwoLevel, String)>> =
             LazyLock::new(|| TwoLevel::all().map(|two| (two, two.full_name())).collect());
@@ -95,7 +96,7 @@ impl TwoLevel {
         }
     }
 
-    /// Whether there are schedules for these hosts.
+    /// Returns `true` if there are schedules for these hosts.
     pub fn supports(self, hosts: &Hosts) -> bool {
         match self {
             Self::AllReduce(plan) => plan.supports(hosts),
@@ -106,7 +107,7 @@ impl TwoLevel {
         }
     }
 
-    /// The roots to choose from: every rank, or just one number if the operation has no root.
+    /// Returns the possible roots: every rank, or one number if the operation has no root.
     pub fn roots(self, hosts: &Hosts) -> Range<usize> {
         match self {
             Self::Broadcast(_) | Self::Reduce(_) => 0..hosts.world_size(),
@@ -114,7 +115,8 @@ impl TwoLevel {
         }
     }
 
-    /// In which order it reduces, or a stricter one, if it reduces: canonical only where [`Hosts::order`] is.
+    /// Returns the order in which it reduces, or a weaker one, if it reduces. It is canonical only if
+    /// [`Hosts::order`] is canonical.
     pub fn order(self, hosts: &Hosts) -> Option<Order> {
         match self {
             Self::AllReduce(plan) => Some(plan.order(hosts)),
@@ -127,12 +129,12 @@ impl TwoLevel {
         }
     }
 
-    /// Whether it reduces in this order or a stricter one, if it reduces.
+    /// Returns `true` if it reduces in this order or a stricter one, or does not reduce.
     pub fn keeps(self, order: Order, hosts: &Hosts) -> bool {
         self.order(hosts).is_none_or(|own| own >= order)
     }
 
-    /// What it costs in hosts that it supports, for the root that makes most of it.
+    /// Returns the cost for supported hosts, with the most expensive root.
     pub fn cost(self, hosts: &Hosts) -> LevelCosts {
         let (count, size) = (hosts.count(), hosts.largest());
         let (inside, across) = match self {
@@ -153,7 +155,7 @@ impl TwoLevel {
         LevelCosts { inside, across }
     }
 
-    /// Into how many chunks the memory is cut; one that is empty for a barrier.
+    /// Returns the number of chunks of the memory; a barrier has one empty chunk.
     pub fn chunks(self, hosts: &Hosts) -> usize {
         match self {
             Self::AllReduce(plan) => plan.chunks(hosts),
@@ -164,8 +166,8 @@ impl TwoLevel {
         }
     }
 
-    /// What a rank does; `None` in hosts that it does not support or whose world is another. A root says nothing if the
-    /// operation has none, and is taken modulo the size of the world.
+    /// Returns the steps of a rank; `None` if the hosts are not supported or belong to another world. The root is
+    /// ignored if the operation has none, and is taken modulo the size of the world.
     pub fn steps(self, rank: Rank, hosts: &Hosts, root: usize) -> Option<impl Iterator<Item = Step> + '_> {
         let (steps, gather) = match self {
             Self::AllReduce(plan) => {
@@ -181,9 +183,9 @@ impl TwoLevel {
         Some(steps.chain(gather.into_iter().flatten()))
     }
 
-    /// The cheapest of an operation that reduces in this order or a stricter one, and how long it takes, given how long
-    /// messages take inside of hosts and across. `None` if there is none, as for canonical order in hosts that do not
-    /// keep it.
+    /// Returns the cheapest algorithm of an operation that reduces in this order or a stricter one, and its time.
+    /// The cost models are those of messages inside hosts and between hosts. Returns `None` if there is no such
+    /// algorithm, for example for canonical order on hosts that do not preserve it.
     pub fn suggest(
         operation: &str,
         hosts: &Hosts,
@@ -262,12 +264,13 @@ fn reduce_scatter(rank: Rank, hosts: &Hosts) -> Option<Steps<'_>> {
     ]))
 }
 
-/// How so many ranks gather, in messages whose chunks can lie apart.
+/// Returns the algorithm by which this many ranks gather. The chunks of its messages need not be consecutive.
 const fn gathering(ranks: usize) -> AllGather {
     if ranks.is_power_of_two() { AllGather::RecursiveDoubling } else { AllGather::Ring }
 }
 
-/// How so many ranks reduce and scatter, in messages whose chunks can lie apart.
+/// Returns the algorithm by which this many ranks reduce and scatter. The chunks of its messages need not be
+/// consecutive.
 const fn scattering(ranks: usize, otherwise: ReduceScatter) -> ReduceScatter {
     if ranks.is_power_of_two() { ReduceScatter::HalvingDoubling } else { otherwise }
 }

@@ -1,46 +1,46 @@
-//! The clock of one rank, and what steps do to it.
+//! The clock of one rank, and the effect of steps on it.
 
 use super::{LinkModel, MessageCosts};
 
-/// What a rank has come to.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RankClock {
-    /// When it takes up its next step.
+    /// The time of its next step.
     pub(super) now: f64,
-    /// How many times as long its work takes.
+    /// The factor by which its work takes longer.
     slowdown: f64,
-    /// Until when its side of the link is taken by what leaves.
+    /// The time until which outgoing data occupies its side of the link.
     up: f64,
-    /// Until when it is taken by what arrives.
+    /// The time until which incoming data occupies its side of the link.
     down: f64,
-    /// Bytes that it has sent.
+    /// The number of bytes that it has sent.
     pub(super) sent: u64,
 }
 
-/// A message on its way.
+/// A message in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimedMessage {
-    /// When its first byte arrives.
+    /// The time at which its first byte arrives.
     pub(super) first: f64,
-    /// When its last byte arrives, if nothing else is in the way.
+    /// The time at which its last byte arrives, if nothing delays it.
     pub(super) last: f64,
     pub(super) bytes: u64,
 }
 
-/// A step of which not everything has come yet.
+/// A step that still waits for messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingStep {
     started: f64,
-    /// When the last byte has been sent.
+    /// The time at which the last byte has been sent.
     left: f64,
-    /// When the last byte so far has been read.
+    /// The time at which the last byte so far has been read.
     read: f64,
-    /// What the step has cost the rank so far.
+    /// The work of the step for the rank so far.
     busy: f64,
 }
 
 impl PendingStep {
-    /// When the step is over, if nothing more comes.
+    /// Returns the end of the step if no more messages come.
     pub(super) fn over(&self) -> f64 {
         self.left.max(self.read).max(self.started + self.busy)
     }
@@ -51,12 +51,12 @@ impl RankClock {
         Self { now: late, slowdown, up: late, down: 0.0, sent: 0 }
     }
 
-    /// A step that may send and receive begins.
+    /// Begins a step that may send and receive.
     pub(super) const fn begin(&self) -> PendingStep {
         PendingStep { started: self.now, left: self.now, read: self.now, busy: 0.0 }
     }
 
-    /// A message leaves.
+    /// Sends a message.
     pub(super) fn send(
         &mut self,
         pending: &mut PendingStep,
@@ -74,7 +74,7 @@ impl RankClock {
         TimedMessage { first: begins + link.latency, last: left + link.latency, bytes }
     }
 
-    /// A message is here, to be reduced or to be kept.
+    /// Receives a message, which is reduced or copied.
     pub(super) fn receive(
         &mut self,
         pending: &mut PendingStep,
@@ -92,7 +92,7 @@ impl RankClock {
         pending.busy += opens + reads;
     }
 
-    /// Reduces or copies what the rank has already.
+    /// Reduces or copies data that the rank already has.
     pub(super) fn combine(&mut self, bytes: u64, work: MessageCosts) {
         self.now += work.reduce * self.slowdown * bytes as f64;
     }

@@ -1,9 +1,9 @@
-//! What happens, in the order of time.
+//! A queue of events in the order of time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// What is to happen; of what happens at once, what was noted first.
+/// A queue of future events. Events of the same time are taken in the order in which they were added.
 #[derive(Debug)]
 pub(super) struct EventQueue<W> {
     heap: BinaryHeap<Reverse<ScheduledEvent<W>>>,
@@ -27,7 +27,7 @@ impl<W> EventQueue<W> {
         self.heap.push(Reverse(ScheduledEvent { time, number: self.noted, what }));
     }
 
-    /// What happens next, and when.
+    /// Returns the next event and its time.
     pub(super) fn next(&mut self) -> Option<(f64, W)> {
         self.heap.pop().map(|Reverse(event)| (event.time, event.what))
     }

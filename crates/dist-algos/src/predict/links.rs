@@ -1,59 +1,59 @@
-//! Links between hosts, which the messages of several connections share at the same time.
+//! Links between hosts that the messages of several connections share at the same time.
 //!
-//! A connection goes from one rank to another and carries its messages in order. On every wire of its way the
-//! connections that have something to send get equal parts; each is as fast as the smallest of its parts, or as its
-//! sender. What one cannot use is not given to others.
+//! A connection goes from one rank to another and carries its messages in order. On every wire of its path, the
+//! connections that have data to send get equal shares. Each connection is as fast as the smallest of its shares,
+//! or as its sender if that is slower. A share that a connection cannot use is not given to others.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::network::{Wire, WirePath};
 
-/// All connections that there have been.
+/// All connections that were used so far.
 #[derive(Debug)]
 pub(super) struct Links {
-    /// Where each wire that was ever used is among the users.
+    /// The index in `users` of each wire that was ever used.
     wires: BTreeMap<Wire, usize>,
-    /// Of each wire, the connections that have something to send on it.
+    /// For each wire, the connections that have data to send on it.
     users: Vec<Vec<usize>>,
-    /// The wires that others use than when they were last divided.
+    /// The wires whose users have changed since their capacity was last divided.
     changed: Vec<usize>,
     connections: Vec<Connection>,
-    /// Which connection goes from one rank to another.
+    /// The connection from one rank to another.
     between: BTreeMap<(u32, u32), usize>,
-    /// Bytes of a connection that may wait to leave when a send is over.
+    /// Bytes of a connection that may still be queued when a send is over.
     window: f64,
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// The wires that it goes through, and how long a byte takes on each.
+    /// The wires of its path, and the time per byte on each.
     path: WirePath<usize>,
-    /// How long each byte takes the sender.
+    /// The time per byte of the sender.
     slowdown: f64,
-    /// How many of all bytes have left, when, and how long the next ones take.
+    /// The number of bytes that have left so far, the time of that number, and the time per byte from then on.
     left: f64,
     since: f64,
     byte: f64,
-    /// How many are to leave.
+    /// The number of bytes that were given to the connection.
     given: f64,
-    /// What happens when so many have left, in this order.
+    /// The events after certain numbers of bytes, in this order.
     milestones: VecDeque<(f64, Milestone)>,
-    /// Which of the times that were noted holds.
+    /// The version of the only scheduled check that is still valid.
     version: u32,
 }
 
-/// What happens to a message when enough has left.
+/// The progress of a message on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Milestone {
     /// Its first byte leaves.
     First(u32),
-    /// Its sender may go on.
+    /// Its sender may continue.
     Accepted(u32),
     /// Its last byte has left.
     Last(u32),
 }
 
-/// When a connection is to be looked at.
+/// A scheduled check of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LinkCheck {
     pub(super) connection: u32,
@@ -66,7 +66,7 @@ pub(super) struct Transmission {
     pub(super) message: u32,
     pub(super) ends: (u32, u32),
     pub(super) bytes: u64,
-    /// How long each byte takes the sender.
+    /// The time per byte of the sender.
     pub(super) slowdown: f64,
 }
 
@@ -82,7 +82,7 @@ impl Links {
         }
     }
 
-    /// Gives a message to the connection of its ends, which goes this way; notes when to look at connections.
+    /// Gives a message to the connection between its ranks, which has this path. Schedules checks of connections.
     pub(super) fn give(
         &mut self,
         transmission: Transmission,
@@ -111,7 +111,7 @@ impl Links {
         self.look_next(at, note);
     }
 
-    /// What has happened on a connection by now, if this is when to look at it; notes when to look again.
+    /// Returns the milestones of a connection up to now, if this check is still valid. Schedules the next check.
     pub(super) fn look(
         &mut self,
         look: LinkCheck,
@@ -141,12 +141,12 @@ impl Links {
         happened
     }
 
-    /// Whether wires are to be divided anew, once everything has happened that happens now.
+    /// Returns `true` if the capacity of wires has to be divided again after all events of this time.
     pub(super) fn have_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Divides the wires anew that others use than before; notes when to look at connections.
+    /// Divides the capacity of the wires whose users have changed. Schedules checks of connections.
     pub(super) fn share(&mut self, time: f64, note: &mut impl FnMut(f64, LinkCheck)) {
         let mut changed = std::mem::take(&mut self.changed);
         changed.sort_unstable();
@@ -166,7 +166,7 @@ impl Links {
         }
     }
 
-    /// The connection that a message goes by.
+    /// Returns the connection of a message.
     fn connection(&mut self, transmission: &Transmission, path: impl FnOnce() -> WirePath<Wire>) -> usize {
         if let Some(&at) = self.between.get(&transmission.ends) {
             return at;
@@ -182,7 +182,7 @@ impl Links {
         at
     }
 
-    /// Where a wire is among the users.
+    /// Returns the index of a wire in `users`.
     fn place(&mut self, wire: Wire) -> usize {
         *self.wires.entry(wire).or_insert_with(|| {
             self.users.push(Vec::new());
@@ -190,7 +190,7 @@ impl Links {
         })
     }
 
-    /// Brings what has left up to date.
+    /// Updates the number of bytes that have left.
     fn settle(&mut self, at: usize, time: f64) {
         let connection = &mut self.connections[at];
         if !connection.milestones.is_empty() && connection.byte > 0.0 {
@@ -199,7 +199,7 @@ impl Links {
         connection.since = time;
     }
 
-    /// Notes when the next mark of a connection is come to.
+    /// Schedules a check at the next milestone of a connection.
     fn look_next(&mut self, at: usize, note: &mut impl FnMut(f64, LinkCheck)) {
         let connection = &mut self.connections[at];
         let Some(&(target, _)) = connection.milestones.front() else { return };
@@ -211,7 +211,7 @@ impl Links {
 }
 
 impl Connection {
-    /// Puts a mark after those that are come to sooner.
+    /// Inserts a milestone after those with smaller targets.
     fn milestone(&mut self, target: f64, milestone: Milestone) {
         let place = self.milestones.iter().rposition(|other| other.0 <= target).map_or(0, |place| place + 1);
         self.milestones.insert(place, (target, milestone));

@@ -1,11 +1,11 @@
-//! Messages that have been sent and not yet received, of all ranks together.
+//! Queues of messages that have been sent and not yet received, for all ranks together.
 
-/// For every rank, a list of messages in the order in which they were sent.
+/// For every rank, a linked list of messages in the order in which they were sent.
 #[derive(Debug)]
 pub(super) struct MessageQueues<M> {
     queues: Vec<Ends>,
     entries: Vec<QueuedMessage<M>>,
-    /// The first of a list of letters that are not in use.
+    /// The first entry of the list of unused entries.
     free: u32,
 }
 
@@ -30,7 +30,7 @@ impl<M: Copy> MessageQueues<M> {
         Self { queues: vec![Ends { head: NONE, tail: NONE }; ranks], entries: Vec::new(), free: NONE }
     }
 
-    /// Leaves a message for a rank. `false` if there is no place for so many.
+    /// Adds a message for a rank. Returns `false` if there are too many messages.
     #[must_use]
     pub(super) fn post(&mut self, from: u32, to: usize, message: M) -> bool {
         let entry = QueuedMessage { message, from, next: NONE };
@@ -57,7 +57,7 @@ impl<M: Copy> MessageQueues<M> {
         true
     }
 
-    /// The oldest message of one rank for another.
+    /// Removes and returns the oldest message from one rank to another.
     pub(super) fn take(&mut self, from: u32, to: usize) -> Option<M> {
         let ends = &mut self.queues[to];
         let (mut before, mut at) = (NONE, ends.head);

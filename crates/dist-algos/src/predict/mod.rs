@@ -1,21 +1,29 @@
-//! How long a schedule takes on a network that need not exist.
+//! Predicts the duration of a schedule on a network, which need not exist.
 //!
-//! The steps are those that [`run`](crate::run()) does; nothing is sent, and only clocks are kept. Three engines do
-//! it, and [`predict`] chooses between them:
+//! The steps are those that [`run`](crate::run()) executes. Nothing is sent; only clocks are advanced. There are
+//! three methods, and [`predict`] chooses between them:
 //!
-//! - [`symmetric`]: one rank stands for all. For schedules in which every rank does the same, on links that are
-//!   alike: a ring over 10⁶ ranks is 2·10⁶ steps, not 2·10¹².
-//! - [`wavefront`]: one clock per rank, in any order that lets messages come before they are needed. For slow ranks,
-//!   hosts and links that differ, in memory for the ranks and what is on its way.
-//! - [`queues`]: events in the order of time. For what messages and ranks share: the links of hosts and racks, and cores.
+//! - [`symmetric`]: one rank stands for all. It applies if every rank does the same and all links are alike. For a
+//!   ring over 10⁶ ranks it takes 2·10⁶ steps, not 2·10¹².
+//! - [`wavefront`]: one clock per rank, advanced in any order that produces messages before they are needed. It
+//!   applies if ranks, hosts or links differ. Its memory grows with the ranks and the messages in flight.
+//! - [`queues`]: events in the order of time. It applies if messages or ranks share resources: the links of hosts
+//!   and racks, and cores.
 //!
-//! The model: a rank is busy for [`MessageCosts::send`] and [`MessageCosts::sent`] or [`MessageCosts::receive`] with each message, for [`MessageCosts::byte`] with each byte
-//! that it sends or receives, and for [`MessageCosts::reduce`] with each byte that it reduces or copies, while more may be on its
-//! way; where ranks [share memory](Work::shared) with the longer of the two. A link
-//! lets one message after the other through at [`LinkModel::byte`] per byte and delivers it [`LinkModel::latency`] later. A
-//! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
-//! several others [share its link](Network::with_shared_uplinks), as TCP connections do, and so do those that leave a
-//! [rack](Network::in_racks_of). All times are in seconds.
+//! The model:
+//!
+//! - A rank is busy for [`MessageCosts::send`] and [`MessageCosts::sent`] or [`MessageCosts::receive`] with each
+//!   message, and for [`MessageCosts::byte`] with each byte that it sends or receives.
+//! - It is busy for [`MessageCosts::reduce`] with each byte that it reduces or copies, while more data may be in
+//!   flight. If ranks [share memory](MessageCosts::shared), only the longer of the two counts.
+//! - A link transmits one message after the other with [`LinkModel::byte`] per byte, and delivers it
+//!   [`LinkModel::latency`] later.
+//! - A send is over when its last byte has left; it does not wait for its receiver.
+//! - Messages that leave a host at the same time for several others [share its
+//!   link](NetworkModel::with_shared_uplinks), as TCP connections do. The same holds for messages that leave a
+//!   [rack](NetworkModel::in_racks_of).
+//!
+//! All times are in seconds.
 //!
 //! ```
 //! use dist_algos::predict::{Method, LinkModel, NetworkModel, Workload, MessageCosts, predict};
@@ -51,33 +59,33 @@ pub use queues::{QUEUE_STEPS_MAX, queues, timeline};
 pub use symmetric::symmetric;
 pub use wavefront::wavefront;
 
-/// A schedule for every rank, and the sizes of what it moves.
+/// A schedule for every rank, and the sizes of its data.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload<'a, F> {
-    /// The steps of a rank.
+    /// The function that returns the steps of a rank.
     pub steps: F,
-    /// How the buffer of each rank is cut.
+    /// The partition of each rank's buffer.
     pub buffer: Partition<'a>,
-    /// How the input is cut, where steps send from one.
+    /// The partition of the input, if steps send from one.
     pub input: Option<Partition<'a>>,
 }
 
-/// What was found out.
+/// The result of a prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// From the start to the end of the last rank.
+    /// The time from the start to the end of the last rank.
     pub seconds: f64,
-    /// Who found it out.
+    /// The method of the prediction.
     pub engine: Method,
     /// Bytes that the busiest rank sends.
     pub sent_max: u64,
     /// Bytes that all ranks send together.
     pub sent_total: u64,
-    /// Bytes that leave the host that most leave, for other hosts.
+    /// Bytes that leave the busiest host for other hosts.
     pub host_sent_max: u64,
 }
 
-/// A way to predict.
+/// A method of prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
     /// One rank stands for all.
@@ -89,7 +97,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// The name in tables and lines.
+    /// Returns the name for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Symmetric => "symmetric",
@@ -99,17 +107,17 @@ impl Method {
     }
 }
 
-/// Steps of all ranks together, beyond which an engine that follows each of them gives up.
+/// Maximum number of steps of all ranks together for methods that follow each of them.
 pub const STEPS_MAX: u64 = 500_000_000;
 
-/// From this number of ranks on, one may stand for all. Below, each is followed to the last element.
+/// Minimum number of ranks for the symmetric method. With fewer ranks, each is followed to the last element.
 const SYMMETRIC_RANKS_MIN: usize = 512;
 
-/// Predicts how long the schedules take that `plan` has for the ranks of a network.
+/// Predicts the duration of the schedules that `plan` has for the ranks of a network.
 ///
 /// # Errors
-/// If the schedules do not fit together, or have more than [`STEPS_MAX`] steps that have to be followed, where ranks
-/// share something [`QUEUE_STEPS_MAX`].
+/// If the schedules do not fit together, or if more than [`STEPS_MAX`] steps have to be followed. If ranks share
+/// resources, the limit is [`QUEUE_STEPS_MAX`].
 pub fn predict<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Result<Prediction>
 where
     F: Fn(Rank) -> I,
@@ -127,7 +135,7 @@ where
 }
 
 impl<F> Workload<'_, F> {
-    /// How the memory is cut that is sent from.
+    /// Returns the partition of the memory that is sent from.
     fn cut_of(&self, send: &SendHalf) -> &Partition<'_> {
         match send.of {
             Source::Buffer => &self.buffer,
@@ -135,18 +143,19 @@ impl<F> Workload<'_, F> {
         }
     }
 
-    /// Bytes of chunks that are sent.
+    /// Returns the number of bytes of chunks that are sent.
     fn bytes_sent(&self, send: &SendHalf) -> u64 {
         bytes(self.cut_of(send), send.chunks)
     }
 
-    /// Bytes of chunks of the buffer.
+    /// Returns the number of bytes of chunks of the buffer.
     fn bytes(&self, chunks: Chunks) -> u64 {
         bytes(&self.buffer, chunks)
     }
 }
 
-/// Runs that are measured one by one. More than that get their share of the buffer.
+/// Maximum number of runs of chunks that are measured one by one. More runs are assumed to hold their share of the
+/// buffer.
 const RUNS_EXACT_MAX: usize = 64;
 
 fn bytes(partition: &Partition<'_>, chunks: Chunks) -> u64 {

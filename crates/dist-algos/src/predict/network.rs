@@ -1,4 +1,4 @@
-//! What joins the ranks, and how fast they are.
+//! The network between ranks and the speed of ranks.
 
 use std::collections::BTreeMap;
 
@@ -7,44 +7,43 @@ use smallvec::SmallVec;
 /// A link between two ranks, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkModel {
-    /// How long a byte is on its way, in seconds.
+    /// The latency of a byte, in seconds.
     pub latency: f64,
-    /// How long it takes until the next byte can follow, in seconds.
+    /// The time between two bytes, in seconds.
     pub byte: f64,
 }
 
-/// What messages cost the ranks, in seconds of one core.
+/// The costs of messages for ranks, in seconds of one core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MessageCosts {
-    /// To send a message of any size, until its first byte leaves.
+    /// The cost to send a message of any size, until its first byte leaves.
     pub send: f64,
-    /// The same after that, while the message is on its way.
+    /// The cost to send a message after that, while it is in flight.
     pub sent: f64,
-    /// To receive one.
+    /// The cost to receive a message.
     pub receive: f64,
-    /// To send or to receive a byte.
+    /// The cost to send or receive a byte.
     pub byte: f64,
-    /// To reduce a byte into another, or to copy one.
+    /// The cost to reduce or copy a byte.
     pub reduce: f64,
-    /// So many bytes at the beginning of each message count twice, on links within a host and for the ranks: as long
-    /// as these are copied in, there is nothing to copy out.
+    /// The number of bytes at the start of each message that count twice, on links within a host and for the ranks.
+    /// While these bytes are copied in, the receiver has nothing to copy out.
     pub twice: u64,
-    /// Whether messages lie in memory that ranks share: what is reduced is then reduced from there, instead of being
-    /// copied out first.
+    /// `true` if messages lie in memory that ranks share. Data is then reduced from there and not copied out first.
     pub shared: bool,
 }
 
 impl MessageCosts {
-    /// No work at all.
+    /// Costs of zero.
     pub const NONE: Self =
         Self { send: 0.0, sent: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0, shared: false };
 
-    /// As many bytes as these count for.
+    /// Returns the number of bytes, with the first ones counted twice.
     pub(super) fn weight(&self, bytes: u64) -> f64 {
         (bytes + bytes.min(self.twice)) as f64
     }
 
-    /// How long it takes to take a message out, and to reduce it or not.
+    /// Returns the time to read a message and, if `reduces`, to reduce it.
     pub(super) fn reading(&self, bytes: u64, reduces: bool) -> f64 {
         let copied = self.byte * self.weight(bytes);
         let reduced = if reduces { self.reduce * bytes as f64 } else { 0.0 };
@@ -55,15 +54,16 @@ impl MessageCosts {
 /// A rank that is late or slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Straggler {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// How much later than the others it begins, in seconds.
+    /// The delay of its start, in seconds.
     pub late: f64,
-    /// How many times as long its work takes.
+    /// The factor by which its work takes longer.
     pub slowdown: f64,
 }
 
-/// What the messages of several ranks may share: one direction of the link of a host, of a rack, or between two hosts.
+/// A resource that messages of several ranks may share: one direction of the link of a host, of a rack, or between
+/// two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wire {
     FromHost(usize),
@@ -73,23 +73,24 @@ pub(super) enum Wire {
     Between(usize, usize),
 }
 
-/// What a message goes through, one after the other, and how long a byte takes on each.
+/// The wires of a message's path in order, and the time per byte on each.
 pub(super) type WirePath<W> = SmallVec<[(W, f64); 4]>;
 
-/// The ranks of a world, the hosts and racks that they are in, and the links between them.
+/// The ranks of a world, their hosts and racks, and the links between them.
 ///
-/// Hosts have neighbouring ranks, all of them the same number, the last perhaps fewer; so racks have hosts.
+/// Each host has consecutive ranks. All hosts have the same number of ranks; the last one may have fewer. Racks
+/// consist of hosts in the same way.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkModel {
     world_size: usize,
     ranks_per_host: usize,
-    /// Between ranks of different hosts.
+    /// The link between ranks of different hosts.
     between: LinkModel,
-    /// Between ranks of one host.
+    /// The link between ranks of one host.
     within: LinkModel,
-    /// Between hosts that have links of their own.
+    /// The links between certain pairs of hosts.
     pairs: BTreeMap<(usize, usize), LinkModel>,
-    /// How many hosts share a rack, and what is between racks besides.
+    /// The number of hosts per rack, and the additional link between racks.
     racks: Option<(usize, LinkModel)>,
     work: MessageCosts,
     stragglers: Vec<Straggler>,
@@ -99,7 +100,7 @@ pub struct NetworkModel {
 }
 
 impl NetworkModel {
-    /// Ranks on hosts of their own, with links that are alike.
+    /// Creates a network of ranks on separate hosts with equal links.
     pub const fn new(world_size: usize, link: LinkModel, work: MessageCosts) -> Self {
         Self {
             world_size,
@@ -116,80 +117,81 @@ impl NetworkModel {
         }
     }
 
-    /// This many ranks share a host, at least one; `within` is the link between them.
+    /// Places this many ranks, at least one, on each host; `within` is the link between them.
     #[must_use]
     pub fn on_hosts_of(self, ranks: usize, within: LinkModel) -> Self {
         Self { ranks_per_host: ranks.clamp(1, self.world_size.max(1)), within, ..self }
     }
 
-    /// This many hosts share a rack, at least one. From rack to rack a byte is on its way for so much longer, and goes
-    /// through the link of either rack, which its hosts [share](Self::with_shared_uplinks).
+    /// Places this many hosts, at least one, in each rack. Between racks, a byte has this additional latency and
+    /// passes the link of either rack, which its hosts [share](Self::with_shared_uplinks).
     #[must_use]
     pub fn in_racks_of(self, hosts: usize, uplink: LinkModel) -> Self {
         Self { racks: Some((hosts.max(1), uplink)), ..self }
     }
 
-    /// The link from one host to another, by which their messages go instead of those of the hosts and their racks.
+    /// Adds a link from one host to another. Their messages use it instead of the links of the hosts and racks.
     #[must_use]
     pub fn with_pair(mut self, from: usize, to: usize, link: LinkModel) -> Self {
         self.pairs.insert((from, to), link);
         self
     }
 
-    /// A rank that is late or slow.
+    /// Makes a rank late or slow.
     #[must_use]
     pub fn with_straggler(mut self, straggler: Straggler) -> Self {
         self.stragglers.push(straggler);
         self
     }
 
-    /// All that goes from a host to others shares one link, and all that comes shares the link back: messages of
-    /// several ranks, and those of one rank to several. So it is with racks, and with the link of a pair of hosts.
+    /// Lets all messages that leave a host share one link, and all messages that arrive share the link back. This
+    /// includes messages of several ranks and messages of one rank to several others. The same holds for racks, and
+    /// for the link of a pair of hosts.
     #[must_use]
     pub fn with_shared_uplinks(self) -> Self {
         Self { shared: true, ..self }
     }
 
-    /// A send on a shared link is over when no more than so many bytes have yet to leave for the same rank: as many as
-    /// a socket takes.
+    /// Sets the number of bytes that may still be queued for the same rank when a send on a shared link is over. It
+    /// corresponds to the socket buffer.
     #[must_use]
     pub fn with_window(self, bytes: u64) -> Self {
         Self { window: bytes, ..self }
     }
 
-    /// The same with other work.
+    /// Sets the costs of messages.
     #[must_use]
     pub fn with_work(self, work: MessageCosts) -> Self {
         Self { work, ..self }
     }
 
-    /// The ranks of a host share this many cores, at least one.
+    /// Lets the ranks of a host share this many cores, at least one.
     #[must_use]
     pub fn with_cores(self, cores: usize) -> Self {
         Self { cores: Some(cores.max(1)), ..self }
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub const fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// How many hosts there are.
+    /// Returns the number of hosts.
     pub const fn hosts(&self) -> usize {
         self.world_size.div_ceil(self.ranks_per_host)
     }
 
-    /// What messages cost the ranks.
+    /// Returns the costs of messages for the ranks.
     pub const fn work(&self) -> MessageCosts {
         self.work
     }
 
-    /// The host of a rank.
+    /// Returns the host of a rank.
     pub(super) const fn host_of(&self, rank: usize) -> usize {
         if self.ranks_per_host == 1 { rank } else { rank / self.ranks_per_host }
     }
 
-    /// The rack of a host.
+    /// Returns the rack of a host.
     const fn rack_of(&self, host: usize) -> usize {
         match self.racks {
             Some((hosts, _)) => host / hosts,
@@ -197,7 +199,7 @@ impl NetworkModel {
         }
     }
 
-    /// How many racks there are.
+    /// Returns the number of racks.
     pub const fn racks(&self) -> usize {
         match self.racks {
             Some((hosts, _)) => self.hosts().div_ceil(hosts),
@@ -205,7 +207,7 @@ impl NetworkModel {
         }
     }
 
-    /// The link from one rank to another.
+    /// Returns the link from one rank to another.
     pub fn link(&self, from: usize, to: usize) -> LinkModel {
         if self.ranks_per_host == 1 && self.pairs.is_empty() && self.racks.is_none() {
             return self.between;
@@ -228,7 +230,7 @@ impl NetworkModel {
         }
     }
 
-    /// What a message from one host to another goes through.
+    /// Returns the path of a message from one host to another.
     pub(super) fn path(&self, from: usize, to: usize) -> WirePath<Wire> {
         let mut path = WirePath::new();
         if let Some(link) = self.pairs.get(&(from, to)) {
@@ -244,7 +246,7 @@ impl NetworkModel {
         path
     }
 
-    /// How much later than others a rank begins, and how many times as long its work takes.
+    /// Returns the delay of a rank's start and the factor by which its work takes longer.
     pub(super) fn straggling(&self, rank: usize) -> (f64, f64) {
         let own = self.stragglers.iter().filter(|straggler| straggler.rank == rank);
         own.fold((0.0, 1.0), |(late, slowdown), straggler| {
@@ -252,7 +254,7 @@ impl NetworkModel {
         })
     }
 
-    /// The one link that there is, if every rank is like every other.
+    /// Returns the only kind of link, if all ranks are alike.
     pub(super) fn uniform(&self) -> Option<LinkModel> {
         let alike =
             self.stragglers.is_empty() && self.pairs.is_empty() && self.racks() == 1 && !self.is_shared();
@@ -266,12 +268,12 @@ impl NetworkModel {
         }
     }
 
-    /// Whether ranks may have to wait for others that use the same.
+    /// Returns `true` if ranks may have to wait for others that use the same resource.
     pub(super) const fn is_shared(&self) -> bool {
         self.shared || self.cores.is_some()
     }
 
-    /// Whether a message from one rank to another takes a link that others use too.
+    /// Returns `true` if a message from one rank to another uses a shared link.
     pub(super) const fn shares_link(&self, from: usize, to: usize) -> bool {
         self.shared && self.host_of(from) != self.host_of(to)
     }
@@ -280,7 +282,7 @@ impl NetworkModel {
         self.window
     }
 
-    /// How many cores the ranks of a host share, if they have fewer than they are.
+    /// Returns the number of cores that the ranks of a host share, if there are fewer cores than ranks.
     pub const fn cores(&self) -> Option<usize> {
         self.cores
     }

@@ -1,4 +1,4 @@
-//! Events in the order of time, for what ranks wait for because others use it.
+//! The predictor with events in the order of time, for resources that ranks share.
 
 use dist_transport::Rank;
 
@@ -10,11 +10,11 @@ use super::wavefront::{ExpectedMessages, place_after};
 use super::{Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, Error, Result, SendHalf, Step};
 
-/// Steps of all ranks together that are followed at most: a ring over 10⁴ ranks has 2·10⁸.
+/// Maximum number of steps of all ranks together; a ring over 10⁴ ranks has 2·10⁸.
 pub const QUEUE_STEPS_MAX: u64 = 250_000_000;
 
-/// Predicts by taking one event after the other, in the order of time. Links that are shared serve all who use them
-/// at the same pace; cores serve whoever comes first, a whole piece of work at a time.
+/// Predicts by processing one event after the other, in the order of time. Shared links serve all users at the same
+/// rate. Cores serve work in the order in which it comes, one piece at a time.
 ///
 /// # Errors
 /// If the schedules do not fit together, or have more than [`QUEUE_STEPS_MAX`] steps.
@@ -28,7 +28,7 @@ where
     queues.result()
 }
 
-/// In the same way: when each rank takes up each of its steps, and when it has done the last.
+/// Predicts as [`queues`] does, and returns for each rank the start of each of its steps and the end of the last.
 ///
 /// # Errors
 /// As for [`queues`].
@@ -46,41 +46,41 @@ where
 
 #[derive(Clone, Copy, Debug)]
 enum EventKind {
-    /// A rank takes up its next step.
+    /// A rank begins its next step.
     Ready(u32),
     /// A rank begins to read a message.
     Read(u32, ReceivedMessage),
-    /// A message comes to the link out of its host.
+    /// A message reaches the link out of its host.
     Leaves(u32),
-    /// Something happens on a link.
+    /// A connection has to be checked.
     LinkCheck(LinkCheck),
-    /// Links are divided among those who use them now.
+    /// The capacity of links is divided among their users.
     Share,
-    /// The first byte of a message comes to its receiver.
+    /// The first byte of a message reaches its receiver.
     Comes(u32),
-    /// Its last byte has come.
+    /// The last byte of a message has arrived.
     Arrived(u32),
 }
 
-/// A message, as its receiver finds it.
+/// A message as its receiver gets it.
 #[derive(Clone, Copy, Debug)]
 enum ReceivedMessage {
-    /// It is known when it comes.
+    /// All its times are known when it is sent.
     Known(TimedMessage),
-    /// It is on a link that others share.
+    /// It is on a shared link.
     Transfer(u32),
 }
 
-/// A message on a link that others share.
+/// A message on a shared link.
 #[derive(Clone, Copy, Debug)]
 struct Transfer {
     transmission: Transmission,
     latency: f64,
-    /// When its first byte came.
+    /// The time at which its first byte arrived.
     first: f64,
-    /// When its last byte came, if it has.
+    /// The time at which its last byte arrived, if it has.
     last: Option<f64>,
-    /// When its receiver has done the work of reading it, if only the last byte is missing.
+    /// The time at which its receiver has finished the work of reading it, if only the last byte is missing.
     read: Option<f64>,
 }
 
@@ -92,22 +92,22 @@ struct QueueRank<I> {
     down: f64,
     sent: u64,
     exchange: Option<ActiveExchange>,
-    /// When it has done all that was asked of it so far.
+    /// The time at which it has done everything so far.
     now: f64,
 }
 
-/// What a rank is in.
+/// The exchange that a rank is in.
 #[derive(Clone, Copy, Debug)]
 struct ActiveExchange {
-    /// What it receives next, if there is more.
+    /// The next message that it receives, if there is one.
     expected: Option<ExpectedMessages>,
-    /// Whether that is here and being read.
+    /// `true` if that message is here and being read.
     reading: bool,
-    /// When its work so far is done.
+    /// The time at which its work so far is done.
     free: f64,
-    /// Messages of which it is not known when they have left.
+    /// The number of messages whose last byte has not left yet.
     leaving: usize,
-    /// When the last byte, of what is known to leave and to have come, has left or been read.
+    /// The latest time at which a known last byte has left or has been read.
     over: f64,
 }
 
@@ -118,10 +118,10 @@ impl ActiveExchange {
     }
 }
 
-/// What ranks of one host share, beside its links.
+/// The resources that the ranks of one host share, beside its links.
 #[derive(Clone, Debug)]
 struct Host {
-    /// When each core is free; none if there are as many as ranks.
+    /// The time from which each core is free; empty if there is a core for each rank.
     cores: Vec<f64>,
     left: u64,
 }
@@ -133,11 +133,11 @@ struct Queues<'a, F, I> {
     hosts: Vec<Host>,
     message_queues: MessageQueues<ReceivedMessage>,
     links: Links,
-    /// Whether it is noted that links are to be divided anew.
+    /// `true` if a division of the links is already scheduled.
     sharing: bool,
     transfers: Vec<Transfer>,
     events: EventQueue<EventKind>,
-    /// When each rank took up each of its steps, and ended, if that is to be known.
+    /// The start of each step of each rank and its end, if they are recorded.
     times: Option<Vec<Vec<f64>>>,
     steps: u64,
 }
@@ -179,7 +179,7 @@ where
         self.events.note(time, what);
     }
 
-    /// Lets everything happen.
+    /// Processes all events.
     fn run(&mut self) -> Result<()> {
         while let Some((time, what)) = self.events.next() {
             match what {
@@ -195,11 +195,11 @@ where
         Ok(())
     }
 
-    /// Does so much work on a core of the rank's host: when it begins and when it ends.
+    /// Executes work on a core of the rank's host. Returns its start and its end.
     fn serve(&mut self, rank: usize, time: f64, work: f64) -> (f64, f64) {
         let work = work * self.ranks[rank].slowdown;
         let cores = &mut self.hosts[self.network.host_of(rank)].cores;
-        // The one that has been idle for the shortest time, so that work that follows on finds its own core again.
+        // Chooses the core that has been idle for the shortest time, so that consecutive work stays on one core.
         let idle = (0..cores.len()).filter(|&core| cores[core] <= time);
         let idle = idle.max_by(|&a, &b| cores[a].total_cmp(&cores[b]));
         let next = || (0..cores.len()).min_by(|&a, &b| cores[a].total_cmp(&cores[b]));
@@ -210,7 +210,7 @@ where
         (begins, *core)
     }
 
-    /// Takes up the next step of a rank.
+    /// Begins the next step of a rank.
     fn step(&mut self, rank: usize, time: f64) -> Result<()> {
         let state = &mut self.ranks[rank];
         state.now = time;
@@ -310,7 +310,7 @@ where
         self.deliver(ends, ReceivedMessage::Known(message))
     }
 
-    /// A message gets to the link out of its host.
+    /// Sends a message over the link out of its host.
     fn leave(&mut self, transfer: u32, time: f64) {
         let transmission = self.transfers[transfer as usize].transmission;
         let host = |rank: u32| self.network.host_of(rank as usize);
@@ -322,7 +322,7 @@ where
         self.note_looks(looks, time);
     }
 
-    /// All that now begins to leave, or has left, has done so.
+    /// Divides the capacity of links after all messages of this time have begun or ended.
     fn share(&mut self, time: f64) {
         self.sharing = false;
         let mut looks = Vec::new();
@@ -330,7 +330,7 @@ where
         self.note_looks(looks, time);
     }
 
-    /// Notes when to look at connections, and that links are to be divided anew now.
+    /// Schedules checks of connections, and a division of the links at this time.
     fn note_looks(&mut self, looks: Vec<(f64, LinkCheck)>, now: f64) {
         for (time, look) in looks {
             self.note(time, EventKind::LinkCheck(look));
@@ -341,7 +341,7 @@ where
         }
     }
 
-    /// Messages begin to leave, or have left.
+    /// Processes the milestones of a connection.
     fn look_at_link(&mut self, look: LinkCheck, time: f64) {
         let mut looks = Vec::new();
         for milestone in self.links.look(look, time, &mut |time, look| looks.push((time, look))) {
@@ -365,13 +365,13 @@ where
         self.note_looks(looks, time);
     }
 
-    /// The first byte of a message is here.
+    /// Processes the arrival of a message's first byte.
     fn come(&mut self, transfer: u32, time: f64) -> Result<()> {
         self.transfers[transfer as usize].first = time;
         self.deliver(self.transfers[transfer as usize].transmission.ends, ReceivedMessage::Transfer(transfer))
     }
 
-    /// The last byte of a message is here.
+    /// Processes the arrival of a message's last byte.
     fn arrived(&mut self, transfer: u32, time: f64) {
         let Transfer { transmission, last, read, .. } = &mut self.transfers[transfer as usize];
         *last = Some(time);
@@ -390,7 +390,7 @@ where
         Ok(())
     }
 
-    /// If what a rank waits for has come, it reads it as soon as it can.
+    /// Begins to read the message that a rank waits for, if it has arrived.
     fn look(&mut self, rank: usize) {
         let Some(exchange) = &mut self.ranks[rank].exchange else { return };
         let Some(ExpectedMessages { from, .. }) = exchange.expected.filter(|_| !exchange.reading) else {
@@ -437,7 +437,7 @@ where
         }
     }
 
-    /// A rank that did the work of reading a message at `free` had all of it at `read`.
+    /// Ends the reading of a message. The rank did its work until `free` and had all bytes at `read`.
     fn has_read(&mut self, rank: usize, free: f64, read: f64) {
         let world_size = self.ranks.len();
         if let Some(exchange) = &mut self.ranks[rank].exchange
@@ -452,7 +452,7 @@ where
         self.go_on(rank);
     }
 
-    /// Goes on with the next step once everything has left and come.
+    /// Begins the next step when everything has left and arrived.
     fn go_on(&mut self, rank: usize) {
         let done = |exchange: &ActiveExchange| exchange.leaving == 0 && exchange.expected.is_none();
         let Some(exchange) = self.ranks[rank].exchange.filter(done) else { return };
@@ -496,7 +496,7 @@ const fn too_many() -> Error {
     Error::TooManySteps { limit: QUEUE_STEPS_MAX }
 }
 
-/// A rank of a world that was found to be small enough.
+/// Converts a rank of a world whose size was checked.
 fn number(rank: usize) -> u32 {
     u32::try_from(rank).expect("the world has been seen to be small enough")
 }

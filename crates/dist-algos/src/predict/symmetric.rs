@@ -1,4 +1,4 @@
-//! One rank that stands for all.
+//! The predictor that follows one rank for all.
 
 use dist_transport::Rank;
 use smallvec::SmallVec;
@@ -7,12 +7,13 @@ use super::clock::RankClock;
 use super::{LinkModel, MessageCosts, Method, NetworkModel, Prediction, Workload};
 use crate::{Chunks, OnArrival, Partition, ReceiveHalf, SendHalf, Step};
 
-/// Predicts by following one rank, where every rank does the same: in each step all send as many chunks over the
-/// same distance, to the ranks that are so many places further round or to those that differ in the same bits. Then
-/// all clocks agree, and what a rank receives is what it sends. `None` if links or ranks differ, or schedules do.
+/// Predicts by following one rank, if every rank does the same. In each step all ranks send the same number of
+/// chunks. The receiver is the same number of places further in the ring, or differs in the same bits. Then all
+/// clocks agree, and a rank receives what it sends. Returns `None` if links, ranks or schedules differ.
 ///
-/// Schedules are compared on some ranks only. So many chunks are taken to hold their share of the buffer, rounded up
-/// to a whole element; where the buffer cannot be cut evenly, that is off by at most an element per chunk.
+/// Schedules are compared on some ranks only. A number of chunks is assumed to hold its share of the buffer,
+/// rounded up to a whole element. If the buffer cannot be divided evenly, the error is at most one element per
+/// chunk.
 pub fn symmetric<F, I>(plan: &Workload<'_, F>, network: &NetworkModel) -> Option<Prediction>
 where
     F: Fn(Rank) -> I,
@@ -44,9 +45,9 @@ fn result<F, I>(ranks: &[SymmetricRank<'_, F, I>], network: &NetworkModel) -> Pr
     }
 }
 
-/// Ranks at both ends, beside powers of two, and in between.
+/// Returns ranks at both ends, near powers of two, and in between.
 fn samples(world_size: usize) -> impl Iterator<Item = Rank> {
-    // All of a small world; in a large one the time goes into each that is looked at.
+    // All ranks of a small world. In a large world each additional rank costs time.
     let first = if world_size <= 8 { world_size } else { 3 };
     let mut places: Vec<_> = (0..first).chain([world_size / 3, world_size.saturating_sub(1)]).collect();
     places.sort_unstable();
@@ -60,7 +61,7 @@ struct SymmetricRank<'a, F, I> {
     rank: Rank,
     steps: I,
     clock: RankClock,
-    /// Steps without a message since its last exchange.
+    /// The number of steps without a message since its last exchange.
     alone: usize,
 }
 
@@ -73,8 +74,8 @@ where
         Self { plan, network, rank, steps: (plan.steps)(rank), clock: RankClock::new((0.0, 1.0)), alone: 0 }
     }
 
-    /// Does the next exchange as if the message that arrives were the own one. `None` at the end of the schedule,
-    /// `Some(None)` if not every rank can do the same.
+    /// Executes the next exchange as if the arriving message were the rank's own. Returns `None` at the end of the
+    /// schedule, and `Some(None)` if not every rank can do the same.
     fn next_exchange(&mut self, link: LinkModel) -> Option<Option<ExchangeShape>> {
         let work = self.network.work();
         self.alone = 0;
@@ -105,7 +106,7 @@ where
         }
     }
 
-    /// Sends as many messages as it receives.
+    /// Sends and receives this many messages.
     fn exchange(&mut self, messages: usize, bytes: u64, reduces: bool, link: LinkModel, work: MessageCosts) {
         let mut pending = self.clock.begin();
         let sent: SmallVec<[_; 1]> =
@@ -121,25 +122,25 @@ where
     }
 }
 
-/// The share of the buffer that so many chunks hold; where they are neighbours, the most that they can hold.
+/// Returns the share of the buffer that these chunks hold; for consecutive chunks, the most that they can hold.
 fn share(partition: &Partition<'_>, chunks: Chunks) -> u64 {
     let elements = (partition.bytes() / partition.element_size()) as u128;
     let share = (elements * chunks.len() as u128).div_ceil(partition.parts() as u128).min(elements);
     u64::try_from(share * partition.element_size() as u128).unwrap_or(u64::MAX)
 }
 
-/// How an exchange looks from any rank that does the same.
+/// An exchange as seen from any rank that does the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ExchangeShape {
-    /// How many places round to the receiver, which is as many as from the sender.
+    /// The distance in the ring to the receiver, which equals the distance from the sender.
     places: Option<usize>,
     /// The bits in which both peers differ from the rank.
     bits: Option<usize>,
     sent: usize,
     received: usize,
-    /// Whether what arrives is reduced.
+    /// `true` if the arriving data is reduced.
     reduces: bool,
-    /// Steps without a message before.
+    /// The number of steps without a message before.
     alone: usize,
 }
 
@@ -158,7 +159,7 @@ impl ExchangeShape {
         Self { places: Some(first), bits: None, sent: messages, received: messages, reduces: false, alone }
     }
 
-    /// What is true of both.
+    /// Returns the properties that both have.
     fn and(self, other: Self) -> Option<Self> {
         let both = |ours: Option<usize>, theirs: Option<usize>| ours.filter(|_| ours == theirs);
         let (places, bits) = (both(self.places, other.places), both(self.bits, other.bits));

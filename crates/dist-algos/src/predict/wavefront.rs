@@ -1,4 +1,4 @@
-//! One clock per rank, moved on as messages allow.
+//! The predictor with one clock per rank.
 
 use dist_transport::Rank;
 
@@ -7,7 +7,8 @@ use super::message_queues::MessageQueues;
 use super::{Method, NetworkModel, Prediction, STEPS_MAX, Workload};
 use crate::{Chunks, Error, OnArrival, ReceiveHalf, Result, SendHalf, Step};
 
-/// Predicts by following every rank, each in one go from one message that it has to wait for to the next.
+/// Predicts by following every rank, each without interruption from one message that it has to wait for to the
+/// next.
 ///
 /// # Errors
 /// If the schedules do not fit together, or have more than [`STEPS_MAX`] steps.
@@ -24,28 +25,28 @@ where
             wavefront.advance(rank, &mut woken)?;
         }
         std::mem::swap(&mut ready, &mut woken);
-        // In the order in which they lie in memory, which halves the time for a million ranks.
+        // In the order of memory, which halves the time for a million ranks.
         ready.sort_unstable();
         ready.dedup();
     }
     wavefront.result()
 }
 
-/// The error for what cannot be followed.
+/// Returns the error for schedules with too many steps.
 pub(super) const fn too_many() -> Error {
     Error::TooManySteps { limit: STEPS_MAX }
 }
 
-/// Where a rank is.
+/// The state of a rank.
 struct WavefrontRank<I> {
     steps: I,
-    /// How many it has taken up.
+    /// The number of steps that it has begun.
     taken: u32,
     clock: RankClock,
     waits: Option<Wait>,
 }
 
-/// For whom a rank waits, and in what.
+/// The step in which a rank waits, and the messages that it waits for.
 #[derive(Clone, Copy)]
 struct Wait {
     pending: PendingStep,
@@ -57,7 +58,7 @@ struct Wavefront<'a, F, I> {
     network: &'a NetworkModel,
     ranks: Vec<WavefrontRank<I>>,
     message_queues: MessageQueues<TimedMessage>,
-    /// Whom each rank waits for: what every sender has to know, in as little memory as can be.
+    /// The rank that each rank waits for. Every sender looks this up, so it is stored as compactly as possible.
     awaited: Vec<u32>,
     /// Bytes that have left each host for others, if there are hosts with several ranks.
     left_host: Vec<u64>,
@@ -91,7 +92,7 @@ where
         })
     }
 
-    /// Takes a rank as far as it comes; notes who waited for what it sends.
+    /// Advances a rank as far as possible. Adds the ranks that waited for its messages to `woken`.
     fn advance(&mut self, rank: u32, woken: &mut Vec<u32>) -> Result<()> {
         let index = rank as usize;
         loop {
@@ -220,12 +221,12 @@ where
 /// No rank.
 const NOBODY: u32 = u32::MAX;
 
-/// A rank of a world that has been seen to be small enough.
+/// Converts a rank of a world whose size was checked.
 fn number(rank: usize) -> u32 {
     u32::try_from(rank).expect("the world has been seen to be small enough")
 }
 
-/// From whom a step still has to receive: from one rank, or from some at increasing distances, one after the other.
+/// The messages that a step still has to receive: one, or several from ranks at increasing distances.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpectedMessages {
     pub(super) from: u32,
@@ -235,20 +236,20 @@ pub(super) struct ExpectedMessages {
 }
 
 impl ExpectedMessages {
-    /// What an exchange receives; an error if no world has such a rank.
+    /// Returns the message of an exchange; an error if no world has such a rank.
     pub(super) fn one(receive: &ReceiveHalf) -> Result<Self> {
         let from = u32::try_from(receive.from).map_err(|_| too_many())?;
         Ok(Self { from, reduces: receive.then == OnArrival::Reduce, distance: 0, last: 0 })
     }
 
-    /// What a window receives.
+    /// Returns the messages of a window.
     pub(super) fn window(rank: u32, first: usize, last: usize, world_size: usize) -> Option<Self> {
         let (distance, last) = (u32::try_from(first).ok()?, u32::try_from(last).ok()?);
         let from = place_before(rank, distance, world_size);
         (distance <= last).then_some(Self { from, reduces: false, distance, last })
     }
 
-    /// Goes on to the next; `false` if there is none.
+    /// Moves on to the next message. Returns `false` if there is none.
     pub(super) fn next(&mut self, rank: u32, world_size: usize) -> bool {
         let more = self.distance < self.last;
         if more {
@@ -259,7 +260,7 @@ impl ExpectedMessages {
     }
 }
 
-/// The rank so many places further round.
+/// Returns the rank at this distance further in the ring.
 pub(super) const fn place_after(rank: u32, distance: usize, world_size: usize) -> usize {
     (rank as usize + distance % world_size) % world_size
 }

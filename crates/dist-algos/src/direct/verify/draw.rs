@@ -1,12 +1,12 @@
-//! Drawings of direct schedules: what every rank does, from post to post.
+//! Drawings of direct schedules: the steps of every rank, from signal to signal.
 
 use dist_transport::Rank;
 
 use crate::direct::{DirectPlan, DirectStep};
 use crate::verify::table;
 
-/// A table with a column for each rank and a line for each post, with the steps that lead to it; the last line has what
-/// comes after all posts. Steps read as [`DirectStep`] says.
+/// Returns a table with a column for each rank and a line for each signal, with the steps before it. The last line
+/// has the steps after all signals. Steps are written as [`DirectStep`] says.
 ///
 /// ```
 /// use dist_algos::direct::{DirectAlgorithm, DirectPlan, DirectCollective, verify::draw};
@@ -36,7 +36,7 @@ pub fn draw(plan: DirectPlan) -> String {
     table(&lines)
 }
 
-/// What a rank does up to each of its posts, and after the last.
+/// Returns the steps of a rank up to each of its signals, and after the last.
 fn column(plan: DirectPlan, rank: Rank) -> Vec<String> {
     let mut cells = vec![Vec::new()];
     for step in plan.schedule(rank) {

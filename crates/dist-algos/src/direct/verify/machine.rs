@@ -1,4 +1,4 @@
-//! All ranks' memory, what is in it, and who was there last.
+//! The symbolic memory of all ranks: the content of every location and its last accesses.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -11,25 +11,25 @@ use crate::direct::digest::Digest;
 use crate::direct::{DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::{Error, Result, Source};
 
-/// Where a cell can be.
+/// The location of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Location {
     /// In a rank's own memory.
     OwnMemory { of: Source, part: usize, block: usize },
-    /// At a place of the line, the sheet or a slot, of those that take turns.
+    /// At a place of the flag line, the eager buffer or a slot, of this generation.
     Published { generation: usize, of: Place, place: usize },
 }
 
-/// What a location holds.
+/// The content of a location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CellContent {
-    /// What a rank brought to a call.
+    /// The data that a rank brought to a call.
     Brought { call: usize, rank: usize, of: Source, part: usize, block: usize },
-    /// The finished sum of what all ranks brought, in canonical order.
+    /// The finished sum of all ranks' data, in canonical order.
     Sum { call: usize, part: usize, block: usize },
 }
 
-/// Who was at a location, in which of its epochs: so many times it had posted before.
+/// The accesses to a location. An access is a rank and the number of signals that it had given before.
 #[derive(Clone, Debug, Default)]
 struct Visits {
     held: Option<CellContent>,
@@ -37,35 +37,36 @@ struct Visits {
     read: Vec<(usize, usize)>,
 }
 
-/// What a rank knows of the others' posts.
+/// A rank's knowledge about the signals of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Knowledge {
-    /// Those that it has waited for, and what their posters knew by then.
+    /// The signals that it has waited for, and everything that the signalling ranks knew.
     All,
-    /// Those that it has waited for itself. What is proven like this is proven by all knowledge too, and sooner.
+    /// Only the signals that it has waited for. A proof with this knowledge also holds with all knowledge, and it
+    /// is faster.
     Awaited,
 }
 
-/// All ranks, call after call.
+/// The memory and the clocks of all ranks during consecutive calls.
 pub(super) struct DirectMachine {
     ranks: Vec<DirectRank>,
     memory: HashMap<(usize, Location), Visits, BuildHasherDefault<Digest>>,
     knowledge: Knowledge,
     calls: usize,
-    /// Posts of each rank before each call that was begun.
+    /// The number of signals of each rank before each call.
     bases: Vec<usize>,
     steps: usize,
 }
 
 struct DirectRank {
-    /// How many posts of each rank this one knows of; of itself, how many it has made.
+    /// The number of signals of each rank that this rank knows of; for itself, the number that it has given.
     clock: Vec<usize>,
-    /// The clock at each of its posts, and how many posts follow one another up to there.
+    /// The clock at each of its signals, and the length of the chain of signals up to there.
     posted: Vec<(Vec<usize>, usize)>,
     rounds: usize,
 }
 
-/// One rank in one call.
+/// The position of one rank in one call.
 struct CallPosition<'a> {
     plan: &'a DirectPlan,
     rank: usize,
@@ -90,7 +91,7 @@ impl DirectMachine {
         DirectReport { calls: self.calls, rounds, steps: self.steps }
     }
 
-    /// Does one call, in which each rank does the steps of its program.
+    /// Executes one call, in which each rank executes the steps of its program.
     pub(super) fn call(
         &mut self,
         plan: &DirectPlan,
@@ -129,7 +130,7 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// The caller has filled its memory, whatever it did with it before.
+    /// Records that the caller has filled the memory; earlier accesses of the caller do not matter.
     fn begin(&mut self, plan: &DirectPlan, rank: usize) -> Result<()> {
         let at = CallPosition { plan, rank, step: 0 };
         for (location, held) in brought(plan, rank, self.calls) {
@@ -138,7 +139,7 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Whether every rank is known to have left the calls whose places are used again.
+    /// Returns `true` if every rank is known to have left the calls whose places are reused.
     fn enter(&mut self, rank: usize, plan: &DirectPlan) -> bool {
         let awaited_call = plan.use_of_slots().awaited_call(self.calls);
         if awaited_call == 0 {
@@ -148,12 +149,12 @@ impl DirectMachine {
         (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, posts))
     }
 
-    /// Posts of each rank before this call.
+    /// Returns the number of signals of each rank before this call.
     fn base(&self) -> usize {
         self.bases[self.calls]
     }
 
-    /// Does a step; `false` if it has to wait.
+    /// Executes a step. Returns `false` if it has to wait.
     fn step(&mut self, at: &CallPosition<'_>, step: DirectStep) -> Result<bool> {
         let rank = at.rank;
         self.validate(at, step)?;
@@ -195,7 +196,7 @@ impl DirectMachine {
         state.posted.push((known, state.rounds + 1));
     }
 
-    /// Learns what a rank knew at one of its posts; `false` if it has not come so far.
+    /// Adds the knowledge of a rank at one of its signals. Returns `false` if it has not signalled yet.
     fn acquire(&mut self, rank: usize, peer: usize, posts: usize) -> bool {
         if self.ranks[rank].clock[peer] >= posts {
             return true;
@@ -242,7 +243,7 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Reads a cell of this part there.
+    /// Reads a cell of this part from another rank.
     fn read(
         &mut self,
         at: &CallPosition<'_>,
@@ -278,7 +279,7 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Whether a rank waits for what never comes.
+    /// Returns the error of a rank that waits for a signal that never comes.
     fn deadlock(
         &self,
         programs: &mut [Peekable<impl Iterator<Item = DirectStep>>],
@@ -300,7 +301,8 @@ impl DirectMachine {
         Err(Error::Deadlock { rank, step, peer, peer_step, blocked })
     }
 
-    /// The rank has posted as often as all, has what it should, and its memory is the caller's again.
+    /// Ends the call of a rank: it must have given all signals and have the promised result, and its memory belongs
+    /// to the caller again.
     fn end(&mut self, at: &CallPosition<'_>) -> Result<()> {
         let CallPosition { plan, rank, step: steps } = *at;
         let got = self.ranks[rank].clock[rank] - self.base();
@@ -326,14 +328,14 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Whether a rank knows that every other has entered this call.
+    /// Checks that a rank knows that every other rank has entered this call.
     fn has_waited(&self, rank: usize) -> Result<()> {
         let absent =
             (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock[peer] <= self.base());
         absent.map_or(Ok(()), |absent| Err(Error::LeavesEarly { rank, absent }))
     }
 
-    /// Whether everything that the step names exists.
+    /// Checks that everything that the step names exists.
     fn validate(&self, at: &CallPosition<'_>, step: DirectStep) -> Result<()> {
         let (world_size, parts) = (self.ranks.len(), at.plan.parts());
         let (rank, index) = (at.rank, at.step);
@@ -386,7 +388,7 @@ impl DirectMachine {
         }
     }
 
-    /// Where another rank has a cell.
+    /// Returns the location of another rank's cell.
     fn there(
         &self,
         plan: &DirectPlan,
@@ -413,7 +415,7 @@ impl DirectMachine {
     }
 }
 
-/// Whether a visit may be at the same time as what a rank with this clock does.
+/// Returns `true` if an access may be concurrent with the step of a rank with this clock.
 fn race(at: &CallPosition<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) -> Result<()> {
     match visit {
         Some((other, epoch)) if other != at.rank && clock[other] <= epoch => {
@@ -427,7 +429,7 @@ const fn own(part: usize, block: usize) -> Location {
     Location::OwnMemory { of: Source::Buffer, part, block }
 }
 
-/// What a rank's memory holds when a call begins; nothing where only something is to come.
+/// Returns the content of a rank's memory when a call begins; `None` for locations that only receive data.
 fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option<CellContent>)> {
     let held = |of, part, block| {
         let is_there = match (plan.collective(), of) {
@@ -450,7 +452,7 @@ fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option
         .collect()
 }
 
-/// What a cell of a rank's buffer has to hold in the end, if anything.
+/// Returns the content that a cell of a rank's buffer must have at the end, if any.
 fn promised(
     plan: &DirectPlan,
     rank: usize,

@@ -1,13 +1,15 @@
-//! The verifier of direct schedules: executes those of all ranks on symbols, and proves that no two of them are ever at
-//! the same memory at the same time unless both read.
+//! The verifier of direct schedules. It executes the schedules of all ranks on symbols, and proves that two ranks
+//! only access the same memory at the same time if both read.
 //!
-//! Who waits for which posts is fixed, so that what happens before what is the same in every interleaving: each rank has
-//! a vector clock of the posts that it knows of, and every access has to know of all those before it that it conflicts
-//! with. One execution proves them all. It proves as well that every rank ends with what the operation promises, sums
-//! complete and in canonical order, that nobody waits for ever, and all of it across calls that follow one another: the
-//! slots of a call are those of the call before the previous one, its lines and sheets those of the fourth before, and
-//! nothing but the rule of [`enter`](dist_transport::Direct::enter) keeps them apart. When a call ends, its memory is the
-//! caller's again.
+//! The signals that a rank waits for are fixed, so the happens-before relation is the same in every interleaving.
+//! Each rank has a vector clock of the signals that it knows of. Every access must know of all earlier accesses
+//! that conflict with it. One execution therefore proves all interleavings.
+//!
+//! The verifier also proves that every rank ends with the result of the operation, with complete sums in canonical
+//! order, and that no rank waits for ever. All of this holds across consecutive calls. A call uses the slots of the
+//! call before the previous one, and the flag lines and eager buffers of the fourth call before. Only the rule of
+//! [`enter`](dist_transport::Direct::enter) separates these uses. When a call ends, its memory belongs to the
+//! caller again.
 //!
 //! ```
 //! use dist_algos::direct::{DirectAlgorithm, DirectCollective, verify};
@@ -29,38 +31,38 @@ use crate::Result;
 pub use draw::draw;
 use machine::{DirectMachine, Knowledge};
 
-/// What was counted in correct schedules.
+/// The counts of correct schedules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirectReport {
-    /// Calls in a row.
+    /// The number of consecutive calls.
     pub calls: usize,
-    /// Posts that follow one another.
+    /// The length of the longest chain of signals.
     pub rounds: usize,
-    /// Steps of all ranks together.
+    /// The number of steps of all ranks together.
     pub steps: usize,
 }
 
-/// What every rank does in one call.
+/// The steps of every rank in one call.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// What the call is to achieve, and how memory is cut.
+    /// The plan, which defines the operation and the partition of memory.
     pub plan: DirectPlan,
     /// The steps of each rank.
     pub programs: Vec<Vec<DirectStep>>,
 }
 
 impl Call {
-    /// The schedules of a plan.
+    /// Returns the schedules of a plan.
     pub fn new(plan: DirectPlan) -> Self {
         let programs = dist_transport::Rank::all(plan.world_size()).map(|rank| plan.schedule(rank).collect());
         Self { plan, programs: programs.collect() }
     }
 }
 
-/// Calls that show everything that a form can do: pipelines shorter and longer than there are slots, short calls in
-/// between, whose root is another rank, and, where ranks go ahead of others, as many in a row as come back to their places.
-/// None if the form does not serve the task.
+/// Returns calls that show everything that an algorithm can do. There are pipelines shorter and longer than the
+/// number of slots, and short calls with other roots between them. If ranks can run ahead, there are enough calls
+/// in a row to reuse every place. The result is empty if the algorithm does not support the operation.
 pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize) -> Vec<DirectPlan> {
     if !algorithm.serves(collective) {
         return Vec::new();
@@ -86,7 +88,7 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
             );
         }
     }
-    // Slots change hands from one call to the next as often as they have in all before.
+    // The generation of the slots before a call is the sum over all earlier calls.
     let mut generations = [0; 2];
     for (call, plan) in plans.iter_mut().enumerate() {
         *plan = plan.with_generation(generations[call % 2]);
@@ -95,16 +97,16 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
     plans
 }
 
-/// Proves that these calls, one after the other, do what they are for.
+/// Proves that these calls, executed one after the other, do what they promise.
 ///
 /// # Errors
-/// The first thing found to be wrong, with the rank and the step in its call.
+/// The first error that is found, with the rank and the step in its call.
 pub fn prove(plans: &[DirectPlan]) -> Result<DirectReport> {
     let calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
     check(&calls)
 }
 
-/// As [`prove`], of any steps.
+/// Proves calls with any steps, as [`prove`] does for plans.
 ///
 /// # Errors
 /// As for [`prove`].
@@ -117,13 +119,13 @@ pub fn check(calls: &[Call]) -> Result<DirectReport> {
     Ok(machine.report())
 }
 
-/// Proves one call of a plan, whatever calls come before and after it. That is enough for a program that runs it: between
-/// calls, the rule of [`enter`](dist_transport::Direct::enter) keeps the places apart that they use, and a rank enters a call
-/// when it has left the one before.
+/// Proves one call of a plan for any calls before and after it. That is enough for a program that runs the plan:
+/// the rule of [`enter`](dist_transport::Direct::enter) separates the places of different calls, and a rank enters
+/// a call after it has left the one before.
 ///
-/// The steps are made one at a time. First a rank counts on the posts that it has waited for itself only, so that the time
-/// grows with the square of the number of ranks; only a plan that needs it is proven with what the posters knew, too. Of a plan
-/// of many blocks, fewer are proven: see [`DirectPlan::shortened`].
+/// The steps are computed one at a time. At first a rank only uses the signals that it has waited for itself, so
+/// that the time grows with the square of the number of ranks. Only if that fails, the knowledge of the signalling
+/// ranks is used too. For a plan of many blocks, fewer blocks are proven: see [`DirectPlan::shortened`].
 ///
 /// # Errors
 /// As for [`prove`].

@@ -1,4 +1,4 @@
-//! Wrong direct schedules, made of right ones by one change each: what the verifier has to reject.
+//! Wrong direct schedules, made from correct ones by one change each. The verifier has to reject them.
 
 use std::fmt;
 
@@ -9,36 +9,36 @@ use crate::direct::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget};
 use crate::verify::mutate::Score;
 use crate::{Result, Source};
 
-/// How a step is changed, or its place among the others.
+/// A change of a step or of its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DirectMutation {
     /// The step is left out.
     Missing,
-    /// The step and the next are in the wrong order.
+    /// The step and the next one are swapped.
     SwappedWithNext,
-    /// It is done twice.
+    /// The step is executed twice.
     Doubled,
-    /// It waits for one post less.
+    /// The step waits for one signal less.
     WaitsForLess,
-    /// It waits for another rank, or copies from it.
+    /// The step waits for another rank, or copies from it.
     AnotherRank,
-    /// It is about another part.
+    /// The step uses another part.
     AnotherPart,
-    /// It is about another block.
+    /// The step uses another block.
     AnotherBlock,
-    /// It is about another slot.
+    /// The step uses another slot.
     AnotherSlot,
-    /// It takes what was published for what lies in memory, or the other way round.
+    /// The step uses memory instead of the place where data is published, or the reverse.
     AnotherPlace,
-    /// It publishes of the input instead of the buffer, or the other way round.
+    /// The step publishes the input instead of the buffer, or the reverse.
     AnotherMemory,
-    /// The sum goes elsewhere.
+    /// The sum has another destination.
     AnotherTarget,
 }
 
 impl DirectMutation {
-    /// Every mutation.
+    /// All mutations.
     pub const ALL: [Self; 11] = [
         Self::Missing,
         Self::SwappedWithNext,
@@ -54,16 +54,16 @@ impl DirectMutation {
     ];
 }
 
-/// A change of one step of one rank, in the call that counts.
+/// A change of one step of one rank, in the call under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectMutant {
-    /// What is changed.
+    /// The mutation.
     pub mutation: DirectMutation,
     /// The rank.
     pub rank: usize,
-    /// Its step.
+    /// The index of the step.
     pub step: usize,
-    /// What the step was.
+    /// The original step.
     pub was: DirectStep,
 }
 
@@ -74,10 +74,10 @@ impl fmt::Display for DirectMutant {
 }
 
 impl Score<DirectMutant> {
-    /// Tries every mutant of one of these calls, between the others.
+    /// Tries every mutant of one of these calls, between the other calls.
     ///
     /// # Errors
-    /// If the originals are not proven.
+    /// If the original calls are not proven.
     pub fn of_call(plans: &[DirectPlan], mutated: usize) -> Result<Self> {
         let mut calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
         let original = check(&calls)?;
@@ -102,8 +102,8 @@ impl Score<DirectMutant> {
     }
 }
 
-/// The program with one step changed, if the mutation says anything about that step. To copy twice or to wait twice is
-/// slower, not wrong, and no mutant; nor is what changes the order of steps that do not depend on each other.
+/// Returns the program with one step changed, if the mutation applies to that step. Copying twice or waiting twice
+/// is slower but correct, so it is no mutant. The same holds for swapping steps that do not depend on each other.
 fn changed(
     program: &[DirectStep],
     index: usize,
@@ -127,8 +127,9 @@ fn changed(
     (steps != program).then_some(steps)
 }
 
-/// Whether a step may as well come after the next: to post later or to wait earlier is slower, if it ends, and not wrong;
-/// copies, blocks of their own, and a wait for one rank and a copy from another have nothing to do with each other.
+/// Returns `true` if a step may come after the next one. Signalling later or waiting earlier is slower but correct
+/// if the program ends. Copies of different blocks are independent, and so are a wait for one rank and a copy from
+/// another.
 fn may_follow(step: DirectStep, next: DirectStep) -> bool {
     match (step, next) {
         (DirectStep::Post, _) => true,
@@ -140,7 +141,7 @@ fn may_follow(step: DirectStep, next: DirectStep) -> bool {
     }
 }
 
-/// Which block a step is about.
+/// Returns the block of a step.
 const fn block(step: DirectStep) -> Option<usize> {
     match step {
         DirectStep::Publish { block, .. }
@@ -157,7 +158,7 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
         |peer: usize| (1..world_size).map(|step| (peer + step) % world_size).find(|&next| next != rank);
     match (mutation, step) {
         (DirectMutation::WaitsForLess, DirectStep::Await { posts, .. }) => *posts -= 1,
-        // Other ranks may have the same, but for the one that has computed it.
+        // Other ranks may have the same data, except the rank that has computed it.
         (DirectMutation::AnotherRank, DirectStep::Take { from, part, .. }) if *from == rank => *from = *part,
         (
             DirectMutation::AnotherRank,
@@ -167,7 +168,7 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
         ) => {
             *peer = next_rank(*peer).unwrap_or(*peer);
         }
-        // Where all parts have one place, it does not matter which of them is taken from there.
+        // If all parts have one place, it does not matter which part is copied from there.
         (
             DirectMutation::AnotherPart,
             DirectStep::Take { of: Place::FlagLine | Place::EagerBuffer | Place::Slot(_), .. },
@@ -202,7 +203,7 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
             *into = match into {
                 SumTarget::Back(_) => SumTarget::Buffer,
                 SumTarget::Buffer if *of == Place::Memory => SumTarget::Back(PeerSet::Others),
-                // Nobody looks at what comes back there.
+                // No rank reads the data that is written back there.
                 SumTarget::Buffer => SumTarget::Buffer,
             };
         }
