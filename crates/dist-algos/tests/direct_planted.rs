@@ -43,7 +43,7 @@ struct Wrong<'a> {
     inner: Unchecked<'a>,
     mistake: Mistake,
     waits: usize,
-    posts: u32,
+    signals: u32,
     /// What is published only after the post.
     late: Vec<(Place, usize, Vec<u8>)>,
 }
@@ -71,9 +71,9 @@ impl DirectAccess for Wrong<'_> {
         }
     }
 
-    fn post(&mut self) {
-        self.posts += 1;
-        if self.mistake != Mistake::LostPost || self.posts != 2 {
+    fn signal(&mut self) {
+        self.signals += 1;
+        if self.mistake != Mistake::LostPost || self.signals != 2 {
             self.inner.signal();
         }
         for (place, offset, bytes) in std::mem::take(&mut self.late) {
@@ -81,16 +81,16 @@ impl DirectAccess for Wrong<'_> {
         }
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()> {
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
         self.waits += 1;
         match self.mistake {
             Mistake::MissingAwait if self.waits.is_multiple_of(5) => Ok(()),
-            Mistake::WaitsForLess => self.inner.wait(rank, posts.saturating_sub(1), due),
-            _ => self.inner.wait(rank, posts, due),
+            Mistake::WaitsForLess => self.inner.wait(rank, signals.saturating_sub(1), due),
+            _ => self.inner.wait(rank, signals, due),
         }
     }
 
-    fn meet(
+    fn signal_and_wait(
         &mut self,
         _: Rank,
         _: SlotUse,
@@ -129,7 +129,7 @@ impl DirectAccess for Wrong<'_> {
         self.inner.write(rank, self.place(place), offset, bytes)
     }
 
-    fn show(&mut self, memory: &[u8]) {
+    fn update_exposed(&mut self, memory: &[u8]) {
         self.inner.update_exposed(memory);
     }
 }
@@ -160,10 +160,10 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
             DirectAlgorithm::ReadFromAll => ExposedRegion::Read(&buffer),
             _ => ExposedRegion::Nothing,
         };
-        if inner.enter(plan.posts(), plan.use_of_slots(), exposed, due).is_err() {
+        if inner.enter(plan.signals(), plan.use_of_slots(), exposed, due).is_err() {
             return false;
         }
-        let mut access = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
+        let mut access = Wrong { inner, mistake, waits: rank.index(), signals: 0, late: Vec::new() };
         let part = partition.range(if lends { rank.index() } else { 0 });
         let own = if lends {
             OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part.clone()] }

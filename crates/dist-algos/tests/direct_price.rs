@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dist_algos::direct::{
     DirectAlgorithm, DirectCollective, DirectCosts, DirectMemory, DirectPlan, ExposedMemory, OwnMemory,
-    ReductionKernel, exposed_memory, meet, run,
+    ReductionKernel, exposed_memory, run, signal_and_wait,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
@@ -44,7 +44,7 @@ fn simulated(plan: DirectPlan, seed: u64, partition: Partition<'static>) -> Dura
         let mut access = Unchecked::simulated(&mut transport, due).unwrap().unwrap();
         if plan.is_fused() {
             let arithmetic = (|_: &mut [u8], _: &[u8]| (), Some(|_: &mut [u8], _: &[&[u8]]| ()));
-            meet(&mut access, program, &mut buffer, arithmetic, scratch, due).unwrap();
+            signal_and_wait(&mut access, program, &mut buffer, arithmetic, scratch, due).unwrap();
             return;
         }
         let lent = Owned::from(buffer.clone());
@@ -64,7 +64,7 @@ fn simulated(plan: DirectPlan, seed: u64, partition: Partition<'static>) -> Dura
             ExposedMemory::Read(bytes) => ExposedRegion::Read(bytes),
             ExposedMemory::OwnMemory => ExposedRegion::Write(lent.lend()),
         };
-        access.enter(plan.posts(), plan.use_of_slots(), exposes, due).unwrap();
+        access.enter(plan.signals(), plan.use_of_slots(), exposes, due).unwrap();
         run(&mut access, program, steps, memory, kernel, scratch, due).unwrap();
     });
     outcome.elapsed

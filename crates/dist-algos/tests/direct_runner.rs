@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_algos::direct::{
     DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, OwnMemory,
-    ReductionKernel, SumKernel, exposed_memory, meet, run,
+    ReductionKernel, SumKernel, exposed_memory, run, signal_and_wait,
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
@@ -20,12 +20,12 @@ use rstest::rstest;
 const SHARED: GroupLayout =
     GroupLayout { slot_bytes: 1024, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Write) };
 
-/// What a rank shares with the others: lines and sheets for calls in turn, and slots for every other.
+/// What a rank shares with the others: lines and eager_buffers for calls in turn, and slots for every other.
 #[derive(Debug, Default)]
 struct Share {
-    posts: u64,
+    signals: u64,
     lines: [Vec<u8>; CALLS_MAX],
-    sheets: [Vec<u8>; CALLS_MAX],
+    eager_buffers: [Vec<u8>; CALLS_MAX],
     slots: [Vec<Vec<u8>>; 2],
     /// What the rank has exposed, and what it held when the rank said so last.
     memory: Vec<u8>,
@@ -48,8 +48,8 @@ impl Together {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn await_posts(&self, rank: usize, posts: u64) {
-        while self.lock()[rank].posts < posts {
+    fn await_posts(&self, rank: usize, signals: u64) {
+        while self.lock()[rank].signals < signals {
             thread::yield_now();
         }
     }
@@ -62,7 +62,7 @@ impl Together {
     fn bytes(share: &mut Share, call: usize, place: Place) -> &mut Vec<u8> {
         match place {
             Place::FlagLine => &mut share.lines[call % CALLS_MAX],
-            Place::EagerBuffer => &mut share.sheets[call % CALLS_MAX],
+            Place::EagerBuffer => &mut share.eager_buffers[call % CALLS_MAX],
             Place::Slot(slot) => &mut share.slots[call % 2][slot],
             Place::Memory => &mut share.memory,
         }
@@ -70,16 +70,16 @@ impl Together {
 
     /// Enters a call, and lets others have a copy of this memory.
     fn enter(&mut self, plan: &DirectPlan, memory: &[u8]) {
-        self.begin(plan.posts(), plan.use_of_slots(), memory);
+        self.begin(plan.signals(), plan.use_of_slots(), memory);
     }
 
-    fn begin(&mut self, posts: u32, slots: SlotUse, memory: &[u8]) {
+    fn begin(&mut self, signals: u32, slots: SlotUse, memory: &[u8]) {
         let ranks = self.lock().len();
         let awaited_call = slots.awaited_call(self.calls());
         if awaited_call > 0 {
             (0..ranks).for_each(|rank| self.await_posts(rank, self.bases[awaited_call - 1] + 1));
         }
-        self.bases.push(self.bases[self.calls()] + u64::from(posts));
+        self.bases.push(self.bases[self.calls()] + u64::from(signals));
         let own = &mut self.lock()[self.rank];
         own.memory = memory.to_vec();
         own.shown.clone_from(&own.memory);
@@ -96,7 +96,7 @@ impl DirectAccess for Together {
         SHARED
     }
 
-    fn meet(
+    fn signal_and_wait(
         &mut self,
         rank: Rank,
         slots: SlotUse,
@@ -106,11 +106,11 @@ impl DirectAccess for Together {
     ) -> Result<()> {
         self.begin(1, slots, &[]);
         self.write(holder, place, offset, bytes)?;
-        self.post();
+        self.signal();
         (0..rank.world_size()).try_for_each(|peer| self.wait(peer, 1, due))
     }
 
-    fn show(&mut self, memory: &[u8]) {
+    fn update_exposed(&mut self, memory: &[u8]) {
         let own = &mut self.lock()[self.rank];
         let changed = memory.iter().zip(&mut own.shown).zip(&mut own.memory);
         for ((now, shown), held) in changed.filter(|((now, shown), _)| *now != *shown) {
@@ -124,12 +124,12 @@ impl DirectAccess for Together {
             .copy_from_slice(bytes);
     }
 
-    fn post(&mut self) {
-        self.lock()[self.rank].posts += 1;
+    fn signal(&mut self) {
+        self.lock()[self.rank].signals += 1;
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, _: &LazyDeadline<'_>) -> Result<()> {
-        self.await_posts(rank, self.bases[self.calls() - 1] + u64::from(posts));
+    fn wait(&mut self, rank: usize, signals: u32, _: &LazyDeadline<'_>) -> Result<()> {
+        self.await_posts(rank, self.bases[self.calls() - 1] + u64::from(signals));
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl DirectAccess for Together {
 fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) -> R + Sync) -> Vec<R> {
     let share = || Share {
         lines: [(); CALLS_MAX].map(|()| vec![0; SHARED.flag_line_bytes]),
-        sheets: [(); CALLS_MAX].map(|()| vec![0; SHARED.eager_bytes]),
+        eager_buffers: [(); CALLS_MAX].map(|()| vec![0; SHARED.eager_bytes]),
         slots: [(); 2].map(|()| vec![vec![0; SHARED.slot_bytes]; SHARED.slots]),
         ..Share::default()
     };
@@ -282,7 +282,7 @@ fn once(
     if plan.is_fused() && meeting != Meeting::InSteps {
         let own = bytemuck::cast_slice_mut(&mut buffer);
         let total = (meeting == Meeting::AtOnce).then_some(total);
-        meet(direct, program, own, (combine, total), scratch, due).unwrap();
+        signal_and_wait(direct, program, own, (combine, total), scratch, due).unwrap();
         finish(own);
         return buffer;
     }

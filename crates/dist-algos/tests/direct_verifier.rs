@@ -202,8 +202,8 @@ fn a_pipeline_of_two_slots_waits_for_ever() {
         planted(DirectAlgorithm::OneShot, |program| {
             let free = |step: &DirectStep| match *step {
                 DirectStep::Publish { block, .. } if block >= slots => {
-                    let posts = u32::try_from(block + 3 - slots).unwrap();
-                    vec![DirectStep::Await { ranks: PeerSet::Others, posts }, with_slots(*step, slots)]
+                    let signals = u32::try_from(block + 3 - slots).unwrap();
+                    vec![DirectStep::Wait { ranks: PeerSet::Others, signals }, with_slots(*step, slots)]
                 }
                 step => vec![with_slots(step, slots)],
             };
@@ -221,14 +221,14 @@ fn a_pipeline_of_two_slots_waits_for_ever() {
 #[case::write_to_all(DirectAlgorithm::WriteToAll)]
 fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
     let waits = |program: &[DirectStep]| {
-        program.iter().filter(|step| matches!(step, DirectStep::Await { .. })).count()
+        program.iter().filter(|step| matches!(step, DirectStep::Wait { .. })).count()
     };
     let count = waits(&Call::new(plans(DirectCollective::AllReduce, algorithm, 3)[3]).programs[0]);
     for missing in 0..count {
         let error = planted(algorithm, |program| {
             let mut index = 0;
             program.retain(|step| {
-                let is_wait = matches!(step, DirectStep::Await { .. });
+                let is_wait = matches!(step, DirectStep::Wait { .. });
                 index += usize::from(is_wait);
                 !is_wait || index != missing + 1
             });
@@ -249,14 +249,14 @@ fn what_is_announced_before_it_is_done_is_a_race() {
 fn a_rank_that_posts_less_often_than_the_others_is_named() {
     let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
     let mut call = Call::new(plan);
-    call.programs[2].retain(|step| *step != DirectStep::Post);
+    call.programs[2].retain(|step| *step != DirectStep::Signal);
     assert_eq!(check(&[call]), Err(Error::Posts { rank: 2, expected: 1, got: 0 }));
 }
 
 #[test]
 fn a_barrier_that_can_be_left_early_is_none() {
     let mut call = Call::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
-    call.programs[1][1] = DirectStep::Await { ranks: PeerSet::One(0), posts: 1 };
+    call.programs[1][1] = DirectStep::Wait { ranks: PeerSet::One(0), signals: 1 };
     assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
 }
 
@@ -273,7 +273,7 @@ fn what_does_not_exist_is_refused() {
     assert!(matches!(with(publish(1, Place::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
     assert_eq!(with(publish(0, Place::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });
     assert_eq!(
-        with(DirectStep::Await { ranks: PeerSet::One(2), posts: 1 }),
+        with(DirectStep::Wait { ranks: PeerSet::One(2), signals: 1 }),
         Error::NoPeer { rank: 1, step: 0, peer: 2 }
     );
     let read = DirectStep::Take { from: 0, part: 0, block: 0, of: Place::Memory, into: 0 };

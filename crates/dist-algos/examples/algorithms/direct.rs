@@ -9,23 +9,29 @@ use super::{part, size};
 const INTRODUCTION: &str = "
 ## Ranks that share memory
 
-All ranks of one host do these at once, each in the memory of the others. A rank publishes what others need in slots of
-its own, or exposes its memory, says so by a post, and waits for the posts of others. `distctl verify` proves that no
-two ranks are ever at the same memory at the same time unless both read, in calls that follow one another; all sums are
-in canonical order.
+All ranks of one host execute these schedules at once, each in the memory of the others. A rank publishes data in slots
+or exposes its own memory, signals that it has done so, and waits for the signals of others. `distctl verify` proves that
+two ranks only access the same memory at the same time if both read. The proof covers consecutive calls. All sums are in
+canonical order.
 
-Each drawing shows what 3 ranks do: a column for each rank, a line for what leads to each post, and one for what comes
-after the last. DirectMemory is partition into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
-0, and `s0=i¬1.0` all parts of the input but that. `!` posts; `?2×1` waits until rank 2 has posted once, and `?*×1` until
-all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→2)` puts the sum back into that of rank 2 too,
-`+1.0(s0→*)` into all of them, and `+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies what
-rank 2 has in slot 0, and `=1.0←2(m:0)` what is part 0 of its memory. Two ranks take turns with what
-they have for each other alone: what one has published for the other may be in the other's slot. Drawings with slots show two
-blocks. Of one block that fits a line of 48 bytes, the line takes the place of the slot, and of up to 64 KiB that have a
-root the sheet, where others may read them up to three calls later. The root is rank 0.
+Each drawing shows the steps of 3 ranks. There is a column for each rank, a line for the steps before each signal, and a
+line for the steps after the last signal. Memory consists of parts, and parts consist of blocks: `1.0` is block 0 of part
+1. The steps are:
 
-The table gives the posts of each rank and, after the stroke, what the busiest rank publishes or writes into others'
-memory, and what it reads there, in buffers; in all_gather, reduce_scatter and all_to_all the buffer is that of all parts.
+- `s0=1.0` publishes block 0 of part 1 in slot 0; `s0=i¬1.0` publishes all other parts of the input.
+- `!` signals; `?2×1` waits until rank 2 has signalled once, and `?*×1` until all other ranks have.
+- `+1.0(s0)` sums the contributions in the slots 0 of all ranks. `+1.0(s0→2)` also writes the sum back to rank 2,
+  `+1.0(s0→*)` to all ranks. `+1.0(m→*)` sums the contributions in all ranks' memory and writes the sum there.
+- `=1.0←2(s0)` copies it from slot 0 of rank 2; `=1.0←2(m:0)` copies part 0 of the memory of rank 2.
+
+Two ranks alternate in the use of the slots that they have for each other alone: data of one rank may be in a slot of the
+other. Drawings with slots show two blocks. A single block of at most 48 bytes is published in the flag line instead of a
+slot. If the operation has a root, a single block of at most 64 KiB is published in the eager buffer (`eager`), where
+other ranks may read it up to three calls later. The root is rank 0.
+
+The table has the number of signals of each rank. After the slash it has the data that the busiest rank publishes or
+writes into other ranks' memory, and the data that it reads there, in units of buffers. In all_gather, reduce_scatter and
+all_to_all the buffer holds all parts.
 ";
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
@@ -90,7 +96,7 @@ fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize)
     let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, partition, Some(partition)));
     let [sent, read] = [traffic().map(|it| it.bytes_sent).max(), traffic().map(|it| it.bytes_received).max()]
         .map(|most| usize::try_from(most.unwrap_or(0)).expect("a few bytes"));
-    format!("{} / {}, {}", plan.posts(), part(sent, bytes), part(read, bytes))
+    format!("{} / {}, {}", plan.signals(), part(sent, bytes), part(read, bytes))
 }
 
 /// What is chosen for each kind of memory, from the smallest buffers to the largest.

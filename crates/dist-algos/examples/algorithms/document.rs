@@ -144,7 +144,7 @@ fn about(subject: Subject) -> &'static str {
              their buffers to a neighbour first and get the result last."
         }
         ("all_reduce", "halving_doubling") => {
-            "A half, a quarter, an eighth, … of the buffer, and back. A world that is no power of two is partition into blocks \
+            "A half, a quarter, an eighth, … of the buffer, and back. A world that is no power of two is divided into blocks \
              that are; smaller blocks give their sums to larger ones."
         }
         ("all_reduce", "circulant") => {

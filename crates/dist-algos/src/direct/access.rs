@@ -8,7 +8,7 @@ use dist_transport::{GroupLayout, LazyDeadline, Place, Rank, Result, SlotUse};
 ///
 /// The methods correspond to the methods of [`dist_transport::Direct`] with the same names, where they are
 /// described. They are safe to call here. An implementation on real shared memory is only given to
-/// [`run`](super::run()) and [`meet`](super::meet). These get the steps of a checked plan and call the methods as
+/// [`run`](super::run()) and [`signal_and_wait`](super::signal_and_wait). These get the steps of a checked plan and call the methods as
 /// the steps say.
 pub trait DirectAccess {
     /// Returns the layout of the shared memory; it is the same on all ranks.
@@ -18,20 +18,20 @@ pub trait DirectAccess {
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
     /// Signals to the other ranks that this rank has completed its steps so far.
-    fn post(&mut self);
+    fn signal(&mut self);
 
     /// Waits until `rank` has signalled this many times in this call.
     ///
     /// # Errors
     /// If the deadline passes before, `rank` is in another call, or the job is aborted.
-    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()>;
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()>;
 
     /// Enters a call with one signal per rank: publishes `bytes` at a place and an offset of a rank, signals, and
     /// waits for every other rank.
     ///
     /// # Errors
     /// As for [`write`](Self::write) and [`wait`](Self::wait).
-    fn meet(
+    fn signal_and_wait(
         &mut self,
         rank: Rank,
         slots: SlotUse,
@@ -75,7 +75,7 @@ pub trait DirectAccess {
     ///
     /// # Errors
     /// As for [`view`](Self::view).
-    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read_non_temporal(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         self.read(rank, place, offset, into)
     }
 
@@ -85,7 +85,7 @@ pub trait DirectAccess {
     }
 
     /// Copies like [`copy`](Self::copy), with non-temporal stores if possible.
-    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy(from, into);
     }
 
@@ -111,10 +111,10 @@ pub trait DirectAccess {
     }
 
     /// Wakes the ranks that sleep until this rank signals.
-    fn settle(&mut self) {}
+    fn wake_waiters(&mut self) {}
 
     /// Updates, before a signal, the content of the memory that is exposed for reading.
-    fn show(&mut self, _memory: &[u8]) {}
+    fn update_exposed(&mut self, _memory: &[u8]) {}
 }
 
 #[cfg(feature = "conformance")]
@@ -127,15 +127,15 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.publish(place, offset, bytes);
     }
 
-    fn post(&mut self) {
+    fn signal(&mut self) {
         self.signal();
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()> {
-        self.wait(rank, posts, due)
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
+        self.wait(rank, signals, due)
     }
 
-    fn meet(
+    fn signal_and_wait(
         &mut self,
         _: Rank,
         _: SlotUse,
@@ -170,7 +170,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.read(rank, place, offset, into)
     }
 
-    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read_non_temporal(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         self.read_non_temporal(rank, place, offset, into)
     }
 
@@ -178,7 +178,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.copy(from, into);
     }
 
-    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy_non_temporal(from, into);
     }
 
@@ -196,11 +196,11 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.change(place, there, len, change)
     }
 
-    fn settle(&mut self) {
+    fn wake_waiters(&mut self) {
         self.wake_waiters();
     }
 
-    fn show(&mut self, memory: &[u8]) {
+    fn update_exposed(&mut self, memory: &[u8]) {
         self.update_exposed(memory);
     }
 }

@@ -27,7 +27,7 @@ pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use collective::DirectCollective;
 pub use price::DirectCosts;
 pub use run::{
-    DirectMemory, ExposedMemory, OwnMemory, ReductionKernel, SumKernel, exposed_memory, meet, run,
+    DirectMemory, ExposedMemory, OwnMemory, ReductionKernel, SumKernel, exposed_memory, run, signal_and_wait,
 };
 pub use schedule::{DirectPlan, DirectSchedule};
 pub use step::{DirectStep, PartSet, PeerSet, SumTarget};

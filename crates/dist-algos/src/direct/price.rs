@@ -82,19 +82,19 @@ impl DirectClock {
     ) -> bool {
         let costs = &pace.costs;
         match step {
-            DirectStep::Post => {
+            DirectStep::Signal => {
                 self.work(costs.signal_ps);
                 posted[rank.index()].push(self.nanoseconds);
             }
-            DirectStep::Await { ranks, posts } => {
+            DirectStep::Wait { ranks, signals } => {
                 let peers = || ranks.ranks(rank.index(), rank.world_size());
-                if peers().any(|peer| posted[peer].len() < posts as usize) {
+                if peers().any(|peer| posted[peer].len() < signals as usize) {
                     return false;
                 }
                 let notice = u64::try_from(pace.notice.as_nanos()).unwrap_or(u64::MAX);
                 for peer in peers() {
                     self.work(costs.wait_ps);
-                    let seen = posted[peer][posts as usize - 1].saturating_add(notice);
+                    let seen = posted[peer][signals as usize - 1].saturating_add(notice);
                     self.nanoseconds = self.nanoseconds.max(seen);
                 }
             }

@@ -109,7 +109,7 @@ pub fn run<A: DirectAccess + ?Sized>(
     for (index, step) in steps.into_iter().enumerate() {
         runner.step(step.borrow()).map_err(failed(index))?;
     }
-    runner.access.settle();
+    runner.access.wake_waiters();
     Ok(())
 }
 
@@ -123,7 +123,7 @@ pub fn run<A: DirectAccess + ?Sized>(
 /// # Panics
 /// If the memory is larger than the plan allows and does not fit into its place.
 #[inline(always)]
-pub fn meet<A: DirectAccess + ?Sized>(
+pub fn signal_and_wait<A: DirectAccess + ?Sized>(
     access: &mut A,
     (plan, rank): (&DirectPlan, Rank),
     own: &mut [u8],
@@ -137,9 +137,9 @@ pub fn meet<A: DirectAccess + ?Sized>(
     let at = (there.of_rank(plan, rank.index()).0, place, 0);
     let slots = plan.use_of_slots();
     if plan.collective() == DirectCollective::Barrier {
-        return access.meet(rank, slots, at, &[], due).map_err(failed);
+        return access.signal_and_wait(rank, slots, at, &[], due).map_err(failed);
     }
-    access.meet(rank, slots, at, own, due).map_err(failed)?;
+    access.signal_and_wait(rank, slots, at, own, due).map_err(failed)?;
     match total {
         Some(mut total) if plan.adds_at_once() => {
             let mut others = [(0, 0); CHANGED_MAX];
@@ -199,10 +199,10 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     fn step(&mut self, step: &DirectStep) -> Result<(), TransportError> {
         match *step {
             DirectStep::Publish { parts, block, of, place } => self.publish(parts, block, of, place)?,
-            DirectStep::Post => self.post(),
-            DirectStep::Await { ranks, posts } => {
+            DirectStep::Signal => self.signal(),
+            DirectStep::Wait { ranks, signals } => {
                 for rank in ranks.ranks(self.rank.index(), self.rank.world_size()) {
-                    self.access.wait(rank, posts, self.due)?;
+                    self.access.wait(rank, signals, self.due)?;
                 }
             }
             DirectStep::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
@@ -211,7 +211,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
                 let range = self.cell(into, block);
                 let into = self.memory.own.range_mut(range);
                 if self.plan.leaves_caches() {
-                    self.access.read_past(holder, of, offset, into)?;
+                    self.access.read_non_temporal(holder, of, offset, into)?;
                 } else {
                     self.access.read(holder, of, offset, into)?;
                 }
@@ -222,12 +222,12 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     }
 
     #[inline]
-    fn post(&mut self) {
+    fn signal(&mut self) {
         match (self.plan.algorithm().remote_access(), self.plan.collective().source()) {
             (RemoteAccess::Nothing | RemoteAccess::Write, _) | (_, Source::Input) => {}
-            _ => self.access.show(contribution(self.plan, self.rank, self.memory)),
+            _ => self.access.update_exposed(contribution(self.plan, self.rank, self.memory)),
         }
-        self.access.post();
+        self.access.signal();
     }
 
     fn publish(
@@ -260,7 +260,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         let range = self.cell(part, block);
         let into = self.memory.own.range_mut(range);
         if self.plan.leaves_caches() {
-            self.access.copy_past(from, into);
+            self.access.copy_non_temporal(from, into);
         } else {
             self.access.copy(from, into);
         }

@@ -217,7 +217,7 @@ impl DirectPlan {
     }
 
     /// Returns `true` if every rank only publishes its data, waits for all other ranks, and perhaps reduces their
-    /// data. [`meet`](super::meet) does that in one step.
+    /// data. [`signal_and_wait`](super::signal_and_wait) does that in one step.
     #[inline]
     pub const fn is_fused(&self) -> bool {
         matches!(
@@ -241,14 +241,14 @@ impl DirectPlan {
 
     /// Returns how many times every rank signals.
     #[inline]
-    pub fn posts(&self) -> u32 {
-        let posts = match self.algorithm {
+    pub fn signals(&self) -> u32 {
+        let signals = match self.algorithm {
             DirectAlgorithm::OneShot => self.blocks,
             DirectAlgorithm::Staged => self.blocks + 1,
             DirectAlgorithm::ReadFromAll if self.in_two_phases() => 3,
             DirectAlgorithm::ReadFromAll | DirectAlgorithm::WriteToAll => 2,
         };
-        u32::try_from(posts).expect("memory has fewer than 2^32 blocks")
+        u32::try_from(signals).expect("memory has fewer than 2^32 blocks")
     }
 
     /// Returns `true` if one rank computes something for all other ranks before they use it.
@@ -326,11 +326,11 @@ impl DirectSchedule {
             1 if round < blocks => PhaseStep::of(
                 collective.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)),
             ),
-            2 if round < blocks => PhaseStep::DirectStep(DirectStep::Post),
+            2 if round < blocks => PhaseStep::DirectStep(DirectStep::Signal),
             3 if round < blocks => self.kept(round),
             1..=3 => PhaseStep::Nothing,
             _ if round == 0 => PhaseStep::EndOfRound,
-            _ => self.used(phase - 4, round - 1, self.plan.where_published(round - 1), posts(round)),
+            _ => self.used(phase - 4, round - 1, self.plan.where_published(round - 1), signals(round)),
         }
     }
 
@@ -348,7 +348,7 @@ impl DirectSchedule {
         );
         let users =
             collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
-        PhaseStep::of(users.map(|ranks| DirectStep::Await { ranks, posts: posts(round + 3 - SLOTS) }))
+        PhaseStep::of(users.map(|ranks| DirectStep::Wait { ranks, signals: signals(round + 3 - SLOTS) }))
     }
 
     /// Copies this rank's own part of a block, while the input is in the cache and no rank waits for this one.
@@ -359,11 +359,11 @@ impl DirectSchedule {
     }
 
     /// Returns the steps that use one block, which is available after this many signals.
-    fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> PhaseStep {
+    fn used(&self, index: usize, block: usize, of: Place, signals: u32) -> PhaseStep {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
             (BlockUse::Wait | BlockUse::Reduce(_), 0) => {
-                Some(DirectStep::Await { ranks: PeerSet::Others, posts })
+                Some(DirectStep::Wait { ranks: PeerSet::Others, signals })
             }
             (BlockUse::Reduce(part), 1) => {
                 Some(DirectStep::Reduce { part, block, of, into: SumTarget::Buffer })
@@ -371,7 +371,7 @@ impl DirectSchedule {
             (BlockUse::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
                 let (part, into) = self.plan.collective.taken(rank, from);
                 match index % 2 {
-                    0 => DirectStep::Await { ranks: PeerSet::One(from), posts },
+                    0 => DirectStep::Wait { ranks: PeerSet::One(from), signals },
                     _ => DirectStep::Take { from, part, block, of, into },
                 }
             }),
@@ -394,7 +394,7 @@ impl DirectSchedule {
                 PhaseStep::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
             }
             1 if round >= 1 && round <= last => {
-                PhaseStep::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: posts(round) })
+                PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: signals(round) })
             }
             2 if round >= 1 && round <= blocks => {
                 let of = self.plan.where_published(round - 1);
@@ -411,7 +411,9 @@ impl DirectSchedule {
                         let (block, of) = (round - 2, self.plan.where_published(round - 2));
                         PhaseStep::DirectStep(DirectStep::Take { from: rank, part, block, of, into: part })
                     }
-                    None if phase == 3 + count && round <= blocks => PhaseStep::DirectStep(DirectStep::Post),
+                    None if phase == 3 + count && round <= blocks => {
+                        PhaseStep::DirectStep(DirectStep::Signal)
+                    }
                     None => PhaseStep::EndOfRound,
                 }
             }
@@ -423,8 +425,8 @@ impl DirectSchedule {
         let rank = self.rank.index();
         let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
         match phase {
-            0 | 3 => PhaseStep::DirectStep(DirectStep::Post),
-            1 => PhaseStep::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
+            0 | 3 => PhaseStep::DirectStep(DirectStep::Signal),
+            1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
             2 => PhaseStep::DirectStep(DirectStep::Reduce {
                 part: rank,
                 block: 0,
@@ -434,7 +436,7 @@ impl DirectSchedule {
             _ if phase < 4 + 2 * takes => {
                 let from = self.rank.plus(1 + (phase - 4) / 2).index();
                 PhaseStep::DirectStep(match phase % 2 {
-                    0 => DirectStep::Await { ranks: PeerSet::One(from), posts: 2 },
+                    0 => DirectStep::Wait { ranks: PeerSet::One(from), signals: 2 },
                     _ => DirectStep::Take { from, part: from, block: 0, of: Place::Memory, into: from },
                 })
             }
@@ -451,7 +453,7 @@ impl DirectSchedule {
             BlockUse::Take(PeerSet::Others) => 2 * (self.rank.world_size() - 1),
         };
         match phase {
-            0 => PhaseStep::DirectStep(DirectStep::Post),
+            0 => PhaseStep::DirectStep(DirectStep::Signal),
             1 => self.kept(0),
             _ if phase < 2 + uses => self.used(phase - 2, 0, Place::Memory, 1),
             _ => self.leave(phase - uses - 2, 2),
@@ -462,8 +464,8 @@ impl DirectSchedule {
     fn write_to_all(&self, phase: usize) -> PhaseStep {
         let part = self.rank.index();
         match phase {
-            0 => PhaseStep::DirectStep(DirectStep::Post),
-            1 => PhaseStep::DirectStep(DirectStep::Await { ranks: PeerSet::Others, posts: 1 }),
+            0 => PhaseStep::DirectStep(DirectStep::Signal),
+            1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
             2 => PhaseStep::DirectStep(DirectStep::Reduce {
                 part,
                 block: 0,
@@ -475,11 +477,14 @@ impl DirectSchedule {
     }
 
     /// Signals for the last time, and waits until no other rank accesses this rank's memory any more.
-    fn leave(&self, index: usize, posts: u32) -> PhaseStep {
+    fn leave(&self, index: usize, signals: u32) -> PhaseStep {
         match index {
-            0 => PhaseStep::DirectStep(DirectStep::Post),
+            0 => PhaseStep::DirectStep(DirectStep::Signal),
             1 => PhaseStep::of(
-                self.plan.collective.users(self.rank.index()).map(|ranks| DirectStep::Await { ranks, posts }),
+                self.plan
+                    .collective
+                    .users(self.rank.index())
+                    .map(|ranks| DirectStep::Wait { ranks, signals }),
             ),
             _ => PhaseStep::EndOfRound,
         }
@@ -547,6 +552,6 @@ const fn leaves_caches(collective: DirectCollective, world_size: usize, part_byt
 /// twice as long; for larger buffers they take a fifth less.
 const CACHED_BYTES_MAX: usize = 32 << 20;
 
-fn posts(count: usize) -> u32 {
+fn signals(count: usize) -> u32 {
     u32::try_from(count).expect("memory has fewer than 2^32 blocks")
 }

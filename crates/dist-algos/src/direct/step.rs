@@ -24,13 +24,13 @@ pub enum DirectStep {
         place: Place,
     },
     /// Signals that all steps so far are done.
-    Post,
+    Signal,
     /// Waits until these ranks have signalled this many times in this call.
-    Await {
+    Wait {
         /// The ranks.
         ranks: PeerSet,
         /// The number of signals.
-        posts: u32,
+        signals: u32,
     },
     /// Reduces the data of all other ranks for a cell into the buffer, in canonical order, and finishes the sum.
     Reduce {
@@ -136,9 +136,9 @@ impl fmt::Display for DirectStep {
                 };
                 write!(f, "{}={input}{all_but}{part}.{block}", name(place))
             }
-            Self::Post => f.write_str("!"),
-            Self::Await { ranks: PeerSet::One(rank), posts } => write!(f, "?{rank}×{posts}"),
-            Self::Await { ranks: PeerSet::Others, posts } => write!(f, "?*×{posts}"),
+            Self::Signal => f.write_str("!"),
+            Self::Wait { ranks: PeerSet::One(rank), signals } => write!(f, "?{rank}×{signals}"),
+            Self::Wait { ranks: PeerSet::Others, signals } => write!(f, "?*×{signals}"),
             Self::Reduce { part, block, of, into } => {
                 let back = match into {
                     SumTarget::Buffer => String::new(),
@@ -159,7 +159,7 @@ impl fmt::Display for DirectStep {
 fn name(place: Place) -> String {
     match place {
         Place::FlagLine => "line".to_owned(),
-        Place::EagerBuffer => "sheet".to_owned(),
+        Place::EagerBuffer => "eager".to_owned(),
         Place::Slot(slot) => format!("s{slot}"),
         Place::Memory => "m".to_owned(),
     }

@@ -38,7 +38,7 @@ impl<'a> PartBytes<'a> {
     pub(super) fn moved(&self, step: DirectStep) -> MovedBytes {
         let others = self.plan.world_size() - 1;
         match step {
-            DirectStep::Post | DirectStep::Await { .. } => MovedBytes::default(),
+            DirectStep::Signal | DirectStep::Wait { .. } => MovedBytes::default(),
             DirectStep::Publish { parts, block, of, .. } => {
                 MovedBytes { published: self.published(parts, block, of), ..MovedBytes::default() }
             }

@@ -14,7 +14,7 @@ impl Engine {
     pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
         match self.begin_collective::<Barrier>(&of_nothing(options), |_| 0, options)? {
             ProgramKind::Direct { .. } => {
-                self.meet(&mut [], nothing_to_combine, None::<&mut SumKernel<'_>>, &options.due)
+                self.signal_and_wait(&mut [], nothing_to_combine, None::<&mut SumKernel<'_>>, &options.due)
             }
             ProgramKind::Messages { .. } => {
                 let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));

@@ -155,7 +155,7 @@ impl Engine {
 
     /// Runs the current call as one fused barrier. The other ranks only see copies of the memory.
     #[inline(always)]
-    pub(super) fn meet(
+    pub(super) fn signal_and_wait(
         &mut self,
         own: &mut [u8],
         combine: impl FnMut(&mut [u8], &[u8]),
@@ -167,7 +167,7 @@ impl Engine {
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };
         checked
-            .meet(call.number(), direct, own, (combine, total), &mut self.scratch, due)
+            .signal_and_wait(call.number(), direct, own, (combine, total), &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
@@ -198,7 +198,7 @@ impl Engine {
             let own = held.elements();
             arithmetic.prepare(own);
             let total = arithmetic.total::<T>(self.world_size());
-            self.meet(bytemuck::cast_slice_mut(own), arithmetic.combine::<T>(), total, due)?;
+            self.signal_and_wait(bytemuck::cast_slice_mut(own), arithmetic.combine::<T>(), total, due)?;
             arithmetic.finish(own);
             Ok(())
         } else {

@@ -5,10 +5,10 @@
 //!
 //! - **Steps.** [`CheckedPlan::new`] lets the verifier of direct schedules execute this plan for this number of
 //!   ranks. The verifier considers any two accesses of different ranks to the same memory, of which at least one is
-//!   a write. It proves that one access precedes a post and that the other follows a wait for that post. It also
+//!   a write. It proves that one access precedes a signal and that the other follows a wait for that signal. It also
 //!   proves that no rank accesses the memory of another rank whose part of the call is over. If the proof fails,
 //!   there is no checked plan and the operation goes by messages. [`dist_algos::direct::run()`] and
-//!   [`meet`](dist_algos::direct::meet) execute the steps of the plan for this rank and nothing else.
+//!   [`signal_and_wait`](dist_algos::direct::signal_and_wait) execute the steps of the plan for this rank and nothing else.
 //! - **One plan on all ranks.** Every rank publishes a digest of the plan, the call and the call's number. It is
 //!   compared with the digest of every other rank before anything else is read that the other rank wrote
 //!   ([`CallEntry::plan_digest`]). The check does not rely on a [`Transport`](crate::Transport) comparing fingerprints, and
@@ -114,7 +114,7 @@ impl CheckedPlan {
 
     /// Executes the call with this number as one fused barrier. Other ranks only see copies of the memory.
     #[inline(always)]
-    pub(super) fn meet(
+    pub(super) fn signal_and_wait(
         &self,
         number: u64,
         direct: &mut dyn Direct,
@@ -124,7 +124,7 @@ impl CheckedPlan {
         due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
         let access = &mut CheckedAccess { direct, entry: self.entry(number) };
-        direct::meet(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
+        direct::signal_and_wait(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
     }
 
     /// Executes the call with this number on memory that other ranks only read.
@@ -169,7 +169,7 @@ impl CheckedPlan {
         };
         // SAFETY: the bytes are initialised and lie in `lent`, which the call now owns and does not move. Nothing
         // else in this process accesses them until `take_back` below. Other ranks write only the other parts: the
-        // proof shows that this rank writes its own part without a post of theirs between.
+        // proof shows that this rank writes its own part without a signal of theirs between.
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
         let own = OwnMemory::Lent { len, start: part.start, part: own_part };
         let memory = &mut DirectMemory { own, partition, input: None, piece_bytes };
@@ -179,7 +179,7 @@ impl CheckedPlan {
     }
 
     fn entry_of_run(&self, number: u64) -> CallEntry {
-        CallEntry { signals: self.plan.posts(), ..self.entry(number) }
+        CallEntry { signals: self.plan.signals(), ..self.entry(number) }
     }
 
     fn do_steps(
@@ -254,17 +254,17 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         unsafe { self.direct.publish(place, offset, bytes) };
     }
 
-    fn post(&mut self) {
+    fn signal(&mut self) {
         // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.signal() };
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, due: &LazyDeadline<'_>) -> Result<()> {
-        self.direct.wait(rank, posts, due)
+    fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
+        self.direct.wait(rank, signals, due)
     }
 
     #[inline(always)]
-    fn meet(
+    fn signal_and_wait(
         &mut self,
         _: Rank,
         slots: SlotUse,
@@ -306,7 +306,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         unsafe { self.direct.read(rank, place, offset, into) }
     }
 
-    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read_non_temporal(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.read_non_temporal(rank, place, offset, into) }
     }
@@ -315,7 +315,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         self.direct.copy(from, into);
     }
 
-    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+    fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.direct.copy_non_temporal(from, into);
     }
 
@@ -335,16 +335,16 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         unsafe { self.direct.change(place, there, len, change) }
     }
 
-    fn settle(&mut self) {
+    fn wake_waiters(&mut self) {
         self.direct.wake_waiters();
     }
 
-    fn show(&mut self, memory: &[u8]) {
+    fn update_exposed(&mut self, memory: &[u8]) {
         self.direct.update_exposed(memory);
     }
 }
 
-/// A buffer that every rank lets the others read until all ranks have closed it. It is one call with two posts of
+/// A buffer that every rank lets the others read until all ranks have closed it. It is one call with two signals of
 /// each rank: when its buffer may be read, and when it no longer reads.
 ///
 /// The buffer belongs to this type until then, and nobody can write to it. The plan of this call therefore needs no
@@ -363,7 +363,7 @@ struct WindowCall {
     has_closed: bool,
 }
 
-/// Number of posts of each rank in such a call.
+/// Number of signals of each rank in such a call.
 const OPENED: u32 = 1;
 const CLOSED: u32 = 2;
 
@@ -410,7 +410,7 @@ impl<T: Element> WindowBuffer<T> {
     ) -> Result<(), Option<TransportError>> {
         self.shared.as_ref().filter(|open| open.call == direct.call()).ok_or(None)?;
         let (offset, into) = (start * size_of::<T>(), bytemuck::cast_slice_mut(into));
-        // SAFETY: the peer has posted that its buffer may be read. It waits for this rank's second post before it
+        // SAFETY: the peer has signalled that its buffer may be read. It waits for this rank's second signal before it
         // uses the buffer again.
         unsafe { direct.read(peer, Place::Memory, offset, into) }?;
         direct.wake_waiters();
@@ -451,7 +451,7 @@ fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &LazyDeadline<'_>)
     for peer in others(rank) {
         direct.wait(peer, OPENED, due)?;
         // Looks up the peer's memory now, within the deadline of the call, and not when something is read.
-        // SAFETY: the peer has posted that its memory may be read, and zero bytes are read.
+        // SAFETY: the peer has signalled that its memory may be read, and zero bytes are read.
         unsafe { direct.read(peer, Place::Memory, 0, &mut []) }?;
     }
     direct.wake_waiters();

@@ -1,6 +1,6 @@
 //! Windows: memory that ranks read in each other's processes until all of them close it.
 //!
-//! A window is one call on the shared memory in which each rank posts twice: when its memory may be read, and when
+//! A window is one call on the shared memory in which each rank signals twice: when its memory may be read, and when
 //! it no longer reads. The caller decides how long the window stays open.
 
 use dist_algos::direct::{DirectCollective, Ownership};

@@ -15,7 +15,7 @@ use crate::verify::table;
 /// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) };
 /// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
-/// posts  rank 0       rank 1
+/// signals  rank 0       rank 1
 ///     1  sheet=0.0 !  !
 ///                     ?0×1 =0.0←0(sheet)
 /// ";
@@ -24,12 +24,12 @@ use crate::verify::table;
 pub fn draw(plan: DirectPlan) -> String {
     let columns: Vec<Vec<String>> = Rank::all(plan.world_size()).map(|rank| column(plan, rank)).collect();
     let titles = (0..columns.len()).map(|rank| format!("rank {rank}")).collect();
-    let mut lines = vec![("posts".to_owned(), titles)];
-    let posts = plan.posts() as usize;
-    for line in 0..=posts {
+    let mut lines = vec![("signals".to_owned(), titles)];
+    let signals = plan.signals() as usize;
+    for line in 0..=signals {
         let cells: Vec<String> = columns.iter().map(|column| column[line].clone()).collect();
-        let number = if line < posts { (line + 1).to_string() } else { String::new() };
-        if line < posts || cells.iter().any(|cell| !cell.is_empty()) {
+        let number = if line < signals { (line + 1).to_string() } else { String::new() };
+        if line < signals || cells.iter().any(|cell| !cell.is_empty()) {
             lines.push((number, cells));
         }
     }
@@ -41,7 +41,7 @@ fn column(plan: DirectPlan, rank: Rank) -> Vec<String> {
     let mut cells = vec![Vec::new()];
     for step in plan.schedule(rank) {
         cells.last_mut().expect("there is a cell").push(step.to_string());
-        if step == DirectStep::Post {
+        if step == DirectStep::Signal {
             cells.push(Vec::new());
         }
     }

@@ -145,8 +145,8 @@ impl DirectMachine {
         if awaited_call == 0 {
             return true;
         }
-        let posts = self.bases[awaited_call - 1] + 1;
-        (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, posts))
+        let signals = self.bases[awaited_call - 1] + 1;
+        (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, signals))
     }
 
     /// Returns the number of signals of each rank before this call.
@@ -166,11 +166,11 @@ impl DirectMachine {
                     self.write(at, there, Some(held))?;
                 }
             }
-            DirectStep::Post => self.post(rank),
-            DirectStep::Await { ranks, posts } => {
-                let posts = self.base() + posts as usize;
+            DirectStep::Signal => self.signal(rank),
+            DirectStep::Wait { ranks, signals } => {
+                let signals = self.base() + signals as usize;
                 let mut peers = ranks.ranks(rank, self.ranks.len());
-                if !peers.all(|peer| self.acquire(rank, peer, posts)) {
+                if !peers.all(|peer| self.acquire(rank, peer, signals)) {
                     return Ok(false);
                 }
             }
@@ -189,7 +189,7 @@ impl DirectMachine {
         Ok(true)
     }
 
-    fn post(&mut self, rank: usize) {
+    fn signal(&mut self, rank: usize) {
         let state = &mut self.ranks[rank];
         state.clock[rank] += 1;
         let known = if self.knowledge == Knowledge::All { state.clock.clone() } else { Vec::new() };
@@ -197,14 +197,14 @@ impl DirectMachine {
     }
 
     /// Adds the knowledge of a rank at one of its signals. Returns `false` if it has not signalled yet.
-    fn acquire(&mut self, rank: usize, peer: usize, posts: usize) -> bool {
-        if self.ranks[rank].clock[peer] >= posts {
+    fn acquire(&mut self, rank: usize, peer: usize, signals: usize) -> bool {
+        if self.ranks[rank].clock[peer] >= signals {
             return true;
         }
-        let Some((known, rounds)) = self.ranks[peer].posted.get(posts - 1).cloned() else { return false };
+        let Some((known, rounds)) = self.ranks[peer].posted.get(signals - 1).cloned() else { return false };
         let state = &mut self.ranks[rank];
         state.clock.iter_mut().zip(known).for_each(|(own, known)| *own = (*own).max(known));
-        state.clock[peer] = state.clock[peer].max(posts);
+        state.clock[peer] = state.clock[peer].max(signals);
         state.rounds = state.rounds.max(rounds);
         true
     }
@@ -291,9 +291,9 @@ impl DirectMachine {
         let Some(rank) = waiting.iter().position(Option::is_some) else { return Ok(()) };
         let step = next[rank];
         let peer = match waiting[rank] {
-            Some(DirectStep::Await { ranks, posts }) => ranks
+            Some(DirectStep::Wait { ranks, signals }) => ranks
                 .ranks(rank, next.len())
-                .find(|&peer| self.ranks[peer].posted.len() < self.base() + posts as usize),
+                .find(|&peer| self.ranks[peer].posted.len() < self.base() + signals as usize),
             _ => None,
         };
         let peer = peer.unwrap_or(rank);
@@ -306,9 +306,9 @@ impl DirectMachine {
     fn end(&mut self, at: &CallPosition<'_>) -> Result<()> {
         let CallPosition { plan, rank, step: steps } = *at;
         let got = self.ranks[rank].clock[rank] - self.base();
-        if got != plan.posts() as usize {
+        if got != plan.signals() as usize {
             let got = u32::try_from(got).unwrap_or(u32::MAX);
-            return Err(Error::Posts { rank, expected: plan.posts(), got });
+            return Err(Error::Posts { rank, expected: plan.signals(), got });
         }
         for block in 0..plan.blocks() {
             for part in 0..plan.parts() {
@@ -367,9 +367,9 @@ impl DirectMachine {
                 }
                 cell(part, block).and_then(|()| place(to))
             }
-            DirectStep::Await { ranks: PeerSet::One(one), .. } => peer(one),
+            DirectStep::Wait { ranks: PeerSet::One(one), .. } => peer(one),
             DirectStep::Keep { part, block } => cell(part, block),
-            DirectStep::Post | DirectStep::Await { .. } => Ok(()),
+            DirectStep::Signal | DirectStep::Wait { .. } => Ok(()),
             DirectStep::Reduce { part, block, of, into } => {
                 let target = match (into, of) {
                     (SumTarget::Buffer, _) => Ok(()),

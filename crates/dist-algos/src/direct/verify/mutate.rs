@@ -118,7 +118,7 @@ fn changed(
             Some(&next) if !may_follow(steps[index], next) => steps.swap(index, index + 1),
             _ => return None,
         },
-        DirectMutation::Doubled if matches!(steps[index], DirectStep::Post | DirectStep::Reduce { .. }) => {
+        DirectMutation::Doubled if matches!(steps[index], DirectStep::Signal | DirectStep::Reduce { .. }) => {
             steps.insert(index, steps[index]);
         }
         DirectMutation::Doubled => return None,
@@ -132,11 +132,11 @@ fn changed(
 /// another.
 fn may_follow(step: DirectStep, next: DirectStep) -> bool {
     match (step, next) {
-        (DirectStep::Post, _) => true,
-        (_, DirectStep::Post) => false,
-        (_, DirectStep::Await { .. }) | (DirectStep::Take { .. }, DirectStep::Take { .. }) => true,
-        (DirectStep::Await { ranks: PeerSet::One(peer), .. }, DirectStep::Take { from, .. }) => peer != from,
-        (DirectStep::Await { .. }, _) => false,
+        (DirectStep::Signal, _) => true,
+        (_, DirectStep::Signal) => false,
+        (_, DirectStep::Wait { .. }) | (DirectStep::Take { .. }, DirectStep::Take { .. }) => true,
+        (DirectStep::Wait { ranks: PeerSet::One(peer), .. }, DirectStep::Take { from, .. }) => peer != from,
+        (DirectStep::Wait { .. }, _) => false,
         (step, next) => block(step) != block(next),
     }
 }
@@ -148,7 +148,7 @@ const fn block(step: DirectStep) -> Option<usize> {
         | DirectStep::Reduce { block, .. }
         | DirectStep::Take { block, .. }
         | DirectStep::Keep { block, .. } => Some(block),
-        DirectStep::Post | DirectStep::Await { .. } => None,
+        DirectStep::Signal | DirectStep::Wait { .. } => None,
     }
 }
 
@@ -157,12 +157,12 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
     let next_rank =
         |peer: usize| (1..world_size).map(|step| (peer + step) % world_size).find(|&next| next != rank);
     match (mutation, step) {
-        (DirectMutation::WaitsForLess, DirectStep::Await { posts, .. }) => *posts -= 1,
+        (DirectMutation::WaitsForLess, DirectStep::Wait { signals, .. }) => *signals -= 1,
         // Other ranks may have the same data, except the rank that has computed it.
         (DirectMutation::AnotherRank, DirectStep::Take { from, part, .. }) if *from == rank => *from = *part,
         (
             DirectMutation::AnotherRank,
-            DirectStep::Await { ranks: PeerSet::One(peer), .. }
+            DirectStep::Wait { ranks: PeerSet::One(peer), .. }
             | DirectStep::Take { from: peer, .. }
             | DirectStep::Reduce { into: SumTarget::Back(PeerSet::One(peer)), .. },
         ) => {
