@@ -1,4 +1,4 @@
-//! Barriers: messages of no bytes, after which every rank knows that every other has come.
+//! Schedules of barriers: empty messages, after which every rank knows that all others have entered.
 //!
 //! Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
 
@@ -8,8 +8,8 @@ use crate::cost::log2_ceil;
 use crate::schedule::Kind;
 use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// A token goes round twice: back at rank 0 it says that all have come, and the second time it tells everybody,
-/// ending on the last rank. 2p − 1 rounds.
+/// Passes a token around the ring twice. When it returns to rank 0, all ranks have entered; the second time it
+/// releases every rank, up to the last one. 2p − 1 rounds.
 pub const fn ring(rank: Rank) -> Schedule {
     let steps = match (rank.index(), rank.world_size()) {
         (_, 1) => 0,
@@ -20,7 +20,7 @@ pub const fn ring(rank: Rank) -> Schedule {
     Schedule::new(rank, steps, Kind::RingBarrier)
 }
 
-/// In round k every rank tells the one 2^k to its right all that it knows. ⌈log₂ p⌉ rounds.
+/// In round k every rank tells the rank 2^k to its right which ranks have entered. ⌈log₂ p⌉ rounds.
 pub const fn dissemination(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::DisseminationBarrier)
 }

@@ -1,10 +1,11 @@
-//! A world of any size as blocks of powers of two: the digits of its size, the largest block first, as T(p) is split.
+//! Divides a world of any size into blocks of powers of two: the binary digits of its size, the largest block
+//! first, as T(p) is split.
 
 use dist_transport::Rank;
 
 use crate::Chunks;
 
-/// The ranks from `start`, 2^bits of them.
+/// The 2^bits ranks from `start` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) start: usize,
@@ -12,13 +13,13 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// The block of a rank: of the highest digit in which the world size and the rank differ.
+    /// Returns the block of a rank, which belongs to the highest digit in which the world size and the rank differ.
     pub(crate) const fn of(rank: Rank) -> Self {
         let bits = (rank.index() ^ rank.world_size()).ilog2() as usize;
         Self { start: rank.index() >> bits << bits, bits }
     }
 
-    /// The block of 2^bits ranks, if the world has one.
+    /// Returns the block of 2^bits ranks, if the world has one.
     pub(crate) const fn at(rank: Rank, bits: usize) -> Option<Self> {
         let digits = rank.world_size() >> bits;
         if digits % 2 == 1 { Some(Self { start: (digits - 1) << bits, bits }) } else { None }
@@ -28,12 +29,12 @@ impl Block {
         1 << self.bits
     }
 
-    /// The next larger block.
+    /// Returns the next larger block.
     pub(crate) const fn larger(self, rank: Rank) -> Option<Self> {
         if self.start == 0 { None } else { Self::at(rank, self.start.trailing_zeros() as usize) }
     }
 
-    /// The next smaller block.
+    /// Returns the next smaller block.
     pub(crate) const fn smaller(self, rank: Rank) -> Option<Self> {
         match (rank.world_size() % self.size()).checked_ilog2() {
             Some(bits) => Self::at(rank, bits as usize),
@@ -41,7 +42,7 @@ impl Block {
         }
     }
 
-    /// Messages by which a rank of this block feeds the next larger one.
+    /// Returns the number of messages that a rank of this block sends to the next larger block.
     pub(crate) const fn feeds(self, rank: Rank) -> usize {
         match self.larger(rank) {
             Some(larger) => 1 << (larger.bits - self.bits),
@@ -50,7 +51,7 @@ impl Block {
     }
 }
 
-/// log₂ of the largest block. A world of no ranks is one of a single rank.
+/// Returns log₂ of the largest block. A world of no ranks counts as one rank.
 pub(crate) const fn levels(world_size: usize) -> usize {
     match world_size.checked_ilog2() {
         Some(levels) => levels as usize,
@@ -58,14 +59,15 @@ pub(crate) const fn levels(world_size: usize) -> usize {
     }
 }
 
-/// Which chunks a rank still has after some rounds of halving: a half, a quarter, … that it shares with nobody of its
-/// block but those who agree with it in the lower digits not halved yet.
+/// The chunks that a rank still has after some rounds of halving: a half, a quarter, … No other rank of the block
+/// has these chunks, except ranks that agree with it in the lower digits that are not halved yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockAssignment {
-    /// Of as many chunks as the largest block has ranks, those whose first digits are the rank's last, backwards: they
-    /// are neighbours.
+    /// There are as many chunks as the largest block has ranks. A rank has the chunks whose first digits are the
+    /// rank's last digits in reverse order; they are consecutive.
     Runs,
-    /// Of as many chunks as there are ranks, those whose last digits are the rank's: its own chunk is one of them.
+    /// There are as many chunks as ranks. A rank has the chunks whose last digits are the rank's; its own chunk is
+    /// one of them.
     Strided,
 }
 
@@ -87,7 +89,7 @@ impl BlockAssignment {
     }
 }
 
-/// How many of the numbers below `world_size` end like `start`, in so many digits.
+/// Returns how many numbers below `world_size` have the same last digits as `start`.
 pub(crate) const fn strided_count(world_size: usize, start: usize, digits: usize) -> usize {
     (world_size - start).div_ceil(1 << digits)
 }

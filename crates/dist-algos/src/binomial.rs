@@ -1,9 +1,9 @@
 //! Binomial trees: buffers to or from one rank in ⌈log₂ p⌉ rounds.
 //!
-//! The tree is T(p) for every root: a subtree's sum is kept by the root if the root is in it, else by the
-//! subtree's first rank. So `reduce` is canonical at any root, with no more messages (p − 1) or rounds than a
-//! tree that is turned to begin at the root, which would not be. `broadcast` is its mirror. In `gather` and `scatter`
-//! every subtree's ranks are neighbours, so that its chunks are one piece of memory.
+//! The tree is T(p) for every root. The root keeps the sum of a subtree that contains it; otherwise the first rank
+//! of the subtree keeps it. So `reduce` is canonical for any root, with the same p − 1 messages and the same rounds
+//! as a tree that is rotated to begin at the root, which would not be canonical. `broadcast` is the mirror image.
+//! In `gather` and `scatter` the ranks of every subtree are consecutive, so its chunks are one piece of memory.
 
 use dist_transport::Rank;
 
@@ -14,36 +14,36 @@ use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
 
-/// The sum of the whole buffer, which is one chunk, ends on `root`; on others the buffer holds a partial sum.
-/// A root outside the world is taken modulo its size.
+/// Moves the sum of the whole buffer, which is one chunk, to `root`. On other ranks the buffer holds a partial sum
+/// afterwards. A root outside the world is taken modulo its size.
 pub const fn reduce(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialReduce { root })
 }
 
-/// The buffer of `root`, which is one chunk, ends on every rank.
-/// A root outside the world is taken modulo its size.
+/// Copies the buffer of `root`, which is one chunk, to every rank. A root outside the world is taken modulo its
+/// size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialBroadcast { root })
 }
 
-/// The root's buffer gets chunk `r` of every other rank `r`. A rank that holds nothing there
-/// ([`Gather::held`](crate::Gather::held)) sends of its input; the others have their own chunk in the buffer. A root
-/// outside the world is taken modulo its size.
+/// Moves chunk `r` of every other rank `r` to the root's buffer. A rank that forwards no chunks
+/// ([`Gather::held`](crate::Gather::held)) sends from its input; the others have their own chunk in the buffer. A
+/// root outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialGather { root })
 }
 
-/// Every other rank `r` gets chunk `r` of the root's input. A root outside the world is taken modulo its size.
+/// Moves chunk `r` of the root's input to every other rank `r`. A root outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialScatter { root })
 }
 
-/// The chunks that pass through the buffer of a rank in [`gather`]: those of all ranks that it gathers from, and its
-/// own if there are others.
+/// Returns the chunks that pass through the buffer of a rank in [`gather`]: those of all ranks that it gathers
+/// from, and its own if there are others.
 pub(crate) fn gather_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root {
         return Chunks::all(rank.world_size());
@@ -52,13 +52,15 @@ pub(crate) fn gather_held(rank: Rank, root: usize) -> Chunks {
     if subtree.len() > 1 { subtree } else { Chunks::NONE }
 }
 
-/// The chunks that pass through the buffer of a rank in [`scatter`]: none on the root, which sends of its input.
+/// Returns the chunks that pass through the buffer of a rank in [`scatter`]; none on the root, which sends from its
+/// input.
 pub(crate) fn scatter_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root { Chunks::NONE } else { subtree(rank, root) }
 }
 
-/// What [`scatter`] costs, and [`gather`], but for what the busiest rank sends, which is the root of the one. Most is
-/// moved from or to a rank of the smallest block: the larger ones are moved as a whole.
+/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
+/// rank, which is the root of a scatter. The most expensive root is in the smallest block, because larger blocks
+/// are moved as a whole.
 pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     let (peers, rounds, whole_tree) = (world_size - 1, log2_ceil(world_size), world_size.next_power_of_two());
     let mut moved = world_size - (1 << world_size.trailing_zeros());
@@ -115,13 +117,14 @@ pub(crate) fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step
     }
 }
 
-/// The one edge of the tree that a rank can have at a level, seen from the rank, and the ranks below the edge.
+/// The only edge of the tree that a rank can have at a level, and the ranks below the edge.
 enum Edge {
     Up(usize, Chunks),
     Down(usize, Chunks),
 }
 
-/// At a level, a block of ranks is made of two halves, and the keeper of one half's sum is the block's keeper.
+/// Returns the edge of a rank. At a level, a block of ranks consists of two halves, and the rank that keeps the sum
+/// of one half also keeps the sum of the block.
 fn edge(rank: Rank, root: usize, level: usize) -> Option<Edge> {
     let half = 1 << level;
     let start = rank.index() / half / 2 * half * 2;
@@ -141,7 +144,7 @@ fn edge(rank: Rank, root: usize, level: usize) -> Option<Edge> {
     }
 }
 
-/// The ranks that a rank other than the root stands for: those below its one edge upwards.
+/// Returns the ranks below the upward edge of a rank other than the root.
 fn subtree(rank: Rank, root: usize) -> Chunks {
     let up = (0..log2_ceil(rank.world_size())).find_map(|level| match edge(rank, root, level) {
         Some(Edge::Up(_, below)) => Some(below),

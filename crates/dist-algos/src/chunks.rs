@@ -1,11 +1,11 @@
-//! A set of chunks, the unit that schedules deal in.
+//! A set of chunks, the unit of schedules.
 
 use std::fmt;
 
-/// Chunks in ascending order, which is also their order in a message: one run of neighbours, or several at equal
-/// distances.
+/// A set of chunks in ascending order, which is also their order in a message. The set is one run of consecutive
+/// chunks, or several runs at equal distances.
 ///
-/// Sets that hold the same chunks are equal, however they were made.
+/// Two sets are equal if they contain the same chunks, no matter how they were created.
 ///
 /// ```
 /// use dist_algos::Chunks;
@@ -24,47 +24,47 @@ use std::fmt;
 pub struct Chunks {
     start: usize,
     count: usize,
-    /// Chunks of the first run.
+    /// The number of chunks of the first run.
     head: usize,
-    /// Chunks of each run after the first; of the last, there may be fewer.
+    /// The number of chunks of each later run; the last run may have fewer.
     block: usize,
-    /// From the start of a run to the start of the next.
+    /// The distance from the start of a run to the start of the next.
     stride: usize,
 }
 
 impl Chunks {
-    /// No chunk: what a message of a barrier carries.
+    /// No chunk, as in the messages of a barrier.
     pub const NONE: Self = Self::range(0, 0);
 
-    /// The chunk with this index.
+    /// Returns the chunk with this index.
     pub const fn one(index: usize) -> Self {
         Self::range(index, 1)
     }
 
-    /// The first `count` chunks, which are all of them if there are as many.
+    /// Returns the first `count` chunks.
     pub const fn all(count: usize) -> Self {
         Self::range(0, count)
     }
 
-    /// `count` neighbouring chunks.
+    /// Returns `count` consecutive chunks.
     pub const fn range(start: usize, count: usize) -> Self {
         let start = if count == 0 { 0 } else { start };
         Self { start, count, head: count, block: 1, stride: 1 }
     }
 
-    /// The chunks `start`, `start + stride`, …: `count` of them.
+    /// Returns `count` chunks: `start`, `start + stride`, …
     pub const fn strided(start: usize, stride: usize, count: usize) -> Self {
         if stride == 1 { Self::range(start, count) } else { Self::runs(start, count, (1, 1), stride) }
     }
 
-    /// Those of the first `count` chunks whose index has this bit.
+    /// Returns the chunks among the first `count` whose index has this bit.
     pub const fn with_bit(bit: usize, count: usize) -> Self {
         let run = 1 << bit;
         let (whole, rest) = (count / (2 * run), count % (2 * run));
         Self::runs(run, whole * run + rest.saturating_sub(run), (run, run), 2 * run)
     }
 
-    /// `count` chunks from `start` on, of `within` in a circle; there are at most `within`.
+    /// Returns `count` chunks from `start` on, in a ring of `within` chunks; `count` is at most `within`.
     pub const fn wrapping(start: usize, count: usize, within: usize) -> Self {
         let before_end = within.saturating_sub(start);
         if count <= before_end {
@@ -74,20 +74,20 @@ impl Chunks {
         if head >= start { Self::all(within) } else { Self::runs(0, count, (head, before_end), start) }
     }
 
-    /// Each chunk becomes so many neighbours, the first of them `first` for chunk 0.
+    /// Replaces each chunk by `each` consecutive chunks; chunk 0 becomes the chunks from `first` on.
     pub(crate) const fn magnified(self, first: usize, each: usize) -> Self {
         let runs = (self.head * each, self.block * each);
         Self::runs(first + self.start * each, self.count * each, runs, self.stride * each)
     }
 
-    /// Chunk x becomes chunk `first + x · step`. The set has no runs of different lengths.
+    /// Replaces chunk x by chunk `first + x · step`. All runs of the set must have the same length.
     pub(crate) const fn apart(self, first: usize, step: usize) -> Self {
         let stride = if self.is_contiguous() { 1 } else { self.stride };
         Self::strided(first + self.start * step, stride * step, self.count)
     }
 
-    /// Chunk x becomes chunks x, x + period, x + 2 · period, …: so many. The set is within one period, and is one run
-    /// or goes on through all periods as through the first.
+    /// Replaces chunk x by the `times` chunks x, x + period, x + 2 · period, … The set must be within one period.
+    /// It must be one run, or continue through all periods as through the first.
     pub(crate) const fn repeated(self, period: usize, times: usize) -> Self {
         if !self.is_contiguous() {
             return Self::strided(self.start, self.stride, self.count * times);
@@ -98,8 +98,7 @@ impl Chunks {
         Self::runs(self.start, self.count * times, (self.count, self.count), period)
     }
 
-    /// A first run of so many, and others of so many, each `stride` after the one before. Every set is made in
-    /// one way only.
+    /// Returns the set of these runs, each `stride` after the one before. Every set has only one representation.
     const fn runs(start: usize, count: usize, (head, block): (usize, usize), stride: usize) -> Self {
         if count <= head {
             return Self::range(start, count);
@@ -108,39 +107,39 @@ impl Chunks {
         Self { start, count, head, block: if block < rest { block } else { rest }, stride }
     }
 
-    /// How many chunks.
+    /// Returns the number of chunks.
     #[inline]
     pub const fn len(self) -> usize {
         self.count
     }
 
-    /// Whether there is no chunk in the set.
+    /// Returns `true` if the set is empty.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.count == 0
     }
 
-    /// Whether the chunks are neighbours, so that their bytes are one piece of memory.
+    /// Returns `true` if the chunks are consecutive, so that their bytes are one piece of memory.
     #[inline]
     pub(crate) const fn is_contiguous(self) -> bool {
         self.count == self.head
     }
 
-    /// The first chunk; 0 if there is none.
+    /// Returns the first chunk; 0 if there is none.
     #[inline]
     pub const fn first(self) -> usize {
         self.start
     }
 
-    /// One past the last chunk; 0 if there is none.
+    /// Returns the index after the last chunk; 0 if there is none.
     #[inline]
     pub fn end(self) -> usize {
         let Some(last) = self.count.checked_sub(1) else { return 0 };
         self.checked_index(last).map_or(usize::MAX, |last| last.saturating_add(1))
     }
 
-    /// The chunks that come so many after these, of `within` in a circle; none if they are neither neighbours in the
-    /// circle nor all before its end.
+    /// Returns the chunks that are `by` further in a ring of `within` chunks. Returns `None` if the chunks are
+    /// neither consecutive in the ring nor all before its end.
     pub(crate) fn turned(self, by: usize, within: usize) -> Option<Self> {
         if self.is_contiguous() {
             return Some(Self::wrapping((self.start + by) % within, self.count, within));
@@ -152,7 +151,7 @@ impl Chunks {
         (self.end() + by <= within).then_some(Self { start: self.start + by, ..self })
     }
 
-    /// Whether every index is below `chunks`, and none is named twice.
+    /// Returns `true` if every index is below `chunks` and none is repeated.
     #[inline]
     pub fn fit(self, chunks: usize) -> bool {
         let Some(last) = self.count.checked_sub(1) else { return true };
@@ -160,7 +159,7 @@ impl Chunks {
         (self.is_contiguous() || apart) && self.checked_index(last).is_some_and(|last| last < chunks)
     }
 
-    /// Whether the chunk with this index is in the set.
+    /// Returns `true` if the set contains the chunk with this index.
     pub const fn contains(self, index: usize) -> bool {
         let Some(offset) = index.checked_sub(self.start) else { return false };
         if offset < self.head {
@@ -178,12 +177,12 @@ impl Chunks {
         self.count - self.head <= self.block
     }
 
-    /// Whether every chunk of another set is in this one.
+    /// Returns `true` if the set contains every chunk of another set.
     pub fn includes(self, other: Self) -> bool {
         other.indices().all(|index| self.contains(index))
     }
 
-    /// Whether a chunk is in both sets.
+    /// Returns `true` if the two sets have a chunk in common.
     pub fn overlap(self, other: Self) -> bool {
         if self.is_contiguous() && other.is_contiguous() {
             let apart = self.start + self.count <= other.start || other.start + other.count <= self.start;
@@ -193,12 +192,12 @@ impl Chunks {
         few.indices().any(|index| many.contains(index))
     }
 
-    /// The indices, in the order that the chunks have in a message.
+    /// Returns the indices in the order that the chunks have in a message.
     pub fn indices(self) -> impl ExactSizeIterator<Item = usize> + Clone {
         (0..self.count).map(move |place| self.index(place))
     }
 
-    /// The runs of neighbours that the set is made of; one that is empty for an empty set.
+    /// Returns the runs of consecutive chunks; one empty run for an empty set.
     pub(crate) fn contiguous(self) -> impl Iterator<Item = Self> + Clone {
         let others = (self.count - self.head).div_ceil(self.block);
         let run = move |run: usize| {

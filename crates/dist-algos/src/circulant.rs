@@ -1,10 +1,10 @@
-//! Circulant schedules: few rounds and the fewest bytes at once, in every world.
+//! Circulant schedules: few rounds and the fewest bytes for any number of ranks.
 //!
-//! In every round all ranks talk over the same distance. Jesper Larsson Träff, "Optimal, non-pipelined reduce-scatter
-//! and allreduce algorithms", 2024 (arXiv:2410.14234), whose distances are p halved again and again, rounded up;
-//! and Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
-//! 1997, whose distances double from 1. Chunks are sent as runs round the circle of ranks, so a message can be two
-//! pieces of memory.
+//! In every round all ranks communicate over the same distance. Jesper Larsson Träff, "Optimal, non-pipelined
+//! reduce-scatter and allreduce algorithms", 2024 (arXiv:2410.14234): the distances are p halved again and again,
+//! rounded up. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing
+//! systems", 1997: the distances double from 1. Chunks are sent as runs in the ring of ranks, so a message can be
+//! two pieces of memory.
 
 use dist_transport::Rank;
 
@@ -12,37 +12,37 @@ use crate::cost::{halvings, log2_ceil};
 use crate::schedule::Kind;
 use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// Chunk `r` of the sum ends on rank `r`, after ⌈log₂ p⌉ rounds. The other chunks hold partial sums.
+/// Moves chunk `r` of the sum to rank `r`, in ⌈log₂ p⌉ rounds. The other chunks hold partial sums afterwards.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantReduceScatter)
 }
 
-/// Every rank gets every chunk, where rank `r` has chunk `r` to begin with, in ⌈log₂ p⌉ rounds: the way of
-/// [`reduce_scatter`] back.
+/// Copies chunk `r` of rank `r` to every rank, in ⌈log₂ p⌉ rounds. It is [`reduce_scatter`] backwards.
 pub const fn all_gather(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantAllGather)
 }
 
-/// As [`all_gather`], over distances 1, 2, 4, …
+/// Like [`all_gather`], over distances 1, 2, 4, …
 pub const fn bruck(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BruckAllGather)
 }
 
-/// Every rank `r` gets chunk `r` of the root's buffer, in ⌈log₂ p⌉ rounds: whoever has a run of chunks gives the
-/// farther half of it to the rank that this begins with. A root outside the world is taken modulo its size.
+/// Moves chunk `r` of the root's buffer to every rank `r`, in ⌈log₂ p⌉ rounds. A rank with a run of chunks sends
+/// the farther half to the first rank of that half. A root outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantScatter { root })
 }
 
-/// The root gets chunk `r` of every rank `r`: the way of [`scatter`] back. Other chunks of other ranks are lost.
-/// A root outside the world is taken modulo its size.
+/// Moves chunk `r` of every rank `r` to the root; it is [`scatter`] backwards. The other chunks of other ranks are
+/// lost. A root outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantGather { root })
 }
 
-/// What [`scatter`] costs, and [`gather`], but for what the busiest rank sends, which is the root of the one.
+/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
+/// rank, which is the root of a scatter.
 pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     let (peers, rounds) = (world_size - 1, log2_ceil(world_size));
     Cost {
@@ -55,7 +55,7 @@ pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     }
 }
 
-/// Before a round a rank has sums of its own chunk and those after it, as many as the distance. It gives away those
+/// Before a round a rank has sums of its own chunk and the following ones, as many as the distance. It sends those
 /// beyond the next distance.
 pub(crate) const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
     let (near, far) = distances(rank, round);
@@ -75,8 +75,8 @@ pub(crate) const fn bruck_step(rank: Rank, round: usize) -> Step {
     grow(rank, near, far)
 }
 
-/// A rank that has its own chunk and those after it, `near` of them, gets those up to `far` from the rank that
-/// begins with them.
+/// A rank has its own chunk and the following ones, `near` in all. It receives the chunks up to `far` from the rank
+/// whose run begins with them.
 const fn grow(rank: Rank, near: usize, far: usize) -> Step {
     let (to, from) = (rank.minus(near).index(), rank.plus(near).index());
     let (sent, received) = (run(rank, 0, far - near), run(rank, near, far - near));
@@ -97,14 +97,14 @@ pub(crate) fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step>
     })
 }
 
-/// What a rank has to do with a round of [`scatter`].
+/// The action of a rank in a round of [`scatter`].
 enum ScatterStep {
     Given { to: usize, chunks: Chunks },
     Taken { from: usize, chunks: Chunks },
 }
 
 fn share(rank: Rank, root: usize, round: usize) -> Option<ScatterStep> {
-    // The place of the rank in the run that it is in before the round, and the length of that run.
+    // The position of the rank in its run before the round, and the length of that run.
     let (mut place, mut len) = (rank.minus(root).index(), rank.world_size());
     for _ in 0..round {
         let near = len.div_ceil(2);
@@ -122,13 +122,13 @@ fn share(rank: Rank, root: usize, round: usize) -> Option<ScatterStep> {
     }
 }
 
-/// ⌈p / 2^(k+1)⌉ and ⌈p / 2^k⌉.
+/// Returns ⌈p / 2^(k+1)⌉ and ⌈p / 2^k⌉.
 const fn distances(rank: Rank, round: usize) -> (usize, usize) {
     let world_size = rank.world_size();
     (world_size.div_ceil(2 << round), world_size.div_ceil(1 << round))
 }
 
-/// Chunks in a circle, the first of them so many after the rank's own.
+/// Returns a run of chunks in the ring that begins `first` chunks after the rank's own.
 const fn run(rank: Rank, first: usize, count: usize) -> Chunks {
     Chunks::wrapping(rank.plus(first).index(), count, rank.world_size())
 }

@@ -1,7 +1,7 @@
-//! What [`RingTransport`] promises, checked on anybody's link.
+//! A test suite for implementations of [`RingTransport`].
 //!
-//! [`check`] moves messages of all sizes, alone and many at once, and runs every all_reduce algorithm; it panics at
-//! the first broken promise, with what was promised.
+//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm. It
+//! panics at the first broken promise and names it.
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
 use std::time::Duration;
@@ -10,15 +10,15 @@ use dist_transport::{Incoming, LazyDeadline, Outgoing, Rank, Runtime, Sink};
 
 use crate::{AllReduce, Memory, Partition, RingTransport, Scratch, run};
 
-/// Worlds that are checked: alone, a pair, odd ones and a power of two.
+/// The world sizes to check: one rank, a pair, odd numbers and a power of two.
 const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
-/// Lengths of messages: none, within a cache line, a line, and more than comes in one piece.
+/// The message lengths: empty, below a cache line, a cache line, and more than one piece.
 const LENGTHS: [usize; 6] = [0, 1, 63, 64, 1000, 400_001];
-/// So long may a world take.
+/// The time limit of a world.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Checks links of a kind: `connect` gives those of a new world of this size, one per rank, in rank order. Every rank
-/// gets a thread of `runtime`, and deadlines are of its clock.
+/// Checks a kind of link. `connect` returns the links of a new world of this size, one per rank, in rank order.
+/// Every rank runs on a thread of `runtime`, whose clock determines the deadlines.
 ///
 /// # Panics
 /// If a promise is broken.
@@ -43,7 +43,7 @@ struct RankUnderTest<L> {
     runtime: Runtime,
 }
 
-/// The bytes that a rank sends as its message of this number and length.
+/// Returns the bytes of a rank's message with this number and length.
 fn payload(from: Rank, number: usize, len: usize) -> Vec<u8> {
     let first = from.index() * 31 + number * 17;
     (0..len).map(|index| u8::try_from((first + index * 7 + index / 256) % 256).unwrap()).collect()
@@ -94,7 +94,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let peer = Rank::new(rank.index() ^ 1, rank.world_size()).unwrap_or(rank);
         let mut buffer = payload(rank, number, len);
-        // Not symmetric: shows whose bytes these are, and that they come once.
+        // The function is not symmetric, so it shows whose bytes these are and that they arrive once.
         let combined = |ours: u8, theirs: u8| ours.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5));
         let mut combine = |ours: &mut [u8], theirs: &[u8]| {
             assert_eq!(ours.len(), theirs.len(), "ranges are as long as what is combined into them");
@@ -123,7 +123,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         }
     }
 
-    /// Everybody sends to everybody.
+    /// Every rank sends to every rank.
     fn all_at_once(&mut self) {
         let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let len = LENGTHS[5];

@@ -1,47 +1,47 @@
-//! What a schedule costs, and what that takes on a machine.
+//! The costs of schedules and the time that they take on a machine.
 
-/// The price of one algorithm for one world size. The unit of all but the first is a chunk of
-/// `buffer / chunks(world_size)`; [`verify`](crate::verify) holds the schedules to them.
+/// The cost of one algorithm for one world size. All fields but the first count chunks of `buffer /
+/// chunks(world_size)`. [`verify`](crate::verify) compares the schedules with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cost {
-    /// Messages that follow one another when every message takes as long as every other.
+    /// The length of the longest chain of messages, if every message takes the same time.
     pub rounds: usize,
-    /// Chunks that follow one another when a message takes as long as it has chunks.
+    /// The length of the longest chain in chunks, if the time of a message is its number of chunks.
     pub path: usize,
-    /// Chunks that the busiest rank sends; of operations with a root, with the root that makes most of it.
+    /// Chunks that the busiest rank sends, for the most expensive root.
     pub sent_max: usize,
-    /// Chunks that the rank reduces that reduces most of them, into others; with the root that makes most of it.
+    /// Chunks that the busiest rank reduces into others, for the most expensive root.
     pub reduced_max: usize,
-    /// What all ranks send together, with the root that makes most of it.
+    /// The messages of all ranks together, for the most expensive root.
     pub all: Messages,
-    /// Messages that follow one another because each had to arrive before the next could leave: those that a rank sends
-    /// one after the other count once.
+    /// The longest chain of messages in which each must arrive before the next can leave. Messages that a rank
+    /// sends one after the other count once.
     pub depth: Messages,
     /// Chunks that all ranks together reduce into others.
     pub reduced: usize,
 }
 
-/// Some messages, and the chunks in them.
+/// A number of messages and of the chunks in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Messages {
-    /// How many they are.
+    /// The number of messages.
     pub count: usize,
-    /// How many chunks they have.
+    /// The number of chunks.
     pub chunks: usize,
 }
 
 impl Messages {
-    /// So many messages of so many chunks together.
+    /// Returns `count` messages with `chunks` chunks together.
     pub(crate) const fn new(count: usize, chunks: usize) -> Self {
         Self { count, chunks }
     }
 
-    /// Both.
+    /// Returns the sum of both.
     pub(crate) const fn and(self, other: Self) -> Self {
         Self { count: self.count + other.count, chunks: self.chunks + other.chunks }
     }
 
-    /// Each number the larger of both.
+    /// Returns the larger value of each field.
     pub(crate) const fn at_least(self, other: Self) -> Self {
         Self {
             count: if self.count > other.count { self.count } else { other.count },
@@ -49,7 +49,7 @@ impl Messages {
         }
     }
 
-    /// The same from so many ranks.
+    /// Returns the messages of this many ranks.
     pub(crate) const fn times(self, ranks: usize) -> Self {
         Self { count: self.count * ranks, chunks: self.chunks * ranks }
     }
@@ -67,7 +67,7 @@ impl Cost {
         reduced: 0,
     };
 
-    /// The cost where every rank sends in every round, so many chunks in all, and reduces so many.
+    /// Returns the cost if every rank sends in every round, sends `chunks` chunks in all and reduces `reduced`.
     pub(crate) const fn alike(world_size: usize, rounds: usize, chunks: usize, reduced: usize) -> Self {
         let depth = Messages::new(rounds, chunks);
         Self {
@@ -81,7 +81,7 @@ impl Cost {
         }
     }
 
-    /// The cost where each chunk is so many chunks.
+    /// Returns the cost if each chunk is replaced by `each` chunks.
     pub(crate) const fn magnified(self, each: usize) -> Self {
         let Self { rounds, path, sent_max, reduced_max, all, depth, reduced } = self;
         Self {
@@ -95,7 +95,7 @@ impl Cost {
         }
     }
 
-    /// Each number the larger of both.
+    /// Returns the larger value of each field.
     pub(crate) fn at_least(self, other: Self) -> Self {
         Self {
             rounds: self.rounds.max(other.rounds),
@@ -108,7 +108,7 @@ impl Cost {
         }
     }
 
-    /// The cost of both, one after the other.
+    /// Returns the cost of both, one after the other.
     pub(crate) const fn then(self, other: Self) -> Self {
         Self {
             rounds: self.rounds + other.rounds,
@@ -122,7 +122,7 @@ impl Cost {
     }
 }
 
-/// How long things take, in picoseconds: by whole numbers every machine chooses the same.
+/// The costs of messages in picoseconds. They are integers so that every machine makes the same choice.
 ///
 /// ```
 /// use dist_algos::{AllReduce, Choice, CostModel, Order};
@@ -134,16 +134,17 @@ impl Cost {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CostModel {
-    /// What every message takes at least: α.
+    /// The minimum time of a message: α.
     pub round_ps: u64,
-    /// What a byte of a message takes: β.
+    /// The time per byte of a message: β.
     pub byte_ps: u64,
-    /// What it takes to reduce a byte into another: γ.
+    /// The time to reduce a byte into another: γ.
     pub reduced_byte_ps: u64,
 }
 
 impl CostModel {
-    /// How long an operation takes on a buffer of so many bytes, of which the schedule makes so many chunks.
+    /// Returns the time of an operation on a buffer of `buffer_bytes` bytes, which the schedule divides into
+    /// `chunks` chunks.
     pub fn picoseconds(&self, cost: Cost, buffer_bytes: usize, chunks: usize) -> u128 {
         let chunks_take = |count: usize, byte_ps: u64| {
             let bytes = (count as u128).saturating_mul(buffer_bytes as u128) / chunks.max(1) as u128;
@@ -155,14 +156,14 @@ impl CostModel {
             .saturating_add(chunks_take(cost.reduced_max, self.reduced_byte_ps))
     }
 
-    /// The same where the ranks have fewer cores than they are: then what all of them do together counts, and not what
-    /// one waits for.
+    /// Returns the time on an oversubscribed host, which has fewer cores than ranks. There the work of all ranks
+    /// counts, and not the longest chain.
     ///
-    /// All work together is divided among the cores. While a message is under way that has to arrive before anything else
-    /// can leave, the other cores have nothing to do, for as long as two messages take: it is sent, and its receiver gets a
-    /// core. With a root it is one, since those who do not wait go ahead to their next call meanwhile. A round of all ranks,
-    /// which is what is [measured](Self::round_ps), is a message of each and one such wait: schedules in which all ranks do
-    /// the same cost what they cost with a core for each.
+    /// The work of all ranks is divided among the cores. While nothing can happen before a message arrives, the
+    /// other cores are idle for the time of two messages: the message is sent, and its receiver is scheduled. With
+    /// a root it is the time of one message, because ranks that do not wait continue to their next call. The
+    /// [measured](Self::round_ps) cost is that of a round in which every rank sends a message and waits once.
+    /// Schedules in which all ranks do the same therefore have the same cost as with one core per rank.
     pub(crate) fn picoseconds_on(
         &self,
         placement: Placement,
@@ -183,31 +184,31 @@ impl CostModel {
     }
 }
 
-/// Ranks of one host, and the cores that they have between them.
+/// The ranks of one host and the number of cores that they use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// How many cores.
+    /// The number of cores.
     pub cores: usize,
 }
 
 impl Placement {
-    /// Ranks that have a core each.
+    /// Returns a placement with one core for each rank.
     pub const fn dedicated(ranks: usize) -> Self {
         Self { ranks, cores: ranks }
     }
 
-    /// Whether several ranks have to share a core.
+    /// Returns `true` if several ranks share a core.
     pub const fn is_oversubscribed(self) -> bool {
         self.cores < self.ranks
     }
 }
 
-/// A round takes as long as 64 KiB, at 5 GB/s, and what arrives is reduced while more arrives.
+/// The default: a round takes as long as 64 KiB at 5 GB/s, and arriving data is reduced while more arrives.
 ///
-/// So recursive doubling gives way to halving-doubling above 256 KiB on 4 ranks and above 154 KiB on 8. On 4 ranks
-/// over TCP it was measured to be the better choice at 256 KiB, and to lose at 1 MiB.
+/// With it, halving-doubling replaces recursive doubling above 256 KiB on 4 ranks and above 154 KiB on 8. A
+/// measurement with 4 ranks over TCP found recursive doubling faster at 256 KiB and slower at 1 MiB.
 impl Default for CostModel {
     fn default() -> Self {
         let byte_ps = 200;
@@ -215,14 +216,14 @@ impl Default for CostModel {
     }
 }
 
-/// Chunks that move when `chunks` are halved again and again, rounded down, and the lesser halves handed on: as many
-/// as the numbers below it have ones in binary.
+/// Returns the number of chunks that move when `chunks` are halved again and again, rounded down, and the smaller
+/// halves are sent. It is the number of ones in the binary digits of all numbers below `chunks`.
 pub(crate) const fn halvings(chunks: usize) -> usize {
     let (mut moved, mut bit, mut above) = (0, usize::BITS, 0);
     while bit > 0 {
         bit -= 1;
         if chunks >> bit & 1 == 1 {
-            // Numbers that agree with `chunks` above this digit and are less in it.
+            // The numbers that agree with `chunks` above this digit and are smaller in it.
             moved += (above << bit) + ((bit as usize) << bit) / 2;
             above += 1;
         }
@@ -230,7 +231,7 @@ pub(crate) const fn halvings(chunks: usize) -> usize {
     moved
 }
 
-/// ⌈log₂ n⌉: rounds in which everybody can have heard of everybody. 0 for 0 and 1.
+/// Returns ⌈log₂ n⌉, the number of rounds after which every rank can have data of every other; 0 for 0 and 1.
 pub(crate) const fn log2_ceil(n: usize) -> usize {
     if n <= 1 { 0 } else { (usize::BITS - (n - 1).leading_zeros()) as usize }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a schedule.
+//! Errors of schedules.
 
 use crate::{Chunks, Order};
 
@@ -6,7 +6,7 @@ use crate::{Chunks, Order};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 dist_transport::error_enum! {
-/// What can be wrong with a schedule, or with what it is run on. Steps of a rank are counted from 0.
+/// An error of a schedule or of its arguments. The steps of a rank are counted from 0.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,12 +15,12 @@ pub enum Error {
     UnknownAlgorithm {
         /// The operation.
         operation: &'static str,
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// The names that exist, in a list.
+        /// A list of the names that exist.
         known: String,
     },
-    /// The algorithm cannot serve a world of this size.
+    /// The algorithm does not support a world of this size.
     #[error("{operation} by {algorithm} does not work for a world of {world_size}")]
     Unsupported {
         /// The operation.
@@ -30,13 +30,13 @@ pub enum Error {
         /// The size of the world.
         world_size: usize,
     },
-    /// More steps than can be followed one by one.
+    /// There are more steps than can be followed one by one.
     #[error("the schedules of all ranks have more than {limit} steps together")]
     TooManySteps {
-        /// How many can be followed.
+        /// The maximum number of steps.
         limit: u64,
     },
-    /// The buffer is not the one that was cut into chunks.
+    /// The buffer does not have the length of its partition.
     #[error("the buffer has {got} bytes, its partition {expected}")]
     BufferLength {
         /// Bytes of the partition.
@@ -44,7 +44,7 @@ pub enum Error {
         /// Bytes of the buffer.
         got: usize,
     },
-    /// The input is not the one that was cut into chunks.
+    /// The input does not have the length of its partition.
     #[error("the input has {got} bytes, its partition {expected}")]
     InputLength {
         /// Bytes of the partition.
@@ -52,7 +52,7 @@ pub enum Error {
         /// Bytes of the input.
         got: usize,
     },
-    /// The memory is cut into another number of parts than the direct schedule was made for.
+    /// The memory has another number of parts than the direct schedule.
     #[error("the memory has {got} parts, its direct schedule {expected}")]
     Parts {
         /// Parts of the schedule.
@@ -60,7 +60,7 @@ pub enum Error {
         /// Parts of the memory.
         got: usize,
     },
-    /// What a direct schedule publishes does not fit the slots.
+    /// The data that a direct schedule publishes does not fit into the slots.
     #[error("{needed} bytes do not fit a slot of {slot_bytes}, or there are too few slots")]
     Slots {
         /// Bytes that are published at once.
@@ -68,22 +68,22 @@ pub enum Error {
         /// Bytes of a slot.
         slot_bytes: usize,
     },
-    /// Others would write into memory that is only borrowed.
+    /// Other ranks would write into memory that is only borrowed.
     #[error("memory that other ranks write into has to be lent")]
     Borrowed,
-    /// Two ranks may be at the same memory at the same time, and one of them writes.
+    /// Two ranks may access the same memory at the same time, and one of them writes.
     #[error("rank {rank}, step {step}: rank {other} may be at the same memory of rank {of}")]
     Race {
-        /// The rank that comes second, as the verifier has it.
+        /// The rank of the later access, in the order of the verifier.
         rank: usize,
         /// Its step.
         step: usize,
         /// The other rank.
         other: usize,
-        /// Whose memory it is.
+        /// The rank that the memory belongs to.
         of: usize,
     },
-    /// A step reaches into memory that nobody has exposed for that.
+    /// A step accesses memory that its owner has not exposed for this access.
     #[error("rank {rank}, step {step}: the memory of other ranks is not open to it")]
     Closed {
         /// The rank whose step it is.
@@ -91,14 +91,14 @@ pub enum Error {
         /// Its step.
         step: usize,
     },
-    /// A rank does not post as often as all ranks have to.
+    /// A rank does not signal as often as all ranks have to.
     #[error("rank {rank} posts {got} times, not {expected}")]
     Posts {
         /// The rank.
         rank: usize,
-        /// How often it has to.
+        /// The required number of signals.
         expected: u32,
-        /// How often it does.
+        /// The actual number of signals.
         got: u32,
     },
     /// A step names a peer that does not exist, or its own rank.
@@ -120,11 +120,11 @@ pub enum Error {
         step: usize,
         /// The chunks that it names.
         chunks: Chunks,
-        /// How many chunks there are; 0 if there is no input and it sends of it.
+        /// The number of chunks; 0 if it sends from an input and there is none.
         parts: usize,
     },
-    /// A step names a slot that does not exist, or gives a slot more or less than one chunk, or combines a slot
-    /// with itself.
+    /// A step names a slot that does not exist, moves another number of chunks than one to or from a slot, or
+    /// combines a slot with itself.
     #[error("rank {rank}, step {step}: slot {slot} cannot be used like this")]
     BadSlot {
         /// The rank whose step it is.
@@ -150,7 +150,7 @@ pub enum Error {
         /// Its step.
         step: usize,
     },
-    /// A step reads a place that nothing was written to.
+    /// A step reads a location that was never written.
     #[error("rank {rank}, step {step}: chunk {chunk} is read before it is written")]
     Unwritten {
         /// The rank whose step it is.
@@ -160,7 +160,7 @@ pub enum Error {
         /// The chunk that it reads.
         chunk: usize,
     },
-    /// A slot that holds a contribution is overwritten.
+    /// A slot that still holds a contribution is overwritten.
     #[error("rank {rank}, step {step}: slot {slot} is overwritten before it is combined")]
     Lost {
         /// The rank whose step it is.
@@ -170,7 +170,7 @@ pub enum Error {
         /// The slot.
         slot: usize,
     },
-    /// A contribution is added to a sum that has it already.
+    /// A contribution is added to a sum that already contains it.
     #[error("rank {rank}, step {step}: rank {contributor}'s part of chunk {chunk} is added twice")]
     AddedTwice {
         /// The rank whose step it is.
@@ -179,7 +179,7 @@ pub enum Error {
         step: usize,
         /// The chunk.
         chunk: usize,
-        /// Whose contribution it is.
+        /// The rank of the contribution.
         contributor: usize,
     },
     /// Two ranks disagree about a message between them.
@@ -198,31 +198,32 @@ pub enum Error {
         /// The chunks that it expects.
         expected: Chunks,
     },
-    /// Ranks wait for each other, or for one that has finished, for ever.
+    /// Ranks wait for ever: for each other, or for a rank that has finished.
     #[error("rank {rank}, step {step}: waits for rank {peer} for ever ({blocked} ranks cannot go on)")]
     Deadlock {
-        /// The lowest of the ranks that wait.
+        /// The lowest of the waiting ranks.
         rank: usize,
         /// Its step.
         step: usize,
         /// The peer that it waits for.
         peer: usize,
-        /// The step that the peer is in, if it has not finished.
+        /// The step of the peer, if it has not finished.
         peer_step: Option<usize>,
-        /// How many ranks wait.
+        /// The number of waiting ranks.
         blocked: usize,
     },
-    /// A chunk does not end as the operation asks: contributions are missing, or it holds something else.
+    /// A chunk does not have the required content at the end: contributions are missing, or it holds something
+    /// else.
     #[error("rank {rank}: chunk {chunk} does not hold the result after step {steps}")]
     WrongResult {
         /// The rank.
         rank: usize,
-        /// How many steps it has done.
+        /// The number of steps that it has done.
         steps: usize,
         /// The chunk.
         chunk: usize,
     },
-    /// Two ranks end with the same contributions, reduced in another order.
+    /// Two ranks end with the same contributions, reduced in different orders.
     #[error("rank {rank}: chunk {chunk} was reduced in another order than on other ranks")]
     Disagreement {
         /// The rank.
@@ -235,10 +236,10 @@ pub enum Error {
     LeavesEarly {
         /// The rank that leaves.
         rank: usize,
-        /// The rank that may not have come.
+        /// The rank that may not have entered.
         absent: usize,
     },
-    /// A slot still holds something at the end.
+    /// A slot still holds data at the end.
     #[error("rank {rank}: slot {slot} is not empty in the end")]
     Leftover {
         /// The rank.
@@ -246,40 +247,40 @@ pub enum Error {
         /// The slot.
         slot: usize,
     },
-    /// The schedules are correct but not what the algorithm says about itself.
+    /// The schedules are correct but do not have the declared cost.
     #[error("{what} are {found}, not {claimed}")]
     Claim {
-        /// Rounds, path, or chunks sent.
+        /// The quantity: rounds, path, or chunks sent.
         what: &'static str,
-        /// What the algorithm says.
+        /// The declared value.
         claimed: usize,
-        /// What the schedules do.
+        /// The value of the schedules.
         found: usize,
     },
-    /// The schedules are correct but reduce in another order than the algorithm says.
+    /// The schedules are correct but reduce in another order than the algorithm declares.
     #[error("the order is {found}, not {claimed}")]
     OrderClaim {
-        /// What the algorithm says.
+        /// The declared order.
         claimed: Order,
-        /// What the schedules do.
+        /// The order of the schedules.
         found: Order,
     },
 }
 }
 
-/// Why a schedule could not be run to its end.
+/// The reason why a schedule did not run to its end.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<E: std::error::Error + 'static> {
     /// The transport failed.
     #[error("step {step} failed")]
     Transport {
-        /// The step that was being done.
+        /// The current step.
         step: usize,
-        /// What the transport says.
+        /// The error of the transport.
         source: E,
     },
-    /// The schedule makes no sense, or does not fit the buffer.
+    /// The schedule is invalid, or does not fit the buffer.
     #[error("the schedule cannot be run")]
     Schedule(#[source] Error),
 }

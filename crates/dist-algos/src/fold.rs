@@ -1,8 +1,8 @@
-//! How a world of any size is folded to a power of two.
+//! Folds a world of any size to a power of two.
 //!
-//! Of the first ranks, as many pairs as needed give their even member's data to the odd one. The even members
-//! sit out and get the result at the end. Thakur, Rabenseifner, Gropp, "Optimization of collective
-//! communication operations in MPICH", 2005.
+//! The first ranks form as many pairs as needed. The even member of a pair gives its data to the odd one, is
+//! inactive, and gets the result at the end. Thakur, Rabenseifner, Gropp, "Optimization of collective communication
+//! operations in MPICH", 2005.
 
 use dist_transport::Rank;
 
@@ -11,26 +11,26 @@ use crate::{Chunks, Order, ReceiveHalf, Step};
 /// A world folded to its core, the largest power of two in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fold {
-    /// Ranks of the core.
+    /// The number of ranks of the core.
     pub(crate) core: usize,
-    /// Ranks that sit out.
+    /// The number of inactive ranks.
     pub(crate) spare: usize,
 }
 
 impl Fold {
-    /// A world of no ranks folds as one of a single rank.
+    /// Folds a world. A world of no ranks is folded like one of a single rank.
     pub(crate) const fn new(world_size: usize) -> Self {
         let world_size = if world_size == 0 { 1 } else { world_size };
         let core = 1 << world_size.ilog2();
         Self { core, spare: world_size - core }
     }
 
-    /// log₂ of the core.
+    /// Returns log₂ of the core.
     pub(crate) const fn rounds(self) -> usize {
         self.core.ilog2() as usize
     }
 
-    /// The place of a rank in the core, if it does not sit out.
+    /// Returns the position of a rank in the core; `None` if it is inactive.
     pub(crate) const fn in_core(self, rank: Rank) -> Option<usize> {
         let index = rank.index();
         if index >= 2 * self.spare {
@@ -42,12 +42,12 @@ impl Fold {
         }
     }
 
-    /// The rank at a place of the core.
+    /// Returns the rank at a position of the core.
     pub(crate) const fn rank_at(self, place: usize) -> usize {
         if place < self.spare { 2 * place + 1 } else { place + self.spare }
     }
 
-    /// The step before the core begins.
+    /// Returns the step before the core begins.
     pub(crate) fn fold_in(self, rank: Rank, chunks: Chunks) -> Option<Step> {
         let index = rank.index();
         match self.in_core(rank) {
@@ -57,7 +57,7 @@ impl Fold {
         }
     }
 
-    /// The step after the core is done.
+    /// Returns the step after the core is done.
     pub(crate) fn release(self, rank: Rank, chunks: Chunks) -> Option<Step> {
         let index = rank.index();
         match self.in_core(rank) {
@@ -67,7 +67,7 @@ impl Fold {
         }
     }
 
-    /// Where the world size is 2^a − 2^b, pairs fill up whole subtrees of T(p); elsewhere they cut across it.
+    /// Returns the order. If the world size is 2^a − 2^b, pairs are whole subtrees of T(p); otherwise they are not.
     pub(crate) const fn order(self) -> Order {
         let world_size = self.core + self.spare;
         let lowest_bit = 1 << world_size.trailing_zeros();

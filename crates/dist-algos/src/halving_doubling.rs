@@ -1,13 +1,13 @@
 //! Halving-doubling: ranks at distance 1, 2, 4, … exchange a half, a quarter, an eighth, … and back again.
 //!
-//! The fewest bytes in few rounds, in canonical order, because neighbours are added first. Rabenseifner,
+//! It sends the fewest bytes in few rounds, in canonical order, because neighbours are added first. Rabenseifner,
 //! "Optimization of collective reduction operations", 2004, with vector halving and distance doubling.
 //!
-//! Other worlds than powers of two are cut into blocks that are: the binary digits of the world size, the largest
-//! first, which is how T(p) is cut. Every block halves by itself; then the smallest adds its sums to the next
-//! larger one's, and so on up. On the way back the largest block, where some ranks have the same chunks, lets one of
-//! them serve each rank of the smaller ones. A small block beside a large one is served badly: its ranks send and
-//! receive much of the buffer in many messages.
+//! A world that is no power of two is divided into blocks: the binary digits of its size, the largest first, as
+//! T(p) is split. Every block halves by itself. Then the smallest block adds its sums to those of the next larger
+//! one, and so on upwards. On the way back, some ranks of the largest block have the same chunks, and one of them
+//! serves each rank of the smaller blocks. A small block beside a large one is slow: its ranks send and receive
+//! much of the buffer in many messages.
 
 use dist_transport::Rank;
 
@@ -15,18 +15,18 @@ use crate::binary_blocks::{Block, BlockAssignment, levels, strided_count};
 use crate::schedule::Kind;
 use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// Into how many chunks [`reduce`] and [`gather`] cut the buffer: the largest power of two in the world.
+/// Returns the number of chunks for [`reduce`] and [`gather`]: the largest power of two in the world.
 pub const fn chunks(world_size: usize) -> usize {
     1 << levels(world_size)
 }
 
-/// Every chunk of the sum ends on the rank of the largest block that [`owned`] says. The sets of chunks are
-/// contiguous, because chunks are dealt in bit-reversed order.
+/// Moves every chunk of the sum to the rank of the largest block that [`owned`] names. The sets of chunks are
+/// contiguous, because chunks are assigned in bit-reversed order.
 pub const fn reduce(rank: Rank) -> Schedule {
     Schedule::new(rank, reduce_steps(rank), Kind::HalvingReduce)
 }
 
-/// What a rank has after [`reduce`]: one chunk, or nothing outside of the largest block.
+/// Returns the chunks of a rank after [`reduce`]: one, or none outside of the largest block.
 pub const fn owned(rank: Rank) -> Chunks {
     if rank.index() < chunks(rank.world_size()) {
         BlockAssignment::Runs.held(rank, levels(rank.world_size()))
@@ -35,15 +35,16 @@ pub const fn owned(rank: Rank) -> Chunks {
     }
 }
 
-/// Every rank gets every chunk, where it has the chunk that [`owned`] says.
+/// Copies every chunk from the rank that [`owned`] names to every rank.
 pub const fn gather(rank: Rank) -> Schedule {
     Schedule::new(rank, 2 * levels(rank.world_size()) + 1, Kind::HalvingGather)
 }
 
-/// What [`reduce`] and [`gather`] cost together.
+/// Returns the cost of [`reduce`] and [`gather`] together.
 pub(crate) const fn cost(world_size: usize) -> Cost {
     let (levels, chunks) = (levels(world_size), chunks(world_size));
-    // From the smallest block to the largest: when the last of its ranks has the sum of all blocks so far.
+    // From the smallest block to the largest: the time at which the last of its ranks has the sum of all blocks so
+    // far.
     let (mut rounds, mut path) = (0, 0);
     let (mut all, mut depth) = (Messages::new(0, 0), Messages::new(0, 0));
     let mut smaller: Option<usize> = None;
@@ -58,7 +59,7 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
                 rounds += 1 << (bits - smaller);
                 path += chunks >> smaller;
                 depth = depth.and(Messages::new(1, chunks >> bits));
-                // One to each rank of this block, and one back to each of the smaller.
+                // One message to each rank of this block, and one back to each rank of the smaller block.
                 all = all.and(Messages::new((1 << bits) + (1 << smaller), 2 * chunks));
             }
             depth = depth.at_least(Messages::new(bits, halved));
@@ -80,13 +81,13 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
     }
 }
 
-/// Chunk `r` of the sum ends on rank `r`, of as many chunks as there are ranks. A rank of the largest block has two
-/// sums in the end, if it has a counterpart in the smaller ones, and hands one over to it.
+/// Moves chunk `r` of the sum to rank `r`; there are as many chunks as ranks. If a rank of the largest block has a
+/// counterpart in the smaller ones, it has two sums at the end and sends one to the counterpart.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
     Schedule::new(rank, reduce_steps(rank) + 1, Kind::HalvingReduceScatter)
 }
 
-/// What [`reduce_scatter`] costs.
+/// Returns the cost of [`reduce_scatter`].
 pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
     let levels = levels(world_size);
     let (mut rounds, mut path) = (0, 0);
@@ -96,12 +97,12 @@ pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
     while bits <= levels {
         if world_size >> bits & 1 == 1 {
             rounds = if rounds > bits { rounds } else { bits };
-            // Each round halves, over all ranks of the block, what all of them have.
+            // Each round halves the chunks of all ranks of the block.
             all = all.and(Messages::new(bits << bits, ((1 << bits) - 1) * world_size));
             match smaller {
                 None => path = halved(world_size, 0, bits),
                 Some(smaller) => {
-                    // The last place of the block is fed first.
+                    // The last rank of the block gets its data first.
                     let ready = halved(world_size, (1 << bits) - (1 << smaller), bits);
                     path = if path > ready { path } else { ready };
                     path += strided_count(world_size, 0, smaller);
@@ -131,7 +132,7 @@ pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
     }
 }
 
-/// Chunks on the longest path to a place of a block that halves so many times.
+/// Returns the number of chunks on the longest path to a position of a block with this many rounds of halving.
 const fn halved(world_size: usize, place: usize, rounds: usize) -> usize {
     let (mut path, mut round) = (0, 0);
     while round < rounds {
@@ -141,7 +142,7 @@ const fn halved(world_size: usize, place: usize, rounds: usize) -> usize {
     path
 }
 
-/// Steps until the largest block has the sums.
+/// Returns the number of steps until the largest block has the sums.
 const fn reduce_steps(rank: Rank) -> usize {
     let block = Block::of(rank);
     block.bits + 1 + block.feeds(rank)
@@ -162,8 +163,8 @@ pub(crate) fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
     }
 }
 
-/// A block's rounds of halving, what comes from the next smaller block, and what goes to the next larger one, whose
-/// last place is fed first.
+/// Returns a step of a block: its rounds of halving, the messages from the next smaller block, and the messages to
+/// the next larger one, whose last rank gets its data first.
 pub(crate) fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> {
     let block = Block::of(rank);
     if index < block.bits {
@@ -184,8 +185,8 @@ pub(crate) fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Op
     Some(Step::send(to, chunks))
 }
 
-/// From single chunks back to all: at every level one message between the largest block and a smaller one that
-/// begins there, then one round of doubling.
+/// Returns a step from single chunks back to all. Every level has one message between the largest block and a
+/// smaller one that begins there, then one round of doubling.
 pub(crate) fn gather_step(rank: Rank, index: usize) -> Option<Step> {
     let block = Block::of(rank);
     let level = levels(rank.world_size()) - index / 2;
@@ -213,7 +214,7 @@ fn serve(rank: Rank, block: Block, level: usize) -> Option<Step> {
     Some(Step::send(served.start + place, chunks))
 }
 
-/// The rank of the same block that differs in one digit.
+/// Returns the rank of the same block that differs in one digit.
 const fn across(rank: Rank, digit: usize) -> Rank {
     let distance = 1 << digit;
     if rank.index() & distance == 0 { rank.plus(distance) } else { rank.minus(distance) }

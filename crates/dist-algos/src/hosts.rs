@@ -1,11 +1,11 @@
-//! Which ranks share a host.
+//! The hosts of ranks.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::Order;
 
-/// The ranks of a world, host by host. Hosts are numbered by their first ranks, and the first rank of a host leads it.
+/// The ranks of each host of a world. Hosts are numbered in the order of their first ranks, which are the leaders.
 ///
 /// ```
 /// use dist_algos::Hosts;
@@ -19,16 +19,16 @@ use crate::Order;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// Each rank's host, and its place among the ranks of that host.
+    /// Each rank's host, and its position among the ranks of that host.
     places: Vec<(usize, usize)>,
-    /// All ranks, those of one host after those of another.
+    /// All ranks, host by host.
     members: Vec<usize>,
-    /// Where each host's ranks begin among the members, and where the last one's end.
+    /// The index of each host's first rank in `members`, and the end of the last host.
     starts: Vec<usize>,
 }
 
 impl Hosts {
-    /// From a name for each rank's host, whatever the names are.
+    /// Groups ranks by the names of their hosts; any names will do.
     pub fn new(host_of_rank: &[u64]) -> Self {
         let mut numbers = HashMap::new();
         let mut sizes: Vec<usize> = Vec::new();
@@ -52,17 +52,17 @@ impl Hosts {
         Self { places, members, starts }
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.places.len()
     }
 
-    /// How many hosts there are.
+    /// Returns the number of hosts.
     pub fn count(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The host of a rank.
+    /// Returns the host of a rank.
     ///
     /// # Panics
     /// If the world has no such rank.
@@ -70,7 +70,7 @@ impl Hosts {
         self.places[rank].0
     }
 
-    /// The place of a rank among the ranks of its host.
+    /// Returns the position of a rank among the ranks of its host.
     ///
     /// # Panics
     /// If the world has no such rank.
@@ -78,7 +78,7 @@ impl Hosts {
         self.places[rank].1
     }
 
-    /// The ranks of a host, in ascending order.
+    /// Returns the ranks of a host, in ascending order.
     ///
     /// # Panics
     /// If there is no such host.
@@ -86,40 +86,43 @@ impl Hosts {
         &self.members[self.starts[host]..self.starts[host + 1]]
     }
 
-    /// The first rank of each host.
+    /// Returns the first rank of each host.
     pub fn leaders(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         (0..self.count()).map(|host| self.members(host)[0])
     }
 
-    /// The ranks at this place on their hosts, host by host; hosts with fewer ranks have none.
+    /// Returns the ranks at this position on their hosts, host by host. Hosts with fewer ranks are left out.
     pub fn across(&self, place: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.count()).filter_map(move |host| self.members(host).get(place)).copied()
     }
 
-    /// Ranks of the largest host.
+    /// Returns the number of ranks of the largest host.
     pub fn largest(&self) -> usize {
         (0..self.count()).map(|host| self.members(host).len()).max().unwrap_or(0)
     }
 
-    /// How many ranks each host has, if all have the same number.
+    /// Returns the number of ranks per host, if it is the same for all hosts.
     pub fn regular(&self) -> Option<usize> {
         let largest = self.largest();
         (largest * self.count() == self.world_size()).then_some(largest)
     }
 
-    /// How many ranks each host has, if all have the same number and their ranks follow one another.
+    /// Returns the number of ranks per host, if it is the same for all hosts and the ranks of each host are
+    /// consecutive.
     pub fn contiguous(&self) -> Option<usize> {
         self.regular().filter(|_| self.members.is_sorted())
     }
 
-    /// The order in which a reduction adds that is canonical on every host and canonical across hosts: canonical if
-    /// the hosts are subtrees of T(p). They are if they have 2^k neighbouring ranks each, the last one maybe fewer.
+    /// Returns the order of a reduction that is canonical on every host and canonical between hosts. It is
+    /// canonical if the hosts are subtrees of T(p). That is the case if each host has 2^k consecutive ranks; the
+    /// last one may have fewer.
     pub fn order(&self) -> Order {
         let subtrees = self.members.is_sorted() && self.are_subtrees(0..self.count());
         if subtrees { Order::Canonical } else { Order::Uniform }
     }
 
-    /// Whether T over hosts splits these hosts, whose ranks follow one another, where T over their ranks does.
+    /// Returns `true` if T over these hosts splits them at the same ranks as T over their ranks. The ranks of each
+    /// host are consecutive.
     fn are_subtrees(&self, hosts: Range<usize>) -> bool {
         if hosts.len() < 2 {
             return true;
@@ -139,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Hosts of neighbouring ranks, so many on each.
+    /// Hosts of consecutive ranks with these numbers of ranks.
     fn of_sizes(sizes: &[usize]) -> Hosts {
         let names: Vec<u64> = (0..).zip(sizes).flat_map(|(host, &size)| vec![host; size]).collect();
         Hosts::new(&names)

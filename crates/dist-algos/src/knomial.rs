@@ -1,8 +1,8 @@
 //! A k-nomial tree with k = 4: broadcast with half the depth of a [binomial](crate::binomial) tree.
 //!
-//! A rank has up to three children on every level, so the root sends more messages than in a binomial tree, and the
-//! cost model counts them one after the other. It is the faster tree where a message is long on its way but soon
-//! sent, as small ones are.
+//! A rank has up to three children on every level, so the root sends more messages than in a binomial tree. The
+//! cost model counts them one after the other. The tree is faster if the latency of a message is long compared to
+//! the time to send it, as for small messages.
 
 use dist_transport::Rank;
 
@@ -13,21 +13,21 @@ use crate::{Chunks, ReceiveHalf, Schedule, Step};
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
 
-/// Ranks are numbered from the root, and the number's digits are two bits each.
+/// Ranks are numbered from the root. Each digit of the number has two bits.
 const BITS: usize = 2;
 
-/// A parent's children on one level.
+/// The number of a parent's children on one level.
 const CHILDREN: usize = (1 << BITS) - 1;
 
-/// The buffer of `root`, which is one chunk, ends on every rank.
-/// A root outside the world is taken modulo its size.
+/// Copies the buffer of `root`, which is one chunk, to every rank. A root outside the world is taken modulo its
+/// size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, levels(rank.world_size()) * CHILDREN, Kind::KnomialBroadcast { root })
 }
 
-/// Messages of the root, which are as many as follow one another: its children on the highest level, and three on
-/// every other.
+/// Returns the number of messages of the root, which is also the length of the longest chain: its children on the
+/// highest level, and three on every other level.
 pub(crate) const fn rounds(world_size: usize) -> usize {
     match levels(world_size) {
         0 => 0,
@@ -35,8 +35,8 @@ pub(crate) const fn rounds(world_size: usize) -> usize {
     }
 }
 
-/// How many messages follow one another because each had to arrive before the next could leave: the most digits of a
-/// rank's number that are not 0.
+/// Returns the longest chain of messages in which each must arrive before the next can leave. It is the maximum
+/// number of non-zero digits of a rank's number.
 pub(crate) const fn depth(world_size: usize) -> usize {
     let (mut depth, mut ones) = (0, 1);
     while ones < world_size {
@@ -59,7 +59,7 @@ pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<St
     }
 }
 
-/// Digits of the last rank's number.
+/// Returns the number of digits of the last rank's number.
 const fn levels(world_size: usize) -> usize {
     log2_ceil(world_size).div_ceil(BITS)
 }

@@ -1,27 +1,28 @@
-//! Linear schedules: the root talks to every other rank, one after the other.
+//! Linear schedules: the root communicates with every other rank, one after the other.
 //!
-//! The root moves the fewest bytes, in p − 1 rounds, and nobody else needs memory for them.
+//! The root moves the fewest bytes, in p − 1 rounds, and the other ranks need no extra memory.
 
 use dist_transport::Rank;
 
 use crate::schedule::Kind;
 use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Source, Step};
 
-/// Every other rank `r` gets chunk `r` of the root's input into its buffer. A root outside the world is taken modulo
-/// its size.
+/// Moves chunk `r` of the root's input to the buffer of every other rank `r`. A root outside the world is taken
+/// modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, rank.world_size() - 1, Kind::LinearScatter { root })
 }
 
-/// The root's buffer gets chunk `r` of the input of every other rank `r`. A root outside the world is taken modulo
-/// its size.
+/// Moves chunk `r` of the input of every other rank `r` to the root's buffer. A root outside the world is taken
+/// modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, rank.world_size() - 1, Kind::LinearGather { root })
 }
 
-/// What [`scatter`] costs, and [`gather`], but for what the busiest rank sends, which is the root of the one.
+/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
+/// rank, which is the root of a scatter.
 pub(crate) const fn cost(world_size: usize) -> Cost {
     let peers = world_size - 1;
     Cost {

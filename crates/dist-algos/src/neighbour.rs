@@ -1,15 +1,15 @@
-//! Neighbour exchange: ranks talk to their left and right neighbours in turn, two chunks at a time.
+//! Neighbour exchange: ranks communicate with their left and right neighbours in turn, two chunks at a time.
 //!
-//! Half the rounds of a ring over the same two connections, in worlds of an even number of ranks. Chen, Zhang, Zhang,
-//! Yuan, "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", 2005.
+//! It takes half the rounds of a ring over the same two connections, for an even number of ranks. Chen, Zhang,
+//! Zhang, Yuan, "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet",
+//! 2005.
 
 use dist_transport::Rank;
 
 use crate::schedule::Kind;
 use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// Every rank gets every chunk, where rank `r` has chunk `r` to begin with, in p/2 rounds. `None` unless the world
-/// size is even.
+/// Copies chunk `r` of rank `r` to every rank, in p/2 rounds. Returns `None` if the world size is odd.
 pub const fn all_gather(rank: Rank) -> Option<Schedule> {
     let pairs = rank.world_size() / 2;
     if rank.world_size().is_multiple_of(2) {
@@ -19,7 +19,8 @@ pub const fn all_gather(rank: Rank) -> Option<Schedule> {
     }
 }
 
-/// At first the two ranks of a pair exchange their chunks. Then every rank sends on the two chunks that it got last.
+/// First the two ranks of a pair exchange their chunks. Then every rank forwards the two chunks that it received
+/// last.
 pub(crate) const fn all_gather_step(rank: Rank, round: usize) -> Step {
     let even = rank.index().is_multiple_of(2);
     let peer = if even == round.is_multiple_of(2) { rank.right().index() } else { rank.left().index() };
@@ -31,8 +32,8 @@ pub(crate) const fn all_gather_step(rank: Rank, round: usize) -> Step {
     Step::exchange(SendHalf::buffer(peer, sent), ReceiveHalf::replace(peer, received))
 }
 
-/// The pair of chunks that a rank has after a round and had not before: from pairs to the left and to the right in
-/// turn, farther and farther. Even ranks begin on the left.
+/// Returns the pair of chunks that a rank receives in a round. The pairs come from the left and from the right in
+/// turn, from increasing distances. Even ranks begin on the left.
 const fn pair(rank: Rank, round: usize) -> Chunks {
     let (pairs, own, distance) = (rank.world_size() / 2, rank.index() / 2, round.div_ceil(2));
     let to_the_left = rank.index().is_multiple_of(2) != round.is_multiple_of(2);

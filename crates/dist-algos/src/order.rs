@@ -1,19 +1,20 @@
-//! In which order a reduction adds.
+//! Classes of reduction orders.
 
 use std::fmt;
 
-/// How much a schedule promises about the order in which contributions are reduced; every class includes those
+/// The promise of a schedule about the order in which contributions are reduced. Every class includes the classes
 /// before it. Operands may swap sides: reductions are commutative, but not associative.
 ///
-/// A class is not declared but proven: see [`verify`](crate::verify).
+/// A class is not only declared but proven: see [`verify`](crate::verify).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Order {
-    /// The same on every run and on every rank, but it may depend on where in the buffer an element lies.
+    /// The order is the same on every run and on every rank. It may depend on the position of an element in the
+    /// buffer.
     Any,
-    /// Every chunk is reduced by one and the same tree, so the cut into chunks changes no bit.
+    /// Every chunk is reduced by the same tree, so the partition into chunks changes no bit.
     Uniform,
-    /// That tree is T(p), the tree of all canonical schedules: `T(n) = T(largest power of two below n) + T(rest)`
+    /// The tree is T(p), the tree of all canonical schedules: `T(n) = T(largest power of two below n) + T(rest)`
     /// over the ranks in order. Two canonical algorithms give the same bits.
     Canonical,
 }

@@ -1,7 +1,8 @@
-//! Pairwise reduce-scatter: every rank gets every other's part of its chunk, and adds them up as T(p).
+//! Pairwise reduce-scatter: every rank receives all contributions to its chunk and adds them as T(p).
 //!
-//! Canonical order for any number of ranks, with the fewest bytes, in p − 1 rounds. Parts arrive from the rank
-//! before, the one before that, and so on round; two siblings of the tree are merged as soon as both are there.
+//! The order is canonical for any number of ranks, with the fewest bytes, in p − 1 rounds. Contributions arrive
+//! from the previous rank, the one before it, and so on around the ring. Two siblings of the tree are merged as
+//! soon as both are complete.
 
 use dist_transport::Rank;
 use smallvec::SmallVec;
@@ -10,26 +11,26 @@ use crate::ring::left_by;
 use crate::schedule::Kind;
 use crate::{ChunkLocation, Chunks, OnArrival, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// Chunk `r` of the sum ends on rank `r`, after p − 1 rounds of one chunk. The other chunks stay as they are.
-/// At most 2⌈log₂ p⌉ slots are in use.
+/// Moves chunk `r` of the sum to rank `r`, in p − 1 rounds of one chunk. The other chunks do not change. At most
+/// 2⌈log₂ p⌉ slots are used.
 pub fn reduce_scatter(rank: Rank) -> Schedule {
     Schedule::new(rank, rank.world_size() - 1, Kind::Pairwise(Merge::new(rank)))
 }
 
-/// A node of T(p): the ranks from `index·2^level`, 2^level of them or as many as there are.
+/// A node of T(p): the 2^level ranks from `index·2^level` on, or as many as there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TreeNode {
     level: u32,
     index: usize,
 }
 
-/// Which nodes of the tree are complete, and where they are kept.
+/// The complete nodes of the tree and their locations.
 #[derive(Clone, Debug)]
 pub(crate) struct Merge {
-    /// The node that the rank's own part has been merged into; it is in the buffer.
+    /// The node that contains the rank's own contribution; it is in the buffer.
     own: TreeNode,
-    /// Complete nodes that wait for their siblings, and their slots. More than a few mean many more messages,
-    /// beside which an allocation is nothing.
+    /// Complete nodes that wait for their siblings, and their slots. More than four nodes mean so many messages
+    /// that an allocation does not matter.
     held: SmallVec<[(TreeNode, usize); 4]>,
 }
 
@@ -39,8 +40,8 @@ impl Merge {
         Self { own, held: SmallVec::new() }
     }
 
-    /// The exchange with the ranks at this distance: what arrives is reduced into its sibling if that is there,
-    /// else kept in a free slot.
+    /// Returns the exchange with the ranks at this distance. The arriving contribution is reduced into its sibling
+    /// if that is complete, otherwise it is stored in a free slot.
     pub(crate) fn receive(&mut self, rank: Rank, distance: usize) -> Step {
         let (from, to) = (left_by(rank, distance), left_by(rank, rank.world_size() - distance));
         let leaf = TreeNode { level: 0, index: from }.topmost(rank.world_size());
@@ -49,7 +50,7 @@ impl Merge {
         Step::exchange(SendHalf::buffer(to, Chunks::one(to)), ReceiveHalf { from, chunks, place, then })
     }
 
-    /// The next merge of two nodes that are both complete.
+    /// Returns the next merge of two complete nodes.
     pub(crate) fn combine(&mut self, rank: Rank) -> Option<Step> {
         let (position, sibling) = self.held.iter().enumerate().find_map(|(position, &(node, _))| {
             let sibling = node.sibling();
@@ -61,7 +62,7 @@ impl Merge {
         Some(Step::Combine { chunk: rank.index(), from, into })
     }
 
-    /// Puts a new node with its sibling, or else into a slot of its own.
+    /// Adds a new node to its sibling, or stores it in a slot of its own.
     fn add(&mut self, node: TreeNode, world_size: usize) -> (ChunkLocation, OnArrival) {
         self.add_to(node.sibling(), world_size).unwrap_or_else(|| {
             let slot = (0..=self.held.len()).find(|&slot| self.held.iter().all(|&(_, other)| other != slot));
@@ -71,7 +72,7 @@ impl Merge {
         })
     }
 
-    /// Turns a node that is there into its parent, as its sibling is being reduced into it.
+    /// Replaces a stored node by its parent, because its sibling is being reduced into it.
     fn add_to(&mut self, node: TreeNode, world_size: usize) -> Option<(ChunkLocation, OnArrival)> {
         if self.own == node {
             self.own = node.parent().topmost(world_size);
@@ -92,8 +93,8 @@ impl TreeNode {
         Self { level: self.level + 1, index: self.index / 2 }
     }
 
-    /// The highest node over the same ranks: a left child without a right sibling is its parent. The root, which
-    /// no node is beside, is left as it is.
+    /// Returns the highest node over the same ranks: a left child without a right sibling equals its parent. The
+    /// root has no sibling and stays as it is.
     fn topmost(self, world_size: usize) -> Self {
         let mut node = self;
         while node.index > 0 && node.index.is_multiple_of(2) && (node.index + 1) << node.level >= world_size {

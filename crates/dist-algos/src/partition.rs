@@ -1,15 +1,15 @@
-//! Where a buffer is cut into chunks.
+//! The partition of a buffer into chunks.
 
 use std::ops::Range;
 
 use crate::Chunks;
 
-/// A buffer of elements cut into chunks: of `n` elements in `p` chunks, chunk `i` is elements
-/// `i·n/p .. (i+1)·n/p`.
+/// A partition of a buffer into chunks. Of `n` elements in `p` chunks, chunk `i` has the elements `i·n/p ..
+/// (i+1)·n/p`.
 ///
-/// The chunks tile the buffer in order, their sizes differ by one element at most, and where `p` is more than
-/// `n` some are empty. The messages of empty chunks are sent all the same: a schedule has the same messages for
-/// every length, and two ranks that disagree about the length find out.
+/// The chunks cover the buffer in order, and their sizes differ by at most one element. If `p` is more than `n`,
+/// some chunks are empty. Messages of empty chunks are sent too. So a schedule has the same messages for every
+/// length, and two ranks that disagree about the length find out.
 ///
 /// ```
 /// use dist_algos::Partition;
@@ -19,28 +19,29 @@ use crate::Chunks;
 /// assert_eq!(chunks, [0..12, 12..24, 24..40]);
 /// ```
 ///
-/// Chunks of any other sizes are cut by [`Partition::at`].
+/// [`Partition::at`] creates chunks of any other sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Partition<'a> {
     elements: usize,
     element_size: usize,
     boundaries: Boundaries<'a>,
-    /// Chunks in all, and the first of those that have elements; see [`among`](Partition::among).
+    /// The number of chunks, and the first chunk with elements; see [`among`](Partition::among).
     parts: usize,
     first: usize,
 }
 
-/// Where the borders are.
+/// The boundaries between chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Boundaries<'a> {
-    /// At equal distances, as far as elements allow.
+    /// At equal distances, rounded to elements.
     Even { parts: usize },
     /// At these elements.
     At { borders: &'a [usize], largest: usize },
 }
 
 impl<'a> Partition<'a> {
-    /// `None` if there are no parts, if the element size does not divide 64, or if memory cannot hold that much.
+    /// Creates a partition into equal chunks. Returns `None` if there are no parts, if the element size does not
+    /// divide 64, or if the size in bytes overflows.
     #[inline]
     pub const fn new(elements: usize, element_size: usize, parts: usize) -> Option<Self> {
         if parts == 0 || !fits(elements, element_size) {
@@ -49,9 +50,9 @@ impl<'a> Partition<'a> {
         Some(Self { elements, element_size, boundaries: Boundaries::Even { parts }, parts, first: 0 })
     }
 
-    /// Chunk `i` is elements `borders[i] .. borders[i + 1]`: borders begin with 0 and ascend, and there is one more
-    /// of them than of chunks. `None` if they are not like that, if the element size does not divide 64, or if
-    /// memory cannot hold that much.
+    /// Creates a partition in which chunk `i` has the elements `borders[i] .. borders[i + 1]`. Borders begin with 0
+    /// and ascend, and there is one more border than chunks. Returns `None` if they do not, if the element size
+    /// does not divide 64, or if the size in bytes overflows.
     ///
     /// ```
     /// use dist_algos::Partition;
@@ -75,8 +76,8 @@ impl<'a> Partition<'a> {
         })
     }
 
-    /// The same chunks as chunks `first`, `first + 1`, … of so many, of which all others are empty: memory of a rank
-    /// that holds but some of the chunks that a schedule deals in. `None` if there are fewer than that.
+    /// Makes these chunks the chunks `first`, `first + 1`, … of `parts` chunks; all others are empty. It describes
+    /// memory that holds only some of the chunks of a schedule. Returns `None` if `parts` is too small.
     ///
     /// ```
     /// use dist_algos::Partition;
@@ -90,24 +91,24 @@ impl<'a> Partition<'a> {
         (self.parts <= room).then(|| Self { parts, first: self.first + first, ..self })
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks.
     #[inline]
     pub const fn parts(&self) -> usize {
         self.parts
     }
 
-    /// Bytes of an element.
+    /// Returns the number of bytes of an element.
     pub(crate) const fn element_size(&self) -> usize {
         self.element_size
     }
 
-    /// Bytes of the buffer.
+    /// Returns the number of bytes of the buffer.
     #[inline]
     pub const fn bytes(&self) -> usize {
         self.elements * self.element_size
     }
 
-    /// Bytes of the largest chunk.
+    /// Returns the number of bytes of the largest chunk.
     #[inline]
     pub const fn chunk_bytes_max(&self) -> usize {
         let largest = match self.boundaries {
@@ -117,24 +118,25 @@ impl<'a> Partition<'a> {
         largest * self.element_size
     }
 
-    /// The bytes of one chunk. An index of `parts` or more is an empty chunk at the end.
+    /// Returns the byte range of one chunk. For an index of `parts` or more it is an empty range at the end.
     #[inline]
     pub fn range(&self, chunk: usize) -> Range<usize> {
         self.border(chunk)..self.border(chunk.saturating_add(1))
     }
 
-    /// The bytes from the first chunk of the set to its last: what the set holds if it is contiguous.
+    /// Returns the byte range from the first chunk of the set to its last. If the set is contiguous, it contains
+    /// nothing else.
     #[inline]
     pub fn span(&self, chunks: Chunks) -> Range<usize> {
         self.border(chunks.first())..self.border(chunks.end())
     }
 
-    /// Bytes of all chunks of a set.
+    /// Returns the number of bytes of all chunks of a set.
     pub(crate) fn bytes_of(&self, chunks: Chunks) -> usize {
         chunks.contiguous().map(|run| self.span(run).len()).sum()
     }
 
-    /// The first byte of a chunk; the end of the buffer for an index of `parts` or more.
+    /// Returns the first byte of a chunk; the end of the buffer for an index of `parts` or more.
     #[inline]
     fn border(&self, chunk: usize) -> usize {
         let chunk = chunk.saturating_sub(self.first);
@@ -148,13 +150,13 @@ impl<'a> Partition<'a> {
     }
 }
 
-/// Whether elements of this size can be in a buffer, and so many of them.
+/// Returns `true` if a buffer can have this many elements of this size.
 #[inline]
 const fn fits(elements: usize, element_size: usize) -> bool {
     element_size != 0 && 64 % element_size == 0 && elements.checked_mul(element_size).is_some()
 }
 
-/// `chunk·elements/parts` without overflow, for a chunk up to `parts`.
+/// Returns `chunk·elements/parts` without overflow, for a chunk up to `parts`.
 fn even_border(elements: usize, parts: usize, chunk: usize) -> usize {
     let (whole, rest) = (elements / parts, elements % parts);
     match chunk.checked_mul(rest) {

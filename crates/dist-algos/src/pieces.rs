@@ -1,4 +1,4 @@
-//! A buffer taken apart into what a step reads and what it writes.
+//! Divides a buffer into the pieces that a step reads and those that it writes.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use smallvec::SmallVec;
 
 use crate::{Chunks, Partition};
 
-/// The pieces of memory that a message is made of; one, if its chunks are contiguous. More than a few are many ranks' and
-/// many messages', beside which an allocation is nothing.
+/// The pieces of memory of a message; one, if its chunks are contiguous. More than four pieces mean many ranks and
+/// messages, so that an allocation does not matter.
 pub(crate) type Pieces<'a> = SmallVec<[&'a [u8]; 4]>;
 
 /// The pieces of memory that a message is received into.
 pub(crate) type PiecesMut<'a> = SmallVec<[&'a mut [u8]; 4]>;
 
-/// What is sent, and where what is received goes. `None` if a byte is in both.
+/// Returns the pieces that are sent and the pieces that are received into. Returns `None` if a byte is in both.
 pub(crate) fn split<'a>(
     buffer: &'a mut [u8],
     partition: &Partition<'_>,
@@ -47,12 +47,12 @@ pub(crate) fn split<'a>(
     }
 }
 
-/// What is sent, where nothing is received into the buffer.
+/// Returns the pieces that are sent, if nothing is received into the buffer.
 pub(crate) fn read<'a>(buffer: &'a [u8], partition: &Partition<'_>, chunks: Chunks) -> Pieces<'a> {
     ranges(partition, chunks).map(|range| &buffer[range]).collect()
 }
 
-/// The pieces of memory in these ranges, which ascend and share no byte.
+/// Returns the pieces of memory in these ranges, which ascend and do not overlap.
 pub(crate) fn cut_out(
     memory: &mut [u8],
     ranges: impl Iterator<Item = Range<usize>>,
@@ -66,18 +66,18 @@ pub(crate) fn cut_out(
     })
 }
 
-/// The byte ranges of a set of chunks, without the empty ones: one range if the chunks are contiguous.
+/// Returns the byte ranges of a set of chunks without the empty ones; one range if the chunks are contiguous.
 pub(crate) fn ranges(partition: &Partition<'_>, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
     chunks.contiguous().map(|run| partition.span(run)).filter(|range| !range.is_empty())
 }
 
-/// Deals the bytes of a message, as they arrive, to the pieces of memory that they belong to.
+/// Distributes the bytes of a message, as they arrive, to the pieces of memory that they belong to.
 pub(crate) struct ScatteredPieces<'a> {
     parts: PiecesMut<'a>,
-    /// The piece that is being filled, and how far.
+    /// The piece that is being filled, and the number of bytes in it.
     part: usize,
     filled: usize,
-    /// Bytes that have arrived.
+    /// The number of bytes that have arrived.
     arrived: usize,
     in_order: bool,
 }
@@ -87,7 +87,7 @@ impl<'a> ScatteredPieces<'a> {
         Self { parts, part: 0, filled: 0, arrived: 0, in_order: true }
     }
 
-    /// Gives `apply` each range of memory with the bytes for it.
+    /// Passes each range of memory and the bytes for it to `apply`.
     pub(crate) fn deal(&mut self, offset: usize, bytes: &[u8], apply: &mut dyn FnMut(&mut [u8], &[u8])) {
         self.in_order &= offset == self.arrived;
         self.arrived += bytes.len();
@@ -105,7 +105,7 @@ impl<'a> ScatteredPieces<'a> {
         }
     }
 
-    /// Whether as many bytes have come as there are places for, and in order.
+    /// Returns `true` if all bytes have arrived in order.
     pub(crate) fn complete(&self) -> bool {
         self.in_order && self.arrived == self.parts.iter().map(|part| part.len()).sum()
     }
@@ -136,7 +136,7 @@ mod tests {
         assert!(split(&mut buffer, &partition, low, Chunks::one(3)).is_some());
     }
 
-    /// Deals these messages' pieces to places of these lengths, and says what the places then hold.
+    /// Distributes the pieces of a message to places of these lengths, and returns the content of the places.
     fn deal(places: &[usize], pieces: &[(usize, &[u8])]) -> Option<Vec<Vec<u8>>> {
         let mut memory: Vec<Vec<u8>> = places.iter().map(|&len| vec![0; len]).collect();
         let mut scatter = ScatteredPieces::new(memory.iter_mut().map(Vec::as_mut_slice).collect());

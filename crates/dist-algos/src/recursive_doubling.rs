@@ -1,7 +1,7 @@
-//! Recursive doubling: ranks at distance 1, 2, 4, … exchange all that they have.
+//! Recursive doubling: ranks at distance 1, 2, 4, … exchange everything that they have.
 //!
-//! The fewest rounds, and the whole buffer in each: for small messages. Worlds that are no power of two are
-//! folded to one, which costs two more rounds.
+//! It takes the fewest rounds, with the whole buffer in each: it is for small messages. Worlds that are no power of
+//! two are folded to one, which costs two more rounds.
 
 use dist_transport::Rank;
 
@@ -12,13 +12,14 @@ use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
 
-/// Every rank has the sum of the whole buffer, which is one chunk, except those that [`owned`] says sit out.
+/// Moves the sum of the whole buffer, which is one chunk, to every rank, except those that [`owned`] reports as
+/// inactive.
 pub const fn reduce(rank: Rank) -> Schedule {
     let fold = Fold::new(rank.world_size());
     Schedule::new(rank, 1 + fold.rounds(), Kind::DoublingReduce)
 }
 
-/// What a rank has after [`reduce`]: everything, or nothing if it sat out.
+/// Returns the chunks of a rank after [`reduce`]: all, or none if it was inactive.
 pub const fn owned(rank: Rank) -> Chunks {
     match Fold::new(rank.world_size()).in_core(rank) {
         Some(_) => WHOLE,
@@ -26,13 +27,13 @@ pub const fn owned(rank: Rank) -> Chunks {
     }
 }
 
-/// Those that sat out get the result.
+/// Sends the result to the inactive ranks.
 pub const fn release(rank: Rank) -> Schedule {
     Schedule::new(rank, 1, Kind::DoublingRelease)
 }
 
-/// Every rank gets every chunk, where rank `r` has chunk `r` to begin with, in log₂ p rounds.
-/// `None` unless the world size is a power of two.
+/// Copies chunk `r` of rank `r` to every rank, in log₂ p rounds. Returns `None` if the world size is no power of
+/// two.
 pub const fn all_gather(rank: Rank) -> Option<Schedule> {
     if !rank.world_size().is_power_of_two() {
         return None;

@@ -1,4 +1,4 @@
-//! What a schedule needs of a transport.
+//! The trait through which schedules use a transport.
 
 use std::error::Error as StdError;
 
@@ -8,26 +8,26 @@ use crate::Scratch;
 
 /// A full-duplex exchange of bytes between the ranks of a group: all that [`run`](crate::run) needs.
 ///
-/// Every [`Transport`] is a `RingTransport`. Whoever has another link between processes implements these two
-/// methods for it, and has every algorithm of this crate.
+/// Every [`Transport`] is a `RingTransport`. To run the algorithms of this crate on another link between processes,
+/// implement two methods for it.
 ///
-/// Messages of an ordered pair of ranks arrive in the order in which they were sent, and a message of no bytes
-/// is a message. Both halves of an exchange make progress at once: a rank that waits for its peer to receive
-/// receives itself meanwhile.
+/// Messages between an ordered pair of ranks arrive in the order in which they were sent. An empty message is a
+/// message too. Both halves of an exchange make progress at once: a rank that waits until its peer receives also
+/// receives meanwhile.
 pub trait RingTransport {
-    /// What can go wrong.
+    /// The error of the transport.
     type Error: StdError + 'static;
 
-    /// This rank and the size of the group.
+    /// Returns this rank and the size of the group.
     fn rank(&self) -> Rank;
 
     /// Sends to one peer while receiving from another, or the same; either half may be absent.
     ///
-    /// What [`Sink::Each`] is given comes in order, in pieces that begin at multiples of 64 bytes from the
+    /// [`Sink::Each`] gets the bytes in order. They come in pieces that begin at multiples of 64 bytes from the
     /// start of the message and are aligned to 64 bytes in memory.
     ///
     /// # Errors
-    /// The transport's own.
+    /// Those of the transport.
     fn exchange(
         &mut self,
         send: Option<Outgoing<'_>>,
@@ -35,11 +35,11 @@ pub trait RingTransport {
         due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Sends all of `buffer` to `peer`, which does the same, and gives `combine` each range of `buffer` with the
-    /// peer's bytes for it.
+    /// Sends all of `buffer` to `peer`, which does the same, and passes each range of `buffer` with the peer's
+    /// bytes for it to `combine`.
     ///
-    /// This provided form receives the whole message beside the buffer and then combines it. A transport that
-    /// knows which bytes have left can combine them as they arrive, in half the time.
+    /// The default implementation receives the whole message beside the buffer and then combines it. A transport
+    /// that knows which bytes have left can combine them as they arrive, in half the time.
     ///
     /// # Errors
     /// As for [`exchange`](RingTransport::exchange).
@@ -60,11 +60,11 @@ pub trait RingTransport {
         Ok(())
     }
 
-    /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer
-    /// leave in the order of the list, and those of one peer are received in the order of theirs.
+    /// Sends and receives all of these messages at once, in any order of the peers. Messages to one peer leave in
+    /// the order of the list, and messages from one peer are received in the order of theirs.
     ///
-    /// This provided form goes through the peers one after the other, in an order in which no two ranks wait for
-    /// each other: in round `c` ranks `i` and `j` meet where `i + j = c` modulo the world size.
+    /// The default implementation exchanges with one peer after the other, in an order in which no two ranks wait
+    /// for each other: in round `c` rank `i` exchanges with rank `j` if `i + j = c` modulo the world size.
     ///
     /// # Errors
     /// As for [`exchange`](RingTransport::exchange).
@@ -88,7 +88,7 @@ pub trait RingTransport {
         }
         Ok(())
     }
-    /// Says which step this rank comes to, for reports of what ranks wait for.
+    /// Records the current step of this rank, for reports about waiting ranks.
     fn note(&mut self, _progress: Progress) {}
 }
 

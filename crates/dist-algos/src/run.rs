@@ -1,4 +1,4 @@
-//! The runner: the one place where steps become messages.
+//! The runner, which executes steps as messages.
 
 use std::borrow::Borrow;
 
@@ -15,16 +15,16 @@ use crate::{
 /// The memory of one rank that a schedule works on.
 #[derive(Debug)]
 pub struct Memory<'a> {
-    /// What steps send, receive and reduce.
+    /// The memory that steps send, receive and reduce.
     pub buffer: &'a mut [u8],
-    /// How the buffer is cut into the chunks that the schedule was made for.
+    /// The partition of the buffer, for which the schedule was made.
     pub partition: Partition<'a>,
-    /// What steps only send, if the schedule has such steps, and how that is cut.
+    /// An input that steps only send from, and its partition, if the schedule has such steps.
     pub input: Option<(&'a [u8], Partition<'a>)>,
 }
 
 impl<'a> Memory<'a> {
-    /// A buffer, and no input.
+    /// Returns the memory of a buffer without an input.
     pub const fn new(buffer: &'a mut [u8], partition: Partition<'a>) -> Self {
         Self { buffer, partition, input: None }
     }
@@ -50,16 +50,15 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Does the steps of this rank, one after the other, on memory that is cut into the chunks that the schedule was
-/// made for.
+/// Executes the steps of this rank in order, on memory with the partition that the schedule was made for.
 ///
-/// `reduce` adds its second argument into its first. It is given whole elements, if the partition knows their
-/// size; both arguments are aligned as elements of that size are, if the buffer is.
+/// `reduce` adds its second argument into its first. It gets whole elements if the partition knows their size. If
+/// the buffer is aligned for elements of that size, both arguments are too.
 ///
 /// After an error the buffer's contents are unspecified.
 ///
 /// # Errors
-/// If the transport fails, or a step names a rank, chunk or slot that makes no sense.
+/// If the transport fails, or a step names an invalid rank, chunk or slot.
 pub fn run<T: RingTransport + ?Sized>(
     transport: &mut T,
     steps: impl IntoIterator<Item = impl Borrow<Step>>,
@@ -81,7 +80,7 @@ pub fn run<T: RingTransport + ?Sized>(
     Ok(())
 }
 
-/// What there is one of for each of a few peers, without an allocation.
+/// One value for each of a few peers, without an allocation.
 type PerPeer<T> = SmallVec<[T; 4]>;
 
 struct ExchangeRunner<'a, 'memory, 'reduce, T: ?Sized> {
@@ -95,8 +94,8 @@ struct ExchangeRunner<'a, 'memory, 'reduce, T: ?Sized> {
 }
 
 impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
-    /// What [`Step::in_place`] recognises: all that a small all_reduce is made of, so nothing that only other steps need is
-    /// on its way.
+    /// Executes an exchange that [`Step::in_place`] recognises. A small all_reduce consists of such steps only, so
+    /// this path does no work that only other steps need.
     #[inline(always)]
     fn exchange_in_place(
         &mut self,
@@ -112,7 +111,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
             .map_err(|source| RunError::Transport { step: index, source })
     }
 
-    /// Any other.
+    /// Executes any other step.
     #[inline(never)]
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
         step.validate(self.rank, index, self.parts)?;
@@ -168,7 +167,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         exchange.receive(receive.then, places, self.reduce)
     }
 
-    /// Receives beside the buffer what takes the place of what is sent.
+    /// Receives data beside the buffer that then replaces the data that is sent.
     fn swap(&mut self, index: usize, send: SendHalf, receive: ReceiveHalf) -> Result<(), RunError<T::Error>> {
         let Memory { buffer, partition, .. } = &mut *self.memory;
         let arrived = self.scratch.staged(partition.bytes_of(receive.chunks));
@@ -265,7 +264,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     }
 }
 
-/// One exchange, with the memory that it works on taken apart.
+/// One exchange, with the memory that it works on divided into pieces.
 struct PieceExchange<'a, T: ?Sized> {
     transport: &'a mut T,
     send: Option<(usize, Pieces<'a>)>,
@@ -315,7 +314,7 @@ impl<T: RingTransport + ?Sized> PieceExchange<'_, T> {
     }
 }
 
-/// The pieces of a message, where nothing is received into the buffer.
+/// Returns the pieces of a message, if nothing is received into the buffer.
 fn outgoing<'a>(
     buffer: &'a [u8],
     partition: Partition<'_>,

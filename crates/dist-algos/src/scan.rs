@@ -1,11 +1,12 @@
 //! Scans: every rank gets the sum of the ranks up to it.
 //!
-//! Recursive doubling: ranks at distance 1, 2, 4, … tell each other the sums of their blocks. What comes from a block on
-//! the left is added to the rank's own result; so rank r adds the blocks that the digits of r name, the largest
-//! outermost, which is T(r + 1): the scan is canonical for every world size, and so is the exclusive one with T(r).
+//! Recursive doubling: ranks at distance 1, 2, 4, … exchange the sums of their blocks. The sum of a block on the
+//! left is added to the rank's own result. So rank r adds the blocks that the binary digits of r name, the largest
+//! outermost, which is T(r + 1). The scan is canonical for every world size, and the exclusive one is canonical
+//! with T(r).
 //!
-//! A rank asks for the sum of a block only if there is a rank at its own place in the next block: nobody else waits
-//! for that sum.
+//! A rank only receives the sum of a block if there is a rank at the same position in the next block. No other rank
+//! waits for that sum.
 
 use dist_transport::Rank;
 
@@ -13,35 +14,35 @@ use crate::cost::log2_ceil;
 use crate::schedule::Kind;
 use crate::{ChunkLocation, Chunks, Cost, Messages, OnArrival, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// Whether a rank's own part is in its result.
+/// The ranks whose contributions are in a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
     /// Rank `r` gets the sum of ranks 0 to `r`.
     Inclusive,
-    /// Rank `r` gets the sum of ranks 0 to `r − 1`; what the buffer of rank 0 holds in the end means nothing.
+    /// Rank `r` gets the sum of ranks 0 to `r − 1`. The content of the buffer of rank 0 is unspecified.
     Exclusive,
 }
 
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
 
-/// The result, where the buffer has to hold the sum of the rank's block.
+/// The location of the result, if the buffer has to hold the sum of the rank's block.
 const RESULT: ChunkLocation = ChunkLocation::Slot(0);
 
-/// Slots for what has arrived, while it is still to be added to both.
+/// The slot of an arrived sum that still has to be added twice.
 const ARRIVED: usize = 1;
 const COPY: usize = 2;
 
-/// Steps that a round has at most.
+/// Maximum number of steps in a round.
 const PARTS: usize = 4;
 
-/// The buffer, which is one chunk, becomes the sum of the ranks up to this one.
+/// Replaces the buffer, which is one chunk, by the sum of the ranks up to this one.
 pub const fn recursive_doubling(rank: Rank, extent: Extent) -> Schedule {
     let rounds = log2_ceil(rank.world_size());
     Schedule::new(rank, rounds * PARTS + 2, Kind::DoublingScan { extent, rounds })
 }
 
-/// First the result is taken out of the buffer, then there are rounds, then it is put back.
+/// Returns a step: first the result is copied out of the buffer, then there are rounds, then it is copied back.
 pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> Option<Step> {
     let apart = result(rank) == RESULT;
     let copy = |from, into| Some(Step::Copy { chunk: 0, from, into });
@@ -55,14 +56,15 @@ pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> O
     if apart && !empty { copy(RESULT, ChunkLocation::Buffer) } else { None }
 }
 
-/// Where the result is kept: in the buffer, unless that is sent or added to after something has arrived.
+/// Returns the location of the result. It is the buffer, unless the buffer is sent or added to after a message has
+/// arrived.
 const fn result(rank: Rank) -> ChunkLocation {
     let pair_end = (rank.index() | 1) + 1;
     if pair_end < rank.world_size() { RESULT } else { ChunkLocation::Buffer }
 }
 
-/// What it costs. A rank receives once for each sum that it reduces, and once more for what an exclusive scan begins
-/// with.
+/// Returns the cost. A rank receives once for each sum that it reduces, and once more for the first sum of an
+/// exclusive scan.
 pub(crate) const fn cost(world_size: usize, extent: Extent) -> Cost {
     let rounds = log2_ceil(world_size);
     let (mut index, mut received, mut reduced, mut reduced_max) = (0, 0, 0, 0);
@@ -90,15 +92,15 @@ pub(crate) const fn cost(world_size: usize, extent: Extent) -> Cost {
     }
 }
 
-/// What a rank and a peer across one binary digit of their numbers tell each other.
+/// The exchange between a rank and its peer, whose numbers differ in one binary digit.
 struct ScanRound {
     rank: usize,
     peer: usize,
-    /// The rank needs the sum of both blocks.
+    /// `true` if the rank needs the sum of both blocks.
     is_onward: bool,
-    /// The peer needs the sum of both blocks.
+    /// `true` if the peer needs the sum of both blocks.
     is_peer_onward: bool,
-    /// The result has nothing in it so far.
+    /// `true` if the result is still empty.
     is_first: bool,
     result: ChunkLocation,
 }
@@ -118,7 +120,7 @@ impl ScanRound {
         })
     }
 
-    /// Whether the peer's block is to the left.
+    /// Returns `true` if the peer's block is to the left.
     const fn is_right(&self) -> bool {
         self.peer < self.rank
     }

@@ -8,9 +8,9 @@ use crate::{
     pairwise, recursive_doubling, ring, scan,
 };
 
-/// All steps of one rank, made one at a time, in some tens of nanoseconds each.
+/// All steps of one rank, computed one at a time, in some tens of nanoseconds each.
 ///
-/// Two schedules follow one another by [`Iterator::chain`].
+/// [`Iterator::chain`] runs one schedule after another.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     rank: Rank,
@@ -19,7 +19,7 @@ pub struct Schedule {
     kind: Kind,
 }
 
-/// The schedules there are; the functions of the algorithms' modules say what each does.
+/// The kinds of schedules; the functions of the algorithms' modules describe them.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     Nothing,
@@ -55,17 +55,17 @@ pub(crate) enum Kind {
 }
 
 impl Schedule {
-    /// The schedule of a rank that has nothing to do.
+    /// Returns the empty schedule.
     pub const fn nothing(rank: Rank) -> Self {
         Self::new(rank, 0, Kind::Nothing)
     }
 
-    /// The steps with indices below `end`.
+    /// Returns the schedule of the steps with indices below `end`.
     pub(crate) const fn new(rank: Rank, end: usize, kind: Kind) -> Self {
         Self { rank, next: 0, end, kind }
     }
 
-    /// The step with this index, if this rank has something to do in it.
+    /// Returns the step with this index, if this rank takes part in it.
     fn step(&mut self, index: usize) -> Option<Step> {
         let rank = self.rank;
         match &mut self.kind {

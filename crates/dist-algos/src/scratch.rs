@@ -1,37 +1,38 @@
-//! Memory beside the buffer, kept between calls.
+//! Memory beside the buffer that is kept between calls.
 
 use dist_transport::Grain;
 
-/// Memory aligned to 64 bytes, which grows to what was needed so far and is kept for the next time.
+/// Memory aligned to 64 bytes that is kept between calls. It grows as needed.
 ///
-/// For [`run`](crate::run) it holds the slots of a schedule: none for most, 2⌈log₂ p⌉ chunks at most for a
-/// pairwise reduce-scatter; and what arrives where a step sends and receives the same chunks. A [`RingTransport`](crate::RingTransport) can keep what it receives in another one.
+/// For [`run`](crate::run) it holds the slots of a schedule: none for most, at most 2⌈log₂ p⌉ chunks for a pairwise
+/// reduce-scatter. It also holds arriving data if a step sends and receives the same chunks. A
+/// [`RingTransport`](crate::RingTransport) can use another one for received data.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     grains: Vec<Grain>,
-    /// What has arrived in exchange for what it is to replace.
+    /// Data that has arrived and will replace the data that was sent.
     staged: Vec<Grain>,
 }
 
 impl Scratch {
-    /// No memory yet.
+    /// Returns empty memory.
     pub const fn new() -> Self {
         Self { grains: Vec::new(), staged: Vec::new() }
     }
 
-    /// Bytes that are held.
+    /// Returns the number of bytes that are allocated.
     pub fn capacity_bytes(&self) -> usize {
         (self.grains.len() + self.staged.len()) * Grain::BYTES
     }
 
-    /// The first `len` bytes, aligned to 64; what they hold is left from before.
+    /// Returns the first `len` bytes, aligned to 64. Their content is left from earlier calls.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         let grains = len.div_ceil(Grain::BYTES);
         self.grow(grains);
         &mut bytemuck::cast_slice_mut(&mut self.grains)[..len]
     }
 
-    /// So many bytes beside all slots.
+    /// Returns `len` bytes beside all slots.
     pub(crate) fn staged(&mut self, len: usize) -> &mut [u8] {
         let grains = len.div_ceil(Grain::BYTES);
         if self.staged.len() < grains {
@@ -40,14 +41,14 @@ impl Scratch {
         &mut bytemuck::cast_slice_mut(&mut self.staged)[..len]
     }
 
-    /// The first `len` bytes of a slot, of slots that hold `slot_bytes` each.
+    /// Returns the first `len` bytes of a slot, if each slot has `slot_bytes` bytes.
     pub(crate) fn slot(&mut self, slot: usize, slot_bytes: usize, len: usize) -> &mut [u8] {
         let grains = slot_bytes.div_ceil(Grain::BYTES);
         self.grow((slot + 1) * grains);
         &mut bytemuck::cast_slice_mut(&mut self.grains[slot * grains..])[..len]
     }
 
-    /// The first `len` bytes of two different slots.
+    /// Returns the first `len` bytes of two different slots.
     pub(crate) fn two_slots(
         &mut self,
         slots: (usize, usize),

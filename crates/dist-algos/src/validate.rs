@@ -1,10 +1,10 @@
-//! What every step has to satisfy by itself.
+//! The validity of single steps.
 
 use dist_transport::Rank;
 
 use crate::{ChunkLocation, Chunks, Error, ReceiveHalf, Result, SLOTS_MAX, SendHalf, Source, Step};
 
-/// Into how many chunks a rank's memory is cut.
+/// The numbers of chunks of a rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkCounts {
     pub(crate) buffer: usize,
@@ -13,8 +13,8 @@ pub(crate) struct ChunkCounts {
 }
 
 impl Step {
-    /// Whether every peer, chunk and slot that the step names exists, and its halves share no chunk that they
-    /// must not share. The runner and the verifier both insist on it.
+    /// Checks that every peer, chunk and slot of the step exists, and that its halves share no chunk that they must
+    /// not share. The runner and the verifier both call this.
     pub(crate) fn validate(self, rank: Rank, step: usize, parts: ChunkCounts) -> Result<()> {
         let check = StepCheck { rank, step, parts };
         match self {
@@ -53,7 +53,7 @@ fn halves_overlap(send: Option<SendHalf>, receive: Option<ReceiveHalf>) -> bool 
     in_buffer && send.chunks.overlap(receive.chunks)
 }
 
-/// Whose step is looked at, and how many chunks there are.
+/// The step to check and the numbers of chunks.
 pub(crate) struct StepCheck {
     pub(crate) rank: Rank,
     pub(crate) step: usize,
@@ -61,7 +61,7 @@ pub(crate) struct StepCheck {
 }
 
 impl StepCheck {
-    /// What [`Step::in_place`] recognises.
+    /// Checks an exchange that [`Step::in_place`] recognises.
     #[inline]
     pub(crate) fn in_place(&self, peer: usize, chunks: Chunks) -> Result<()> {
         self.peer(peer)?;
@@ -86,7 +86,7 @@ impl StepCheck {
         }
     }
 
-    /// Two different places.
+    /// Checks that two locations are valid and different.
     fn local(&self, from: ChunkLocation, into: ChunkLocation) -> Result<()> {
         for (place, other) in [(from, into), (into, from)] {
             if let ChunkLocation::Slot(slot) = place {

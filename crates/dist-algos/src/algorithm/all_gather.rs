@@ -6,24 +6,24 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::{Cost, Schedule, circulant, neighbour, recursive_doubling, ring};
 
-/// How an all_gather can be done: every rank ends with every chunk, where rank `r` has chunk `r` to begin with,
-/// of as many chunks as there are ranks.
+/// An algorithm of all_gather. Every rank ends with every chunk; rank `r` has chunk `r` at the start. There are as
+/// many chunks as ranks.
 #[doc(alias = "MPI_Allgather")]
 #[doc(alias = "allgather")]
 #[doc(alias = "ncclAllGather")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllGather {
-    /// What has been gathered so far to ranks at distance 1, 2, 4, …, for powers of two; see
+    /// Sends everything gathered so far to ranks at distance 1, 2, 4, …, for powers of two; see
     /// [`recursive_doubling`].
     RecursiveDoubling,
-    /// The same over any number of ranks, who then give each other less in the last round; see [`circulant::bruck`].
+    /// The same for any number of ranks, with smaller messages in the last round; see [`circulant::bruck`].
     Bruck,
     /// ⌈log₂ p⌉ rounds over distances …, p/4, p/2; see [`circulant`].
     Circulant,
-    /// Two chunks to the left and to the right in turn, for even worlds; see [`neighbour`].
+    /// Two chunks to the left and to the right in turn, for even numbers of ranks; see [`neighbour`].
     NeighbourExchange,
-    /// Once round the ring; see [`ring`].
+    /// Once around the ring; see [`ring`].
     Ring,
 }
 
@@ -36,7 +36,7 @@ named!("all_gather", AllGather {
 });
 
 impl AllGather {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         match self {
             Self::RecursiveDoubling => world_size.is_power_of_two(),
@@ -45,12 +45,12 @@ impl AllGather {
         }
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub const fn chunks(self, world_size: usize) -> usize {
         world_size
     }
 
-    /// What it costs in a world that it supports.
+    /// Returns the cost in a supported world.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -64,7 +64,7 @@ impl AllGather {
         Cost::alike(world_size, rounds, peers, 0)
     }
 
-    /// The schedule of a rank, if the world is supported.
+    /// Returns the schedule of a rank, if the world is supported.
     pub const fn schedule(self, rank: Rank) -> Option<Schedule> {
         match self {
             Self::RecursiveDoubling => recursive_doubling::all_gather(rank),

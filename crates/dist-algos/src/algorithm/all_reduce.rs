@@ -10,14 +10,14 @@ use crate::{
     recursive_doubling, ring,
 };
 
-/// How an all_reduce can be done: every rank ends with the sum of all buffers.
+/// An algorithm of all_reduce. Every rank ends with the sum of all buffers.
 #[doc(alias = "MPI_Allreduce")]
 #[doc(alias = "allreduce")]
 #[doc(alias = "ncclAllReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllReduce {
-    /// The whole buffer to ranks at distance 1, 2, 4, …; see [`recursive_doubling`].
+    /// Sends the whole buffer to ranks at distance 1, 2, 4, …; see [`recursive_doubling`].
     RecursiveDoubling,
     /// Halves, quarters, eighths, … and back, in blocks of powers of two; see [`halving_doubling`].
     HalvingDoubling,
@@ -25,7 +25,7 @@ pub enum AllReduce {
     Circulant,
     /// A reduction to rank 0 and a broadcast from it; see [`binomial`].
     Binomial,
-    /// Round the ring twice; see [`ring`].
+    /// Twice around the ring; see [`ring`].
     Ring,
     /// A [`pairwise`] reduce_scatter, then a [`circulant`] all_gather.
     PairwiseCirculant,
@@ -40,25 +40,25 @@ named!("all_reduce", AllReduce {
     PairwiseCirculant => "pairwise_circulant",
 });
 
-/// The two halves of an all_reduce. What comes between is done once for every chunk, by its owner, or by every
-/// rank alike where all own it: the division of a mean.
+/// The two halves of an all_reduce. Between them, the owner of each chunk completes its sum once, for example by
+/// the division of a mean. If all ranks own a chunk, each of them completes it.
 #[derive(Clone, Debug)]
 pub struct Phases<S = Schedule> {
     /// Brings the sum of every chunk to its owners.
     pub reduce: S,
     /// The chunks that this rank then owns.
     pub owned: Chunks,
-    /// Brings every chunk from its owners to the others.
+    /// Brings every chunk from its owners to the other ranks.
     pub gather: S,
 }
 
 impl AllReduce {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub const fn chunks(self, world_size: usize) -> usize {
         match self {
             Self::RecursiveDoubling | Self::Binomial => 1,
@@ -67,7 +67,7 @@ impl AllReduce {
         }
     }
 
-    /// In which order it reduces.
+    /// Returns the order in which it reduces.
     pub const fn order(self, world_size: usize) -> Order {
         match self {
             Self::HalvingDoubling | Self::Binomial | Self::PairwiseCirculant => Order::Canonical,
@@ -78,7 +78,7 @@ impl AllReduce {
         }
     }
 
-    /// What it costs.
+    /// Returns the cost.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -89,7 +89,7 @@ impl AllReduce {
         match self {
             Self::RecursiveDoubling => {
                 let (rounds, all) = (doublings + 2 * folded, fold.core * doublings + 2 * fold.spare);
-                // Whoever hears of a rank that sits out in every round lets another one go, if they are so many.
+                // If there are many inactive ranks, a rank that waits for one in every round also releases one.
                 let waits = doublings + folded + if 2 * fold.spare > fold.core { 1 } else { 0 };
                 Cost {
                     rounds,
@@ -120,13 +120,13 @@ impl AllReduce {
         }
     }
 
-    /// The cost of a schedule in which every rank sends and reduces as little as possible.
+    /// Returns the cost of a schedule in which every rank sends and reduces as little as possible.
     const fn lean(world_size: usize, rounds: usize) -> Cost {
         let peers = world_size - 1;
         Cost::alike(world_size, rounds, 2 * peers, peers)
     }
 
-    /// The schedules of a rank.
+    /// Returns the schedules of a rank.
     pub fn phases(self, rank: Rank) -> Phases {
         let own = Chunks::one(rank.index());
         match self {

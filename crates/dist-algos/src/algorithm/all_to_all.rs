@@ -6,26 +6,27 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::{Cost, Messages, Schedule, Source, all_to_all};
 
-/// How an all_to_all can be done: rank `d` ends with one chunk of every rank `s`, where `s` has a chunk for every
-/// `d`, of as many chunks as there are ranks.
+/// An algorithm of all_to_all. Rank `d` ends with one chunk of every rank `s`, which has a chunk for every `d`.
+/// There are as many chunks as ranks.
 ///
-/// [`Windowed`](Self::Windowed) and [`Pairwise`](Self::Pairwise) send chunk `d` of the input to rank `d` and receive
-/// chunk `s` of the buffer from rank `s`; a rank's own chunk is in its place to begin with. Chunks can have any sizes.
+/// [`Windowed`](Self::Windowed) and [`Pairwise`](Self::Pairwise) send chunk `d` of the input to rank `d` and
+/// receive chunk `s` of the buffer from rank `s`. A rank's own chunk must be in its place at the start. Chunks can
+/// have any sizes.
 ///
 /// [`Bruck`](Self::Bruck) has no input. Chunk `j` of its buffer is at first the one for rank
-/// [`before`](Self::before)`(rank, j)`, and in the end the one from rank [`after`](Self::after)`(rank, j)`. All chunks
-/// have the same size.
+/// [`before`](Self::before)`(rank, j)`, and at the end the one from rank [`after`](Self::after)`(rank, j)`. All
+/// chunks have the same size.
 #[doc(alias = "MPI_Alltoall")]
 #[doc(alias = "alltoall")]
 #[doc(alias = "ncclAlltoAll")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllToAll {
-    /// Every chunk to its rank, with some under way at once; see [`all_to_all::windowed`].
+    /// Sends every chunk to its rank, with several in flight at once; see [`all_to_all::windowed`].
     Windowed,
-    /// Every chunk to its rank, one after the other; see [`all_to_all::pairwise`].
+    /// Sends every chunk to its rank, one after the other; see [`all_to_all::pairwise`].
     Pairwise,
-    /// Half of all chunks in every one of few rounds; see [`all_to_all::bruck`].
+    /// Sends half of all chunks in each of few rounds; see [`all_to_all::bruck`].
     Bruck,
 }
 
@@ -36,17 +37,17 @@ named!("all_to_all", AllToAll {
 });
 
 impl AllToAll {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the memory is cut.
+    /// Returns the number of chunks of the memory.
     pub const fn chunks(self, world_size: usize) -> usize {
         world_size
     }
 
-    /// Where the schedules send from.
+    /// Returns the memory that the schedules send from.
     pub const fn source(self) -> Source {
         match self {
             Self::Windowed | Self::Pairwise => Source::Input,
@@ -54,7 +55,7 @@ impl AllToAll {
         }
     }
 
-    /// The rank that a chunk is for, of what a rank has to begin with.
+    /// Returns the rank that a chunk is for, at the start.
     pub const fn before(self, rank: Rank, chunk: usize) -> usize {
         match self {
             Self::Windowed | Self::Pairwise => chunk,
@@ -62,7 +63,7 @@ impl AllToAll {
         }
     }
 
-    /// The rank that a chunk is from, of what a rank has in the end.
+    /// Returns the rank that a chunk is from, at the end.
     pub const fn after(self, rank: Rank, chunk: usize) -> usize {
         match self {
             Self::Windowed | Self::Pairwise => chunk,
@@ -70,7 +71,7 @@ impl AllToAll {
         }
     }
 
-    /// What it costs.
+    /// Returns the cost.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -95,7 +96,7 @@ impl AllToAll {
         }
     }
 
-    /// The schedule of a rank.
+    /// Returns the schedule of a rank.
     pub const fn schedule(self, rank: Rank) -> Schedule {
         match self {
             Self::Windowed => all_to_all::windowed(rank),

@@ -6,14 +6,14 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::{Cost, Messages, Schedule, barrier};
 
-/// How a barrier can be done: no rank leaves before every rank has come. Its messages have no bytes.
+/// An algorithm of barrier. No rank leaves before every rank has entered. Its messages are empty.
 #[doc(alias = "MPI_Barrier")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Barrier {
-    /// A token goes round twice; see [`barrier::ring`].
+    /// Passes a token around the ring twice; see [`barrier::ring`].
     Ring,
-    /// Everybody tells ranks at distance 1, 2, 4, …; see [`barrier::dissemination`].
+    /// Every rank signals ranks at distance 1, 2, 4, …; see [`barrier::dissemination`].
     Dissemination,
 }
 
@@ -23,17 +23,17 @@ named!("barrier", Barrier {
 });
 
 impl Barrier {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the memory is cut: one, which has no bytes.
+    /// Returns the number of chunks: one, which is empty.
     pub const fn chunks(self, _world_size: usize) -> usize {
         1
     }
 
-    /// What it costs.
+    /// Returns the cost.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -47,7 +47,7 @@ impl Barrier {
         }
     }
 
-    /// The schedule of a rank.
+    /// Returns the schedule of a rank.
     pub const fn schedule(self, rank: Rank) -> Schedule {
         match self {
             Self::Ring => barrier::ring(rank),

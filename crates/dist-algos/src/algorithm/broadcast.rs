@@ -6,18 +6,18 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::{Cost, Messages, Schedule, binomial, chain, circulant, knomial};
 
-/// How a broadcast can be done: every rank ends with the root's buffer.
+/// An algorithm of broadcast. Every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
 #[doc(alias = "bcast")]
 #[doc(alias = "ncclBroadcast")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Broadcast {
-    /// The whole buffer down a tree; see [`binomial`].
+    /// Sends the whole buffer down a tree; see [`binomial`].
     Binomial,
-    /// The whole buffer down a tree of half the depth; see [`knomial`].
+    /// Sends the whole buffer down a tree of half the depth; see [`knomial`].
     Knomial,
-    /// Chunk by chunk from rank to rank; see [`chain`].
+    /// Sends chunk by chunk from rank to rank; see [`chain`].
     Chain,
     /// A [`circulant`] scatter, then a circulant all_gather.
     ScatterCirculant,
@@ -31,12 +31,12 @@ named!("broadcast", Broadcast {
 });
 
 impl Broadcast {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub const fn chunks(self, world_size: usize) -> usize {
         match self {
             Self::Binomial | Self::Knomial => 1,
@@ -45,7 +45,7 @@ impl Broadcast {
         }
     }
 
-    /// What it costs, for the root that makes most of it.
+    /// Returns the cost, for the most expensive root.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -67,19 +67,20 @@ impl Broadcast {
         }
     }
 
-    /// The cost of a tree whose root sends in so many rounds.
+    /// Returns the cost of a tree whose root sends in this many rounds.
     const fn tree(peers: usize, rounds: usize, depth: usize) -> Cost {
         let (all, depth) = (Messages::new(peers, peers), Messages::new(depth, depth));
         Cost { rounds, path: rounds, sent_max: rounds, all, depth, ..Cost::NOTHING }
     }
 
-    /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.
+    /// Returns the schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its
+    /// size.
     pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = crate::Step> + Clone + use<> {
         let [first, second] = self.parts(rank, root);
         first.chain(second)
     }
 
-    /// The two parts of a rank's schedule.
+    /// Returns the two parts of a rank's schedule.
     pub(crate) fn parts(self, rank: Rank, root: usize) -> [Schedule; 2] {
         match self {
             Self::Binomial => [binomial::broadcast(rank, root), Schedule::nothing(rank)],

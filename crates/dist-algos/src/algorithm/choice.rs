@@ -1,4 +1,4 @@
-//! What the algorithms of one operation have in common with those of every other.
+//! The trait that the algorithms of all operations implement.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{
 use crate::scan::Extent;
 use crate::{Cost, CostModel, Order, Placement, Step};
 
-/// An algorithm of some operation.
+/// An algorithm of an operation.
 ///
 /// ```
 /// use dist_algos::{AllGather, AllReduce, Choice};
@@ -23,37 +23,38 @@ use crate::{Cost, CostModel, Order, Placement, Step};
 /// assert!(rounds::<AllGather>(8).contains(&("ring", 7)));
 /// ```
 pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
-    /// The operation that these are algorithms of.
+    /// The operation.
     const OPERATION: &'static str;
-    /// Every algorithm of the operation.
+    /// All algorithms of the operation.
     const ALL: &'static [Self];
-    /// Whether the operation has a root.
+    /// `true` if the operation has a root.
     const ROOTED: bool;
 
-    /// The name, unique among the algorithms of the operation.
+    /// Returns the name, which is unique among the algorithms of the operation.
     fn name(self) -> &'static str;
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     fn supports(self, world_size: usize) -> bool;
-    /// Into how many chunks the memory is cut; one that is empty for a barrier.
+    /// Returns the number of chunks of the memory; a barrier has one empty chunk.
     fn chunks(self, world_size: usize) -> usize;
-    /// In which order it reduces, if it does.
+    /// Returns the order in which it reduces, if it does.
     fn order(self, world_size: usize) -> Option<Order>;
-    /// What it costs in a world that it supports, for the root that makes most of it; a scan is inclusive.
+    /// Returns the cost in a supported world, for the most expensive root. A scan is inclusive.
     fn cost(self, world_size: usize) -> Cost;
-    /// How many chunks a rank copies beside its steps: of its input where they change what they work on, and of what
-    /// comes of it.
+    /// Returns how many chunks a rank copies beside its steps: chunks of its input if the steps change their
+    /// memory, and chunks of the result.
     fn copied(self, _world_size: usize) -> usize {
         0
     }
-    /// What a rank does; nothing in a world that is not supported. A root says nothing if the operation has none.
+    /// Returns the steps of a rank; none if the world is not supported. The root is ignored if the operation has
+    /// none.
     fn steps(self, rank: Rank, root: usize) -> impl Iterator<Item = Step> + Clone;
 
-    /// Whether it reduces in this order or a stricter one, if it reduces.
+    /// Returns `true` if it reduces in this order or a stricter one, or does not reduce.
     fn keeps(self, order: Order, world_size: usize) -> bool {
         self.order(world_size).is_none_or(|own| own >= order)
     }
 
-    /// How long it takes on memory of so many bytes.
+    /// Returns the time on memory of this many bytes.
     fn picoseconds(self, placement: Placement, bytes: usize, model: &CostModel) -> u128 {
         let (cost, chunks) = (self.cost(placement.ranks), self.chunks(placement.ranks));
         let copied =
@@ -65,13 +66,13 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
         time.saturating_add(copied.saturating_mul(COPIED_BYTE_PS))
     }
 
-    /// The cheapest that keeps an order, given the bytes of the memory that the schedules work on, where every rank has a
-    /// core; the first of those that cost the same.
+    /// Returns the cheapest algorithm that keeps an order, if every rank has its own core. `bytes` is the size of
+    /// the memory that the schedules work on. Among algorithms of equal cost, the first is chosen.
     fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
         Self::suggest_for(Placement::dedicated(world_size), bytes, order, model)
     }
 
-    /// The same for ranks that may have to share cores.
+    /// Returns the cheapest algorithm for ranks that may share cores.
     fn suggest_for(placement: Placement, bytes: usize, order: Order, model: &CostModel) -> Self {
         let world_size = placement.ranks;
         let fits = |algorithm: &Self| algorithm.supports(world_size) && algorithm.keeps(order, world_size);
@@ -81,9 +82,9 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
     }
 }
 
-/// What it takes to copy a byte, on any machine: less than to move it anywhere. With it, pairwise is chosen for a
-/// reduce_scatter of 4 ranks from 256 KiB on and of 8 ranks from 1 MiB on, where it was measured to become the fastest over
-/// loopback, up to 1.6 times.
+/// The time to copy a byte, on any machine: less than the time to send it. With this value, pairwise is chosen for
+/// a reduce_scatter of 4 ranks from 256 KiB on, and of 8 ranks from 1 MiB on. Over loopback it was measured to be
+/// up to 1.6 times faster than the others there.
 const COPIED_BYTE_PS: u128 = 50;
 
 macro_rules! choices {

@@ -5,18 +5,18 @@ use dist_transport::Rank;
 use super::named;
 use crate::{Chunks, Cost, Schedule, binomial, linear};
 
-/// How a gather can be done: the root ends with chunk `r` of every rank `r`, of as many chunks as there are ranks.
-/// Chunks can have any sizes.
+/// An algorithm of gather. The root ends with chunk `r` of every rank `r`. There are as many chunks as ranks, of
+/// any sizes.
 ///
-/// A rank needs a buffer for the chunks that [`held`](Self::held) says and no others (see
-/// [`Partition::among`](crate::Partition::among)); its own is in its place to begin with. A rank that holds none has its
-/// chunk in its input.
+/// A rank needs a buffer for the chunks that [`held`](Self::held) returns and no others (see
+/// [`Partition::among`](crate::Partition::among)). Its own chunk must be in its place at the start. A rank that
+/// holds no chunks has its chunk in its input.
 #[doc(alias = "MPI_Gather")]
 #[doc(alias = "ncclGather")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gather {
-    /// Every rank to the root; see [`linear`].
+    /// Every rank sends to the root; see [`linear`].
     Linear,
     /// Up a tree; see [`binomial`].
     Binomial,
@@ -28,18 +28,18 @@ named!("gather", Gather {
 });
 
 impl Gather {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the memory is cut.
+    /// Returns the number of chunks of the memory.
     pub const fn chunks(self, world_size: usize) -> usize {
         world_size
     }
 
-    /// The chunks that pass through the buffer of a rank: neighbours. A root outside the world is taken modulo its
-    /// size.
+    /// Returns the chunks that pass through the buffer of a rank; they are consecutive. A root outside the world is
+    /// taken modulo its size.
     pub fn held(self, rank: Rank, root: usize) -> Chunks {
         let root = root % rank.world_size();
         match self {
@@ -49,7 +49,7 @@ impl Gather {
         }
     }
 
-    /// What it costs, for the root that makes most of it.
+    /// Returns the cost, for the most expensive root.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -62,7 +62,7 @@ impl Gather {
         }
     }
 
-    /// The schedule of a rank. A root outside the world is taken modulo its size.
+    /// Returns the schedule of a rank. A root outside the world is taken modulo its size.
     pub const fn schedule(self, rank: Rank, root: usize) -> Schedule {
         match self {
             Self::Linear => linear::gather(rank, root),

@@ -1,6 +1,7 @@
-//! The algorithms of each operation, by name.
+//! The algorithms of each operation.
 //!
-//! An algorithm says for which worlds it works, in which order it reduces, what it costs, and gives the schedules.
+//! An algorithm knows the worlds that it supports, the order in which it reduces and its cost, and creates the
+//! schedules.
 
 mod all_gather;
 mod all_reduce;
@@ -26,17 +27,17 @@ pub use reduce_scatter::ReduceScatter;
 pub use scan::Scan;
 pub use scatter::Scatter;
 
-/// Names for the algorithms of an operation, and the way back.
+/// Implements the names of an operation's algorithms and parsing them.
 macro_rules! named {
     ($operation:literal, $algorithm:ident { $($variant:ident => $name:literal),+ $(,)? }) => {
         impl $algorithm {
-            /// Every algorithm of the operation.
+            /// All algorithms of the operation.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
 
-            /// The operation that these are algorithms of.
+            /// The operation.
             pub const OPERATION: &str = $operation;
 
-            /// The name that [`FromStr`](std::str::FromStr) reads.
+            /// Returns the name, which [`FromStr`](std::str::FromStr) parses.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name),+
@@ -190,7 +191,7 @@ mod tests {
             let placement = Placement { ranks, cores: 2 };
             A::suggest_for(placement, bytes, Order::Canonical, &CostModel::default())
         }
-        // As measured over loopback. With a core each it is a binomial tree, and scattering from 256 KiB on.
+        // As measured over loopback. With one core per rank it is a binomial tree, and a scatter from 256 KiB on.
         for ranks in [3, 4, 8] {
             for bytes in [8, 64 << 10, 1 << 20] {
                 assert_eq!(suggest::<Broadcast>(ranks, bytes), Broadcast::Knomial, "{ranks} {bytes}");

@@ -6,13 +6,13 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::{Cost, Messages, Order, Schedule, Step, binomial, circulant, pairwise};
 
-/// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
+/// An algorithm of reduce. The root ends with the sum of all buffers. The content of the other buffers is lost.
 #[doc(alias = "MPI_Reduce")]
 #[doc(alias = "ncclReduce")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduce {
-    /// The whole buffer up a tree; see [`binomial`].
+    /// Reduces the whole buffer up a tree; see [`binomial`].
     Binomial,
     /// A [`pairwise`] reduce_scatter, then a [`circulant`] gather.
     PairwiseGather,
@@ -24,12 +24,12 @@ named!("reduce", Reduce {
 });
 
 impl Reduce {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub const fn chunks(self, world_size: usize) -> usize {
         match self {
             Self::Binomial => 1,
@@ -37,14 +37,14 @@ impl Reduce {
         }
     }
 
-    /// In which order it reduces, whatever the root.
+    /// Returns the order in which it reduces, which does not depend on the root.
     pub const fn order(self, _world_size: usize) -> Order {
         match self {
             Self::Binomial | Self::PairwiseGather => Order::Canonical,
         }
     }
 
-    /// What it costs, for the root that makes most of it.
+    /// Returns the cost, for the most expensive root.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -68,13 +68,14 @@ impl Reduce {
         }
     }
 
-    /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.
+    /// Returns the schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its
+    /// size.
     pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = Step> + Clone + use<> {
         let [first, second] = self.parts(rank, root);
         first.chain(second)
     }
 
-    /// The two parts of a rank's schedule.
+    /// Returns the two parts of a rank's schedule.
     pub(crate) fn parts(self, rank: Rank, root: usize) -> [Schedule; 2] {
         match self {
             Self::Binomial => [binomial::reduce(rank, root), Schedule::nothing(rank)],

@@ -6,8 +6,8 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::{Cost, Order, Schedule, circulant, halving_doubling, pairwise, ring};
 
-/// How a reduce_scatter can be done: rank `r` ends with chunk `r` of the sum, of as many chunks as there are
-/// ranks. The other chunks of its buffer are lost.
+/// An algorithm of reduce_scatter. Rank `r` ends with chunk `r` of the sum; the other chunks of its buffer are
+/// lost. There are as many chunks as ranks.
 #[doc(alias = "MPI_Reduce_scatter_block")]
 #[doc(alias = "ncclReduceScatter")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,9 +17,9 @@ pub enum ReduceScatter {
     HalvingDoubling,
     /// ⌈log₂ p⌉ rounds over distances p/2, p/4, …; see [`circulant`].
     Circulant,
-    /// Once round the ring; see [`ring`].
+    /// Once around the ring; see [`ring`].
     Ring,
-    /// From every rank to every rank; see [`pairwise`].
+    /// Every rank sends to every rank; see [`pairwise`].
     Pairwise,
 }
 
@@ -31,17 +31,17 @@ named!("reduce_scatter", ReduceScatter {
 });
 
 impl ReduceScatter {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub const fn chunks(self, world_size: usize) -> usize {
         world_size
     }
 
-    /// In which order it reduces.
+    /// Returns the order in which it reduces.
     pub const fn order(self, world_size: usize) -> Order {
         match self {
             Self::HalvingDoubling | Self::Pairwise => Order::Canonical,
@@ -51,7 +51,7 @@ impl ReduceScatter {
         }
     }
 
-    /// What it costs in a world that it supports.
+    /// Returns the cost in a supported world.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -65,14 +65,15 @@ impl ReduceScatter {
         Cost::alike(world_size, rounds, peers, peers)
     }
 
-    /// Whether ranks send only what they had to begin with, and no sums: then
-    /// [`Step::from_input`](crate::Step::from_input) can send it from memory that stays as it is, and the buffer need hold
-    /// no more than the rank's own chunk. Circulant among three ranks does so too, which is not told.
+    /// Returns `true` if ranks send only their own data and no sums. Then
+    /// [`Step::from_input`](crate::Step::from_input) can send it from memory that does not change, and the buffer
+    /// only needs to hold the rank's own chunk. Circulant among three ranks also has this property, but the result
+    /// is `false` for it.
     pub const fn sends_no_sums(self, world_size: usize) -> bool {
         matches!(self, Self::Pairwise) || world_size <= 2
     }
 
-    /// The schedule of a rank, if the world is supported.
+    /// Returns the schedule of a rank, if the world is supported.
     pub fn schedule(self, rank: Rank) -> Option<Schedule> {
         match self {
             Self::HalvingDoubling => Some(halving_doubling::reduce_scatter(rank)),
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
     use crate::{ChunkLocation, Step};
 
-    /// Whether no rank sends a chunk that it has received something into.
+    /// Returns `true` if no rank sends a chunk that it has received into.
     fn no_sums_are_sent(algorithm: ReduceScatter, world_size: usize) -> bool {
         (0..world_size).filter_map(|index| Rank::new(index, world_size)).all(|rank| {
             let mut sums = Vec::new();

@@ -6,7 +6,7 @@ use super::named;
 use crate::scan::{self, Extent};
 use crate::{Cost, Order, Schedule};
 
-/// How a scan can be done: rank `r` ends with the sum of the buffers of the ranks up to it, with its own or without;
+/// An algorithm of scan. Rank `r` ends with the sum of the buffers of the ranks up to it, with its own or without;
 /// see [`Extent`].
 #[doc(alias = "MPI_Scan")]
 #[doc(alias = "MPI_Exscan")]
@@ -14,7 +14,7 @@ use crate::{Cost, Order, Schedule};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scan {
-    /// The sums of blocks to ranks at distance 1, 2, 4, …; see [`scan::recursive_doubling`].
+    /// Sends the sums of blocks to ranks at distance 1, 2, 4, …; see [`scan::recursive_doubling`].
     RecursiveDoubling,
 }
 
@@ -23,29 +23,30 @@ named!("scan", Scan {
 });
 
 impl Scan {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the buffer is cut.
+    /// Returns the number of chunks of the buffer.
     pub const fn chunks(self, _world_size: usize) -> usize {
         1
     }
 
-    /// In which order it reduces: canonical means T(r + 1) on rank `r`, or T(r) without its own part.
+    /// Returns the order in which it reduces. Canonical means T(r + 1) on rank `r`, or T(r) without its own
+    /// contribution.
     pub const fn order(self, _world_size: usize) -> Order {
         match self {
             Self::RecursiveDoubling => Order::Canonical,
         }
     }
 
-    /// What it costs.
+    /// Returns the cost.
     pub const fn cost(self, world_size: usize, extent: Extent) -> Cost {
         scan::cost(world_size, extent)
     }
 
-    /// The schedule of a rank.
+    /// Returns the schedule of a rank.
     pub const fn schedule(self, rank: Rank, extent: Extent) -> Schedule {
         match self {
             Self::RecursiveDoubling => scan::recursive_doubling(rank, extent),

@@ -5,17 +5,17 @@ use dist_transport::Rank;
 use super::named;
 use crate::{Chunks, Cost, Schedule, binomial, linear};
 
-/// How a scatter can be done: every other rank `r` ends with chunk `r` of the root's input, of as many chunks as there
-/// are ranks. Chunks can have any sizes.
+/// An algorithm of scatter. Every other rank `r` ends with chunk `r` of the root's input. There are as many chunks
+/// as ranks, of any sizes.
 ///
-/// A rank needs a buffer for the chunks that [`held`](Self::held) says and no others (see
-/// [`Partition::among`](crate::Partition::among)); the root has no buffer, but an input.
+/// A rank needs a buffer for the chunks that [`held`](Self::held) returns and no others (see
+/// [`Partition::among`](crate::Partition::among)). The root has an input and no buffer.
 #[doc(alias = "MPI_Scatter")]
 #[doc(alias = "ncclScatter")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scatter {
-    /// The root to every rank; see [`linear`].
+    /// The root sends to every rank; see [`linear`].
     Linear,
     /// Down a tree; see [`binomial`].
     Binomial,
@@ -27,18 +27,18 @@ named!("scatter", Scatter {
 });
 
 impl Scatter {
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         world_size > 0
     }
 
-    /// Into how many chunks the memory is cut.
+    /// Returns the number of chunks of the memory.
     pub const fn chunks(self, world_size: usize) -> usize {
         world_size
     }
 
-    /// The chunks that pass through the buffer of a rank: neighbours. A root outside the world is taken modulo its
-    /// size.
+    /// Returns the chunks that pass through the buffer of a rank; they are consecutive. A root outside the world is
+    /// taken modulo its size.
     pub fn held(self, rank: Rank, root: usize) -> Chunks {
         let root = root % rank.world_size();
         match self {
@@ -48,7 +48,7 @@ impl Scatter {
         }
     }
 
-    /// What it costs, for the root that makes most of it.
+    /// Returns the cost, for the most expensive root.
     pub const fn cost(self, world_size: usize) -> Cost {
         if world_size <= 1 {
             return Cost::NOTHING;
@@ -59,7 +59,7 @@ impl Scatter {
         }
     }
 
-    /// The schedule of a rank. A root outside the world is taken modulo its size.
+    /// Returns the schedule of a rank. A root outside the world is taken modulo its size.
     pub const fn schedule(self, rank: Rank, root: usize) -> Schedule {
         match self {
             Self::Linear => linear::scatter(rank, root),

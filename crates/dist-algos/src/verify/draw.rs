@@ -1,4 +1,4 @@
-//! Drawings of schedules: what every rank does, round by round.
+//! Drawings of schedules: the actions of every rank, round by round.
 
 use std::fmt::Write;
 
@@ -7,14 +7,15 @@ use dist_transport::Rank;
 use super::{RankProgram, Subject};
 use crate::{ChunkLocation, Chunks, OnArrival, ReceiveHalf, SendHalf, Source, Step};
 
-/// Rounds that a drawing has at most; of more, the middle is left out.
+/// Maximum number of rounds of a drawing; of more rounds, the middle is left out.
 const ROUNDS_MAX: usize = 12;
 
-/// A table with a column for each rank and a line for each round of messages.
+/// Returns a table with a column for each rank and a line for each round of messages.
 ///
-/// `→2 0-3` sends chunks 0 to 3 to rank 2, `→2 i1` chunk 1 of the input. `←2 =1` receives chunk 1 from rank 2 in the
-/// place of what was there, `←2 +1` reduces it into what is there, and `←2 s0=1` and `←2 s0+1` do so in slot 0.
-/// `s1+s0` reduces slot 0 into slot 1, `b+s0` into the buffer, and `b=s0` copies it there.
+/// - `→2 0-3` sends chunks 0 to 3 to rank 2, `→2 i1` sends chunk 1 of the input.
+/// - `←2 =1` receives chunk 1 from rank 2 and replaces the content, `←2 +1` reduces it into the content. `←2 s0=1`
+///   and `←2 s0+1` do the same in slot 0.
+/// - `s1+s0` reduces slot 0 into slot 1, `b+s0` reduces it into the buffer, and `b=s0` copies it there.
 ///
 /// ```
 /// use dist_algos::verify::{Subject, draw};
@@ -32,7 +33,7 @@ pub fn draw(subject: Subject, world_size: usize, root: usize) -> String {
     draw_programs(&subject.programs(world_size, root))
 }
 
-/// As [`draw`], of any programs, one for each rank.
+/// Draws programs, one for each rank, as [`draw`] does.
 pub fn draw_programs(programs: &[RankProgram]) -> String {
     let (rounds, world_size) = (rounds(programs), programs.len());
     let titles = (0..world_size).map(|rank| format!("rank {rank}"));
@@ -50,7 +51,7 @@ pub fn draw_programs(programs: &[RankProgram]) -> String {
     table(&lines)
 }
 
-/// Columns as wide as what is in them.
+/// Formats a table with columns as wide as their content.
 pub(crate) fn table(lines: &[(String, Vec<String>)]) -> String {
     let columns = lines.first().map_or(0, |(_, cells)| cells.len());
     let width =
@@ -69,7 +70,8 @@ pub(crate) fn table(lines: &[(String, Vec<String>)]) -> String {
     table
 }
 
-/// What happens in each round: every message passes as soon as its sender and its receiver are both at it.
+/// Returns the actions of each round. Every message passes as soon as its sender and its receiver have both reached
+/// it.
 fn rounds(programs: &[RankProgram]) -> Vec<Vec<String>> {
     let mut ranks: Vec<DrawnRank<'_>> = Rank::all(programs.len())
         .zip(programs)
@@ -106,13 +108,13 @@ fn rounds(programs: &[RankProgram]) -> Vec<Vec<String>> {
     }
 }
 
-/// One rank, and what it still has to do.
+/// One rank and its remaining steps.
 struct DrawnRank<'a> {
     rank: Rank,
     steps: std::slice::Iter<'a, Step>,
     sends: Vec<SendHalf>,
     receives: Vec<ReceiveHalf>,
-    /// What it did by itself before its first message.
+    /// The local steps before its first message.
     begun: String,
 }
 
@@ -126,7 +128,7 @@ impl<'a> DrawnRank<'a> {
         drawn
     }
 
-    /// Does what needs no message, up to the next step that does.
+    /// Does the local steps up to the next step with a message.
     fn go_on(&mut self, cell: &mut String) {
         if !self.begun.is_empty() {
             *cell = format!("{}  {cell}", std::mem::take(&mut self.begun));
@@ -176,7 +178,7 @@ fn place(place: ChunkLocation) -> String {
     }
 }
 
-/// Such as `0-2,4`.
+/// Formats chunks, for example `0-2,4`.
 fn numbers(chunks: Chunks) -> String {
     let run = |run: Chunks| match run.len() {
         1 => run.first().to_string(),

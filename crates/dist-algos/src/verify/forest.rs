@@ -1,4 +1,4 @@
-//! Sums as trees, each tree kept once: two sums are the same if their numbers are.
+//! Sums as trees. Each tree is stored once, so two sums are equal if their numbers are equal.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,20 +13,20 @@ pub(super) struct SumId(usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum SumNode {
-    /// What one rank brought.
+    /// The data of one rank.
     Leaf(Piece),
-    /// Two sums added, the one with the lower number first: operands may swap sides.
+    /// The sum of two trees, the one with the lower number first, because operands may swap sides.
     Sum(SumId, SumId),
-    /// A sum after its owner has finished it; it must not be added to any more.
+    /// A sum that its owner has finished. Nothing may be added to it.
     Finished(SumId),
 }
 
-/// All trees that have come up, and who contributed to each.
+/// All trees that have occurred, and the contributors of each.
 pub(super) struct Forest {
     nodes: Vec<SumNode>,
     numbers: HashMap<SumNode, SumId, BuildHasherDefault<Mix>>,
     contributors: Vec<RankSet>,
-    /// Those T(n) that were asked for, by their first rank and how many there are.
+    /// The requested trees T(n), by their first rank and their number of ranks.
     canonical: HashMap<(usize, usize), SumId, BuildHasherDefault<Mix>>,
     world_size: usize,
 }
@@ -47,7 +47,7 @@ impl Forest {
         self.number(SumNode::Leaf(piece), |_| RankSet::one(piece.rank, world_size))
     }
 
-    /// The sum of two trees, or else a rank that contributed to both.
+    /// Returns the sum of two trees, or a rank that contributed to both.
     pub(super) fn sum(&mut self, left: SumId, right: SumId) -> Result<SumId, usize> {
         if let Some(rank) = self.contributors[left.0].shared(&self.contributors[right.0]) {
             return Err(rank);
@@ -60,7 +60,7 @@ impl Forest {
         self.number(SumNode::Finished(tree), |contributors| contributors[tree.0].clone())
     }
 
-    /// The sum inside a finished tree.
+    /// Returns the sum inside a finished tree.
     pub(super) fn unfinished(&self, tree: SumId) -> Option<SumId> {
         match self.nodes[tree.0] {
             SumNode::Finished(tree) => Some(tree),
@@ -68,22 +68,22 @@ impl Forest {
         }
     }
 
-    /// Whether the tree is what a rank brought.
+    /// Returns `true` if the tree is the data of one rank.
     pub(super) fn is_leaf(&self, tree: SumId, piece: Piece) -> bool {
         self.nodes[tree.0] == SumNode::Leaf(piece)
     }
 
-    /// Whether every rank has contributed.
+    /// Returns `true` if every rank has contributed.
     pub(super) fn is_total(&self, tree: SumId) -> bool {
         self.is_sum_of(tree, self.world_size)
     }
 
-    /// Whether just the first ranks have contributed, so many of them.
+    /// Returns `true` if exactly the first `count` ranks have contributed.
     pub(super) fn is_sum_of(&self, tree: SumId, count: usize) -> bool {
         self.contributors[tree.0].are_first(count)
     }
 
-    /// T(p) over the ranks from `start`, `count` of them and at least one.
+    /// Returns T(p) over the `count` ranks from `start` on; there is at least one.
     pub(super) fn canonical(&mut self, start: usize, count: usize) -> SumId {
         if count == 1 {
             return self.leaf(Piece { rank: start, chunk: 0 });
@@ -127,13 +127,13 @@ impl RankSet {
         Self(self.0.iter().zip(&other.0).map(|(left, right)| left | right).collect())
     }
 
-    /// The lowest rank of those below `world_size` that is not in the set.
+    /// Returns the lowest rank below `world_size` that is not in the set.
     pub(super) fn missing(&self, world_size: usize) -> Option<usize> {
         let (word, bits) = self.0.iter().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
         Some(word * 64 + bits.trailing_ones() as usize).filter(|&rank| rank < world_size)
     }
 
-    /// Whether the set is the first ranks, so many of them.
+    /// Returns `true` if the set consists of the first `count` ranks.
     fn are_first(&self, count: usize) -> bool {
         self.0.iter().enumerate().all(|(word, &bits)| match count.saturating_sub(word * 64) {
             ranks if ranks >= 64 => bits == u64::MAX,
@@ -141,7 +141,7 @@ impl RankSet {
         })
     }
 
-    /// The lowest rank in both sets.
+    /// Returns the lowest rank in both sets.
     fn shared(&self, other: &Self) -> Option<usize> {
         let words = self.0.iter().zip(&other.0).map(|(left, right)| left & right);
         let (word, bits) = words.enumerate().find(|(_, bits)| *bits != 0)?;
@@ -149,7 +149,7 @@ impl RankSet {
     }
 }
 
-/// A hash of small numbers: each is mixed in by a multiplication.
+/// A hash of small numbers; a multiplication mixes each of them in.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mix(u64);
 

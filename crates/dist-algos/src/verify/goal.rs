@@ -1,10 +1,10 @@
-//! What schedules are to achieve.
+//! The goals of schedules.
 
 use crate::cost::log2_ceil;
 use crate::scan::Extent;
 use crate::{Chunks, Source};
 
-/// What schedules are to achieve together.
+/// The result that the schedules of all ranks must achieve together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Goal {
@@ -12,30 +12,30 @@ pub enum Goal {
     AllReduce,
     /// Rank `r` has the sum of chunk `r`.
     ReduceScatter,
-    /// Every rank has every chunk, where rank `r` had chunk `r`.
+    /// Every rank has every chunk; rank `r` had chunk `r` at the start.
     AllGather,
-    /// Every rank has every chunk, where the root had all.
+    /// Every rank has every chunk; the root had all chunks at the start.
     Broadcast {
-        /// The rank that has something to begin with.
+        /// The root.
         root: usize,
     },
     /// The root has the sum of every chunk.
     Reduce {
-        /// The rank that gets the result.
+        /// The root.
         root: usize,
     },
-    /// The root has every chunk, where rank `r` had chunk `r`, in its input and in its buffer.
+    /// The root has every chunk; rank `r` had chunk `r` at the start, in its input and in its buffer.
     Gather {
-        /// The rank that gets the result.
+        /// The root.
         root: usize,
     },
     /// Every other rank `r` has chunk `r` of the root's input.
     Scatter {
-        /// The rank that has something to begin with.
+        /// The root.
         root: usize,
     },
-    /// Chunk `s` of rank `d` is what chunk `d` of the input of rank `s` was; chunk `r` of rank `r` is there to begin
-    /// with. No message is longer on one end than on the other, whatever the sizes of the chunks.
+    /// Chunk `s` of rank `d` is chunk `d` of the input of rank `s`; chunk `r` of rank `r` is there at the start.
+    /// Every message has the same length on both ends for any sizes of chunks.
     AllToAll,
     /// Chunk `j` of rank `r`, which was for rank `r + j`, is from rank `r − j`, modulo the world size.
     AllToAllTurned,
@@ -45,37 +45,37 @@ pub enum Goal {
     Barrier,
 }
 
-/// What no schedule can do better.
+/// The lower bounds for any schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LowerBound {
-    /// Messages that follow one another.
+    /// The length of the longest chain of messages.
     pub rounds: usize,
-    /// What the busiest rank sends, or receives, at least; in units of `buffer / world_size`.
+    /// The data that the busiest rank sends or receives, in units of `buffer / world_size`.
     pub moved: usize,
 }
 
-/// What one rank brought for one chunk. Where sums are compared between chunks, all are of chunk 0.
+/// The data of one rank for one chunk. If sums are compared between chunks, all data belongs to chunk 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Piece {
     pub(super) rank: usize,
     pub(super) chunk: usize,
 }
 
-/// What a rank has to have in a chunk in the end.
+/// The content that a chunk of a rank must have at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequiredContent {
     Anything,
-    /// What one rank brought.
+    /// The data of one rank.
     Piece(Piece),
-    /// The sum of so many ranks, from rank 0 on.
+    /// The sum of this many ranks, from rank 0 on.
     Sum(usize),
     /// The sum of all ranks, after its owner has finished it.
     Finished,
 }
 
 impl Goal {
-    /// The fewest rounds and bytes for this goal, which one schedule may not be able to have together. Rounds are
-    /// those of ranks that send one message at a time: where several are under way at once, there can be fewer.
+    /// Returns the fewest rounds and bytes for this goal; one schedule may not be able to achieve both. Rounds
+    /// assume that ranks send one message at a time: with several messages in flight at once, there can be fewer.
     pub const fn lower_bound(self, world_size: usize) -> LowerBound {
         let peers = world_size.saturating_sub(1);
         let moved = match self {
@@ -88,17 +88,17 @@ impl Goal {
         LowerBound { rounds: log2_ceil(world_size), moved }
     }
 
-    /// Whether anything is reduced, so that it matters in which order.
+    /// Returns `true` if data is reduced, so that the order matters.
     pub(super) const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce { .. } | Self::Scan(_))
     }
 
-    /// Whether there is an input.
+    /// Returns `true` if there is an input.
     pub(super) const fn has_input(self) -> bool {
         matches!(self, Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll)
     }
 
-    /// What a rank has in a chunk of its buffer to begin with.
+    /// Returns the data in a chunk of a rank's buffer at the start.
     pub(super) fn begins(self, world_size: usize, rank: usize, chunk: usize) -> Option<Piece> {
         let own = Piece { rank, chunk };
         match self {
@@ -110,7 +110,7 @@ impl Goal {
         }
     }
 
-    /// What a rank has in a chunk of its input.
+    /// Returns the data in a chunk of a rank's input.
     pub(super) fn input(self, rank: usize, chunk: usize) -> Option<Piece> {
         let own = Piece { rank, chunk };
         match self {
@@ -139,8 +139,9 @@ impl Goal {
         }
     }
 
-    /// Whether a message is what its receiver expects, and as long. Of an input of an all_to_all, chunk `d` of rank
-    /// `s` is as long as chunk `s` of the buffer of rank `d`; otherwise chunks of the same number are equally long.
+    /// Returns `true` if a message is what its receiver expects and has the same length. Chunk `d` of the input of
+    /// rank `s` in an all_to_all is as long as chunk `s` of the buffer of rank `d`. Otherwise chunks with the same
+    /// number have the same length.
     pub(super) fn agree(
         self,
         sender: usize,

@@ -1,7 +1,7 @@
-//! The symbolic machine: all ranks at once, over channels that hold nothing.
+//! The symbolic machine executes all ranks at once, over channels without buffers.
 //!
-//! A message passes when its sender and its receiver are both at it. No rank ever chooses between peers, so the
-//! order in which the machine takes up possible messages changes nothing, and what it proves holds for
+//! A message passes when its sender and its receiver have both reached it. No rank ever chooses between peers, so
+//! the order in which the machine executes possible messages does not matter. The proof therefore holds for
 //! transports with any amount of buffering (Siegel and Avrunin, "Modeling wildcard-free MPI programs", 2005).
 
 use dist_transport::Rank;
@@ -20,57 +20,57 @@ pub(super) struct Machine {
     parts: ChunkCounts,
 }
 
-/// One rank.
+/// The state of one rank.
 #[derive(Clone)]
 pub(super) struct SymbolicRank {
     rank: Rank,
-    /// What each chunk of the buffer holds.
+    /// The content of each chunk of the buffer.
     pub(super) buffer: Vec<Option<SumId>>,
-    /// What each chunk of the input holds.
+    /// The content of each chunk of the input.
     input: Vec<Option<SumId>>,
-    /// What each slot holds.
+    /// The content of each slot.
     pub(super) slots: Vec<Option<SlotContent>>,
-    /// Who is known to have begun.
+    /// The ranks that are known to have begun.
     pub(super) heard: RankSet,
-    /// When the steps so far were done.
+    /// The time at which the steps so far were done.
     pub(super) clock: PathLength,
-    /// What had to arrive, one after the other, for it to come so far.
+    /// The longest chain of messages that had to arrive before.
     pub(super) depth: PathLength,
     pub(super) report: RankReport,
     next: usize,
     exchange: Option<OpenExchange>,
 }
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotContent {
     chunk: usize,
     sum: SumId,
-    /// Something came of it.
+    /// `true` if the content was used.
     pub(super) is_used: bool,
 }
 
-/// Two measures of time: messages, and chunks.
+/// Two measures of time: messages and chunks.
 #[derive(Clone, Copy, Default)]
 pub(super) struct PathLength {
     pub(super) rounds: usize,
     pub(super) path: usize,
 }
 
-/// An exchange of which at least one half is still to be done.
+/// An exchange of which at least one half is not done yet.
 #[derive(Clone)]
 struct OpenExchange {
     step: usize,
     sends: SmallVec<[SentMessage; 1]>,
     receives: SmallVec<[ReceiveHalf; 1]>,
     in_place: bool,
-    /// Chunks that leave in this step, which share the way out.
+    /// The number of chunks that leave in this step and share the outgoing link.
     leaving: usize,
     ends: PathLength,
     depth: PathLength,
 }
 
-/// What is on its way: the content as it was when the step began.
+/// A message in flight, with the content that it had when the step began.
 #[derive(Clone)]
 struct SentMessage {
     to: usize,
@@ -118,7 +118,7 @@ impl Machine {
         Self { forest, ranks, goal, parts }
     }
 
-    /// Does the steps of these programs from where the ranks are, as far as they can go on.
+    /// Executes the steps of these programs from the current state, as far as possible.
     pub(super) fn run(&mut self, programs: &[RankProgram]) -> Result<()> {
         let mut ready: Vec<usize> = (0..self.ranks.len()).rev().collect();
         for (rank, program) in programs.iter().enumerate() {
@@ -143,8 +143,8 @@ impl Machine {
         Ok(())
     }
 
-    /// The halves, of the one's exchange and of the other's, between which a message can pass now. An exchange in
-    /// place goes on in lockstep, so its peer has to be in one too.
+    /// Returns the halves of two exchanges between which a message can pass now. An exchange in place runs in
+    /// lockstep, so the peer must be in one too.
     fn meet(&self, sender: usize, receiver: usize) -> Option<(usize, usize)> {
         let (ours, theirs) = (self.ranks[sender].exchange.as_ref()?, self.ranks[receiver].exchange.as_ref()?);
         let send = ours.sends.iter().position(|send| send.to == receiver)?;
@@ -152,7 +152,7 @@ impl Machine {
         (ours.in_place == theirs.in_place).then_some((send, receive))
     }
 
-    /// Brings a message from the one to the other.
+    /// Passes a message from the sender to the receiver.
     fn pass(&mut self, sender: usize, receiver: usize, halves: (usize, usize)) -> Result<()> {
         const MET: &str = "the two have met in an exchange";
         let left = self.ranks[sender].depth;
@@ -187,7 +187,7 @@ impl Machine {
         Ok(())
     }
 
-    /// If all of the rank's exchange is done, goes on with its next steps.
+    /// Continues with the rank's next steps if its exchange is done.
     fn complete(&mut self, rank: usize, program: &RankProgram) -> Result<bool> {
         let state = &mut self.ranks[rank];
         match &state.exchange {
@@ -201,7 +201,7 @@ impl Machine {
         Ok(true)
     }
 
-    /// Does the rank's next steps up to one that has to wait for a peer.
+    /// Executes the rank's next steps up to one that has to wait for a peer.
     fn advance(&mut self, rank: usize, program: &RankProgram) -> Result<()> {
         let state = &mut self.ranks[rank];
         while state.exchange.is_none() {
@@ -222,7 +222,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether all ranks have come to their ends.
+    /// Checks that all ranks have reached their ends.
     pub(super) fn deadlock(&self) -> Result<()> {
         let mut waiting = self.ranks.iter().filter_map(|state| Some((state, state.exchange.as_ref()?)));
         let Some((state, exchange)) = waiting.next() else { return Ok(()) };
@@ -240,7 +240,7 @@ impl Machine {
 }
 
 impl SymbolicRank {
-    /// Takes up an exchange.
+    /// Begins an exchange.
     fn begin(&mut self, step: Step) -> Result<()> {
         let (sends, receives) = step.halves(self.rank);
         let message = |send: &SendHalf| {
@@ -267,7 +267,7 @@ impl SymbolicRank {
         held.ok_or(Error::Unwritten { rank: self.rank.index(), step: self.next, chunk })
     }
 
-    /// Puts what has arrived where it belongs.
+    /// Stores the data that has arrived.
     fn write(
         &mut self,
         forest: &mut Forest,
@@ -315,7 +315,7 @@ impl SymbolicRank {
         self.report.slots = self.report.slots.max(slot + 1);
     }
 
-    /// What a place holds for a chunk.
+    /// Returns the content of a location for a chunk.
     fn content(&self, place: ChunkLocation, chunk: usize) -> Option<SumId> {
         match place {
             ChunkLocation::Buffer => self.buffer[chunk],

@@ -1,10 +1,10 @@
-//! The verifier: proves schedules correct by executing those of all ranks on symbols instead of bytes.
+//! The verifier proves schedules by executing the schedules of all ranks on symbols instead of bytes.
 //!
-//! A chunk's content is the tree of what was added, in which order. For one world size the verifier proves that
-//! every contribution arrives exactly once, nothing is read before it is written or lost before it is used,
-//! sends match receives, and no rank waits for ever, even if no message is ever buffered. It counts messages,
-//! chunks and rounds, and finds the class of orders that the reduction is in. What an algorithm says about
-//! itself (order, cost) is compared with what was found.
+//! The content of a chunk is the tree of the additions that produced it. For one world size the verifier proves
+//! several properties. Every contribution arrives exactly once. No data is read before it is written or lost before
+//! it is used. Sends match receives, and no rank waits for ever, even without any buffering. It also counts
+//! messages, chunks and rounds, and finds the class of the reduction order. The order and the cost that an
+//! algorithm declares are compared with the results.
 //!
 //! ```
 //! use dist_algos::verify::Subject;
@@ -42,36 +42,36 @@ pub use report::Report;
 pub use subject::{Proof, Subject};
 pub use two_level::{two_level, two_level_programs};
 
-/// What one rank does.
+/// The steps of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankProgram {
-    /// Its steps, one after the other.
+    /// The steps in order.
     pub steps: Vec<Step>,
-    /// Where it finishes the sums that it owns, for [`Goal::AllReduce`].
+    /// The point at which it finishes the sums that it owns, for [`Goal::AllReduce`].
     pub finish: Option<Finish>,
 }
 
-/// Where sums are finished, as by the division of a mean: what was finished must not be added to any more, and
-/// only what was finished counts as a result.
+/// The point at which sums are finished, for example by the division of a mean. Nothing may be added to a finished
+/// sum, and only finished sums count as results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Finish {
-    /// After how many steps.
+    /// The number of steps before it.
     pub after: usize,
     /// The chunks whose sums are complete there.
     pub owned: Chunks,
 }
 
-/// Proves that these programs, one for each rank, reach the goal on memory cut into `chunks`.
+/// Proves that these programs, one for each rank, reach the goal on memory of `chunks` chunks.
 ///
 /// # Errors
-/// The first thing found to be wrong, with the rank and the step.
+/// The first error that is found, with the rank and the step.
 pub fn check(goal: Goal, chunks: usize, programs: &[RankProgram]) -> Result<Report> {
     let mut machine = Machine::new(goal, chunks, programs.len());
     machine.run(programs)?;
     conclude(&mut machine, chunks)
 }
 
-/// Proves programs for several roots, each made for one root. What all ranks do before the root matters is done once.
+/// Proves programs for several roots. Steps that do not depend on the root are executed once.
 ///
 /// # Errors
 /// As for [`check`].
@@ -102,7 +102,7 @@ fn check_roots(
 }
 
 impl RankProgram {
-    /// The steps that both begin with; nothing if sums are finished.
+    /// Returns the steps that both begin with; none if sums are finished.
     fn common(&self, other: &Self) -> Self {
         let same = self.steps.iter().zip(&other.steps).take_while(|(step, other)| step == other).count();
         let same = if self.finish.or(other.finish).is_some() { 0 } else { same };
@@ -110,7 +110,7 @@ impl RankProgram {
     }
 }
 
-/// Whether all ranks have come to their ends, and to the goal.
+/// Checks that all ranks have reached their ends and the goal.
 fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
     machine.deadlock()?;
     let (goal, world_size) = (machine.goal, machine.ranks.len());
@@ -142,7 +142,7 @@ fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
     })
 }
 
-/// Checks what every chunk ends as, and finds the class of the order in which they were reduced.
+/// Checks the final content of every chunk and finds the class of the reduction order.
 fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Order>> {
     let Machine { forest, ranks, .. } = machine;
     let mut sums = ResultSums::new(ranks.len(), chunks);
@@ -164,7 +164,7 @@ fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Or
     Ok((goal.reduces() && !ranks.is_empty()).then(|| sums.order()))
 }
 
-/// Whether a chunk that holds this ends as it should.
+/// Returns `true` if a chunk with this content ends as required.
 fn is_result(end: RequiredContent, tree: SumId, forest: &Forest) -> bool {
     match end {
         RequiredContent::Anything => true,
@@ -174,11 +174,11 @@ fn is_result(end: RequiredContent, tree: SumId, forest: &Forest) -> bool {
     }
 }
 
-/// The sums that are results, and what their trees have in common.
+/// The sums that are results, and the common properties of their trees.
 struct ResultSums {
-    /// T(n), for every n that has come up.
+    /// T(n), for every n that has occurred.
     canonical: Vec<Option<SumId>>,
-    /// How many ranks the last sum of each chunk is of, and its tree.
+    /// The number of ranks in the last sum of each chunk, and its tree.
     found: Vec<Option<(usize, SumId)>>,
     last: Option<SumId>,
     are_canonical: bool,
@@ -191,7 +191,7 @@ impl ResultSums {
         Self { canonical, found, last: None, are_canonical: true, are_one: true }
     }
 
-    /// One more result, of so many ranks.
+    /// Adds a result that is the sum of this many ranks.
     fn add(
         &mut self,
         forest: &mut Forest,
@@ -211,7 +211,7 @@ impl ResultSums {
         Ok(())
     }
 
-    /// The strictest class that all are in.
+    /// Returns the strictest class that all results are in.
     fn order(&self) -> Order {
         match (self.are_canonical, self.are_one) {
             (true, _) => Order::Canonical,

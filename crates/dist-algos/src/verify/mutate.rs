@@ -1,4 +1,4 @@
-//! Wrong schedules, made of right ones by one change each: what the verifier has to reject.
+//! Wrong schedules, made from correct ones by one change each. The verifier has to reject them.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use dist_transport::Rank;
 use super::{RankProgram, Report, Subject};
 use crate::{ChunkLocation, Chunks, OnArrival, Result, Source, Step};
 
-/// How a step is changed, or its place among the others.
+/// A change of a step or of its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mutation {
@@ -15,26 +15,26 @@ pub enum Mutation {
     SendToAnother,
     /// The message is expected from the next rank.
     ReceiveFromAnother,
-    /// The message is made of other chunks.
+    /// The message consists of other chunks.
     SendAnotherChunk,
     /// Other chunks are expected, copied or combined.
     ReceiveAnotherChunk,
-    /// The message is made of the input instead of the buffer, or the other way round.
+    /// The message consists of the input instead of the buffer, or the reverse.
     SendAnotherMemory,
-    /// What arrives replaces what it should be reduced into, or the other way round.
+    /// The arriving data replaces the content instead of being reduced into it, or the reverse.
     ReplaceForReduce,
-    /// A slot is taken for the one before.
+    /// The step uses the slot before.
     AnotherSlot,
     /// The step is left out.
     Missing,
-    /// The step and the next are in the wrong order.
+    /// The step and the next one are swapped.
     SwappedWithNext,
-    /// The step is done twice.
+    /// The step is executed twice.
     Doubled,
 }
 
 impl Mutation {
-    /// Every mutation.
+    /// All mutations.
     pub const ALL: [Self; 10] = [
         Self::SendToAnother,
         Self::ReceiveFromAnother,
@@ -52,11 +52,11 @@ impl Mutation {
 /// A change of one step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mutant {
-    /// What is changed.
+    /// The mutation.
     pub mutation: Mutation,
     /// The rank.
     pub rank: usize,
-    /// Its step.
+    /// The index of the step.
     pub step: usize,
 }
 
@@ -66,12 +66,12 @@ impl fmt::Display for Mutant {
     }
 }
 
-/// How many mutants there were, and those that were taken for the original.
+/// The number of mutants and those that were not rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Score<M = Mutant> {
-    /// How many there were.
+    /// The number of mutants.
     pub mutants: usize,
-    /// Those that passed.
+    /// The mutants that were proven.
     pub survivors: Vec<M>,
 }
 
@@ -82,7 +82,7 @@ impl<M> Default for Score<M> {
 }
 
 impl<M> Score<M> {
-    /// How many were rejected.
+    /// Returns the number of rejected mutants.
     pub const fn rejected(&self) -> usize {
         self.mutants - self.survivors.len()
     }
@@ -92,14 +92,14 @@ impl Score {
     /// Tries every mutant of an algorithm's schedules.
     ///
     /// # Errors
-    /// If they are not proven.
+    /// If the schedules are not proven.
     fn of_subject(subject: Subject, world_size: usize, root: usize) -> Result<Self> {
         let programs = subject.programs(world_size, root);
         Self::of(subject.chunks(world_size), &programs, |programs| subject.prove_programs(programs, root))
     }
 
-    /// Tries every mutant of every algorithm in worlds of these sizes, with the first and the last root. An original
-    /// that is not proven counts nothing: what is wrong with it is to be found by other means.
+    /// Tries every mutant of every algorithm in worlds of these sizes, with the first and the last root. An
+    /// original that is not proven is left out, because other checks report it.
     pub fn of_all(
         world_sizes: impl IntoIterator<Item = usize>,
     ) -> impl Iterator<Item = (Subject, usize, Self)> {
@@ -115,8 +115,8 @@ impl Score {
         world_sizes.into_iter().flat_map(of_world)
     }
 
-    /// Tries every mutant of right programs on memory cut into `chunks`. One passes if it is `proven` and costs what
-    /// the original costs.
+    /// Tries every mutant of correct programs on memory of `chunks` chunks. A mutant survives if it is `proven` and
+    /// has the cost of the original.
     ///
     /// # Errors
     /// If the original is not proven.
@@ -152,8 +152,7 @@ impl Report {
     }
 }
 
-/// The program with one step changed, if the mutation says anything about that step. A copy that is done twice is no
-/// change.
+/// Returns the program with one step changed, if the mutation applies to that step. Copying twice is no change.
 fn changed(
     program: &RankProgram,
     index: usize,

@@ -1,32 +1,32 @@
-//! What the verifier counted.
+//! The counts of the verifier.
 
 use dist_transport::Traffic;
 
 use crate::{Chunks, Cost, Messages, Order, Partition, Source};
 
-/// What correct schedules do, counted exactly.
+/// The exact counts of correct schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Messages that follow one another when every message takes as long as every other.
+    /// The length of the longest chain of messages, if every message takes the same time.
     pub rounds: usize,
-    /// Chunks that follow one another when a message takes as long as it has chunks.
+    /// The length of the longest chain in chunks, if the time of a message is its number of chunks.
     pub path: usize,
-    /// Messages that follow one another because each had to arrive before the next could leave, and chunks of those.
+    /// The longest chain of messages in which each must arrive before the next can leave, and their chunks.
     pub depth: Messages,
-    /// Steps of the rank that has most of them, combinations included.
+    /// The maximum number of steps of a rank, including combinations.
     pub steps_max: usize,
-    /// Slots of the rank that uses most of them.
+    /// The maximum number of slots of a rank.
     pub slots_max: usize,
-    /// Other ranks that the busiest rank talks to: how many connections it needs.
+    /// The maximum number of peers of a rank, which is the number of connections that it needs.
     pub peers_max: usize,
-    /// The strictest class of orders that the reduction is in; none if nothing is reduced.
+    /// The strictest class of the reduction order; `None` if nothing is reduced.
     pub order: Option<Order>,
-    /// Of each rank.
+    /// The counts of each rank.
     pub(super) ranks: Vec<RankReport>,
 }
 
-/// What one rank did.
+/// The counts of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RankReport {
     pub(super) sent: Vec<(Source, Chunks)>,
@@ -38,27 +38,27 @@ pub(super) struct RankReport {
 }
 
 impl Report {
-    /// How many chunks a rank sends.
+    /// Returns the number of chunks that a rank sends.
     fn chunks_sent(&self, rank: usize) -> usize {
         self.ranks[rank].sent.iter().map(|(_, chunks)| chunks.len()).sum()
     }
 
-    /// How many chunks the rank sends that sends most.
+    /// Returns the maximum number of chunks that a rank sends.
     pub fn chunks_sent_max(&self) -> usize {
         (0..self.ranks.len()).map(|rank| self.chunks_sent(rank)).max().unwrap_or(0)
     }
 
-    /// How many messages all ranks send together.
+    /// Returns the number of messages of all ranks together.
     pub fn messages(&self) -> usize {
         self.ranks.iter().map(|rank| rank.sent.len()).sum()
     }
 
-    /// How often a rank reduces a chunk.
+    /// Returns how many times a rank reduces a chunk.
     pub fn reductions(&self, rank: usize) -> usize {
         self.ranks[rank].reductions
     }
 
-    /// What it costs.
+    /// Returns the cost.
     pub(super) fn cost(&self) -> Cost {
         let chunks = (0..self.ranks.len()).map(|rank| self.chunks_sent(rank)).sum();
         let reductions = self.ranks.iter().map(|rank| rank.reductions);
@@ -73,7 +73,7 @@ impl Report {
         }
     }
 
-    /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
+    /// Returns the traffic that a transport counts on a rank with these partitions of its buffer and its input.
     pub fn traffic(&self, rank: usize, partition: &Partition<'_>, input: Option<&Partition<'_>>) -> Traffic {
         let RankReport { sent, received, .. } = &self.ranks[rank];
         let bytes = |partition: Option<&Partition<'_>>, chunks| {

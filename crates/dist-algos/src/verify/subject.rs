@@ -1,4 +1,4 @@
-//! Algorithms of all operations, as the verifier sees them.
+//! The algorithms of all operations, as subjects of the verifier.
 
 use dist_transport::Rank;
 
@@ -25,47 +25,47 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Subject {
-    /// Of all_reduce.
+    /// An algorithm of all_reduce.
     AllReduce(AllReduce),
-    /// Of reduce_scatter.
+    /// An algorithm of reduce_scatter.
     ReduceScatter(ReduceScatter),
-    /// Of all_gather.
+    /// An algorithm of all_gather.
     AllGather(AllGather),
-    /// Of broadcast.
+    /// An algorithm of broadcast.
     Broadcast(Broadcast),
-    /// Of reduce.
+    /// An algorithm of reduce.
     Reduce(Reduce),
-    /// Of gather.
+    /// An algorithm of gather.
     Gather(Gather),
-    /// Of scatter.
+    /// An algorithm of scatter.
     Scatter(Scatter),
-    /// Of all_to_all.
+    /// An algorithm of all_to_all.
     AllToAll(AllToAll),
-    /// Of scan, inclusive or exclusive.
+    /// An algorithm of scan, inclusive or exclusive.
     Scan(Scan, Extent),
-    /// Of barrier.
+    /// An algorithm of barrier.
     Barrier(Barrier),
 }
 
-/// What was found of an algorithm in a world, with the root that makes most of it.
+/// The proven properties of an algorithm in a world, for the most expensive root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Proof {
-    /// What it costs.
+    /// The cost.
     pub cost: Cost,
-    /// In which order it reduces, if it does.
+    /// The order in which it reduces, if it does.
     pub order: Option<Order>,
 }
 
 impl Proof {
-    /// One more root.
+    /// Adds the report of another root.
     fn add(&mut self, report: &Report) {
         self.cost = self.cost.at_least(report.cost());
         self.order = report.order;
     }
 }
 
-/// The same expression for the algorithm of any operation.
+/// Evaluates an expression for the algorithm of any operation.
 macro_rules! each {
     ($subject:expr, $algorithm:ident => $value:expr) => {
         match $subject {
@@ -92,7 +92,7 @@ const fn is_rooted<A: Choice>(_: A) -> bool {
 }
 
 impl Subject {
-    /// Every algorithm of every operation.
+    /// Returns all algorithms of all operations.
     pub fn all() -> impl Iterator<Item = Self> + Clone {
         fn of<A: Choice>(subject: fn(A) -> Subject) -> impl Iterator<Item = Subject> + Clone {
             A::ALL.iter().copied().map(subject)
@@ -110,7 +110,7 @@ impl Subject {
             .chain(of(Self::Barrier))
     }
 
-    /// The name of the operation.
+    /// Returns the name of the operation.
     pub fn operation(self) -> &'static str {
         match self {
             Self::Scan(_, Extent::Exclusive) => "exclusive_scan",
@@ -118,32 +118,32 @@ impl Subject {
         }
     }
 
-    /// The name of the algorithm.
+    /// Returns the name of the algorithm.
     pub const fn algorithm(self) -> &'static str {
         each!(self, algorithm => algorithm.name())
     }
 
-    /// Whether there is a schedule for a world of this size.
+    /// Returns `true` if there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
         each!(self, algorithm => algorithm.supports(world_size))
     }
 
-    /// The roots to choose from: every rank, or just one number if the operation has no root.
+    /// Returns the possible roots: every rank, or one number if the operation has no root.
     pub fn roots(self, world_size: usize) -> std::ops::Range<usize> {
         if each!(self, algorithm => is_rooted(algorithm)) { 0..world_size } else { 0..1 }
     }
 
-    /// Into how many chunks the memory is cut; one that is empty for a barrier.
+    /// Returns the number of chunks of the memory; a barrier has one empty chunk.
     pub const fn chunks(self, world_size: usize) -> usize {
         each!(self, algorithm => algorithm.chunks(world_size))
     }
 
-    /// In which order it reduces, if it does.
+    /// Returns the order in which it reduces, if it does.
     pub fn order(self, world_size: usize) -> Option<Order> {
         each!(self, algorithm => Choice::order(algorithm, world_size))
     }
 
-    /// What it costs in a world that it supports.
+    /// Returns the cost in a supported world.
     pub fn cost(self, world_size: usize) -> Cost {
         match self {
             Self::Scan(algorithm, extent) => algorithm.cost(world_size, extent),
@@ -151,7 +151,7 @@ impl Subject {
         }
     }
 
-    /// The name of the algorithm of its operation that [`Choice::suggest`] gives.
+    /// Returns the name of the algorithm that [`Choice::suggest`] returns for the operation.
     pub fn suggested(self, world_size: usize, bytes: usize, order: Order, model: &CostModel) -> &'static str {
         fn of<A: Choice>(_: A, (world_size, bytes): (usize, usize), order: Order, model: &CostModel) -> A {
             A::suggest(world_size, bytes, order, model)
@@ -159,7 +159,7 @@ impl Subject {
         each!(self, algorithm => of(algorithm, (world_size, bytes), order, model).name())
     }
 
-    /// What it is to achieve.
+    /// Returns the goal.
     pub const fn goal(self, root: usize) -> Goal {
         match self {
             Self::AllReduce(_) => Goal::AllReduce,
@@ -178,7 +178,7 @@ impl Subject {
         }
     }
 
-    /// What a rank does; nothing in a world that is not supported.
+    /// Returns the steps of a rank; none if the world is not supported.
     pub fn program(self, rank: Rank, root: usize) -> RankProgram {
         let steps: Vec<Step> = match self {
             Self::Scan(algorithm, extent) => algorithm.schedule(rank, extent).collect(),
@@ -194,15 +194,15 @@ impl Subject {
         RankProgram { steps, finish }
     }
 
-    /// What every rank does.
+    /// Returns the steps of every rank.
     pub fn programs(self, world_size: usize, root: usize) -> Vec<RankProgram> {
         Rank::all(world_size).map(|rank| self.program(rank, root)).collect()
     }
 
-    /// Proves the schedules for a world of this size and one root, which says nothing if the operation has none.
+    /// Proves the schedules for a world of this size and one root. The root is ignored if the operation has none.
     ///
     /// # Errors
-    /// As for [`check`], or if the algorithm is not what it says about itself.
+    /// As for [`check`], or if the algorithm does not have the properties that it declares.
     pub fn prove(self, world_size: usize, root: usize) -> Result<Report> {
         self.check_exists(world_size, root)?;
         self.prove_programs(&self.programs(world_size, root), root)
@@ -223,7 +223,7 @@ impl Subject {
     /// Proves the schedules for a world of this size and every root.
     ///
     /// # Errors
-    /// As for [`prove`](Subject::prove), or if no root costs what the algorithm says.
+    /// As for [`prove`](Subject::prove), or if no root has the declared cost.
     pub fn prove_world(self, world_size: usize) -> Result<Proof> {
         self.check_exists(world_size, 0)?;
         let mut proof = Proof { cost: Cost::NOTHING, order: None };
@@ -236,7 +236,7 @@ impl Subject {
                 Ok(())
             })?;
         } else {
-            // In which order sums are added depends on the root; all else only turns with it.
+            // The order of additions depends on the root; everything else is only rotated with the root.
             let first = self.programs(world_size, 0);
             proof.add(&self.prove_programs(&first, 0)?);
             for root in self.roots(world_size).skip(1) {
@@ -258,7 +258,7 @@ impl Subject {
         Err(Error::Unsupported { operation, algorithm, world_size })
     }
 
-    /// Whether no rank touches chunks that it needs no memory for.
+    /// Checks that no rank uses chunks that it needs no memory for.
     fn check_held(self, programs: &[RankProgram], root: usize) -> Result<()> {
         let held: &dyn Fn(Rank) -> Chunks = match self {
             Self::Gather(algorithm) => &move |rank| algorithm.held(rank, root),
@@ -278,7 +278,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Compares what an algorithm says about itself with what was found. For some roots it is less than is said.
+    /// Compares the declared properties of an algorithm with the proven ones. For some roots they are better.
     fn check_claims(self, world_size: usize, report: &Report) -> Result<()> {
         let has_root = self.roots(2).len() > 1;
         let holds = |found, claimed| found == claimed || has_root && found < claimed;
@@ -289,7 +289,7 @@ impl Subject {
         }
     }
 
-    /// Compares what an algorithm says that it costs with what was found.
+    /// Compares the declared cost of an algorithm with the proven one.
     pub(super) fn check_cost(
         self,
         world_size: usize,

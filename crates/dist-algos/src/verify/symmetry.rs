@@ -1,9 +1,9 @@
-//! Proofs of large worlds by symmetry: where every rank does what rank 0 does, with all numbers turned round the
-//! circle of ranks, one rank is enough.
+//! Proofs of large worlds by symmetry. If every rank does what rank 0 does, with all numbers rotated in the ring of
+//! ranks, it is enough to follow one rank.
 //!
-//! What rank `r` sends in a step is then what rank 0 sends in it, turned by `r`; so what rank 0 receives can be worked
-//! out from what rank 0 holds. In every step all ranks exchange over the same distances, so every message meets its
-//! receiver, and nobody waits. In which order sums are added is not looked at.
+//! In a step, rank `r` sends what rank 0 sends, rotated by `r`. So the data that rank 0 receives follows from the
+//! data that rank 0 holds. In every step all ranks exchange over the same distances, so every message has a
+//! receiver, and no rank waits. The order of additions is not checked.
 
 use std::ops::Range;
 
@@ -16,16 +16,16 @@ use crate::{
     ChunkLocation, Chunks, Cost, Error, Messages, OnArrival, ReceiveHalf, Result, SendHalf, Source, Step,
 };
 
-/// Whether the numbers of chunks turn with those of ranks.
+/// The relation between the chunk numbers of different ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkNumbering {
-    /// Chunk `c` of one rank is to it what chunk `c + 1` is to the next.
+    /// Chunk `c` of one rank corresponds to chunk `c + 1` of the next rank.
     Rotating(usize),
     /// Chunks have the same number on all ranks.
     Fixed,
 }
 
-/// Every step of every rank, as long as they are the turned ones of another's.
+/// The rotation from rank 0 to another rank.
 #[derive(Clone, Copy, Debug)]
 struct Rotation {
     by: usize,
@@ -76,7 +76,7 @@ impl Rotation {
         })
     }
 
-    /// Whether one program is another, turned.
+    /// Returns `true` if one program is the rotation of another.
     fn is_of(self, turned: &RankProgram, program: &RankProgram) -> bool {
         let finish = match (turned.finish, program.finish) {
             (Some(turned), Some(finish)) => {
@@ -90,8 +90,8 @@ impl Rotation {
     }
 }
 
-/// Whether these programs for a root are those for root 0, turned by the root: then they are right if those are, as
-/// far as it does not matter in which order sums are added.
+/// Returns `true` if these programs for a root are those for root 0, rotated by the root. Then they are correct if
+/// those are, except for the order of additions.
 pub(super) fn are_turned(
     subject: Subject,
     first: &[RankProgram],
@@ -106,11 +106,11 @@ pub(super) fn are_turned(
     })
 }
 
-/// Proves the schedules for a large world, if every rank does what rank 0 does; says what they cost. `None` if ranks
-/// do different things.
+/// Proves the schedules for a large world, if every rank does what rank 0 does, and returns their cost. Returns
+/// `None` if ranks do different things.
 ///
 /// # Errors
-/// What is wrong with what rank 0 does, or that it is not what the algorithm says about itself.
+/// The error of rank 0, or if the algorithm does not have the declared properties.
 pub fn prove(subject: Subject, world_size: usize) -> Result<Option<Cost>> {
     let Some(rank) = Rank::new(0, world_size).filter(|_| subject.supports(world_size)) else {
         return Ok(None);
@@ -144,12 +144,12 @@ pub fn prove(subject: Subject, world_size: usize) -> Result<Option<Cost>> {
     Ok(Some(one.cost))
 }
 
-/// What a chunk of rank 0 holds.
+/// The content of a chunk of rank 0.
 #[derive(Clone, Debug, PartialEq)]
 enum Content {
     Nothing,
     Piece(Piece),
-    /// The sum of these ranks, and whether its owner has finished it.
+    /// The sum of these ranks; `true` if its owner has finished it.
     Sum(CyclicRanks, bool),
 }
 
@@ -175,7 +175,7 @@ impl RepresentativeRank {
         Self { goal, world_size, numbering, buffer, heard: own(), cost: Cost::NOTHING }
     }
 
-    /// Does a step; `false` if it is not one in which every message meets its receiver.
+    /// Executes a step. Returns `false` if some message has no receiver.
     fn step(&mut self, rank: Rank, index: usize, step: Step) -> Result<bool> {
         let (sends, receives) = step.halves(rank);
         if sends.is_empty() || sends.len() != receives.len() {
@@ -195,7 +195,7 @@ impl RepresentativeRank {
                 let peer = receive.from;
                 return Err(Error::Mismatch { rank: 0, step: index, sent, peer, peer_step: index, expected });
             }
-            // Chunk c of the sender is to it what the chunk c - from is to rank 0.
+            // Chunk c of the sender corresponds to chunk c - from of rank 0.
             let contents = match send.of {
                 Source::Input => send.chunks.indices().map(|chunk| self.input(chunk, back)).collect(),
                 Source::Buffer => {
@@ -295,10 +295,10 @@ impl Content {
     }
 }
 
-/// A set of ranks in a circle, as runs of neighbours, of which there are few in sums of schedules.
+/// A set of ranks in a ring, as runs of consecutive ranks. Sums of schedules have few runs.
 #[derive(Clone, Debug, PartialEq)]
 struct CyclicRanks {
-    /// From where to where, in ascending order; no two touch.
+    /// The runs in ascending order; no two are adjacent.
     runs: SmallVec<[Range<usize>; 1]>,
     world_size: usize,
 }
@@ -337,7 +337,7 @@ impl CyclicRanks {
         self.runs = normal;
     }
 
-    /// A rank in both sets.
+    /// Returns a rank in both sets.
     fn shared(&self, other: &Self) -> Option<usize> {
         let (mut ours, mut theirs) = (self.runs.iter().peekable(), other.runs.iter().peekable());
         while let (Some(our), Some(their)) = (ours.peek(), theirs.peek()) {
@@ -354,7 +354,7 @@ impl CyclicRanks {
         None
     }
 
-    /// The lowest rank that is not in the set.
+    /// Returns the lowest rank that is not in the set.
     fn missing(&self) -> Option<usize> {
         let end = self.runs.first().filter(|run| run.start == 0).map_or(0, |run| run.end);
         (end < self.world_size).then_some(end)
@@ -419,7 +419,7 @@ mod tests {
         assert!(!is_symmetric(Subject::AllReduce(AllReduce::Binomial)));
     }
 
-    /// What is found wrong of rank 0, if all ranks do these steps, turned.
+    /// Returns the error of rank 0, if all ranks execute these steps, rotated.
     fn fault(goal: Goal, chunks: usize, world_size: usize, steps: &[Step]) -> Option<Error> {
         let rank = Rank::new(0, world_size)?;
         let mut one = RepresentativeRank::new(goal, chunks, world_size, ChunkNumbering::Rotating(chunks));

@@ -1,15 +1,15 @@
-//! Proofs of [two-level](crate::hierarchical) schedules, for given hosts.
+//! Proofs of [two-level](crate::hierarchical) schedules for given hosts.
 
 use super::{Finish, Goal, RankProgram, Report, check};
 use crate::hierarchical::{LevelCosts, TwoLevel};
 use crate::{Error, Hosts, Order, Result, Step};
 use dist_transport::Rank;
 
-/// Proves a two-level algorithm for these hosts and one root, which says nothing if the operation has none.
+/// Proves a two-level algorithm for these hosts and one root. The root is ignored if the operation has none.
 ///
 /// # Errors
-/// As for [`check`], if the hosts are not supported or have no such root, or if it costs more or has less order than is
-/// said.
+/// As for [`check`], if the hosts are not supported or have no such root, or if the cost or the order is worse than
+/// declared.
 pub fn two_level(two: TwoLevel, hosts: &Hosts, root: usize) -> Result<Report> {
     if !two.supports(hosts) || !two.roots(hosts).contains(&root) {
         let (operation, algorithm) = (two.operation(), two.name());
@@ -19,7 +19,7 @@ pub fn two_level(two: TwoLevel, hosts: &Hosts, root: usize) -> Result<Report> {
     claims(report, two.cost(hosts), two.order(hosts))
 }
 
-/// The programs of a two-level algorithm: one for each rank, or none if the hosts are not supported.
+/// Returns the programs of a two-level algorithm, one for each rank; none if the hosts are not supported.
 pub fn two_level_programs(two: TwoLevel, hosts: &Hosts, root: usize) -> Vec<RankProgram> {
     let program = |rank| {
         let steps: Vec<Step> = two.steps(rank, hosts, root)?.collect();
@@ -35,7 +35,7 @@ pub fn two_level_programs(two: TwoLevel, hosts: &Hosts, root: usize) -> Vec<Rank
     Rank::all(hosts.world_size()).filter_map(program).collect()
 }
 
-/// What it is to achieve.
+/// Returns the goal.
 const fn goal(two: TwoLevel, root: usize) -> Goal {
     match two {
         TwoLevel::AllReduce(_) => Goal::AllReduce,
@@ -47,7 +47,7 @@ const fn goal(two: TwoLevel, root: usize) -> Goal {
     }
 }
 
-/// Compares what is said about the schedules with what was found, which may be better.
+/// Compares the declared properties of the schedules with the proven ones, which may be better.
 fn claims(report: Report, LevelCosts { inside, across }: LevelCosts, order: Option<Order>) -> Result<Report> {
     let (claimed, found) = (inside.then(across), report.cost());
     let table = [
