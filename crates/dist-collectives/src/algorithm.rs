@@ -12,16 +12,16 @@ use crate::settings::Settings;
 use crate::two_level::HostLevels;
 use crate::{Direct, Operation, ReductionOrder, Result, TwoLevel};
 
-/// An algorithm of one operation, beside those of all.
+/// An algorithm of one operation that converts to and from [`Algorithm`].
 pub(crate) trait OneOf: Choice + Into<Algorithm> {
     const SERVES: Operation;
-    /// The algorithm, if it is one of this operation.
+    /// Returns the algorithm, if it belongs to this operation.
     fn of(algorithm: Algorithm) -> Option<Self>;
 }
 
 macro_rules! algorithms {
     ($($(#[$doc:meta])* $operation:ident)*) => {
-        /// An algorithm and the operation that it is for.
+        /// An algorithm together with its operation.
         ///
         /// ```
         /// use dist_collectives::{Algorithm, AllReduce, Operation};
@@ -34,14 +34,14 @@ macro_rules! algorithms {
         #[non_exhaustive]
         pub enum Algorithm {
             $($(#[$doc])* $operation($operation),)*
-            /// Of two levels: among the ranks of each host, and across hosts.
+            /// A two-level algorithm: inside each host and between hosts.
             TwoLevel(TwoLevel),
-            /// Of ranks that share memory.
+            /// An algorithm for ranks that share memory.
             Direct(Direct),
         }
 
         impl Algorithm {
-            /// The operation that this is an algorithm of.
+            /// Returns the operation.
             pub fn operation(self) -> Operation {
                 match self {
                     $(Self::$operation(_) => Operation::$operation,)*
@@ -50,7 +50,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The name, unique among the algorithms of its operation.
+            /// Returns the name, which is unique among the algorithms of the operation.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.name(),)*
@@ -59,7 +59,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Whether it serves a world of this size, whose ranks are all alike.
+            /// Returns `true` if it supports a world of this size without hosts or shared memory.
             pub fn supports(self, world_size: usize) -> bool {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.supports(world_size),)*
@@ -68,7 +68,8 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Whether it reduces in this order or a stricter one in a world whose ranks are all alike, if it reduces.
+            /// Returns `true` if it reduces in this order or a stricter one, or does not reduce. The hosts of ranks
+            /// are not considered.
             pub fn keeps(self, order: ReductionOrder, world_size: usize) -> bool {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.keeps(order.least(), world_size),)*
@@ -77,7 +78,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The algorithm with this index among those of the operation for which all ranks are alike.
+            /// Returns the algorithm with this index among the flat algorithms of the operation.
             fn flat(operation: Operation, index: usize) -> Option<Self> {
                 match operation {
                     Operation::ExclusiveScan => Self::flat(Operation::Scan, index),
@@ -86,7 +87,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// The algorithm that an operation is done with; `None` if it is done in one way.
+            /// Returns the algorithm for an operation; `None` if the operation has only one.
             pub(crate) fn chosen(
                 operation: Operation,
                 settings: &Settings,
@@ -128,47 +129,48 @@ macro_rules! algorithms {
 }
 
 algorithms! {
-    /// Of all_reduce.
+    /// An algorithm of all_reduce.
     AllReduce
-    /// Of reduce_scatter.
+    /// An algorithm of reduce_scatter.
     ReduceScatter
-    /// Of all_gather.
+    /// An algorithm of all_gather.
     AllGather
-    /// Of broadcast.
+    /// An algorithm of broadcast.
     Broadcast
-    /// Of reduce.
+    /// An algorithm of reduce.
     Reduce
-    /// Of gather.
+    /// An algorithm of gather.
     Gather
-    /// Of scatter.
+    /// An algorithm of scatter.
     Scatter
-    /// Of all_to_all.
+    /// An algorithm of all_to_all.
     AllToAll
-    /// Of scan, and of exclusive_scan.
+    /// An algorithm of scan and of exclusive_scan.
     Scan
-    /// Of barrier.
+    /// An algorithm of barrier.
     Barrier
 }
 
 impl Algorithm {
-    /// Every algorithm of an operation for which all ranks are alike; none for operations that are done in one way. Those
-    /// that know of hosts are [`TwoLevel::of`], those of ranks that share memory [`Direct::of`].
+    /// Returns all flat algorithms of an operation, which treat all ranks alike; none for operations with only one
+    /// algorithm. [`TwoLevel::of`] returns the two-level algorithms, and [`Direct::of`] those for ranks that share
+    /// memory.
     pub fn of(operation: Operation) -> impl Iterator<Item = Self> {
         (0..).map_while(move |index| Self::flat(operation, index))
     }
 
-    /// Every algorithm of an operation, whatever it needs to know.
+    /// Returns all algorithms of an operation.
     pub(crate) fn every(operation: Operation) -> impl Iterator<Item = Self> {
         let two_levels = TwoLevel::of(operation.name()).map(Self::TwoLevel);
         Self::of(operation).chain(two_levels).chain(Direct::of(operation).map(Self::Direct))
     }
 
-    /// The algorithm with this index among all of the operation.
+    /// Returns the algorithm with this index among all algorithms of the operation.
     pub(crate) fn nth(operation: Operation, index: usize) -> Option<Self> {
         Self::every(operation).nth(index)
     }
 
-    /// The algorithm's index among those of its operation.
+    /// Returns the index among the algorithms of the operation.
     pub(crate) fn index(self) -> usize {
         Self::every(self.operation())
             .position(|other| other == self)

@@ -8,7 +8,7 @@ use dist_transport::{Allocation, Lent, Owned};
 
 use crate::{Element, Error, Result};
 
-/// Elements that an operation owns while it runs, and gives back when it is waited for. A slice for all else.
+/// Elements that an operation owns while it runs and returns when it ends. Everywhere else it is a slice.
 ///
 /// ```
 /// use dist_collectives::Buffer;
@@ -18,25 +18,25 @@ use crate::{Element, Error, Result};
 /// assert_eq!(buffer.into_vec(), [3.0, 2.0]);
 /// ```
 ///
-/// Ranks of one host may write straight into each other's buffers. When such an operation fails, a rank that still runs
-/// could do so much later: unless every rank is known to be through with it, the buffer is empty afterwards, and its
-/// memory is never used again.
+/// Ranks of one host may write directly into each other's buffers. If such an operation fails, a rank that still
+/// runs could write much later. Therefore the buffer is empty after a failure, and its memory is never used again,
+/// unless every rank is known to have finished.
 pub struct Buffer<T> {
     elements: Owned<T>,
-    /// Allocated memory can be longer.
+    /// The number of elements; allocated memory can be longer.
     len: usize,
-    /// What other ranks take it for.
+    /// The kind of memory that other ranks assume.
     nominal_ownership: Ownership,
 }
 
 impl<T: Element> Buffer<T> {
-    /// The elements; without a copy unless they were [allocated](crate::Communicator::alloc).
+    /// Returns the elements, without a copy unless they were [allocated](crate::Communicator::alloc).
     pub fn into_vec(self) -> Vec<T> {
         let len = self.len;
         self.elements.into_vec().unwrap_or_else(|allocated| allocated[..len].to_vec())
     }
 
-    /// Memory for an operation's output.
+    /// Allocates memory for an operation's output.
     pub(crate) fn zeroed(len: usize) -> Result<Self> {
         let mut elements = Vec::new();
         elements.try_reserve_exact(len).map_err(|source| Error::Memory { elements: len, source })?;
@@ -44,41 +44,41 @@ impl<T: Element> Buffer<T> {
         Ok(Self::from(elements))
     }
 
-    /// The same memory for another number of elements; `None` if it is too short.
+    /// Returns the same memory for another number of elements; `None` if it is too short.
     pub(crate) fn with_len(self, len: usize) -> Option<Self> {
         (self.elements.len() >= len).then_some(Self { len, ..self })
     }
 
-    /// What stands for allocated memory where there is none to be had: other ranks, which may have some, choose what is
-    /// done by that, and so does this one.
+    /// Allocates ordinary memory in place of shared memory, if there is none left. Other ranks may have shared
+    /// memory and choose algorithms for it, so this buffer is treated as allocated too.
     pub(crate) fn standing_in(len: usize) -> Result<Self> {
         Ok(Self { nominal_ownership: Ownership::Allocated, ..Self::zeroed(len)? })
     }
 
-    /// The first elements of memory that a transport gave. `None` if it has not so many.
+    /// Uses the first elements of memory from a transport. Returns `None` if the memory is too short.
     pub(crate) fn allocated(memory: Allocation, len: usize) -> Option<Self> {
         let elements = Owned::allocated(memory)?;
         (elements.len() >= len).then_some(Self { elements, len, nominal_ownership: Ownership::Allocated })
     }
 
-    /// Whose the memory is, and of which kind.
+    /// Returns the owner and the kind of the memory.
     pub(crate) fn ownership(&self) -> Ownership {
         if self.elements.is_allocated() { Ownership::Allocated } else { Ownership::Owned }
     }
 
-    /// What it is on other ranks, if it is alike on all that have the memory for it.
+    /// Returns the kind of memory on other ranks, assuming that they had enough shared memory.
     pub(crate) const fn nominal_ownership(&self) -> Ownership {
         self.nominal_ownership
     }
 
-    /// Lends the elements, for other ranks to write into, and leaves no elements here. What is given besides is for
-    /// [`take_back`](Self::take_back).
+    /// Lends the elements to other ranks, which may write into them, and leaves this buffer empty. The first result
+    /// is for [`take_back`](Self::take_back).
     pub(crate) fn lend(&mut self) -> (LentBuffer, Lent) {
         let Self { elements, len, nominal_ownership } = std::mem::replace(self, Self::from(Vec::new()));
         (LentBuffer { len, nominal_ownership }, elements.lend_first(len))
     }
 
-    /// Makes this again what it was when it was lent, with what others have written.
+    /// Restores the buffer from before the loan, with the elements that other ranks have written.
     pub(crate) fn take_back(&mut self, LentBuffer { len, nominal_ownership }: LentBuffer, lent: Lent) {
         if let Ok(elements) = lent.into_owned() {
             *self = Self { elements, len, nominal_ownership };
@@ -86,7 +86,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-/// A buffer that is lent, but for its memory.
+/// A lent buffer without its memory.
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     len: usize,
@@ -94,7 +94,7 @@ pub(crate) struct LentBuffer {
 }
 
 impl<T: Element> Clone for Buffer<T> {
-    /// The same elements in memory of this process alone.
+    /// Copies the elements into memory of this process.
     fn clone(&self) -> Self {
         Self::from(self.to_vec())
     }

@@ -1,4 +1,4 @@
-//! What says which call a rank is in, and how it travels as a fingerprint.
+//! The description of a collective call and its encoding as a fingerprint.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use dist_transport::Fingerprint;
 use crate::history::HistoryDigest;
 use crate::{Algorithm, DType, ReduceKind, ReductionOrder};
 
-/// What the ranks of a group do together.
+/// An operation of the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -32,21 +32,21 @@ pub enum Operation {
     Scan,
     /// Every rank gets the reduction of the buffers before its own.
     ExclusiveScan,
-    /// Nobody leaves before all have come.
+    /// No rank leaves before all ranks have entered.
     Barrier,
-    /// Nobody leaves before all have come, or before it is known who has not.
+    /// No rank leaves before all ranks have entered, or before the absent ranks are known.
     MonitoredBarrier,
     /// One rank sends to another.
     Message,
-    /// Every rank may read every rank's buffer, until all have closed theirs.
+    /// Every rank may read every rank's buffer until all ranks have closed theirs.
     Window,
-    /// Something that is made of many calls, such as a step of a training, of which the ranks have
+    /// Work that consists of many calls, such as a training step. The ranks have
     /// [announced](crate::Communicator::announce) that they begin it.
     Announced,
 }
 
 impl Operation {
-    /// Every operation.
+    /// All operations.
     pub const ALL: [Self; 15] = [
         Self::AllReduce,
         Self::ReduceScatter,
@@ -65,7 +65,7 @@ impl Operation {
         Self::Announced,
     ];
 
-    /// The name, in lower case.
+    /// Returns the name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -86,7 +86,7 @@ impl Operation {
         }
     }
 
-    /// The operation of this name.
+    /// Returns the operation with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|operation| operation.name() == name)
     }
@@ -98,49 +98,52 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A call of a collective, as all of its ranks must agree on it: what a transport's [`Fingerprint`] encodes.
+/// A collective call, as all of its ranks must agree on it. A transport's [`Fingerprint`] encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Call {
-    /// The number of the communicator's channel. A started operation, which has a channel of its own, has that of the
-    /// communicator it was started on.
+    /// The number of the communicator's channel. A started operation uses another channel, but has the number of
+    /// the communicator that it was started on.
     pub channel: u64,
-    /// How many collectives were called or started before it on this communicator; 0 for messages, which are not counted.
+    /// The number of collectives that were called or started before it on this communicator; 0 for messages, which
+    /// are not counted.
     pub sequence: u64,
-    /// Whether it was started, and so does not block.
+    /// `true` if the operation was started and does not block.
     pub started: bool,
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
     /// The type of the elements, if it moves any.
     pub dtype: Option<DType>,
-    /// How many elements the call is about: of the buffer; of one part, where every rank has a part of the same size;
-    /// of all parts together, where the sizes differ. Of an announced call, the first eight bytes of its name. Of a message it is known to the ranks that it is between, but
-    /// stands in no fingerprint: the transport compares lengths.
+    /// The number of elements: of the buffer, of one part if all parts have the same size, or of all parts together
+    /// otherwise. For an announced call, it is the first eight bytes of its name. For a message, only its two ranks
+    /// know the count; it is not part of the fingerprint, because the transport compares lengths.
     pub count: u64,
-    /// A digest of the sizes that the count does not tell: those of all ranks' parts where they may differ, of many
-    /// buffers, of an array's axes; 0 where there are none. Of an announced call, the other eight bytes of its name.
+    /// A digest of sizes that the count does not contain: the sizes of all ranks' parts if they may differ, of many
+    /// buffers, or of an array's axes. It is 0 if there are none. For an announced call, it is the other eight
+    /// bytes of its name.
     pub sizes: u64,
-    /// How elements are reduced, if they are.
+    /// The reduction, if there is one.
     pub op: Option<ReduceKind>,
-    /// The rank that it starts from or ends at, if there is one, by its number in the world: the sender of a message, as far
-    /// as it is known.
+    /// The rank in the world that it starts from or ends at, if there is one. For a message, it is the sender, if
+    /// it is known.
     pub root: Option<u32>,
-    /// How it is done, if there is more than one way.
+    /// The algorithm, if the operation has more than one.
     pub algorithm: Option<Algorithm>,
-    /// In which order it reduces, if it does.
+    /// The order of the reduction, if there is one.
     pub order: Option<ReductionOrder>,
     /// The number of the call within the started operation.
     pub(crate) part: u8,
-    /// What the communicator did before. Of an announced call, a digest of its kind.
+    /// The digest of the communicator's earlier calls. For an announced call, it is a digest of its kind.
     pub(crate) past: HistoryDigest,
-    /// Whether the ranks have found out before it what they share, as some do at the beginning of their first call.
+    /// `true` if the ranks found out before this call which memory they share. Some ranks do so at the beginning of
+    /// their first call.
     pub(crate) after_agreement: bool,
 }
 
 impl Call {
-    /// The call of this kind and name that ranks announce, number `sequence` of those.
+    /// Returns the announced call of this kind and name with number `sequence` among announced calls.
     pub(crate) fn announced(channel: u64, sequence: u64, kind: &str, name: &str) -> Self {
-        // FNV-1a, the same on every rank.
+        // FNV-1a, which is the same on every rank.
         let kind = kind
             .bytes()
             .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -163,7 +166,7 @@ impl Call {
         }
     }
 
-    /// What was announced, such as `step`, if this is such a call.
+    /// Returns the announced name, for example `step`, if this is an announced call.
     pub fn announced_name(&self) -> Option<String> {
         let bytes = [self.count.to_le_bytes(), self.sizes.to_le_bytes()].concat();
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
@@ -171,15 +174,15 @@ impl Call {
         (self.operation == Operation::Announced).then_some(name)
     }
 
-    /// The call as bytes.
+    /// Encodes the call as bytes.
     ///
-    /// The first eight are the call's number, little-endian: 0 for messages, the sequence number plus 1 plus 2⁶³ for announced
-    /// calls, else the sequence number plus 1, times 256, plus
-    /// the number of the call within a started operation. The next eight are the channel. The last byte says how it is
-    /// done: its highest bit whether the ranks have found out what they share, the others which algorithm is used.
+    /// The first eight bytes are the call's number, little-endian. It is 0 for messages. For announced calls it is
+    /// the sequence number plus 1 plus 2⁶³. Otherwise it is the sequence number plus 1, times 256, plus the number
+    /// of the call within a started operation. The next eight bytes are the channel. The highest bit of the last
+    /// byte says if the ranks know their shared memory; its other bits encode the algorithm.
     ///
-    /// The count and the sender of a message are left out: all messages of a type look alike. A message says nothing of
-    /// earlier calls, because the other ranks know nothing of it.
+    /// The count and the sender of a message are left out, so all messages of a type have the same encoding. A
+    /// message contains no digest of earlier calls, because the other ranks do not know of it.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
         let (count, root, past) = match self.operation {
@@ -201,11 +204,13 @@ impl Call {
         Fingerprint(bytes)
     }
 
-    /// Patches the number and the past in the already encoded fingerprint of a call that differs in nothing else.
+    /// Patches the number and the history in the already encoded fingerprint of a call that differs in nothing
+    /// else.
     #[inline]
     pub(crate) fn patch(&self, Fingerprint(bytes): &mut Fingerprint) {
         let (number, past) = (self.number().to_le_bytes(), self.past.to_bytes());
-        // Bytes that are right already are not written: a copy of the whole that follows would wait for the store.
+        // Bytes that are already correct are not written, because a following copy of the whole fingerprint would
+        // wait for the store.
         if bytes[0..8] != number {
             bytes[0..8].copy_from_slice(&number);
         }
@@ -214,12 +219,12 @@ impl Call {
         }
     }
 
-    /// The same call, without its number and what it says of earlier calls.
+    /// Returns the call without its number and its history.
     pub(crate) fn without_history(&self) -> Self {
         Self { sequence: 0, part: 0, past: HistoryDigest::default(), ..*self }
     }
 
-    /// The call's number as the fingerprint says it; 0 for messages.
+    /// Returns the call's number as the fingerprint encodes it; 0 for messages.
     #[inline]
     pub(crate) const fn number(&self) -> u64 {
         match self.operation {
@@ -229,8 +234,8 @@ impl Call {
         }
     }
 
-    /// The call that these bytes encode; `None` if they encode none, as those of a peer with another version of
-    /// this crate may not.
+    /// Decodes a call. Returns `None` if the bytes encode no call, for example if the peer has another version of
+    /// this crate.
     pub fn decode(fingerprint: &Fingerprint) -> Option<Self> {
         let bytes = &fingerprint.0;
         if bytes[46] >> 2 != VERSION {
@@ -263,13 +268,13 @@ impl Call {
             past: HistoryDigest::from_bytes(word(bytes, PAST.start)),
             after_agreement: bytes[47] >> 7 == 1,
         };
-        // Whatever else the bytes hold belongs to a version that this one does not know.
+        // Other bytes belong to a version that this one does not know.
         (call.encode() == *fingerprint).then_some(call)
     }
 }
 
 impl fmt::Display for Call {
-    /// As in `all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)`.
+    /// Writes the call, for example `all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.announced_name() {
             return write!(f, "{name} #{}", self.sequence);
@@ -311,25 +316,25 @@ impl fmt::Display for Call {
     }
 }
 
-/// What marks the number of an announced call.
+/// The bit that marks the number of an announced call.
 const ANNOUNCED: u64 = 1 << 63;
 
-/// What marks every fingerprint of this version.
+/// The byte that marks every fingerprint of this version.
 const VERSION: u8 = 5;
 
-/// Where the past stands.
+/// The position of the history digest.
 const PAST: Range<usize> = 16..24;
 
 const _: () = assert!(DType::ALL.len() < 16 && ReduceKind::ALL.len() < 16 && ReductionOrder::ALL.len() < 4);
 
-/// The value's place in the list, counted from 1; 0 for none.
+/// Returns the value's position in the list, counted from 1; 0 for none.
 fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
     value.map_or(0, |value| {
         small(1 + all.iter().position(|&other| other == value).expect("ALL lists every variant"))
     })
 }
 
-/// `None` for a code that means nothing, `Some(None)` for 0.
+/// Returns `None` for an invalid code, `Some(None)` for 0.
 fn decoded<T: Copy>(all: &[T], code: u8) -> Option<Option<T>> {
     match usize::from(code).checked_sub(1) {
         None => Some(None),

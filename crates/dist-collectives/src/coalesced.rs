@@ -7,11 +7,13 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
 /// # Many buffers as one operation
 ///
-/// Small buffers cost what their messages cost, not what they hold. These travel together, as one operation of one
-/// call, by way of memory that the communicator keeps. Every rank passes as many buffers of the same lengths, which the
+/// The cost of small buffers is the cost of their messages, not of their elements. These operations copy many
+/// buffers into memory that the communicator keeps and process them in one call. Every rank passes the same number
+/// of buffers of the same lengths; the ranks compare the lengths. A list may be empty, and so may a buffer.
 /// ranks compare as they compare everything else. A list may be empty, and so may a buffer.
 impl Communicator {
-    /// As [`all_reduce`](Self::all_reduce) of each buffer, in one operation. In canonical order it gives the same bits.
+    /// Reduces each buffer like [`all_reduce`](Self::all_reduce), in one operation. In canonical order it gives the
+    /// same bits.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};
@@ -36,7 +38,7 @@ impl Communicator {
             .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
     }
 
-    /// As [`broadcast`](Self::broadcast) of each buffer, in one operation.
+    /// Broadcasts each buffer like [`broadcast`](Self::broadcast), in one operation.
     ///
     /// # Errors
     /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
@@ -47,7 +49,7 @@ impl Communicator {
             .coalesced(buffers, options, |engine, packed, options| engine.broadcast(packed, root, options))
     }
 
-    /// Begins an [`all_reduce_coalesced`](Self::all_reduce_coalesced).
+    /// Starts an [`all_reduce_coalesced`](Self::all_reduce_coalesced).
     pub fn start_all_reduce_coalesced<T: Element>(
         &mut self,
         buffers: Vec<Buffer<T>>,
@@ -61,7 +63,7 @@ impl Communicator {
         })
     }
 
-    /// Begins a [`broadcast_coalesced`](Self::broadcast_coalesced).
+    /// Starts a [`broadcast_coalesced`](Self::broadcast_coalesced).
     pub fn start_broadcast_coalesced<T: Element>(
         &mut self,
         buffers: Vec<Buffer<T>>,

@@ -1,4 +1,4 @@
-//! The operations that all ranks of a group do together and wait for.
+//! The blocking operations of all ranks of a group.
 
 use dist_algos::scan::Extent;
 
@@ -10,8 +10,8 @@ impl Communicator {
     /// Reduces the buffers of all ranks, element by element, into every rank's buffer.
     ///
     /// # Errors
-    /// If the type has no such reduction, if the ranks disagree about the call, if a rank died or does not come
-    /// in time.
+    /// If the type does not support the reduction, if the ranks disagree about the call, or if a rank died or does
+    /// not join the call in time.
     #[doc(alias = "MPI_Allreduce")]
     #[doc(alias = "allreduce")]
     #[doc(alias = "ncclAllReduce")]
@@ -20,9 +20,9 @@ impl Communicator {
         self.engine.all_reduce(buffer, op, options)
     }
 
-    /// As [`all_reduce`](Self::all_reduce), on memory that the operation owns while it runs. Ranks that share a host may
-    /// then write into each other's buffers, which is faster for large ones, and most of all for those that were
-    /// [allocated](Self::alloc). All ranks pass buffers of one kind: allocated ones, or made from vectors.
+    /// Reduces like [`all_reduce`](Self::all_reduce), on memory that the operation owns while it runs. Ranks that
+    /// share a host may write into each other's buffers, which is faster for large ones, and fastest for
+    /// [allocated](Self::alloc) ones. All ranks must pass buffers of one kind: allocated, or made from vectors.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). The buffer may be empty then; see [`Buffer`].
@@ -31,11 +31,11 @@ impl Communicator {
         self.engine.all_reduce(buffer, op, options)
     }
 
-    /// Reduces the inputs of all ranks, element by element; rank `r` gets part `r` of the result, of as many
-    /// equal parts as there are ranks. The input stays as it is.
+    /// Reduces the inputs of all ranks, element by element. Rank `r` gets part `r` of the result; there are as many
+    /// equal parts as ranks. The input does not change.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless the input is `world_size` times as long as the output.
+    /// As for [`all_reduce`](Self::all_reduce), and if the input is not `world_size` times as long as the output.
     #[doc(alias = "MPI_Reduce_scatter_block")]
     #[doc(alias = "ncclReduceScatter")]
     #[doc(alias = "reduce_scatter_tensor")]
@@ -44,9 +44,9 @@ impl Communicator {
         self.engine.reduce_scatter(input.into(), None, output, op, options)
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), of an input that ranks which share a host may read where it lies, if it was
-    /// [allocated](Self::alloc): from 1 MiB on nobody copies it for them then. All ranks pass buffers of one kind: allocated
-    /// ones, or made from vectors.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter). Ranks that share a host may read an
+    /// [allocated](Self::alloc) input directly; from 1 MiB on it is not copied for them. All ranks must pass
+    /// buffers of one kind: allocated, or made from vectors.
     ///
     /// # Errors
     /// As for [`reduce_scatter`](Self::reduce_scatter).
@@ -60,8 +60,9 @@ impl Communicator {
         self.engine.reduce_scatter(input.into(), None, output, op, options)
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), without a copy of the input: the result is the own part of the
-    /// buffer, which is given back. What the rest of the buffer holds afterwards is unspecified.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), without a copy of the input. The result is this
+    /// rank's part of the buffer, which is returned. The contents of the rest of the buffer are unspecified
+    /// afterwards.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};
@@ -76,7 +77,7 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless the ranks divide the buffer's length.
+    /// As for [`all_reduce`](Self::all_reduce), and if the buffer's length is not divisible by the number of ranks.
     pub fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
         buffer: &'a mut [T],
@@ -86,12 +87,12 @@ impl Communicator {
         self.engine.reduce_scatter_in_place(buffer, op, options)
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter), where rank `r` gets `counts[r]` elements of the result, in rank
-    /// order. Every rank passes the counts of all ranks.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), but rank `r` gets `counts[r]` elements of the result,
+    /// in rank order. Every rank passes the counts of all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless there is a count for each rank, the input is as long as all of
-    /// them together and the output as long as the own one.
+    /// As for [`all_reduce`](Self::all_reduce), and if there is not one count for each rank, the input is not as
+    /// long as the sum of all counts, or the output is not as long as this rank's count.
     #[doc(alias = "MPI_Reduce_scatter")]
     pub fn reduce_scatter_v<T: Element>(
         &mut self,
@@ -104,10 +105,10 @@ impl Communicator {
         self.engine.reduce_scatter(input.into(), Some(counts), output, op, options)
     }
 
-    /// Gives every rank the inputs of all ranks, one after the other in rank order.
+    /// Copies the inputs of all ranks to every rank, one after the other in rank order.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless the output is `world_size` times as long as the input.
+    /// As for [`all_reduce`](Self::all_reduce), and if the output is not `world_size` times as long as the input.
     #[doc(alias = "MPI_Allgather")]
     #[doc(alias = "allgather")]
     #[doc(alias = "ncclAllGather")]
@@ -117,8 +118,8 @@ impl Communicator {
         self.engine.all_gather(input.into(), None, output, options)
     }
 
-    /// As [`all_gather`](Self::all_gather), of an input that two ranks which share a host may read where it lies, if it was
-    /// [allocated](Self::alloc); see [`reduce_scatter_buffer`](Self::reduce_scatter_buffer).
+    /// Gathers like [`all_gather`](Self::all_gather). Two ranks that share a host may read an
+    /// [allocated](Self::alloc) input directly; see [`reduce_scatter_buffer`](Self::reduce_scatter_buffer).
     ///
     /// # Errors
     /// As for [`all_gather`](Self::all_gather).
@@ -127,8 +128,8 @@ impl Communicator {
         self.engine.all_gather(input.into(), None, output, options)
     }
 
-    /// As [`all_gather`](Self::all_gather), where each rank's input already lies at its place in the buffer: of as many
-    /// equal parts as there are ranks, rank `r` brings part `r`, and every other part is overwritten.
+    /// Gathers like [`all_gather`](Self::all_gather), with each rank's input already at its place in the buffer.
+    /// There are as many equal parts as ranks. Rank `r` contributes part `r`, and every other part is overwritten.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -144,14 +145,14 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless the ranks divide the buffer's length.
+    /// As for [`all_reduce`](Self::all_reduce), and if the buffer's length is not divisible by the number of ranks.
     pub fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T]) -> Result<()> {
         let options = &CallOptions::new(&self.settings, &self.runtime);
         self.engine.all_gather_in_place(buffer, options)
     }
 
-    /// As [`all_gather`](Self::all_gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the
-    /// counts of all ranks.
+    /// Gathers like [`all_gather`](Self::all_gather), but the input of rank `r` has `counts[r]` elements. Every
+    /// rank passes the counts of all ranks.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -169,8 +170,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless there is a count for each rank, the input is as long as the own
-    /// one and the output as long as all of them together.
+    /// As for [`all_reduce`](Self::all_reduce), and if there is not one count for each rank, the input is not as
+    /// long as this rank's count, or the output is not as long as the sum of all counts.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<T: Element>(
         &mut self,
@@ -182,7 +183,7 @@ impl Communicator {
         self.engine.all_gather(input.into(), Some(counts), output, options)
     }
 
-    /// Gives every rank the root's buffer. What the other buffers held is lost.
+    /// Copies the root's buffer to every rank and overwrites the other buffers.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and if there is no such root.
@@ -194,8 +195,8 @@ impl Communicator {
         self.engine.broadcast(buffer, root, options)
     }
 
-    /// Reduces the buffers of all ranks, element by element, into the root's. What the other buffers hold
-    /// afterwards is unspecified.
+    /// Reduces the buffers of all ranks, element by element, into the root's. The contents of the other buffers are
+    /// unspecified afterwards.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and if there is no such root.
@@ -206,12 +207,12 @@ impl Communicator {
         self.engine.reduce(buffer, op, root, options)
     }
 
-    /// Gives the root the inputs of all ranks, one after the other in rank order. Only the root's output is looked at;
-    /// the other ranks pass `&mut []`.
+    /// Copies the inputs of all ranks to the root, one after the other in rank order. Only the root's output is
+    /// used; the other ranks pass `&mut []`.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), if there is no such root, and unless the root's output is `world_size`
-    /// times as long as the input.
+    /// As for [`all_reduce`](Self::all_reduce), if there is no such root, and if the root's output is not
+    /// `world_size` times as long as the input.
     #[doc(alias = "MPI_Gather")]
     #[doc(alias = "ncclGather")]
     pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
@@ -219,11 +220,11 @@ impl Communicator {
         self.engine.gather(input, None, output, root, options)
     }
 
-    /// As [`gather`](Self::gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the counts of
-    /// all ranks.
+    /// Gathers like [`gather`](Self::gather), but the input of rank `r` has `counts[r]` elements. Every rank passes
+    /// the counts of all ranks.
     ///
     /// # Errors
-    /// As for [`gather`](Self::gather), and unless there is a count for each rank.
+    /// As for [`gather`](Self::gather), and if there is not one count for each rank.
     #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v<T: Element>(
         &mut self,
@@ -236,12 +237,12 @@ impl Communicator {
         self.engine.gather(input, Some(counts), output, root, options)
     }
 
-    /// Gives rank `r` part `r` of the root's input, of as many equal parts as there are ranks. Only the root's input is
-    /// looked at; the other ranks pass `&[]`.
+    /// Copies part `r` of the root's input to rank `r`; there are as many equal parts as ranks. Only the root's
+    /// input is used; the other ranks pass `&[]`.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), if there is no such root, and unless the root's input is `world_size`
-    /// times as long as the output.
+    /// As for [`all_reduce`](Self::all_reduce), if there is no such root, and if the root's input is not
+    /// `world_size` times as long as the output.
     #[doc(alias = "MPI_Scatter")]
     #[doc(alias = "ncclScatter")]
     pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
@@ -249,11 +250,11 @@ impl Communicator {
         self.engine.scatter(input, None, output, root, options)
     }
 
-    /// As [`scatter`](Self::scatter), where rank `r` gets `counts[r]` elements. Every rank passes the counts of all
-    /// ranks.
+    /// Scatters like [`scatter`](Self::scatter), but rank `r` gets `counts[r]` elements. Every rank passes the
+    /// counts of all ranks.
     ///
     /// # Errors
-    /// As for [`scatter`](Self::scatter), and unless there is a count for each rank.
+    /// As for [`scatter`](Self::scatter), and if there is not one count for each rank.
     #[doc(alias = "MPI_Scatterv")]
     pub fn scatter_v<T: Element>(
         &mut self,
@@ -266,8 +267,8 @@ impl Communicator {
         self.engine.scatter(input, Some(counts), output, root, options)
     }
 
-    /// Gives rank `d` part `d` of every rank's input, in rank order, of as many equal parts as there are ranks: the
-    /// output's part `s` is from rank `s`.
+    /// Copies part `d` of every rank's input to rank `d`, in rank order: part `s` of the output is from rank `s`.
+    /// There are as many equal parts as ranks.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -284,7 +285,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless both buffers have the same length, which the ranks divide.
+    /// As for [`all_reduce`](Self::all_reduce), and if the two buffers differ in length or the length is not
+    /// divisible by the number of ranks.
     #[doc(alias = "MPI_Alltoall")]
     #[doc(alias = "alltoall")]
     #[doc(alias = "ncclAlltoAll")]
@@ -294,8 +296,8 @@ impl Communicator {
         self.engine.all_to_all(input.into(), output, options)
     }
 
-    /// As [`all_to_all`](Self::all_to_all), of an input that ranks which share a host may read where it lies, if it was
-    /// [allocated](Self::alloc); see [`reduce_scatter_buffer`](Self::reduce_scatter_buffer).
+    /// Exchanges like [`all_to_all`](Self::all_to_all). Ranks that share a host may read an
+    /// [allocated](Self::alloc) input directly; see [`reduce_scatter_buffer`](Self::reduce_scatter_buffer).
     ///
     /// # Errors
     /// As for [`all_to_all`](Self::all_to_all).
@@ -304,8 +306,8 @@ impl Communicator {
         self.engine.all_to_all(input.into(), output, options)
     }
 
-    /// As [`all_to_all`](Self::all_to_all), where this rank sends `send_counts[d]` elements to rank `d` and expects
-    /// `receive_counts[s]` from rank `s`. The ranks first tell each other how much they send.
+    /// Exchanges like [`all_to_all`](Self::all_to_all), but this rank sends `send_counts[d]` elements to rank `d`
+    /// and expects `receive_counts[s]` from rank `s`. The ranks first tell each other how much they send.
     ///
     /// ```
     /// use dist_collectives::{Communicator, Error};
@@ -324,8 +326,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if a rank is sent what it does not expect. As for
-    /// [`all_reduce`](Self::all_reduce), and unless there are counts for each rank that add up to the buffers' lengths.
+    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if a rank is sent another number of
+    /// elements than it expects. As for [`all_reduce`](Self::all_reduce), and if the counts are not one for each
+    /// rank or do not add up to the buffers' lengths.
     #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v<T: Element>(
         &mut self,
@@ -338,8 +341,7 @@ impl Communicator {
         self.engine.all_to_all_v(input, send_counts, output, receive_counts, options)
     }
 
-    /// Gives rank `r` the reduction of the buffers of ranks 0 to `r`, element by element, in its buffer: the sums of a
-    /// rank's own and all earlier contributions.
+    /// Reduces the buffers of ranks 0 to `r`, element by element, into the buffer of rank `r`.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};
@@ -356,7 +358,7 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and for means, which no rank but the last could finish.
+    /// As for [`all_reduce`](Self::all_reduce), and for means, which only the last rank could finish.
     #[doc(alias = "MPI_Scan")]
     #[doc(alias = "prefix_sum")]
     pub fn scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
@@ -364,9 +366,10 @@ impl Communicator {
         self.engine.scan(buffer, op, Extent::Inclusive, options)
     }
 
-    /// As [`scan`](Self::scan), without the own contribution: rank `r` gets the reduction of ranks 0 to `r − 1`, and rank
-    /// 0 what changes nothing: zeros for sums, ones for products, the greatest value for minima (infinity, if there is
-    /// one), the least for maxima, all bits for and, none for or and xor.
+    /// Reduces like [`scan`](Self::scan), without the rank's own contribution: rank `r` gets the reduction of ranks
+    /// 0 to `r − 1`. Rank 0 gets the neutral element: zero for sums, one for products, the greatest value for
+    /// minima (infinity, if there is one), the least value for maxima, all bits set for and, no bits set for or and
+    /// xor.
     ///
     /// # Errors
     /// As for [`scan`](Self::scan).
@@ -376,7 +379,7 @@ impl Communicator {
         self.engine.scan(buffer, op, Extent::Exclusive, options)
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
@@ -386,12 +389,12 @@ impl Communicator {
         self.engine.barrier(options)
     }
 
-    /// As [`barrier`](Self::barrier), and if not all ranks come, those that do are told which do not, after three
-    /// quarters of the timeout. It ends the job then. Rank 0 hears of every rank, so that it takes longer than a
-    /// barrier: it is for finding out what is wrong.
+    /// Waits like [`barrier`](Self::barrier), and reports the absent ranks. If not all ranks come within three
+    /// quarters of the timeout, the ranks that came get the list of those that did not, and the job ends. Rank 0
+    /// exchanges messages with every rank, so it takes longer than a barrier. Use it to find out what is wrong.
     ///
-    /// If rank 0 itself does not come, the others are told so at the end of the timeout, and only that: rank 0 alone
-    /// would know who else is absent.
+    /// If rank 0 itself does not come, the other ranks only learn that, at the end of the timeout. Only rank 0
+    /// knows about the other absent ranks.
     ///
     /// ```
     /// use std::time::Duration;
@@ -411,8 +414,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Absent`](crate::Error::Absent) on every rank that came, [`Error::Late`](crate::Error::Late) on one that
-    /// comes after that. As for [`all_reduce`](Self::all_reduce).
+    /// [`Error::Absent`](crate::Error::Absent) on every rank that came, [`Error::Late`](crate::Error::Late) on a
+    /// rank that comes later. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
         let options = &CallOptions::new(&self.settings, &self.runtime);

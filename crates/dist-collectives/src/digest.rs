@@ -1,7 +1,7 @@
-//! A number that stands for a list of numbers in a call.
+//! A number that represents a list of numbers in a call.
 
-/// The hash of a list, FNV-1a over whole numbers, mixed in the end; never 0. Ranks whose lists differ have other
-/// digests, but for one pair of lists in 2⁶⁴.
+/// Returns the hash of a list: FNV-1a over whole numbers, mixed at the end; never 0. Two different lists have equal
+/// digests with probability 2⁻⁶⁴.
 pub(crate) fn digest(numbers: impl IntoIterator<Item = u64>) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for number in numbers {

@@ -1,4 +1,4 @@
-//! The types of elements, and the sealed trait that names them in code.
+//! The types of elements, and the sealed trait that they implement.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum DType {
     F64,
     /// IEEE 16-bit floating point.
     F16,
-    /// The upper half of an f32.
+    /// The upper half of an `f32`.
     Bf16,
     /// 8-bit signed integer.
     I8,
@@ -35,7 +35,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every type of element.
+    /// All element types.
     pub const ALL: [Self; 10] = [
         Self::F32,
         Self::F64,
@@ -49,7 +49,7 @@ impl DType {
         Self::U64,
     ];
 
-    /// The name of the Rust type.
+    /// Returns the name of the Rust type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -65,12 +65,12 @@ impl DType {
         }
     }
 
-    /// The type of this name.
+    /// Returns the type with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Bytes of one element.
+    /// Returns the number of bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
@@ -80,7 +80,7 @@ impl DType {
         }
     }
 
-    /// Whether the elements are floating-point numbers.
+    /// Returns `true` for floating-point types.
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16)
     }
@@ -92,8 +92,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// A type that collectives work on. The set is closed: `f32`, `f64`, [`struct@f16`], [`bf16`], `i8`, `i32`, `i64`,
-/// `u8`, `u32`, `u64`. What generic code does with the numbers themselves comes from `num-traits`.
+/// A type of elements that collectives support. The set is closed: `f32`, `f64`, [`struct@f16`], [`bf16`], `i8`,
+/// `i32`, `i64`, `u8`, `u32`, `u64`. For arithmetic in generic code, use `num-traits`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no type that collectives work on",
     note = "elements are f32, f64, f16, bf16, i8, i32, i64, u8, u32 or u64; `broadcast_value` and its like, of the feature serde, send any others"
@@ -104,20 +104,20 @@ pub trait Element:
     /// The type as a value.
     const DTYPE: DType;
 
-    /// What is less than every other value, and what is greater.
+    /// The value less than every other value, and the value greater than every other.
     #[doc(hidden)]
     const BOUNDS: (Self, Self);
 
-    /// How to scale floating-point numbers; `None` for integers.
+    /// The functions that scale floating-point numbers; `None` for integers.
     #[doc(hidden)]
     const SCALING: Option<Scaling<Self>>;
 
-    /// How to combine the bits of integers; `None` for floating-point numbers.
+    /// The functions that combine the bits of integers; `None` for floating-point numbers.
     #[doc(hidden)]
     const BITWISE: Option<Bitwise<Self>>;
 
-    /// How to convert elements to `f32` and back, for types whose means carry their partial sums as `f32`; `None` for
-    /// all others.
+    /// The conversion to `f32` and back, for types whose means compute their partial sums as `f32`; `None` for all
+    /// others.
     #[doc(hidden)]
     const WIDENING: Option<Widening<Self>>;
 }

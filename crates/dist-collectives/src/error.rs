@@ -1,4 +1,4 @@
-//! What can go wrong in a collective.
+//! Errors of collectives.
 
 use std::collections::TryReserveError;
 use std::io;
@@ -13,12 +13,13 @@ use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 dist_transport::error_enum! {
-/// What can go wrong in a collective.
+/// An error of a collective.
 ///
-/// The variants up to [`Members`](Error::Members) are arguments that make no sense, of this rank or of all ranks
-/// together: the communicator can be used on, if all ranks were refused alike. After any other error the job is aborted, and
+/// The variants up to [`Members`](Error::Members) are invalid arguments, of this rank or of all ranks together. If
+/// all ranks were refused alike, the communicator can still be used. After any other error the job is aborted, and
 /// the contents of a buffer that was passed for writing are unspecified.
 ///
+/// No message repeats its source: print the whole chain of sources to see everything.
 /// No message repeats what its source says: print the whole chain of sources to see everything.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -26,42 +27,42 @@ pub enum Error {
     /// The root is not in the group.
     #[error("{operation}: root {root} is outside a group of {world_size}")]
     RootOutOfRange {
-        /// What was called.
+        /// The operation.
         operation: Operation,
-        /// The root that was given.
+        /// The given root.
         root: usize,
         /// The size of the group.
         world_size: usize,
     },
-    /// The other end of a message is not in the group.
+    /// The peer of a message is not in the group.
     #[error("rank {rank} is outside a group of {world_size}")]
     RankOutOfRange {
-        /// The rank that was given.
+        /// The given rank.
         rank: usize,
         /// The size of the group.
         world_size: usize,
     },
-    /// The ranks of the group share no memory, so that none can read what others have in theirs. A communicator that was to
-    /// open a window is gone.
+    /// The ranks of the group share no memory, so none can read the memory of others. The communicator that should
+    /// open a window is lost.
     #[error("window: the ranks of the group share no memory")]
     NoWindow,
-    /// The transport has other memory for the ranks of the group, or none, than when they found out what they share.
+    /// The transport's shared memory is not the memory that the ranks of the group had found out before.
     #[error("the transport does not give the memory that the ranks of the group have agreed to share")]
     Sharing,
-    /// There is less in a window.
+    /// The read is outside of the window.
     #[error("window: {elements} elements from {start} on are not among its {len}")]
     OutsideWindow {
-        /// The first element that was asked for.
+        /// The first requested element.
         start: usize,
-        /// How many were.
+        /// The number of requested elements.
         elements: usize,
-        /// How many each rank has in the window.
+        /// The number of elements that each rank has in the window.
         len: usize,
     },
-    /// The long buffer is not as many times as long as the short one as there are ranks.
+    /// The long buffer must be as many times as long as the short one as there are ranks.
     #[error("{operation}: {whole} elements are not {world_size} ranks times {part} elements")]
     Parts {
-        /// What was called.
+        /// The operation.
         operation: Operation,
         /// Elements of the long buffer.
         whole: usize,
@@ -73,7 +74,7 @@ pub enum Error {
     /// A buffer cannot be divided among the ranks.
     #[error("{operation}: {elements} elements cannot be divided among {world_size} ranks")]
     Indivisible {
-        /// What was called.
+        /// The operation.
         operation: Operation,
         /// Elements of the buffer.
         elements: usize,
@@ -84,60 +85,60 @@ pub enum Error {
     #[cfg(feature = "ndarray")]
     #[error("{operation}: {rows} rows cannot be divided among {world_size} ranks")]
     IndivisibleRows {
-        /// What was called.
+        /// The operation.
         operation: Operation,
         /// The length of dim 0.
         rows: usize,
         /// The size of the group.
         world_size: usize,
     },
-    /// An array has not as many rows as the list of all ranks' rows says.
+    /// An array has another number of rows than the list of all ranks' rows says.
     #[cfg(feature = "ndarray")]
     #[error("{operation}: the array has {got} rows, not {expected}")]
     Rows {
-        /// What was called.
+        /// The operation.
         operation: Operation,
-        /// The rows that it should have.
+        /// The required number of rows.
         expected: usize,
         /// The length of dim 0.
         got: usize,
     },
-    /// An array has no dims where rows are divided or put together.
+    /// An array without dims cannot be divided or concatenated.
     #[cfg(feature = "ndarray")]
     #[error("{operation}: an array of no dims has no rows")]
     NoRows {
-        /// What was called.
+        /// The operation.
         operation: Operation,
     },
-    /// There is no array of the output's shape.
+    /// An array of the output's shape cannot exist.
     #[cfg(feature = "ndarray")]
     #[error("{operation}: there is no array of the output's shape")]
     Shape {
-        /// What was called.
+        /// The operation.
         operation: Operation,
-        /// What is wrong with the shape.
+        /// The error of the shape.
         source: ndarray::ShapeError,
     },
-    /// The elements cannot be reduced like this.
+    /// The element type does not support this reduction.
     #[error("{op} is not for {dtype}: it needs {}", if .dtype.is_float() { "integers" } else { "floating-point numbers" })]
     Unreducible {
-        /// What was asked for.
+        /// The reduction.
         op: ReduceKind,
         /// The type of the elements.
         dtype: DType,
     },
-    /// This rank's weight is no weight.
+    /// This rank's weight is negative or not finite.
     #[error("weighted_mean: the weight {weight:?} is not a finite number of at least zero")]
     Weight {
-        /// The weight that was given.
+        /// The given weight.
         weight: f64,
     },
-    /// The weights of all ranks make no mean. Every rank gets this error.
+    /// The sum of the weights of all ranks cannot be a divisor. Every rank gets this error.
     #[error(
         "weighted_mean: the weights of all ranks add up to {total:?}, by which {dtype} cannot be divided"
     )]
     TotalWeight {
-        /// Their sum.
+        /// The sum.
         total: f64,
         /// The type of the elements.
         dtype: DType,
@@ -145,141 +146,142 @@ pub enum Error {
     /// A list of counts does not have one count for each rank.
     #[error("{operation}: {counts} counts for {world_size} ranks")]
     Counts {
-        /// What was called.
+        /// The operation.
         operation: Operation,
-        /// How many counts were given.
+        /// The number of given counts.
         counts: usize,
         /// The size of the group.
         world_size: usize,
     },
-    /// A buffer is not as long as other arguments say.
+    /// A buffer does not have the length that other arguments require.
     #[error("{operation}: the {buffer} has {got} elements, not {expected}")]
     Length {
-        /// What was called.
+        /// The operation.
         operation: Operation,
-        /// Which buffer.
+        /// The name of the buffer.
         buffer: &'static str,
-        /// Elements that it should have.
+        /// The required number of elements.
         expected: usize,
-        /// Elements that it has.
+        /// The actual number of elements.
         got: usize,
     },
-    /// Two ranks disagree about what one sends the other. Every rank gets this error, before data moves.
+    /// Two ranks disagree about the data that one sends to the other. Every rank gets this error, before data
+    /// moves.
     #[error("all_to_all: rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
     Disagreement {
         /// The sending rank, by its number in the world.
         from: usize,
-        /// The receiving rank, likewise.
+        /// The receiving rank, by its number in the world.
         to: usize,
-        /// Elements that are sent.
+        /// The number of elements that are sent.
         sent: u64,
-        /// Elements that are expected.
+        /// The number of elements that are expected.
         expected: u64,
     },
-    /// A value does not come across.
+    /// A value could not be transferred.
     #[cfg(feature = "serde")]
     #[error("the value of rank {rank} {}", problem.as_predicate())]
     Value {
-        /// The rank whose value it is, by its number in the world.
+        /// The rank of the value, by its number in the world.
         rank: usize,
-        /// Why not.
+        /// The reason.
         problem: crate::ValueProblem,
-        /// What serde says, if this rank has asked it.
+        /// The error of serde, if this rank has called it.
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
-    /// The algorithm that was asked for has no schedule for this world.
+    /// The forced algorithm has no schedule for this world.
     #[error("{} by {algorithm} does not work for a group of {world_size}", .algorithm.operation())]
     Unsupported {
-        /// What was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
         /// The size of the group.
         world_size: usize,
     },
-    /// The algorithm that was asked for needs to know which ranks share a host.
+    /// The forced algorithm needs to know the hosts of the ranks.
     #[error("{} by {algorithm} needs to know which ranks share a host", .algorithm.operation())]
     NoHosts {
-        /// What was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
     },
-    /// The algorithm that was asked for needs memory that the ranks share, and these share none.
+    /// The forced algorithm needs memory that the ranks share, and they share none.
     #[error("{} by {algorithm} needs ranks that share memory", .algorithm.operation())]
     NotShared {
-        /// What was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
     },
-    /// The algorithm that was asked for reaches into memory that is not open to the other ranks like that: into what is the
-    /// caller's own, to write it, or into ordinary memory where the system does not let them.
+    /// The forced algorithm needs access to memory that other ranks do not have: write access to the caller's
+    /// memory, or access to ordinary memory that the system does not permit.
     #[error("{} by {algorithm} needs memory that the other ranks may reach into", .algorithm.operation())]
     NotOpen {
-        /// What was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
     },
-    /// The hosts are those of another group.
+    /// The hosts belong to a group of another size.
     #[error("these are the hosts of {ranks} ranks, not of {world_size}")]
     Hosts {
-        /// Ranks of the hosts.
+        /// The number of ranks of the hosts.
         ranks: usize,
         /// The size of the group.
         world_size: usize,
     },
-    /// The algorithm that was asked for does not work with parts of different sizes.
+    /// The forced algorithm does not support parts of different sizes.
     #[error("{} by {algorithm} needs parts of one size", .algorithm.operation())]
     NeedsEvenParts {
-        /// What was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
     },
-    /// There is no scan with this operation, whose result is no sum.
+    /// There is no scan with this reduction, because its result is no sum.
     #[error("there is no scan with {op}")]
     NoScan {
-        /// What was asked for.
+        /// The reduction.
         op: ReduceKind,
     },
-    /// The algorithm that was asked for reduces in another order than was asked for.
+    /// The forced algorithm does not reduce in the required order.
     #[error("{} by {algorithm} does not reduce in {order} order in a group of {world_size}", .algorithm.operation())]
     Order {
-        /// The algorithm that was asked for.
+        /// The algorithm.
         algorithm: Algorithm,
-        /// The order that was asked for.
+        /// The required order.
         order: ReductionOrder,
         /// The size of the group.
         world_size: usize,
     },
-    /// The counts of all ranks are together more elements than any memory holds.
+    /// The sum of all ranks' counts exceeds any memory.
     #[error("{operation}: the counts are together more than any memory holds")]
     TotalCount {
-        /// What was called.
+        /// The operation.
         operation: Operation,
     },
-    /// A list of ranks makes no group.
+    /// The list of ranks is not a valid group.
     #[error("a group cannot be made of these ranks")]
     Members(#[source] Source<TransportError>),
-    /// There is no memory for an output, or for what passes through this rank. In an operation the others wait for this
-    /// rank: the job is aborted.
+    /// There is not enough memory for an output, or for data that passes through this rank. If other ranks wait for
+    /// this rank in an operation, the job is aborted.
     #[error("no memory for {elements} elements")]
     Memory {
-        /// How many.
+        /// The number of elements.
         elements: usize,
-        /// What the allocator says.
+        /// The error of the allocator.
         source: TryReserveError,
     },
-    /// This rank got no memory that the ranks share ([`Communicator::alloc`](crate::Communicator::alloc)), and the others may
-    /// not reach into what it has instead. It is told so, and the job is aborted, also where no rank got any: none knows
-    /// of the others.
+    /// This rank got no memory that the ranks share ([`Communicator::alloc`](crate::Communicator::alloc)), and the
+    /// other ranks may not access its ordinary memory. The job is aborted, even if no rank got shared memory,
+    /// because no rank knows that of the others.
     #[error("{operation}: this rank's {bytes} bytes lie where no other rank can reach them")]
     OutOfReach {
-        /// What was called.
+        /// The operation.
         operation: Operation,
         /// Bytes of the buffer.
         bytes: usize,
     },
-    /// Ranks that a monitored barrier waited for in vain. Every rank that came gets this error. If it is rank 0 of the
-    /// group that is absent, it alone is named, because nobody else knows of the others.
+    /// A monitored barrier waited for these ranks in vain. Every rank that came gets this error. If rank 0 of the
+    /// group is absent, only rank 0 is named, because the other ranks know nothing of each other.
     #[error("monitored_barrier: ranks {ranks:?} did not come")]
     Absent {
-        /// Those that did not come, by their numbers in the world.
+        /// The absent ranks, by their numbers in the world.
         ranks: Vec<usize>,
     },
-    /// This rank came to a monitored barrier after the others had given it up.
+    /// This rank reached a monitored barrier after the other ranks had given it up.
     #[error("monitored_barrier: this rank came too late, the others had given it up")]
     Late,
     /// A peer is in another call. Nothing that it sent was used.
@@ -292,70 +294,71 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Box<Call>,
     },
-    /// A communicator was [closed](crate::Communicator::close) before this rank had received everything that was sent to it.
+    /// A communicator was [closed](crate::Communicator::close) before this rank had received all messages sent to
+    /// it.
     #[error("rank {peer} has sent a message that this rank never received: each send needs a recv of its receiver")]
     Unread {
-        /// The rank that has sent it, by its number in the world.
+        /// The sender, by its number in the world.
         peer: usize,
     },
     /// The job was aborted, because of this rank or another.
     #[error("{call}: the job was aborted{}", because(*.rank, .cause, .theirs.as_deref(), *.reporter, .reported.as_deref()))]
     Aborted {
-        /// The call that this rank was in.
+        /// The current call of this rank.
         call: Box<Call>,
-        /// The rank that is the cause, by its number in the world.
+        /// The rank that caused the abort, by its number in the world.
         rank: usize,
-        /// What happened to it.
+        /// The cause.
         cause: Cause,
-        /// The call that it was in, if it is known.
+        /// The current call of the rank that caused the abort, if it is known.
         theirs: Option<Box<Call>>,
         /// The rank that noticed, by its number in the world.
         reporter: usize,
-        /// The call that the reporter was in, if it was in one.
+        /// The current call of the reporter, if it was in one.
         reported: Option<Box<Call>>,
     },
     /// The transport failed, or the deadline passed.
     #[error("{call} failed")]
     Transport {
-        /// The call that this rank was in.
+        /// The current call of this rank.
         call: Box<Call>,
-        /// What the transport says.
+        /// The error of the transport.
         source: Source<TransportError>,
     },
     /// The algorithm does not work with this transport.
     #[error("{call} cannot be done")]
     Schedule {
-        /// The call that this rank was in.
+        /// The current call of this rank.
         call: Box<Call>,
-        /// What is wrong.
+        /// The error of the schedule.
         source: Source<dist_algos::Error>,
     },
     /// The world could not be joined.
     #[error("cannot join the world")]
     Join(#[source] Source<TransportError>),
-    /// There is no thread for operations that do not block.
+    /// The thread for operations that do not block could not be started.
     #[error("cannot start a thread for operations that do not block")]
     Worker(#[source] io::Error),
-    /// The transport refused to be forked when the communicator was made, so that there is none for operations that
-    /// do not block.
+    /// The transport could not be forked when the communicator was created, so there is no transport for operations
+    /// that do not block.
     #[error("this communicator has no transport for operations that do not block")]
     NoWorker(#[source] Source<TransportError>),
-    /// An operation that does not block had not begun when its deadline passed: one that was started before it has a longer
-    /// timeout and had not ended.
+    /// An operation that does not block had not begun when its deadline passed. An operation that was started
+    /// before it has a longer timeout and had not ended.
     #[error("the operation did not get its turn within {limit:?}: one started before it had not ended")]
     NotStarted {
-        /// How long it could wait.
+        /// The time limit of the operation.
         limit: Duration,
     },
-    /// An operation that does not block panicked, on this rank: the transport, or where it moves values, what encodes or
-    /// decodes them.
+    /// An operation that does not block panicked on this rank: the transport, or the code that encodes or decodes
+    /// values.
     #[error("an operation that does not block panicked")]
     Panicked,
 }
 }
 
 impl Error {
-    /// Whether a deadline ran out, this rank's or another's.
+    /// Returns `true` if a deadline passed, on this rank or on another.
     pub fn is_timeout(&self) -> bool {
         match self {
             Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
@@ -365,7 +368,7 @@ impl Error {
         }
     }
 
-    /// The one rank that the error is about, if it is about one, by its number in the world.
+    /// Returns the world rank that the error is about, if it is about one rank.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::Mismatch { peer, .. } | Self::Unread { peer } => Some(*peer),
@@ -378,7 +381,7 @@ impl Error {
         }
     }
 
-    /// The call that this rank was in, if it was in one.
+    /// Returns the current call of this rank, if it was in one.
     pub fn call(&self) -> Option<&Call> {
         match self {
             Self::Mismatch { ours: call, .. }
@@ -389,13 +392,13 @@ impl Error {
         }
     }
 
-    /// What a transport's error means in this call.
+    /// Converts an error of the transport in this call.
     pub(crate) fn in_call(call: Call, source: TransportError) -> Self {
         let ours = Box::new(call);
         match &source {
             TransportError::Mismatch { peer, ours: begun, theirs } => match Call::decode(theirs) {
                 Some(theirs) => {
-                    // Where announced calls differ, it is not the present one that is wrong.
+                    // If announced calls differ, the current call is not wrong.
                     let announced = Call::decode(begun).filter(|call| call.operation == Operation::Announced);
                     let ours = announced.map_or(ours, Box::new);
                     Self::Mismatch { peer: *peer, ours, theirs: Box::new(theirs) }
@@ -416,7 +419,7 @@ impl Error {
                     reported: Call::decode(&abort.call).map(Box::new),
                 }
             }
-            // Messages that look alike may differ in length: then they are calls with other counts.
+            // Messages with equal fingerprints may differ in length: then they are calls with different counts.
             &TransportError::Length { peer, expected, got } if call.operation == Operation::Message => {
                 let count = |bytes: u64| bytes / call.dtype.map_or(1, DType::size) as u64;
                 let theirs = Box::new(Call { count: count(got), ..call });
@@ -427,7 +430,7 @@ impl Error {
     }
 }
 
-/// The reason of an abort, as the end of a sentence.
+/// Returns the reason of an abort, as the end of a sentence.
 fn because(
     rank: usize,
     cause: &Cause,
@@ -440,14 +443,14 @@ fn because(
             let (lower, upper) = (rank.min(reporter), rank.max(reporter));
             format!(": rank {lower} and rank {upper} cannot reach each other")
         }
-        // Which of the two is wrong, nobody knows.
+        // Either of the two ranks may be wrong.
         (Some(theirs), Some(reported)) => {
             let (named, noticed) = (format!("rank {rank}"), format!("rank {reporter}"));
             let hint = hint((&named, theirs), (&noticed, reported));
             format!(": rank {rank} in {theirs} and rank {reporter} in {reported} do not agree{hint}")
         }
         (Some(theirs), None) => format!(": rank {rank} was in {theirs} (reported by rank {reporter})"),
-        // What it says of itself, or its end tells: its last call may be over.
+        // The rank reported itself, or its end was noticed: its last call may be over.
         (None, Some(reported)) if rank == reporter => {
             format!(": rank {rank} {cause}; its last call was {reported}")
         }
@@ -459,13 +462,14 @@ fn because(
     }
 }
 
-/// What two ranks have done differently, where their calls do not show it: digests of sizes that differ, or earlier calls.
+/// Returns a hint about differences that the calls themselves do not show: different digests of sizes, or different
+/// earlier calls.
 fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
     let same_sizes = Call { sizes: second.sizes, ..*first };
     if first != second && same_sizes == *second {
         return ": the sizes of parts, buffers, shapes or hosts differ".to_owned();
     }
-    // Announced calls differ by their kind, and are not counted with others.
+    // Announced calls differ in their kind, and are not counted with other calls.
     if first.operation == Operation::Announced {
         return String::new();
     }

@@ -6,18 +6,18 @@ use crate::{Buffer, Communicator, Element, Pending, Result};
 /// One message of a [`batch`](Communicator::batch).
 #[derive(Debug)]
 pub enum Message<'a, T> {
-    /// One that leaves.
+    /// A message that is sent.
     Send {
         /// The receiving rank.
         to: usize,
-        /// What is sent.
+        /// The elements to send.
         elements: &'a [T],
     },
-    /// One that arrives.
+    /// A message that is received.
     Receive {
         /// The sending rank.
         from: usize,
-        /// Where it goes, which is as long as the message.
+        /// The destination, which has the length of the message.
         elements: &'a mut [T],
     },
 }
@@ -25,24 +25,24 @@ pub enum Message<'a, T> {
 /// One message of a [`start_batch`](Communicator::start_batch), with its memory.
 #[derive(Debug)]
 pub enum OwnedMessage<T> {
-    /// One that leaves.
+    /// A message that is sent.
     Send {
         /// The receiving rank.
         to: usize,
-        /// What is sent.
+        /// The elements to send.
         elements: Buffer<T>,
     },
-    /// One that arrives.
+    /// A message that is received.
     Receive {
         /// The sending rank.
         from: usize,
-        /// Where it goes, which is as long as the message.
+        /// The destination, which has the length of the message.
         elements: Buffer<T>,
     },
 }
 
 impl<T: Element> OwnedMessage<T> {
-    /// Its memory.
+    /// Returns the memory of the message.
     pub fn into_elements(self) -> Buffer<T> {
         let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;
         elements
@@ -58,12 +58,13 @@ impl<T: Element> OwnedMessage<T> {
 
 /// # Messages between two ranks
 impl Communicator {
-    /// Sends a message, which `to` takes with [`recv`](Self::recv). It may return before that, or wait for it: as a long message
-    /// does, and between processes the first to a rank with a higher number, which opens the connection when it sends to this
-    /// one or receives from it. A rank may send to itself.
+    /// Sends a message, which `to` receives with [`recv`](Self::recv). The call may return before `to` receives it,
+    /// or wait for it. Long messages wait. Between processes, the first message to a rank with a higher number
+    /// waits too: that rank opens the connection when it sends to this rank or receives from it. A rank may send to
+    /// itself.
     ///
     /// # Errors
-    /// If there is no such rank, if it died or does not take the message in time.
+    /// If there is no such rank, or if it died or does not receive the message in time.
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
     pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
@@ -71,11 +72,11 @@ impl Communicator {
         self.engine.send(elements, to, options)
     }
 
-    /// Receives the oldest message that `from` has sent and this rank has not received, which must have the same
-    /// type and as many elements.
+    /// Receives the oldest message from `from` that this rank has not received yet. It must have the same type and
+    /// the same number of elements.
     ///
     /// # Errors
-    /// If there is no such rank, if it sends something else, if it died or sends nothing in time.
+    /// If there is no such rank, or if it sends something else, died, or sends nothing in time.
     #[doc(alias = "MPI_Recv")]
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
@@ -84,8 +85,8 @@ impl Communicator {
         self.engine.receive(elements, from, options)
     }
 
-    /// Sends a message to one rank while receiving one from another, or the same, as [`send`](Self::send) and
-    /// [`recv`](Self::recv) at once: ranks that all call it in a circle do not wait for each other.
+    /// Sends a message to one rank while receiving one from another, or the same: [`send`](Self::send) and
+    /// [`recv`](Self::recv) at once. Ranks that all call it in a ring do not block each other.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -115,9 +116,9 @@ impl Communicator {
         self.engine.send_receive(sent, to, received, from, options)
     }
 
-    /// Sends and receives all of these messages at once, in whatever order the peers do it. Messages between two ranks
-    /// keep the order of the lists; at the other end they may be of another batch, or by [`send`](Self::send),
-    /// [`recv`](Self::recv), [`send_recv`](Self::send_recv).
+    /// Sends and receives all of these messages at once, in any order of the peers. Messages between two ranks keep
+    /// the order of the lists. The peer can use another batch, or [`send`](Self::send), [`recv`](Self::recv) and
+    /// [`send_recv`](Self::send_recv).
     ///
     /// ```
     /// use dist_collectives::{Communicator, Message};
@@ -149,8 +150,8 @@ impl Communicator {
         self.engine.batch(messages, options)
     }
 
-    /// Begins a [`batch`](Self::batch) of messages whose memory it owns; they come back, with what arrived. The other
-    /// ends are to be started as well.
+    /// Starts a [`batch`](Self::batch) of messages that own their memory. They are returned with the received
+    /// elements. The peers must start their operations too.
     #[doc(alias = "batch_isend_irecv")]
     pub fn start_batch<T: Element>(
         &mut self,

@@ -1,4 +1,4 @@
-//! An operation that was started and not yet waited for.
+//! The handle of an operation that was started.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use dist_transport::{Cause, Runtime};
 use crate::Error;
 use crate::worker::{AbortHandle, StartClaim};
 
-/// An operation that was started and not yet waited for, and the memory `B` that it owns until then: a
+/// A handle of an operation that was started and not yet waited for. It owns the memory `B` of the operation: a
 /// [`Buffer`](crate::Buffer), several of them, or none.
 ///
-/// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it in a panic
-/// aborts the job, and so does waiting for, asking for or dropping one whose deadline passes before its turn
-/// ([`Error::NotStarted`]).
+/// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it during a
+/// panic aborts the job. If the deadline passes before the operation could begin, waiting for it, polling it or
+/// dropping it aborts the job too ([`Error::NotStarted`]).
 #[must_use = "the result comes from wait; dropping waits too"]
 pub struct Pending<B>(PendingState<B>);
 
 enum PendingState<B> {
     Running(RunningOperation<B>),
     Done(Outcome<B>),
-    /// The result has been handed out.
+    /// The result was returned.
     Taken,
 }
 
@@ -29,11 +29,11 @@ pub(crate) type Outcome<B> = Result<B, Failed<B>>;
 
 pub(crate) struct RunningOperation<B> {
     pub(crate) result: Receiver<Outcome<B>>,
-    /// How often to look for it before sleeping.
+    /// How many times to poll before sleeping.
     pub(crate) spins: u32,
     pub(crate) runtime: Runtime,
     pub(crate) abort_handle: AbortHandle,
-    /// If one that was started before may last longer than this one.
+    /// Present if an earlier operation may last longer than this one.
     pub(crate) claim: Option<StartClaim>,
 }
 
@@ -46,10 +46,10 @@ impl<B> Pending<B> {
         Self(PendingState::Done(Err(Failed::new(buffer, error))))
     }
 
-    /// Waits for the operation to end, which it does by its deadline, and gives what it has made of the memory.
+    /// Waits for the operation to end, at the latest at its deadline, and returns its memory.
     ///
     /// # Errors
-    /// Those of the operation, with the memory that it was given.
+    /// Those of the operation, together with its memory.
     pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, PendingState::Taken) {
             PendingState::Done(done) => done,
@@ -58,8 +58,8 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Waits for the operation to end, but not longer than this; the operation goes on, unless its own deadline passes
-    /// meanwhile.
+    /// Waits for the operation to end, at most this long. After that the operation continues, unless its own
+    /// deadline passes.
     ///
     /// # Errors
     /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
@@ -75,8 +75,8 @@ impl<B> Pending<B> {
         Ok(self.wait())
     }
 
-    /// Whether the operation has ended, so that [`wait`](Self::wait) does not wait. Asking ends one whose
-    /// deadline has passed before its turn, and the job with it.
+    /// Returns `true` if the operation has ended, so that [`wait`](Self::wait) would not block. If the deadline has
+    /// passed before the operation could begin, this call ends it and aborts the job.
     pub fn is_done(&mut self) -> bool {
         if let PendingState::Running(running) = &mut self.0 {
             match running.result.try_receive() {
@@ -89,7 +89,8 @@ impl<B> Pending<B> {
 }
 
 impl<B> RunningOperation<B> {
-    /// How it ended, if it does by then. One whose own deadline passes before its turn ends the job, and so what is before it.
+    /// Returns the outcome of the operation if it ends until then. If its own deadline passes before it could
+    /// begin, the job is aborted, which also ends the operations before it.
     fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<Outcome<B>, Unavailable> {
         if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));
@@ -118,7 +119,7 @@ impl<B> Drop for Pending<B> {
             if std::thread::panicking() {
                 running.abort_handle.abort(Cause::Panicked);
             } else {
-                // Whoever drops the handle does not want to know how it ended.
+                // The outcome of a dropped operation is ignored.
                 let _done = running.receive(0, None);
             }
         }
@@ -134,15 +135,15 @@ impl<B> fmt::Debug for Pending<B> {
     }
 }
 
-/// An operation that failed, and the memory that it was given. What an operation works on in place has unspecified
-/// contents then; what it only reads is as it was.
+/// An operation that failed, and the memory that it was given. Memory that the operation works on in place has
+/// unspecified contents; memory that it only reads is unchanged.
 ///
-/// As an error it says what its [`error`](Self::error) says, and leads to the same source.
+/// As an error it has the message and the source of its [`error`](Self::error).
 #[derive(Debug)]
 pub struct Failed<B> {
-    /// What the operation was given.
+    /// The memory of the operation.
     pub buffer: B,
-    /// What went wrong.
+    /// The error.
     pub error: Box<Error>,
 }
 

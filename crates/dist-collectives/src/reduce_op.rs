@@ -1,4 +1,4 @@
-//! What a reduction does with two elements, and in which order it meets them.
+//! Reduction operations and orders of reduction.
 
 use std::fmt;
 
@@ -6,60 +6,60 @@ use dist_algos::Order;
 
 use crate::DType;
 
-/// How elements of different ranks become one.
+/// The operation that combines elements of different ranks.
 ///
-/// All ranks of a call name the same kind; the number that some kinds take is each rank's own.
+/// All ranks of a call use the same kind. The number of some kinds may differ between ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// The sum. Integers wrap; half types are added in `f32` and rounded to nearest even at every addition.
+    /// The sum. Integers wrap. Half types are added in `f32` and rounded to nearest even at every addition.
     Sum,
     /// The sum, divided once by the number of ranks (in `f32` for half types). Integers have no mean.
     ///
-    /// Partial sums of `f16` are carried as `f32`, in memory and on the wire, and the quotient is rounded to `f16` once: a
-    /// mean of values that `f16` holds is never infinite. It takes twice the bytes of [`Sum`](Self::Sum), as many as
-    /// for `f32`. Partial sums of the other types, `bf16` among them, are of that type.
+    /// Partial sums of `f16` are computed as `f32`, in memory and on the wire, and the quotient is rounded to `f16`
+    /// once. So a mean of finite values is never infinite. It moves twice the bytes of [`Sum`](Self::Sum), as many
+    /// as for `f32`. Partial sums of all other types, including `bf16`, have that type.
     Mean,
-    /// The product, rounded as sums are.
+    /// The product, rounded like sums.
     Product,
     /// The smallest element. A NaN anywhere gives NaN, and −0 is less than +0.
     Min,
     /// The largest element. A NaN anywhere gives NaN, and −0 is less than +0.
     Max,
-    /// The bits that all elements have. Integers only.
+    /// The bits that are set in all elements. Integers only.
     And,
-    /// The bits that any element has. Integers only.
+    /// The bits that are set in any element. Integers only.
     Or,
-    /// The bits that an odd number of elements has. Integers only.
+    /// The bits that are set in an odd number of elements. Integers only.
     Xor,
-    /// The sum, after this rank has multiplied each of its elements by its factor, rounded once (the factor to
-    /// `f32` and the product in it, but for `f64`). Floating-point numbers only.
+    /// The sum, after this rank has multiplied each of its elements by its factor, rounded once. The factor is
+    /// converted to `f32` and multiplied in `f32`, except for `f64`. Floating-point numbers only.
     ///
-    /// The products are elements of the type again before they are added: one that the type cannot hold is infinite,
-    /// which in half types a large factor soon makes it. A factor of 0 makes a NaN or an infinity NaN, and does not hide
-    /// it.
+    /// The products have the element type before they are added. A product that is too large for the type is
+    /// infinite, which happens soon for half types and large factors. A factor of 0 turns a NaN or an infinity into
+    /// NaN and does not hide it.
     #[doc(alias = "ncclRedOpCreatePreMulSum")]
     PreMulSum(f64),
-    /// The mean in which this rank's elements count with its weight: Σ wᵣ·xᵣ / Σ wᵣ over the ranks r. Each rank
-    /// multiplies its elements by its weight as in [`PreMulSum`](Self::PreMulSum), the sum is divided once by the sum
-    /// of the weights. Floating-point numbers only.
+    /// The weighted mean: Σ wᵣ·xᵣ / Σ wᵣ over the ranks r. Each rank multiplies its elements by its weight as in
+    /// [`PreMulSum`](Self::PreMulSum). The sum is divided once by the sum of the weights. Floating-point numbers
+    /// only.
     ///
-    /// Products and partial sums of `f16` are carried as `f32`, as by [`Mean`](Self::Mean), at twice the bytes. Those of
-    /// `bf16` are rounded to `bf16`. Only the ratios of the weights count. Choose them near 1 where products could leave
-    /// the range of the type they are carried in. A weight of 0 hides no NaN and no infinity. With 1 on every rank it gives
-    /// the bits of [`Mean`](Self::Mean).
+    /// Products and partial sums of `f16` are computed as `f32`, as for [`Mean`](Self::Mean), with twice the bytes.
+    /// Those of `bf16` are rounded to `bf16`. Only the ratios of the weights matter: choose weights near 1 if
+    /// products could leave the range of their type. A weight of 0 hides no NaN and no infinity. With weight 1 on
+    /// every rank the result has the bits of [`Mean`](Self::Mean).
     ///
-    /// A weight is finite and not negative. The weights are added in `f64` in canonical order; if they add up to zero
-    /// or to what is not finite in the arithmetic (`f32`, but for `f64`), every rank gets the same error.
+    /// A weight is finite and not negative. The weights are added in `f64` in canonical order. If the sum is zero,
+    /// or not finite in the arithmetic (`f32`, except for `f64`), every rank gets the same error.
     WeightedMean(f64),
 }
 
 impl ReduceOp {
-    /// Every reduce operation that takes no number.
+    /// All reduction operations that take no number.
     pub const PLAIN: [Self; 8] =
         [Self::Sum, Self::Mean, Self::Product, Self::Min, Self::Max, Self::And, Self::Or, Self::Xor];
 
-    /// What it does, without this rank's number.
+    /// Returns the kind, without this rank's number.
     pub const fn kind(self) -> ReduceKind {
         match self {
             Self::Sum => ReduceKind::Sum,
@@ -75,23 +75,23 @@ impl ReduceOp {
         }
     }
 
-    /// The name of the kind, in lower case.
+    /// Returns the name of the kind in lower case.
     pub const fn name(self) -> &'static str {
         self.kind().name()
     }
 
-    /// The operation of this name that takes no number.
+    /// Returns the operation with this name that takes no number.
     pub fn parse(name: &str) -> Option<Self> {
         Self::PLAIN.into_iter().find(|op| op.name() == name)
     }
 
-    /// Whether elements of this type can be reduced like this.
+    /// Returns `true` if elements of this type support the operation.
     pub const fn supports(self, dtype: DType) -> bool {
         self.kind().supports(dtype)
     }
 
-    /// The type in which elements of this type are carried while they are reduced, in memory and on the wire: `f32` for
-    /// means of `f16`, else their own.
+    /// Returns the type in which elements of this type are stored during the reduction, in memory and on the wire.
+    /// It is `f32` for means of `f16`, otherwise the type itself.
     ///
     /// ```
     /// use dist_collectives::{DType, ReduceOp};
@@ -106,7 +106,7 @@ impl ReduceOp {
 }
 
 impl fmt::Display for ReduceOp {
-    /// The name, and the number that there may be: `sum`, `pre_mul_sum(0.5)`.
+    /// Writes the name and the number, if there is one: `sum`, `pre_mul_sum(0.5)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PreMulSum(number) | Self::WeightedMean(number) => write!(f, "{}({number})", self.name()),
@@ -115,7 +115,7 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// What a [`ReduceOp`] does, without this rank's number: what all ranks of a call have in common.
+/// The kind of a [`ReduceOp`], without this rank's number. All ranks of a call have the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReduceKind {
@@ -142,7 +142,7 @@ pub enum ReduceKind {
 }
 
 impl ReduceKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 10] = [
         Self::Sum,
         Self::Mean,
@@ -156,7 +156,7 @@ impl ReduceKind {
         Self::WeightedMean,
     ];
 
-    /// The name, in lower case.
+    /// Returns the name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -172,7 +172,7 @@ impl ReduceKind {
         }
     }
 
-    /// Whether elements of this type can be reduced like this.
+    /// Returns `true` if elements of this type support the operation.
     pub const fn supports(self, dtype: DType) -> bool {
         match self {
             Self::Sum | Self::Product | Self::Min | Self::Max => true,
@@ -181,8 +181,8 @@ impl ReduceKind {
         }
     }
 
-    /// The type in which elements of this type are carried while they are reduced, as
-    /// [`ReduceOp::partial_dtype`] says.
+    /// Returns the type in which elements of this type are stored during the reduction, as
+    /// [`ReduceOp::partial_dtype`] does.
     pub const fn partial_dtype(self, dtype: DType) -> DType {
         match (self, dtype) {
             (Self::Mean | Self::WeightedMean, DType::F16) => DType::F32,
@@ -197,25 +197,25 @@ impl fmt::Display for ReduceKind {
     }
 }
 
-/// Which orders of reduction a call may use. It decides the last bits of a floating-point sum.
+/// The orders of reduction that a call may use. The order determines the last bits of a floating-point sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReductionOrder {
-    /// Every element is reduced as the tree T(n) = T(largest power of two below n) + T(rest) over the ranks in
-    /// order: the same bits for every size, algorithm and transport. Only which one of several different NaN comes out is not
-    /// decided by it, and may differ from rank to rank.
+    /// Every element is reduced by the tree T(n) = T(largest power of two below n) + T(rest) over the ranks in
+    /// order. The bits are the same for every size, algorithm and transport. Only if several different NaN are
+    /// combined, the resulting NaN is not determined and may differ between ranks.
     #[default]
     Canonical,
-    /// Any order that is the same in every run with the same number of ranks, size, algorithm and placement: which ranks
-    /// share a host.
+    /// Any order that is the same in every run with the same number of ranks, size, algorithm and hosts of the
+    /// ranks.
     Any,
 }
 
 impl ReductionOrder {
-    /// Every order.
+    /// All orders.
     pub const ALL: [Self; 2] = [Self::Canonical, Self::Any];
 
-    /// The name, in lower case.
+    /// Returns the name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Canonical => "canonical",
@@ -223,12 +223,12 @@ impl ReductionOrder {
         }
     }
 
-    /// The order of this name.
+    /// Returns the order with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|order| order.name() == name)
     }
 
-    /// The least that algorithms have to promise.
+    /// Returns the minimum promise of an algorithm for this order.
     pub const fn least(self) -> Order {
         match self {
             Self::Canonical => Order::Canonical,

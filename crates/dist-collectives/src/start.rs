@@ -1,4 +1,4 @@
-//! The operations that do not block: each begins here and ends in the worker.
+//! The operations that do not block: each starts here and runs in the worker.
 
 use dist_algos::scan::Extent;
 
@@ -9,18 +9,21 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
 /// # Operations that do not block
 ///
-/// Every operation on slices has a `start_` form, and so have `broadcast_value`, `gather_values` and `all_gather_values`. It
-/// returns at once, takes the memory that it works on as a [`Buffer`], owns it while the operation runs, and gives the output
-/// from [`Pending::wait`]: the same memory if the operation works in place, else new memory; if it fails, what it was given
-/// comes back. Operations that were started are done one after the other in the order of their starts, beside the blocking
-/// ones. All ranks start and call the same operations in the same order. The deadline begins at the start, also of one that waits for its turn: if that has not come by then, whoever waits for
-/// the operation is told so ([`Error::NotStarted`](crate::Error::NotStarted)) and the job is aborted. Whatever can go wrong is reported by
-/// [`Pending::wait`].
+/// Every operation on slices has a `start_` form, and so have `broadcast_value`, `gather_values` and
+/// `all_gather_values`. A `start_` method returns at once. It takes its memory as a [`Buffer`], which the operation
+/// owns while it runs. [`Pending::wait`] returns the output: the same memory if the operation works in place,
+/// otherwise new memory. After an error it returns the input.
 ///
-/// What was [allocated](Self::alloc) is reached by the ranks of a host where it lies. All ranks pass buffers of one kind:
-/// allocated ones, or made from vectors.
+/// Started operations run one after the other in the order of their starts, concurrently with blocking operations.
+/// All ranks must start and call the same operations in the same order. The deadline begins at the start, even if
+/// the operation has to wait for earlier ones. If an operation could not begin before its deadline, the rank that
+/// waits for it gets [`Error::NotStarted`](crate::Error::NotStarted) and the job is aborted. [`Pending::wait`]
+/// reports all errors.
+///
+/// Ranks of a host access [allocated](Self::alloc) buffers directly. All ranks must pass buffers of one kind:
+/// allocated, or made from vectors.
 impl Communicator {
-    /// Begins an [`all_reduce`](Self::all_reduce).
+    /// Starts an [`all_reduce`](Self::all_reduce).
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};
@@ -47,7 +50,7 @@ impl Communicator {
         })
     }
 
-    /// Begins a [`reduce_scatter`](Self::reduce_scatter); the output is this rank's part.
+    /// Starts a [`reduce_scatter`](Self::reduce_scatter); the output is this rank's part.
     #[doc(alias = "MPI_Ireduce_scatter_block")]
     pub fn start_reduce_scatter<T: Element>(
         &mut self,
@@ -64,8 +67,8 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`reduce_scatter_in_place`](Self::reduce_scatter_in_place); the whole buffer comes back, with the result
-    /// as part `rank` of it.
+    /// Starts a [`reduce_scatter_in_place`](Self::reduce_scatter_in_place). The whole buffer is returned, with the
+    /// result as part `rank` of it.
     pub fn start_reduce_scatter_in_place<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -78,7 +81,7 @@ impl Communicator {
         })
     }
 
-    /// Begins a [`reduce_scatter_v`](Self::reduce_scatter_v); the output is this rank's part.
+    /// Starts a [`reduce_scatter_v`](Self::reduce_scatter_v); the output is this rank's part.
     #[doc(alias = "MPI_Ireduce_scatter")]
     pub fn start_reduce_scatter_v<T: Element>(
         &mut self,
@@ -98,7 +101,7 @@ impl Communicator {
         )
     }
 
-    /// Begins an [`all_gather`](Self::all_gather).
+    /// Starts an [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Iallgather")]
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
@@ -111,7 +114,7 @@ impl Communicator {
         )
     }
 
-    /// Begins an [`all_gather_in_place`](Self::all_gather_in_place).
+    /// Starts an [`all_gather_in_place`](Self::all_gather_in_place).
     pub fn start_all_gather_in_place<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -121,7 +124,7 @@ impl Communicator {
         self.start(started, buffer, |engine, buffer, options| engine.all_gather_in_place(buffer, options))
     }
 
-    /// Begins an [`all_gather_v`](Self::all_gather_v).
+    /// Starts an [`all_gather_v`](Self::all_gather_v).
     #[doc(alias = "MPI_Iallgatherv")]
     pub fn start_all_gather_v<T: Element>(
         &mut self,
@@ -138,7 +141,7 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`gather`](Self::gather); the output is empty except on the root.
+    /// Starts a [`gather`](Self::gather); the output is empty except on the root.
     #[doc(alias = "MPI_Igather")]
     pub fn start_gather<T: Element>(
         &mut self,
@@ -157,7 +160,7 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`gather_v`](Self::gather_v); the output is empty except on the root.
+    /// Starts a [`gather_v`](Self::gather_v); the output is empty except on the root.
     #[doc(alias = "MPI_Igatherv")]
     pub fn start_gather_v<T: Element>(
         &mut self,
@@ -177,7 +180,7 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
+    /// Starts a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
     #[doc(alias = "MPI_Iscatter")]
     pub fn start_scatter<T: Element>(
         &mut self,
@@ -198,7 +201,7 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
+    /// Starts a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
     #[doc(alias = "MPI_Iscatterv")]
     pub fn start_scatter_v<T: Element>(
         &mut self,
@@ -219,7 +222,7 @@ impl Communicator {
         )
     }
 
-    /// Begins an [`all_to_all`](Self::all_to_all).
+    /// Starts an [`all_to_all`](Self::all_to_all).
     #[doc(alias = "MPI_Ialltoall")]
     pub fn start_all_to_all<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
@@ -232,7 +235,7 @@ impl Communicator {
         )
     }
 
-    /// Begins an [`all_to_all_v`](Self::all_to_all_v).
+    /// Starts an [`all_to_all_v`](Self::all_to_all_v).
     #[doc(alias = "MPI_Ialltoallv")]
     pub fn start_all_to_all_v<T: Element>(
         &mut self,
@@ -252,7 +255,7 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`scan`](Self::scan).
+    /// Starts a [`scan`](Self::scan).
     #[doc(alias = "MPI_Iscan")]
     pub fn start_scan<T: Element>(
         &mut self,
@@ -266,7 +269,7 @@ impl Communicator {
         })
     }
 
-    /// Begins an [`exclusive_scan`](Self::exclusive_scan).
+    /// Starts an [`exclusive_scan`](Self::exclusive_scan).
     #[doc(alias = "MPI_Iexscan")]
     pub fn start_exclusive_scan<T: Element>(
         &mut self,
@@ -280,7 +283,7 @@ impl Communicator {
         })
     }
 
-    /// Begins a [`broadcast`](Self::broadcast).
+    /// Starts a [`broadcast`](Self::broadcast).
     #[doc(alias = "MPI_Ibcast")]
     pub fn start_broadcast<T: Element>(
         &mut self,
@@ -292,7 +295,7 @@ impl Communicator {
         self.start(started, buffer, move |engine, buffer, options| engine.broadcast(buffer, root, options))
     }
 
-    /// Begins a [`reduce`](Self::reduce).
+    /// Starts a [`reduce`](Self::reduce).
     #[doc(alias = "MPI_Ireduce")]
     pub fn start_reduce<T: Element>(
         &mut self,
@@ -306,7 +309,7 @@ impl Communicator {
         self.start(started, buffer, move |engine, buffer, options| engine.reduce(buffer, op, root, options))
     }
 
-    /// Begins a [`barrier`](Self::barrier).
+    /// Starts a [`barrier`](Self::barrier).
     #[doc(alias = "MPI_Ibarrier")]
     pub fn start_barrier(&mut self) -> Pending<()> {
         self.start(StartedOperation::new(Operation::Barrier), (), |engine, (), options| {
@@ -314,18 +317,19 @@ impl Communicator {
         })
     }
 
-    /// Begins a [`monitored_barrier`](Self::monitored_barrier).
+    /// Starts a [`monitored_barrier`](Self::monitored_barrier).
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
         self.start(StartedOperation::new(Operation::MonitoredBarrier), (), |engine, (), options| {
             engine.monitored_barrier(options)
         })
     }
 
-    /// Begins to [`send`](Self::send) a message, for `to` to take with [`start_recv`](Self::start_recv).
+    /// Starts to [`send`](Self::send) a message, which `to` receives with [`start_recv`](Self::start_recv).
     ///
-    /// It begins when all that was started before has ended. It may end before `to` has taken it, or only then. Ranks that
-    /// send to each other therefore start both at once, by [`start_send_recv`](Self::start_send_recv) or
-    /// [`start_batch`](Self::start_batch): if each started to receive before it sent, all would wait in vain.
+    /// It begins when all operations that were started before have ended. It may end before `to` has received the
+    /// message, or only then. Ranks that send to each other must start both directions at once, with
+    /// [`start_send_recv`](Self::start_send_recv) or [`start_batch`](Self::start_batch). If each rank started to
+    /// receive before it sent, all would wait for ever.
     #[doc(alias = "MPI_Isend")]
     pub fn start_send<T: Element>(
         &mut self,
@@ -337,9 +341,9 @@ impl Communicator {
         })
     }
 
-    /// Begins to [receive](Self::recv) a message into this memory, one that `from` sends with
-    /// [`start_send`](Self::start_send). What is started after it waits for it, so that messages both ways are started
-    /// [at once](Self::start_send).
+    /// Starts to [receive](Self::recv) a message that `from` sends with [`start_send`](Self::start_send).
+    /// Operations that are started later wait for it, so messages in both directions must be started [at
+    /// once](Self::start_send).
     #[doc(alias = "MPI_Irecv")]
     pub fn start_recv<T: Element>(
         &mut self,
@@ -351,7 +355,7 @@ impl Communicator {
         })
     }
 
-    /// Begins a [`send_recv`](Self::send_recv); both memories come back.
+    /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
     #[doc(alias = "MPI_Isendrecv")]
     pub fn start_send_recv<T: Element>(
         &mut self,
@@ -365,8 +369,8 @@ impl Communicator {
         })
     }
 
-    /// Gives an operation of all ranks to the worker, with the memory that it works on and the manner of a call that begins
-    /// now. It counts among the communicator's calls.
+    /// Passes an operation of all ranks to the worker, with its memory and the options of a call that begins now.
+    /// It is counted among the communicator's calls.
     pub(crate) fn start<B: Send + 'static>(
         &mut self,
         started: StartedOperation,
@@ -382,7 +386,7 @@ impl Communicator {
         })
     }
 
-    /// Gives messages to the worker, likewise, which do not count.
+    /// Passes messages to the worker in the same way; they are not counted.
     pub(crate) fn start_messages<B: Send + 'static>(
         &mut self,
         buffer: B,
@@ -399,7 +403,8 @@ impl Communicator {
         }
     }
 
-    /// How long this rank's part is, if the counts and the whole, where this rank has it, are what the operation takes.
+    /// Returns the length of this rank's part, if the counts and the whole buffer, where this rank has it, are
+    /// valid.
     fn own_part(
         &self,
         operation: Operation,
@@ -410,13 +415,13 @@ impl Communicator {
         self.engine.check_counts(operation, counts, ("output", own), whole).map(|_| own)
     }
 
-    /// How long all parts are together, if the counts and this rank's part are what the operation takes.
+    /// Returns the length of all parts together, if the counts and this rank's part are valid.
     fn all_parts(&self, operation: Operation, counts: &[usize], own: usize) -> Result<usize> {
         self.engine.check_counts(operation, counts, ("input", own), None)
     }
 
-    /// Starts an operation that reads one memory and writes another. The length of that is what the operation takes, or why
-    /// it takes none: no memory is made for one that it would refuse.
+    /// Starts an operation that reads one buffer and writes another. `len` is the length of the output, or the
+    /// error of invalid arguments: then no memory is allocated.
     fn start_into<T: Element>(
         &mut self,
         started: StartedOperation,

@@ -1,4 +1,4 @@
-//! Values of any type that serde knows, between ranks.
+//! Values of any type that serde supports, between ranks.
 
 use std::io::Cursor;
 
@@ -9,25 +9,25 @@ use crate::engine::{CallOptions, Engine};
 use crate::history::StartedOperation;
 use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
-/// The longest encoding of one rank's value, in bytes.
+/// Maximum length of the encoding of one rank's value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
 
-/// Why a value does not come across, in [`Error::Value`].
+/// The reason why a value could not be transferred, in [`Error::Value`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ValueProblem {
-    /// The root gave none.
+    /// The root passed no value.
     Missing,
     /// Serde could not encode it.
     NotEncodable,
     /// Its encoding is longer than [`VALUE_BYTES_MAX`].
     TooLong,
-    /// What its rank sent cannot be decoded as a value of the type that this rank expects.
+    /// The received bytes cannot be decoded as a value of the expected type.
     NotDecodable,
 }
 
 impl ValueProblem {
-    /// The end of a sentence about a value.
+    /// Returns the end of a sentence about a value.
     pub(crate) const fn as_predicate(self) -> &'static str {
         match self {
             Self::Missing => "is missing",
@@ -40,12 +40,12 @@ impl ValueProblem {
 
 /// # Values of any type
 ///
-/// Feature `serde`. A value travels as MessagePack, with the names of its fields, behind its length: what serde's
-/// attributes leave out, flatten or do not tag comes across as through JSON, and NaN does too. As there, an absent value
-/// inside of an optional one (`Some(None)`) comes out as `None`. A value that does not come across is the
-/// same error on every rank that was to have it, and the communicator can be used on.
+/// Feature `serde`. A value is sent as MessagePack with the names of its fields, after its length. Attributes of
+/// serde that skip, flatten or untag work as with JSON, and NaN is supported. As with JSON, an absent value inside
+/// of an optional one (`Some(None)`) becomes `None`. If a value cannot be transferred, every rank that should
+/// receive it gets the same error, and the communicator can still be used.
 impl Communicator {
-    /// Gives every rank the root's value. The root gives `Some`; what the other ranks give is dropped.
+    /// Sends the root's value to every rank. The root passes `Some`; values of other ranks are dropped.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -60,7 +60,7 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Value`] if the root gives none, or if it cannot be encoded, or decoded as a `V`. As for
+    /// [`Error::Value`] if the root passes no value, or if it cannot be encoded, or decoded as a `V`. As for
     /// [`broadcast`](Self::broadcast).
     #[doc(alias = "broadcast_object")]
     pub fn broadcast_value<V: Serialize + DeserializeOwned>(
@@ -72,7 +72,7 @@ impl Communicator {
         self.engine.broadcast_value(value.as_ref(), root, options)
     }
 
-    /// Gives the root the values of all ranks, in rank order; `None` on the other ranks.
+    /// Sends the values of all ranks to the root, in rank order. Returns `None` on the other ranks.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -97,18 +97,18 @@ impl Communicator {
         self.engine.gather_values(value, root, options)
     }
 
-    /// Gives every rank the values of all ranks, in rank order.
+    /// Sends the values of all ranks to every rank, in rank order.
     ///
     /// # Errors
-    /// [`Error::Value`] if a rank's value cannot be encoded, or decoded. As for [`all_gather`](Self::all_gather).
+    /// [`Error::Value`] if a rank's value cannot be encoded or decoded. As for [`all_gather`](Self::all_gather).
     #[doc(alias = "all_gather_object")]
     pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
         let options = &CallOptions::new(&self.settings, &self.runtime);
         self.engine.all_gather_values(value, options)
     }
 
-    /// Gives every rank the one of the root's values that has its number. The root gives as many as there are ranks, in rank
-    /// order; what the other ranks give is ignored.
+    /// Sends one of the root's values to each rank. The root passes one value per rank, in rank order; the values
+    /// of other ranks are ignored.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -124,9 +124,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Value`] on every rank if the root gives too few, or one of them cannot be encoded, and on a rank whose value
-    /// cannot be decoded as a `V`; [`Error::Counts`] on the root, and a missing value on the others, if it gives too many. As
-    /// for [`scatter`](Self::scatter).
+    /// [`Error::Value`] on every rank if the root passes too few values or one of them cannot be encoded, and on a
+    /// rank whose value cannot be decoded as a `V`. If the root passes too many, it gets [`Error::Counts`], and the
+    /// other ranks get a missing value. As for [`scatter`](Self::scatter).
     #[doc(alias = "scatter_object_list")]
     pub fn scatter_values<V: Serialize + DeserializeOwned>(
         &mut self,
@@ -137,8 +137,8 @@ impl Communicator {
         self.engine.scatter_values(values, root, options)
     }
 
-    /// Sends a value, which `to` takes with [`recv_value`](Self::recv_value), as two [messages](Self::send): its length and
-    /// its bytes.
+    /// Sends a value, which `to` receives with [`recv_value`](Self::recv_value), as two [messages](Self::send): its
+    /// length and its bytes.
     ///
     /// # Errors
     /// [`Error::Value`] on both ranks if it cannot be encoded. As for [`send`](Self::send).
@@ -148,7 +148,8 @@ impl Communicator {
         self.engine.send_value(value, to, options)
     }
 
-    /// Receives the oldest value that `from` has sent with [`send_value`](Self::send_value) and this rank has not received.
+    /// Receives the oldest value that `from` has sent with [`send_value`](Self::send_value) and this rank has not
+    /// received yet.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -172,7 +173,8 @@ impl Communicator {
         self.engine.receive_value(from, options)
     }
 
-    /// Begins a [`broadcast_value`](Self::broadcast_value), which gives `Some`. If it fails, what this rank gave comes back.
+    /// Starts a [`broadcast_value`](Self::broadcast_value), which returns `Some`. After an error this rank's value
+    /// is returned.
     pub fn start_broadcast_value<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: Option<V>,
@@ -188,8 +190,8 @@ impl Communicator {
         )
     }
 
-    /// Begins a [`gather_values`](Self::gather_values), which gives the values of all ranks on the root, and none on the
-    /// others. If it fails, this rank's value comes back.
+    /// Starts a [`gather_values`](Self::gather_values), which returns the values of all ranks on the root and none
+    /// on the others. After an error this rank's value is returned.
     pub fn start_gather_values<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: V,
@@ -205,7 +207,7 @@ impl Communicator {
         )
     }
 
-    /// Begins an [`all_gather_values`](Self::all_gather_values). If it fails, this rank's value comes back.
+    /// Starts an [`all_gather_values`](Self::all_gather_values). After an error this rank's value is returned.
     pub fn start_all_gather_values<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: V,
@@ -235,7 +237,7 @@ impl Engine {
             (Err(problem), Ok(_)) => return Err(error(self.in_world(root), problem, None)),
         };
         self.broadcast(&mut bytes, root, options)?;
-        // The root too: every rank has the same value, or the same error.
+        // The root decodes too, so that every rank has the same value or the same error.
         decode(self.in_world(root), &bytes)
     }
 
@@ -316,7 +318,7 @@ impl Engine {
         decode(sender, &bytes)
     }
 
-    /// This rank's value as bytes, and how many bytes each rank's value has.
+    /// Returns this rank's encoded value, and the number of bytes of each rank's value.
     fn encoded_with_counts<V: Serialize>(
         &mut self,
         value: &V,
@@ -336,7 +338,7 @@ impl Engine {
     }
 }
 
-/// A value as bytes, or why not.
+/// An encoded value, or the reason why there is none.
 type Encoded = Result<Vec<u8>, (ValueProblem, Option<Source>)>;
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
@@ -371,8 +373,8 @@ fn decode_all<V: DeserializeOwned>(mut bytes: &[u8], counts: &[usize], ranks: &[
     counts.iter().zip(ranks).map(&mut decode_next).collect()
 }
 
-/// What a rank tells the others before its bytes: how many there are; or, by a number that is no length, why there are
-/// none.
+/// Returns the number that a rank sends before its bytes: the number of bytes, or a code that is no valid length
+/// for the reason why there are none.
 fn announcement(encoded: &Encoded) -> u64 {
     encoded.as_ref().map_or_else(|&(problem, _)| code(problem), |bytes| bytes.len() as u64)
 }
@@ -381,7 +383,7 @@ fn code(problem: ValueProblem) -> u64 {
     u64::MAX - problem as u64
 }
 
-/// The length that was announced, or the problem.
+/// Returns the announced length, or the problem.
 fn length_of(announced: u64) -> Result<usize, ValueProblem> {
     let problems = [ValueProblem::Missing, ValueProblem::NotEncodable];
     if let Some(problem) = problems.into_iter().find(|&problem| code(problem) == announced) {

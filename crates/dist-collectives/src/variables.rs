@@ -1,14 +1,15 @@
-//! What the environment says besides how the ranks meet.
+//! Environment variables other than those for joining.
 
 use dist_transport::Error as TransportError;
 
 use crate::{Crossovers, Error, Result};
 
-/// From how many bytes on ranks that share memory use which form, as `DIST_CROSSOVERS` says; what was measured if it says
-/// nothing. [`Communicator::from_env`](crate::Communicator::from_env) goes by it.
+/// Returns the sizes from which ranks that share memory use each direct algorithm, from `DIST_CROSSOVERS`. If the
+/// variable is not set, these are the measured values. [`Communicator::from_env`](crate::Communicator::from_env)
+/// calls this.
 ///
 /// # Errors
-/// If it makes no sense.
+/// If the variable is invalid.
 pub fn crossovers_from_env() -> Result<Crossovers> {
     crossovers(|name| std::env::var(name).ok())
 }

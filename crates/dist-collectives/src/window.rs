@@ -6,11 +6,13 @@ use std::ops::Deref;
 use crate::engine::{CallOptions, WindowBuffer, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
-/// A buffer that every rank of a group has for all of them to read, where it lies and whenever they like: nobody changes one
-/// before all have [closed](Self::close) theirs. To read takes one copy, and the rank whose memory it is does nothing for it.
+/// A buffer of every rank that all ranks of a group can read directly, at any time. No buffer may change before all
+/// ranks have [closed](Self::close) their windows. A read is one copy, and the rank that owns the memory takes no
+/// part in it.
 ///
-/// It is a collective that goes on for as long as the window is open, so it has a communicator to itself. A rank that drops
-/// its window without closing it is missed by the others when they close theirs, or when they read what was in it.
+/// A window is a collective that lasts as long as the window is open, so it uses a communicator exclusively. If a
+/// rank drops its window without closing it, the others get an error when they close their windows or read its
+/// memory.
 ///
 /// ```
 /// use dist_collectives::Communicator;
@@ -35,16 +37,16 @@ use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 #[doc(alias = "symmetric memory")]
 #[must_use = "other ranks wait until it is closed"]
 pub struct Window<T> {
-    // Dropped first: others find out by that what they must not read any more.
+    // Dropped first, which tells other ranks that they must not read any more.
     comm: Communicator,
     open: WindowBuffer<T>,
     call: Call,
 }
 
 impl Communicator {
-    /// Whether the ranks of the group can read what each of them has in such a buffer: they share a host, and each has
-    /// [allocated](Self::alloc) memory, or may read the others' through the system. Every rank calls this, and comes to the
-    /// same.
+    /// Returns `true` if the ranks of the group can read each other's buffers of this kind. They must share a host,
+    /// and each must have [allocated](Self::alloc) memory or be permitted by the system to read the others' memory.
+    /// Every rank calls this and gets the same result.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
@@ -53,12 +55,12 @@ impl Communicator {
         self.engine.can_open(buffer.ownership(), options)
     }
 
-    /// Lets all ranks read what each of them has in its buffer, as many elements on each, until they close their windows.
-    /// Every rank calls this, where all of them [can](Self::can_open).
+    /// Lets all ranks read each other's buffers, which have the same length, until they close their windows. Every
+    /// rank calls this, if [`can_open`](Self::can_open) returned `true`.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and if a rank's buffer cannot be read by another one. The buffer is as it was,
-    /// and the communicator gone.
+    /// As for [`all_reduce`](Self::all_reduce), and if a rank's buffer cannot be read by another one. The buffer is
+    /// returned unchanged, and the communicator is lost.
     #[doc(alias = "MPI_Win_fence")]
     pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
         let options = &CallOptions::new(&self.settings, &self.runtime);
@@ -70,20 +72,20 @@ impl Communicator {
 }
 
 impl<T: Element> Window<T> {
-    /// This rank's number in the group.
+    /// Returns this rank's number in the group.
     pub fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// How many ranks the group has.
+    /// Returns the number of ranks in the group.
     pub fn world_size(&self) -> usize {
         self.comm.world_size()
     }
 
-    /// Copies what a rank has from element `start` on.
+    /// Copies elements of a rank's buffer, from element `start` on.
     ///
     /// # Errors
-    /// If there is no such rank or it has not so many elements, or it has dropped its window.
+    /// If there is no such rank, if its buffer is too short, or if it has dropped its window.
     #[doc(alias = "MPI_Get")]
     pub fn read(&mut self, rank: usize, start: usize, into: &mut [T]) -> Result<()> {
         let Self { comm, open, call } = self;
@@ -101,10 +103,10 @@ impl<T: Element> Window<T> {
         comm.engine.read_window((call, open), (rank, start), into, &due)
     }
 
-    /// Waits until all ranks have closed their windows, and gives back what it was made of.
+    /// Waits until all ranks have closed their windows, and returns the communicator and the buffer.
     ///
     /// # Errors
-    /// As for [`Communicator::all_reduce`]. The buffer is as it was, and the communicator gone.
+    /// As for [`Communicator::all_reduce`]. The buffer is returned unchanged, and the communicator is lost.
     pub fn close(mut self) -> Result<(Communicator, Buffer<T>), Failed<Buffer<T>>> {
         let due = CallOptions::new(&self.comm.settings, &self.comm.runtime).due;
         match self.comm.engine.close_window((&self.call, &mut self.open), &due) {
@@ -117,7 +119,7 @@ impl<T: Element> Window<T> {
     }
 }
 
-/// This rank's own elements.
+/// Dereferences to this rank's own elements.
 impl<T: Element> Deref for Window<T> {
     type Target = [T];
 

@@ -1,4 +1,4 @@
-//! The thread that does the operations that do not block, one after the other.
+//! The thread that executes the operations that do not block, one after the other.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,18 +13,19 @@ use crate::history::History;
 use crate::pending::{Failed, Pending, RunningOperation};
 use crate::{Error, Result};
 
-/// A thread with a transport of its own, and the queue of what it is to do.
+/// A thread with its own transport, and the queue of its operations.
 pub(crate) struct Worker {
-    /// Taken when the worker is told to end.
+    /// Taken to end the worker.
     queue_sender: Option<Mailbox<QueuedOperation>>,
     task: Option<Task<()>>,
-    /// Of this rank alone: what handles abort the job by. It leaves with the worker, however long they live.
+    /// A transport of this rank alone, through which handles abort the job. It is dropped with the worker, even if
+    /// handles live longer.
     alone: Arc<Mutex<Box<dyn Transport>>>,
     runtime: Runtime,
-    /// How often each of the two threads looks for what the other has for it before it sleeps.
+    /// How many times each of the two threads polls the other before it sleeps.
     spins: u32,
     started: u64,
-    /// The last deadline of what was started since all had ended.
+    /// The latest deadline of the operations that were started since all had ended.
     latest_deadline: Option<Deadline>,
     completed: Arc<Mutex<Completed>>,
 }
@@ -38,11 +39,11 @@ struct Completed {
 
 type QueuedOperation = Box<dyn FnOnce(&mut Engine) + Send>;
 
-/// Some 50 µs: a wake-up takes 30.
+/// About 50 µs; a wake-up takes 30 µs.
 const SPINS: u32 = 2000;
 
-/// [`SPINS`], if every rank of the group on this host has a core for the thread that calls and one for the worker. Otherwise
-/// none: who looks would keep the other from running.
+/// Returns [`SPINS`] if the host has two cores for every rank of the group on it: one for the calling thread and
+/// one for the worker. Otherwise returns 0, because a polling thread would keep the other one from running.
 fn spins(transport: &dyn Transport) -> u32 {
     let hosts = transport.hosts();
     let here = hosts[transport.rank().index()];
@@ -51,7 +52,7 @@ fn spins(transport: &dyn Transport) -> u32 {
 }
 
 impl Worker {
-    /// Starts the thread, for the communicator with this channel. When there is none to be had, the transport comes back.
+    /// Starts the thread for the communicator with this channel. If that fails, the transport is returned.
     pub(crate) fn new(
         mut transport: Box<dyn Transport>,
         channel: ChannelId,
@@ -64,7 +65,7 @@ impl Worker {
         };
         let (queue_sender, mut queue) = runtime.mailbox::<QueuedOperation>();
         let spins = spins(&*transport);
-        // The transport goes to the thread once there is one.
+        // The transport is passed to the thread after the thread was started.
         let (hand_over, mut handed_over) = runtime.mailbox();
         let work = move || {
             let Ok(transport) = handed_over.receive(None) else { return };
@@ -85,8 +86,8 @@ impl Worker {
         Ok(Self { queue_sender, task, alone, runtime, spins, started: 0, latest_deadline: None, completed })
     }
 
-    /// Puts an operation into the queue, with the memory that it works on and its deadline. If it fails, the memory goes back
-    /// as the operation has left it.
+    /// Adds an operation to the queue, with its memory and its deadline. If the operation fails, the memory is
+    /// returned as the operation left it.
     pub(crate) fn start<B: Send + 'static>(
         &mut self,
         mut buffer: B,
@@ -119,8 +120,8 @@ impl Worker {
         Pending::running(RunningOperation { result, spins: self.spins, runtime, abort_handle, claim })
     }
 
-    /// The turn of what is started now, if it may have to wait for it beyond its deadline: where none of those before it has a
-    /// later one, they end in time.
+    /// Returns a claim for the operation that is started now, if it may have to wait beyond its deadline. If no
+    /// earlier operation has a later deadline, all of them end in time and no claim is needed.
     fn claim(&mut self, deadline: Deadline) -> Option<StartClaim> {
         let all_have_ended = self.completed().count == self.started;
         self.started += 1;
@@ -132,7 +133,7 @@ impl Worker {
         None
     }
 
-    /// Lets how operations are done be thought of anew in those that are started from now on.
+    /// Removes the cached plans for operations that are started from now on.
     pub(crate) fn invalidate_plans(&self) {
         self.send(Box::new(Engine::invalidate_plans));
     }
@@ -141,7 +142,7 @@ impl Worker {
         self.queue_sender.as_ref().expect("the queue is open until the worker is dropped").send(queued);
     }
 
-    /// What the operations that have ended have moved.
+    /// Returns the traffic of the operations that have ended.
     pub(crate) fn traffic(&self) -> Traffic {
         self.completed().traffic
     }
@@ -152,8 +153,8 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Waits for what was started; every operation ends by its deadline. In a panic the transports have aborted
-    /// the job, and nobody waits.
+    /// Waits for the started operations; each ends by its deadline. During a panic the transports have aborted the
+    /// job, and there is no wait.
     fn drop(&mut self) {
         drop(self.queue_sender.take());
         if let Some(task) = self.task.take().filter(|_| !std::thread::panicking()) {
@@ -169,7 +170,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// What aborts the job for those who have no transport, as long as the worker has one.
+/// A handle that aborts the job without a transport, as long as the worker lives.
 #[derive(Debug)]
 pub(crate) struct AbortHandle(Weak<Mutex<Box<dyn Transport>>>);
 
@@ -181,8 +182,8 @@ impl AbortHandle {
     }
 }
 
-/// The turn of an operation in the queue, which either the worker takes that comes to it, or the handle when the deadline has
-/// passed before.
+/// The right to begin or to end a queued operation. Either the worker takes it when it reaches the operation, or
+/// the handle takes it after the deadline.
 #[derive(Clone, Debug)]
 pub(crate) struct StartClaim {
     pub(crate) deadline: Deadline,
@@ -190,12 +191,12 @@ pub(crate) struct StartClaim {
 }
 
 impl StartClaim {
-    /// Whether it was there to be taken.
+    /// Takes the claim. Returns `false` if it was already taken.
     pub(crate) fn take(&self) -> bool {
         !self.taken.swap(true, Ordering::AcqRel)
     }
 
-    /// What an operation tells that the handle has taken it from.
+    /// Returns the error of an operation whose handle has taken the claim.
     pub(crate) fn missed(&self) -> Error {
         Error::NotStarted { limit: self.deadline.limit() }
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with a group or a mesh.
+//! Errors of groups and meshes.
 
 use std::fmt::Write;
 
@@ -6,78 +6,78 @@ use std::fmt::Write;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 dist_collectives::error_enum! {
-/// What can be wrong with a group or a mesh. Ranks are numbered as in the parent, but for those in
-/// [`Collective`](Self::Collective), which have their numbers in the world.
+/// An error of a group or a mesh. Ranks have their numbers in the parent, except in
+/// [`Collective`](Self::Collective), where they have their numbers in the world.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A group needs at least one rank.
+    /// The list of ranks is empty.
     #[error("a group of no ranks")]
     Empty,
     /// A member does not exist.
     #[error("rank {rank} is outside the parent, which has {world_size}")]
     UnknownRank {
-        /// The rank that was given.
+        /// The given rank.
         rank: usize,
         /// The size of the parent.
         world_size: usize,
     },
-    /// A member is named twice.
+    /// A member is repeated.
     #[error("rank {rank} is named twice")]
     DuplicateRank {
         /// The rank.
         rank: usize,
     },
-    /// A mesh, or a slice of one, needs at least one axis.
+    /// The list of axes is empty; a mesh, or a slice of one, needs at least one axis.
     #[error("a mesh of no axes")]
     NoAxes,
     /// The mesh has no axis of this name.
     #[error("there is no axis {name:?}; the axes are {}", axes.join(", "))]
     UnknownAxis {
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// The names of the axes that the mesh has.
+        /// The names of the axes of the mesh.
         axes: Vec<String>,
     },
-    /// An axis is named twice.
+    /// An axis is repeated.
     #[error("the axis {name:?} is named twice")]
     DuplicateAxis {
         /// The name.
         name: String,
     },
-    /// An axis has no ranks.
+    /// An axis has degree zero.
     #[error("the axis {name:?} has degree 0")]
     ZeroDegree {
         /// The name of the axis.
         name: String,
     },
-    /// The degrees do not multiply to the number of ranks.
+    /// The product of the degrees is not the number of ranks.
     #[error("the degrees {} do not make a world of {world_size}", product(degrees))]
     Degrees {
         /// The axes and their degrees.
         degrees: Vec<(String, usize)>,
-        /// The ranks that there are.
+        /// The number of ranks.
         world_size: usize,
     },
-    /// The axis's group was taken out of the mesh before.
+    /// The group of the axis was already taken out of the mesh.
     #[error("the group of the axis {name:?} was taken out of the mesh before")]
     AxisTaken {
         /// The name of the axis.
         name: String,
     },
-    /// A collective failed: one by which groups are made, or one of a group.
+    /// A collective failed: during the creation of groups, or in a group.
     #[error("communication between the ranks failed")]
     Collective(#[from] dist_collectives::Error),
 }
 }
 
 impl Error {
-    /// Whether a deadline ran out, this rank's or another's.
+    /// Returns `true` if a deadline passed, on this rank or on another.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Collective(source) if source.is_timeout())
     }
 
-    /// The one rank that the error is about, if it is about one, by its number in the world.
+    /// Returns the world rank that the error is about, if it is about one rank.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::Collective(source) => source.peer(),
@@ -86,7 +86,7 @@ impl Error {
     }
 }
 
-/// `data 2 x shard 3 = 6`.
+/// Formats degrees, for example `data 2 x shard 3 = 6`.
 fn product(degrees: &[(String, usize)]) -> String {
     let mut text = String::new();
     for (name, degree) in degrees {

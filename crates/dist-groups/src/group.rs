@@ -1,4 +1,4 @@
-//! Some ranks of a communicator, and a communicator of their own.
+//! [`Group`]: some ranks of a communicator, with their own communicator.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -7,14 +7,15 @@ use dist_collectives::{Communicator, Hosts};
 
 use crate::{Error, Result};
 
-/// Some ranks of a parent communicator, numbered anew, with a communicator of their own: it dereferences to it.
+/// Some ranks of a parent communicator, renumbered, with their own communicator. A group dereferences to its
+/// communicator.
 ///
-/// Messages of different groups never meet, so groups that share ranks can be used at the same time, each from
-/// its own thread. A group inherits its parent's timeout and order of reduction, and can be a parent itself.
+/// Messages of different groups are separate, so groups that share ranks can be used at the same time, each on its
+/// own thread. A group inherits its parent's timeout and order of reduction, and can be a parent itself.
 ///
-/// Take a group if its members' numbers in the parent matter, or if the ranks do not all know the lists: it
-/// translates numbers, and [`split`](Self::split) makes groups from what each rank knows of itself. If a list is at
-/// hand and nothing is to be translated, [`Communicator::subgroup`] makes the same communicator without the table.
+/// Use a group to translate between its ranks and the ranks of the parent, or if not all ranks know the lists:
+/// [`split`](Self::split) creates groups from values that each rank knows about itself. If you have a list and need
+/// no translation, use [`Communicator::subgroup`].
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
@@ -33,17 +34,18 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Group {
     communicator: Communicator,
-    /// The parent's numbers, in the group's order.
+    /// The members by their numbers in the parent, in the group's order.
     members: Vec<usize>,
 }
 
 impl Group {
-    /// The group of these ranks of the parent, numbered in the order of the list; `None` on ranks that are not in
-    /// it. Nothing is communicated: every rank of the parent, member or not, makes the same call. Several groups
-    /// that share no rank can be made by one call: each rank names the members of its own group.
+    /// Creates the group of these ranks of the parent, numbered in the order of the list. Returns `None` on ranks
+    /// that are not in the list. Nothing is communicated. Every rank of the parent, member or not, makes the same
+    /// call. One call can create several groups that share no rank: each rank lists the members of its own group.
     ///
     /// # Errors
-    /// If the list is empty, names a rank twice, or one that the parent does not have; on every rank alike.
+    /// If the list is empty, repeats a rank, or contains a rank that the parent does not have. Every rank gets the
+    /// same error.
     #[doc(alias = "MPI_Comm_create")]
     #[doc(alias = "new_group")]
     pub fn new(parent: &mut Communicator, members: &[usize]) -> Result<Option<Self>> {
@@ -53,8 +55,9 @@ impl Group {
         Ok(communicator.map(|communicator| Self { communicator, members }))
     }
 
-    /// The group of all ranks of the parent that give the same colour, numbered by key, and by their numbers in
-    /// the parent where keys are equal; `None` for a rank that gives no colour. Takes one all_gather.
+    /// Creates the group of all ranks of the parent that pass the same colour. They are numbered by key, and by
+    /// their numbers in the parent if keys are equal. Returns `None` on a rank that passes no colour. It needs one
+    /// all_gather.
     ///
     /// # Errors
     /// If the all_gather fails.
@@ -71,8 +74,8 @@ impl Group {
                 groups.entry(entry[1]).or_default().push((entry[2], rank));
             }
         }
-        // One call makes all groups. A rank of no colour makes it as well, to stay in step: it names a group that
-        // it is not in.
+        // One call creates all groups. A rank without a colour makes it too, to keep the channels equal on all
+        // ranks: it names a group that it is not in.
         let group = match colour {
             Some(colour) => groups.remove(&i64::from(colour)),
             None => groups.into_values().next(),
@@ -83,8 +86,8 @@ impl Group {
         Self::new(parent, &members)
     }
 
-    /// The ranks of the parent that run on this rank's host. Nothing is communicated; every rank of the parent makes
-    /// the same call.
+    /// Creates the group of the parent's ranks that run on this rank's host. Nothing is communicated. Every rank of
+    /// the parent makes the same call.
     ///
     /// # Errors
     /// If the transport cannot be forked.
@@ -94,9 +97,9 @@ impl Group {
         Self::of_own(parent, hosts.members(hosts.of(parent.rank())))
     }
 
-    /// The ranks of the parent that have this rank's number on their hosts, numbered by host: as many as there are
-    /// hosts if all have [equally many](Hosts::regular), else those that there are. Nothing is communicated; every rank of
-    /// the parent makes the same call.
+    /// Creates the group of the parent's ranks that have the same position on their hosts as this rank, numbered by
+    /// host. If all hosts have [equally many ranks](Hosts::regular), it has one rank of each host; otherwise some
+    /// hosts may be missing. Nothing is communicated. Every rank of the parent makes the same call.
     ///
     /// # Errors
     /// If the transport cannot be forked.
@@ -106,8 +109,8 @@ impl Group {
         Self::of_own(parent, &across)
     }
 
-    /// The first rank of each host, numbered by host; `None` on the others. Nothing is communicated; every rank of
-    /// the parent makes the same call.
+    /// Creates the group of the first rank of each host, numbered by host. Returns `None` on other ranks. Nothing
+    /// is communicated. Every rank of the parent makes the same call.
     ///
     /// # Errors
     /// If the transport cannot be forked.
@@ -116,14 +119,14 @@ impl Group {
         Self::new(parent, &leaders)
     }
 
-    /// The group that this rank names, and is in.
+    /// Creates the group of these ranks, which include this rank.
     pub(crate) fn of_own(parent: &mut Communicator, members: &[usize]) -> Result<Self> {
         let group = Self::new(parent, members)?;
         Ok(group.expect("this rank is among the members"))
     }
 
-    /// The same group once more, with messages of its own, for another thread. Nothing is communicated; every
-    /// member makes the same call.
+    /// Creates another communicator for the same group, for another thread. Nothing is communicated. Every member
+    /// makes the same call.
     ///
     /// # Errors
     /// If the transport cannot be forked.
@@ -133,33 +136,34 @@ impl Group {
         Ok(Self { communicator, members: self.members.clone() })
     }
 
-    /// The members by their numbers in the parent, in the group's order.
+    /// Returns the members by their numbers in the parent, in the group's order.
     pub fn members(&self) -> &[usize] {
         &self.members
     }
 
-    /// The number in the parent of the member with this number in the group; `None` if the group has no such rank.
+    /// Returns the number in the parent of the member with this number in the group; `None` if the group has no
+    /// such rank.
     pub fn to_parent(&self, rank: usize) -> Option<usize> {
         self.members.get(rank).copied()
     }
 
-    /// The number in the group of the rank with this number in the parent; `None` if it is no member.
+    /// Returns the number in the group of the rank with this number in the parent; `None` if it is no member.
     pub fn to_local(&self, parent_rank: usize) -> Option<usize> {
         position(&self.members, parent_rank)
     }
 
-    /// The number in the world of the member with this number in the group, however many groups lie between;
-    /// `None` if the group has no such rank.
+    /// Returns the number in the world of the member with this number in the group, through any number of parent
+    /// groups. Returns `None` if the group has no such rank.
     pub fn to_world(&self, rank: usize) -> Option<usize> {
         self.members_in_world().get(rank).copied()
     }
 
-    /// The number in the group of the rank with this number in the world; `None` if it is no member.
+    /// Returns the number in the group of the rank with this number in the world; `None` if it is no member.
     pub fn from_world(&self, world_rank: usize) -> Option<usize> {
         position(self.members_in_world(), world_rank)
     }
 
-    /// The communicator alone.
+    /// Returns the communicator without the group.
     pub fn into_communicator(self) -> Communicator {
         self.communicator
     }

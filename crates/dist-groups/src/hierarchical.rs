@@ -1,15 +1,15 @@
-//! The choice to go by host.
+//! Enabling two-level algorithms.
 
 use dist_collectives::{Communicator, CostCache, CostModel, Hosts, ReduceOp};
 
 use crate::{Group, Result};
 
-/// Lets the operations of a communicator, and of the forks, groups and meshes that are made of it later, go by host
-/// where that should be faster: among the ranks of each host, and from host to host, so that fewer messages and bytes
-/// take the slow way. `false` where that cannot be, as all ranks share a host or none do; nothing is changed then.
+/// Enables two-level algorithms for a communicator, and for the forks, groups and meshes that are created from it
+/// later. If it is faster, operations communicate inside hosts first and then between hosts, so that fewer messages
+/// and bytes use the slow links. Returns `false` and changes nothing if all ranks share a host, or no two ranks do.
 ///
-/// What messages take is [measured](Communicator::tune) inside of hosts and among their leaders, or was kept of an earlier
-/// run. All ranks of the communicator make this call.
+/// The costs of messages are [measured](Communicator::tune) inside hosts and between their leaders, or read from
+/// the cache of an earlier run. All ranks of the communicator must make this call.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,14 +41,14 @@ pub fn enable_hierarchical(
     if hosts.count() == 1 || hosts.largest() == 1 {
         return Ok(false);
     }
-    // A host may have as many ranks as there are hosts.
+    // The names must differ, because a host may have as many ranks as there are hosts.
     let [name_inside, name_across] = ["inside", "across"].map(|level| format!("{transport}-{level}"));
     let mut on_host = Group::on_host(communicator)?;
     let inside =
         if on_host.world_size() > 1 { words(on_host.tune(Some(kept), &name_inside)?) } else { [0; 3] };
     let leaders = Group::of_leaders(communicator)?;
     let across = leaders.map(|mut leaders| leaders.tune(Some(kept), &name_across)).transpose()?;
-    // Every host has measured for itself: the slowest counts.
+    // Every host has measured its own costs; the slowest host counts.
     let mut costs = [inside, across.map_or([0; 3], words)].concat();
     communicator.all_reduce(&mut costs, ReduceOp::Max)?;
     communicator.set_cost_model(model(&costs[3..]));

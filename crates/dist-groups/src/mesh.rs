@@ -1,16 +1,16 @@
-//! Ranks arranged along named axes, with a group along each axis.
+//! [`Mesh`]: ranks arranged along named axes, with a group along each axis.
 
 use dist_collectives::Communicator;
 
 use crate::shape::Shape;
 use crate::{Error, Group, Result};
 
-/// A communicator's ranks arranged along named axes, and for each axis the group of the ranks that differ from this
-/// one along it only.
+/// The ranks of a communicator arranged along named axes. For each axis there is a group of the ranks that differ
+/// from this rank only along that axis.
 ///
-/// The last axis varies fastest: ranks next to each other along it have numbers next to each other. A mesh of
-/// `[("data", 2), ("shard", 2), ("pipeline", 2)]` has rank `4·data + 2·shard + pipeline`. A group along an axis is
-/// numbered by the coordinate. Nothing is communicated to make a mesh or a part of one: every rank makes the same
+/// The last axis varies fastest: consecutive ranks along it have consecutive numbers. In a mesh of `[("data", 2),
+/// ("shard", 2), ("pipeline", 2)]` the rank is `4·data + 2·shard + pipeline`. Ranks of a group along an axis are
+/// numbered by the coordinate. Creating a mesh or a part of one needs no communication: every rank makes the same
 /// calls, with the same axes, in the same order.
 ///
 /// ```
@@ -40,8 +40,8 @@ impl Mesh {
     /// Arranges the ranks of a communicator along axes with these names and degrees.
     ///
     /// # Errors
-    /// Unless there is an axis, no two have one name, and the degrees multiply to the number of ranks. The
-    /// communicator is lost then: it would be of no use, because every rank has the same error.
+    /// If there is no axis, a name is repeated, or the product of the degrees is not the number of ranks. The
+    /// communicator is then lost; every rank gets the same error.
     #[doc(alias = "MPI_Cart_create")]
     #[doc(alias = "DeviceMesh")]
     #[doc(alias = "init_device_mesh")]
@@ -57,22 +57,22 @@ impl Mesh {
         Ok(Self { communicator, shape, groups })
     }
 
-    /// This rank's number in the mesh.
+    /// Returns this rank's number in the mesh.
     pub fn rank(&self) -> usize {
         self.communicator.rank()
     }
 
-    /// How many ranks the mesh has.
+    /// Returns the number of ranks of the mesh.
     pub fn world_size(&self) -> usize {
         self.communicator.world_size()
     }
 
-    /// The names and degrees of the axes, in their order.
+    /// Returns the names and degrees of the axes, in order.
     pub fn axes(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
         self.shape.degrees()
     }
 
-    /// How many ranks lie along an axis.
+    /// Returns the number of ranks along an axis.
     ///
     /// # Errors
     /// If there is no such axis.
@@ -80,18 +80,18 @@ impl Mesh {
         Ok(self.shape.degree(self.shape.find(axis)?))
     }
 
-    /// Where this rank lies: one coordinate per axis, in their order.
+    /// Returns the coordinates of this rank, one per axis, in the order of the axes.
     pub fn coordinates(&self) -> Vec<usize> {
         self.coordinates_of(self.rank()).expect("this rank is in its mesh")
     }
 
-    /// Where a rank lies; `None` if there is no such rank.
+    /// Returns the coordinates of a rank; `None` if there is no such rank.
     #[doc(alias = "MPI_Cart_coords")]
     pub fn coordinates_of(&self, rank: usize) -> Option<Vec<usize>> {
         self.shape.coordinates(rank)
     }
 
-    /// Where this rank lies along one axis.
+    /// Returns the coordinate of this rank along one axis.
     ///
     /// # Errors
     /// If there is no such axis.
@@ -99,14 +99,14 @@ impl Mesh {
         Ok(self.coordinates()[self.shape.find(axis)?])
     }
 
-    /// The rank that lies there; `None` unless there is one coordinate per axis, and each is less than its axis's
-    /// degree.
+    /// Returns the rank with these coordinates. Returns `None` if there is not one coordinate per axis, or a
+    /// coordinate is not less than the degree of its axis.
     #[doc(alias = "MPI_Cart_rank")]
     pub fn rank_at(&self, coordinates: &[usize]) -> Option<usize> {
         self.shape.rank_at(coordinates)
     }
 
-    /// The group of the ranks that differ from this one along this axis only; its parent is the mesh.
+    /// Returns the group of the ranks that differ from this rank only along this axis. Its parent is the mesh.
     ///
     /// # Errors
     /// If there is no such axis, or its group was [taken](Self::take).
@@ -115,7 +115,7 @@ impl Mesh {
         self.groups[index].as_mut().ok_or_else(|| Error::AxisTaken { name: axis.to_owned() })
     }
 
-    /// Takes an axis's group out of the mesh, to be used by another thread or longer than the mesh.
+    /// Takes the group of an axis out of the mesh, to use it on another thread or longer than the mesh.
     ///
     /// # Errors
     /// As for [`axis`](Self::axis).
@@ -124,17 +124,17 @@ impl Mesh {
         self.groups[index].take().ok_or_else(|| Error::AxisTaken { name: axis.to_owned() })
     }
 
-    /// A new group of the ranks that differ from this one along these axes only, numbered so that the last that is
-    /// named varies fastest; its parent is the mesh. Every rank of the mesh makes the same call.
+    /// Creates a group of the ranks that differ from this rank only along these axes. The last of these axes varies
+    /// fastest, and the parent is the mesh. Every rank of the mesh makes the same call.
     ///
     /// # Errors
-    /// If no axis is named, one is named twice, or there is none of that name.
+    /// If there is no axis, a name is repeated, or an axis does not exist.
     pub fn slice<N: AsRef<str>>(&mut self, axes: impl IntoIterator<Item = N>) -> Result<Group> {
         let (group, _) = self.part(axes)?;
         Ok(group)
     }
 
-    /// The ranks of a [`slice`](Self::slice) as a mesh of these axes, in the order in which they are named.
+    /// Creates a mesh of the ranks of a [`slice`](Self::slice), with these axes in this order.
     ///
     /// # Errors
     /// As for [`slice`](Self::slice).
@@ -143,17 +143,17 @@ impl Mesh {
         Self::new(group.into_communicator(), degrees)
     }
 
-    /// The communicator of all ranks of the mesh.
+    /// Returns the communicator of all ranks of the mesh.
     pub fn communicator(&mut self) -> &mut Communicator {
         &mut self.communicator
     }
 
-    /// The communicator of all ranks of the mesh, without the mesh.
+    /// Returns the communicator of all ranks of the mesh, without the mesh.
     pub fn into_communicator(self) -> Communicator {
         self.communicator
     }
 
-    /// The group along some axes, and their names and degrees.
+    /// Creates the group along some axes, and returns their names and degrees too.
     fn part<N: AsRef<str>>(
         &mut self,
         axes: impl IntoIterator<Item = N>,
@@ -167,7 +167,8 @@ impl Mesh {
     }
 }
 
-/// This rank's group along some axes. One call makes them all: those of other ranks are the same or share no rank.
+/// Creates this rank's group along some axes. One call creates the groups of all ranks, which are equal or share no
+/// rank.
 fn along(communicator: &mut Communicator, shape: &Shape, axes: &[usize]) -> Result<Group> {
     let members = shape.along(axes, communicator.rank());
     Group::of_own(communicator, &members)

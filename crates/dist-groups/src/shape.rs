@@ -1,8 +1,8 @@
-//! The arithmetic of a mesh: axes, coordinates, and which ranks lie along which axes.
+//! The arithmetic of a mesh: axes, coordinates, and ranks along axes.
 
 use crate::{Error, Result};
 
-/// Named axes with their degrees. Ranks are numbered so that the last axis varies fastest.
+/// Named axes with their degrees. The last axis varies fastest.
 #[derive(Debug, Clone)]
 pub(crate) struct Shape {
     axes: Vec<Axis>,
@@ -11,14 +11,14 @@ pub(crate) struct Shape {
 #[derive(Debug, Clone)]
 struct Axis {
     name: String,
-    /// How many ranks lie along it, at least one.
+    /// The number of ranks along the axis, at least one.
     degree: usize,
-    /// How far apart neighbours along it are numbered.
+    /// The difference of the numbers of neighbours along the axis.
     stride: usize,
 }
 
 impl Shape {
-    /// The shape of a world, whose ranks the degrees must multiply to.
+    /// Creates the shape of a world. The product of the degrees must be the number of ranks.
     pub(crate) fn new(degrees: Vec<(String, usize)>, world_size: usize) -> Result<Self> {
         if degrees.is_empty() {
             return Err(Error::NoAxes);
@@ -42,7 +42,7 @@ impl Shape {
         Ok(Self { axes: axes.collect() })
     }
 
-    /// The names and degrees of all axes.
+    /// Returns the names and degrees of all axes.
     pub(crate) fn degrees(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
         self.axes.iter().map(|axis| (axis.name.as_str(), axis.degree))
     }
@@ -55,7 +55,7 @@ impl Shape {
         self.axes.iter().map(|axis| axis.degree).product()
     }
 
-    /// The number of the axis with this name.
+    /// Returns the index of the axis with this name.
     pub(crate) fn find(&self, name: &str) -> Result<usize> {
         let found = self.axes.iter().position(|axis| axis.name == name);
         found.ok_or_else(|| Error::UnknownAxis {
@@ -64,7 +64,7 @@ impl Shape {
         })
     }
 
-    /// The numbers of the axes with these names, which must be some, and different ones.
+    /// Returns the indices of the axes with these names; there must be at least one, without repetition.
     pub(crate) fn find_all(&self, names: &[&str]) -> Result<Vec<usize>> {
         if names.is_empty() {
             return Err(Error::NoAxes);
@@ -75,13 +75,13 @@ impl Shape {
         names.iter().map(|name| self.find(name)).collect()
     }
 
-    /// Where a rank lies, if there is such a rank: one coordinate per axis.
+    /// Returns the coordinates of a rank, one per axis, if there is such a rank.
     pub(crate) fn coordinates(&self, rank: usize) -> Option<Vec<usize>> {
         let coordinates = self.axes.iter().map(|axis| rank / axis.stride % axis.degree);
         (rank < self.world_size()).then(|| coordinates.collect())
     }
 
-    /// Who lies there, if there is such a place.
+    /// Returns the rank with these coordinates, if there is one.
     pub(crate) fn rank_at(&self, coordinates: &[usize]) -> Option<usize> {
         let inside = coordinates.len() == self.axes.len()
             && coordinates.iter().zip(&self.axes).all(|(&coordinate, axis)| coordinate < axis.degree);
@@ -89,7 +89,8 @@ impl Shape {
         inside.then(|| offsets.sum())
     }
 
-    /// The ranks that differ from this one along these axes only, and itself: the last of the axes varies fastest.
+    /// Returns the ranks that differ from this rank only along these axes, including itself. The last of the axes
+    /// varies fastest.
     pub(crate) fn along(&self, axes: &[usize], rank: usize) -> Vec<usize> {
         let own = |axis: &Axis| rank / axis.stride % axis.degree * axis.stride;
         let origin = rank - axes.iter().map(|&axis| own(&self.axes[axis])).sum::<usize>();
@@ -100,7 +101,7 @@ impl Shape {
     }
 }
 
-/// The first name that comes twice.
+/// Returns the first repeated name.
 fn twice(names: &[&str]) -> Option<String> {
     let repeated = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
     repeated.map(|(_, name)| (*name).to_owned())

@@ -1,5 +1,5 @@
-//! Sums of what all ranks have, in one loop over the memory of all: while one rank's lines are waited for, the others' are
-//! fetched, and what was read of another core's memory is written while it is at hand, or a little later.
+//! Sums of all ranks' data, in one loop over the memory of all ranks. While the cache lines of one rank are
+//! awaited, those of the others are fetched. Memory of another core is written soon after it was read.
 
 use std::array;
 use std::ops::RangeInclusive;
@@ -8,14 +8,15 @@ use multiversion::multiversion;
 
 use super::{Scalar, native};
 
-/// What so many ranks have, a row of each, in their order.
+/// The rows of `COUNT` ranks, one per rank in rank order.
 #[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
 pub trait Rows<T, const COUNT: usize> {
-    /// Adds them in canonical order: so many columns at a time by `add`, those that are left by the rule.
+    /// Adds the rows in canonical order: `LANES` columns at a time with `add`, the remaining columns with the
+    /// scalar rule.
     fn sum_by<const LANES: usize>(self, add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES]);
 }
 
-/// The sums are left in all rows, which are read and written by turns.
+/// The sums are left in all rows, which are read and written in turn.
 impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for &mut [&mut [T]; COUNT] {
     #[inline(always)]
     fn sum_by<const LANES: usize>(self, add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES]) {
@@ -30,12 +31,12 @@ impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for &mut [&mut [T]; COUNT] {
     }
 }
 
-/// The sums are left in all rows, of which a piece of each is read before the others' are written.
+/// The sums are left in all rows. A piece of each row is read before the others are written.
 struct InPieces<'a, 'b, T, const COUNT: usize>(&'a mut [&'b mut [T]; COUNT]);
 
-/// So much of each is at hand while the sums are copied to the others.
+/// Bytes of each row that stay in the cache while the sums are copied to the others.
 const PIECE_BYTES: usize = 2 << 10;
-/// So long before it is read a line is asked for.
+/// The prefetch distance in bytes.
 const AHEAD_BYTES: usize = 1 << 10;
 const LINE_BYTES: usize = 64;
 
@@ -49,7 +50,7 @@ impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for InPieces<'_, '_, T, COUNT
         for start in (0..blocks).step_by(few) {
             let piece = start..blocks.min(start + few);
             for block in piece.clone() {
-                // Nothing beyond these rows: who works on that would have to ask for it back.
+                // Nothing beyond these rows is fetched: another core works on it and would have to fetch it back.
                 if block % line == 0 && block + ahead < blocks {
                     all.iter().for_each(|(one, _)| native::fetch(&one[block + ahead]));
                 }
@@ -64,7 +65,7 @@ impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for InPieces<'_, '_, T, COUNT
     }
 }
 
-/// Blocks of so many numbers, and what is left.
+/// Blocks of `LANES` numbers, and the remaining numbers.
 type Blocks<'a, T, const LANES: usize> = (&'a mut [[T; LANES]], &'a mut [T]);
 
 #[inline(always)]
@@ -88,7 +89,7 @@ fn sum_rests<T: Scalar, const LANES: usize, const COUNT: usize>(all: &mut [Block
     }
 }
 
-/// The sums are put into the first row, which is by itself.
+/// The sums are left in the first row, which is separate.
 impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for (&mut [T], &[&[T]]) {
     #[inline(always)]
     fn sum_by<const LANES: usize>(self, add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES]) {
@@ -111,7 +112,7 @@ impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for (&mut [T], &[&[T]]) {
     }
 }
 
-/// For how many ranks there is a loop.
+/// The numbers of ranks for which there is a loop.
 pub(super) const COUNTS: RangeInclusive<usize> = 2..=8;
 
 macro_rules! by_count {
@@ -123,7 +124,7 @@ macro_rules! by_count {
     };
 }
 
-/// Adds what all have, and leaves the sums with all: in pieces, or else each block before the next.
+/// Sums all rows and leaves the sums in all of them: in pieces, or one block after the other.
 pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]], in_pieces: bool) {
     fn of<T: Scalar, const COUNT: usize>(all: &mut [&mut [T]], in_pieces: bool) {
         let rows: &mut [&mut [T]; COUNT] = all.try_into().expect("they are so many");
@@ -132,7 +133,7 @@ pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]], in_pieces: bool) {
     by_count!(of(all, in_pieces) of all.len(), 2 3 4 5 6 7 8);
 }
 
-/// Adds what 4 or 8 have, and leaves the sums with the first.
+/// Sums 4 or 8 rows and leaves the sums in the first.
 pub(super) fn sum_into_first<T: Scalar>(first: &mut [T], others: &[&[T]]) {
     fn of<T: Scalar, const COUNT: usize>(first: &mut [T], others: &[&[T]]) {
         T::sum_many::<COUNT, _>((first, others));
@@ -140,7 +141,7 @@ pub(super) fn sum_into_first<T: Scalar>(first: &mut [T], others: &[&[T]]) {
     by_count!(of(first, others) of 1 + others.len(), 4 8);
 }
 
-/// The loop for numbers that are added by their rule.
+/// The loop for numbers that are added by the scalar rule.
 #[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
 pub(super) fn sum_by_rule<T: Scalar, const COUNT: usize, const LANES: usize, R: Rows<T, COUNT>>(rows: R) {
     rows.sum_by(add_by_rule::<T, LANES>);
@@ -154,7 +155,7 @@ fn add_by_rule<T: Scalar, const LANES: usize>(mut left: [T; LANES], right: [T; L
     left
 }
 
-/// The sum of so many values in canonical order, written out so that all of it stays in registers.
+/// Returns the sum of `COUNT` values in canonical order, unrolled so that everything stays in registers.
 #[inline(always)]
 fn tree<V, const COUNT: usize>(value: impl Fn(usize) -> V, add: impl Fn(V, V) -> V) -> V {
     match COUNT {

@@ -1,7 +1,7 @@
 //! The loops that reduce one buffer into another.
 //!
-//! One scalar rule per type and operation; the loops apply it element by element, compiled once per instruction
-//! set and chosen at run time. No loop differs from its rule in a bit.
+//! There is one scalar rule per type and operation. The loops apply it element by element; they are compiled once
+//! per instruction set and selected at run time. Every loop gives the bits of its rule.
 
 mod all;
 mod halves;
@@ -19,9 +19,9 @@ use scalar::{Bits, Float};
 use crate::{Element, ReduceOp};
 
 /// Reduces `from` into `into`, element by element: `into[i] = into[i] op from[i]`, by the rounding rules of
-/// [`ReduceOp`]. What comes before and after the sums of some operations is left out: the multiplication by this
-/// rank's number, the division of a mean, which [`divide_by_count`] does. Elements of `f16` are rounded to `f16` here
-/// after each sum, also for means: a mean that carries its partial sums as `f32` combines `f32`.
+/// [`ReduceOp`]. The steps before and after the sums of some operations are left out: the multiplication by this
+/// rank's number, and the division of a mean, for which there is [`divide_by_count`]. Elements of `f16` are rounded
+/// to `f16` after each sum, even for means. To compute partial sums of a mean as `f32`, combine `f32`.
 ///
 /// ```
 /// use dist_collectives::{combine, ReduceOp};
@@ -32,7 +32,7 @@ use crate::{Element, ReduceOp};
 /// ```
 ///
 /// # Panics
-/// If the lengths differ, or if the bits of floating-point numbers are to be combined.
+/// If the lengths differ, or if the bits of floating-point numbers should be combined.
 pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     assert_eq!(into.len(), from.len(), "combine needs two buffers of one length");
     let bitwise = || T::BITWISE.unwrap_or_else(|| panic!("{op} does not reduce {}", T::DTYPE));
@@ -51,7 +51,8 @@ pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     }
 }
 
-/// Whether there is one loop that combines what so many have: [`sum_into_all`], and of 4 and 8 [`sum_into_first`].
+/// Returns `true` if one loop combines the data of this many ranks: [`sum_into_all`], or [`sum_into_first`] for 4
+/// and 8.
 pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
     let is_sum =
         matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
@@ -66,22 +67,23 @@ pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
 pub(crate) fn sum_into_all<T: Element>(all: &mut [&mut [T]]) {
     let as_long = |other: &&mut [T]| other.len() == all[0].len();
     assert!(all.iter().all(as_long), "what all have is of one length");
-    // On Intel's processors a line that another core has comes late, and to write one while others are awaited that are read
-    // holds both up. On AMD's one loop takes less time than pieces, and to ask early makes large vectors slower.
+    // On Intel, a cache line of another core arrives late. Writing one line while reads of others are outstanding
+    // delays both. On AMD, one loop is faster than pieces, and prefetching slows down large vectors.
     all::sum(all, is_intel());
 }
 
-/// Adds what 4 or 8 have, in canonical order, and leaves the sums with the first, in one loop over the memory of all.
+/// Sums 4 or 8 slices in canonical order and leaves the sums in the first, in one loop over the memory of all
+/// ranks.
 ///
 /// # Panics
-/// If the lengths differ, or there is no loop for so many.
+/// If the lengths differ, or there is no loop for this number of slices.
 pub(crate) fn sum_into_first<T: Element>(first: &mut [T], others: &[&[T]]) {
     assert!(others.iter().all(|other| other.len() == first.len()), "what all have is of one length");
     all::sum_into_first(first, others);
 }
 
-/// Combines what all have, in canonical order, two at a time, and leaves that with the first; what the others have then is
-/// unspecified.
+/// Combines all slices in canonical order, two at a time, and leaves the result in the first. The contents of the
+/// others are unspecified afterwards.
 pub(crate) fn combine_into_first<T: Element>(op: ReduceOp, all: &mut [&mut [T]]) {
     let mut width = 1;
     while width < all.len() {
@@ -93,21 +95,21 @@ pub(crate) fn combine_into_first<T: Element>(op: ReduceOp, all: &mut [&mut [T]])
     }
 }
 
-/// Divides sums by the number of what was added, rounding once (in `f32` for half types): the last step of a
-/// mean. `false`, and nothing done, for integers, which have no mean.
+/// Divides sums by the number of summands, rounding once (in `f32` for half types): the last step of a mean.
+/// Returns `false` and does nothing for integers, which have no mean.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "a count of ranks or batches is far below 2^24")]
 pub fn divide_by_count<T: Element>(sums: &mut [T], count: usize) -> bool {
     T::SCALING.map(|scaling| (scaling.divide)(sums, count as f64)).is_some()
 }
 
-/// Bytes of buffers that are reduced before it is found out which instructions there are.
+/// Buffers up to this size are reduced without detecting the instruction set.
 const FEW_BYTES: usize = 32;
 
-/// A loop over two buffers, compiled once per instruction set.
+/// Defines a loop over two buffers, compiled once per instruction set.
 ///
-/// They wait for memory, which wider vectors (AVX-512) do not bring sooner, and a processor of Intel lowers its clock for all
-/// that comes after such arithmetic, system calls included.
+/// The loops are limited by memory, so wider vectors (AVX-512) would not be faster. After such arithmetic an Intel
+/// processor also lowers its clock for everything that follows, including system calls.
 macro_rules! loops {
     ($bound:ident: $($operation:ident => $rule:ident;)*) => {$(
         #[inline]
@@ -141,13 +143,13 @@ loops! {
     xor => bitxor;
 }
 
-/// Elements that are put aside at a time.
+/// The number of elements that are copied aside at a time.
 const ASIDE: usize = 256;
 
-/// A loop that chooses one of two, compiled once per instruction set.
+/// Defines a loop that selects one of two values, compiled once per instruction set.
 ///
-/// What is there is put aside first. To store it where it comes from is to leave it there, of which compilers make a store
-/// under a mask, and that takes AMD's processors a dozen times as long as another.
+/// The old values are copied aside first. If they were stored where they came from, compilers would make a masked
+/// store, which takes AMD processors a dozen times as long as a normal one.
 macro_rules! choices {
     ($($operation:ident => $rule:ident;)*) => {$(
         #[inline]
@@ -179,7 +181,7 @@ choices! {
     max => reduce_max;
 }
 
-/// A loop over one buffer and a number, compiled once per instruction set.
+/// Defines a loop over one buffer and a number, compiled once per instruction set.
 macro_rules! scalings {
     ($($operation:ident => $rule:ident;)*) => {$(
         #[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
@@ -196,7 +198,7 @@ scalings! {
     divide => divided;
 }
 
-/// What is done to floating-point numbers beside combining them.
+/// The functions that scale floating-point numbers.
 #[derive(Clone, Copy, Debug)]
 #[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
 pub struct Scaling<T> {
@@ -210,13 +212,13 @@ pub(crate) const fn scaling<T: Float>() -> Scaling<T> {
     Scaling { scale, divide }
 }
 
-/// How elements are converted to `f32` and back.
+/// The functions that convert elements to `f32` and back.
 #[derive(Clone, Copy, Debug)]
 #[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
 pub struct Widening<T> {
-    /// Converts elements to as many `f32`, exactly.
+    /// Converts elements to `f32`, exactly.
     pub(crate) widen: fn(&[T], &mut [f32]),
-    /// Rounds `f32` to as many elements.
+    /// Rounds `f32` to elements.
     pub(crate) narrow: fn(&[f32], &mut [T]),
 }
 
@@ -248,7 +250,7 @@ fn narrow_by_rule(from: &[f32], into: &mut [f16]) {
     }
 }
 
-/// How the bits of integers are combined.
+/// The functions that combine the bits of integers.
 #[derive(Clone, Copy, Debug)]
 #[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
 pub struct Bitwise<T> {

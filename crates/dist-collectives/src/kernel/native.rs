@@ -1,7 +1,7 @@
-//! Sums and conversions of half types by the processor's own instructions, faster than any loop without them.
+//! Sums and conversions of half types by processor instructions, which are faster than any portable loop.
 //!
-//! The only module of this crate that may be unsafe: to call what is compiled for instructions that not every
-//! processor has, to take a vector of theirs for words, and to have memory fetched before it is read.
+//! This module uses `unsafe` to call code for optional instructions, to reinterpret vectors as words, and to
+//! prefetch memory.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::{fetch, narrow_f16, sum_bf16, sum_f16, sum_many_bf16, sum_many_f16, widen_f16};
@@ -9,23 +9,23 @@ pub(super) use x86_64::{fetch, narrow_f16, sum_bf16, sum_f16, sum_many_bf16, sum
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use super::pairs::{sum as sum_bf16, sum_many as sum_many_bf16};
 
-/// Nothing is fetched before it is read.
+/// There is no prefetch on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn fetch<T>(_soon: &T) {}
 
-/// There is no faster way.
+/// There is no faster implementation on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn sum_f16(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
     false
 }
 
-/// There is no faster way.
+/// There is no faster implementation on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn widen_f16(_from: &[half::f16], _into: &mut [f32]) -> bool {
     false
 }
 
-/// There is no faster way.
+/// There is no faster implementation on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn narrow_f16(_from: &[f32], _into: &mut [half::f16]) -> bool {
     false
@@ -53,56 +53,56 @@ mod x86_64 {
     use crate::kernel::halves::{round_f16, widen_f16 as widen_one};
     use crate::kernel::{Scalar, pairs};
 
-    /// Has the processor fetch the line in which something begins that is read soon.
+    /// Prefetches the cache line in which a value begins that is read soon.
     #[inline(always)]
     pub(in crate::kernel) fn fetch<T>(soon: &T) {
-        // SAFETY: every processor of this architecture has the instruction, which changes nothing that a program sees.
+        // SAFETY: every processor of this architecture has the instruction, and it has no visible effect.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(soon).cast()) }
     }
 
-    /// Adds all of one buffer to another of the same length; `false`, and nothing done, if the processor has no
-    /// conversions.
+    /// Adds all of one buffer to another of the same length. Returns `false` and does nothing if the processor
+    /// cannot convert `f16`.
     pub(in crate::kernel) fn sum_f16(into: &mut [f16], from: &[f16]) -> bool {
         match Width::of_this_processor() {
-            // SAFETY: the processor has the instructions, as it was asked.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers16) => unsafe { by_16::sum(into, from) },
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers8) => unsafe { by_8::sum(into, from) },
             None => return false,
         }
         true
     }
 
-    /// Converts `f16` to as many `f32`, exactly; `false`, and nothing done, if the processor has no conversions.
+    /// Converts `f16` to `f32`, exactly. Returns `false` and does nothing if the processor cannot convert `f16`.
     pub(in crate::kernel) fn widen_f16(from: &[f16], into: &mut [f32]) -> bool {
         match Width::of_this_processor() {
-            // SAFETY: the processor has the instructions, as it was asked.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers16) => unsafe { by_16::widen(from, into) },
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers8) => unsafe { by_8::widen(from, into) },
             None => return false,
         }
         true
     }
 
-    /// Rounds `f32` to as many `f16`; `false`, and nothing done, if the processor has no conversions.
+    /// Rounds `f32` to `f16`. Returns `false` and does nothing if the processor cannot convert `f16`.
     pub(in crate::kernel) fn narrow_f16(from: &[f32], into: &mut [f16]) -> bool {
         match Width::of_this_processor() {
-            // SAFETY: the processor has the instructions, as it was asked.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers16) => unsafe { by_16::narrow(from, into) },
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers8) => unsafe { by_8::narrow(from, into) },
             None => return false,
         }
         true
     }
 
-    /// Adds what so many ranks have.
+    /// Sums the rows of `COUNT` ranks.
     pub(in crate::kernel) fn sum_many_f16<const COUNT: usize>(rows: impl Rows<f16, COUNT>) {
         match Width::of_this_processor() {
-            // SAFETY: the processor has the instructions, as it was asked.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers16) => unsafe { by_16::sum_many(rows) },
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Width` says.
             Some(Width::Numbers8) => unsafe { by_8::sum_many(rows) },
             None => sum_by_rule::<_, _, 16, _>(rows),
         }
@@ -111,34 +111,34 @@ mod x86_64 {
     /// Adds all of one buffer to another of the same length.
     pub(in crate::kernel) fn sum_bf16(into: &mut [bf16], from: &[bf16]) -> bool {
         match Narrowing::of_this_processor() {
-            // SAFETY: the processor has the instructions, as it was asked.
+            // SAFETY: the processor has the instructions, as `Narrowing` says.
             Narrowing::Instruction => unsafe { narrowed::sum(into, from) },
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Narrowing` says.
             Narrowing::Halves => unsafe { halves::sum(into, from) },
             Narrowing::Rule => return pairs::sum(into, from),
         }
         true
     }
 
-    /// Adds what so many ranks have.
+    /// Sums the rows of `COUNT` ranks.
     pub(in crate::kernel) fn sum_many_bf16<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
         match Narrowing::of_this_processor() {
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Narrowing` says.
             Narrowing::Instruction => unsafe { narrowed::sum_many(rows) },
-            // SAFETY: as before.
+            // SAFETY: the processor has the instructions, as `Narrowing` says.
             Narrowing::Halves => unsafe { halves::sum_many(rows) },
             Narrowing::Rule => pairs::sum_many(rows),
         }
     }
 
-    /// How sums are rounded to `bf16`.
+    /// The method of rounding sums to `bf16`.
     #[derive(PartialEq, Eq)]
     enum Narrowing {
-        /// By an instruction for it.
+        /// An instruction for this conversion.
         Instruction,
-        /// By those for numbers of 16 bits.
+        /// Instructions for 16-bit numbers.
         Halves,
-        /// By the scalar rule, in the widest vectors that there are.
+        /// The scalar rule, in the widest vectors.
         Rule,
     }
 
@@ -157,7 +157,7 @@ mod x86_64 {
         }
     }
 
-    /// How many numbers an instruction converts.
+    /// The number of values that an instruction converts.
     enum Width {
         Numbers8,
         Numbers16,
@@ -175,7 +175,7 @@ mod x86_64 {
         }
     }
 
-    /// Loops of sums of this type by an `add` with these features.
+    /// Defines loops of sums of this type with an `add` that needs these features.
     macro_rules! sums_of {
         ($number:ty, by $features:literal) => {
             #[target_feature(enable = $features)]
@@ -197,8 +197,8 @@ mod x86_64 {
         };
     }
 
-    /// Sums of `bf16`, two in a word, which are put together before they are rounded: what is kept of them, and what is cut
-    /// off, are numbers of 16 bits, of which an instruction takes twice as many.
+    /// Sums of `bf16`, two in a word. The kept halves and the dropped halves are combined to vectors of 16-bit
+    /// numbers before rounding, because an instruction processes twice as many of those.
     mod halves {
         use std::arch::x86_64::{
             _mm256_adds_epi16, _mm256_and_si256, _mm256_blend_epi16, _mm256_castps_si256,
@@ -209,7 +209,7 @@ mod x86_64 {
         use super::*;
 
         const LANES: usize = pairs::LANES;
-        /// The halves that are the upper ones of their words.
+        /// The 16-bit lanes that are the upper halves of words.
         const UPPER_HALVES: i32 = 0b1010_1010;
 
         sums_of!(bf16, by "avx2");
@@ -225,7 +225,7 @@ mod x86_64 {
             bytemuck::cast([first.rounded(), second.rounded()])
         }
 
-        /// The sums of the lower halves of words, and of the upper ones.
+        /// The sums of the lower and of the upper halves of words.
         struct Sums {
             lower: __m256,
             upper: __m256,
@@ -243,15 +243,15 @@ mod x86_64 {
                 }
             }
 
-            /// Whether one of two that are in one word is NaN.
+            /// Returns a mask of the words in which either sum is NaN.
             #[inline]
             #[target_feature(enable = "avx2")]
             fn nan(&self) -> __m256 {
                 _mm256_cmp_ps::<_CMP_UNORD_Q>(self.lower, self.upper)
             }
 
-            /// What is kept becomes more by one where more than half of its last place is cut off, or half and that place is
-            /// odd. Both stand for numbers with a sign there, since there is no comparison of others.
+            /// Rounds up if more than half of the last place is dropped, or exactly half and that place is odd.
+            /// Both are represented as signed numbers, because there is no comparison of unsigned ones.
             #[inline]
             #[target_feature(enable = "avx2")]
             fn rounded(&self) -> __m256i {
@@ -261,17 +261,17 @@ mod x86_64 {
                 let beyond_half = _mm256_xor_si256(cut, _mm256_set1_epi16(i16::MIN));
                 let odd = _mm256_and_si256(kept, _mm256_set1_epi16(1));
                 let up = _mm256_cmpgt_epi16(_mm256_adds_epi16(beyond_half, odd), _mm256_setzero_si256());
-                // All bits of what goes up are ones, which is -1.
+                // All bits of a lane that is rounded up are ones, which is -1.
                 _mm256_sub_epi16(kept, up)
             }
         }
     }
 
-    /// The upper half of a word.
+    /// The mask of the upper half of a word.
     const UPPER: i32 = 0xffff_0000_u32.cast_signed();
 
-    /// Sums of `bf16`, two in a word, which are rounded by an instruction. It takes small numbers for 0 and keeps which NaN
-    /// there is; so where one of them is among the sums, all are rounded by the rule.
+    /// Sums of `bf16`, two in a word, rounded by an instruction. The instruction treats subnormal numbers as 0 and
+    /// keeps the NaN payload. If such a number is among the sums, all of them are rounded by the scalar rule.
     mod narrowed {
         use std::arch::x86_64::{
             __m512bh, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh,
@@ -281,9 +281,9 @@ mod x86_64 {
         use super::*;
 
         const LANES: usize = pairs::LANES;
-        /// Of either kind of NaN, or smaller than normal.
+        /// The classes: either kind of NaN, or subnormal.
         const SPECIAL: i32 = 0x01 | 0x80 | 0x20;
-        /// Which of 16 sums of lower halves, and 16 of upper, comes next.
+        /// The indices that interleave 16 sums of lower halves and 16 sums of upper halves.
         const IN_TURNS: [u16; LANES] = {
             let (mut order, mut word) = ([0; LANES], 0);
             while 2 * word < LANES {
@@ -309,15 +309,15 @@ mod x86_64 {
                 return pairs::add(left, right);
             }
             let sums = _mm512_cvtne2ps_pbh(upper, lower);
-            // SAFETY: the one is as long as the other, and any bits are words.
+            // SAFETY: both types have the same length, and any bits are valid.
             let sums = unsafe { mem::transmute::<__m512bh, __m512i>(sums) };
             bytemuck::cast(_mm512_permutexvar_epi16(bytemuck::cast(IN_TURNS), sums))
         }
     }
 
-    /// Loops over vectors of so many numbers, two at a time: both sums are looked through for NaN at once, which all
-    /// become the same one, and put together before they are written. Each alone would be made narrow anew for every rank
-    /// that gets it, as an instruction does with what it writes.
+    /// Defines loops over two vectors of this width at a time. Both sums are checked for NaN together; all NaN
+    /// become the same one. They are combined before they are written, because separate stores would make the
+    /// narrowing happen again for every rank that gets the sum.
     macro_rules! by_vectors {
         (
             $module:ident of $vector:ty: $lanes:literal, $all:ty, by $features:literal;
@@ -401,8 +401,8 @@ mod x86_64 {
     mod tests {
         use super::*;
 
-        /// Every half with others, for vectors that this processor has but does not choose as well; the last are within a
-        /// turn of the loop.
+        /// Checks that every half summed with others gives the bits of the scalar rule, for vectors that this
+        /// processor supports but does not choose. The last numbers are within a loop iteration.
         fn has_the_bits_of_the_rule<T: Scalar + bytemuck::Pod>(
             half: fn(u16) -> T,
             sum: impl Fn(&mut [T], &[T]),
@@ -437,7 +437,7 @@ mod x86_64 {
                 );
             }
             if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2") {
-                // SAFETY: as before.
+                // SAFETY: the processor has the instructions.
                 has_the_bits_of_the_rule(
                     f16::from_bits,
                     |into, from| unsafe { by_8::sum(into, from) },
@@ -446,7 +446,8 @@ mod x86_64 {
             }
         }
 
-        /// Every half widens to the number that the rule gives, and every `f32` of these narrows to the half that it gives.
+        /// Checks that every half is widened as by the rule, and that `f32` values near halves are narrowed as by
+        /// the rule.
         fn converts_as_the_rule(widen: impl Fn(&[f16], &mut [f32]), narrow: impl Fn(&[f32], &mut [f16])) {
             let all: Vec<f16> = (0..=u16::MAX).chain(0..5).map(f16::from_bits).collect();
             let mut wide = vec![0.0; all.len()];
@@ -455,7 +456,8 @@ mod x86_64 {
                 let rule = widen_one(*half);
                 assert!(wide.to_bits() == rule.to_bits() || (wide.is_nan() && rule.is_nan()), "{half:?}");
             }
-            // Halves, what lies in the middle between two and just beside it, and numbers that no half is near.
+            // The values: halves, midpoints between halves, values next to midpoints, and values that are far from
+            // any half.
             let between = wide.windows(2).map(|pair| pair[0] + (pair[1] - pair[0]) / 2.0);
             let mut numbers: Vec<f32> =
                 between.flat_map(|middle| [middle, middle.next_up(), middle.next_down()]).collect();
@@ -478,7 +480,7 @@ mod x86_64 {
                 );
             }
             if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2") {
-                // SAFETY: as before.
+                // SAFETY: the processor has the instructions.
                 converts_as_the_rule(
                     |from, into| unsafe { by_8::widen(from, into) },
                     |from, into| unsafe { by_8::narrow(from, into) },

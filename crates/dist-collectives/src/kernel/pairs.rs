@@ -6,7 +6,7 @@ use multiversion::multiversion;
 use super::all::Rows;
 use super::halves::{round_bf16, sum_of_pairs, widen_bf16};
 
-/// Numbers that one turn of the loop takes: as many as fit the widest registers.
+/// The number of values of one loop iteration, which fill the widest registers.
 pub(super) const LANES: usize = 32;
 
 /// Adds all of one buffer to another of the same length.
@@ -27,7 +27,7 @@ fn sum_words(into: &mut [bf16], from: &[bf16]) {
     }
 }
 
-/// Adds what so many ranks have.
+/// Sums the rows of `COUNT` ranks.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2", "aarch64+neon",))]
 pub(super) fn sum_many<const COUNT: usize, R: Rows<bf16, COUNT>>(rows: R) {
     rows.sum_by(add);

@@ -1,4 +1,4 @@
-//! The rule for one pair of elements, per type.
+//! The scalar rules: the reduction of one pair of elements, per type.
 
 use std::ops::{BitAnd, BitOr, BitXor};
 
@@ -8,16 +8,16 @@ use super::all::{Rows, sum_by_rule};
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
 use super::native;
 
-/// What a reduction does with one pair of elements. Only this crate can implement it.
+/// The reduction of one pair of elements. Only this crate can implement it.
 #[allow(unnameable_types, reason = "it seals `Element`")]
 pub trait Scalar: Copy {
-    /// Sums of all of two buffers of one length, by the same rule, if there is a faster way than one by one; `false`,
-    /// and nothing done, otherwise.
+    /// Adds two buffers of the same length by the same rule, if there is a faster implementation than element by
+    /// element. Otherwise returns `false` and does nothing.
     #[doc(hidden)]
     fn sum_all(_into: &mut [Self], _from: &[Self]) -> bool {
         false
     }
-    /// Adds what so many ranks have, by the same rule.
+    /// Sums the rows of `COUNT` ranks by the same rule.
     #[doc(hidden)]
     fn sum_many<const COUNT: usize, R: Rows<Self, COUNT>>(rows: R);
     #[doc(hidden)]
@@ -30,18 +30,18 @@ pub trait Scalar: Copy {
     fn reduce_max(self, other: Self) -> Self;
 }
 
-/// An integer, whose bits can be combined.
+/// An integer type, whose bits can be combined.
 pub(crate) trait Bits:
     Copy + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self>
 {
 }
 
-/// A floating-point number, which can be scaled. The number comes as an `f64` and is rounded to the type that the
-/// arithmetic is done in: `f32`, but for `f64`.
+/// A floating-point type, which can be scaled. The factor is an `f64` and is rounded to the type of the arithmetic:
+/// `f32`, except for `f64`.
 pub(crate) trait Float: Copy {
-    /// The product, rounded once.
+    /// Returns the product, rounded once.
     fn scaled(self, factor: f64) -> Self;
-    /// The quotient, rounded once.
+    /// Returns the quotient, rounded once.
     fn divided(self, divisor: f64) -> Self;
 }
 
@@ -75,8 +75,8 @@ macro_rules! integers {
 
 integers! { i8 i32 i64 u8 u32 u64 }
 
-/// Floating-point rules: sums and products through `$widen` and `$round`, order by the bits read as a signed
-/// integer, whose negative values run the other way.
+/// Defines floating-point rules: sums and products through `$widen` and `$round`, and an order by the bits read as
+/// a signed integer. Negative values are in reverse order there.
 macro_rules! floats {
     ($($float:ty, $signed:ty, $narrow:expr, $widen:expr, $round:expr, $sum_all:expr, $sum_many:expr;)*) => {$(
         impl Scalar for $float {
@@ -139,22 +139,22 @@ floats! {
     bf16, i16, narrow, widen_bf16, round_bf16, native::sum_bf16, native::sum_many_bf16;
 }
 
-/// Integers of so many bytes are added at a time.
+/// Bytes of integers that are added at a time.
 const VECTOR_BYTES: usize = 32;
 
-/// Where a compiler does as well.
+/// For types for which the compiler's loop is equally fast.
 fn one_by_one<T>(_into: &mut [T], _from: &[T]) -> bool {
     false
 }
 
-/// The nearest `f32`.
+/// Returns the nearest `f32`.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation, reason = "rounding is what it is for")]
 pub(super) fn narrow(number: f64) -> f32 {
     number as f32
 }
 
-/// A total order of the values that are no NaN, −0 below +0.
+/// A total order of the values other than NaN, with −0 below +0.
 trait Ordered: Copy {
     type Key: Ord;
     fn key(self) -> Self::Key;
@@ -166,7 +166,7 @@ fn key<T: Ordered>(value: T) -> T::Key {
     value.key()
 }
 
-/// The first NaN of a pair, or what was chosen if there is none.
+/// Returns the first NaN of a pair, or `chosen` if there is none.
 #[inline(always)]
 fn either_nan<T: Ordered>(left: T, right: T, chosen: T) -> T {
     let right_or_chosen = if right.nan() { right } else { chosen };

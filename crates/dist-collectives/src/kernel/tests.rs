@@ -1,4 +1,4 @@
-//! The halves exhaustively, every loop against its rule.
+//! Exhaustive tests of half types, and tests of every loop against its scalar rule.
 
 use dist_testkit::oracle::{Number, Reduction};
 use half::{bf16, f16};
@@ -55,7 +55,7 @@ fn ties_and_their_neighbours_round_to_even() {
     }
 }
 
-/// Every loop of `T` on buffers long enough for each of its clones' inner loops and tails.
+/// Checks every loop of `T` on buffers long enough for the inner loop and the tail of each version.
 fn check_loops<T: Element + Number>(left: &[T], right: &[T]) {
     for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
         let reduction = Reduction::parse(op.name()).expect("the oracle knows every operation");
@@ -113,7 +113,7 @@ fn every_half_is_combined_as_the_rule_says() {
     }
 }
 
-/// The sums of all of two buffers, of lengths that end within a turn of the loop too, are those of the rule to the bit.
+/// Checks that sums of two buffers have the bits of the rule, for lengths that end within a loop iteration too.
 #[track_caller]
 fn sums_have_the_bits_of_the_rule<T: Element>(left: &[T], right: &[T]) {
     for len in [left.len(), left.len() - 1, 61, 7, 1, 0] {
@@ -135,7 +135,8 @@ fn sums_of_halves_have_the_bits_of_the_rule_whatever_the_processor_has_for_them(
     }
 }
 
-/// What all have comes to what the rule makes of it in canonical order: with the first, or for sums of few with all.
+/// Checks that the rows of all ranks are combined in canonical order, with the result in the first row, or in all
+/// rows for sums of few.
 #[track_caller]
 fn is_combined_in_canonical_order<T: Element + Number>(op: ReduceOp, contributions: &[Vec<T>]) {
     fn in_order<T: Copy>(values: &[T], rule: &impl Fn(T, T) -> T) -> T {
@@ -178,7 +179,7 @@ fn is_combined_in_canonical_order<T: Element + Number>(op: ReduceOp, contributio
 }
 
 fn every_length_is_combined<T: Element + Number>(bits: &[Vec<u64>]) {
-    // The longest is two pieces, and some more.
+    // The longest length is two pieces and a rest.
     for len in [0, 1, 31, 64, 173, 4164 / size_of::<T>()] {
         let contributions: Vec<Vec<T>> =
             bits.iter().map(|one| bytemuck::cast_slice(one)[..len].to_vec()).collect();
@@ -192,7 +193,7 @@ fn every_length_is_combined<T: Element + Number>(bits: &[Vec<u64>]) {
 fn what_all_have_is_combined_in_canonical_order() {
     let mut state = 1_u64;
     let mut word = || {
-        // A linear congruence: neighbouring numbers differ in sign and exponent.
+        // A linear congruential generator: consecutive numbers differ in sign and exponent.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state ^ (state >> 29)
     };

@@ -1,4 +1,4 @@
-//! Arrays that an operation works in.
+//! Operations on arrays in place.
 
 use dist_algos::scan::Extent;
 use ndarray::{ArrayRef, Dimension};
@@ -7,12 +7,13 @@ use super::shape;
 use crate::engine::{CallOptions, Engine};
 use crate::{Communicator, Element, ReduceOp, Result};
 
-/// # Arrays, in place
+/// # Arrays in place
 ///
-/// Feature `ndarray`. As the operations on slices, element by element. The shape is part of the call: ranks whose arrays
-/// differ in it are told so. Any view will do; one whose elements do not lie in the order of their indices is copied.
+/// Feature `ndarray`. These operations work like those on slices, element by element. The shape is part of the
+/// call: ranks with different shapes get an error. Any view is supported; a view whose elements are not stored in
+/// index order is copied.
 impl Communicator {
-    /// [`all_reduce`](Self::all_reduce) of an array.
+    /// Reduces an array like [`all_reduce`](Self::all_reduce).
     ///
     /// ```
     /// use dist_collectives::ndarray::array;
@@ -38,7 +39,7 @@ impl Communicator {
         self.in_array(array, |engine, elements, options| engine.all_reduce(elements, op, options))
     }
 
-    /// [`broadcast`](Self::broadcast) of an array.
+    /// Broadcasts an array like [`broadcast`](Self::broadcast).
     ///
     /// # Errors
     /// Those of [`broadcast`](Self::broadcast).
@@ -50,7 +51,7 @@ impl Communicator {
         self.in_array(array, |engine, elements, options| engine.broadcast(elements, root, options))
     }
 
-    /// [`reduce`](Self::reduce) of an array.
+    /// Reduces an array like [`reduce`](Self::reduce).
     ///
     /// # Errors
     /// Those of [`reduce`](Self::reduce).
@@ -63,7 +64,7 @@ impl Communicator {
         self.in_array(array, |engine, elements, options| engine.reduce(elements, op, root, options))
     }
 
-    /// [`scan`](Self::scan) of an array.
+    /// Scans an array like [`scan`](Self::scan).
     ///
     /// # Errors
     /// Those of [`scan`](Self::scan).
@@ -77,7 +78,7 @@ impl Communicator {
         })
     }
 
-    /// [`exclusive_scan`](Self::exclusive_scan) of an array.
+    /// Scans an array like [`exclusive_scan`](Self::exclusive_scan).
     ///
     /// # Errors
     /// Those of [`exclusive_scan`](Self::exclusive_scan).

@@ -1,6 +1,6 @@
-//! Operations on arrays: what dim 0 becomes, and a shape that all ranks agree on.
+//! Operations on arrays: concatenation and division along dim 0, and a shape that all ranks agree on.
 //!
-//! Memory that is not in the order of the indices is copied there and back; the engine knows slices only.
+//! Memory that is not in index order is copied; the engine only knows slices.
 
 mod in_place;
 mod moving;

@@ -1,4 +1,4 @@
-//! Arrays that are put together from all ranks', or divided among them.
+//! Operations that concatenate the arrays of all ranks or divide an array among them.
 
 use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
@@ -6,13 +6,13 @@ use super::shape;
 use crate::engine::CallOptions;
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
-/// # Arrays, put together and divided
+/// # Arrays, concatenated and divided
 ///
-/// Feature `ndarray`. Dim 0 is what is put together or divided: a rank's part is so many rows. Arrays come out in
-/// standard layout. The shape is part of the call: ranks whose arrays differ in it are told so.
+/// Feature `ndarray`. Arrays are concatenated or divided along dim 0: a rank's part is a number of rows. Results
+/// are in standard layout. The shape is part of the call: ranks with different shapes get an error.
 impl Communicator {
-    /// The arrays of all ranks, put together along dim 0: shape `[4, 8]` on 3 ranks gives `[12, 8]`. Arrays of no dims
-    /// give one of `[world_size]`.
+    /// Concatenates the arrays of all ranks along dim 0: shape `[4, 8]` on 3 ranks gives `[12, 8]`. Arrays without
+    /// dims give an array of shape `[world_size]`.
     ///
     /// ```
     /// use dist_collectives::ndarray::array;
@@ -49,12 +49,12 @@ impl Communicator {
         Ok(output)
     }
 
-    /// As [`all_gather_array`](Self::all_gather_array) of arrays that differ in dim 0: `rows` has the length of every
-    /// rank's.
+    /// Concatenates arrays as [`all_gather_array`](Self::all_gather_array) does, with different lengths of dim 0:
+    /// `rows` has the length of every rank.
     ///
     /// # Errors
-    /// Those of [`all_gather_v`](Self::all_gather_v), and if the array has no dims, or not as many rows as the list
-    /// says.
+    /// Those of [`all_gather_v`](Self::all_gather_v), and if the array has no dims or another number of rows than
+    /// the list says.
     pub fn all_gather_v_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -72,11 +72,12 @@ impl Communicator {
         Ok(output)
     }
 
-    /// This rank's part of the reduction of all ranks' arrays, of as many equal parts along dim 0 as there are ranks.
+    /// Returns this rank's part of the reduction of all ranks' arrays. Dim 0 is divided into as many equal parts as
+    /// there are ranks.
     ///
     /// # Errors
-    /// Those of [`reduce_scatter`](Self::reduce_scatter), and if the array has no dims, or the ranks do not divide dim
-    /// 0.
+    /// Those of [`reduce_scatter`](Self::reduce_scatter), and if the array has no dims or dim 0 is not divisible by
+    /// the number of ranks.
     pub fn reduce_scatter_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -101,12 +102,12 @@ impl Communicator {
         Ok(output)
     }
 
-    /// As [`reduce_scatter_array`](Self::reduce_scatter_array) in parts of any sizes: rank `r` gets `rows[r]` rows, after
-    /// those of the ranks before it.
+    /// Reduces arrays as [`reduce_scatter_array`](Self::reduce_scatter_array) does, with parts of any sizes: rank
+    /// `r` gets `rows[r]` rows, after those of the ranks before it.
     ///
     /// # Errors
-    /// Those of [`reduce_scatter_v`](Self::reduce_scatter_v), and if the array has no dims, or not as many rows as the
-    /// list says.
+    /// Those of [`reduce_scatter_v`](Self::reduce_scatter_v), and if the array has no dims or another number of
+    /// rows than the list says.
     pub fn reduce_scatter_v_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -125,9 +126,9 @@ impl Communicator {
         Ok(output)
     }
 
-    /// Deals the elements in as many equal parts as there are ranks, and gives the parts that all ranks have for this
-    /// one, in rank order and in the same shape. Only the number of elements has to be divided: `[3, 2]` on 2 ranks
-    /// works.
+    /// Divides the elements into as many equal parts as there are ranks, and sends part `r` to rank `r`. Returns
+    /// the received parts in rank order, in the same shape. Only the number of elements must be divisible: `[3, 2]`
+    /// on 2 ranks works.
     ///
     /// # Errors
     /// Those of [`all_to_all`](Self::all_to_all).
@@ -142,8 +143,8 @@ impl Communicator {
         Ok(output)
     }
 
-    /// As [`all_to_all_v`](Self::all_to_all_v): the elements are dealt as one list, whatever the shape, and what arrives
-    /// is one list too, in rank order.
+    /// Exchanges elements as [`all_to_all_v`](Self::all_to_all_v) does. The elements are sent as one list of any
+    /// shape, and the result is one list too, in rank order.
     ///
     /// # Errors
     /// Those of [`all_to_all_v`](Self::all_to_all_v).

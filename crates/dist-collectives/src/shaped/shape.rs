@@ -1,4 +1,4 @@
-//! Shapes of what comes out, and what is wrong with what goes in.
+//! Shapes of results, and checks of arguments.
 
 use std::borrow::Cow;
 
@@ -8,17 +8,18 @@ use crate::digest::digest;
 use crate::engine::Engine;
 use crate::{Element, Error, Operation, Result};
 
-/// What stands for a shape in a call.
+/// Returns the digest of a shape for a call.
 pub(super) fn digest_of(shape: &[usize]) -> u64 {
     digest(shape.iter().map(|&len| len as u64))
 }
 
-/// What stands in a call for arrays that differ in their rows: how many each rank has, and of what.
+/// Returns the digest for a call of arrays with different numbers of rows: the rows of each rank, and the shape of
+/// a row.
 pub(super) fn digest_of_rows(rows: &[usize], row: &[usize]) -> u64 {
     digest([rows.len(), row.len()].iter().chain(rows).chain(row).map(|&len| len as u64))
 }
 
-/// The elements in the order of their indices.
+/// Returns the elements in index order.
 pub(super) fn elements<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Cow<'_, [T]> {
     match array.as_slice() {
         Some(elements) => Cow::Borrowed(elements),
@@ -26,7 +27,7 @@ pub(super) fn elements<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Cow<
     }
 }
 
-/// The length of dim 0, which an operation divides or puts together, and the shape of a row.
+/// Returns the length of dim 0, which an operation divides or concatenates, and the shape of a row.
 pub(super) fn rows<T, D: Dimension>(
     operation: Operation,
     array: &ArrayRef<T, D>,
@@ -34,25 +35,25 @@ pub(super) fn rows<T, D: Dimension>(
     array.shape().split_first().map(|(&rows, row)| (rows, row)).ok_or(Error::NoRows { operation })
 }
 
-/// As many elements as these rows have, for each rank.
+/// Returns the number of elements of each rank's rows.
 pub(super) fn counts(rows: &[usize], row: &[usize]) -> Vec<usize> {
     let row = row.iter().product();
     rows.iter().map(|rows| rows.saturating_mul(row)).collect()
 }
 
-/// The same dims, but for the first.
+/// Returns the same dims with another dim 0.
 pub(super) fn with_rows<T, D: Dimension>(array: &ArrayRef<T, D>, rows: usize) -> D {
     let mut dim = array.raw_dim();
     dim[0] = rows;
     dim
 }
 
-/// Refuses an array that does not have as many rows as the list says.
+/// Refuses an array with another number of rows than the list says.
 pub(super) fn check_rows(operation: Operation, expected: usize, got: usize) -> Result<()> {
     if expected == got { Ok(()) } else { Err(Error::Rows { operation, expected, got }) }
 }
 
-/// An array for an operation's output.
+/// Allocates an array for an operation's output.
 pub(super) fn zeroed<T: Element, D: Dimension>(
     engine: &mut Engine,
     operation: Operation,
