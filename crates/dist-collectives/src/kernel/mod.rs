@@ -59,11 +59,12 @@ pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
     is_sum && all::COUNTS.contains(&count)
 }
 
-/// Adds what all have, in canonical order, and leaves the sums with all, in one loop over the memory of all: up to half of
-/// the time that it takes to add two at a time and to copy the sums, where the memory is another core's.
+/// Sums all slices in canonical order and leaves the sums in all of them, in one loop over the memory of all ranks.
+/// If the memory belongs to other cores, it takes as little as half of the time of adding two at a time and copying
+/// the sums.
 ///
 /// # Panics
-/// If the lengths differ, or there is no loop for so many.
+/// If the lengths differ, or there is no loop for this number of slices.
 pub(crate) fn sum_into_all<T: Element>(all: &mut [&mut [T]]) {
     let as_long = |other: &&mut [T]| other.len() == all[0].len();
     assert!(all.iter().all(as_long), "what all have is of one length");
