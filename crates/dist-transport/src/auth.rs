@@ -1,12 +1,13 @@
 //! The handshake that opens every connection: both sides prove that they know the job's key.
 //!
-//! Three messages of fixed size: hello, challenge, proof. Each proof is an HMAC-SHA256 over the whole
-//! conversation, both nonces and both roles, so that nothing of it can be replayed or reflected, nor used for another
-//! purpose. A hello of another [`Version`] is answered by a refusal, which says ours, in place of a challenge.
-//! There is no input or output here: bytes go in, bytes come out.
+//! It has three messages of fixed size: hello, challenge, proof. Each proof is an HMAC-SHA256 over the whole
+//! handshake, both nonces and both roles, so that nothing can be replayed, reflected or used for another
+//! purpose. A hello of another [`Version`] is answered by a refusal with this version, in place of a
+//! challenge. This module does no input or output.
 //!
-//! What follows goes in clear: whoever can read or change what is on the wire between two hosts can read or change that, as
-//! with other libraries of this kind. Between hosts the job needs a network that its users trust.
+//! Bytes after the handshake are not encrypted. Anybody who can read or change the traffic between two hosts
+//! can read or change them, as with other libraries of this kind. Between hosts the job needs a network that
+//! its users trust.
 
 use std::fmt;
 use std::fs::File;
@@ -30,17 +31,18 @@ const MAGIC: [u8; 8] = *b"dist job";
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: u64 = 4096;
 
-/// What is answered to a hello of another version.
+/// Returns the answer to a hello of another version.
 pub(crate) fn refusal() -> [u8; CHALLENGE_BYTES] {
     refusal_of(Version::OURS)
 }
 
-/// The version of a process that has answered like this; `None` if it has sent a challenge.
+/// Returns the version of a process that has sent this refusal. Returns `None` for a challenge.
 pub(crate) fn refused_by(answer: &[u8; CHALLENGE_BYTES]) -> Option<Version> {
     version_in(answer).filter(|&version| refusal_of(version) == *answer)
 }
 
-/// The version of a process that has sent this hello; `None` if that is none of ours.
+/// Returns the version of a process that has sent this hello. Returns `None` if it is no hello of this
+/// library.
 pub(crate) fn greeted_by(hello: &[u8; HELLO_BYTES]) -> Option<Version> {
     version_in(hello)
 }
@@ -51,7 +53,7 @@ fn refusal_of(version: Version) -> [u8; CHALLENGE_BYTES] {
     answer
 }
 
-/// What hellos and refusals begin with.
+/// Returns the first bytes of hellos and refusals.
 fn beginning(version: Version) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&MAGIC);
@@ -68,12 +70,12 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// What the processes of a job know and nobody else does.
+/// The secret that only the processes of a job know.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// The secret made of these bytes, of which there must be at least 16, hard to guess.
+    /// Creates a secret from at least 16 bytes, which should be hard to guess.
     ///
     /// # Errors
     /// If there are fewer.
@@ -81,7 +83,7 @@ impl Secret {
         Self::parse("the given bytes", bytes)
     }
 
-    /// The secret in a file that only its owner can read, or `fd:N` for an open descriptor.
+    /// Reads the secret from a file that only its owner can read, or from an open descriptor (`fd:N`).
     ///
     /// # Errors
     /// If the file cannot be read, others can read it, or it holds fewer than 16 bytes.
@@ -100,11 +102,11 @@ impl Secret {
         Self::parse(&origin, &bytes)
     }
 
-    /// A secret that nobody can guess, and the text that gives the same secret through
+    /// Generates a random secret. Also returns the text that gives the same secret through
     /// [`from_file`](Self::from_file) on the other ranks.
     ///
     /// # Errors
-    /// If the system has no randomness to give.
+    /// If the system has no randomness left.
     pub fn generate() -> Result<(Self, String)> {
         let text: String = random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok((Self::from_bytes(text.as_bytes())?, text))
@@ -126,7 +128,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The key that a job's connections are opened with.
+/// The key with which a job's connections are opened.
 #[derive(Clone)]
 pub(crate) struct Key {
     mac: Hmac<Sha256>,
@@ -134,8 +136,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// The key of a job. Without a secret it is made of the job's name: that keeps jobs of one host apart,
-    /// and keeps nobody out who knows the name.
+    /// Derives the key of a job. Without a secret it is derived from the job's name. That separates jobs of
+    /// one host, but admits anybody who knows the name.
     pub(crate) fn new(secret: Option<&Secret>, job: &str) -> Self {
         let mut hash = Sha256::new();
         match secret {
@@ -163,31 +165,31 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A rank's line to the coordinator.
+    /// A rank's control connection to the coordinator.
     Control,
     /// Messages of one channel.
     Data(ChannelId),
-    /// Messages of one channel, through memory that both ranks share.
+    /// Messages of one channel, through shared memory.
     Memory(ChannelId),
-    /// An arena of the other rank's heap, which is to be mapped.
+    /// Mapping an arena of the other rank's heap.
     Arena(u32),
-    /// None but to find out whether the other side can be reached.
+    /// Finding out whether the other side can be reached.
     Probe,
 }
 
-/// Who opens a connection to whom, and for what. Ranks are numbered as in the world.
+/// The two ends and the purpose of a connection. Ranks are numbered as in the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// How often the job has been restarted.
     pub(crate) epoch: u32,
     /// The rank that connects.
     pub(crate) from: u32,
-    /// The rank that is connected to.
+    /// The rank that it connects to.
     pub(crate) to: u32,
-    /// What the connection is for.
+    /// The purpose of the connection.
     pub(crate) purpose: Purpose,
 }
 
@@ -239,17 +241,17 @@ impl Initiator {
     /// Begins a handshake.
     ///
     /// # Errors
-    /// If the system has no randomness to give.
+    /// If the system has no randomness left.
     pub(crate) fn new(key: Key, identity: Identity) -> Result<Self> {
         Ok(Self { key, hello: identity.encode(&random_bytes()?) })
     }
 
-    /// The first message.
+    /// Returns the first message.
     pub(crate) fn hello(&self) -> &[u8; HELLO_BYTES] {
         &self.hello
     }
 
-    /// The last message, if the challenge proves that the other side knows the key.
+    /// Returns the last message, if the challenge proves that the other side knows the key.
     pub(crate) fn answer(&self, challenge: &[u8; CHALLENGE_BYTES]) -> Option<[u8; PROOF_BYTES]> {
         let (nonce, proof) = challenge.split_at(32);
         let nonce = nonce.try_into().expect("a challenge begins with 32 bytes of nonce");
@@ -268,21 +270,21 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    /// Reads the first message. `None` if no process of ours would have sent it.
+    /// Reads the first message. Returns `None` if it is no hello of this version.
     ///
     /// # Errors
-    /// If the system has no randomness to give.
+    /// If the system has no randomness left.
     pub(crate) fn new(key: Key, hello: &[u8; HELLO_BYTES]) -> Result<Option<Self>> {
         let nonce = random_bytes()?;
         Ok(Identity::decode(hello).map(|identity| Self { key, identity, hello: *hello, nonce }))
     }
 
-    /// Who claims to be connecting; nothing of it is proven before [`accepts`](Self::accepts).
+    /// Returns the claimed identity. Nothing of it is proven before [`accepts`](Self::accepts).
     pub(crate) fn claim(&self) -> Identity {
         self.identity
     }
 
-    /// The answer to the first message.
+    /// Returns the answer to the first message.
     pub(crate) fn challenge(&self) -> [u8; CHALLENGE_BYTES] {
         let mut challenge = [0; CHALLENGE_BYTES];
         let proof = self.key.mac(b"server", &self.hello, &self.nonce).finalize().into_bytes();
@@ -291,13 +293,14 @@ impl Responder {
         challenge
     }
 
-    /// Whether the last message proves that the other side knows the key; compared in constant time.
+    /// Returns `true` if the last message proves that the other side knows the key. The comparison takes
+    /// constant time.
     pub(crate) fn accepts(&self, proof: &[u8; PROOF_BYTES]) -> bool {
         self.key.mac(b"client", &self.hello, &self.nonce).verify_slice(proof).is_ok()
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns random bytes that nobody can guess.
 pub(crate) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)

@@ -1,22 +1,23 @@
-//! What every transport does in the same way: it counts its calls and its forks, gives signs of life, and sends a header.
+//! The state and constants that every transport needs: the call history, forks, heartbeats, and the size of a
+//! header.
 
 use std::time::Duration;
 
 use crate::check::check_peer;
 use crate::{CALLS_MAX, ChannelId, Error, Fingerprint, Rank, Result, Traffic};
 
-/// How often every process gives a sign of life.
+/// The time between two heartbeats of a process.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);
-/// After how long without a sign of life a process counts as dead that runs on the coordinator's host, unless the job sets a
-/// limit. No job can set a shorter one.
+/// How long a process on the coordinator's host may send no heartbeat before it counts as dead, unless the
+/// job sets a limit. A job cannot set a shorter one.
 pub(crate) const LIVENESS_ON_HOST: Duration = Duration::from_secs(2);
-/// The same between hosts, where the network may be silent for a while although all processes live.
+/// The limit between hosts, where the network may be silent for a while although all processes live.
 pub(crate) const LIVENESS_BETWEEN_HOSTS: Duration = Duration::from_secs(10);
 
-/// Bytes in front of every message.
+/// Bytes of the header of every message.
 pub(crate) const HEADER_BYTES: usize = 64;
 
-/// The last calls of a rank: as many as others may be ahead of it or behind.
+/// The last calls of a rank: as many as other ranks may be ahead or behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallHistory {
     all: [Fingerprint; CALLS_MAX],
@@ -42,13 +43,13 @@ impl CallHistory {
         &mut self.all[self.current]
     }
 
-    /// All of them, the current one first.
+    /// Returns all of them, the current one first.
     #[cfg(feature = "tcp")]
     pub(crate) fn last_calls_first(&self) -> [Fingerprint; CALLS_MAX] {
         std::array::from_fn(|age| self.all[(self.current + CALLS_MAX - age) % CALLS_MAX])
     }
 
-    /// All of them, in no order.
+    /// Returns all of them, in no particular order.
     #[cfg(feature = "sim")]
     pub(crate) const fn all(&self) -> &[Fingerprint; CALLS_MAX] {
         &self.all
@@ -56,7 +57,7 @@ impl CallHistory {
 }
 
 impl Traffic {
-    /// Counts what one exchange moved.
+    /// Counts the messages and bytes of one exchange.
     pub(crate) fn count(&mut self, sent: Option<usize>, received: Option<usize>) {
         self.messages_sent += u64::from(sent.is_some());
         self.bytes_sent += sent.unwrap_or(0) as u64;
@@ -77,8 +78,8 @@ fn check_members(rank: Rank, members: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// The channel of a group's next fork, and this rank's place in it, if it has one. Ranks that are not members count
-/// the fork as well, so that all stay in step.
+/// Returns the channel of a group's next fork, and this rank in it, if it is a member. Ranks that are not
+/// members count the fork as well, so that all count alike.
 pub(crate) fn fork(
     rank: Rank,
     channel: ChannelId,

@@ -1,9 +1,10 @@
-//! Names of channels.
+//! Channel ids.
 
-/// One communicator's own connections: messages of different channels never meet.
+/// The id of a channel: the separate message stream of one communicator. Messages of different channels never
+/// mix.
 ///
-/// The id is computed by every rank for itself: all ranks that make the same calls in the same order get the
-/// same id, and nothing has to be sent.
+/// Every rank computes the id itself. All ranks that make the same calls in the same order get the same id,
+/// and nothing is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelId(u64);
 
@@ -11,30 +12,30 @@ impl ChannelId {
     /// The channel that a job begins with.
     pub const WORLD: Self = Self(0);
 
-    /// The id of this channel's child number `child`, with these ranks of the parent as members.
+    /// Returns the id of the channel's fork number `child`, with these ranks of the parent as members.
     #[must_use]
     pub fn child(self, child: u64, members: &[usize]) -> Self {
         let words = [self.0, child].into_iter().chain(members.iter().map(|&member| member as u64));
-        // FNV-1a over the words' bytes, with a last mix so that short lists differ in every bit.
+        // FNV-1a over the bytes of the words, with a final mix so that short lists differ in every bit.
         let hash = words.flat_map(u64::to_le_bytes).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
         Self((hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The id under which [announced](crate::Transport::announce) calls of this channel are compared. Their numbers are not those
-    /// of its other calls.
+    /// Returns the id under which [announced](crate::Transport::announce) calls of this channel are compared.
+    /// Announced calls have their own numbers.
     #[must_use]
     pub const fn of_announcements(self) -> Self {
         Self(self.0 ^ 0xa5a5_5a5a_c3c3_3c3c)
     }
 
-    /// The id as a number.
+    /// Returns the id as a number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The id with this number, as read from a peer.
+    /// Returns the id with this number, as read from a peer.
     #[cfg(feature = "tcp")]
     pub(crate) const fn from_number(number: u64) -> Self {
         Self(number)

@@ -1,4 +1,4 @@
-//! What every transport refuses.
+//! Argument checks that every transport makes.
 
 use crate::{Error, Incoming, Outgoing, Rank, Result, Sink};
 
@@ -8,7 +8,8 @@ pub(crate) fn check_peer(rank: Rank, peer: usize) -> Result<()> {
     if peer < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank: peer, world_size }) }
 }
 
-/// Refuses an exchange that names a peer outside the group, or whose receiving memory is not as long as the message.
+/// Refuses an exchange that names a peer outside the group, or whose receive buffer is not as long as the
+/// message.
 pub(crate) fn check_exchange(
     (rank, members): (Rank, &[usize]),
     send: Option<&Outgoing<'_>>,
@@ -24,7 +25,7 @@ pub(crate) fn check_exchange(
     }
 }
 
-/// Refuses messages of which one would be refused alone.
+/// Refuses messages if one of them would be refused alone.
 pub(crate) fn check_all(
     group: (Rank, &[usize]),
     sends: &[Outgoing<'_>],

@@ -1,23 +1,25 @@
-//! Copies of what ranks share.
+//! Copies that are fast for every alignment.
 
 use crate::processor::is_intel;
 
-/// From how many bytes on the C library copies by one instruction for all of them.
+/// The size from which on the C library copies by `rep movsb`.
 const LONG: usize = 2 << 10;
 const PAGE: usize = 4 << 10;
 const LINE: usize = 64;
 
-/// Copies bytes as [`copy_from_slice`](slice::copy_from_slice) does, and not much slower wherever they lie.
+/// Copies bytes like [`copy_from_slice`](slice::copy_from_slice), but without its slow cases.
 ///
-/// The C library copies more than some 2 KiB by `rep movsb`, which processors of AMD carry out 15 to 20 times as slowly where
-/// the destination lies 1 to 15 bytes (Zen 4), or 1 to 31 (Zen 3), further into its page than the source into its own, and
-/// somewhat more slowly up to 63. Vectors that are made one after the other lie like that, with 16 bytes between them. There
-/// the processor's vectors are copied one by one. Everywhere else nothing is faster than the instruction: on Zen 5, which
-/// loses a quarter at the most, it is nearly twice as fast as vectors of 16 bytes, and Intel's take as long by it wherever
-/// bytes lie, but up to three times as long by vectors.
+/// The C library copies more than about 2 KiB by `rep movsb`. On AMD processors, that instruction is 15 to 20
+/// times as slow if the destination's page offset is 1 to 15 bytes (Zen 4), or 1 to 31 bytes (Zen 3), ahead
+/// of the source's. Up to 63 bytes it is somewhat slower. Vectors that are allocated one after the other have
+/// such offsets, 16 bytes apart. In that case this function copies vectors of 16 bytes.
+///
+/// Everywhere else nothing is faster than the instruction. On Zen 5, which loses at most a quarter, it is
+/// nearly twice as fast as vectors of 16 bytes. On Intel it takes the same time for every alignment, while
+/// vectors take up to three times as long.
 ///
 /// # Panics
-/// If one is not as long as the other.
+/// If the lengths differ.
 #[inline]
 pub fn copy(from: &[u8], into: &mut [u8]) {
     if cfg!(target_arch = "x86_64") && from.len() >= LONG && is_just_ahead(into, from) && !is_intel() {
@@ -27,7 +29,7 @@ pub fn copy(from: &[u8], into: &mut [u8]) {
     }
 }
 
-/// Whether the destination lies less than a line further into its page than the source into its own.
+/// Returns `true` if the destination's page offset is less than a cache line ahead of the source's.
 #[inline]
 fn is_just_ahead(into: &[u8], from: &[u8]) -> bool {
     let ahead = into.as_ptr().addr().wrapping_sub(from.as_ptr().addr()) % PAGE;
@@ -61,7 +63,7 @@ mod tests {
     ) {
         let from: Vec<u8> = (0..=250).cycle().take(len).collect();
         let mut memory = vec![0xff; len + 2 * PAGE];
-        // The destination's place in its page is told by the source's.
+        // The source decides the destination's page offset.
         let first = from.as_ptr().addr().wrapping_sub(memory.as_ptr().addr()).wrapping_add(ahead) % PAGE;
         copy(&from, &mut memory[first..first + len]);
         assert_eq!(memory[first..first + len], from);

@@ -1,21 +1,22 @@
-//! What says that two ranks are in the same call.
+//! Fingerprints of calls, by which two ranks know that they are in the same call.
 
 use std::fmt;
 
-/// Names the operation that a message belongs to, as bytes that the layer above encodes.
+/// Identifies the call that a message belongs to, as bytes that the layer above encodes.
 ///
-/// A transport sends the fingerprint in front of every message and compares it with its own before it delivers
-/// a byte. What the bytes mean is not its business, but for four things:
+/// A transport sends the fingerprint in the header of every message and compares it with its own before it
+/// delivers a byte. It interprets only four parts:
 ///
-/// - The first eight are the number of the call among those that all ranks of a communicator make in the same order, or 0 if it
-///   is not one of those.
-/// - The next eight tell the communicator from others. It may use several channels.
-/// - The last byte says how the call is done. Its highest bit tells two stages of a call apart, in which ranks may be at the
-///   same time: if it differs, the rest of that byte may differ too.
-/// - Numbers from 2⁶³ on are those of [announced](crate::Transport::announce) calls: their bytes 24 to 39 are a name, which may
-///   differ.
+/// - Bytes 0 to 7 are the number of the call among the calls that all ranks of a communicator make in the
+///   same order, or 0 if it is no such call.
+/// - Bytes 8 to 15 identify the communicator, which may use several channels.
+/// - The last byte identifies the algorithm of the call. Its highest bit separates two stages of a call that
+///   ranks may be in at the same time. If it differs, the rest of the byte may differ too.
+/// - Numbers from 2⁶³ on belong to [announced](crate::Transport::announce) calls. Their bytes 24 to 39 are a
+///   name, which may differ.
 ///
-/// Two ranks whose calls have the same number on the same communicator and differ otherwise can never meet.
+/// Two ranks contradict each other if their calls have the same number on the same communicator and differ
+/// otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; Self::SIZE]);
 
@@ -23,10 +24,10 @@ impl Fingerprint {
     /// Bytes of a fingerprint.
     pub const SIZE: usize = 48;
 
-    /// Of messages outside any call.
+    /// The fingerprint of messages outside any call.
     pub const NONE: Self = Self([0; Self::SIZE]);
 
-    /// Whether two ranks that are in these calls can never meet.
+    /// Returns `true` if two ranks in these calls would wait for each other forever.
     pub fn contradicts(&self, other: &Self) -> bool {
         let [ours, theirs] = [self, other].map(|fingerprint| {
             let mut call = fingerprint.0;
@@ -42,21 +43,21 @@ impl Fingerprint {
         same_place && (ours.0 != theirs.0 || (same_stage && ours.1 != theirs.1))
     }
 
-    /// The communicator of these calls; `None` if none of them has a number.
+    /// Returns the communicator of these calls, if one of them has a number.
     #[cfg(feature = "sim")]
     pub(crate) fn communicator(calls: &[Self]) -> Option<u64> {
         let numbered = calls.iter().find(|call| call.number() != 0)?;
         Some(u64::from_le_bytes(numbered.0[8..16].try_into().expect("8 bytes")))
     }
 
-    /// The number of the call.
+    /// Returns the number of the call.
     #[cfg(any(feature = "tcp", feature = "sim"))]
     fn number(&self) -> u64 {
         u64::from_le_bytes(self.0[..8].try_into().expect("8 bytes"))
     }
 
-    /// The first two of these calls that contradict each other: one of ours and one of theirs. Later ones may contradict each
-    /// other because of these.
+    /// Returns the first pair of calls that contradict each other, one of ours and one of theirs. Later pairs
+    /// may follow from it.
     #[cfg(any(feature = "tcp", feature = "sim"))]
     pub(crate) fn contradiction(ours: &[Self], theirs: &[Self]) -> Option<(Self, Self)> {
         let pairs = ours.iter().flat_map(|ours| theirs.iter().map(move |theirs| (*ours, *theirs)));
@@ -83,7 +84,7 @@ impl fmt::Debug for Fingerprint {
 mod tests {
     use super::*;
 
-    /// A call with this number, on this communicator, that is this and is done so.
+    /// Returns a call with this number, communicator, operation and algorithm.
     fn call(number: u8, communicator: u8, what: u8, how: u8) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
         (bytes[0], bytes[8], bytes[20], bytes[47]) = (number, communicator, what, how);

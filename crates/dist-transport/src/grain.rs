@@ -1,7 +1,7 @@
-//! The unit that messages are delivered in.
+//! The unit in which messages are delivered.
 
-/// 64 bytes, aligned to as many: a cache line, and whole elements of any type. Memory made of these is aligned for
-/// what a [`Sink`](crate::Sink) promises; see bytes of it through bytemuck.
+/// 64 bytes, aligned to 64: a cache line, and whole elements of any type. Memory of grains has the alignment
+/// that a [`Sink`](crate::Sink) promises. `bytemuck` converts it to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct Grain(pub [u8; 64]);
@@ -10,6 +10,6 @@ impl Grain {
     /// Bytes of a grain.
     pub const BYTES: usize = size_of::<Self>();
 
-    /// All zeros.
+    /// A grain of zeros.
     pub const ZERO: Self = Self([0; Self::BYTES]);
 }

@@ -1,4 +1,5 @@
-//! Memory that other ranks may write into: it belongs to the call that it is lent to, and outlives one that failed.
+//! Memory that other ranks may write into. It belongs to the call that it is lent to, and outlives a failed
+//! call.
 
 use std::any::Any;
 use std::fmt;
@@ -9,11 +10,12 @@ use bytemuck::Pod;
 
 use crate::Grain;
 
-/// Memory that a [transport](crate::Transport::allocate) gave away. Where the transport can, the ranks of its host reach it
-/// as their own.
+/// Memory that a [transport](crate::Transport::allocate) has allocated. If the transport supports it, the
+/// ranks of its host can map it.
 pub struct Allocation(Box<dyn Bytes>);
 
-/// Bytes at one place for as long as they live. Only types of this crate are, so that the place is not left to others' code.
+/// Bytes at a fixed address. Only types of this crate implement it, so that the address does not depend on
+/// other code.
 pub(crate) trait Bytes: Send + Sync + fmt::Debug {
     fn bytes(&self) -> &[u8];
 
@@ -21,7 +23,8 @@ pub(crate) trait Bytes: Send + Sync + fmt::Debug {
 }
 
 impl Allocation {
-    /// Ordinary memory of this process, zero at first: for transports that share none. `None` if there is not so much.
+    /// Allocates ordinary, zeroed memory of this process, for transports without shared memory. Returns
+    /// `None` if there is not enough.
     pub fn private(len: usize) -> Option<Self> {
         let mut grains = Vec::new();
         grains.try_reserve_exact(len.div_ceil(Grain::BYTES)).ok()?;
@@ -34,17 +37,17 @@ impl Allocation {
         Self(bytes)
     }
 
-    /// Whether elements of a type can begin where the bytes do.
+    /// Returns `true` if the bytes are aligned for elements of this type.
     fn takes<T>(&self) -> bool {
         self.bytes().as_ptr().align_offset(align_of::<T>()) == 0 && size_of::<T>() != 0
     }
 
-    /// The bytes; they begin at a multiple of 64.
+    /// Returns the bytes, which are aligned to 64.
     pub fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }
 
-    /// The bytes, to be written.
+    /// Returns the bytes, mutably.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.0.bytes_mut()
     }
@@ -80,7 +83,7 @@ impl fmt::Debug for PrivateMemory {
 
 /// Elements that can be lent to other ranks for writing.
 ///
-/// [`lend`](Owned::lend) takes them by value: while other ranks may write there, nobody has them.
+/// [`lend`](Owned::lend) takes them by value, so nobody has access while other ranks may write.
 ///
 /// ```compile_fail,E0382
 /// # use dist_transport::Owned;
@@ -98,23 +101,24 @@ enum OwnedMemory<T> {
 }
 
 impl<T: Pod> Owned<T> {
-    /// Elements in allocated memory, as many as there is room for. `None` if the memory does not begin where an element can.
+    /// Creates elements in allocated memory, as many as fit. Returns `None` if the memory is not aligned for
+    /// them.
     pub fn allocated(memory: Allocation) -> Option<Self> {
         memory.takes::<T>().then_some(Self { memory: OwnedMemory::Allocated(memory) })
     }
 }
 
 impl<T: Pod + Send> Owned<T> {
-    /// The elements, for other ranks to write into.
+    /// Lends all elements to other ranks.
     pub fn lend(self) -> Lent {
         let len = self.len();
         self.lend_first(len)
     }
 
-    /// The first elements, for other ranks to write into, with the rest of the memory.
+    /// Lends the first `len` elements to other ranks; the rest of the memory goes with them.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     pub fn lend_first(self, len: usize) -> Lent {
         let bytes = size_of_val(&self[..len]);
         let memory = match self.memory {
@@ -126,15 +130,15 @@ impl<T: Pod + Send> Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// Whether the elements lie in memory that a transport gave.
+    /// Returns `true` if the elements are in memory that a transport has allocated.
     pub const fn is_allocated(&self) -> bool {
         matches!(self.memory, OwnedMemory::Allocated(_))
     }
 
-    /// The vector that this was made of: the same without a copy. If it was made of allocated memory, this itself.
+    /// Returns the vector that this was made of, without a copy.
     ///
     /// # Errors
-    /// Gives `self` back.
+    /// Returns `self` if it was made of allocated memory.
     pub fn into_vec(self) -> Result<Vec<T>, Self> {
         match self.memory {
             OwnedMemory::Vec(elements) => Ok(elements),
@@ -173,7 +177,7 @@ impl<T: Pod> DerefMut for Owned<T> {
     }
 }
 
-/// The bytes that are whole elements.
+/// Returns the bytes that are whole elements.
 fn whole<T>(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len() / size_of::<T>() * size_of::<T>()]
 }
@@ -187,13 +191,13 @@ impl<T> fmt::Debug for Owned<T> {
 
 /// An [`Owned`] that is lent to other ranks.
 ///
-/// If it is dropped, its memory is never freed: a rank that writes late then finds nothing to corrupt. Only
-/// [`into_owned`](Lent::into_owned) gives the memory back. Whoever has a `Lent` has it alone: one that a call
-/// [has](crate::ExposedRegion::Write) comes back from the [end of that call](crate::Direct::take_back) only.
+/// If it is dropped, its memory is never freed, so a rank that writes late cannot corrupt other memory. Only
+/// [`into_owned`](Lent::into_owned) returns the memory. A `Lent` has one owner: while a call [has
+/// it](crate::ExposedRegion::Write), only the [end of that call](crate::Direct::reclaim) returns it.
 pub struct Lent {
-    /// There until it is given back.
+    /// `None` after it was returned.
     memory: Option<LentMemory>,
-    /// Bytes that others may write.
+    /// Bytes that other ranks may write.
     len: usize,
 }
 
@@ -202,7 +206,7 @@ enum LentMemory {
     Allocated(Allocation),
 }
 
-/// A vector of some type.
+/// A vector of some element type.
 trait Elements: Any + Send {
     fn bytes(&self) -> &[u8];
 
@@ -220,7 +224,7 @@ impl<T: Pod + Send> Elements for Vec<T> {
 }
 
 impl Lent {
-    /// The bytes that others may write.
+    /// Returns the bytes that other ranks may write.
     pub fn bytes(&self) -> &[u8] {
         let bytes = match &self.memory {
             Some(LentMemory::Vec(elements)) => elements.bytes(),
@@ -230,7 +234,7 @@ impl Lent {
         &bytes[..self.len]
     }
 
-    /// The bytes that others may write, to be written.
+    /// Returns the bytes that other ranks may write, mutably.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = match &mut self.memory {
             Some(LentMemory::Vec(elements)) => elements.bytes_mut(),
@@ -240,10 +244,10 @@ impl Lent {
         &mut bytes[..self.len]
     }
 
-    /// The memory, which is not lent any more.
+    /// Ends the loan, and returns the memory.
     ///
     /// # Errors
-    /// Gives `self` back if the elements were of another type.
+    /// Returns `self` if the elements have another type.
     pub fn into_owned<T: Pod + Send>(mut self) -> Result<Owned<T>, Self> {
         match self.memory.take() {
             Some(LentMemory::Vec(elements)) if (&*elements as &dyn Any).is::<Vec<T>>() => {

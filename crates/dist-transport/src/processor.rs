@@ -1,9 +1,9 @@
-//! What is known of the processor beyond which instructions it has.
+//! The vendor of the processor, on which the fastest of several correct methods depends.
 
-/// Whether Intel has made the processor.
+/// Returns `true` if the processor is made by Intel.
 ///
-/// Several ways to do one thing with the same instructions are right, and which is the fastest differs between makers. Where
-/// it was measured that Intel's do better another way than the rest, it goes by this.
+/// Several methods with the same instructions are correct, and the fastest differs between vendors. Code that
+/// was measured to be faster with another method on Intel processors calls this function.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn is_intel() -> bool {
@@ -17,7 +17,7 @@ pub fn is_intel() -> bool {
     })
 }
 
-/// Intel makes no others.
+/// Intel makes no processors of other architectures.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 pub fn is_intel() -> bool {

@@ -1,8 +1,8 @@
-//! A place in a world.
+//! A rank in a world.
 
 use std::fmt;
 
-/// One of `world_size` places, numbered from 0. A `Rank` that exists is valid.
+/// One of `world_size` ranks, numbered from 0. A `Rank` that exists is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
     index: usize,
@@ -10,47 +10,47 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// `None` unless `index < world_size`; so a world of 0 has no ranks.
+    /// Returns `None` unless `index < world_size`. A world of 0 has no ranks.
     pub const fn new(index: usize, world_size: usize) -> Option<Self> {
         if index < world_size { Some(Self { index, world_size }) } else { None }
     }
 
-    /// Every rank of a world, in order.
+    /// Returns every rank of a world, in order.
     pub fn all(world_size: usize) -> impl ExactSizeIterator<Item = Self> + Clone {
         (0..world_size).map(move |index| Self { index, world_size })
     }
 
-    /// The place, in `0..world_size`.
+    /// Returns the number of the rank, in `0..world_size`.
     pub const fn index(self) -> usize {
         self.index
     }
 
-    /// How many ranks there are, at least 1.
+    /// Returns the number of ranks, at least 1.
     pub const fn world_size(self) -> usize {
         self.world_size
     }
 
-    /// The rank `distance` places further round the ring.
+    /// Returns the rank `distance` places further round the ring.
     #[must_use]
     pub const fn plus(self, distance: usize) -> Self {
         let index = (self.index + distance % self.world_size) % self.world_size;
         Self { index, world_size: self.world_size }
     }
 
-    /// The rank `distance` places back round the ring.
+    /// Returns the rank `distance` places back round the ring.
     #[must_use]
     pub const fn minus(self, distance: usize) -> Self {
         self.plus(self.world_size - distance % self.world_size)
     }
 
-    /// The right neighbour in the ring.
+    /// Returns the right neighbour in the ring.
     #[must_use]
     pub const fn right(self) -> Self {
         let next = self.index + 1;
         Self { index: if next < self.world_size { next } else { 0 }, ..self }
     }
 
-    /// The left neighbour in the ring.
+    /// Returns the left neighbour in the ring.
     #[must_use]
     pub const fn left(self) -> Self {
         self.minus(1)

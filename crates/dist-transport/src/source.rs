@@ -1,4 +1,4 @@
-//! How the errors of all crates lead to their causes, and what they look like in the message of a panic.
+//! Error sources for all crates, and the debug form of errors in panic messages.
 
 use std::error::Error;
 use std::fmt;
@@ -9,8 +9,8 @@ use crate::Chain;
 
 /// The error that caused another one, in the size of a pointer.
 ///
-/// [`Error::source`] of an error with such a field returns the error itself, which `downcast_ref` finds. Of a field that is a
-/// `Box` it would return the box.
+/// [`Error::source`] of an error with such a field returns the error itself, which `downcast_ref` finds. For
+/// a `Box` field it would return the box.
 pub struct Source<E>(Arc<E>);
 
 impl<E> Clone for Source<E> {
@@ -51,13 +51,14 @@ impl<E: fmt::Display> fmt::Display for Source<E> {
     }
 }
 
-/// Defines the error enum of a crate, whose `Debug` shows the message and its causes, and on the next line the variant and
-/// its fields: this is what `unwrap` prints.
+/// Defines the error enum of a crate. Its `Debug` shows the message and its sources, and on the next line the
+/// variant and its fields; `unwrap` prints this.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! error_enum {
     ($($item:tt)*) => {
-        // As it is: thiserror does not recognise the type of a field that a macro has parsed.
+        // The tokens are passed on unparsed: thiserror does not recognise the type of a field that a macro
+        // has parsed.
         $($item)*
         $crate::debug_of_error_enum! { $($item)* }
     };
@@ -99,7 +100,7 @@ macro_rules! debug_of_error_enum {
     };
 }
 
-/// The name under which [`error_enum`] binds the only field of a tuple variant.
+/// Returns the name under which [`error_enum`] binds the only field of a tuple variant.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! name_of_field {
@@ -108,7 +109,7 @@ macro_rules! name_of_field {
     };
 }
 
-/// Shows an error as [`error_enum`] says; a field without a name is the only one.
+/// Formats an error as [`error_enum`] describes. A field without a name is the only one.
 #[doc(hidden)]
 pub fn show_error(
     f: &mut fmt::Formatter<'_>,

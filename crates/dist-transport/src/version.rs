@@ -1,18 +1,18 @@
-//! Which processes understand each other.
+//! The protocol version, by which processes know whether they are compatible.
 
 use std::fmt;
 
-/// A version of this library, but for its last number: patches keep what travels between processes.
+/// A version of this library without the patch number. Patches do not change the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
-    /// The first number.
+    /// The major number.
     pub major: u32,
-    /// The second.
+    /// The minor number.
     pub minor: u32,
 }
 
 impl Version {
-    /// This process's.
+    /// The version of this process.
     pub const OURS: Self = Self {
         major: number(env!("CARGO_PKG_VERSION_MAJOR")),
         minor: number(env!("CARGO_PKG_VERSION_MINOR")),

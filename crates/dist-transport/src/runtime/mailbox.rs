@@ -1,4 +1,4 @@
-//! A queue between threads whose receiver waits by the runtime's clock.
+//! A queue between threads. The receiver waits by the runtime's clock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use crossbeam::queue::SegQueue;
 
 use super::{Deadline, Runtime, Unparker};
 
-/// The sending end; any number of clones. The receiver learns when the last one is dropped.
+/// The sending end; it can be cloned. The receiver learns when the last clone is dropped.
 pub struct Mailbox<T>(Arc<QueueState<T>>);
 
 /// The receiving end.
@@ -22,14 +22,14 @@ pub struct Receiver<T> {
 pub enum Unavailable {
     /// The deadline passed.
     TimedOut,
-    /// All senders are gone and the queue is empty.
+    /// All senders are dropped and the queue is empty.
     Closed,
 }
 
 struct QueueState<T> {
     queue: SegQueue<T>,
     senders: AtomicUsize,
-    /// The thread that waits, if one does.
+    /// The waiting thread, if there is one.
     waiting: Mutex<Option<Unparker>>,
 }
 
@@ -48,7 +48,7 @@ impl<T> QueueState<T> {
 }
 
 impl Runtime {
-    /// A queue whose receiver waits by this runtime's clock.
+    /// Creates a queue whose receiver waits by this runtime's clock.
     pub fn mailbox<T: Send>(&self) -> (Mailbox<T>, Receiver<T>) {
         let shared = Arc::new(QueueState {
             queue: SegQueue::new(),
@@ -60,7 +60,7 @@ impl Runtime {
 }
 
 impl<T> Mailbox<T> {
-    /// Puts a message into the queue; never waits.
+    /// Appends a message to the queue. Never waits.
     pub fn send(&self, message: T) {
         self.0.queue.push(message);
         self.0.wake();
@@ -83,13 +83,13 @@ impl<T> Drop for Mailbox<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The oldest message, if there is one.
+    /// Returns the oldest message, if there is one.
     pub fn try_receive(&mut self) -> Option<T> {
         self.shared.queue.pop()
     }
 
-    /// The oldest message, waiting for one as [`receive`](Self::receive) does, but only after so many looks: a wait takes
-    /// a wake-up to end, of some 30 µs, a look that fails some 25 ns.
+    /// Like [`receive`](Self::receive), but looks `looks` times before it waits. A wake-up takes about 30 µs,
+    /// a failed look about 25 ns.
     ///
     /// # Errors
     /// As for [`receive`](Self::receive).
@@ -103,13 +103,14 @@ impl<T> Receiver<T> {
         self.receive(deadline)
     }
 
-    /// The oldest message, waiting for one if there is none.
+    /// Returns the oldest message, and waits for one if there is none.
     ///
     /// # Errors
     /// If the deadline passes, or the last sender is dropped.
     pub fn receive(&mut self, deadline: Option<Deadline>) -> Result<T, Unavailable> {
         loop {
-            // Registered before the look at the queue: a message that comes after the look finds us.
+            // Registered before the look at the queue: a message that arrives after the look wakes this
+            // thread.
             let unparker = self.runtime.unparker();
             *self.shared.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(unparker);
             let closed = self.shared.senders.load(Ordering::Acquire) == 0;

@@ -13,7 +13,7 @@ use super::{Executor, Wake};
 
 pub(super) struct System {
     start: Instant,
-    /// The same by the clock that also says when it was last updated.
+    /// The same time on the coarse clock's time base.
     #[cfg(all(feature = "tcp", target_os = "linux"))]
     start_by_ticks: Duration,
 }
@@ -44,7 +44,7 @@ impl Executor for System {
 
     #[cfg(all(feature = "tcp", target_os = "linux"))]
     fn now_or_shortly_before(&self) -> Duration {
-        // The time of the last tick is known in a fourth of the time that it takes to find out what it is now.
+        // Reading the coarse clock takes a quarter of the time of the exact one.
         by_ticks(ClockId::MonotonicCoarse).saturating_sub(self.start_by_ticks)
     }
 

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Deadline, Receiver, Runtime, Unavailable};
 
-/// A thread of a [`Runtime`]. Dropping it lets the thread run on.
+/// A thread of a [`Runtime`]. Dropping it lets the thread continue.
 pub struct Task<T> {
     result: Receiver<Result<T, Box<dyn Any + Send>>>,
 }
@@ -34,15 +34,15 @@ impl<T> Task<T> {
     /// Waits for the thread to end.
     ///
     /// # Errors
-    /// What the thread panicked with.
+    /// The payload, if the thread panicked.
     pub fn join(mut self) -> Result<T, Box<dyn Any + Send>> {
         self.result.receive(None).expect("a task sends its result before its mailbox closes")
     }
 
-    /// Waits for the thread to end, or gives the task back when the deadline has passed.
+    /// Waits for the thread to end by a deadline.
     ///
     /// # Errors
-    /// The task itself, when the deadline has passed.
+    /// The task itself, if the deadline has passed.
     pub fn join_by(mut self, deadline: Deadline) -> Result<Result<T, Box<dyn Any + Send>>, Self> {
         match self.result.receive(Some(deadline)) {
             Ok(result) => Ok(result),

@@ -1,10 +1,12 @@
-//! How a core writes what another one is to read.
+//! The copy policy: cached or non-temporal copies into memory that another core reads.
 //!
-//! Lines that the other has read since they were written have to be asked back for, and the processor asks for one after
-//! the other. Where the cores have a cache between them nobody notices; where they have none, each line takes as long
-//! as a look at memory, and all together ten times as long as the copy. What is written non_temporal_left the caches asks for
-//! nothing: the other finds it in memory, which takes twice as long as the copy where the cores are near. Which of the
-//! two it is nobody tells, and it changes while a job runs. But a copy that waits for each line is told by its time.
+//! Lines that the other core has read since they were written have to be fetched back, one after the other.
+//! If the cores share a cache, that costs nothing. If they do not, each line takes as long as a memory
+//! access, and all together ten times as long as the copy. Non-temporal stores fetch nothing: the reader
+//! finds the bytes in memory, which takes twice as long as the copy if the cores share a cache.
+//!
+//! The topology is not reported and can change during a job. So one large copy in four is timed, and the
+//! policy follows the measurement.
 
 use std::time::Duration;
 
@@ -13,20 +15,20 @@ use rustix::time::{ClockId, clock_gettime};
 use super::map::{copy_non_temporal, string};
 use crate::processor::is_intel;
 
-/// From how many bytes on a copy is judged.
+/// The least number of bytes for which a copy is timed.
 pub(crate) const LONG_BYTES: usize = 32 << 10;
-/// From what time for a KiB on a copy has waited for lines: two thirds of what that takes, and several times what it takes
-/// from memory to memory.
+/// The time per KiB from which on a copy has waited for lines: two thirds of such a copy's time, and several
+/// times that of a copy from memory to memory.
 const SLOW_KIB: Duration = Duration::from_nanos(300);
-/// Copies that have to be slow one after the other: one alone may have been interrupted.
+/// How many copies in a row have to be slow: a single one may have been interrupted.
 const SLOW_COPIES: u32 = 2;
-/// Of so many copies one is judged, as long as none was slow.
+/// One in this many copies is timed, as long as none was slow.
 const JUDGED_COPIES: u32 = 4;
-/// For how many bytes it is written non_temporal_left the caches then, before one copy is tried again: where the cores are near by then,
-/// that many take 2 ms longer.
+/// How many bytes are then copied with non-temporal stores before one copy is timed again. If the cores share
+/// a cache by then, that costs 2 ms.
 const NON_TEMPORAL_BYTES: usize = 64 << 20;
 
-/// What one side has learnt of writing to another.
+/// The copy policy of one writer, and its measurements.
 #[derive(Debug, Default)]
 pub(crate) struct CopyPolicy {
     copies: u32,
@@ -35,10 +37,10 @@ pub(crate) struct CopyPolicy {
 }
 
 impl CopyPolicy {
-    /// Copies bytes to where another core reads them.
+    /// Copies bytes to memory that another core reads.
     ///
     /// # Panics
-    /// If one is not as long as the other.
+    /// If the lengths differ.
     pub(crate) fn copy(&mut self, from: &[u8], into: &mut [u8]) {
         if self.is_non_temporal(from.len()) {
             copy_non_temporal(from, into);
@@ -51,7 +53,7 @@ impl CopyPolicy {
         }
     }
 
-    /// Whether the next copy, of so many bytes, goes non_temporal_left the caches.
+    /// Returns `true` if the next copy of this length uses non-temporal stores.
     fn is_non_temporal(&mut self, len: usize) -> bool {
         let non_temporal_left = self.non_temporal_left > 0 && len >= LONG_BYTES;
         if non_temporal_left {
@@ -69,16 +71,16 @@ impl CopyPolicy {
         let kib = u32::try_from(len >> 10).unwrap_or(u32::MAX);
         self.slow = if lasted >= SLOW_KIB.saturating_mul(kib) { self.slow + 1 } else { 0 };
         if self.slow == SLOW_COPIES {
-            // After that, one is enough.
+            // After that, one slow copy is enough.
             (self.slow, self.non_temporal_left) = (SLOW_COPIES - 1, NON_TEMPORAL_BYTES);
         }
     }
 }
 
-/// Copies to where another core has read.
+/// Copies to memory that another core has read.
 ///
 /// # Panics
-/// If one is not as long as the other.
+/// If the lengths differ.
 #[inline(always)]
 pub(super) fn copy_to_reader(from: &[u8], into: &mut [u8]) {
     if string::BYTES.contains(&from.len()) && is_intel() {
@@ -102,7 +104,7 @@ mod tests {
     const QUICK: Duration = Duration::from_micros(19);
     const PIECE: usize = 64 << 10;
 
-    /// How many of so many copies go non_temporal_left the caches, if the others last so long.
+    /// Returns how many of these copies are non-temporal, if the others take this long.
     fn non_temporal_left(
         copy_policy: &mut CopyPolicy,
         copies: usize,
@@ -121,7 +123,7 @@ mod tests {
     #[test]
     fn slow_copies_go_past_the_caches_for_a_while() {
         let mut copy_policy = CopyPolicy::default();
-        // The fourth is the first that is judged.
+        // The fourth copy is the first that is timed.
         assert_eq!(non_temporal_left(&mut copy_policy, 5, |_| SLOW), 0);
         assert_eq!(non_temporal_left(&mut copy_policy, 1024, |_| SLOW), 1024);
         assert_eq!(

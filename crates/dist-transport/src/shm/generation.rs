@@ -1,14 +1,14 @@
-//! Calls that may be under way at once: which lines, eager_buffers and slots each has, and whether ranks are in the same one.
+//! Generations of calls: the flag lines, eager buffers and slots of each, and the comparison of calls.
 
 use crate::{CALLS_MAX, Fingerprint};
 
-/// Of which of the calls that may be under way at once something is, and whether that is the first or the second time of
-/// two that calls go round.
+/// The generation of a call: its index among the calls that may be active, and whether it is the first or the
+/// second of two consecutive rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Generation(usize);
 
 impl Generation {
-    /// That of the call with this number, counted by each rank.
+    /// Returns the generation of the call with this number, which each rank counts.
     #[inline]
     pub(crate) const fn of(call: usize) -> Self {
         Self(call % GENERATIONS)
@@ -18,32 +18,33 @@ impl Generation {
         self.0 % CALLS_MAX
     }
 
-    /// That of the call before the next one with the same index.
+    /// Returns the generation of the call before the next one with the same index.
     pub(crate) const fn before_next(self) -> Self {
         Self((self.0 + CALLS_MAX - 1) % GENERATIONS)
     }
 
-    /// Whether of two ranks each has its line in the other's block: in every second round.
+    /// Returns `true` if the ranks of a group of two have their flag lines in each other's blocks: in every
+    /// second round.
     pub(super) const fn uses_peer_block(self) -> bool {
         self.0 >= CALLS_MAX
     }
 
-    /// Which parity of the slots it has.
+    /// Returns the parity of the call, which selects its slots.
     pub(super) const fn parity(self) -> usize {
         const { assert!(CALLS_MAX.is_multiple_of(2), "halves take turns too") };
         self.0 % 2
     }
 }
 
-/// Two rounds of calls.
+/// The number of generations: two rounds of calls.
 const GENERATIONS: usize = 2 * CALLS_MAX;
 
-/// Whether a rank that has signalled in a call was in the same as this one, whose hash is this and before which this often was
-/// signalled.
+/// Returns `true` if a rank that has signalled in a call was in the same call as this one. `hash` is the hash
+/// of this rank's call, and `signalled_before` the number of signals before that call.
 ///
-/// Another hash that is `found` in its line may be that of the next call with the same index. Then the rank has signalled in
-/// the call before that one, which it entered after it had compared this one itself: the line of that call says so, and no
-/// more than was signalled before this one otherwise.
+/// If another hash is found, it may be that of the next call with the same index. The rank has then signalled
+/// in the call before that one, which it entered after it had compared this call itself. The flag line of
+/// that call then holds more signals than were given before this call, and otherwise does not.
 #[inline(always)]
 pub(crate) fn is_same_call(
     (hash, signalled_before): (u64, u64),
@@ -53,10 +54,10 @@ pub(crate) fn is_same_call(
     found() == hash || signalled_in_line_before() > signalled_before
 }
 
-/// What tells one call from others in a line, beside which there is no room for more. Calls of which only eight bytes
-/// differ, as all their fields but names do, never have the same.
+/// Returns a hash of a call for flag lines, which have no room for a fingerprint. Two calls that differ in
+/// only eight bytes, as in any field except names, have different hashes.
 pub(crate) fn hash(call: &Fingerprint) -> u64 {
-    // Any odd numbers will do: multiplication by one loses nothing.
+    // Any odd factors are valid: multiplication by an odd number loses nothing.
     const FACTORS: [u64; Fingerprint::SIZE / 8] = [
         0x9e37_79b9_7f4a_7c15,
         0xff51_afd7_ed55_8ccd,

@@ -1,9 +1,10 @@
-//! ShmLink shared by processes of one host: how it is offered and taken, messages' bytes in it, and what ranks do in it
-//! together.
+//! Memory shared by processes of one host: how it is offered and taken, the bytes of messages in it, and the
+//! memory of groups.
 //!
-//! One side makes the memory and passes its descriptor over a Unix socket, after both have proven themselves there.
-//! The socket stays: whoever sleeps is woken through it, and it ends when its process does. Whether two processes
-//! can share memory is found out by doing so: the taker looks for a number in it that only the maker knows.
+//! One side creates the memory and passes its descriptor over a Unix socket, after both sides have
+//! authenticated there. The socket stays open: it wakes a sleeping side, and it closes when its process ends.
+//! Two processes find out whether they can share memory by trying: the taker checks a nonce in the memory
+//! that only the creator knows.
 
 mod address_colouring;
 mod copy_policy;

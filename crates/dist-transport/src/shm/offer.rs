@@ -1,4 +1,4 @@
-//! How memory is offered and taken on a Unix socket between two ranks of a host, and how anything is said there.
+//! Offers and takes shared memory on a Unix socket between two ranks of a host, and sends bytes there.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,33 +15,34 @@ use super::heap::Heap;
 use super::map::Mapping;
 use super::segment::{self, Ends, Nonce};
 
-/// What is said on the socket, a byte at a time.
+/// The bytes that are sent on the socket, one at a time.
 const REFUSED: u8 = 0;
 pub(crate) const ACCEPTED: u8 = 1;
 pub(super) const WAKE: u8 = 2;
 pub(super) const GOODBYE: u8 = 3;
-/// With a descriptor.
+/// Sent with a descriptor.
 pub(super) const FILE: u8 = 4;
 
-/// ShmLink that is made or taken, before anything moved.
+/// Shared memory that was created or taken, before any bytes have moved.
 #[derive(Debug)]
 pub(crate) struct SharedSegment(pub(super) Ends);
 
-/// Makes memory and offers it to the proven peer on the other side, which answers with [`ACCEPTED`] or something else.
+/// Creates memory and offers it to the authenticated peer, which answers with [`ACCEPTED`] or something else.
 ///
 /// # Errors
-/// If the system has no memory to give, or the peer is gone.
+/// If the system has no memory left, or the peer is gone.
 pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<SharedSegment> {
     let (file, ends) = segment::create(nonce)?;
     send_file(socket, nonce, file.as_fd())?;
     Ok(SharedSegment(ends))
 }
 
-/// Takes the memory that the proven peer on the other side offers, and tells it. `None` if it is not to be had: then
-/// the peer is told that.
+/// Takes the memory that the authenticated peer offers, and answers it. Returns `None` if the memory cannot
+/// be used; the peer is told.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is offered yet; `EMFILE` if this process may open no more files; otherwise if the peer is gone.
+/// `WouldBlock` if nothing is offered yet; `EMFILE` if this process may open no more files; otherwise if the
+/// peer is gone.
 pub(crate) fn take(socket: &Socket) -> io::Result<Option<SharedSegment>> {
     let mut nonce = Nonce::default();
     let (count, file) = take_file(socket, &mut nonce)?;
@@ -56,7 +57,8 @@ pub(crate) fn take(socket: &Socket) -> io::Result<Option<SharedSegment>> {
     Ok(ends.map(SharedSegment))
 }
 
-/// Gives the proven peer on the other side an arena of this process's heap; nothing if there is none of this number.
+/// Passes an arena of this process's heap to the authenticated peer. Passes nothing if there is no arena with
+/// this number.
 ///
 /// # Errors
 /// If the peer is gone.
@@ -67,10 +69,11 @@ pub(crate) fn give_arena(socket: &Socket, heap: &Heap, number: u32) -> io::Resul
     }
 }
 
-/// Takes the arena that the proven peer on the other side gives.
+/// Takes the arena that the authenticated peer passes.
 ///
 /// # Errors
-/// `WouldBlock` if it has not come yet, `ConnectionReset` if the peer gives none; otherwise if it cannot be mapped.
+/// `WouldBlock` if it has not arrived yet; `ConnectionReset` if the peer passes none; otherwise if it cannot
+/// be mapped.
 pub(crate) fn take_arena(socket: &Socket) -> io::Result<Mapping> {
     let mut len = [0; 8];
     let (count, file) = take_file(socket, &mut len)?;
@@ -82,7 +85,7 @@ pub(crate) fn take_arena(socket: &Socket) -> io::Result<Mapping> {
     mapping.flatten().ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// Says something and passes a descriptor with it.
+/// Sends bytes and passes a descriptor with them.
 pub(super) fn send_file(socket: &Socket, words: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
     let files = [file];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -93,7 +96,7 @@ pub(super) fn send_file(socket: &Socket, words: &[u8], file: BorrowedFd<'_>) -> 
     if sent == words.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
-/// Hears what is said, and takes the last descriptor that was passed with it.
+/// Receives bytes, and the last descriptor that was passed with them.
 pub(super) fn receive_with_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     match receive_any(socket, words)? {
         (count, Passed::File(file)) => Ok((count, Some(file))),
@@ -101,11 +104,11 @@ pub(super) fn receive_with_file(socket: &Socket, words: &mut [u8]) -> io::Result
     }
 }
 
-/// What was passed with words.
+/// The descriptor that was passed with bytes.
 enum Passed {
     Nothing,
     File(OwnedFd),
-    /// A descriptor that the system threw away, because this process may open no more.
+    /// A descriptor that the system dropped, because this process may open no more files.
     Lost,
 }
 
@@ -126,10 +129,10 @@ fn receive_any(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Passed)>
     Ok((message.bytes, passed))
 }
 
-/// As [`receive_with_file`], where a descriptor is to come.
+/// Like [`receive_with_file`], for bytes that come with a descriptor.
 ///
 /// # Errors
-/// `EMFILE` if this process may open no more files; `WouldBlock` if nothing was said yet.
+/// `EMFILE` if this process may open no more files; `WouldBlock` if nothing has arrived yet.
 fn take_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     match receive_any(socket, words)? {
         (_, Passed::Lost) => Err(Errno::MFILE.into()),
@@ -138,7 +141,7 @@ fn take_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<Own
     }
 }
 
-/// Says a word.
+/// Sends a byte.
 pub(super) fn send_byte(socket: &Socket, word: u8) -> io::Result<()> {
     let sent = rustix::net::send(socket, &[word], SendFlags::NOSIGNAL)?;
     if sent == 1 { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }

@@ -1,4 +1,4 @@
-//! Other processes by their numbers: their memory, and what the system tells of them.
+//! Other processes by their ids: access to their memory, and their CPU time.
 #![allow(unsafe_code, reason = "the system is asked for what no library asks it safely")]
 
 use std::collections::HashMap;
@@ -10,24 +10,24 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
 
-/// A process that this one writes into, with a descriptor that tells when it has ended: from then on its number may be another
-/// process's.
+/// A process that this one writes into. Its descriptor tells when it has ended, since its id may then be
+/// reused.
 #[derive(Debug)]
 pub(crate) struct Process {
     number: i32,
-    /// None of this process itself.
+    /// `None` for this process itself.
     descriptor: Option<OwnedFd>,
 }
 
-/// Those that are open, of which groups share one each.
+/// The open processes; groups share them.
 static OPEN: LazyLock<Mutex<HashMap<i32, Weak<Process>>>> = LazyLock::new(Mutex::default);
 
 impl Process {
-    /// The process that has this number now. Whoever finds something in it that only the right one has, and that it has not
-    /// [ended](Self::has_ended) afterwards, has the right one.
+    /// Opens the process that has this id now. If the caller then finds something in it that only the right
+    /// process has, and it has not [ended](Self::has_ended) afterwards, it is the right process.
     ///
     /// # Errors
-    /// If there is no such process, or the system has no such descriptors, as before Linux 5.3.
+    /// If there is no such process, or the system has no process descriptors, as before Linux 5.3.
     pub(crate) fn open(number: i32) -> io::Result<Arc<Self>> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(process) = open.get(&number).and_then(Weak::upgrade)
@@ -46,7 +46,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Whether the process has ended.
+    /// Returns `true` if the process has ended.
     ///
     /// # Errors
     /// If the system does not say.
@@ -58,15 +58,15 @@ impl Process {
         Ok(ended > 0)
     }
 
-    /// Copies into the process's memory, if it has not ended. Between that look and the copy lie less than microseconds as a
-    /// rule; in that time the process would have to end, be reaped, and another process of this user be given its number, for
-    /// which the system goes through all others first.
+    /// Copies into the process's memory, if it has not ended. Less than a few microseconds normally pass
+    /// between that check and the copy. In that time the process would have to end, be reaped, and its id be
+    /// given to another process of this user, although the system uses all other ids first.
     ///
     /// # Errors
     /// If it has ended, the system does not allow it, or there is no such memory.
     ///
     /// # Safety
-    /// The process has these bytes lent to this one: it neither frees them nor reaches there itself meanwhile.
+    /// The process has lent these bytes to this one: it neither frees nor accesses them meanwhile.
     pub(crate) unsafe fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         if self.has_ended()? {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -76,7 +76,8 @@ impl Process {
     }
 }
 
-/// An address of this process, in which a copy is no system call where a race detector is to see it.
+/// Returns a pointer to an address of this process. A copy there is no system call, so that a race detector
+/// sees it.
 #[cfg(dist_one_mapping)]
 fn address_here(pid: i32, address: u64) -> Option<*mut u8> {
     let is_here = pid == std::process::id().cast_signed() && address >= 4096;
@@ -91,7 +92,7 @@ fn address_here(pid: i32, address: u64) -> Option<*mut u8> {
 pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
     #[cfg(dist_one_mapping)]
     if let Some(address) = address_here(pid, address) {
-        // SAFETY: the caller was told that there is memory, which a race detector is to look after.
+        // SAFETY: the caller was told that there is memory; a race detector watches it.
         into.copy_from_slice(unsafe { std::slice::from_raw_parts(address, into.len()) });
         return Ok(());
     }
@@ -109,7 +110,7 @@ pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Resul
 /// If the system does not allow it, or there is no such memory.
 ///
 /// # Safety
-/// The process has these bytes lent to this one: it neither frees them nor reaches there itself meanwhile.
+/// The process has lent these bytes to this one: it neither frees nor accesses them meanwhile.
 unsafe fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
     #[cfg(dist_one_mapping)]
     if let Some(address) = address_here(pid, address) {
@@ -126,8 +127,8 @@ unsafe fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> 
     })
 }
 
-/// The process at the other end of a Unix socket, and its user, by the numbers that they have here. A process of another
-/// namespace has none and is 0, for which `rustix` has no value.
+/// Returns the process at the other end of a Unix socket, and its user, by their ids here. A process of
+/// another namespace has id 0, for which `rustix` has no value.
 pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("some bytes");
@@ -141,10 +142,10 @@ pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
     }
 }
 
-/// For how long a process has had processors, all of its threads together.
+/// Returns the CPU time of a process, over all of its threads.
 ///
 /// # Errors
-/// If there is no such process, as far as can be seen from here.
+/// If no such process is visible.
 pub(crate) fn processor_time(pid: i32) -> io::Result<Duration> {
     let mut clock = 0;
     // SAFETY: the system writes the clock's number at the address, where one is that outlives the call.
@@ -161,7 +162,8 @@ pub(crate) fn processor_time(pid: i32) -> io::Result<Duration> {
     Ok(Duration::new(seconds.expect("since it began"), nanoseconds.expect("less than a second")))
 }
 
-/// Calls `step` with how much is done and where the rest lies until all is: the system may do less than it is asked to.
+/// Calls `step` with the finished length and the rest until all is done: the system may do less than it is
+/// asked to.
 fn transfer(
     address: u64,
     len: usize,
@@ -218,7 +220,7 @@ mod tests {
         // SAFETY: nothing is written.
         let written = unsafe { process.write(4096, b"hello") };
         assert_eq!(written.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-        // Linux has no process with such a number.
+        // Linux has no process with such an id.
         assert!(Process::open(1 << 22).is_err() && Process::open(0).is_err());
     }
 
@@ -226,7 +228,7 @@ mod tests {
     fn a_transfer_that_runs_into_nothing_is_an_error() {
         let bytes = [0_u8; 8];
         let address = bytes.as_ptr().expose_provenance() as u64;
-        // What follows may be mapped, but not all of this.
+        // The bytes behind may be mapped, but not all of this length.
         assert!(read_process(own(), address, &mut vec![0; 1 << 30]).is_err());
         assert!(read_process(own(), 0, &mut [0; 8]).is_err());
     }

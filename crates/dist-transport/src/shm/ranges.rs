@@ -1,21 +1,21 @@
-//! A set of ranges of numbers.
+//! A set of integers, stored as ranges.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges of which no two overlap or touch, by their beginnings.
+/// Ranges that do not overlap or touch, by their starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ranges(BTreeMap<usize, usize>);
 
 impl Ranges {
-    /// One range.
+    /// Creates a set of one range.
     pub(super) fn of(range: Range<usize>) -> Self {
         let mut ranges = Self::default();
         ranges.insert(range);
         ranges
     }
 
-    /// Adds a range, of which nothing is there yet.
+    /// Adds a range that is disjoint from the set.
     pub(super) fn insert(&mut self, Range { mut start, mut end }: Range<usize>) {
         if start >= end {
             return;
@@ -32,7 +32,7 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
-    /// Removes what is there of a range, and gives it.
+    /// Removes a range, and returns the parts of it that were in the set.
     pub(super) fn remove(&mut self, range: &Range<usize>) -> Vec<Range<usize>> {
         if range.is_empty() {
             return Vec::new();
@@ -57,12 +57,12 @@ impl Ranges {
         removed
     }
 
-    /// The first range that is so long at least.
+    /// Returns the first range of at least this length.
     pub(super) fn first_of(&self, len: usize) -> Option<Range<usize>> {
         self.iter().find(|range| range.len() >= len)
     }
 
-    /// All of them, in their order.
+    /// Returns all ranges in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Range<usize>> {
         self.0.iter().map(|(&start, &end)| start..end)
     }

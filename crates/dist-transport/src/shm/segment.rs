@@ -1,11 +1,13 @@
-//! ShmLink that two processes have mapped, with a ring of bytes in each direction, and two fastboxes that go back and forth.
+//! The memory of a link that two processes have mapped: a ring of bytes in each direction, and two fastboxes
+//! that go back and forth.
 //!
-//! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the fastboxes. What is written is
-//! published by raising a counter, and only what is published is read; what was read is given back in the same way. Of
-//! messages that are lent the page says how much was taken (`single_copy.rs`).
-//! Both processes run this code: each has proven to belong to the job before it was given the memory. The types here keep to
-//! what the counters say, so what they reach into nobody else does: there is one [`Producer`] and one [`Consumer`] of a ring,
-//! and one side that has a fastbox. They are made by [`create`] and [`open`] only, once for each side.
+//! The layout is fixed: a page with the counters, each in its own cache lines, two rings, and the fastboxes.
+//! A writer publishes bytes by raising a counter, and a reader reads only published bytes. It gives the room
+//! back in the same way. The first page also has the words of single-copy sends (`single_copy.rs`).
+//!
+//! Both processes run this code, and each has authenticated before it got the memory. The types here keep to
+//! the counters, so no two sides access the same bytes. A ring has one [`Producer`] and one [`Consumer`], and
+//! a fastbox is owned by one side. Only [`create`] and [`open`] make them, once for each side.
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
@@ -21,38 +23,38 @@ use super::group::Core;
 use super::map::{Mapping, Pages};
 use crate::Grain;
 
-/// Bytes of a ring: as many as a core's own cache holds. What the other side has read is slow to write again as long as
-/// it is still there.
+/// Bytes of a ring: as many as the L2 cache of a core holds. Bytes that the other side has read are slow to
+/// overwrite while they are still in its cache.
 pub(super) const RING_BYTES: usize = 1 << 20;
 
-/// Bytes that a fastbox takes, behind a line that says what they are.
+/// Bytes of a message that a fastbox holds, behind a line with the header.
 pub(super) const FASTBOX_BYTES: usize = 64 << 10;
 
 const FASTBOXES_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
 /// In the first line of a fastbox.
 const FASTBOX_COUNTER_BYTES: usize = size_of::<u64>();
-/// Behind it: what is said of the message.
+/// Behind the counter: the header of the message.
 const FASTBOX_HEADER_BYTES: usize = Grain::BYTES - FASTBOX_COUNTER_BYTES;
 const FASTBOX_STEP: usize = PAGE_BYTES + FASTBOX_BYTES;
 const SEGMENT_BYTES: usize = FASTBOXES_AT + 2 * FASTBOX_STEP;
 
-/// Counters lie this far address_colouring: two cache lines, which processors fetch together.
+/// Counters are this far apart: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
 const NONCE_AT: usize = 0;
-/// Behind the word by which a side sleeps.
+/// Behind the word on which a side sleeps.
 const CORE_AT: usize = 4;
 
-/// What tells one segment from every other.
+/// A random number that identifies a segment.
 pub(super) type Nonce = [u8; 32];
 
-/// Who made the segment, or was given it.
+/// The side of a segment: its creator, or the process that took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Maker,
     Taker,
 }
 
-/// What a side does with a segment.
+/// The parts of a segment that one side uses.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) outgoing: Producer,
@@ -61,7 +63,7 @@ pub(super) struct Ends {
     pub(super) sleep: Sleep,
 }
 
-/// Makes a segment, with the descriptor that lets another process open it.
+/// Creates a segment, with the descriptor that lets another process open it.
 pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
     let (file, mapping) = Mapping::create(SEGMENT_BYTES, Pages::Reserved)?;
     // SAFETY: nobody else has the memory yet.
@@ -69,7 +71,7 @@ pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
     Ok((file, Ends::of(mapping, Side::Maker)))
 }
 
-/// Opens the segment that another process has made: `None` if it is not the one with this nonce.
+/// Opens the segment that another process has created. Returns `None` if its nonce is another one.
 pub(super) fn open(file: &OwnedFd, nonce: &Nonce) -> io::Result<Option<Ends>> {
     let mapping = Mapping::open(file, SEGMENT_BYTES)?;
     // SAFETY: the nonce was written before the memory was given away, and never is afterwards.
@@ -113,7 +115,7 @@ impl Ring {
         unsafe { mapping.counter((2 + 2 * self.0) * COUNTER_STEP) }
     }
 
-    /// Behind the words that the sides sleep by.
+    /// Behind the words on which the sides sleep.
     fn single_copy(self, mapping: &Mapping) -> &AtomicU64 {
         // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
         unsafe { mapping.counter((7 + self.0) * COUNTER_STEP) }
@@ -124,11 +126,11 @@ impl Ring {
     }
 }
 
-/// The counters make no sense: the other side has broken the memory.
+/// The counters are invalid: the other side has corrupted the memory.
 #[derive(Debug)]
 pub(super) struct Broken;
 
-/// The end of a ring that bytes go into.
+/// The writing end of a ring.
 #[derive(Debug)]
 pub(super) struct Producer {
     mapping: Arc<Mapping>,
@@ -138,13 +140,13 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// How many bytes there is room for, if `wanted` are to be written; whole grains.
+    /// Returns how many bytes there is room for, if `wanted` are needed; whole grains.
     pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Broken> {
         let consumed = self.ring.consumed(&self.mapping);
         self.cursor.room(wanted, || consumed.load(Ordering::Acquire)).ok_or(Broken)
     }
 
-    /// Writes bytes into the room, `ahead` of what is published.
+    /// Writes bytes into the room, `ahead` of the published ones.
     pub(super) fn write(&mut self, ahead: usize, bytes: &[u8]) {
         let [first, second] = self.cursor.places(ahead, bytes.len());
         let (one, two) = bytes.split_at(first.len());
@@ -162,25 +164,25 @@ impl Producer {
         }
     }
 
-    /// Hands over the next bytes, rounded up to whole grains.
+    /// Publishes the next bytes, rounded up to whole grains.
     pub(super) fn publish(&mut self, bytes: usize) {
         let count = self.cursor.advance(bytes.next_multiple_of(Grain::BYTES));
         self.ring.produced(&self.mapping).store(count, Ordering::Release);
     }
 
-    /// Leaves out a grain, for a message that does not lie in the ring, and gives the counter behind it. What is published
-    /// next says so too.
+    /// Skips a grain for a message in a fastbox, and returns the counter behind it. The next publication
+    /// includes it.
     pub(super) fn skip(&mut self) -> u64 {
         self.cursor.advance(Grain::BYTES)
     }
 
-    /// Where it is settled what the other side takes of a message that is lent.
+    /// Returns the word of single-copy sends in this direction.
     pub(super) fn single_copy(&self) -> &AtomicU64 {
         self.ring.single_copy(&self.mapping)
     }
 }
 
-/// The end of a ring that bytes come out of.
+/// The reading end of a ring.
 #[derive(Debug)]
 pub(super) struct Consumer {
     mapping: Arc<Mapping>,
@@ -189,8 +191,8 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    /// The oldest bytes, at most `max` and as far as they lie side by side; none if none have come. All but the last
-    /// of a message are whole grains, aligned as such.
+    /// Returns the oldest bytes, at most `max` and contiguous. Returns none if none have arrived. All pieces
+    /// of a message except the last are whole, aligned grains.
     pub(super) fn peek(&mut self, max: usize) -> Result<&[u8], Broken> {
         let produced = self.ring.produced(&self.mapping);
         let place = self.cursor.next(max, || produced.load(Ordering::Acquire)).ok_or(Broken)?;
@@ -199,7 +201,7 @@ impl Consumer {
         Ok(unsafe { self.mapping.bytes(self.ring.offset(place.start), place.len()) })
     }
 
-    /// Leaves these bytes behind, rounded up to whole grains; `true` if room was given back.
+    /// Consumes these bytes, rounded up to whole grains. Returns `true` if room was given back.
     pub(super) fn advance(&mut self, bytes: usize) -> bool {
         let given_back = self.cursor.advance(bytes.next_multiple_of(Grain::BYTES));
         if let Some(count) = given_back {
@@ -208,41 +210,45 @@ impl Consumer {
         given_back.is_some()
     }
 
-    /// The counter behind the next grain.
+    /// Returns the counter behind the next grain.
     pub(super) const fn next(&self) -> u64 {
         self.cursor.next_grain()
     }
 
-    /// Leaves behind a grain that the other side has left out; `true` if room was given back.
+    /// Consumes a grain that the other side has skipped. Returns `true` if room was given back.
     pub(super) fn skip(&mut self) -> bool {
         self.cursor.skip();
         self.advance(Grain::BYTES)
     }
 
-    /// Where this side says what it takes of a message that is lent.
+    /// Returns the word of single-copy sends in this direction.
     pub(super) fn single_copy(&self) -> &AtomicU64 {
         self.ring.single_copy(&self.mapping)
     }
 }
 
-/// Two places for one message each. Each side has one at first; a message goes over with the fastbox that its sender has had
-/// for longest, which the receiver has then. So both know which it is.
+/// Two mailboxes for one small message each (fastboxes). Each side owns one at first. A message is sent in
+/// the fastbox that its sender has owned for longest; the receiver then owns it. So both sides know which one
+/// it is.
 ///
-/// A core writes lines for little that it has just read from another one, and slowly those that are its own and others
-/// have read since. With two fastboxes that is so in both directions at once too. Only the side that has a fastbox reaches into
-/// it. What hands it over is in its first line, beside what is said of the message: the counter of the ring behind a grain
-/// that is left out there for it, and whose ring that is. So messages on fastboxes and in the ring keep their order, and of a
-/// small one no line moves but those it lies on.
+/// A core writes lines quickly that it has just read from another core, and slowly its own lines that others
+/// have read since. With two fastboxes this also holds if both sides send at the same time. Only the owner
+/// accesses a fastbox.
+///
+/// The first line of a fastbox holds its counter and the header of the message. The counter is that of the
+/// ring behind a skipped grain, which stands for the message, and includes the number of the ring. Messages
+/// in fastboxes and in the ring therefore keep their order, and a small message moves only the lines that it
+/// lies on.
 #[derive(Debug)]
 pub(super) struct Fastboxes {
     mapping: Arc<Mapping>,
-    /// The number of this side's ring: counters are whole grains and have room for it.
+    /// The number of this side's ring. Counters are whole grains, so their low bits have room for it.
     ring: usize,
-    /// Those that are here, then those that are not, each in the order in which they go over.
+    /// The fastboxes that are here, then those that are not, each in the order in which they are sent.
     order: [usize; 2],
     /// How many are here.
     here: usize,
-    /// Whether the message on the one that came last is still needed.
+    /// Whether the message in the last received one is still needed.
     occupied: bool,
 }
 
@@ -255,19 +261,19 @@ impl Fastboxes {
         FASTBOXES_AT + self.order[place] * FASTBOX_STEP
     }
 
-    /// Whether there is one for a message of so many bytes.
+    /// Returns `true` if a fastbox is free for a message of this many bytes.
     pub(super) fn takes(&self, bytes: usize) -> bool {
         self.here > usize::from(self.occupied) && bytes <= FASTBOX_BYTES
     }
 
-    /// Lays bytes on it.
+    /// Writes bytes into it.
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(self.takes(at + bytes.len()), "a fastbox is here and has room");
         // SAFETY: this side has the fastbox, so the other does not reach into it.
         unsafe { self.mapping.copy_in(self.offset(0) + Grain::BYTES + at, bytes) };
     }
 
-    /// Hands it over, with what is said of the message and the counter behind the grain that stands for it.
+    /// Hands it over, with the header and the counter behind the skipped grain.
     pub(super) fn hand_over(&mut self, about: &[u8], count: u64) {
         assert!(about.len() == FASTBOX_HEADER_BYTES, "it fills the line");
         let offset = self.offset(0);
@@ -278,7 +284,7 @@ impl Fastboxes {
         self.here -= 1;
     }
 
-    /// What is said of the next message, if it lies on a fastbox that has come: the one with this counter.
+    /// Returns the header of the next message, if it has arrived in a fastbox: the one with this counter.
     pub(super) fn look(&self, count: u64) -> Option<&[u8]> {
         if self.here == 2 {
             return None;
@@ -290,36 +296,37 @@ impl Fastboxes {
         come.then(|| unsafe { self.mapping.bytes(offset + FASTBOX_COUNTER_BYTES, FASTBOX_HEADER_BYTES) })
     }
 
-    /// What hands over the fastbox that begins there.
+    /// Returns the counter of the fastbox at this offset.
     fn counter(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: the first eight bytes of a fastbox are reached as a counter only.
         unsafe { self.mapping.counter(offset) }
     }
 
-    /// Takes the fastbox that was just seen to have come.
+    /// Takes the fastbox that has just arrived.
     pub(super) fn receive(&mut self) {
         assert!(self.here < 2 && !self.occupied, "messages come one after the other");
         self.here += 1;
         self.occupied = true;
     }
 
-    /// What lies on the one that came last.
+    /// Returns bytes of the last received message.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
         assert!(self.occupied && range.end <= FASTBOX_BYTES, "a message of that length has come");
         // SAFETY: this side has the fastbox, and hands it over only with `self` borrowed exclusively.
         unsafe { self.mapping.bytes(self.offset(self.here - 1) + Grain::BYTES + range.start, range.len()) }
     }
 
-    /// Notes that the message on it is not needed any more.
+    /// Marks the message as delivered.
     pub(super) const fn clear(&mut self) {
         self.occupied = false;
     }
 }
 
-/// Whether the sides sleep, so that whoever moves something rings only for one that does.
+/// The sleep flags of both sides, so that a side wakes only a sleeping peer.
 ///
-/// A side says that it sleeps and then looks at the counters once more; the other raises a counter and then looks
-/// whether somebody sleeps. With a full fence between the two on both sides, one of them sees the other.
+/// A side announces that it sleeps and then checks the counters once more. The other side raises a counter
+/// and then checks whether the peer sleeps. With a full fence between the two steps on both sides, one of
+/// them sees the other.
 #[derive(Debug)]
 pub(super) struct Sleep {
     mapping: Arc<Mapping>,
@@ -334,29 +341,31 @@ impl Sleep {
         unsafe { self.mapping.word((5 + side) * COUNTER_STEP) }
     }
 
-    /// The core that a side was on when it last waited; 0 before.
+    /// Returns the core that a side was on when it last waited; 0 before that.
     fn core(&self, side: usize) -> &AtomicU32 {
         // SAFETY: as for `word`.
         unsafe { self.mapping.word((5 + side) * COUNTER_STEP + CORE_AT) }
     }
 
-    /// Whether the other side was on this core when it last waited. Says that this one waits here.
+    /// Returns `true` if the other side was on this core when it last waited. Records that this side waits
+    /// here.
     pub(super) fn shares_core(&self) -> bool {
         Core::note(self.core(self.mine)).is_noted(self.core(self.theirs))
     }
 
-    /// Says that this side is about to sleep. It looks at the counters once more before it does.
+    /// Announces that this side is about to sleep. It checks the counters once more before it does.
     pub(super) fn begin(&self) {
         self.word(self.mine).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Says that this side is awake.
+    /// Announces that this side is awake.
     pub(super) fn end(&self) {
         self.word(self.mine).store(0, Ordering::Relaxed);
     }
 
-    /// Whether the other side has to be woken, after a counter was raised. Only the first to ask is told so.
+    /// Returns `true` if the other side has to be woken, after a counter was raised. Only the first call
+    /// returns `true`.
     pub(super) fn is_to_be_woken(&self) -> bool {
         let sleeping = self.word(self.theirs);
         fence(Ordering::SeqCst);

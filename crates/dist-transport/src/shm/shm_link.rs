@@ -1,4 +1,4 @@
-//! A connection whose bytes go through memory.
+//! A link whose bytes go through shared memory.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -12,12 +12,12 @@ use super::segment::{Broken, Consumer, Ends, FASTBOX_BYTES, Fastboxes, Producer,
 use super::single_copy;
 use crate::Grain;
 
-/// What is heard at once of what a peer says on its socket.
+/// Bytes that are read at once from the peer's socket.
 const HEARD_BYTES: usize = 64;
-/// How often in a row: whoever says more and more must not keep this side from its deadline.
+/// The most reads in a row: a peer that sends more and more must not delay this side beyond its deadline.
 const HEARD_MAX: usize = 16;
 
-/// ShmLink shared with one peer, for one channel.
+/// Shared memory with one peer, for one channel.
 #[derive(Debug)]
 pub(crate) struct ShmLink {
     socket: Socket,
@@ -25,35 +25,35 @@ pub(crate) struct ShmLink {
     incoming: Consumer,
     fastboxes: Fastboxes,
     sleep: Sleep,
-    /// Whether messages may stay in this side's own memory, for the other to copy from there.
+    /// Whether this side may offer messages as single copies.
     offers_single_copy: bool,
-    /// Whether this side copies from the other's.
+    /// Whether this side copies offered messages from the peer's memory.
     gets: bool,
-    /// Whether one of this side's does, and the peer has not said that it has it.
+    /// Whether a message of this side is offered, and the peer has not acknowledged it.
     is_offered: bool,
-    /// What the peer has passed and nobody has asked for yet.
+    /// A descriptor that the peer has passed and nobody has taken yet.
     file: Option<OwnedFd>,
-    /// Set when nothing more will come or go than what is in the rings.
+    /// Set when nothing more will move except the bytes in the rings.
     ended: Option<StreamEnd>,
 }
 
-/// What is said of the next message.
+/// The header of the next message.
 #[derive(Debug)]
 pub(crate) enum NextMessage<'a> {
-    /// Its header, which it follows in the ring.
+    /// The header in the ring; the message follows it there.
     InRing(&'a [u8]),
-    /// What its header says, without the magic; it lies on a fastbox.
+    /// The header without its magic number; the message is in a fastbox.
     InFastbox(&'a [u8]),
 }
 
-/// Why nothing more will come or go.
+/// Why nothing more will move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
     /// The peer has left in order.
     Goodbye,
     /// The peer is gone.
     Closed,
-    /// The peer has broken the memory.
+    /// The peer has corrupted the memory.
     Broken,
 }
 
@@ -64,7 +64,7 @@ impl From<Broken> for StreamEnd {
 }
 
 impl ShmLink {
-    /// ShmLink that both sides have plan_digest on. Whether this side offers_single_copy large messages, and gets them, it says itself.
+    /// Creates the link after both sides have agreed on the memory.
     pub(crate) fn new(
         socket: Socket,
         SharedSegment(Ends { outgoing, incoming, fastboxes, sleep }): SharedSegment,
@@ -85,7 +85,7 @@ impl ShmLink {
         }
     }
 
-    /// How many bytes can be written, if `wanted` are to be; whole grains.
+    /// Returns how many bytes can be written, if `wanted` are needed; whole grains.
     pub(crate) fn room(&mut self, wanted: usize) -> Result<usize, StreamEnd> {
         match (self.outgoing.room(wanted)?, self.ended) {
             (0, Some(end)) => Err(end),
@@ -93,13 +93,13 @@ impl ShmLink {
         }
     }
 
-    /// Writes bytes into the room, `ahead` of what is published.
+    /// Writes bytes into the room, `ahead` of the published ones.
     pub(crate) fn write(&mut self, ahead: usize, bytes: &[u8]) {
         self.outgoing.write(ahead, bytes);
     }
 
-    /// Hands over a message of so many bytes on a fastbox, with what is said of it; `false` if no fastbox is here, or something
-    /// does not fit.
+    /// Sends a message of this many bytes through a fastbox, with its header. Returns `false` if no fastbox
+    /// is here, or something does not fit.
     pub(crate) fn put_in_fastbox(
         &mut self,
         about: &[u8],
@@ -119,12 +119,14 @@ impl ShmLink {
         Ok(true)
     }
 
-    /// What is said of the next message, if that has come: in the ring, in so many bytes, or on a fastbox.
+    /// Returns the header of the next message, if it has arrived in the ring, in this many bytes, or in a
+    /// fastbox.
     pub(crate) fn next(&mut self, header: usize) -> Result<Option<NextMessage<'_>>, StreamEnd> {
         let Self { incoming, fastboxes, ended, .. } = self;
         let count = incoming.next();
         let in_ring = incoming.peek(header)?;
-        // Now: whoever sees that a grain of the ring is published sees the fastbox that it stands for.
+        // Read after the ring: a side that sees a published grain of the ring also sees the fastbox that it
+        // stands for.
         Ok(match (fastboxes.look(count), in_ring) {
             (Some(about), _) => Some(NextMessage::InFastbox(about)),
             (None, []) => return ended.map_or(Ok(None), Err),
@@ -132,14 +134,14 @@ impl ShmLink {
         })
     }
 
-    /// Takes the fastbox that was just seen to have come, with a message of so many bytes.
+    /// Takes the fastbox that has just arrived, with a message of this many bytes.
     pub(crate) fn receive_fastbox(&mut self, bytes: usize) -> Result<(), StreamEnd> {
         self.fastboxes.receive();
         if self.incoming.skip() {
             self.wake_peer();
         }
         match bytes {
-            // Nothing is to be delivered after which it would be cleared.
+            // An empty message is never delivered, so nothing else would clear it.
             0 => self.fastboxes.clear(),
             1..=FASTBOX_BYTES => {}
             _ => return Err(StreamEnd::Broken),
@@ -147,18 +149,19 @@ impl ShmLink {
         Ok(())
     }
 
-    /// A range of the message on the fastbox that came last.
+    /// Returns a range of the message in the last received fastbox.
     pub(crate) fn fastbox_bytes(&self, range: Range<usize>) -> &[u8] {
         self.fastboxes.bytes(range)
     }
 
-    /// Notes that this message is not needed any more.
+    /// Marks this message as delivered.
     pub(crate) const fn clear_fastbox(&mut self) {
         self.fastboxes.clear();
     }
 
-    /// Writes the header of a message and where it lies, for the peer to copy it from there; `false` if messages are not
-    /// is_offered, or there is no room. A message that the ring has room for is not: its sender need not wait for the peer.
+    /// Offers a message as a single copy: writes its header and its address for the peer. Returns `false` if
+    /// messages are not offered, or there is no room. A message that fits into the ring is not offered,
+    /// because its sender would have to wait for the peer.
     pub(crate) fn offer_message(&mut self, header: &[u8], message: &[u8]) -> Result<bool, StreamEnd> {
         let bytes = header.len() + Grain::BYTES;
         if !self.offers_single_copy || message.len() < RING_BYTES || self.room(bytes)? < bytes {
@@ -174,8 +177,8 @@ impl ShmLink {
         Ok(true)
     }
 
-    /// How many bytes of what was is_offered the peer has acked, once it says so. It wants the others in the ring, then and from
-    /// then on.
+    /// Returns how many bytes of an offered message the peer has copied, once it has acknowledged. If it
+    /// copied fewer, the rest goes through the ring, and later messages do too.
     pub(crate) fn acked(&mut self, bytes: usize) -> Result<Option<usize>, StreamEnd> {
         let Some(acked) = single_copy::acked(self.outgoing.single_copy()) else {
             return self.ended.map_or(Ok(None), Err);
@@ -186,14 +189,14 @@ impl ShmLink {
         Ok(Some(acked))
     }
 
-    /// Ends a single_copy that the peer has not answered: this side's call has failed.
+    /// Cancels an offer that the peer has not acknowledged, because this side's call has failed.
     pub(crate) fn cancel_offer(&mut self) {
         if std::mem::take(&mut self.is_offered) {
             single_copy::cancel(self.outgoing.single_copy());
         }
     }
 
-    /// Where the message lies in the peer's memory whose header was read last.
+    /// Returns the address of the message whose header was read last.
     pub(crate) fn receive_offer(&mut self) -> Result<u64, StreamEnd> {
         let place = self.peek(Grain::BYTES)?;
         let address = place.first_chunk().copied().map(u64::from_ne_bytes).ok_or(StreamEnd::Broken)?;
@@ -201,7 +204,7 @@ impl ShmLink {
         Ok(address)
     }
 
-    /// Copies bytes of a message that the peer has is_offered; `false` if they are out of reach.
+    /// Copies bytes of an offered message. Returns `false` if they are out of reach.
     pub(crate) fn get_message(&mut self, address: u64, into: &mut [u8]) -> bool {
         if !self.gets {
             return false;
@@ -213,9 +216,10 @@ impl ShmLink {
         copied.is_ok()
     }
 
-    /// Tells the peer how much of what it has is_offered was copied; `false` if it has called that back, and nothing counts.
+    /// Acknowledges the copied bytes. Returns `false` if the peer has cancelled the offer, and nothing
+    /// counts.
     pub(crate) fn ack_offer(&mut self, acked: usize) -> Result<bool, StreamEnd> {
-        // Another process may have the number of one that has ended.
+        // Checks that the peer lives: another process may have the number of an ended one.
         self.read_control();
         if let Some(end) = self.ended {
             return Err(end);
@@ -232,13 +236,13 @@ impl ShmLink {
         self.gets = false;
     }
 
-    /// Hands the next bytes over to the peer, rounded up to whole grains.
+    /// Publishes the next bytes, rounded up to whole grains.
     pub(crate) fn publish(&mut self, bytes: usize) {
         self.outgoing.publish(bytes);
         self.wake_peer();
     }
 
-    /// The oldest bytes, at most `max` and as far as they lie side by side; none if none have come.
+    /// Returns the oldest bytes, at most `max` and contiguous. Returns none if none have arrived.
     pub(crate) fn peek(&mut self, max: usize) -> Result<&[u8], StreamEnd> {
         let ended = self.ended;
         match (self.incoming.peek(max)?, ended) {
@@ -247,24 +251,25 @@ impl ShmLink {
         }
     }
 
-    /// Whether a message or more of one has come that was not received yet.
+    /// Returns `true` if a message or a part of one has arrived that was not received yet.
     pub(crate) fn has_arrived(&mut self) -> Result<bool, StreamEnd> {
         self.next(1).map(|next| next.is_some())
     }
 
-    /// Leaves these bytes behind, rounded up to whole grains.
+    /// Consumes these bytes, rounded up to whole grains.
     pub(crate) fn advance(&mut self, bytes: usize) {
         if self.incoming.advance(bytes) {
             self.wake_peer();
         }
     }
 
-    /// Whether the peer waited on this core when it did last, as far as is known.
+    /// Returns `true` if the peer was on this core when it last waited, as far as is known.
     pub(crate) fn shares_core(&self) -> bool {
         self.sleep.shares_core()
     }
 
-    /// Says that this side is about to sleep until it can do the one or the other; `false` if it need not sleep.
+    /// Announces that this side is about to sleep until it can receive or send. Returns `false` if it need
+    /// not sleep.
     pub(crate) fn prepare_sleep(&mut self, to_receive: bool) -> bool {
         self.sleep.begin();
         let ready = match to_receive {
@@ -277,13 +282,13 @@ impl ShmLink {
         matches!(ready, Ok(false))
     }
 
-    /// Says that this side is awake, and listens to what the peer has said meanwhile.
+    /// Announces that this side is awake, and reads what the peer has sent on the socket.
     pub(crate) fn end_sleep(&mut self) {
         self.sleep.end();
         self.read_control();
     }
 
-    /// Hears what the peer has said.
+    /// Reads what the peer has sent on the socket.
     fn read_control(&mut self) {
         let mut said = [0; HEARD_BYTES];
         for _ in 0..HEARD_MAX {
@@ -315,26 +320,26 @@ impl ShmLink {
         self.file.take()
     }
 
-    /// The peer's process, as the system tells it.
+    /// Returns the peer's process id as the system reports it.
     pub(crate) fn peer_process(&self) -> io::Result<u32> {
         peer_of(&self.socket).map(|(process, _)| process)
     }
 
     /// Tells the peer that nothing more will come.
     pub(crate) fn say_goodbye(&self) {
-        // Whoever does not receive_with_file it hears the end of the connection.
+        // A peer that misses it sees the end of the connection.
         let _ = send_byte(&self.socket, GOODBYE);
     }
 
     fn wake_peer(&self) {
         if self.sleep.is_to_be_woken() {
-            // If the connection takes no more, the peer has enough to wake up from.
+            // If the socket is full, the peer has enough to wake up from.
             let _ = send_byte(&self.socket, WAKE);
         }
     }
 }
 
-/// What becomes readable when the peer wakes this side, or ends.
+/// The descriptor becomes readable if the peer wakes this side, or ends.
 impl AsFd for ShmLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -403,7 +408,7 @@ mod tests {
             other.advance(64);
             let end = if goodbye { StreamEnd::Goodbye } else { StreamEnd::Closed };
             assert_eq!(other.peek(100).unwrap_err(), end);
-            // There is room for a message that nobody will read, as in a socket's buffer, until it is full.
+            // There is room for messages that nobody will read, as in a socket's buffer, until it is full.
             let room = other.room(usize::MAX).unwrap();
             send(&mut other, &vec![2; room]);
             assert_eq!(other.room(1).unwrap_err(), end);

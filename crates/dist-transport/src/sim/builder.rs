@@ -1,4 +1,4 @@
-//! A network to be made: who runs where, and what messages cost.
+//! The configuration of a simulated network: hosts, racks and links.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,9 +17,9 @@ use super::{Outcome, SimTransport};
 use crate::runtime::Executor;
 use crate::{MemoryCosts, Rank, Runtime};
 
-/// A network in one process: its ranks, where they run, its links, and the seed that decides everything else.
+/// A network in one process: its ranks, their hosts, its links, and the seed that decides everything else.
 ///
-/// Without more all ranks share a host and nothing costs any time, as in [`run`](super::run).
+/// By default all ranks share a host and nothing costs any time, as in [`run`](super::run).
 ///
 /// ```
 /// use std::time::Duration;
@@ -57,7 +57,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network of `world_size` ranks on one host, without any cost, with seed 0.
+    /// Creates a network of `world_size` ranks on one host, without any cost, with seed 0.
     ///
     /// # Panics
     /// If the world size is 0: a program that runs on no rank would test nothing.
@@ -76,97 +76,99 @@ impl Network {
         }
     }
 
-    /// The seed decides in which order threads run and how late messages come.
+    /// Sets the seed, which decides the order of threads and the jitter of messages.
     pub fn with_seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// Where each rank runs: ranks with equal numbers share a host. [`Transport::hosts`](crate::Transport::hosts)
-    /// tells them.
+    /// Sets the host of each rank: ranks with equal numbers share a host.
+    /// [`Transport::hosts`](crate::Transport::hosts) returns them.
     ///
     /// # Panics
-    /// If the list has not one entry for each rank.
+    /// If the list does not have one entry for each rank.
     pub fn with_hosts(mut self, hosts: &[u64]) -> Self {
         assert_eq!(hosts.len(), self.links.hosts.len(), "every rank runs on one host");
         self.links.hosts = hosts.to_vec();
         self
     }
 
-    /// In which rack each rank runs.
+    /// Sets the rack of each rank.
     ///
     /// # Panics
-    /// If the list has not one entry for each rank.
+    /// If the list does not have one entry for each rank.
     pub fn with_racks(mut self, racks: &[u64]) -> Self {
         assert_eq!(racks.len(), self.links.racks.len(), "every rank runs in one rack");
         self.links.racks = racks.to_vec();
         self
     }
 
-    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A signal costs what
-    /// a message of no bytes does; reading and writing cost nothing.
+    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A
+    /// signal costs as much as an empty message; reading and writing cost nothing.
     pub fn with_shared_memory(self) -> Self {
         self.with_shared_memory_costs(MemoryCosts::default())
     }
 
-    /// As [`with_shared_memory`](Self::with_shared_memory), where work in memory takes its time.
+    /// Like [`with_shared_memory`](Self::with_shared_memory), with costs for operations in memory.
     pub fn with_shared_memory_costs(self, costs: MemoryCosts) -> Self {
         Self { shared_memory: Some(costs), ..self }
     }
 
-    /// This rank is [given](crate::Transport::allocate) no memory that ranks share, as where the system has none left for it.
+    /// Makes [`allocate`](crate::Transport::allocate) fail for this rank, as if the system had no shared
+    /// memory left.
     pub fn without_heap(mut self, rank: usize) -> Self {
         self.without_heap.push(rank);
         self
     }
 
-    /// What a message between two ranks of one host costs: each rank has such a link to the others, as memory is.
+    /// Sets the link between the ranks of one host. Each rank has its own such link to the others, as with
+    /// memory.
     pub fn with_memory_link(mut self, link: Link) -> Self {
         self.links.memory = link;
         self
     }
 
-    /// What a message costs on the way from its host to the switch, and again on the way to the other host. The ranks of
-    /// a host share this link.
+    /// Sets the link between a host and its switch, which a message uses on its way out and on its way in.
+    /// The ranks of a host share it.
     pub fn with_host_link(mut self, link: Link) -> Self {
         self.links.host = link;
         self
     }
 
-    /// What a message between two racks costs besides, on the way out of the one and into the other. The hosts of a
-    /// rack share this link.
+    /// Sets the additional link between racks, which a message uses on its way out of one rack and into the
+    /// other. The hosts of a rack share it.
     pub fn with_rack_link(mut self, link: Link) -> Self {
         self.links.rack = link;
         self
     }
 
-    /// These two hosts are connected by this link, and by no other.
+    /// Connects two hosts by this link only.
     pub fn with_link_between(mut self, one: u64, other: u64, link: Link) -> Self {
         self.links.between.insert((one.min(other), one.max(other)), link);
         self
     }
 
-    /// A send returns when no more than `bytes` of what was sent to this peer on this channel are unreceived, as
-    /// with sockets, whose buffers are finite. Without this no send ever waits.
+    /// Limits sends: a send returns when at most `bytes` of the bytes sent to this peer on this channel are
+    /// unreceived, as with the finite buffers of sockets. Without a window no send ever waits.
     pub fn with_window(self, bytes: usize) -> Self {
         Self { window: Some(bytes), ..self }
     }
 
-    /// The coordinator runs where every rank reaches it. Without this it shares the process_state of rank 0.
+    /// Runs the coordinator where every rank reaches it. By default it shares the fate of rank 0.
     pub fn with_external_coordinator(self) -> Self {
         Self { coordinator: None, ..self }
     }
 
-    /// The clock that this rank sees began earlier by `ahead`, and gains so many millionths of a second in a second,
-    /// or loses them.
+    /// Sets the clock of a rank: it began `ahead` earlier, and gains `drift_ppm` microseconds per second, or
+    /// loses them.
     pub fn with_clock(mut self, rank: usize, ahead: Duration, drift_ppm: i32) -> Self {
         self.clocks.insert(rank, Skew { ahead, drift_ppm });
         self
     }
 
-    /// This goes wrong then, in a run.
+    /// Injects a fault at this time.
     ///
     /// # Panics
-    /// If the fault names a rank that there is not.
+    /// If the fault names a rank that does not exist.
     pub fn with_fault(mut self, when: When, fault: Fault) -> Self {
         let known = fault.ranks().iter().all(|&rank| rank < self.world_size());
         assert!(known, "a world of {} has no such rank: {fault}", self.world_size());
@@ -174,13 +176,13 @@ impl Network {
         self
     }
 
-    /// So many things go wrong in a run: the seed decides what, to whom and when.
+    /// Injects this many random faults. The seed decides which, to whom and when.
     pub fn with_random_faults(self, count: usize) -> Self {
         Self { random_faults: count, ..self }
     }
 
-    /// Connects threads of the caller's own, which may be real ones: one transport per rank, in rank order. Faults
-    /// and clocks are for [`run`](Self::run) only.
+    /// Connects the caller's own threads, which may be real ones: one transport per rank, in rank order.
+    /// Faults and clocks work only with [`run`](Self::run).
     pub fn connect(&self, runtime: &Runtime) -> Vec<SimTransport> {
         let calm = Self { faults: Vec::new(), random_faults: 0, ..self.clone() };
         let world = calm.world(runtime.clone(), None);
@@ -205,11 +207,11 @@ impl Network {
         Outcome { results, elapsed, trace_hash, switches, operations, faults, waits }
     }
 
-    /// Runs `program` once per rank in virtual time. A rank that was killed, or stalled until the end, leaves no
+    /// Runs `program` once per rank in virtual time. A rank that was killed, or stalled until the end, has no
     /// result.
     ///
     /// # Errors
-    /// Where [`run`](super::run) panics.
+    /// In the cases in which [`run`](super::run) panics.
     pub fn try_run<T: Send + 'static>(
         &self,
         program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
@@ -217,8 +219,8 @@ impl Network {
         self.run_turns(TURN_MAX, program)
     }
 
-    /// The first of these seeds under which `program` fails: a rank panics, or threads wait for what never comes.
-    /// Every other thing that must hold is the program's to assert.
+    /// Returns the failure of the first of these seeds under which `program` fails: a rank panics, or threads
+    /// wait forever. The program asserts everything else itself.
     ///
     /// ```
     /// use std::time::Duration;
@@ -265,7 +267,7 @@ impl Network {
             let (program, results, killer) = (program.clone(), results.clone(), scheduler.clone());
             scheduler.add_rank(rank.index(), move || {
                 let result = program(transport);
-                // Who was killed before it began comes to its end without a point at which it would unwind.
+                // A rank that was killed before it began has no scheduling point at which it would unwind.
                 if !killer.is_killed(rank.index()) {
                     results.lock().unwrap_or_else(PoisonError::into_inner)[rank.index()] = Some(result);
                 }
@@ -307,7 +309,7 @@ impl Network {
     }
 
     fn world(&self, clock: Runtime, scheduler: Option<Scheduler>) -> Arc<World> {
-        // Generators of their own: what messages cost does not change who has the turn, nor what goes wrong.
+        // Separate generators: the costs of messages change neither the order of threads nor the faults.
         let mut fault_random = SplitMix64::new(mix(self.seed ^ FAULTS));
         let random = |_| Fault::random(&mut fault_random, self.world_size());
         let faults = self.faults.iter().cloned().chain((0..self.random_faults).map(random)).collect();
@@ -327,12 +329,12 @@ pub struct Failed {
     seed: u64,
     faults: Vec<String>,
     waits: Vec<String>,
-    /// Of a spawned thread: a rank that joins it has no more than the panic's payload to show.
+    /// The first panic of a spawned thread. A rank that joins the thread has only the panic's payload.
     first_panic: Option<String>,
     failure: Failure,
 }
 
-/// The message, which has everything that there is to say: `unwrap` prints it.
+/// Prints the full message, because `unwrap` prints the debug form.
 impl fmt::Debug for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -340,17 +342,17 @@ impl fmt::Debug for Failed {
 }
 
 impl Failed {
-    /// What begins the run again.
+    /// Returns the seed that reproduces the run.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The faults that had happened.
+    /// Returns the faults that had happened.
     pub fn faults(&self) -> &[String] {
         &self.faults
     }
 
-    /// What every rank waited for when the job ended, or when it was found that the run cannot go on.
+    /// Returns the wait of every rank when the job ended, or when the run could not continue.
     pub fn waits(&self) -> &[String] {
         &self.waits
     }
@@ -365,9 +367,9 @@ fn list<'a>(lines: impl IntoIterator<Item = &'a String>) -> String {
     lines.into_iter().map(|line| format!("\n  {line}")).collect()
 }
 
-/// What sets the generators of one seed apart.
+/// Constants that separate the generators of one seed.
 const FAULTS: u64 = 0x6661_756c;
 const LINKS: u64 = 0x6c69_6e6b;
 
-/// So long, by the system's clock, may a thread keep the turn.
+/// How long a thread may keep the turn, by the system's clock.
 const TURN_MAX: Duration = Duration::from_secs(120);

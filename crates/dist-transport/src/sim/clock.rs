@@ -1,4 +1,4 @@
-//! Clocks that are wrong: each rank may see a time of its own.
+//! Skewed clocks: each rank may see its own time.
 
 use std::any::Any;
 use std::io;
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::runtime::{Executor, Wake};
 
-/// How a rank's clock differs from the network's.
+/// The difference between a rank's clock and the network's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Skew {
     pub(super) ahead: Duration,
-    /// Millionths of a second that it gains in a second.
+    /// Microseconds that it gains per second.
     pub(super) drift_ppm: i32,
 }
 
@@ -20,16 +20,16 @@ const MILLION: i128 = 1_000_000;
 const DRIFT_MIN: i32 = -999_999;
 
 impl Skew {
-    /// What the clock shows at this time.
+    /// Returns the time that the clock shows at this time.
     pub(super) fn show(self, time: Duration) -> Duration {
         nanos(nanos_of(time) * self.rate() / MILLION).saturating_add(self.ahead)
     }
 
-    /// The earliest time at which the clock shows this.
+    /// Returns the earliest time at which the clock shows this.
     fn time(self, shown: Duration) -> Duration {
         let rate = self.rate();
         let shown = nanos_of(shown.saturating_sub(self.ahead));
-        // The product of the two is rounded down by `show`.
+        // `show` rounds the product down.
         nanos((shown * MILLION + rate - 1) / rate)
     }
 
@@ -42,12 +42,12 @@ fn nanos_of(time: Duration) -> i128 {
     i128::try_from(time.as_nanos()).expect("a duration has fewer than 94 bits of nanoseconds")
 }
 
-/// The longest time beyond some 584 years.
+/// The longest duration, for anything beyond about 584 years.
 fn nanos(nanos: i128) -> Duration {
     u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
 }
 
-/// A runtime with a clock that is wrong.
+/// A runtime with a skewed clock.
 pub(super) struct Skewed {
     pub(super) executor: Arc<dyn Executor>,
     pub(super) skew: Skew,

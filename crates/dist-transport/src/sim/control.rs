@@ -1,7 +1,8 @@
-//! Who is known_by what of the job's end: the coordinator and the ranks' lines to it, as with TCP.
+//! The simulated coordinator: heartbeats and the abort record, as with TCP.
 //!
-//! Every rank gives signs of life to the coordinator, and hears its. The coordinator's word on why the job ends is
-//! final and goes to every rank that it reaches; a rank that does not hear the coordinator ends the job for itself.
+//! Every rank sends heartbeats to the coordinator, and receives its heartbeats. The coordinator's abort
+//! record is final and goes to every rank that it reaches. A rank that does not hear the coordinator ends the
+//! job for itself.
 
 use std::time::Duration;
 
@@ -11,29 +12,29 @@ use crate::{Abort, Cause, Fingerprint};
 
 #[derive(Debug)]
 pub(super) struct Control {
-    /// The rank that hosts the coordinator; `None` if it is mismatch, where every rank reaches it.
+    /// The rank that hosts the coordinator; `None` if it is elsewhere and every rank reaches it.
     coordinator_rank: Option<usize>,
     lost: bool,
-    /// The coordinator's word.
+    /// The coordinator's abort record.
     abort_record: Option<Abort>,
     ranks: Vec<RankControl>,
-    /// When signs of life are given next, while anybody looks for them.
+    /// The time of the next heartbeats, while anybody looks for them.
     next_heartbeat: Option<Duration>,
     watch_until: Duration,
 }
 
-/// What is between one rank and the coordinator.
+/// The state between one rank and the coordinator.
 #[derive(Debug)]
 struct RankControl {
     status: RankStatus,
     stalled: bool,
-    /// How long nothing may get from it to the coordinator or back.
+    /// How long nothing may pass between it and the coordinator.
     liveness: Duration,
-    /// What the rank knows of the job's end.
+    /// The abort record that the rank knows.
     known: Option<Abort>,
-    /// When the coordinator last heard of it; `None` when it does not listen to it any more.
+    /// When the coordinator last heard from it; `None` if it does not listen to it any more.
     seen: Option<Duration>,
-    /// When it last heard of the coordinator; `None` when it does not listen any more.
+    /// When it last heard from the coordinator; `None` if it does not listen any more.
     heard: Option<Duration>,
 }
 
@@ -45,7 +46,7 @@ enum RankStatus {
 }
 
 impl Control {
-    /// Of ranks on these hosts. A coordinator that no rank hosts is on the host of rank 0.
+    /// Creates the state for ranks on these hosts. A coordinator that no rank hosts is on the host of rank 0.
     pub(super) fn new(hosts: &[u64], coordinator_rank: Option<usize>) -> Self {
         let own_host = hosts.get(coordinator_rank.unwrap_or(0));
         let rank_control = |host: &u64| RankControl {
@@ -67,7 +68,7 @@ impl Control {
         }
     }
 
-    /// What this rank knows of the job's end.
+    /// Returns the abort record that this rank knows.
     pub(super) fn known(&self, rank: usize) -> Option<Abort> {
         self.ranks[rank].known.clone()
     }
@@ -76,7 +77,8 @@ impl Control {
         self.ranks[rank].status == RankStatus::Dead
     }
 
-    /// Ends the job as far as the reporter's word reaches; if it knows of an end already, gives that.
+    /// Proposes an abort, as far as the reporter's message reaches. If the reporter knows a record already,
+    /// that is the error.
     pub(super) fn propose(
         &mut self,
         abort: Abort,
@@ -92,22 +94,22 @@ impl Control {
         Ok(())
     }
 
-    /// From now on signs of life are looked for, for a while: something has happened.
+    /// Starts to look for heartbeats for a while, because something has happened.
     pub(super) fn watch(&mut self, now: Duration) {
         if self.next_heartbeat.is_none() {
-            // All have given them until now.
+            // All have sent heartbeats until now.
             for rank in &mut self.ranks {
                 rank.seen = rank.seen.map(|_| now);
                 rank.heard = rank.heard.map(|_| now);
             }
             self.next_heartbeat = Some(now.saturating_add(HEARTBEAT));
         }
-        // So long after a fault somebody's silence can still be news.
+        // Silence can be noticed for this long after a fault.
         let longest = self.ranks.iter().map(|rank| rank.liveness).max().unwrap_or(LIVENESS_ON_HOST);
         self.watch_until = now.saturating_add(3 * longest);
     }
 
-    /// When signs of life are given next, or somebody has been silent for too long.
+    /// Returns the time of the next heartbeats, or when a rank has been silent for too long.
     pub(super) fn next_look(&self) -> Option<Duration> {
         let silences = self.ranks.iter().filter(|rank| rank.status != RankStatus::Left).flat_map(|rank| {
             let heard = rank.heard.filter(|_| rank.status == RankStatus::Here && !rank.stalled);
@@ -117,7 +119,7 @@ impl Control {
         self.next_heartbeat.map(|beat| silences.fold(beat, Duration::min))
     }
 
-    /// Ends the job because these two ranks cannot reach each other, if the coordinator reaches both.
+    /// Aborts the job because these two ranks cannot reach each other, if the coordinator reaches both.
     pub(super) fn report_partition(
         &mut self,
         [rank, reporter]: [usize; 2],
@@ -139,7 +141,7 @@ impl Control {
 
     pub(super) fn kill(&mut self, rank: usize, now: Duration, conditions: &NetworkConditions) {
         let rank_control = &mut self.ranks[rank];
-        // Who has said goodbye is not missed.
+        // A rank that has said goodbye is not missed.
         if rank_control.status == RankStatus::Here {
             rank_control.status = RankStatus::Dead;
             rank_control.known = Some(ended(Cause::Died, rank));
@@ -150,7 +152,7 @@ impl Control {
         self.find_dead_ranks(now, conditions);
     }
 
-    /// The coordinator is gone: who hears that believes it at once.
+    /// Ends the coordinator. Ranks that notice it believe it at once.
     pub(super) fn lose(&mut self, now: Duration, conditions: &NetworkConditions) {
         self.lost = true;
         for rank in 0..self.ranks.len() {
@@ -167,7 +169,7 @@ impl Control {
     pub(super) fn resume(&mut self, rank: usize, now: Duration, conditions: &NetworkConditions) {
         let rank_control = &mut self.ranks[rank];
         rank_control.stalled = false;
-        // It was not the coordinator that was silent.
+        // The coordinator was not silent; this rank was stopped.
         rank_control.heard = rank_control.heard.map(|_| now);
         if self.coordinator_rank == Some(rank) {
             self.ranks.iter_mut().for_each(|rank| rank.seen = rank.seen.map(|_| now));
@@ -175,18 +177,18 @@ impl Control {
         self.spread(now, conditions);
     }
 
-    /// Notes that a rank's last transport was dropped.
+    /// Records that a rank's last transport was dropped.
     pub(super) fn leave(&mut self, rank: usize, now: Duration, conditions: &NetworkConditions) {
         let rank_control = &mut self.ranks[rank];
         if rank_control.status == RankStatus::Here {
-            // Whoever has given up the coordinator says no goodbye.
+            // A rank that has given up the coordinator sends no goodbye.
             rank_control.status =
                 if rank_control.heard.is_some() { RankStatus::Left } else { RankStatus::Dead };
             self.find_dead_ranks(now, conditions);
         }
     }
 
-    /// Everybody gives a sign of life, if it is time, and looks for those of the others.
+    /// Sends everybody's heartbeats, if it is time, and looks for silent ranks.
     pub(super) fn look(&mut self, now: Duration, conditions: &NetworkConditions) {
         let is_heartbeat = self.next_heartbeat.is_some_and(|beat| beat <= now);
         if is_heartbeat {
@@ -250,7 +252,7 @@ impl Control {
         self.spread(now, conditions);
     }
 
-    /// What ranks have proposed reaches the coordinator, and its word the ranks.
+    /// Passes proposals of ranks to the coordinator, and its record to the ranks.
     fn spread(&mut self, now: Duration, conditions: &NetworkConditions) {
         if !self.runs() {
             return;
@@ -272,18 +274,18 @@ impl Control {
         }
     }
 
-    /// Whether the coordinator does anything.
+    /// Returns `true` if the coordinator runs.
     fn runs(&self) -> bool {
         !self.lost
             && self.coordinator_rank.is_none_or(|coordinator_rank| !self.ranks[coordinator_rank].stalled)
     }
 
-    /// Whether what this rank says gets to the coordinator.
+    /// Returns `true` if messages of this rank reach the coordinator.
     fn reaches(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
         self.coordinator_rank.is_none_or(|coordinator_rank| conditions.reaches(rank, coordinator_rank, now))
     }
 
-    /// Whether this rank listens to the coordinator, and what it says gets there.
+    /// Returns `true` if this rank listens to the coordinator, and its messages arrive.
     fn hears_coordinator(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
         let rank_control = &self.ranks[rank];
         let listens = rank_control.status == RankStatus::Here && rank_control.heard.is_some();
@@ -295,7 +297,7 @@ impl Control {
 }
 
 impl RankControl {
-    /// The rank gives up the coordinator, which a rank hosts or its launcher, and ends the job for itself.
+    /// Gives up the coordinator, which a rank or the launcher hosts, and ends the job for this rank.
     fn lose_coordinator(&mut self, rank: usize, coordinator_rank: Option<usize>) {
         self.heard = None;
         let abort = match coordinator_rank {
@@ -308,7 +310,7 @@ impl RankControl {
     }
 }
 
-/// How long nothing may get from one process to another, on one host or between two.
+/// Returns how long nothing may pass between two processes, on one host or between two.
 pub(super) const fn silence_limit(is_within_host: bool) -> Duration {
     if is_within_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS }
 }

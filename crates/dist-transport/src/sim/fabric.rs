@@ -1,6 +1,6 @@
-//! What the transports of one in-process job share: queues, who is there, and the abort record.
+//! The shared state of the transports of one in-process job: queues, presence of ranks, and the abort record.
 //!
-//! One lock guards it all, and it is never held over a call that may run another thread.
+//! One lock guards it all. It is never held over a call that may run another thread.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,21 +28,22 @@ pub(super) struct ChannelEnd {
     pub(super) channel: ChannelId,
     /// The channel whose calls are made on it.
     pub(super) call_channel: ChannelId,
-    /// Its number in the group that the channel serves.
+    /// The rank in the group that the channel serves.
     pub(super) rank: usize,
-    /// Its number in the world.
+    /// The rank in the world.
     pub(super) world_rank: usize,
 }
 
-/// What a look for a message found.
+/// The result of a look for a message.
 pub(super) enum Found {
     /// There is one.
     Message,
-    /// Nothing yet: the unparker is used when there is reason to look again, and there is one at this time.
+    /// There is none yet. The unparker is used when the rank should look again, which it also should at this
+    /// time.
     Nothing {
         look_again: Option<Duration>,
     },
-    /// The sender has left, and left nothing behind.
+    /// The sender has left, and no message of it is left.
     Left,
     CallMismatch(CallMismatch),
     /// The sender has named these members of the group.
@@ -50,14 +51,15 @@ pub(super) enum Found {
     Aborted(Abort),
 }
 
-/// This rank of the world waits, or has waited, in a call that can never meet one of the caller's, or has announced one.
+/// A rank of the world waits, or has waited, in a call that contradicts one of the caller's, or has announced
+/// one.
 pub(super) struct CallMismatch {
     pub(super) world_rank: usize,
     pub(super) ours: Fingerprint,
     pub(super) theirs: Fingerprint,
 }
 
-/// What became of a message to be sent.
+/// The result of a send.
 pub(super) enum Sent {
     Queued,
     /// The receiver has left.
@@ -65,11 +67,11 @@ pub(super) enum Sent {
     Aborted(Abort),
 }
 
-/// Whether messages to a peer have left.
+/// The result of a look for room.
 pub(super) enum Room {
-    /// Enough of them.
+    /// Few enough bytes are unreceived.
     Enough,
-    /// Not yet: the unparker is used when there is reason to look again, and there is one at this time.
+    /// Too many are. The unparker is used when the rank should look again, which it also should at this time.
     Waiter {
         look_again: Option<Duration>,
     },
@@ -90,7 +92,7 @@ pub(super) struct ForkedGroup {
     pub(super) members: Vec<usize>,
 }
 
-/// What the ranks of a channel have made by one fork of it.
+/// The groups that the ranks of a channel have made by one fork of it.
 #[derive(Debug, Default)]
 struct ForkRecord {
     made: Vec<ForkedGroup>,
@@ -101,15 +103,16 @@ struct ForkRecord {
 #[derive(Debug)]
 pub(super) struct FabricState {
     channels: HashMap<ChannelId, Vec<ChannelMember>>,
-    /// Of channels that carry the signals of another one's calls: that one.
+    /// For channels that carry the signals of another channel's calls: that channel.
     call_channels: HashMap<ChannelId, ChannelId>,
-    /// By channel and rank of the world: the last calls that it has announced there.
+    /// The last announced calls, by channel and rank of the world.
     announced: BTreeMap<ChannelId, BTreeMap<usize, CallHistory>>,
-    /// The channels on which ranks have waited in calls of each communicator.
+    /// The channels on which ranks have waited, by communicator.
     siblings: HashMap<u64, Vec<ChannelId>>,
-    /// What the ranks of a channel have made by its fork of this number, until all have made it and agree.
+    /// The groups that the ranks of a channel have made by the fork with this number, until all have made it
+    /// and agree.
     made: HashMap<(ChannelId, u64), ForkRecord>,
-    /// The fork that each channel came of.
+    /// The fork that made each channel.
     origins: HashMap<ChannelId, (ChannelId, u64)>,
     /// How many transports each rank of the world still has.
     transports: Vec<usize>,
@@ -117,12 +120,12 @@ pub(super) struct FabricState {
     links: Links,
     pub(super) conditions: NetworkConditions,
     pub(super) injector: FaultInjector,
-    /// How many ranks knew of the job's end when the waiting were last woken because of it.
+    /// How many ranks knew the abort record when waiting ranks were last woken because of it.
     known_by: usize,
     describe: Option<Describe>,
-    /// What every rank waited for when the first knew of the job's end.
+    /// The waits of all ranks when the first knew the abort record.
     waits: Option<Vec<String>>,
-    /// Decides what links and conditions leave open.
+    /// Random numbers for links and faults.
     random: SplitMix64,
 }
 
@@ -133,7 +136,7 @@ pub(super) struct ChannelMember {
     pub(super) position: Position,
     inbox: BTreeMap<usize, Queue>,
     waiting: Option<Waiter>,
-    /// The call in which it waited last, and the one before.
+    /// The call in which it waited last, and the ones before.
     waited_in: Vec<Fingerprint>,
 }
 
@@ -189,7 +192,7 @@ impl SimFabric {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a new transport, of a group of these ranks of the world.
+    /// Adds a new transport of a group of these ranks of the world.
     pub(super) fn enter(&self, end: ChannelEnd, world_ranks: &[usize]) {
         let mut state = self.lock();
         state.transports[end.world_rank] += 1;
@@ -202,31 +205,32 @@ impl SimFabric {
         }
     }
 
-    /// Notes that a transport was dropped, and wakes those who wait for it.
+    /// Removes a dropped transport, and wakes ranks that wait for it.
     pub(super) fn leave(&self, end: ChannelEnd, now: Duration) {
         let woken = self.lock().leave(end, now);
         wake(woken);
     }
 
-    /// Notes what a rank has made by the fork of a channel with this number. Whoever waits for it in another group that others
-    /// have made by the same fork is woken.
+    /// Records the group that a rank has made by a fork. Wakes ranks that wait for it in a conflicting group
+    /// of the same fork.
     pub(super) fn note_fork(&self, parent: ChannelId, number: u64, made: ForkedGroup) {
         let woken = self.lock().note_fork(parent, number, made);
         wake(woken);
     }
 
-    /// Counts an operation of this rank; there may be a fault planned for it.
+    /// Counts an operation of this rank; a fault may be planned for it.
     pub(super) fn count_operation(&self, world_rank: usize, now: Duration) -> Effects {
         self.lock().count_operation(world_rank, now)
     }
 
-    /// Does what is due by now. Gives when something is due next as well; the unparker is used when that changes.
+    /// Applies everything that is due by now. Returns the time of the next event; the unparker is used if
+    /// that changes.
     pub(super) fn apply_due(&self, now: Duration, timer: Unparker) -> (Effects, Option<Duration>) {
         self.lock().apply_due(now, timer)
     }
 
-    /// What is to be known_by of a run: how many operations each rank has done, which faults have happened, and what
-    /// every rank waited for at the end of the job.
+    /// Returns the history of a run: the operations of each rank, the faults, and the waits of all ranks at
+    /// the end of the job.
     pub(super) fn history(&self) -> (Vec<u64>, Vec<String>, Vec<String>) {
         let state = self.lock();
         (
@@ -236,12 +240,12 @@ impl SimFabric {
         )
     }
 
-    /// Notes where a rank is.
+    /// Records the position of a rank.
     pub(super) fn note(&self, end: ChannelEnd, position: Position) {
         self.lock().member(end).position = position;
     }
 
-    /// Keeps a call that a rank announces.
+    /// Stores an announced call of a rank.
     pub(super) fn announce(&self, end: ChannelEnd, call: &Fingerprint) {
         let mut state = self.lock();
         let of_channel = state.announced.entry(end.channel).or_default();
@@ -252,17 +256,17 @@ impl SimFabric {
         self.lock().describe.get_or_insert(describe);
     }
 
-    /// Keeps what every rank waits for now, unless that of an earlier end is kept.
+    /// Stores the waits of all ranks, unless those of an earlier end are stored.
     pub(super) fn keep_waits(&self) {
         self.lock().keep_waits();
     }
 
-    /// How long this rank pauses before it sends.
+    /// Returns how long this rank pauses before it sends.
     pub(super) fn pause(&self, world_rank: usize) -> Duration {
         self.lock().conditions.pause(world_rank)
     }
 
-    /// Puts a message into the receiver's queue, where it arrives when the links have carried it.
+    /// Puts a message into the receiver's queue, where it arrives after the links have carried it.
     pub(super) fn send(&self, end: ChannelEnd, to: ChannelEnd, mut message: Message, now: Duration) -> Sent {
         let woken = {
             let mut state = self.lock();
@@ -286,8 +290,8 @@ impl SimFabric {
         Sent::Queued
     }
 
-    /// Looks for a message of `from`, or remembers whom to wake when what it waits `on` comes; these are the last calls of
-    /// the one who looks.
+    /// Looks for a message of `from`. If there is none, registers the unparker for what the rank waits `on`.
+    /// `calls` are the last calls of the looking rank.
     pub(super) fn look(
         &self,
         end: ChannelEnd,
@@ -325,19 +329,19 @@ impl SimFabric {
         Found::Nothing { look_again: arrives.into_iter().chain(silent_too_long_at).min() }
     }
 
-    /// Returns a rank of the group of whose messages one was not received.
+    /// Returns a rank of the group from which a message was not received yet.
     pub(super) fn unread(&self, end: ChannelEnd) -> Option<usize> {
         let mut state = self.lock();
         let inbox = &state.member(end).inbox;
         inbox.iter().find(|(_, queue)| !queue.messages.is_empty()).map(|(from, _)| *from)
     }
 
-    /// Notes that a rank waits no longer for what it has looked for.
+    /// Ends a registered wait.
     pub(super) fn stop_waiting(&self, end: ChannelEnd) {
         self.lock().member(end).waiting = None;
     }
 
-    /// Takes the oldest message of this rank of the group, which has arrived.
+    /// Takes the oldest arrived message of this rank of the group.
     pub(super) fn take(&self, end: ChannelEnd, from: usize) -> Option<Message> {
         let (message, woken) = {
             let mut state = self.lock();
@@ -351,8 +355,7 @@ impl SimFabric {
         Some(message)
     }
 
-    /// Looks whether at most `window` bytes of what was sent to `to` were not received yet, or remembers whom to
-    /// wake when some are.
+    /// Checks whether at most `window` bytes sent to `to` are unreceived. If not, registers the unparker.
     pub(super) fn look_for_room(
         &self,
         end: ChannelEnd,
@@ -388,8 +391,8 @@ impl SimFabric {
         Room::Waiter { look_again }
     }
 
-    /// Ends the job, as far as the reporter's word reaches, and gives what is known_by of it; if the reporter knows of an end
-    /// already, that is the error.
+    /// Aborts the job, as far as the reporter's message reaches, and returns the record. If the reporter
+    /// knows a record already, that is the error.
     pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<Abort, Abort> {
         let (known_by, woken) = {
             let state = &mut *self.lock();
@@ -401,19 +404,19 @@ impl SimFabric {
         Ok(known_by)
     }
 
-    /// How many channels somebody is in, or may still come to.
+    /// Returns the number of channels that ranks are in, or may still enter.
     #[cfg(test)]
     pub(super) fn channels(&self) -> usize {
         self.lock().channels.len()
     }
 
-    /// What this rank knows of the job's end.
+    /// Returns the abort record that this rank knows.
     pub(super) fn aborted(&self, world_rank: usize) -> Option<Abort> {
         self.lock().control.known(world_rank)
     }
 }
 
-/// Since when a rank waits for this, which it may have waited for before it looked again.
+/// Returns since when a rank waits for this, which may be before it looked again.
 fn waiting_since(before: Option<Waiter>, on: WaitTarget, now: Duration) -> Duration {
     before.filter(|before| before.on == on).map_or(now, |before| before.since)
 }
@@ -433,15 +436,15 @@ impl FabricState {
         &mut self.members(end.channel)[end.rank]
     }
 
-    /// When a message that is sent now arrives.
+    /// Returns the arrival time of a message that is sent now.
     fn carry(&mut self, from: ChannelEnd, to: ChannelEnd, bytes: usize, now: Duration) -> Duration {
         let pair = (from.world_rank, to.world_rank);
         let arrives = self.links.carry(pair, bytes, now, &mut self.random);
         self.conditions.arrival(pair, bytes, (now, arrives), &mut self.random)
     }
 
-    /// Ends the job if the last of these waits for the first, and they have not reached each other for too long. Gives when that
-    /// may be so, and those who wait and are to hear that it is.
+    /// Aborts the job if the second rank waits for the first, and a partition has separated them for too
+    /// long. Returns when that may be the case, and the ranks to wake.
     fn check_partition(
         &mut self,
         [peer, end]: [ChannelEnd; 2],
@@ -461,7 +464,7 @@ impl FabricState {
         (Some(now.saturating_add(HEARTBEAT)), self.wake_if_known())
     }
 
-    /// Keeps messages that are under way from crossing a partition.
+    /// Delays messages in flight that would cross a partition.
     pub(super) fn delay_messages_in_flight(&mut self, now: Duration) {
         for members in self.channels.values_mut() {
             let world_ranks: Vec<_> = members.iter().map(|member| member.world_rank).collect();
@@ -477,7 +480,7 @@ impl FabricState {
         }
     }
 
-    /// Those who wait, if somebody knows of the job's end who did not when this was last asked.
+    /// Returns the waiting ranks, if more ranks know the abort record than at the last call.
     pub(super) fn wake_if_known(&mut self) -> Vec<Waiter> {
         let known_by = (0..self.transports.len()).filter(|&rank| self.control.known(rank).is_some()).count();
         if std::mem::replace(&mut self.known_by, known_by) == known_by {
@@ -516,7 +519,7 @@ impl FabricState {
         }
         let mut woken = Vec::new();
         for channel in others {
-            // Signals are waited for on a channel of their own.
+            // Signals are waited for on their own channel.
             let signals = self
                 .call_channels
                 .iter()
@@ -530,7 +533,8 @@ impl FabricState {
         woken
     }
 
-    /// The members that a peer has named where this rank has named those of this channel, which the peer has not come to then.
+    /// Returns the members that a peer has named in place of those of this channel, if the peer has not
+    /// entered this channel.
     fn named_instead(&self, end: ChannelEnd, peer: ChannelEnd) -> Option<Vec<usize>> {
         if self.channels[&end.call_channel][peer.rank].presence != Presence::Expected {
             return None;
@@ -541,8 +545,8 @@ impl FabricState {
         made.made.iter().find(is_meant).map(|made| made.members.clone())
     }
 
-    /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them:
-    /// for messages or for signals, which are the same calls.
+    /// Records the calls of a waiting rank, and finds another that waits, or has waited, in a contradicting
+    /// call. Waits for messages and for signals are compared alike.
     fn contradiction(&mut self, end: ChannelEnd, calls: &[Fingerprint]) -> Option<CallMismatch> {
         if let Some(announced) = self.announced_mismatch(end.world_rank) {
             return Some(announced);
@@ -565,7 +569,7 @@ impl FabricState {
         })
     }
 
-    /// Finds a rank that has announced a call which can never meet one that this rank has announced.
+    /// Finds a rank that has announced a call which contradicts one that this rank has announced.
     fn announced_mismatch(&self, world_rank: usize) -> Option<CallMismatch> {
         self.announced.values().find_map(|of_channel| {
             let own = of_channel.get(&world_rank)?;
@@ -576,8 +580,8 @@ impl FabricState {
         })
     }
 
-    /// The rank that this one waits for, if that one waits for this one in another call, and nothing is on its way between
-    /// them: for a message, as of `send_recv`, and for a signal in shared memory, say.
+    /// Returns the awaited rank, if it waits for this one in another call, and nothing is in flight between
+    /// them. For example, one waits for a message of `send_recv`, the other for a signal in shared memory.
     fn crossing(&self, end: ChannelEnd, on: WaitTarget) -> Option<CallMismatch> {
         let WaitTarget::Message(peer) = on else { return None };
         let call = |rank: usize| self.channels[&end.call_channel][rank].position.call;
@@ -593,13 +597,13 @@ impl FabricState {
             member.waits_on() == Some(WaitTarget::Message(end.rank)) && !has_more
         };
         let is_mutual = peer != end.rank && [&end.call_channel].into_iter().chain(signals).any(awaits_us);
-        // Of messages outside any call nobody knows what they belong to.
+        // Messages outside any call cannot be compared.
         let differ = ours != theirs && ![ours, theirs].contains(&Fingerprint::NONE);
         let world_rank = self.channels[&end.call_channel][peer].world_rank;
         (is_mutual && differ).then_some(CallMismatch { world_rank, ours, theirs })
     }
 
-    /// For which rank another waits, if it does so in this call.
+    /// Returns the rank that another one waits for, if it does so in this call.
     fn waits_for(&self, world_rank: usize, call: &Fingerprint) -> Option<usize> {
         self.channels.iter().find_map(|(channel, members)| {
             let end = members.iter().position(|member| member.world_rank == world_rank)?;
@@ -609,14 +613,15 @@ impl FabricState {
         })
     }
 
-    /// Whether this rank can never send or receive here again.
+    /// Returns `true` if this rank can never send or receive here again.
     fn has_left(&self, end: ChannelEnd) -> bool {
         let gone = self.transports[end.world_rank] == 0 || self.is_gone(end.channel, end.rank);
-        // Who died has said no goodbye.
+        // A rank that died has said no goodbye.
         gone && !self.control.is_dead(end.world_rank)
     }
 
-    /// Whether a rank has left a channel; one that has left another channel does not come to that of its signals any more.
+    /// Returns `true` if a rank has left a channel. A rank that has left a channel does not enter the channel
+    /// of its signals any more.
     fn is_gone(&self, channel: ChannelId, rank: usize) -> bool {
         let Some(members) = self.channels.get(&channel) else { return true };
         match members[rank].presence {
@@ -671,7 +676,7 @@ impl FabricState {
     }
 
     fn all_waiting(&mut self) -> Vec<Waiter> {
-        // In the order of the channels' ids: the order of wake-ups must not depend on the hash map's seed.
+        // In the order of the channel ids: the order of wake-ups must not depend on the hash map's seed.
         let mut channels: Vec<_> = self.channels.iter_mut().collect();
         channels.sort_unstable_by_key(|(id, _)| **id);
         let members = channels.into_iter().flat_map(|(_, members)| members);

@@ -1,4 +1,4 @@
-//! What can go wrong in a simulated network, and when it does.
+//! Faults of a simulated network, and the times at which they happen.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,31 +6,32 @@ use std::time::Duration;
 use super::random::SplitMix64;
 use crate::bookkeeping::HEADER_BYTES;
 
-/// Something that goes wrong. Ranks are numbered as in the world.
+/// A fault. Ranks are numbered as in the world.
 ///
-/// What the ranks are known_by is what processes connected by TCP are known_by: they give a sign of life every half second. A rank of
-/// which the coordinator hears nothing for two seconds, or for ten if it is on another host, counts as silent.
+/// The ranks see what processes connected by TCP would see. Heartbeats are sent every half second. A rank
+/// from which the coordinator hears nothing for two seconds counts as silent, or for ten seconds if it is on
+/// another host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The rank's process ends without a goodbye: its threads unwind, and the others hear that it died, or, if it
-    /// hosted the coordinator, that the coordinator is lost.
+    /// The rank's process dies: its threads unwind. The others are told that it died, or, if it hosted the
+    /// coordinator, that the coordinator is lost.
     Kill {
         /// The rank.
         rank: usize,
     },
-    /// The rank's process stops, as by SIGSTOP: its threads stand still, and it counts as silent if that lasts.
+    /// The rank's process stops, as by SIGSTOP: its threads do not run. It counts as silent if that lasts.
     Stall {
         /// The rank.
         rank: usize,
-        /// Until it goes on; `None`: it never does.
+        /// How long it lasts; `None` means forever.
         lasts: Option<Duration>,
     },
     /// The rank is slow: it pauses before each message that it sends.
     Slow {
         /// The rank.
         rank: usize,
-        /// For so long.
+        /// The length of the pause.
         pause: Duration,
     },
     /// Messages sent from one rank to another arrive later.
@@ -39,44 +40,45 @@ pub enum Fault {
         from: usize,
         /// The receiver.
         to: usize,
-        /// Later by so much.
+        /// The additional delay.
         by: Duration,
-        /// Those sent within this time.
+        /// Messages sent within this time are delayed.
         lasts: Duration,
     },
-    /// Packets from one rank to another are lost and sent again, so that messages arrive later and none is missing.
+    /// Packets from one rank to another are lost and retransmitted: messages arrive later, and none is
+    /// missing.
     Loss {
         /// The sender.
         from: usize,
         /// The receiver.
         to: usize,
-        /// One packet in so many is lost.
+        /// One packet in this many is lost.
         one_in: usize,
-        /// Of messages sent within this time.
+        /// Messages sent within this time are affected.
         lasts: Duration,
     },
-    /// Nothing gets through between two sides. What is sent arrives when the partition ends. If it lasts, a rank that the
-    /// coordinator cannot hear counts as silent, one that cannot hear the coordinator believes it lost, and of two that the
-    /// coordinator hears, one of which waits for the other, both are named.
+    /// Nothing passes between two sides. Messages arrive when the partition ends. If it lasts, a rank that
+    /// the coordinator cannot hear counts as silent, and a rank that cannot hear the coordinator believes it
+    /// lost. If the coordinator hears both of two ranks, and one waits for the other, both are named.
     Partition {
         /// The ranks of one side.
         from: Vec<usize>,
         /// The ranks of the other.
         to: Vec<usize>,
-        /// Whether the other direction is partition as well.
+        /// Whether the other direction is cut as well.
         ways: Ways,
-        /// Until it ends; `None`: it never does.
+        /// How long it lasts; `None` means forever.
         lasts: Option<Duration>,
     },
-    /// One byte of the next message between two ranks arrives changed, in a way that no checksum of the network has
-    /// noticed: its header, of 64 bytes, counts first. A changed header is refused. The transport has no checksum of its
-    /// own: a changed payload is delivered.
+    /// One byte of the next message between two ranks is changed, and no checksum of the network notices. The
+    /// header of 64 bytes counts first. A changed header is refused. The transport has no checksum of its
+    /// own, so a changed payload is delivered.
     Corrupt {
         /// The sender.
         from: usize,
         /// The receiver.
         to: usize,
-        /// Which byte, modulo those of the message.
+        /// The index of the byte, modulo the bytes of the message.
         byte: usize,
     },
     /// The coordinator ends, and no rank with it.
@@ -86,18 +88,19 @@ pub enum Fault {
 /// The directions of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ways {
-    /// Only what the first side sends is lost.
+    /// Only messages of the first side are lost.
     One,
-    /// Neither side hears the other.
+    /// Neither side reaches the other.
     Both,
 }
 
-/// When a fault happens.
+/// The time of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// At this time. Without links that cost something, time stands still while anybody can go on.
+    /// At this virtual time. Without links that cost time, time does not move while any rank can run.
     At(Duration),
-    /// When this rank begins its operation of this number, counted from 1: an exchange on any of its transports.
+    /// When this rank begins the operation with this number, counted from 1. An operation is an exchange on
+    /// any of its transports.
     Operation {
         /// The rank.
         rank: usize,
@@ -106,11 +109,11 @@ pub enum When {
     },
 }
 
-/// So many operations may pass before a random fault.
+/// The most operations before a random fault.
 const OPERATIONS_MAX: usize = 60;
 
 impl Fault {
-    /// Some fault in a world of at least one rank, and when.
+    /// Returns a random fault in a world of at least one rank, and its time.
     pub(super) fn random(random: &mut SplitMix64, world_size: usize) -> (When, Self) {
         let rank = random.below(world_size);
         let number = 1 + random.below(OPERATIONS_MAX) as u64;
@@ -139,7 +142,7 @@ impl Fault {
         Self::Partition { from, to, ways, lasts }
     }
 
-    /// The ranks that it names.
+    /// Returns the ranks that it names.
     pub(super) fn ranks(&self) -> Vec<usize> {
         match self {
             Self::Kill { rank } | Self::Stall { rank, .. } | Self::Slow { rank, .. } => vec![*rank],

@@ -1,4 +1,4 @@
-//! How faults apply: which are planned, when, and what each does to the network and to the threads of ranks.
+//! The fault injector: planned faults, and their effects on the network and on the threads of ranks.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::network_conditions::{Delay, Loss, Partition};
 use super::waiting::Waiter;
 use crate::runtime::Unparker;
 
-/// The faults to come, and the ends of those that last.
+/// The planned faults, and the ends of lasting ones.
 #[derive(Debug, Default)]
 pub(super) struct FaultInjector {
     pub(super) faults: Vec<(When, Fault)>,
@@ -18,7 +18,7 @@ pub(super) struct FaultInjector {
     pub(super) operations: Vec<u64>,
     /// The faults that have happened.
     pub(super) happened: Vec<String>,
-    /// The thread that waits for the next of these times.
+    /// Wakes the thread that waits for the next event.
     pub(super) timer: Option<Unparker>,
 }
 
@@ -28,11 +28,11 @@ pub(super) enum FaultEnd {
     Partition,
 }
 
-/// What is to be done when the lock of the network is released.
+/// Effects to perform after the lock of the network is released.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct Effects {
-    /// Threads of these ranks are to unwind, to stand still, or to go on.
+    /// The ranks whose threads have to unwind, to stop, or to continue.
     pub(super) thread_actions: Vec<(usize, ThreadAction)>,
     pub(super) woken: Vec<Waiter>,
     pub(super) timer: Option<Unparker>,
@@ -46,7 +46,7 @@ pub(super) enum ThreadAction {
 }
 
 impl FabricState {
-    /// Counts an operation of this rank, and does the faults that were planned for it.
+    /// Counts an operation of this rank, and injects the faults that were planned for it.
     pub(super) fn count_operation(&mut self, rank: usize, now: Duration) -> Effects {
         let count = &mut self.injector.operations[rank];
         *count += 1;
@@ -54,7 +54,7 @@ impl FabricState {
         self.inject(now, |when| when == current)
     }
 
-    /// Does what is due by now; gives when something is due next as well.
+    /// Applies everything that is due by now, and returns the time of the next event.
     pub(super) fn apply_due(&mut self, now: Duration, timer: Unparker) -> (Effects, Option<Duration>) {
         let mut effects = self.inject(now, |when| matches!(when, When::At(time) if time <= now));
         let (due, later) =
@@ -81,14 +81,14 @@ impl FabricState {
         (effects, planned.chain(ends).chain(self.control.next_look()).min())
     }
 
-    /// Lets the faults apply whose time has come.
+    /// Injects the faults that are due.
     fn inject(&mut self, now: Duration, due: impl Fn(When) -> bool) -> Effects {
         let mut effects = Effects::default();
         while let Some(next) = self.injector.faults.iter().position(|(when, _)| due(*when)) {
             let (_, fault) = self.injector.faults.remove(next);
             self.injector.happened.push(format!("at {now:?} {fault}"));
             self.apply(fault, now, &mut effects);
-            // Two that inject at once wake it once.
+            // Two faults at the same time wake it once.
             effects.timer = effects.timer.or_else(|| self.injector.timer.take());
         }
         effects.woken.extend(self.wake_if_known());

@@ -1,4 +1,4 @@
-//! What messages cost: links with a latency and a bandwidth, and which of them a message goes through.
+//! Links with a latency and a bandwidth, and the path of each message.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -8,20 +8,21 @@ use super::random::SplitMix64;
 /// A time that never comes.
 pub(super) const NEVER: Duration = Duration::MAX;
 
-/// What a message costs on one link, in each direction.
+/// The cost of a message on one link, in each direction.
 ///
-/// A link carries one message after the other, each direction for itself. Without a cost it carries everything at once.
+/// A link carries one message after the other, each direction separately. A link without cost carries
+/// everything at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
     latency: Duration,
-    /// `None`: a message takes no time, however long it is.
+    /// `None` means that a message takes no time, however long it is.
     bytes_per_second: Option<u64>,
     overhead: Duration,
     jitter: Duration,
 }
 
 impl Link {
-    /// Everything arrives at once.
+    /// A link on which everything arrives at once.
     pub const FREE: Self = Self {
         latency: Duration::ZERO,
         bytes_per_second: None,
@@ -29,26 +30,27 @@ impl Link {
         jitter: Duration::ZERO,
     };
 
-    /// The last byte of a message arrives this long after it was sent, and so many leave in a second; a link of no
-    /// bytes per second carries nothing.
+    /// Creates a link. The last byte of a message arrives `latency` after it was sent. A link of 0 bytes per
+    /// second carries nothing.
     #[must_use]
     pub const fn new(latency: Duration, bytes_per_second: u64) -> Self {
         Self { latency, bytes_per_second: Some(bytes_per_second), ..Self::FREE }
     }
 
-    /// Every message keeps the link busy for so long, besides its bytes.
+    /// Sets how long every message keeps the link busy in addition to its bytes.
     #[must_use]
     pub const fn with_overhead(self, overhead: Duration) -> Self {
         Self { overhead, ..self }
     }
 
-    /// Every message arrives later by up to so much, as the seed decides. Messages of a pair stay in order.
+    /// Delays every message by a random time up to `jitter`, as the seed decides. Messages of a pair stay in
+    /// order.
     #[must_use]
     pub const fn with_jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }
     }
 
-    /// How long a message keeps the link busy.
+    /// Returns how long a message keeps the link busy.
     fn occupied(&self, bytes: usize) -> Duration {
         match self.bytes_per_second {
             None => self.overhead,
@@ -64,7 +66,7 @@ impl Link {
 /// One direction of one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Wire {
-    /// Between the ranks of one host: each rank's own.
+    /// Between the ranks of one host; each rank has its own.
     Memory(usize),
     FromHost(u64),
     ToHost(u64),
@@ -73,35 +75,35 @@ enum Wire {
     Between(u64, u64),
 }
 
-/// The links of a network, and when each is busy.
+/// The links of a network, and their busy times.
 #[derive(Debug, Clone)]
 pub(super) struct Links {
-    /// Of each rank.
+    /// The host of each rank.
     pub(super) hosts: Vec<u64>,
-    /// Of each rank.
+    /// The rack of each rank.
     pub(super) racks: Vec<u64>,
     pub(super) memory: Link,
     pub(super) host: Link,
     pub(super) rack: Link,
-    /// Links of their own between two hosts.
+    /// Separate links between two hosts.
     pub(super) between: HashMap<(u64, u64), Link>,
-    /// From when to when, in the order of time; what is over is forgotten.
+    /// Busy intervals in the order of time; past ones are removed.
     busy: HashMap<Wire, VecDeque<(Duration, Duration)>>,
 }
 
 impl Links {
-    /// All ranks on one host, and nothing costs anything.
+    /// Creates links for ranks on one host, where nothing costs anything.
     pub(super) fn new(world_size: usize) -> Self {
         let (memory, host, rack) = (Link::FREE, Link::FREE, Link::FREE);
         let (hosts, racks) = (vec![0; world_size], vec![0; world_size]);
         Self { hosts, racks, memory, host, rack, between: HashMap::new(), busy: HashMap::new() }
     }
 
-    /// Sends a message on its way: when its last byte arrives.
+    /// Sends a message, and returns when its last byte arrives.
     ///
-    /// It goes through one link after the other without being stored: it keeps each busy as soon as its first byte
-    /// is there and the link is free for as long as it takes. A link does not stay idle for what was sent sooner and
-    /// comes to it later.
+    /// The message goes through its links without being stored in between: it occupies each link as soon as
+    /// its first byte is there and the link is free for as long as it takes. A link does not stay idle for a
+    /// message that was sent earlier and reaches it later.
     pub(super) fn carry(
         &mut self,
         (from, to): (usize, usize),
@@ -149,7 +151,7 @@ impl Links {
     }
 }
 
-/// Takes the first time from `head` on at which nothing is busy until this `ends`, and returns it.
+/// Takes the first interval from `head` on at which the link is free until `ends`, and returns its start.
 fn first_free(
     busy: &mut VecDeque<(Duration, Duration)>,
     head: Duration,
@@ -157,7 +159,7 @@ fn first_free(
 ) -> Duration {
     let (mut start, mut place) = (head, 0);
     for &(begins, over) in busy.iter() {
-        // What takes no time waits behind what begins at the same time.
+        // A message that takes no time waits behind one that begins at the same time.
         if start < begins && ends(start) <= begins {
             break;
         }
@@ -176,7 +178,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Two hosts of two ranks in one rack, a third host in another.
+    /// Two hosts of two ranks in one rack, and a third host in another rack.
     fn links() -> Links {
         let mut links = Links::new(5);
         links.hosts = vec![0, 0, 1, 1, 2];
@@ -195,7 +197,7 @@ mod tests {
     #[case::to_itself(0, 0, Duration::ZERO)]
     #[case::within_a_host(0, 1, MS)]
     #[case::between_hosts(0, 2, 21 * MS)]
-    // The slowest link decides how long the bytes take, each link of the way adds its latency.
+    // The slowest link decides how long the bytes take; each link of the path adds its latency.
     #[case::between_racks(0, 4, 10 * MS + 101 * MS + 101 * MS + 10 * MS + 10 * MS)]
     fn a_message_of_a_thousand_bytes_takes(#[case] from: usize, #[case] to: usize, #[case] time: Duration) {
         assert_eq!(carry(&mut links(), from, to, 1000), time);
@@ -214,7 +216,8 @@ mod tests {
     fn a_link_does_not_wait_for_what_comes_later() {
         let mut links = links();
         assert_eq!(carry(&mut links, 0, 4, 1000), 10 * MS + 101 * MS + 101 * MS + 10 * MS + 10 * MS);
-        // The way to the third host is free until that comes: here for messages of a host in its own rack.
+        // The link to the third host is free until that message arrives: here for messages of a host in its
+        // own rack.
         links.racks = vec![0; 5];
         assert_eq!(carry(&mut links, 2, 4, 1000), 21 * MS);
         assert_eq!(carry(&mut links, 3, 4, 1000), 22 * MS);

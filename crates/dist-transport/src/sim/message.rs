@@ -1,34 +1,34 @@
-//! Messages of the in-process network: bytes in aligned memory of their own.
+//! Messages of the in-process network: bytes in their own aligned memory.
 
 use std::ops::Range;
 
 use crate::bookkeeping::HEADER_BYTES;
 use crate::{Fingerprint, Grain, Outgoing};
 
-/// A message on its way.
+/// A message in flight.
 #[derive(Debug)]
 pub(super) struct Message {
     /// The call that the sender was in.
     pub(super) call: Fingerprint,
     grains: Vec<Grain>,
     len: usize,
-    /// What its header says, if that is something else.
+    /// The effect of a changed byte on its header, if it has one.
     pub(super) spoilt: Option<Spoilt>,
 }
 
-/// What a changed byte has made of a message's header.
+/// The effect of a changed byte on a message's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Spoilt {
-    /// It is no header.
+    /// The bytes are no header.
     Garbage,
-    /// It names another length.
+    /// The header has another length.
     Length(u64),
 }
 
 const PIECE_MAX: usize = 64 * 1024;
 
 impl Message {
-    /// Copies what is to be sent.
+    /// Copies a message to be sent.
     pub(super) fn new(call: Fingerprint, outgoing: Outgoing<'_>) -> Self {
         let len = outgoing.len();
         let mut grains = vec![Grain::ZERO; len.div_ceil(Grain::BYTES)];
@@ -41,8 +41,8 @@ impl Message {
         Self { call, grains, len, spoilt: None }
     }
 
-    /// Changes one bit of one byte, counted as TCP sends them and modulo how many there are: eight that begin every
-    /// message, eight of its length, those of the call, and the payload.
+    /// Changes one bit of one byte. Bytes are counted as TCP sends them, modulo their number: 8 bytes of
+    /// magic, 8 of the length, those of the call, and the payload.
     pub(super) fn change_byte(&mut self, byte: usize) {
         let payload: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len];
         match byte % (HEADER_BYTES + payload.len()) {
@@ -61,7 +61,7 @@ impl Message {
         &bytemuck::cast_slice(&self.grains)[..self.len]
     }
 
-    /// The message partition as a [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
+    /// Splits the message as [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
     /// 64 KiB, so that even short messages come in several.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let len = self.len;

@@ -1,14 +1,14 @@
-//! A network of threads in one process, and a scheduler that runs them in virtual time.
+//! A simulated network: threads in one process, and a scheduler that runs them in virtual time.
 //!
-//! [`network`] connects the threads of any [`Runtime`]. [`run`] runs a program once per rank
-//! under a simulated one, and [`Network`] does so with links that take their time. Every rank and every task that it spawns is a thread, exactly one runs at a time, and
-//! the next is chosen by a generator that the seed begins: the seed is the whole reproduction. When all
-//! wait, the clock jumps to the earliest deadline, so a timeout of a minute takes microseconds; computing takes
-//! no virtual time.
+//! [`network`] connects the threads of any [`Runtime`]. [`run`] runs a program once per rank in virtual time,
+//! and [`Network`] does so with links that cost time. Every rank, and every task that it spawns, is a thread.
+//! Exactly one runs at a time, and a seeded generator chooses the next: the seed reproduces the whole run.
+//! When all threads wait, the clock jumps to the earliest deadline, so a timeout of a minute takes
+//! microseconds. Computing takes no virtual time.
 //!
-//! Whoever holds a lock while it parks, unparks, yields, spawns, sends or receives, or waits in any other way than
-//! through the runtime, stops the simulation: the running thread waits for one that cannot run. `run` reports
-//! that after two minutes, and leaves its threads behind.
+//! A thread must not hold a lock while it parks, unparks, yields, spawns, sends or receives. It must also not
+//! wait in any other way than through the runtime. Otherwise the running thread waits for one that cannot
+//! run, and the simulation stops. `run` reports that after two minutes, and leaves its threads behind.
 //!
 //! ```
 //! use std::time::Duration;
@@ -52,35 +52,35 @@ pub use transport::SimTransport;
 
 use crate::Runtime;
 
-/// What a simulated run ended with.
+/// The result of a simulated run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct Outcome<T> {
-    /// What each rank's program returned, in rank order.
+    /// The return values of the ranks' programs, in rank order.
     pub results: Vec<T>,
-    /// How long the run took by its virtual clock.
+    /// The length of the run by its virtual clock.
     pub elapsed: Duration,
-    /// A hash of everything that the scheduler decided and when: equal for equal interleavings.
+    /// A hash of all decisions of the scheduler and their times: equal for equal interleavings.
     pub trace_hash: u64,
-    /// How often another thread was given the turn.
+    /// How often another thread got the turn.
     pub switches: u64,
-    /// How many operations, which are exchanges, each rank has begun on its transports.
+    /// How many operations (exchanges) each rank has begun on its transports.
     pub operations: Vec<u64>,
-    /// The faults that happened, and when.
+    /// The faults that happened, with their times.
     pub faults: Vec<String>,
-    /// What every rank waited for when the job was aborted, a line each; empty if it was not.
+    /// The wait of every rank when the job was aborted, one line each; empty if it was not.
     pub waits: Vec<String>,
 }
 
 /// Runs `program` once per rank, over an in-process network in virtual time, in an order that `seed` decides.
 ///
-/// The run ends when every rank's program has returned, and every task that can go on without the clock
-/// moving has ended; tasks that still wait for a deadline are made to unwind.
+/// The run ends when every rank's program has returned, and every task that can run without the clock moving
+/// has ended. Tasks that still wait for a deadline unwind.
 ///
 /// # Panics
-/// If the world size is 0. With a report that begins with the seed, if a rank panics, if threads wait without a deadline and nobody can
-/// wake them (it says which), if all do nothing but yield, or if a thread stops the simulation by waiting outside
-/// of the runtime.
+/// If the world size is 0. The other panics begin with the seed: if a rank panics, if threads wait without a
+/// deadline and nobody can wake them, if all threads only yield, or if a thread stops the simulation by
+/// waiting outside the runtime.
 pub fn run<T: Send + 'static>(
     seed: u64,
     world_size: usize,
@@ -89,8 +89,8 @@ pub fn run<T: Send + 'static>(
     Network::new(world_size).with_seed(seed).run(program)
 }
 
-/// The in-process network without any cost: one [`Transport`](crate::Transport) per rank, in rank order, over the
-/// system's or a simulated runtime.
+/// Creates the in-process network without any cost: one [`Transport`](crate::Transport) per rank, in rank
+/// order, on the system's runtime or a simulated one.
 ///
 /// # Panics
 /// If the world size is 0.

@@ -1,23 +1,23 @@
-//! What faults do to messages: partitions, delays, losses, changed bytes and slow senders.
+//! The effects of faults on messages: partitions, delays, losses, changed bytes and slow senders.
 
 use std::time::Duration;
 
 use super::link::NEVER;
 use super::random::SplitMix64;
 
-/// The faults of the network that are in force.
+/// The active faults of the network.
 #[derive(Debug, Default)]
 pub(super) struct NetworkConditions {
     pub(super) partitions: Vec<Partition>,
     pub(super) delays: Vec<Delay>,
     pub(super) losses: Vec<Loss>,
-    /// Sender, receiver, and which byte of the next message between them is changed.
+    /// Sender, receiver, and the index of the byte to change in their next message.
     pub(super) corruptions: Vec<(usize, usize, usize)>,
-    /// Rank, and how long it pauses before it sends.
+    /// Rank, and the pause before each send.
     pub(super) pauses: Vec<(usize, Duration)>,
 }
 
-/// Nothing gets from one side to the other.
+/// A partition: nothing passes from one side to the other.
 #[derive(Debug)]
 pub(super) struct Partition {
     pub(super) from: Vec<usize>,
@@ -40,9 +40,9 @@ pub(super) struct Loss {
     pub(super) until: Duration,
 }
 
-/// After how long a lost packet is sent again; twice as long if it is lost again.
+/// The time until a lost packet is retransmitted; it doubles each time.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
-/// So often is it doubled.
+/// How often it doubles at most.
 const DOUBLINGS_MAX: u32 = 9;
 /// Payload of a packet.
 const PACKET_BYTES: usize = 1448;
@@ -54,12 +54,12 @@ impl Partition {
 }
 
 impl NetworkConditions {
-    /// Whether what this rank sends now gets to that one.
+    /// Returns `true` if a message from one rank to the other arrives now.
     pub(super) fn reaches(&self, from: usize, to: usize, now: Duration) -> bool {
         !self.partitions.iter().any(|partition| now < partition.until && partition.separates(from, to))
     }
 
-    /// Since when these two do not reach each other, if they do not: one direction is enough for that.
+    /// Returns since when a partition separates these ranks, if one does. One direction is enough.
     pub(super) fn partitioned_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
         let separates =
             |partition: &&Partition| partition.separates(one, other) || partition.separates(other, one);
@@ -71,7 +71,7 @@ impl NetworkConditions {
             .min()
     }
 
-    /// When a message arrives that is sent now and would arrive then in good conditions.
+    /// Returns the arrival time of a message that is sent now and would arrive at `arrives` without faults.
     pub(super) fn arrival(
         &self,
         (from, to): (usize, usize),
@@ -89,7 +89,7 @@ impl NetworkConditions {
         self.after_partitions((from, to), (now, arrives.saturating_add(late)))
     }
 
-    /// When a message arrives that is under way.
+    /// Returns the arrival time of a message in flight.
     pub(super) fn after_partitions(
         &self,
         (from, to): (usize, usize),
@@ -103,20 +103,20 @@ impl NetworkConditions {
         })
     }
 
-    /// Which byte of this rank's next message to that one is changed, if one is.
+    /// Takes the byte to change in the next message between these ranks, if there is one.
     pub(super) fn corruption(&mut self, from: usize, to: usize) -> Option<usize> {
         let place = self.corruptions.iter().position(|&(a, b, _)| (a, b) == (from, to))?;
         Some(self.corruptions.swap_remove(place).2)
     }
 
-    /// How long this rank pauses before it sends.
+    /// Returns the pause of this rank before each send.
     pub(super) fn pause(&self, rank: usize) -> Duration {
         self.pauses.iter().filter(|(slow, _)| *slow == rank).map(|(_, pause)| *pause).sum()
     }
 }
 
 impl Loss {
-    /// How much later a message arrives because of its lost packets, which are all sent again shm_group.
+    /// Returns the delay of a message because of its lost packets, which are retransmitted together.
     fn delay(&self, bytes: usize, random: &mut SplitMix64) -> Duration {
         let mut waiting = bytes / PACKET_BYTES + 1;
         let mut late = Duration::ZERO;

@@ -1,9 +1,9 @@
-//! The generator that a seed expands into.
+//! The random generator of a seed.
 
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): one addition and
-/// one mix per number, and every seed is as good as any other.
+/// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): one addition
+/// and one mix per number, and every seed is as good as any other.
 #[derive(Debug, Clone)]
 pub(super) struct SplitMix64(u64);
 
@@ -17,12 +17,12 @@ impl SplitMix64 {
         mix(self.0)
     }
 
-    /// A number in `0..limit`; `limit` must not be 0.
+    /// Returns a number in `0..limit`; `limit` must not be 0.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).expect("a remainder is smaller than its divisor, a usize")
     }
 
-    /// A time of up to `limit`, in whole nanoseconds; nothing is drawn for none.
+    /// Returns a time of up to `limit`, in whole nanoseconds. Draws no number if `limit` is 0.
     pub(super) fn up_to(&mut self, limit: Duration) -> Duration {
         match u64::try_from(limit.as_nanos()) {
             Ok(0) => Duration::ZERO,
@@ -32,7 +32,7 @@ impl SplitMix64 {
     }
 }
 
-/// Spreads every bit of `word` over all 64, without collisions.
+/// Spreads every bit of `word` over all 64 bits, without collisions.
 pub(super) const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

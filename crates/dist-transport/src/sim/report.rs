@@ -1,4 +1,4 @@
-//! What every rank waits for, in words.
+//! Reports of the ranks' waits, as text.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,10 @@ use super::fabric::{ChannelMember, Presence};
 use super::waiting::WaitTarget;
 use crate::{ChannelId, Fingerprint, Progress};
 
-/// How calls read, if somebody has said.
+/// The function that formats calls, if one was set.
 pub(super) type Describe = fn(&Fingerprint) -> Option<String>;
 
-/// Where a rank is on one channel.
+/// The position of a rank on one channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) call: Fingerprint,
@@ -22,16 +22,16 @@ impl Default for Position {
     }
 }
 
-/// A channel, and who is or was on it.
+/// A channel and its members.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChannelReport<'a> {
     pub(super) id: ChannelId,
     pub(super) members: &'a [ChannelMember],
-    /// If it carries signals: the members of the channel whose calls they are of.
+    /// For a channel that carries signals: the members of the channel whose calls they belong to.
     pub(super) call_members: Option<&'a [ChannelMember]>,
 }
 
-/// One line for every wait, and for every rank that does not wait, in the order of the ranks.
+/// Returns one line for every wait, and for every rank that does not wait, in rank order.
 pub(super) fn lines(channels: &[ChannelReport<'_>], describe: Option<Describe>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut waiting = BTreeSet::new();
@@ -81,7 +81,7 @@ fn wait(channel: &ChannelReport<'_>, rank: usize, on: WaitTarget, describe: Opti
     line + &whereabouts(peer, position.call, describe)
 }
 
-/// Where the peer is, known_by from somebody in this call.
+/// Describes the position of the peer, as seen from a rank in this call.
 fn whereabouts(peer: &ChannelMember, call: Fingerprint, describe: Option<Describe>) -> String {
     match peer.presence {
         Presence::Gone => return ", which has left".to_owned(),
@@ -99,7 +99,7 @@ fn whereabouts(peer: &ChannelMember, call: Fingerprint, describe: Option<Describ
     }
 }
 
-/// The call, and the step if it is known; `None` outside any call.
+/// Describes the call, and the step if it is known. Returns `None` outside any call.
 fn place(position: Position, describe: Option<Describe>) -> Option<String> {
     if position.call == Fingerprint::NONE {
         return None;

@@ -1,8 +1,8 @@
-//! One thread at a time, chosen by a seed, over a clock that jumps.
+//! The scheduler: runs one thread at a time, chosen by a seed, over a clock that jumps.
 //!
-//! A thread keeps the turn until it reaches a scheduling point: there it says whether it could go on, the
-//! generator picks one of those who could, and that one is woken. When nobody could, the clock moves to the
-//! earliest deadline. A run that cannot go on, or is over, ends by making every thread unwind at its next
+//! A thread keeps the turn until it reaches a scheduling point. There it says whether it can run, the
+//! generator picks one of the threads that can, and that one is woken. If none can, the clock moves to the
+//! earliest deadline. At the end of a run, or if it cannot continue, every thread unwinds at its next
 //! scheduling point.
 #![allow(
     clippy::disallowed_methods,
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::state::{Event, Handover, Phase, Role, SchedulerState};
 use crate::runtime::{Executor, Wake};
 
-/// A handle on one simulated run; clones are of the same run.
+/// A handle to one simulated run; clones refer to the same run.
 #[derive(Clone)]
 pub(super) struct Scheduler(Arc<RunState>);
 
@@ -45,7 +45,7 @@ pub(super) enum Failure {
     NoThread(#[from] io::Error),
 }
 
-/// What a completed run is described by.
+/// The statistics of a completed run.
 #[derive(Debug)]
 pub(super) struct Statistics {
     pub(super) elapsed: Duration,
@@ -60,19 +60,19 @@ struct RunState {
     controller: Thread,
 }
 
-/// What a thread that is made to unwind panics with.
+/// The panic payload of a thread that has to unwind.
 struct Unwound;
 
-/// So many times may threads yield without one of them doing anything else.
+/// The most yields in a row of threads that do nothing else.
 pub(super) const YIELDS_MAX: u64 = 100_000;
 
 thread_local! {
-    /// The run that this thread belongs to, by address, and its number there.
+    /// The run that this thread belongs to, by address, and the thread's number there.
     static CURRENT: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
 impl Scheduler {
-    /// A run that the calling thread will wait for.
+    /// Creates a run that the calling thread will wait for.
     pub(super) fn new(seed: u64) -> Self {
         Self(Arc::new(RunState {
             state: Mutex::new(SchedulerState::new(seed)),
@@ -81,12 +81,12 @@ impl Scheduler {
         }))
     }
 
-    /// Makes the thread of a rank, which waits for the run to begin.
+    /// Creates the thread of a rank, which waits for the run to begin.
     pub(super) fn add_rank(&self, index: usize, work: impl FnOnce() + Send + 'static) {
         self.add_or_fail(format!("rank {index}"), Role::Rank(index), Box::new(work));
     }
 
-    /// Makes a thread of the network's own, which waits for the run to begin.
+    /// Creates a thread of the network, which waits for the run to begin.
     pub(super) fn add_daemon(&self, name: &str, work: impl FnOnce() + Send + 'static) {
         self.add_or_fail(name.to_owned(), Role::Daemon, Box::new(work));
     }
@@ -97,17 +97,17 @@ impl Scheduler {
         }
     }
 
-    /// CallHistory this if the run fails, while everybody is where they are.
+    /// Sets a function that is called if the run fails, before any thread unwinds.
     pub(super) fn set_failure_hook(&self, failure_hook: impl FnOnce() + Send + 'static) {
         self.lock().set_failure_hook(Box::new(failure_hook));
     }
 
-    /// What the first spawned thread that panicked said, in a line.
+    /// Returns the message of the first spawned thread that panicked, in one line.
     pub(super) fn first_panic(&self) -> Option<String> {
         self.lock().first_panic()
     }
 
-    /// Whether this rank was killed before its program returned.
+    /// Returns `true` if this rank was killed before its program returned.
     pub(super) fn is_killed(&self, rank: usize) -> bool {
         self.lock().is_killed(rank)
     }
@@ -117,22 +117,23 @@ impl Scheduler {
         self.lock().kill(rank);
     }
 
-    /// Lets the threads of a rank stand still, for a while or for ever.
+    /// Stops the threads of a rank, for a while or forever.
     pub(super) fn stall(&self, rank: usize, for_ever: bool) {
         self.lock().stall(rank, for_ever);
     }
 
-    /// Lets the threads of a rank go on.
+    /// Lets the threads of a rank run again.
     pub(super) fn resume(&self, rank: usize) {
         self.lock().resume(rank);
     }
 
-    /// Runs the threads until all have ended, or one has kept the turn for `turn_max` by the system's clock.
+    /// Runs the threads until all have ended, or until one has kept the turn for `turn_max` by the system's
+    /// clock.
     pub(super) fn run_to_end(&self, turn_max: Duration) -> Result<Statistics, Failure> {
         let first = self.lock().choose();
         self.hand_over(first);
         self.wait_for_end(turn_max)?;
-        // Every thread has given its last turn away: what is left to it is to return.
+        // Every thread has given up its last turn, and only has to return.
         let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
             thread.join().expect("a panic of the work is caught in the thread");
@@ -170,7 +171,7 @@ impl Scheduler {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// The calling thread's number, if it belongs to this run.
+    /// Returns the calling thread's number, if it belongs to this run.
     fn me(&self) -> Option<usize> {
         CURRENT.get().filter(|(run, _)| *run == self.address()).map(|(_, me)| me)
     }
@@ -179,9 +180,10 @@ impl Scheduler {
         self.me().expect("only threads of a simulated run wait by its clock")
     }
 
-    /// Makes a thread, which waits for its first turn.
+    /// Creates a thread, which waits for its first turn.
     fn add(&self, name: String, role: Role, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-        // Its number is the next: only the thread whose turn it is, or the controller before all, makes threads.
+        // Its number is the next one: only the thread with the turn, or the controller before the start,
+        // creates threads.
         let me = self.lock().task_count();
         let run = self.clone();
         let body = move || {
@@ -198,7 +200,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Wakes whoever has to go on. Gives whether it is not the caller.
+    /// Wakes the thread that has the turn now. Returns `true` if it is not the caller.
     fn hand_over(&self, turn: Handover) -> bool {
         match turn {
             Handover::Kept => return false,
@@ -214,7 +216,7 @@ impl Scheduler {
         }
     }
 
-    /// A scheduling point: the calling thread goes on when it is chosen again.
+    /// A scheduling point: the calling thread continues when it is chosen again.
     fn switch(&self, me: usize, event: Event, phase: Phase) {
         let turn = {
             let mut state = self.lock();
@@ -228,7 +230,7 @@ impl Scheduler {
         }
     }
 
-    /// A scheduling point at which the calling thread unwinds when the run is to end.
+    /// A scheduling point at which the calling thread unwinds if the run is to end.
     fn switch_or_unwind(&self, me: usize, event: Event, phase: Phase) {
         self.switch(me, event, phase);
         if !thread::panicking() && self.lock().unwinds(me) {
@@ -269,7 +271,7 @@ impl Executor for Scheduler {
 
     fn park(&self, until: Option<Duration>) {
         let me = self.expect_me();
-        // What the caller found before it decided to wait may change before it waits.
+        // Other threads may change what the caller has checked before it decided to wait.
         self.interleave();
         self.switch_or_unwind(me, Event::Park, Phase::Waiter { until });
     }
@@ -283,7 +285,7 @@ impl Executor for Scheduler {
     }
 
     fn interleave(&self) {
-        // A panic unwinds in one go: others must not meet its traces before it is known.
+        // A panic unwinds without interruption: other threads must not see its effects before it is known.
         if let Some(me) = self.me().filter(|_| !thread::panicking()) {
             self.switch_or_unwind(me, Event::Interleave, Phase::Ready);
         }
@@ -310,7 +312,7 @@ impl Wake for TaskWaker {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())

@@ -1,4 +1,4 @@
-//! Whose turn it is: the scheduler's decisions, without its threads.
+//! The state of the scheduler, and its decisions, without its threads.
 
 use std::collections::BTreeSet;
 use std::thread::Thread;
@@ -13,19 +13,19 @@ pub(super) struct SchedulerState {
     tasks: Vec<SimTask>,
     /// The tasks that have not ended, oldest first.
     live: Vec<usize>,
-    /// Those that could go on, in no order that means anything.
+    /// The tasks that can run, in no particular order.
     ready: Vec<usize>,
-    /// When those that wait for the clock do so until.
+    /// The tasks that wait for the clock, by time.
     timers: BTreeSet<(Duration, usize)>,
     /// How many ranks may still return.
     live_ranks: usize,
     turn: Option<usize>,
-    /// Whether threads are to unwind.
+    /// Whether threads have to unwind.
     ending: bool,
     failure: Option<Failure>,
-    /// What the first spawned thread that panicked said, in a line.
+    /// The message of the first spawned thread that panicked, in one line.
     first_panic: Option<String>,
-    /// Looks at the run when it fails, before anybody unwinds.
+    /// Called if the run fails, before any thread unwinds.
     failure_hook: Option<FailureHook>,
     /// The tasks whose threads will never end.
     abandoned: Vec<usize>,
@@ -40,26 +40,26 @@ struct SimTask {
     thread: Thread,
     role: Role,
     phase: Phase,
-    /// Its place among those that could go on.
+    /// Its index among the tasks that can run.
     ready_at: Option<usize>,
     process_state: ProcessState,
-    /// Whether it was woken when it did not wait: its next wait ends at once.
+    /// Whether it was woken while it did not wait: its next wait ends at once.
     woken: bool,
-    /// Whether it came to the scheduler in the middle of a panic that was not the end of the run's doing.
+    /// Whether it reached the scheduler during a panic that the end of the run did not cause.
     panicking: bool,
 }
 
-/// What is to be called when a run fails; it may not come back to the scheduler.
+/// A function that is called if a run fails. It must not call the scheduler.
 pub(super) type FailureHook = Box<dyn FnOnce() + Send>;
 
-/// What a thread is in the run.
+/// The role of a thread in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It runs the program of this rank, whose return the run waits for.
+    /// It runs the program of this rank; the run waits for it to return.
     Rank(usize),
     /// It was spawned by a thread of this rank.
     SimTask(usize),
-    /// It belongs to the network: it may wait when all the others have ended.
+    /// It belongs to the network: it may wait when all other threads have ended.
     Daemon,
 }
 
@@ -72,13 +72,13 @@ impl Role {
     }
 }
 
-/// What has happened to a task's process.
+/// The state of a task's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessState {
     Running,
     /// Its threads are not chosen for a while.
     Stalled,
-    /// Nor ever again.
+    /// Its threads are never chosen again.
     Frozen,
     /// Its threads unwind.
     Killed,
@@ -94,10 +94,10 @@ impl ProcessState {
     }
 }
 
-/// What a task is about to do.
+/// The phase of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It could go on.
+    /// It can run.
     Ready,
     /// It waits to be woken, or for the clock.
     Waiter { until: Option<Duration> },
@@ -105,18 +105,18 @@ pub(super) enum Phase {
     Ended,
 }
 
-/// Where the turn went.
+/// The thread that got the turn.
 #[must_use]
 pub(super) enum Handover {
-    /// It stayed where it was.
+    /// The caller keeps it.
     Kept,
-    /// To this thread, which has to be woken.
+    /// This thread, which has to be woken.
     Given(Thread),
-    /// Nobody will have one again.
+    /// No thread will have it again.
     Over,
 }
 
-/// Why a task came to the scheduler.
+/// Why a task reached the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Park,
@@ -166,7 +166,8 @@ impl SchedulerState {
         self.set_phase(me, Phase::Ready);
     }
 
-    /// The one place where phases change: keeps the lists of who could go on, and of who waits for the clock.
+    /// Changes a task's phase, and updates the lists of tasks that can run and of timers. No other function
+    /// changes phases.
     fn set_phase(&mut self, me: usize, phase: Phase) {
         let task = &mut self.tasks[me];
         if let Phase::Waiter { until: Some(until) } = task.phase {
@@ -208,12 +209,12 @@ impl SchedulerState {
         self.choose()
     }
 
-    /// Notes that task `me` is in the middle of a panic.
+    /// Records that task `me` is panicking.
     pub(super) fn note_panic(&mut self, me: usize) {
         self.tasks[me].panicking |= !self.ending;
     }
 
-    /// Notes the panic that task `me` leaves to whoever joins it.
+    /// Records the panic that the thread which joins task `me` will get.
     pub(super) fn note_panic_of_task(&mut self, me: usize, message: String) {
         let task = &self.tasks[me];
         if !self.ending && task.process_state != ProcessState::Killed {
@@ -225,7 +226,7 @@ impl SchedulerState {
         self.first_panic.take()
     }
 
-    /// The end of task `me`, in a panic if it left a message.
+    /// Ends task `me`, with a panic if there is a message.
     pub(super) fn end(&mut self, me: usize, panic: Option<String>) -> Handover {
         self.note(me, Event::End);
         self.live.retain(|&task| task != me);
@@ -234,7 +235,8 @@ impl SchedulerState {
         self.live_ranks -= usize::from(matches!(task.role, Role::Rank(_)) && task.process_state.may_return());
         if let Some(message) = panic.filter(|_| task.process_state != ProcessState::Killed) {
             if task.panicking && !matches!(self.failure, Some(Failure::Panicked { .. })) {
-                // It waited for others in its destructors: its panic is the reason why they all stood still.
+                // It waited for other threads in its destructors: its panic is the reason why all stood
+                // still.
                 self.failure = None;
             }
             self.fail(Failure::Panicked { task: task.name.clone(), message });
@@ -262,12 +264,12 @@ impl SchedulerState {
             .any(|task| task.role == Role::Rank(rank) && task.process_state == ProcessState::Killed)
     }
 
-    /// Lets no thread of a rank have the turn, for a while or for ever.
+    /// Stops the threads of a rank, for a while or forever.
     pub(super) fn stall(&mut self, rank: usize, for_ever: bool) {
         self.change_process_state(rank, if for_ever { ProcessState::Frozen } else { ProcessState::Stalled });
     }
 
-    /// Lets the threads of a rank go on.
+    /// Lets the threads of a rank run again.
     pub(super) fn resume(&mut self, rank: usize) {
         self.change_process_state(rank, ProcessState::Running);
     }
@@ -294,7 +296,7 @@ impl SchedulerState {
         }
     }
 
-    /// Gives the turn to one of the tasks that could go on, moving the clock if none could now.
+    /// Gives the turn to a task that can run. Moves the clock if there is none.
     pub(super) fn choose(&mut self) -> Handover {
         loop {
             if !self.ready.is_empty() {
@@ -317,7 +319,8 @@ impl SchedulerState {
         Handover::Given(self.tasks[task].thread.clone())
     }
 
-    /// Nobody could go on: moves the clock, or begins the end. False when there is nothing left to do.
+    /// Handles the case that no task can run: moves the clock, or begins the end. Returns `false` if nothing
+    /// is left to do.
     fn resolve_standstill(&mut self) -> bool {
         if self.live.is_empty() {
             return false;
@@ -328,7 +331,7 @@ impl SchedulerState {
             return true;
         }
         if self.ending {
-            // They wait in their destructors: a second panic would end the process.
+            // The tasks wait in their destructors: a second panic would end the process.
             self.abandoned.clone_from(&self.live);
             return false;
         }
@@ -344,7 +347,7 @@ impl SchedulerState {
         true
     }
 
-    /// Moves the clock, and ends the waits that were for no later.
+    /// Moves the clock, and ends the waits until that time.
     fn advance(&mut self, to: Duration) {
         self.now = self.now.max(to);
         while let Some(&(_, task)) = self.timers.first().filter(|(until, _)| *until <= self.now) {
@@ -361,7 +364,7 @@ impl SchedulerState {
         self.begin_end();
     }
 
-    /// Wakes every task, so that it unwinds.
+    /// Makes every task ready, so that it unwinds.
     fn begin_end(&mut self) {
         if !std::mem::replace(&mut self.ending, true) {
             for me in self.live.clone() {
@@ -398,7 +401,7 @@ impl SchedulerState {
         self.turn == Some(me)
     }
 
-    /// Whether task `me` is to unwind.
+    /// Returns `true` if task `me` has to unwind.
     pub(super) fn unwinds(&self, me: usize) -> bool {
         self.ending || self.tasks[me].process_state == ProcessState::Killed
     }
@@ -407,12 +410,12 @@ impl SchedulerState {
         self.tasks[task].role
     }
 
-    /// Whether no task will ever have a turn again.
+    /// Returns `true` if no task will ever have the turn again.
     pub(super) fn is_over(&self) -> bool {
         self.turn.is_none()
     }
 
-    /// What to report when threads had to be left behind.
+    /// Returns the failure to report if threads had to be left behind.
     pub(super) fn abandoned(&mut self) -> Option<Failure> {
         let tasks: Vec<_> = self.abandoned.iter().map(|&task| self.tasks[task].name.clone()).collect();
         let after = self.failure.take().map(Box::new);

@@ -1,4 +1,4 @@
-//! One rank's end of the in-process network.
+//! One rank's endpoint of the in-process network.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,19 +20,19 @@ use crate::{
     LazyDeadline, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
-/// Bytes between threads of one process. What a send and a receive wait for is as [`Network`](super::Network) was
-/// known_by; they wait by the runtime that it was given.
+/// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
+/// receives wait. They wait on the runtime that it was given.
 ///
-/// Dropping it is an orderly goodbye: what it sent is still delivered, but who waits for more gets
-/// [`Error::Closed`], and the job is aborted with [`Cause::Left`]. Dropping it in a panic aborts the job with
-/// [`Cause::Panicked`].
+/// Dropping the transport says goodbye in order. The messages that it has sent are still delivered. A peer
+/// that waits for more gets [`Error::Closed`], and the job is aborted with [`Cause::Left`]. Dropping it
+/// during a panic aborts the job with [`Cause::Panicked`].
 pub struct SimTransport {
     world: Arc<World>,
     runtime: Runtime,
     skew: Skew,
     rank: Rank,
     channel: ChannelId,
-    /// The channel whose calls are made here: another one's for signals.
+    /// The channel whose calls are made here. For signals it is another channel.
     call_channel: ChannelId,
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
@@ -67,19 +67,19 @@ impl SimTransport {
         transport
     }
 
-    /// Another channel of the same ranks for the same calls, which is no fork.
+    /// Creates a channel of the same ranks for the signals of the same calls. It is no fork.
     pub(super) fn signal_channel(&self, number: u64) -> Self {
         let channel = self.channel.child(number, &self.members);
         let clock = (self.runtime.clone(), self.skew);
         Self::enter(self.world.clone(), clock, self.rank, [channel, self.channel], self.members.clone())
     }
 
-    /// Begins an operation in shared memory, of the present call.
+    /// Begins an operation in shared memory, in the current call.
     pub(super) fn begin_direct(&self) -> Result<Fingerprint> {
         self.begin_operation().map(|()| self.call())
     }
 
-    /// Receives a message of no bytes that was sent in this call.
+    /// Receives an empty message that was sent in this call.
     pub(super) fn receive_of(&mut self, call: Fingerprint, peer: usize, deadline: Deadline) -> Result<()> {
         let present = std::mem::replace(self.calls.current_mut(), call);
         let received = self.receive(peer, 0, deadline);
@@ -91,7 +91,7 @@ impl SimTransport {
         &self.world.fabric
     }
 
-    /// How many channels the network knows.
+    /// Returns how many channels the network knows.
     #[cfg(test)]
     pub(super) fn channels(&self) -> usize {
         self.fabric().channels()
@@ -122,7 +122,7 @@ impl SimTransport {
     fn begin_operation(&self) -> Result<()> {
         let effects = self.fabric().count_operation(self.world_rank(), self.world.clock.now());
         if self.world.perform(effects) {
-            // It may have been the end of this rank.
+            // The effects may have killed this rank.
             self.runtime.interleave();
         }
         self.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
@@ -197,7 +197,7 @@ impl SimTransport {
         Err(self.timeout(Activity::Receive, peer, deadline))
     }
 
-    /// Whether a message of this peer is here, at the deadline at the latest.
+    /// Waits for a message of this peer. Returns `false` if there is none at the deadline.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         loop {
             let Found::Nothing { look_again } = self.look_for_message(peer, WaitTarget::Message(peer))?
@@ -211,8 +211,8 @@ impl SimTransport {
         }
     }
 
-    /// Finds a message of this peer, or nothing: then this thread is woken when what it waits `on` may be there; one that
-    /// is on its way arrives then.
+    /// Looks for a message of this peer. If there is none, this thread is woken when what it waits `on` may
+    /// be there. The result contains the arrival time of a message in flight.
     fn look_for_message(&self, peer: usize, on: WaitTarget) -> Result<Found> {
         let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
         let from = (self.end(peer), on);
@@ -227,7 +227,7 @@ impl SimTransport {
 
     /// Waits to be woken, for the deadline, or for this time.
     fn park(&self, deadline: Deadline, wake_by: Option<Duration>) {
-        // The clock that this rank sees may round down: it shows the time at the next tick at the latest.
+        // The clock of this rank may round down: it shows the time one tick later at the latest.
         let shown = |time| {
             self.skew.show(time).saturating_add(Duration::from_nanos(u64::from(self.skew != Skew::default())))
         };
@@ -236,7 +236,7 @@ impl SimTransport {
         self.runtime.park(Some(wake_by.map_or(deadline, |wake_by| wake_by.earlier(deadline))));
     }
 
-    /// Waits until no more than the window of what was sent to this peer is unreceived.
+    /// Waits until at most the window of the bytes sent to this peer is unreceived.
     fn wait_for_room(&self, peer: usize, deadline: Deadline) -> Result<()> {
         let Some(window) = self.world.window else { return Ok(()) };
         loop {
@@ -262,7 +262,7 @@ impl SimTransport {
         self.fabric().look_for_room(self.own_end(), self.end(peer), window, calls, now, unparker)
     }
 
-    /// Aborts the job because two ranks wait in calls that can never meet.
+    /// Aborts the job because two ranks wait in calls that contradict each other.
     fn never_meets(&self, CallMismatch { world_rank: peer, ours, theirs }: CallMismatch) -> Error {
         let cause = Cause::Mismatch { theirs };
         let abort = Abort { cause, rank: peer, reporter: self.world_rank(), call: ours };
@@ -288,8 +288,8 @@ impl SimTransport {
         self.fail(peer, Cause::TimedOut, |peer| Error::Timeout { activity, peer, elapsed, limit })
     }
 
-    /// Aborts the job because of `peer`. The first to find something gets the `error` about it, by its number in the
-    /// world, the others the abort.
+    /// Aborts the job because of `peer`. The first rank to report gets `error` with the peer's number in the
+    /// world; later ones get the abort.
     fn fail(&self, peer: usize, cause: Cause, error: impl FnOnce(usize) -> Error) -> Error {
         let record = self.record(peer, cause);
         let aborted = self.fabric().abort(record, self.world.clock.now());
@@ -358,7 +358,7 @@ impl Transport for SimTransport {
         Ok(())
     }
 
-    /// One operation, as whose messages all leave before the first is waited for.
+    /// One operation: all its messages are sent before the first is waited for.
     fn exchange_all(
         &mut self,
         sends: &[Outgoing<'_>],
@@ -388,7 +388,7 @@ impl Transport for SimTransport {
         let deadline = due.deadline();
         check_peer(self.rank, peer)?;
         self.begin_operation()?;
-        // A send copies: all of our bytes have left before the first of the peer's is delivered.
+        // A send copies, so all of this rank's bytes are sent before the first byte of the peer is delivered.
         self.send(Outgoing { to: peer, parts: &[buffer] })?;
         let message = self.receive(peer, buffer.len(), deadline)?;
         let abort_on_unwind = AbortOnUnwind(self);
@@ -505,7 +505,8 @@ impl Drop for SimTransport {
     }
 }
 
-/// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message.
+/// Aborts the job if it is dropped, which only a panic does, of a function that was receiving bytes of a
+/// message.
 struct AbortOnUnwind<'a>(&'a SimTransport);
 
 impl Drop for AbortOnUnwind<'_> {

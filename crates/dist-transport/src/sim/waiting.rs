@@ -1,4 +1,4 @@
-//! What ranks wait for, and how they are woken.
+//! The waits of ranks, and their wake-up.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ pub(super) struct Waiter {
     pub(super) unparker: Unparker,
 }
 
-/// What a rank waits for.
+/// The target of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitTarget {
     /// A message of this rank.
     Message(usize),
-    /// A message of one of several ranks, the first of which is this one.
+    /// A message of any of several ranks, the first of which is this one.
     AnyMessage(usize),
-    /// That this rank receives what was sent to it.
+    /// Room: this rank has to receive earlier messages.
     Room(usize),
 }
 
 impl WaitTarget {
-    /// The rank that is said to be waited for.
+    /// Returns the rank that reports name.
     pub(super) fn peer(self) -> usize {
         match self {
             Self::Message(peer) | Self::AnyMessage(peer) | Self::Room(peer) => peer,
         }
     }
 
-    /// Whether a message of this rank may be what is waited for.
+    /// Returns `true` if a message of this rank may end the wait.
     pub(super) fn may_be_message_of(self, rank: usize) -> bool {
         matches!(self, Self::AnyMessage(_)) || self == Self::Message(rank)
     }
 
-    /// Whether anything of this rank may be.
+    /// Returns `true` if anything of this rank may end the wait.
     pub(super) fn may_be_of(self, rank: usize) -> bool {
         matches!(self, Self::AnyMessage(_)) || self.peer() == rank
     }

@@ -1,4 +1,4 @@
-//! What all transports of one simulated network share.
+//! The shared state of all transports of one simulated network.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,32 +13,32 @@ use super::waiting::wake;
 use crate::runtime::Unparker;
 use crate::{ChannelId, Rank, Runtime};
 
-/// What all transports of a network share.
+/// The shared state of all transports of a network.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) fabric: SimFabric,
-    /// The clock that messages take their time by.
+    /// The clock of the links.
     pub(super) clock: Runtime,
-    /// What can end and hold up ranks, where something can.
+    /// Stops and ends the threads of ranks, if there is one.
     pub(super) scheduler: Option<Scheduler>,
-    /// Where each rank runs.
+    /// The host of each rank.
     pub(super) hosts: Vec<u64>,
-    /// So many bytes to one peer may be under way or unreceived when a send returns.
+    /// The most bytes to one peer that may be unreceived when a send returns.
     pub(super) window: Option<usize>,
-    /// The memory that groups share; `None` where they share none.
+    /// The memory of groups; `None` if they share none.
     pub(super) segments: Option<Segments>,
-    /// The ranks that are given no memory.
+    /// The ranks whose allocations fail.
     pub(super) without_heap: Vec<usize>,
 }
 
 impl World {
-    /// The transport of this rank, on the channel of all.
+    /// Creates the transport of this rank, on the channel of all ranks.
     pub(super) fn enter(self: &Arc<Self>, runtime: Runtime, skew: Skew, rank: Rank) -> SimTransport {
         let members = (0..rank.world_size()).collect();
         SimTransport::enter(self.clone(), (runtime, skew), rank, [ChannelId::WORLD; 2], members)
     }
 
-    /// Does what is due at its time, for ever.
+    /// Applies due events at their times, forever.
     pub(super) fn keep_time(&self) {
         loop {
             let (effects, next) = self.fabric.apply_due(self.clock.now(), self.clock.unparker());
@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    /// Whether threads were ended or held up.
+    /// Performs effects. Returns `true` if threads were ended or stopped.
     pub(super) fn perform(&self, effects: Effects) -> bool {
         let has_changed_threads = !effects.thread_actions.is_empty();
         if let Some(scheduler) = &self.scheduler {
