@@ -1,7 +1,8 @@
-//! What one loopback connection can do: two processes that send to each other at the same time, and nothing else.
+//! Measures one loopback connection: two processes that send to each other at the same time, and nothing
+//! else.
 //!
-//! No message has a header, nothing is reduced, and what comes is put into the same 256 KiB again and again. This is the
-//! limit that an all_reduce of two ranks over TCP is held against. Prints the lines that `distctl bench --json` does.
+//! No message has a header, nothing is reduced, and received bytes go into the same 256 KiB again and again.
+//! An all_reduce of two ranks over TCP is compared with this limit. Prints lines like `distctl bench --json`.
 //!
 //! ```sh
 //! cargo run --release --package dist-transport --example duplex -- 65536 1048576
@@ -16,7 +17,7 @@ use std::process::{Command, Stdio};
 use dist_transport::Runtime;
 use socket2::SockRef;
 
-/// What is handed to one call at the most.
+/// The most bytes of one system call.
 const SENT_BYTES_MAX: usize = 1 << 20;
 const RECEIVED_BYTES_MAX: usize = 256 << 10;
 const PAGE: usize = 4 << 10;
@@ -31,7 +32,7 @@ fn main() -> io::Result<()> {
         }
         _ => {
             let listener = TcpListener::bind("127.0.0.1:0")?;
-            // Whoever is accepted has it too.
+            // Accepted connections inherit it.
             let _ = SockRef::from(&listener).set_tcp_congestion(b"reno");
             let address = listener.local_addr()?.to_string();
             let mut other = Command::new(env::current_exe()?);
@@ -47,18 +48,18 @@ fn numbers(sizes: &[String]) -> io::Result<Vec<usize>> {
     sizes.iter().map(parse).collect()
 }
 
-/// Both processes make the same calls: how often is known from the size alone.
+/// Both processes make the same calls: the size alone decides how often.
 fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<()> {
     let _ = SockRef::from(&stream).set_tcp_congestion(b"reno");
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     let runtime = Runtime::system();
     let mut memory = vec![0; PAGE + RECEIVED_BYTES_MAX];
-    // Where a vector begins by itself, 16 bytes behind a page, processors of AMD copy two to three times as slowly.
+    // A vector begins 16 bytes behind a page, where AMD processors copy two to three times as slowly.
     let page = memory.as_ptr().align_offset(PAGE);
     let scratch = &mut memory[page..][..RECEIVED_BYTES_MAX];
     for &bytes in sizes {
-        // Not of zeros, which the system keeps in one page for all that nobody has written to.
+        // Not zeros, which the system keeps in one page while nobody has written to them.
         let message = vec![1; bytes];
         let calls = ((16 << 20) / bytes.max(1)).clamp(1, 800);
         let samples = if bytes > 64 << 20 { 9 } else { 21 };
@@ -83,7 +84,7 @@ fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<(
     Ok(())
 }
 
-/// One message each way at once, without ever waiting: there is a core for each process.
+/// Exchanges one message in each direction at once, without waiting: there is a core for each process.
 fn exchange(stream: &mut TcpStream, message: &[u8], scratch: &mut [u8]) -> io::Result<()> {
     let (mut sent, mut received) = (0, 0);
     while sent < message.len() || received < message.len() {

@@ -1,4 +1,5 @@
-//! What the memory of a group costs: a barrier, a few bytes one-shot, and 64 KiB, with nothing above the transport.
+//! Measures the memory of a group: a barrier, a few bytes one-shot, and 64 KiB, without the layers above the
+//! transport.
 //!
 //! `distctl run -n 2 -- target/release/examples/floor` prints medians in µs.
 #![allow(clippy::print_stdout, reason = "it is a program")]
@@ -44,7 +45,7 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Everybody publishes its bytes, and adds up those of all.
+/// Publishes this rank's bytes, and adds up those of all ranks.
 fn call(
     direct: &mut Unchecked<'_>,
     peers: &[usize],

@@ -1,4 +1,4 @@
-//! Deaths of real processes: every survivor learns of them at once, and of the same one.
+//! Deaths of real processes: every survivor is told at once, and names the same rank.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "the processes of a test tell each other by their output")]
@@ -14,13 +14,13 @@ use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Which rank ends, and how.
+/// The rank that ends, and how.
 const VICTIM: &str = "DIST_TEST_VICTIM";
 const ENDING: &str = "DIST_TEST_ENDING";
-/// What the ranks are connected by.
+/// The medium of the ranks.
 const MEDIUM: &str = "DIST_TRANSPORT";
 
-/// One rank: sends words round a ring until something goes wrong; the victim goes wrong at the hundredth.
+/// One rank: sends words round a ring until an error; the victim ends at the hundredth.
 fn rank(victim: usize) {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
@@ -76,7 +76,8 @@ fn every_survivor_names_the_rank_that_died(
     }
 }
 
-/// One rank of four, of which the third is killed. Rank 0, which hosts the coordinator, ends its process as soon as it knows.
+/// One rank of four, of which the third is killed. Rank 0, which hosts the coordinator, ends its process as
+/// soon as it knows.
 fn rank_beside_a_host_that_ends_at_once() {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
@@ -97,7 +98,7 @@ fn rank_beside_a_host_that_ends_at_once() {
     assert_eq!((abort.rank, abort.cause), (2, Cause::Died));
 }
 
-/// It is a matter of microseconds, so that one job may end well by chance.
+/// It is a matter of microseconds, so one job may pass by chance.
 #[rstest]
 fn every_rank_hears_who_died_although_rank_0_ends_at_once(
     #[values("tcp", "shm")] medium: &str,
@@ -139,10 +140,10 @@ fn a_rank_that_gives_up_and_ends_at_once_has_said_why(#[values("0", "2")] who: &
     process::ranks_with(3, &name, LIMIT, &[(VICTIM, who)]).assert_success();
 }
 
-/// Whose descriptors a process keeps open, as the child of a fork does.
+/// The process whose descriptors are kept open, as by the child of a fork.
 const KEPT: &str = "DIST_TEST_KEPT";
 
-/// Takes the descriptors of another process, says so, and keeps them until this test is over.
+/// Takes the descriptors of another process, reports it, and keeps them until this test is over.
 fn keep_descriptors(of: i32) {
     use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
     let process = pidfd_open(Pid::from_raw(of).unwrap(), PidfdFlags::empty()).unwrap();
@@ -153,7 +154,7 @@ fn keep_descriptors(of: i32) {
     runtime.sleep(2 * LIMIT);
 }
 
-/// One rank of three, of which one is killed whose descriptors stay open.
+/// One rank of three, of which one is killed while its descriptors stay open.
 #[allow(
     clippy::zombie_processes,
     reason = "the process that starts the keeper is killed, and the test ends the keeper"
@@ -189,7 +190,7 @@ fn rank_beside_one_whose_descriptors_stay(victim: usize) {
     assert_eq!((abort.rank, abort.cause), (victim, cause));
 }
 
-/// If its end were told by its connections only, it would count as silent two seconds later.
+/// If only its connections told its end, it would count as silent two seconds later.
 #[rstest]
 fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
     #[values("0", "2")] victim: &str,
@@ -214,8 +215,8 @@ fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
     }
 }
 
-/// One rank: enters one barrier after the other in shared memory until something goes wrong; the victim goes wrong at
-/// the hundredth.
+/// One rank: enters one barrier after the other in shared memory until an error; the victim ends at the
+/// hundredth.
 fn rank_in_shared_memory(victim: usize) {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
@@ -280,7 +281,7 @@ fn rank_beside_a_stopped_one() {
     );
 }
 
-/// One rank of two, of which one is stopped and goes on when the other lets it.
+/// One rank of two, of which one is stopped and continues when the other lets it.
 fn rank_that_is_stopped_for_a_while(whom: usize) {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let (me, other) = (transport.rank().index(), transport.rank().right().index());
@@ -327,7 +328,7 @@ fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medi
     }
 }
 
-/// One rank of six, the last of which is allowed to watch too few connections for what it waits for.
+/// One rank of six, the last of which may watch too few connections for its wait.
 fn rank_beside_one_with_a_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
@@ -345,7 +346,7 @@ fn rank_beside_one_with_a_limit() {
     exchange(&sends).unwrap();
     let is_limited = rank.index() == rank.world_size() - 1;
     if is_limited {
-        // The service thread watches three: its bell, its listener and its line to the coordinator.
+        // The service thread watches three: its waker, its listener and its connection to the coordinator.
         let limit = Rlimit { current: Some(4), ..getrlimit(Resource::Nofile) };
         setrlimit(Resource::Nofile, limit).unwrap();
     }
@@ -369,13 +370,14 @@ fn a_rank_whose_system_fails_it_blames_no_other() {
     process::ranks_with(6, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
-/// One rank of two, of which the second may not watch what its service thread has to.
+/// One rank of two, of which the second may not watch the descriptors of its service thread.
 fn rank_beside_one_without_service() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let (me, deadline) = (transport.rank().index(), transport.runtime().deadline(LIMIT));
     if me == 1 {
-        // The least that it watches is its bell and its line to the coordinator. This thread watches nothing.
+        // The least that it watches is its waker and its connection to the coordinator. This thread watches
+        // nothing.
         let limit = Rlimit { current: Some(1), ..getrlimit(Resource::Nofile) };
         setrlimit(Resource::Nofile, limit).unwrap();
     } else {
@@ -443,7 +445,7 @@ fn a_rank_without_files_waits_for_connections_all_the_same() {
     process::ranks_with(3, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
-/// One rank of two, of which the second dies in the middle of a message larger than what is ever under way.
+/// One rank of two, of which the second dies in the middle of a message larger than any window.
 fn rank_that_meets_half_a_message() {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let deadline = transport.runtime().deadline(LIMIT);

@@ -1,4 +1,4 @@
-//! Processes that may open no more files: they say so at once, and all ranks hear which one it is.
+//! Processes that may open no more files: they report it at once, and all ranks learn which one it is.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -11,11 +11,11 @@ use rstest::rstest;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Which rank may open no more files.
+/// The rank that may open no more files.
 const STARVED: &str = "DIST_TEST_STARVED";
 const MEDIUM: &str = "DIST_TRANSPORT";
 
-/// How many files this process has open.
+/// Returns how many files this process has open.
 fn open_files() -> u64 {
     std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1
 }
@@ -31,8 +31,8 @@ fn pass_round(transport: &mut dyn Transport) -> Result<(), Error> {
     )
 }
 
-/// Passes a word round the world, then, if this is its rank, lets the process open no more files, and makes groups until one
-/// cannot be connected. Returns its error.
+/// Passes a word round the world. If this is its rank, the process may then open no more files. Makes groups
+/// until one cannot be connected, and returns its error.
 fn connect_groups(world: &mut TcpTransport, starved: usize) -> Error {
     let mut groups = Vec::new();
     let mut passed = pass_round(world);
@@ -53,7 +53,7 @@ fn connect_groups(world: &mut TcpTransport, starved: usize) -> Error {
 fn rank_of_a_starved_job(starved: usize) {
     let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let error = connect_groups(&mut world, starved);
-    // The rank itself may have the error of the system.
+    // The rank itself may get the system's error.
     let abort = loop {
         if let Some(abort) = world.aborted() {
             break abort;

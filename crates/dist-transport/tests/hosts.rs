@@ -1,4 +1,4 @@
-//! Ranks on several hosts, which are network namespaces, when the network between them fails.
+//! Ranks on several hosts (network namespaces) while the network between them fails.
 #![cfg(all(feature = "tcp", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "a test that is skipped says why")]
@@ -17,13 +17,13 @@ use rstest::rstest;
 const LIMIT: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the hosts are called.
+/// The names of the hosts.
 const HOSTS: &str = "TEST_HOSTS";
-/// For how long the network is silent, in milliseconds.
+/// How long the network is silent, in milliseconds.
 const OUTAGE: &str = "TEST_OUTAGE";
 const LIVENESS: &str = "DIST_LIVENESS";
 
-/// Runs this test once more on each of so many hosts, if this machine can have them.
+/// Runs this test once more on each of `count` hosts, if this machine can have them.
 fn run_on_hosts(count: usize, variables: &[(&str, &str)]) {
     let hosts = match Hosts::new(count) {
         Ok(hosts) => hosts,
@@ -77,7 +77,7 @@ fn rank_on_a_silent_network() {
 #[rstest]
 #[case::that_is_longer_between_hosts("800", None)]
 #[case::of_a_job("800", Some("2"))]
-// After six seconds TCP sends a lost packet again, and then after twelve.
+// TCP retransmits a lost packet after six seconds, and then after twelve.
 #[case::for_longer_than_tcp_pauses("8000", None)]
 fn a_network_that_is_silent_for_less_than_the_limit_ends_no_job(
     #[case] outage: &str,
@@ -118,7 +118,8 @@ fn a_host_that_loses_its_network_is_named_after_ten_seconds() {
     run_on_hosts(3, &[]);
 }
 
-/// One rank of four, of which ranks 1 and 3 do not reach each other: from the start, or from when they are connected.
+/// One rank of four, of which ranks 1 and 3 cannot reach each other: from the start, or after they are
+/// connected.
 fn rank_of_which_two_are_parted(from_the_start: bool) {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let (runtime, rank) = (transport.runtime().clone(), transport.rank().index());
@@ -127,12 +128,12 @@ fn rank_of_which_two_are_parted(from_the_start: bool) {
         let receive = Incoming { from: peer, len: 8, sink: Sink::Into(&mut received) };
         transport.exchange(Some(Outgoing { to: peer, parts: &[&[7; 8]] }), Some(receive), &deadline.into())
     };
-    // Each of both pairs: 0 and 2, 1 and 3.
+    // Both pairs: 0 and 2, 1 and 3.
     let across = (rank + 2) % 4;
     if !from_the_start {
         exchange(across).unwrap();
     }
-    // The ranks of both pairs hear that the others have come as far, by a way round.
+    // The ranks of both pairs learn through other ranks that the others have come as far.
     exchange(rank ^ 1).unwrap();
     if rank == 1 {
         Hosts::of(&std::env::var(HOSTS).unwrap(), 4).part(1, 3).unwrap();

@@ -1,4 +1,4 @@
-//! What forks leave behind: nothing. In a binary of its own, because what is counted belongs to the process.
+//! Forks leave nothing behind. A separate binary, because the counts belong to the process.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,7 +19,8 @@ fn meet(transport: &mut dyn Transport) {
         .unwrap();
 }
 
-/// Shared memory that this process has mapped, and its open files, while nobody opens or closes anything.
+/// Returns the shared memory that this process has mapped, and its open files, while nobody opens or closes
+/// anything.
 fn held(transport: &mut dyn Transport) -> (usize, usize) {
     meet(transport);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -47,7 +48,7 @@ fn ten_thousand_forks_leave_nothing_behind() {
             let before = held(&mut transport);
             for number in 0..10_000 {
                 let mut fork = transport.fork(&[0, 1]).unwrap().unwrap();
-                // Those that are never used cost nothing to begin with.
+                // Groups that are never used cost nothing.
                 if number % 5 == 0 {
                     meet(&mut *fork);
                 }
@@ -60,7 +61,7 @@ fn ten_thousand_forks_leave_nothing_behind() {
         let (before, after) = rank.join().unwrap();
         assert_eq!(before.0, 2, "each rank has mapped what both share");
         assert_eq!(after.0, before.0, "nothing stays mapped");
-        // Files of joining may still be open when they are counted first, never later.
+        // Files of joining may still be open at the first count, never later.
         assert!(after.1 <= before.1, "{after:?} after {before:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What only shared memory does: being chosen by itself, beside TCP, and leaving nothing behind.
+//! Shared memory between ranks: it is chosen automatically, works beside TCP, and leaves nothing behind.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(unsafe_code, reason = "shared memory is used without a checked plan")]
@@ -19,7 +19,7 @@ use rstest::rstest;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Runs `program` on one rank for each of these configurations, and gives the results in rank order.
+/// Runs `program` on one rank for each of these configurations, and returns the results in rank order.
 fn run<T: Send + 'static>(
     world_size: usize,
     configure: impl Fn(usize, Config) -> Config,
@@ -28,7 +28,7 @@ fn run<T: Send + 'static>(
     run_at("127.0.0.1", world_size, configure, program)
 }
 
-/// The same where ranks know the coordinator by this address.
+/// The same with this address of the coordinator.
 fn run_at<T: Send + 'static>(
     address: &str,
     world_size: usize,
@@ -55,7 +55,7 @@ fn direct<'a>(transport: &'a mut dyn Transport, deadline: Deadline) -> Unchecked
     unsafe { Unchecked::new(direct) }
 }
 
-/// Sends bytes to the right while receiving as many from the left.
+/// Sends bytes to the right while receiving equally many from the left.
 fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>, Error> {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LONG));
     let mut received = vec![0; bytes.len()];
@@ -65,7 +65,7 @@ fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>, Er
     Ok(received)
 }
 
-/// What a rank's listener is named by and what others are told of it are the same.
+/// A rank's listener and the address that others get are the same.
 #[test]
 fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
     let configure = |_, config: Config| config.with_medium(Medium::Shm);
@@ -74,7 +74,7 @@ fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
     assert_eq!(words, [[7]; 3]);
 }
 
-/// The signals of one and the message of the other never meet.
+/// The signals of one rank and the message of the other never match.
 #[test]
 fn a_message_against_a_collective_is_told_long_before_the_deadline() {
     let outcomes = run(
@@ -111,7 +111,7 @@ fn a_message_against_a_collective_is_told_long_before_the_deadline() {
     }
 }
 
-/// How much shared memory of ours this process has mapped.
+/// Returns how much shared memory of this crate this process has mapped.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("memfd:dist")).count()
@@ -136,7 +136,7 @@ fn ranks_that_share_memory_and_ranks_that_do_not_exchange_with_each_other(
             assert!(bytes.iter().all(|&byte| usize::from(byte) == owner), "after {distance} steps");
             bytes = pass_round(&mut transport, &bytes).unwrap();
         }
-        // As long as everybody is here.
+        // While all ranks are here.
         let here = mapped();
         pass_round(&mut transport, &[]).unwrap();
         here
@@ -167,7 +167,7 @@ fn a_group_of_which_not_all_share_memory_shares_none(
     assert_eq!(run(3, configure, shared_reach), [None; 3]);
 }
 
-/// How far ranks reach in the memory of the world, for which nothing is counted as sent.
+/// Returns the reach of ranks in the memory of the world. Probing does not count as traffic.
 fn shared_reach(mut transport: TcpTransport) -> Option<Reach> {
     let deadline = transport.runtime().deadline(LONG);
     let reach = transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared().reach);
@@ -217,7 +217,8 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
     assert_eq!(sums, [[6, 12, 18]; 3]);
 }
 
-/// Changes a byte of all others at once, in slots and in memory of the heap, and says whether that could be.
+/// Changes a byte of all others at once, in slots and in memory of the heap. Returns whether that was
+/// possible.
 fn change_others(mut transport: TcpTransport) -> [bool; 2] {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LONG));
     let mut memory = Owned::<u8>::allocated(transport.allocate(64).unwrap());
@@ -235,7 +236,7 @@ fn change_others(mut transport: TcpTransport) -> [bool; 2] {
         direct.enter(2, SlotUse::Used, exposed, &deadline.into()).unwrap();
         direct.signal();
         others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
-        // The last has no such range: nothing is done to those before it.
+        // The last rank has no such range: nothing is done to the ranks before it.
         let mut beyond = there.clone();
         let (last, offset) = beyond.last_mut().unwrap();
         *offset = 1 << 40;
@@ -269,7 +270,7 @@ fn memory_of_so_many_others_is_changed_at_once(#[case] world_size: usize, #[case
 #[test]
 fn a_pair_that_must_share_memory_and_cannot_says_so() {
     let hosts = |rank, config: Config| {
-        // The one who is dialled listens only to the network.
+        // The dialled rank listens only to the network.
         config.with_medium(if rank == 0 { Medium::Tcp } else { Medium::Shm })
     };
     let errors = run(2, hosts, |mut transport| pass_round(&mut transport, &[1]).unwrap_err());
@@ -278,14 +279,14 @@ fn a_pair_that_must_share_memory_and_cannot_says_so() {
     assert!(matches!(errors[1], Error::NotShared { peer: 0 }), "{}", errors[1]);
 }
 
-/// Whoever knocks at the doors of the host gets nowhere and does no harm.
+/// A client that connects to the host's Unix sockets gets nothing and does no harm.
 #[test]
 fn strangers_at_the_door_of_the_host_get_nothing() {
     let words = run(
         2,
         |_, config| config,
         |mut transport| {
-            // The names of all doors are public.
+            // The names of all Unix sockets are public.
             let names = std::fs::read_to_string("/proc/net/unix").unwrap();
             let doors: Vec<_> = names
                 .lines()
@@ -295,7 +296,7 @@ fn strangers_at_the_door_of_the_host_get_nothing() {
             for door in &doors {
                 let name = format!("dist-transport/{door}");
                 let address = SocketAddr::from_abstract_name(&name).unwrap();
-                // Other tests' doors may be gone by now.
+                // Unix sockets of other tests may be gone by now.
                 if let Ok(mut stranger) = UnixStream::connect_addr(&address) {
                     let _ = stranger.write_all(&[b'x'; 80]);
                     let mut answer = Vec::new();
@@ -309,8 +310,9 @@ fn strangers_at_the_door_of_the_host_get_nothing() {
     assert_eq!(words, [[7; 1000]; 2]);
 }
 
-/// Where there are fewer cores than ranks, whoever waits for nobody and uses no slots is in as many calls as may be under
-/// way, but one, before the others have entered the first. On a machine of many cores it takes too many ranks to see that.
+/// With fewer cores than ranks, a rank that waits for nobody and uses no slots runs ahead: it is in three
+/// calls before the others have entered the first. On a machine with many cores it takes too many ranks to
+/// see that.
 #[test]
 fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
     const RANKS_MAX: usize = 9;
@@ -336,7 +338,7 @@ fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
         |mut transport| {
             let deadline = transport.runtime().deadline(LONG);
             transport.direct(&deadline.into()).unwrap().unwrap();
-            // Word goes round from the first, who is ahead by then.
+            // A word goes round from the first rank, which has run ahead by then.
             let rank = transport.rank();
             if rank.index() == 0 {
                 go_ahead(&mut transport);

@@ -1,39 +1,40 @@
-//! What the suite is run on.
+//! The networks on which the suite runs.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::Transport;
 
-/// A kind of transport: what [`conformance`](mod@crate::conformance) is to check.
+/// A kind of transport for [`conformance`](mod@crate::conformance) to check.
 pub trait Fabric: Sync {
-    /// Connects a world of this size by new transports and runs `program` once on each, every one on a thread of its
-    /// own, until all have returned. `run` is the number of this run of the program.
+    /// Connects a world of this size by new transports and runs `program` once on each, every one on its own
+    /// thread, until all have returned. `run` is the number of this run of the program.
     ///
     /// # Panics
-    /// If `program` panics on some rank, with what that rank panicked with.
+    /// If `program` panics on some rank, with that rank's panic.
     fn run(&self, run: u64, world_size: usize, program: RankProgram);
 
-    /// How many runs each program is to have. Those of a network that is simulated may all differ.
+    /// Returns how often each program runs. Runs of a simulated network may all differ.
     fn runs(&self) -> u64 {
         1
     }
 
-    /// A timeout for waits that must run out. Long enough for a message to arrive in the meantime, if one is sent.
+    /// Returns a timeout for waits that must time out. It is long enough for a message to arrive in the
+    /// meantime, if one is sent.
     fn short(&self) -> Duration {
         Duration::from_millis(50)
     }
 }
 
-/// What each rank does.
+/// The program of each rank.
 pub type RankProgram = Arc<dyn Fn(Box<dyn Transport>) + Send + Sync>;
 
-/// A fabric, with what the suite asks of it.
+/// A fabric, with helpers of the suite.
 #[derive(Clone, Copy)]
 pub(super) struct Backend(pub(super) &'static dyn Fabric);
 
 impl Backend {
-    /// Runs `program` on every rank, and `verify` on what the ranks return, in rank order.
+    /// Runs `program` on every rank, and `verify` on the results of the ranks, in rank order.
     pub(super) fn check<T: Send + 'static>(
         self,
         world_size: usize,
@@ -61,14 +62,14 @@ impl Backend {
         }
     }
 
-    /// A timeout for a wait that must run out.
+    /// Returns a timeout for a wait that must time out.
     pub(super) fn short(self) -> Duration {
         self.0.short()
     }
 }
 
-/// A timeout that runs out when all others have been waiting for long, and have said so.
+/// A timeout that ends after all other ranks have waited long and have reported it.
 pub(super) const AFTER_ALL_WAIT: Duration = Duration::from_secs(2);
 
-/// A timeout for what must not run out.
+/// A timeout for waits that must not time out.
 pub(super) const LONG: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What the tests' programs are made of.
+//! Helpers of the tests' programs.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
 
 use super::backend::LONG;
 
-/// The call with this number, in one of several forms.
+/// Returns the call with this number, in one of several forms.
 pub(super) fn call(number: u64, form: u8) -> Fingerprint {
     let mut call = [form; Fingerprint::SIZE];
     call[..8].copy_from_slice(&number.to_le_bytes());
@@ -17,12 +17,12 @@ pub(super) fn call(number: u64, form: u8) -> Fingerprint {
     Fingerprint(call)
 }
 
-/// A deadline that is not to run out.
+/// Returns a deadline that must not pass.
 pub(super) fn soon(transport: &dyn Transport) -> LazyDeadline<'static> {
     transport.runtime().deadline(LONG).into()
 }
 
-/// The bytes that `from` sends as its message number `round`: no two ranks and rounds send the same.
+/// Returns the bytes that `from` sends as its message number `round`: different for all ranks and rounds.
 pub(super) fn payload(from: Rank, round: usize, len: usize) -> Vec<u8> {
     let seed = from.index() * 31 + round * 17;
     (0..len).map(|index| ((seed + index * 7 + index / 256) % 256).try_into().expect("below 256")).collect()
@@ -49,7 +49,7 @@ pub(super) fn receive_within(
     Ok(bytes)
 }
 
-/// Sends to the right while receiving as much from the left.
+/// Sends to the right while receiving equally many bytes from the left.
 pub(super) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>> {
     let (rank, due) = (transport.rank(), soon(transport));
     let mut received = vec![0; bytes.len()];
@@ -59,8 +59,8 @@ pub(super) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<
     Ok(received)
 }
 
-/// Every pair exchanges a byte: afterwards all connections of this rank are open. Others may still be at it, and
-/// meet the end of the job there.
+/// Exchanges a byte between every pair: afterwards all connections of this rank are open. Other ranks may
+/// still be exchanging, and see the end of the job there.
 pub(super) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
     for distance in 1..rank.world_size() {
@@ -72,7 +72,7 @@ pub(super) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
     Ok(())
 }
 
-/// Waits for something to go wrong with `peer`, which sends nothing: the wait must be woken when it does.
+/// Waits for an error of `peer`, which sends nothing: the error must wake the wait.
 pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
     let due = soon(transport);
     let error = receive(transport, peer, 1).expect_err("nobody sends this byte");
@@ -80,12 +80,13 @@ pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error 
     error
 }
 
-/// Meets all and then waits for the end of the job, which may come while others are still meeting.
+/// Exchanges with all ranks and then waits for the end of the job, which may come while others are still
+/// exchanging.
 pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
     meet_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
 }
 
-/// Waits until this rank has heard of this end of the job, whatever it took for its reason itself.
+/// Waits until this rank has this abort record, whatever it proposed itself.
 pub(super) fn await_record(transport: &dyn Transport, record: &Abort) {
     let runtime = transport.runtime();
     let due = soon(transport);
@@ -95,7 +96,7 @@ pub(super) fn await_record(transport: &dyn Transport, record: &Abort) {
     }
 }
 
-/// The record of an abort whose error this rank has already seen, or soon will.
+/// Returns the record of an abort whose error this rank has already seen, or soon will.
 pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     let runtime = transport.runtime();
     let due = soon(transport);
@@ -108,7 +109,7 @@ pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     }
 }
 
-/// All who ended so heard of the same: that the second rank is in a call that can never meet another's.
+/// Asserts that all ends have the same reason: the second rank is in a call that contradicts another's.
 pub(super) fn assert_one_contradicts(ends: impl IntoIterator<Item = (Error, Abort)>) {
     for (error, abort) in ends {
         let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };

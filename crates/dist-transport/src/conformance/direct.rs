@@ -1,4 +1,4 @@
-//! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
+//! Memory that all ranks of a group share. A transport without it keeps these promises trivially.
 
 use crate::{
     Abort, CALLS_MAX, Cause, Error, ExposedRegion, Fingerprint, LazyDeadline, Place, Result, SlotUse,
@@ -22,7 +22,7 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     Ok(())
 }
 
-/// Takes part in a call in which it waits for nobody; `false` if there is no memory to do so in.
+/// Takes part in a call in which it waits for nobody. Returns `false` if there is no shared memory.
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
     transport.begin(&call);
@@ -39,13 +39,13 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
     for world_size in [1, 2, 5] {
         let program = |mut transport: Box<dyn Transport>| {
             let due = soon(&*transport);
-            // Before, each has done something else.
+            // Each rank has done something else before.
             transport.begin(&call(0, u8::from(transport.rank().index() == 1)));
             transport.begin(&call(1, 0));
             let shared = transport.direct(&due).unwrap().map(|direct| direct.shared());
             transport.begin(&call(2, 0));
             assert_eq!(transport.direct(&due).unwrap().map(|direct| direct.shared()), shared);
-            // Others may still be agreeing.
+            // Other ranks may still be agreeing.
             meet_all(&mut *transport).unwrap();
             shared
         };
@@ -53,7 +53,7 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
     }
 }
 
-/// What is published is seen by whoever waits for the signal.
+/// A rank that waits for a signal sees the bytes published before it.
 pub fn what_is_published_is_seen_by_whoever_waits_for_the_signal(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn one_call(transport: &mut dyn Transport, number: usize) {
@@ -98,8 +98,8 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_signal(fabric: &'stati
     }
 }
 
-/// After a meeting every rank has what all have brought, in the line, in the sheet, in slots of their own, and where ranks
-/// write into each other's slots.
+/// After a fused barrier every rank has the bytes of all ranks: in the flag line, in the eager buffer, in
+/// slots, and in each other's slots.
 pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn meet(transport: &mut dyn Transport, number: usize) {
@@ -139,10 +139,10 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
     }
 }
 
-/// Each signal of a call hands over what was written before it.
+/// Each signal of a call publishes the bytes written before it.
 pub fn each_signal_of_a_call_hands_over_what_was_written_before_it(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    /// A word goes round: each rank adds one to what its left neighbour has written.
+    /// A number goes round: each rank adds one to the number that its left neighbour has written.
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number, 0));
@@ -174,11 +174,11 @@ pub fn each_signal_of_a_call_hands_over_what_was_written_before_it(fabric: &'sta
     }
 }
 
-/// Nobody writes over what a rank is still reading, however many calls it is behind.
+/// Nobody overwrites bytes that a rank is still reading, however many calls it is behind.
 pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     const CALLS: u64 = 240;
-    /// Where the first rank, which waits for nobody, publishes in a call.
+    /// Returns the place in which the first rank, which waits for nobody, publishes in a call.
     fn place_in(number: u64) -> Place {
         match number % 60 {
             0..20 => Place::FlagLine,
@@ -215,11 +215,11 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
     }
 }
 
-/// Ranks in shared memory whose calls differ both hear of it.
+/// All ranks in shared memory whose calls differ are told.
 pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 4] {
-        /// Whether there was memory to disagree in.
+        /// Returns whether there was memory to disagree in.
         fn disagree(transport: &mut dyn Transport) -> Result<bool> {
             barrier(transport)?;
             transport.begin(&call(1, u8::from(transport.rank().index() == 1)));
@@ -238,11 +238,11 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
     }
 }
 
-/// Ranks whose calls differ all hear of it where none of them waits for another in these.
+/// Ranks whose calls differ are told even if none of them waits for another in these calls.
 pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    /// Does calls in which nobody waits, of which all but the first are the same, and one in which all meet unless it is
-    /// noticed by then.
+    /// Makes calls in which nobody waits, all but the first equal, and one barrier, unless the difference is
+    /// noticed before it.
     fn disagree(transport: &mut dyn Transport, calls: u64) -> Result<bool> {
         barrier(transport)?;
         for number in 1..=calls {
@@ -266,8 +266,8 @@ pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static
     }
 }
 
-/// Calls that can never meet are reported long before the deadline, also by ranks that went ahead of one that waits for a
-/// message.
+/// Contradicting calls are reported long before the deadline, also by ranks that ran ahead of one that waits
+/// for a message.
 pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn disagree(transport: &mut dyn Transport) -> Result<()> {
@@ -290,7 +290,7 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
     backend.check(3, program, |ends| assert_one_contradicts(ends.into_iter().flatten()));
 }
 
-/// Whether there is memory to wait in for the second rank.
+/// Waits for the second rank, and returns whether there is memory to do so.
 fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
     let due = soon(transport);
     let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
@@ -299,7 +299,8 @@ fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
     direct.wait(1, 1, &due).map(|()| true)
 }
 
-/// Why the job was aborted, if there was memory in which the second rank was waited for, in vain and not to the deadline.
+/// Returns why the job was aborted, if the second rank was waited for in memory, and the wait ended before
+/// its deadline.
 fn woken_by(transport: &dyn Transport, waited: Result<bool>, due: &LazyDeadline<'_>) -> Option<Abort> {
     match waited {
         Ok(waited) => {
@@ -313,7 +314,7 @@ fn woken_by(transport: &dyn Transport, waited: Result<bool>, due: &LazyDeadline<
     }
 }
 
-/// What ends a rank's part in shared memory wakes who waits for it.
+/// Whatever ends a rank's part in shared memory wakes ranks that wait for it.
 fn check_end(
     backend: Backend,
     end: fn(Box<dyn Transport>),
@@ -340,9 +341,9 @@ pub fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fabric) {
     check_end(Backend(fabric), drop, |abort| assert_eq!((&abort.cause, abort.rank), (&Cause::Left, 1)));
 }
 
-/// A rank that leaves a group before it is asked for its memory there is named.
+/// A rank that leaves a group before it uses the group's memory is named.
 pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'static dyn Fabric) {
-    /// Whether there was memory in which it was waited for in vain.
+    /// Returns whether there was memory in which the rank was waited for.
     fn lose_the_second(transport: &mut dyn Transport) -> Result<bool> {
         barrier(transport)?;
         let due = soon(transport);
@@ -368,7 +369,7 @@ pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'sta
     });
 }
 
-/// An abort wakes who waits in shared memory.
+/// An abort wakes ranks that wait in shared memory.
 pub fn an_abort_wakes_who_waits_in_shared_memory(fabric: &'static dyn Fabric) {
     let end = |mut transport: Box<dyn Transport>| transport.abort(Cause::gave_up("enough"));
     check_end(Backend(fabric), end, |abort| {
@@ -376,7 +377,7 @@ pub fn an_abort_wakes_who_waits_in_shared_memory(fabric: &'static dyn Fabric) {
     });
 }
 
-/// Groups share memory of their own.
+/// Each group has its own shared memory.
 pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
@@ -411,7 +412,7 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     backend.check(4, program, drop);
 }
 
-/// Whoever views itself sees what it has published, without waiting.
+/// A rank sees its own published bytes without waiting.
 pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {

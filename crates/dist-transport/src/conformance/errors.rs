@@ -1,4 +1,4 @@
-//! Nothing waits for ever, nothing false is delivered, and every rank learns the same reason.
+//! Errors: nothing waits forever, nothing false is delivered, and every rank gets the same reason.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,8 @@ use super::calls::{
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 const THEIRS: Fingerprint = Fingerprint([2; Fingerprint::SIZE]);
 
-/// Receives what is to be refused. The memory of a failed receive may hold anything; a function may not be called.
+/// Receives a message that must be refused. The memory of a failed receive may hold anything; a function must
+/// not be called.
 fn receive_refused(transport: &mut dyn Transport, from: usize, len: usize, in_memory: bool) -> Error {
     if in_memory {
         return receive(transport, from, len).unwrap_err();
@@ -24,7 +25,7 @@ fn receive_refused(transport: &mut dyn Transport, from: usize, len: usize, in_me
     transport.exchange(None, Some(incoming), &due).unwrap_err()
 }
 
-/// Combines what is to be refused.
+/// Combines a message that must be refused.
 fn combine_refused(transport: &mut dyn Transport, peer: usize, len: usize) -> Error {
     let mut refuse = |_: &mut [u8], _: &[u8]| panic!("bytes of a refused message were combined");
     let due = soon(transport);
@@ -40,7 +41,7 @@ pub fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_deliv
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             let error = match transport.rank().index() {
-                // The length differs too: the call is what is reported.
+                // The length differs too: the call is reported.
                 0 => {
                     meet_all(transport).unwrap();
                     transport.begin(&OURS);
@@ -137,7 +138,7 @@ pub fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: 
             (error, await_abort(transport))
         };
         backend.check(2, program, move |ends| {
-            // Both find out by themselves, at the same time: each may believe that it was first.
+            // Both ranks find out by themselves, at the same time: each may believe that it was first.
             for (rank, (error, abort)) in ends.iter().enumerate() {
                 assert_eq!(abort.rank, 1 - abort.reporter);
                 match error {
@@ -168,7 +169,7 @@ pub fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fabric: &'
                 }
                 return None;
             }
-            // One rank waits in vain; the others have all they want, and leave when they have heard of the end.
+            // One rank waits in vain; the others need nothing more, and leave after the abort.
             assert_eq!(receive(&mut *transport, 0, 5).unwrap(), [9; 5]);
             if rank.index() == 1 {
                 for peer in 2..rank.world_size() {
@@ -217,7 +218,7 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
                 assert!(matches!(error, Error::Aborted(_)), "{error}");
             }
             let abort = await_abort(transport);
-            // What comes later changes nothing.
+            // A later abort changes nothing.
             transport.abort(Cause::gave_up("too late"));
             transport.begin(&THEIRS);
             let due = soon(transport);
@@ -237,7 +238,7 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
     }
 }
 
-/// A panic with the transport in hand is the cause everywhere.
+/// A panic while a rank has the transport is the cause on every rank.
 pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
@@ -268,14 +269,15 @@ pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'stat
     }
 }
 
-/// A panic of a function that is given bytes is the cause everywhere, also where it is caught: the message is half taken.
+/// A panic of a function that receives bytes is the cause on every rank, even if it is caught: the message is
+/// half received.
 pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, in_place: bool, from: usize) {
         const LEN: usize = 100_000;
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
-            // Of what a rank sends to itself the others know nothing.
+            // Other ranks know nothing of a message that a rank sends to itself.
             if transport.rank().index() > from {
                 return (stand_by(transport, 0), await_abort(transport));
             }
@@ -306,7 +308,7 @@ pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric:
                     0
                 }
                 _ => {
-                    // Much of it may still be under way when the other panics.
+                    // Much of it may still be in flight when the other rank panics.
                     let _ = send(transport, 0, &memory);
                     0
                 }
@@ -377,7 +379,7 @@ pub fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &
     }
 }
 
-/// Calls that can never meet are reported long before the deadline.
+/// Contradicting calls are reported long before the deadline.
 pub fn calls_that_can_never_meet_are_reported_long_before_the_deadline(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
@@ -390,7 +392,7 @@ pub fn calls_that_can_never_meet_are_reported_long_before_the_deadline(fabric: &
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             transport.begin(&first_call(u8::from(transport.rank().index() == 1)));
-            // Everybody receives and nobody sends: no message shows that the calls differ.
+            // All ranks receive and none sends: no message shows that the calls differ.
             let from = transport.rank().left().index();
             let error = receive_within(transport, from, 0, LONG).unwrap_err();
             (error, await_abort(transport))
@@ -402,7 +404,7 @@ pub fn calls_that_can_never_meet_are_reported_long_before_the_deadline(fabric: &
     }
 }
 
-/// A rank that leaves before anybody has heard of it is named.
+/// A rank that leaves before anybody has heard from it is named.
 pub fn a_rank_that_leaves_before_anybody_has_heard_of_it_is_named(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, leaver: usize) {

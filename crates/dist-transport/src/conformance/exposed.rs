@@ -7,7 +7,7 @@ use super::backend::{Backend, Fabric};
 use super::calls::{call, pass_round, payload, soon};
 use super::direct::barrier;
 
-/// Every rank reads from every other's memory and writes into it, as far as that goes. Gives the memory back.
+/// Every rank reads from every other's memory and writes into it, as far as it can reach. Returns the memory.
 fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: usize) -> Owned<u8> {
     let (rank, due) = (transport.rank(), soon(transport));
     let (me, bytes, is_allocated) = (rank.index(), memory.len(), memory.is_allocated());
@@ -70,7 +70,7 @@ fn memory_place(of: usize, len: usize) -> std::ops::Range<usize> {
     of * len..(of + 1) * len
 }
 
-/// Memory that is exposed is read and written.
+/// Exposed memory is read and written.
 pub fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 3] {
@@ -92,8 +92,8 @@ pub fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
     }
 }
 
-/// What is lent to the call of one group comes back from the end of that call, and from nothing else: another group's calls
-/// may be over.
+/// Memory lent to the call of one group is returned only at the end of that call: another group's calls may
+/// be over.
 pub fn what_is_lent_comes_back_from_its_own_call_only(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
@@ -119,8 +119,8 @@ pub fn what_is_lent_comes_back_from_its_own_call_only(fabric: &'static dyn Fabri
     backend.check(2, program, drop);
 }
 
-/// In the memory, or else a slot, of each other rank is a part for every rank, which changes its part of all others at once
-/// where it lies, or by reading and writing where that cannot be. Gives the memory back.
+/// The memory, or a slot, of each other rank has a part for every rank. The rank changes its part of all
+/// others at once, or by reading and writing if it cannot. Returns the memory.
 fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Place) -> Owned<u8> {
     const LEN: usize = 640;
     let (rank, due) = (transport.rank(), soon(transport));
@@ -179,7 +179,7 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Pl
     memory
 }
 
-/// What a rank changes in the memory of several others at once, each finds changed.
+/// Each rank finds the bytes that another rank has changed in several ranks' memory at once.
 pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, CHANGED_MAX + 1, CHANGED_MAX + 2] {
@@ -208,8 +208,8 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
     }
 }
 
-/// What a rank reads of another's memory after the call has failed there, and something else was written, is no result; and
-/// memory that others see where it lies does not change under them.
+/// Bytes read from a rank's memory after the call has failed there, and after the rank has overwritten them,
+/// are no result. Mapped memory does not change under its readers.
 pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static dyn Fabric) {
     const LEN: usize = 100_000;
     let backend = Backend(fabric);
@@ -238,7 +238,7 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
             let mut seen = Vec::new();
             let view = &mut |_, bytes: &[u8]| {
                 seen.extend_from_slice(bytes);
-                // Where they lie in the memory of the other, that one writes meanwhile.
+                // A mapped range: the owner writes it meanwhile.
                 if seen.len() == LEN {
                     runtime.sleep(3 * short);
                     assert!(bytes.iter().all(|&byte| byte == 1), "borrowed bytes have changed");
@@ -256,7 +256,7 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
     }
 }
 
-/// What is not exposed is out of reach, which harms nothing.
+/// Memory that is not exposed is out of reach, and the attempt harms nothing.
 pub fn what_is_not_exposed_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {

@@ -1,4 +1,4 @@
-//! Channels of their own: forks and subgroups.
+//! Forks and subgroups, each on its own channel.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::calls::{
     await_abort, meet_all, pass_round, payload, receive, receive_within, send, stand_by, wait_in_vain,
 };
 
-/// Sends bytes round that depend on the channel, and finds those of the same channel.
+/// Sends bytes round that depend on the channel, and expects those of the same channel.
 fn pass_own(transport: &mut dyn Transport, salt: usize) {
     let rank = transport.rank();
     for round in 0..20 {
@@ -18,7 +18,7 @@ fn pass_own(transport: &mut dyn Transport, salt: usize) {
     }
 }
 
-/// Messages of different channels never meet.
+/// Messages of different channels never mix.
 pub fn messages_of_different_channels_never_meet(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
@@ -52,8 +52,8 @@ pub fn messages_of_different_channels_never_meet(fabric: &'static dyn Fabric) {
     }
 }
 
-/// Rank 0's message leaves while another of its threads waits for the answer to it.
-/// A channel that waits does not hold up another.
+/// A waiting channel does not delay another: rank 0's message is sent while another of its threads waits for
+/// the answer to it.
 pub fn a_channel_that_waits_does_not_hold_up_another(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
@@ -82,7 +82,7 @@ pub fn a_channel_that_waits_does_not_hold_up_another(fabric: &'static dyn Fabric
     }
 }
 
-/// A group is numbered in the order of its list and others get none.
+/// A group is numbered in the order of its list, and other ranks get none.
 pub fn a_group_is_numbered_in_the_order_of_its_list_and_others_get_none(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, members: &'static [usize]) {
@@ -145,7 +145,7 @@ pub fn one_call_makes_several_groups_that_share_no_rank(fabric: &'static dyn Fab
         let left = own[group.rank().left().index()];
         let received = pass_round(&mut *group, &[u8::try_from(rank).unwrap()]).unwrap();
         assert_eq!(usize::from(received[0]), left);
-        // The numbering of what follows is the same everywhere.
+        // Later numbers are the same everywhere.
         let everybody: Vec<usize> = (0..7).collect();
         let mut all = transport.fork(&everybody).unwrap().unwrap();
         assert_eq!(pass_round(&mut *all, &[5]).unwrap(), [5]);
@@ -183,7 +183,7 @@ pub fn a_list_of_members_that_makes_no_group_is_refused_without_harm(fabric: &'s
     }
 }
 
-/// What ends a group ends the job, and ranks are told by their numbers in the world.
+/// An error in a group ends the job, and ranks are named by their numbers in the world.
 pub fn what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world(
     fabric: &'static dyn Fabric,
 ) {
@@ -275,7 +275,7 @@ pub fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(
     }
 }
 
-/// A rank that comes late to a group is waited for.
+/// A rank that enters a group late is waited for.
 pub fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, late: usize) {
@@ -285,7 +285,7 @@ pub fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static dyn Fabr
             drop(transport.fork(&everybody).unwrap());
             let runtime = transport.runtime().clone();
             if transport.rank().index() == late {
-                // Until the other has waited long enough to ask.
+                // Waits until the other rank has waited long enough to ask.
                 let until = runtime.deadline(ASKED);
                 while !runtime.expired(until) {
                     runtime.park(Some(until));
@@ -302,5 +302,5 @@ pub fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static dyn Fabr
     }
 }
 
-/// By now whoever waits has asked for the reason.
+/// After this time a waiting rank has asked for the reason.
 const ASKED: Duration = Duration::from_millis(700);

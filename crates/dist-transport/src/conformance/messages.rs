@@ -1,4 +1,4 @@
-//! Bytes arrive: whole, in order, where they belong, in pieces as promised, and counted.
+//! Messages: bytes arrive whole, in order, at the right place, in the promised pieces, and are counted.
 
 use crate::{Incoming, Outgoing, Rank, Sink, Traffic, Transport};
 
@@ -28,8 +28,8 @@ pub fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
     }
 }
 
-/// The first messages between ranks that have not met go round a ring one after the other, where one of them waits for what
-/// comes back already when it sends.
+/// The first messages between ranks go round a ring one after the other. One rank already waits for the
+/// returning message when it sends.
 pub fn first_messages_wait_for_nobody_but_their_receiver(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, first: usize, upwards: bool, messages: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -95,7 +95,7 @@ pub fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         const ROUNDS: usize = 40;
-        // The long ones are as many bytes as lie on a tray or are received at once, and one more.
+        // The long ones are as long as a fastbox or a receive buffer, and one byte longer.
         const LONG: [usize; 4] = [65_537, 65_536, 262_144, 262_145];
         let len = |round: usize| if round % 5 == 4 { LONG[round / 5 % 4] } else { round * 37 % 11 };
         let program = move |mut transport: Box<dyn Transport>| {
@@ -121,7 +121,7 @@ pub fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static
     }
 }
 
-/// Both halves may differ in peer and length.
+/// The send and the receive of an exchange may differ in peer and length.
 pub fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
@@ -180,7 +180,7 @@ pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_pe
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let (rank, due) = (transport.rank(), soon(&*transport));
-            // Neighbours in pairs; the last of an odd world is its own peer.
+            // Neighbours in pairs; the last rank of an odd world is its own peer.
             let peer = Some(rank.index() ^ 1).filter(|&peer| peer < world_size).unwrap_or(rank.index());
             let peer = Rank::new(peer, world_size).unwrap();
             let (mine, theirs) = (payload(rank, 0, len), payload(peer, 0, len));
@@ -190,7 +190,7 @@ pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_pe
                 assert_eq!(ours.len(), theirs.len());
                 assert!((ours.as_ptr().addr() - start).is_multiple_of(64), "a range begins between lines");
                 assert!(theirs.as_ptr().addr().is_multiple_of(64), "the peer's bytes are not aligned");
-                // Not symmetric and not idempotent: shows whose bytes these are, and how often they came.
+                // Neither symmetric nor idempotent: shows whose bytes these are, and how often they came.
                 ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| {
                     *ours = ours.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5)).wrapping_add(1);
                 });

@@ -1,10 +1,9 @@
-//! What every transport promises, as tests that anybody can run on their own.
+//! The conformance suite: the promises of every transport, as tests.
 //!
-//! Every function of these modules checks one promise of [`Transport`](crate::Transport), which its name says, and panics
-//! where it is broken; [`conformance!`](crate::conformance!) makes a test of each. This project's own transports are
-//! checked by it.
-//! A promise says what each rank does, through the trait alone, and relies on no more than the trait says: a send may
-//! wait for its receiver.
+//! Every function of these modules checks one promise of [`Transport`](crate::Transport), which its name
+//! states, and panics if the promise is broken. [`conformance!`](crate::conformance!) makes a test of each.
+//! The transports of this crate pass it. A promise is a program of each rank that uses only the trait and
+//! relies only on its documentation: for example, a send may wait for its receiver.
 //!
 //! ```
 //! use dist_transport::conformance::{self, Fabric, RankProgram};
@@ -43,8 +42,8 @@ pub mod waits;
 pub use backend::{Fabric, RankProgram};
 pub use unchecked::Unchecked;
 
-/// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] that is a constant
-/// expression.
+/// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] given as a
+/// constant expression.
 #[macro_export]
 macro_rules! conformance {
     ($fabric:expr) => {

@@ -1,4 +1,4 @@
-//! Many messages at once, and looking for messages without receiving them.
+//! Many messages at once, and waiting for messages without receiving them.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use super::calls::{
 /// Messages that every rank sends to every rank.
 const MESSAGES: usize = 5;
 
-/// Between two looks of a rank that does not wait.
+/// The pause between two looks of a rank that does not wait.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Two long ones, so that nobody can send everything before it receives.
+/// Two long ones, so that no rank can send everything before it receives.
 fn len(from: Rank, to: Rank, message: usize) -> usize {
     [400_001, 100_000, 0, 70_001, 300_000][message] + from.index() * 10 + to.index()
 }
 
-/// The ranks of the group in an order of this rank's own.
+/// Returns the ranks of the group in an order that depends on this rank.
 fn peers(rank: Rank) -> impl Iterator<Item = Rank> {
     let upwards = rank.index().is_multiple_of(2);
     (0..rank.world_size())
         .map(move |distance| if upwards { rank.plus(distance) } else { rank.minus(distance) })
 }
 
-/// Sends every rank its messages, receives theirs, and checks what came.
+/// Sends every rank its messages, receives theirs, and checks them.
 fn exchange_with_all(transport: &mut dyn Transport, in_pieces: bool) {
     let (rank, due) = (transport.rank(), soon(transport));
     let to_all = (0..MESSAGES).flat_map(|message| peers(rank).map(move |to| (message, to)));
@@ -87,7 +87,7 @@ pub fn every_rank_sends_several_messages_to_every_rank_at_once(fabric: &'static 
     }
 }
 
-/// Messages at once are refused as single ones are.
+/// Several messages at once are refused like single ones.
 pub fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
@@ -102,13 +102,13 @@ pub fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabr
             ),
         ];
         assert!(wrong.iter().all(Result::is_err));
-        // Nothing has happened.
+        // The job is unharmed.
         pass_round(&mut *transport, &[7]).unwrap();
     };
     backend.check(2, program, drop);
 }
 
-/// The silent are named and harm nothing.
+/// Peers without a message are returned, and nothing is harmed.
 pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| match transport.rank().index() {
@@ -145,7 +145,7 @@ pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
     backend.check(5, program, drop);
 }
 
-/// Whoever looks again and again, and never waits, sees the first message of another come.
+/// A rank that looks repeatedly and never waits sees the first message of another arrive.
 pub fn whoever_looks_for_messages_and_never_waits_sees_them_come(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, listener: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -166,7 +166,7 @@ pub fn whoever_looks_for_messages_and_never_waits_sees_them_come(fabric: &'stati
     }
 }
 
-/// A rank that is silent does not keep another from being heard at once.
+/// A peer without a message does not delay the message of another.
 pub fn a_silent_rank_hides_no_other(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, [listener, silent, other]: [usize; 3]) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -196,13 +196,13 @@ pub fn a_silent_rank_hides_no_other(fabric: &'static dyn Fabric) {
     }
 }
 
-/// Which of these have sent nothing within this time.
+/// Returns the peers that have sent nothing within this time.
 fn look(transport: &mut dyn Transport, peers: &[usize], time: Duration) -> Vec<usize> {
     let due = transport.runtime().deadline(time).into();
     transport.wait_any_peer(peers, &due).unwrap()
 }
 
-/// A rank hears itself and refuses strangers.
+/// A rank sees its own messages, and ranks outside the group are refused.
 pub fn a_rank_hears_itself_and_refuses_strangers(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
@@ -217,13 +217,13 @@ pub fn a_rank_hears_itself_and_refuses_strangers(fabric: &'static dyn Fabric) {
     backend.check(1, program, drop);
 }
 
-/// Waiting for the silent ends with the job.
+/// A wait for any peer ends with the job.
 pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
-        // Those who wait are connected with rank 2 already, or not yet.
+        // The waiting ranks are connected with rank 2 already, or not yet.
         match transport.rank().index() {
-            // Comes, or the end does.
+            // The message arrives, or the job ends.
             0 => drop(receive(&mut *transport, 2, 1)),
             1 => {}
             _ => {
@@ -239,7 +239,7 @@ pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
     backend.check(3, program, drop);
 }
 
-/// Whoever waits for the silent in a call that can never meet another's hears of it long before the deadline.
+/// A rank that waits for any peer in a contradicting call is told long before the deadline.
 pub fn calls_of_those_who_wait_for_the_silent_are_compared_too(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -264,7 +264,7 @@ pub fn calls_of_those_who_wait_for_the_silent_are_compared_too(fabric: &'static 
     }
 }
 
-/// Ranks that share a machine have one host.
+/// Ranks that share a machine have one host number.
 pub fn ranks_that_share_a_machine_have_one_host(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {

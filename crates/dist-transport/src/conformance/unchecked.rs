@@ -1,4 +1,4 @@
-//! Direct access to shared memory for tests, which keep its contract themselves.
+//! Direct access to shared memory for tests that keep its contract themselves.
 #![allow(unsafe_code, reason = "the contract is passed on to whoever makes one of these")]
 
 use std::ops::Range;
@@ -8,22 +8,22 @@ use crate::{
     SlotUse, Transport,
 };
 
-/// The methods of [`Direct`] as safe functions, for programs that keep to its contract without a checked plan: tests,
-/// and measurements. Calls are entered with nothing plan_digest beside the fingerprint.
+/// The methods of [`Direct`] as safe functions, for programs that keep its contract without a checked plan:
+/// tests and measurements. Ranks agree on nothing beside the fingerprint when they enter a call.
 #[derive(Debug)]
 pub struct Unchecked<'a>(&'a mut dyn Direct);
 
 impl<'a> Unchecked<'a> {
-    /// Access to the memory of a group.
+    /// Wraps the memory of a group.
     ///
     /// # Safety
-    /// What is called on the result, by this rank and by all others, keeps to the contract of [`Direct`].
+    /// Every call on the result, by this rank and by all others, keeps the contract of [`Direct`].
     pub unsafe fn new(direct: &'a mut dyn Direct) -> Self {
         Self(direct)
     }
 
-    /// Access to the memory that the ranks of a simulated network share, if they do. Nothing there relies on a contract,
-    /// since ranks see copies only.
+    /// Wraps the memory that the ranks of a simulated network share, if they do. Nothing there relies on a
+    /// contract, since ranks see copies only.
     ///
     /// # Errors
     /// As for [`Transport::direct`].
@@ -35,7 +35,7 @@ impl<'a> Unchecked<'a> {
         Ok(transport.direct(due)?.map(Self))
     }
 
-    /// For the promises of this suite, each of which keeps to the contract.
+    /// For the promises of this suite, each of which keeps the contract.
     pub(super) fn of(transport: &'a mut dyn Transport, due: &LazyDeadline<'_>) -> Result<Option<Self>> {
         Ok(transport.direct(due)?.map(Self))
     }

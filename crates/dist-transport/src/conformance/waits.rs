@@ -1,4 +1,4 @@
-//! A wait ends in time, and the error names whoever keeps all others.
+//! Waits: a wait ends in time, and the error names the rank that delays all others.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::direct::barrier;
 
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 
-/// For so long a rank waits that has said so, and then waits no longer.
+/// How long a rank waits that has reported its wait, and then waits no longer.
 const SAID: Duration = Duration::from_millis(300);
 
 /// A wait ends at its deadline and names the peer.
@@ -54,7 +54,8 @@ pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabri
     }
 }
 
-/// Of ranks that wait for each other in turn, the last is named: it keeps all others. In a circle that is nobody.
+/// If ranks wait for each other in a chain, the last is named: it delays all others. In a cycle no rank is
+/// the last.
 pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, is_circle: bool) {
         let rank = if is_circle { 1 } else { 3 };
@@ -93,7 +94,7 @@ pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
     }
 }
 
-/// A rank that has waited and waits no longer keeps those who wait for it itself.
+/// A rank that has waited and waits no longer delays the ranks that wait for it itself.
 pub fn who_has_waited_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, listens: bool) {
         let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: OURS };
@@ -143,7 +144,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
             let due = if me == 0 { short.into() } else { long };
             let mut direct = Unchecked::of(&mut *group, &due).unwrap()?;
             direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
-            // The others wait for the first, and it for one that does not signal.
+            // The others wait for the first rank, which waits for one that does not signal.
             let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody signals");
             Some((error, await_abort(&*group)))
         };
@@ -164,7 +165,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
     }
 }
 
-/// Of ranks that wait for each other's signals in turn, the last is named.
+/// If ranks wait for each other's signals in a chain, the last is named.
 pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
@@ -186,7 +187,7 @@ pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn
     Backend(fabric).check(4, program, |_| {});
 }
 
-/// A rank that has waited for signals and waits no longer keeps those who wait for it itself.
+/// A rank that has waited for signals and waits no longer delays the ranks that wait for it itself.
 pub fn who_has_waited_in_shared_memory_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {

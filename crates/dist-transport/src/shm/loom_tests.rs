@@ -1,8 +1,8 @@
-//! What is done in shared memory without a lock, in every interleaving and every order in which memory may be seen.
+//! Lock-free protocols of shared memory, in every interleaving and every allowed order of memory.
 //!
-//! Loom runs the code of this module and of [`cursor`](super::super::cursor) on words of its own. What sleeps_for for ever
-//! is a deadlock, and what is written while it is read a race; both end a test. The same with less order ends in
-//! one of them, so loom looks where it matters.
+//! Loom runs the code of this module and of [`cursor`](super::super::cursor) on its own words. A lost wake-up
+//! is a deadlock, and a write during a read is a race; both end a test. The same protocol with weaker order
+//! ends in one of them, so loom finds the cases that matter.
 
 use std::sync::atomic::Ordering;
 
@@ -70,7 +70,7 @@ fn explore(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
     builder.check(program);
 }
 
-/// What the system does for those who sleep by a word: it looks at it and goes to sleep at once.
+/// The system's side of a futex: it checks the word and sleeps.
 #[derive(Default)]
 struct Bed {
     lock: Mutex<()>,
@@ -91,7 +91,8 @@ impl Bed {
     }
 }
 
-/// Signals of some ranks, a number that each has written before its signal, and the words that one sleeps_for by.
+/// Signals of several ranks, a number that each has written before its signal, and the words on which one
+/// rank sleeps.
 struct Signals<W> {
     signals: Vec<AtomicU64>,
     written: Vec<UnsafeCell<u32>>,
@@ -137,7 +138,7 @@ fn name(rank: usize) -> u32 {
     u32::try_from(rank + 1).expect("there are few")
 }
 
-/// One rank waits for each of the others in generation.
+/// One rank waits for each of the others in turn.
 fn signals<W: FutexWord + Send + Sync + 'static>(others: usize, word: fn() -> W) {
     let all = Signals::new(others, word);
     let signal = |rank: usize| {
@@ -162,17 +163,17 @@ fn without_the_fence_a_wake_up_is_lost() {
     explore(5, || signals(1, || Unfenced(AtomicU32::new(0))));
 }
 
-/// Lines of two ranks, of which calls have so many in generation, with so many signals of each rank in a call.
+/// Flag lines of two ranks in several generations, with several signals of each rank in a call.
 struct Lines<const TURNS: usize, const SIGNALS: usize> {
     of_each: [[Line<SIGNALS>; TURNS]; 2],
-    /// Whether each rank has a line where the other had it the last time.
+    /// Whether the ranks swap their flag lines every round.
     change_hands: bool,
 }
 
 struct Line<const SIGNALS: usize> {
     signals: AtomicU64,
     hash: AtomicU64,
-    /// What each signal of a call hands over.
+    /// The data that each signal of a call publishes.
     data: [UnsafeCell<u32>; SIGNALS],
 }
 
@@ -204,8 +205,8 @@ impl<const TURNS: usize, const SIGNALS: usize> Lines<TURNS, SIGNALS> {
         );
     }
 
-    /// Calls in a row: the first rank waits for nobody but to enter, as late as `address_colouring` says, and
-    /// the other reads. Both compare calls late.
+    /// Makes consecutive calls: the first rank waits only to enter, as late as `distance` allows, and the
+    /// other reads. Both compare calls late.
     fn run(&self, me: usize, calls: u64, address_colouring: u64, say: Ordering) {
         for call in 1..=calls {
             if let Some(begun @ 1..) = call.checked_sub(address_colouring) {
@@ -288,7 +289,7 @@ fn a_hash_of_the_next_call_that_is_seen_before_the_signal_before_it_looks_like_a
     lines::<3>(2, Ordering::Relaxed);
 }
 
-/// A claim_wake with a message in each parity, by its cursors.
+/// A ring with a message in each half, by its cursors.
 struct Ring {
     halves: [UnsafeCell<u32>; 2],
     produced: AtomicU64,

@@ -1,10 +1,10 @@
-//! Segments mapped twice.
+//! Tests of segments that are mapped twice.
 
 use rstest::rstest;
 
 use super::*;
 
-/// Bytes that no test writes meanwhile.
+/// Returns bytes that no test writes meanwhile.
 fn bytes(mapping: &Mapping, offset: usize, len: usize) -> &[u8] {
     // SAFETY: the tests write before they read, on one thread.
     unsafe { mapping.bytes(offset, len) }
@@ -59,7 +59,7 @@ fn places_that_overlap_are_not_changed_at_once() {
 
 #[test]
 fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
-    // Policy, priority and what it is nice by, as fields 41, 40 and 19 of what the system tells of the thread.
+    // Policy, priority and nice value: fields 41, 40 and 19 of the thread's statistics.
     let scheduled = || {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let fields: Vec<String> = stat.rsplit(") ").next().unwrap().split(' ').map(str::to_owned).collect();

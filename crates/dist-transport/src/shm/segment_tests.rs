@@ -1,4 +1,4 @@
-//! Segments between two threads that have mapped the same file.
+//! Tests of segments between two threads that have mapped the same file.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ fn pair() -> (Ends, Ends) {
     (maker, taker)
 }
 
-/// Moves what fits of `bytes`, from `sent` on, and gives how much that was.
+/// Sends as much of `bytes` as fits, from `sent` on, and returns how much that was.
 fn send(ends: &mut Ends, bytes: &[u8]) -> usize {
     let room = ends.outgoing.room(bytes.len()).unwrap();
     let count = bytes.len().min(room);
@@ -41,14 +41,14 @@ fn a_counter_that_makes_no_sense_is_noticed() {
     assert!(taker.incoming.peek(1).unwrap().is_empty());
 }
 
-/// Lays a message on a fastbox, with what is said of it.
+/// Sends a message with its header through a fastbox.
 fn lay(ends: &mut Ends, about: u8, message: &[u8]) {
     ends.fastboxes.write(0, message);
     let count = ends.outgoing.skip();
     ends.fastboxes.hand_over(&[about; FASTBOX_HEADER_BYTES], count);
 }
 
-/// What is said of the next message, if it has come on a fastbox, which is taken then.
+/// Takes the next message, if it has arrived in a fastbox, and returns its header.
 fn take(ends: &mut Ends) -> Option<u8> {
     let about = ends.fastboxes.look(ends.incoming.next())?[0];
     ends.fastboxes.receive();
@@ -84,8 +84,8 @@ fn whoever_moves_something_wakes_the_other_once() {
     assert!(!maker.sleep.is_to_be_woken());
 }
 
-/// One side writes and sleeps when the ring is full, the other reads and sleeps when it is empty; each is woken through
-/// a mailbox. A wake-up that is lost ends the test at its deadline.
+/// One side writes and sleeps when the ring is full; the other reads and sleeps when it is empty. Each is
+/// woken through a queue. A lost wake-up ends the test at its deadline.
 #[test]
 fn no_wake_up_is_lost() {
     use std::time::Duration;
@@ -112,7 +112,7 @@ fn no_wake_up_is_lost() {
                 to_taker.send(());
             }
         }
-        // Whoever reads the last of it may still want to wake us.
+        // The reader of the last bytes may still want to wake this side.
         maker_bell
     });
     for round in 0..GENERATIONS {
@@ -134,8 +134,8 @@ fn no_wake_up_is_lost() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whoever sends what, on fastboxes and in the ring, and whenever it is read: each side finds what the other has sent, in
-    /// order, and no fastbox is lost.
+    /// Whatever is sent, in fastboxes and in the ring, and whenever it is read: each side receives the
+    /// other's messages in order, and no fastbox is lost.
     #[test]
     fn messages_on_trays_and_in_the_ring_keep_their_order(
         moves in prop::collection::vec((0..4, any::<bool>()), 1..80)
@@ -176,11 +176,11 @@ proptest! {
         }
     }
 
-    /// A ring is a queue of grains: whatever is written comes out once, in order, in aligned pieces.
+    /// A ring is a queue of grains: everything written is read once, in order, in aligned pieces.
     #[test]
     fn a_ring_is_a_queue(moves in prop::collection::vec((any::<bool>(), 1..RING_BYTES), 1..60)) {
         let (mut maker, mut taker) = pair();
-        // What fills up a grain may be anything.
+        // Padding bytes of a grain may be anything.
         let (mut written, mut queue) = (0_u8, VecDeque::<Option<u8>>::new());
         for (write, bytes) in moves {
             if write {

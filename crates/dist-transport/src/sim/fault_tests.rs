@@ -1,4 +1,4 @@
-//! Tests of faults: that each happens, and what the ranks are known_by.
+//! Tests of faults: each fault happens, and the ranks are told the right cause.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What a rank ended with: the rounds that it did, why it did no more, and when.
+/// The end of a rank: the rounds that it did, why it stopped, and when.
 type End = (usize, Option<(Error, Abort)>, Duration);
 
-/// Sends bytes round a ring, until something goes wrong or `rounds` are done.
+/// Sends bytes round a ring, until an error or until `rounds` are done.
 fn ring(mut transport: SimTransport, rounds: usize) -> End {
     let (rank, runtime) = (transport.rank(), transport.runtime().clone());
     for round in 0..rounds {
@@ -42,7 +42,7 @@ fn ends(network: &Network) -> Vec<Option<End>> {
     outcome.results
 }
 
-/// Every rank but `victim` ended with this cause and rank at this time.
+/// Asserts that every rank except `victim` ended with this cause and rank at this time.
 #[track_caller]
 fn assert_told(ends: &[Option<End>], victim: usize, cause: Cause, (from, to): (Duration, Duration)) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
@@ -109,7 +109,7 @@ fn the_threads_of_a_killed_rank_unwind_and_are_no_panic() {
         drop(task);
         end.0
     });
-    // The workers of the others are still there.
+    // The other ranks' workers are still there.
     let failure = outcome.unwrap_err().to_string();
     assert!(failure.contains("rank 0/worker") && !failure.contains("rank 1/worker"), "{failure}");
 }
@@ -164,7 +164,7 @@ fn a_stall_that_lasts_is_noticed_within_two_seconds(
 ) {
     let ends = ends(&four(2).with_fault(AT_TEN, Fault::Stall { rank, lasts }));
     assert_told(&ends, rank, cause, (2 * SECOND, 2010 * MS));
-    // Whoever goes on when the job has ended is known_by so.
+    // A rank that continues after the job has ended is told so.
     let stalled = &ends[rank];
     assert_eq!(stalled.is_some(), lasts.is_some());
     if let Some((_, error, time)) = stalled {
@@ -217,7 +217,7 @@ fn a_short_partition_is_a_delay_for_messages_under_way_too() {
 }
 
 #[rstest]
-// The coordinator, at rank 0, does not hear rank 2, which hears it or does not.
+// The coordinator, at rank 0, does not hear rank 2. Rank 2 hears it, or does not.
 #[case::both_ways(vec![2], vec![0, 1, 3], Ways::Both, (Cause::Silent, 2), (Cause::CoordinatorLost, 0))]
 #[case::unheard(vec![2], vec![0, 1, 3], Ways::One, (Cause::Silent, 2), (Cause::Silent, 2))]
 // Rank 2 gives up the coordinator and is silent from then on, or leaves.

@@ -1,4 +1,4 @@
-//! Tests of what messages cost: links, hosts, racks and windows.
+//! Tests of message costs: links, hosts, racks and windows.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{Activity, Deadline, Error, Incoming, Outgoing, Result, Sink, Transpo
 const MS: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Sends this rank's bytes to one rank while receiving as many from another.
+/// Sends this rank's bytes to one rank while receiving equally many from another.
 fn shift(transport: &mut SimTransport, to: usize, from: usize, bytes: usize) -> Result<()> {
     let (sent, mut received) = (vec![1; bytes], vec![0; bytes]);
     let deadline = transport.runtime().deadline(MINUTE);
@@ -31,7 +31,8 @@ fn receive(transport: &mut SimTransport, from: usize, bytes: usize) -> Result<()
     transport.exchange(None, Some(receive), &deadline.into())
 }
 
-/// Every rank sends a thousand bytes to the one `distance` beyond: when the last has its own.
+/// Every rank sends a thousand bytes to the rank `distance` further. Returns when the last rank has its
+/// message.
 fn time_of_shift(network: &Network, distance: usize) -> Duration {
     let outcome = network.run(move |mut transport| {
         let rank = transport.rank();
@@ -42,7 +43,7 @@ fn time_of_shift(network: &Network, distance: usize) -> Duration {
 
 #[rstest]
 #[case::on_the_same_host(1, 0, 2 * MS)]
-// Each link is busy for 1 ms before and 2 ms with the bytes, which leave it as they come.
+// Each link is busy for 1 ms of overhead and 2 ms for the bytes, which leave it as they come.
 #[case::to_another_host(1, 1, 14 * MS)]
 fn messages_take_the_time_of_their_links(
     #[case] distance: usize,
@@ -108,7 +109,8 @@ fn a_send_waits_for_room(#[case] window: usize, #[case] len: usize, #[case] mess
         }
         runtime.now()
     });
-    // The sender is done when what it sent last fits into the window, and that is when enough of it was received.
+    // The sender is done when the bytes of its last send fit into the window, which is when enough bytes were
+    // received.
     let unreceived = window / len;
     let received = messages.saturating_sub(unreceived);
     assert_eq!(outcome.results[0], pause * u32::try_from(received).unwrap());

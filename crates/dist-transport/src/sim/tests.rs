@@ -1,4 +1,4 @@
-//! Tests of the scheduler itself; what its network carries is the conformance suite's.
+//! Tests of the scheduler. The conformance suite tests the network.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +29,7 @@ fn receive<const N: usize>(
     Ok(bytes)
 }
 
-/// What `run` panics with.
+/// Returns the message with which `run` panics.
 #[track_caller]
 fn report<T: Send + 'static>(
     seed: u64,
@@ -202,7 +202,7 @@ fn a_panic_of_a_rank_ends_the_run_and_is_the_one_reported(#[values(0, 1, 2, 3, 4
         let _guard = CountDrop(ranks_dropped.clone());
         let deadline = transport.runtime().deadline(MINUTE);
         assert_ne!(transport.rank().index(), 2, "planted");
-        // Would panic too, if the others met the traces of the first panic.
+        // This would panic too if the other threads saw the effects of the first panic.
         receive::<1>(&mut transport, 2, deadline).unwrap();
     });
     assert!(report.starts_with(&format!("seed {seed}: rank 2 panicked: assertion")), "{report}");
@@ -358,7 +358,7 @@ fn a_simulated_run_may_hold_another() {
 
 #[test]
 fn no_thread_of_a_run_is_left_when_it_has_returned() {
-    // A thread's own variables are destroyed when it ends, after all of its work.
+    // A thread's local variables are destroyed when it ends, after all of its work.
     thread_local! {
         static GUARD: std::cell::RefCell<Option<CountDrop>> = const { std::cell::RefCell::new(None) };
     }
@@ -390,14 +390,14 @@ fn nothing_is_kept_of_channels_that_everyone_has_left() {
         for number in 0..1000 {
             let members = if number % 2 == 0 { [2, 0] } else { [0, 1] };
             let Some(mut group) = transport.fork(&members).unwrap() else { continue };
-            // The last ranks of some groups go before they are asked for the memory there.
+            // The last ranks of some groups leave before the memory there is used.
             if number % 3 == 0 || group.rank().index() == 0 {
                 assert!(group.direct(&due).unwrap().is_some());
             }
         }
         (transport.channels(), transport)
     });
-    // Whoever was last saw the world's alone.
+    // The rank that was last saw only the world's channel.
     assert_eq!(outcome.results.iter().map(|(channels, _)| *channels).min(), Some(1));
 }
 

@@ -1,4 +1,4 @@
-//! What every transport promises, checked of those of this crate.
+//! Runs the conformance suite on the transports of this crate.
 #![cfg(all(feature = "sim", feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -9,7 +9,7 @@ use dist_transport::sim;
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport, WithSharedMemory};
 use dist_transport::{Reach, Runtime, Transport};
 
-/// The in-process network under a simulated runtime, in several interleavings.
+/// The in-process network in virtual time, in several interleavings.
 struct Simulated;
 
 impl Fabric for Simulated {
@@ -27,7 +27,7 @@ impl Fabric for Simulated {
     }
 }
 
-/// The same where ranks share memory.
+/// The same with shared memory.
 struct SimulatedMemory;
 
 impl Fabric for SimulatedMemory {
@@ -49,7 +49,7 @@ impl Fabric for SimulatedMemory {
     }
 }
 
-/// The same with links that take their time, and buffers that are finite.
+/// The same with links that cost time, and finite buffers.
 struct SimulatedLinks;
 
 impl Fabric for SimulatedLinks {
@@ -83,7 +83,7 @@ impl Fabric for Threads {
     }
 }
 
-/// Threads of the system that are connected as processes are.
+/// Threads of the system that are connected like processes.
 struct Processes(Medium, Reach);
 
 impl Fabric for Processes {
@@ -100,7 +100,7 @@ impl Fabric for Processes {
     }
 }
 
-/// Runs each rank on a thread of its own, where it joins first.
+/// Runs each rank on its own thread, where it joins first.
 fn run_threads<J: FnOnce() -> Box<dyn Transport> + Send + 'static>(
     joins: impl Iterator<Item = J>,
     program: &RankProgram,
@@ -144,7 +144,8 @@ impl Fabric for MemoryBeside {
     }
 }
 
-/// What concerns shared memory. An abort has a record of its own on either side, so promises of one record are left out.
+/// Promises about shared memory. An abort has a separate record on either side, so promises of one record are
+/// left out.
 mod memory_beside {
     dist_transport::conformance! { super::MemoryBeside =>
         direct {
@@ -189,7 +190,7 @@ mod shm {
     dist_transport::conformance!(super::Processes(super::Medium::Shm, super::Reach::Write));
 }
 
-/// Where the system would not let processes reach into each other's memory, or only let them read it.
+/// As if the system did not let processes access each other's memory, or only let them read it.
 mod shm_within_limits {
     use dist_transport::conformance;
 

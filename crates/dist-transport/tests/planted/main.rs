@@ -1,4 +1,4 @@
-//! Bugs that were planted for the explorer to find: each within 2,000 seeds, and none where there is none.
+//! Planted bugs for the explorer to find: each within 2,000 seeds, and none in a correct program.
 #![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used, reason = "a program that cannot go on fails, and that is what is looked for")]
 
@@ -8,7 +8,7 @@ mod threads;
 use dist_transport::sim::{Network, SimTransport};
 use rstest::rstest;
 
-/// Whether a program is as it should be.
+/// Whether a program is correct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bug {
     Planted,

@@ -1,4 +1,4 @@
-//! A runner of ring schedules and what is built on one, each with a bug that can be planted.
+//! A runner of ring schedules, and programs like it, each with a bug that can be planted.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn exchange(transport: &mut dyn Transport, to: usize, word: u64, from: usize) ->
     u64::from_le_bytes(bytes)
 }
 
-/// What differs in a runner with a bug.
+/// The difference of a runner with a bug.
 #[derive(Default)]
 struct Mutation {
     /// Added to the chunk that is sent in the second step.
@@ -72,7 +72,7 @@ fn all_reduce(transport: &mut dyn Transport, mutation: &Mutation) {
 
 fn mutated(mut transport: SimTransport, bug: Bug, mutation: Mutation) {
     all_reduce(&mut transport, &if bug.is_planted() { mutation } else { Mutation::default() });
-    // Whoever is done stays until all are.
+    // A finished rank stays until all are finished.
     all_reduce(&mut transport, &Mutation::default());
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn reduces_twice(transport: SimTransport, bug: Bug) {
     mutated(transport, bug, Mutation { added_twice: true, ..Mutation::default() });
 }
 
-/// One thread receives and adds, another passes on what it finds, without waiting for it.
+/// One thread receives and adds; another passes on what it finds, without waiting for it.
 pub(crate) fn sends_what_has_not_come(mut transport: SimTransport, bug: Bug) {
     let rank = transport.rank();
     let everybody: Vec<usize> = (0..rank.world_size()).collect();
@@ -132,7 +132,7 @@ pub(crate) fn sends_what_has_not_come(mut transport: SimTransport, bug: Bug) {
     }
 }
 
-/// Everybody waits for everybody.
+/// Every rank waits for every other.
 fn meet(transport: &mut dyn Transport) {
     all_reduce(transport, &Mutation::default());
 }
@@ -152,7 +152,7 @@ pub(crate) fn forks_in_another_order(mut transport: SimTransport, bug: Bug) {
     meet(&mut transport);
 }
 
-/// Two groups share a connection; each frame says whose it is.
+/// Two groups share a connection; each frame names its group.
 pub(crate) fn deals_frames_as_they_come(mut transport: SimTransport, bug: Bug) {
     const FRAMES: u64 = 3;
     let runtime = transport.runtime().clone();
@@ -222,7 +222,7 @@ pub(crate) fn keeps_answers_as_they_come(mut transport: SimTransport, bug: Bug) 
     let (answers, mut waits) = transport.runtime().mailbox();
     let runtime = transport.runtime().clone();
     for peer in 1..rank.world_size() {
-        // The words that have come are handed on by a thread each.
+        // Each received word is passed on by its own thread.
         let (word, answers) = (receive(&mut transport, peer), answers.clone());
         drop(runtime.spawn("answer", move || answers.send((peer, word))).unwrap());
     }
@@ -268,7 +268,7 @@ pub(crate) fn uses_a_buffer_too_early(mut transport: SimTransport, bug: Bug) {
     }
 }
 
-/// One rank goes on after a while, and believes that the other has come as far.
+/// One rank continues after a while, and assumes that the other has come as far.
 pub(crate) fn trusts_in_time(mut transport: SimTransport, bug: Bug) {
     let (rank, runtime) = (transport.rank().index(), transport.runtime().clone());
     if rank == 0 {
@@ -292,7 +292,7 @@ pub(crate) fn trusts_in_time(mut transport: SimTransport, bug: Bug) {
     exchange_with_peer(&mut transport);
 }
 
-/// Everybody sends more than the network holds before anybody receives.
+/// All ranks send more than the network holds before any receives.
 pub(crate) fn fills_the_window(mut transport: SimTransport, bug: Bug) {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(MINUTE));
     let (sent, mut received) = (vec![3; 1000], vec![0; 1000]);

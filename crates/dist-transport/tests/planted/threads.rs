@@ -1,4 +1,5 @@
-//! Threads of one rank that wake each other, share memory and take turns, each with a bug that can be planted.
+//! Threads of one rank that wake each other, share memory and take turns, each with a bug that can be
+//! planted.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +34,7 @@ pub(crate) fn wakes_before_it_sets(transport: SimTransport, bug: Bug) {
     task.join().unwrap();
 }
 
-/// A waiter that is found in a list by who wakes it.
+/// A waiter that its waker finds in a list.
 pub(crate) fn registers_too_late(transport: SimTransport, bug: Bug) {
     let runtime = transport.runtime().clone();
     let flag = Arc::new(AtomicBool::new(false));
@@ -122,11 +123,11 @@ pub(crate) fn looks_and_takes_apart(transport: SimTransport, bug: Bug) {
     tasks.into_iter().for_each(|task| task.join().unwrap());
 }
 
-/// A lock that waits by the runtime: who has the token has it.
+/// A lock that waits by the runtime: the thread with the token holds it.
 type Lock = (Mailbox<()>, Mutex<Receiver<()>>);
 
 fn lock(lock: &Lock, runtime: &Runtime) {
-    // Never waited for: the token is taken, or others run.
+    // Never waited for: the token is taken, or other threads run.
     loop {
         let token = lock.1.lock().unwrap().try_receive();
         if token.is_some() {
@@ -173,7 +174,8 @@ pub(crate) fn uses_a_barrier_again(transport: SimTransport, bug: Bug) {
                 let last = count.fetch_add(1, Ordering::SeqCst) + 1 == 2;
                 own.interleave();
                 if bug.is_planted() {
-                    // Whoever is last begins the next round, while the other may not have seen this one's end.
+                    // The last thread begins the next round, while the other may not have seen the end of
+                    // this one.
                     if last {
                         count.store(0, Ordering::SeqCst);
                     }

@@ -1,4 +1,4 @@
-//! What only the TCP transport does: meeting, refusing strangers, noticing deaths.
+//! The TCP transport: rendezvous, refusal of unauthenticated clients, and detection of deaths.
 #![cfg(feature = "tcp")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -15,7 +15,7 @@ use dist_transport::{
 };
 use rstest::rstest;
 
-/// A job whose ranks are threads: the test's own coordinator stands in for the launcher's.
+/// A job whose ranks are threads: the test's coordinator replaces the launcher's.
 struct Job {
     coordinator: Coordinator,
     configs: Vec<Config>,
@@ -83,11 +83,11 @@ fn a_name_that_nobody_knows_is_looked_for_until_the_deadline(#[case] rank: usize
     assert!(runtime.now() - begun >= limit, "it could have come to be known");
 }
 
-/// What the coordinator has to say to all of them about all of them is much, and nobody is lost over it.
+/// The coordinator sends much to all ranks about all ranks, and no rank is lost over it.
 #[test]
 fn many_ranks_come_and_leave_together() {
     let mut job = Job::new(400);
-    // So many threads may leave one without its turn for long.
+    // With this many threads, one may not run for long.
     job.configs.iter_mut().for_each(|config| *config = config.clone().with_liveness(LONG));
     job.run(drop);
     assert_eq!(job.coordinator.aborted(), None);
@@ -106,7 +106,7 @@ fn pass_round(transport: &mut TcpTransport, word: u64, limit: Duration) -> Resul
     Ok(u64::from_le_bytes(received))
 }
 
-/// Passes words round until something goes wrong.
+/// Passes words round until an error.
 fn pass_until_error(transport: &mut TcpTransport) -> Error {
     loop {
         if let Err(error) = pass_round(transport, 0, LONG) {
@@ -203,7 +203,7 @@ fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
 
 #[test]
 fn a_process_of_another_version_is_told_so() {
-    // The other one's version follows eight bytes that all versions begin with.
+    // The other version follows eight bytes that all versions begin with.
     let of_the_next = |hello: &[u8]| {
         let mut bytes = hello.to_vec();
         bytes[12..16].copy_from_slice(&(Version::OURS.minor + 1).to_le_bytes());
@@ -297,7 +297,7 @@ fn a_rank_that_panics_is_the_cause_everywhere() {
                 pass_round(&mut transport, 1, LONG).unwrap();
                 assert_ne!(transport.rank().index(), 2, "planted");
                 pass_until_error(&mut transport);
-                // The first finder may have been quicker than the coordinator's word.
+                // The first rank to notice may be faster than the coordinator's record.
                 while transport.aborted().is_none_or(|abort| abort.cause != Cause::Panicked) {
                     transport.runtime().yield_now();
                 }
@@ -329,7 +329,8 @@ fn a_wait_ends_at_its_deadline_and_names_the_peer() {
     assert!(matches!(&errors[1], Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::TimedOut));
 }
 
-/// Rank 1 sends no faster than it combines, which takes it far longer than rank 0 may wait; but some bytes always come.
+/// Rank 1 sends no faster than it combines, which takes far longer than rank 0 may wait; but some bytes
+/// always arrive.
 #[test]
 fn a_peer_that_trickles_does_not_outlive_the_deadline() {
     let limit = Duration::from_millis(100);

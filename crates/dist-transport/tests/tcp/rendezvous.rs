@@ -1,4 +1,4 @@
-//! Who meets at the coordinator, and what the others are told.
+//! Tests of the rendezvous: which ranks join, and what the others are told.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -20,15 +20,15 @@ fn ranks_try_again_until_the_coordinator_is_there() {
         Runtime::system().spawn("rank", move || TcpTransport::join(&config).map(drop)).unwrap()
     };
     let ranks = [0, 1].map(join);
-    // A rank has come before there is a coordinator, and finds somebody else, who hangs up.
+    // A rank joins before there is a coordinator. Another process listens there, and hangs up.
     drop(other.accept().unwrap());
     drop(other);
     let _coordinator = Coordinator::start(&address.to_string(), 2, "test", None).unwrap();
     ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
 }
 
-/// Whoever waits for the others gives no signs of life before all have come. It takes as long as it does: what is silent
-/// is told by the system's clock.
+/// A rank that waits for the others sends no heartbeat before all have joined. The test takes its time:
+/// silence is measured by the system's clock.
 #[test]
 fn ranks_may_come_long_after_one_another() {
     const LONGER_THAN_SILENCE: Duration = Duration::from_millis(2500);
@@ -45,7 +45,7 @@ fn ranks_may_come_long_after_one_another() {
     assert_eq!(job.coordinator.aborted(), None);
 }
 
-/// The system accepts connections of whoever listens, even if that process does nothing.
+/// The system accepts connections for any listener, even if its process does nothing.
 #[test]
 fn a_coordinator_that_says_nothing_is_an_error_in_time() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -61,7 +61,7 @@ fn a_second_process_of_the_same_rank_is_told_so() {
     let job = Job::new(2);
     let first = job.configs[0].clone().with_timeout(Duration::from_secs(2));
     let first = Runtime::system().spawn("rank", move || TcpTransport::join(&first).unwrap_err()).unwrap();
-    // Whichever of the two comes first waits for rank 1 in vain; the other is refused at once.
+    // The one that joins first waits for rank 1 in vain; the other is refused at once.
     let second =
         TcpTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(2))).unwrap_err();
     let mut both = [first.join().unwrap().to_string(), second.to_string()];
@@ -96,7 +96,7 @@ fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() 
     }
 }
 
-/// Also where the others have not left yet, among them the one that hosts the coordinator.
+/// Also if the others have not left yet, among them the one that hosts the coordinator.
 #[rstest]
 fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched: bool) {
     let (_held, free) = hold_port();
@@ -106,7 +106,7 @@ fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched
         for _world in 0..3 {
             let mut transport = TcpTransport::join(config).unwrap();
             assert_eq!(pass_round(&mut transport, 7, LONG).unwrap(), 7);
-            // In turns: the host is the last.
+            // In turns: the hosting rank is the last.
             runtime.sleep(Duration::from_millis(200) * u32::try_from(2 - rank).unwrap());
         }
     };
@@ -131,7 +131,7 @@ fn those_who_come_again_without_the_others_are_told_who_is_missing(#[case] stays
         let rank = transport.rank().index();
         let stays = stays && rank == 2;
         if stays {
-            // Until the others have been told.
+            // Waits until the others have been told.
             assert_eq!(telling.iter().take(2).count(), 2);
         }
         drop(transport);
@@ -178,7 +178,7 @@ fn another_world_size_is_an_error_with_both_numbers() {
         let join = move || sender.send(TcpTransport::join(&config).unwrap_err()).unwrap();
         drop(Runtime::system().spawn("rank", join).unwrap());
     }
-    // Those who have not come by then are told when it comes again.
+    // Ranks that have not joined by then are told when it joins again.
     let mut errors = Vec::new();
     while errors.len() < 2 {
         errors.extend(receiver.try_iter());
@@ -194,7 +194,7 @@ fn another_world_size_is_an_error_with_both_numbers() {
 
 #[test]
 fn a_coordinator_that_never_comes_is_an_error_in_time() {
-    // Nobody else gets the port while it is held, and nobody listens there.
+    // No other process gets the port while it is held, and nobody listens there.
     let (_held, address) = hold_port();
     let limit = Duration::from_millis(100);
     let config = Config::new(1, 2, &address).unwrap().with_timeout(limit);
@@ -222,7 +222,7 @@ fn a_rank_waits_for_the_others_for_all_of_its_time(#[case] launched: bool) {
     drop(coordinator);
 }
 
-/// Rank 1 may come to the coordinator before rank 0 does, which hosts it.
+/// Rank 1 may connect before rank 0 hosts the coordinator.
 #[test]
 fn ranks_that_expect_different_world_sizes_both_hear_it_whoever_comes_first() {
     for _ in 0..20 {
@@ -247,7 +247,7 @@ fn one_thread_may_drop_rank_0_first() {
     });
     let [first, mut second, third] = ranks.map(|rank| rank.join().unwrap());
     drop(first);
-    // The coordinator is there still: it tells them that rank 0 has left.
+    // The coordinator is still there: it tells them that rank 0 has left.
     let deadline = second.runtime().deadline(LONG);
     let mut word = [0];
     let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut word) };
@@ -256,7 +256,7 @@ fn one_thread_may_drop_rank_0_first() {
     drop((second, third));
 }
 
-/// Without a secret the processes of a job are told from those of other users by asking the kernel.
+/// Without a secret, the kernel tells the processes of a job from those of other users.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_process_of_another_user_is_told_to_set_a_secret() {
@@ -271,7 +271,7 @@ fn a_process_of_another_user_is_told_to_set_a_secret() {
     let ours = Runtime::system().spawn("rank 0", move || TcpTransport::join(&ours).unwrap_err()).unwrap();
     let theirs = move || {
         let nobody = Uid::from_raw(65534);
-        // Of this thread only, and of those that it starts.
+        // Changes the user of this thread, and of threads that it starts.
         rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         TcpTransport::join(&theirs).unwrap_err()
     };
@@ -285,7 +285,8 @@ fn a_process_of_another_user_is_told_to_set_a_secret() {
     assert!(matches!(&missing, Error::Missing { missing, .. } if missing == &[1]), "{missing}");
 }
 
-/// A port that the system gives to nobody else while this is held. A coordinator can listen there all the same.
+/// Returns a port that the system gives to no other process while this is held. A coordinator can still
+/// listen there.
 fn hold_port() -> (Socket, String) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();
@@ -304,7 +305,7 @@ fn ranks_that_came_learn_who_is_missing_also_when_the_host_of_the_coordinator_gi
     };
     let (host, other) = (join(0, Duration::from_millis(1500)), join(1, LONG));
     for error in [host.join().unwrap(), other.join().unwrap()] {
-        // The host may give up before the other has come.
+        // The host may give up before the other has joined.
         assert!(matches!(&error, Error::Missing { missing, .. } if missing.ends_with(&[2])), "{error:?}");
     }
 }

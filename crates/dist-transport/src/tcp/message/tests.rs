@@ -1,4 +1,4 @@
-//! Messages through memory between two sides of one process, a step at a time.
+//! Tests of messages through shared memory between two sides of one process, one step at a time.
 
 use std::io::Read;
 
@@ -16,7 +16,7 @@ use crate::{Activity, Fingerprint, Grain, Sink};
 const CALL: Fingerprint = Fingerprint([7; 48]);
 const MIB: usize = 1 << 20;
 
-/// Two sides that lend and borrow.
+/// Two sides that offer and copy single-copy messages.
 fn pair() -> [PeerLink; 2] {
     let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     one.set_nonblocking(true).unwrap();
@@ -36,7 +36,7 @@ fn lent(len: usize) -> Outbound {
     Outbound::new(len, &CALL).single_copy_if(true)
 }
 
-/// Moves a message from side to side; whether it was lent first.
+/// Moves a message from one side to the other. Returns whether it was offered as a single copy first.
 fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
     let (mut outbound, mut inbound) = (lent(sent.len()), Inbound::new(sent.len(), &CALL));
     let mut scratch = Scratch::default();
@@ -53,7 +53,7 @@ fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> boo
 #[test]
 fn what_is_received_without_bytes_leaves_the_tray_to_the_next() {
     let mut links = pair();
-    // Then the first side has both trays.
+    // Then the first side owns both fastboxes.
     for (from_second, len) in
         [(true, 1), (false, 0), (false, 1), (true, 0), (true, 65_536), (false, 65_537), (false, 0)]
     {
@@ -76,7 +76,7 @@ fn what_is_received_without_bytes_leaves_the_tray_to_the_next() {
 fn a_large_message_is_lent(#[case] len: usize, #[case] is_lent: bool, #[values(true, false)] into: bool) {
     let mut links = pair();
     let sent = bytes(len);
-    // The second goes the other source.
+    // The second message goes the other way.
     for _ in 0..2 {
         let mut received = vec![0; if into { len } else { 0 }];
         let mut append = |offset: usize, piece: &[u8]| {
@@ -118,7 +118,7 @@ fn memory(link: &mut PeerLink) -> &mut ShmLink {
     memory
 }
 
-/// One of two ranks may reach into the other while it is out of reach itself, as where one is the other's child.
+/// One of two ranks may reach into the other's memory but not the reverse, as where one is the other's child.
 #[test]
 fn what_is_out_of_reach_comes_through_the_ring_and_so_does_what_follows_but_not_what_goes_the_other_way() {
     let mut links = pair();
@@ -173,7 +173,7 @@ fn what_was_called_back_is_not_received(#[case] begun: bool) {
         inbound.pull(&mut to, scratch, &mut sink).unwrap();
     }
     from.cancel_offer();
-    // It is no end of the peer, who may be told unshareable from whoever made its call fail.
+    // It is no end of the peer, which may have been told so by the rank that made its call fail.
     while inbound.pull(&mut to, scratch, &mut sink).unwrap() {}
     assert!(!inbound.done());
     drop(from);

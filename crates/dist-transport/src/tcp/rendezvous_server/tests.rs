@@ -1,4 +1,4 @@
-//! One run_once of the coordinator's thread after the other.
+//! Tests of the rendezvous server, one step of the coordinator's thread after the other.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -18,7 +18,7 @@ fn line_pair() -> [ControlConnection; 2] {
     [ours, theirs].map(ControlConnection::new)
 }
 
-/// A rendezvous_server of four, and the lines of those who have come and may be silent for so long.
+/// A server for four ranks, and the connections of the joined ranks, which may be silent for this long.
 fn rendezvous_server<const N: usize>(
     ranks: [u32; N],
     liveness: Duration,
@@ -33,12 +33,12 @@ fn rendezvous_server<const N: usize>(
     (rendezvous_server, lines)
 }
 
-/// A rank comes, which may be silent for so long.
+/// Joins a rank that may be silent for this long.
 fn join(rendezvous_server: &mut RendezvousServer, rank: u32, liveness: Duration) -> ControlConnection {
     join_world(rendezvous_server, rank, 4, liveness)
 }
 
-/// A rank comes that expects a world of this size.
+/// Joins a rank that expects a world of this size.
 fn join_world(
     rendezvous_server: &mut RendezvousServer,
     rank: u32,
@@ -52,17 +52,17 @@ fn join_world(
     theirs
 }
 
-/// What a rank has been told before it was hung up on.
+/// Returns the frames that a rank got before its connection was closed.
 fn heard_at_last(line: &mut ControlConnection) -> Vec<Frame> {
     std::iter::from_fn(|| line.pull().ok().flatten()).collect()
 }
 
-/// What a rank has been told.
+/// Returns the frames that a rank got.
 fn heard(line: &mut ControlConnection) -> Vec<Frame> {
     std::iter::from_fn(|| line.pull().unwrap()).collect()
 }
 
-/// It is about to hang up, and will not be there.
+/// Such a rank is about to hang up, and will not be there.
 #[test]
 fn no_world_starts_with_a_rank_that_was_told_that_it_does_not() {
     let (mut rendezvous_server, mut told) = rendezvous_server([0, 1, 2], LONG);
@@ -85,7 +85,7 @@ fn those_who_wait_for_a_rank_whose_process_has_ended_are_told_at_once() {
     let ended = Arc::new(EndedRanks::new().unwrap());
     rendezvous_server = rendezvous_server.with_ended(Arc::clone(&ended));
     let (mut launcher, _) = arrival(&mut rendezvous_server);
-    // One that has come may be told of as well: that its process has ended is noticed in another source.
+    // A joined rank may be reported as well; its end is noticed in another way.
     launcher.push(Frame::Ended { rank: 2 }).unwrap();
     let stop = Waker::new().unwrap();
     assert!(!rendezvous_server.run_once(&stop));
@@ -104,7 +104,7 @@ fn whoever_waits_for_nobody_is_not_told_of_processes_that_have_ended() {
     (0..4).for_each(|rank| ended.push(rank));
     let stop = Waker::new().unwrap();
     assert!(!rendezvous_server.run_once(&stop) && lock(&rendezvous_server.abort_state).is_none());
-    // One that comes later waits in vain.
+    // A rank that joins later waits in vain.
     let mut late = join(&mut rendezvous_server, 3, LONG);
     ended.push(0);
     assert!(!rendezvous_server.run_once(&stop));
@@ -184,7 +184,7 @@ fn only_ranks_that_have_something_to_say_are_listened_to() {
     assert_eq!(rendezvous_server.wait(&stop).unwrap(), [0, 3], "they have gone");
 }
 
-/// A rank that has proven that it is rank 0, and what it has to say then.
+/// Returns an authenticated connection of rank 0, and the frame that it will send.
 fn arrival(rendezvous_server: &mut RendezvousServer) -> (ControlConnection, Frame) {
     let [ours, theirs] = line_pair();
     rendezvous_server.arriving.push((0, ours, rendezvous_server.runtime.deadline(JOIN_LIMIT)));
@@ -236,20 +236,20 @@ fn nobody_who_comes_when_all_have_left_keeps_the_coordinator_for_long() {
     assert!(rendezvous_server.run_once(&stop));
 }
 
-/// Whoever leaves waits no longer than a second for a coordinator that has much to do.
+/// A leaving rank waits at most a second for a busy coordinator.
 #[test]
 fn a_rank_that_has_said_goodbye_has_not_died_where_it_hung_up_first() {
     let (mut rendezvous_server, [mut leaving, ..]) = rendezvous_server([0, 1, 2, 3], LONG);
     leaving.push(Frame::Goodbye).unwrap();
     drop(leaving);
-    // It is told of others, as it is not known to have left, and takes nothing any more.
+    // It is told of others, since it is not known to have left, and receives nothing any more.
     rendezvous_server.pass_on(0, Frame::Left { rank: 1 });
     rendezvous_server.read_frames(0);
     assert_eq!(*lock(&rendezvous_server.abort_state), None);
     assert!(matches!(rendezvous_server.slots[0], RankSlot::Left));
 }
 
-/// It is not looked for only when the coordinator gives its next sign of life.
+/// The server does not wait for its next heartbeat to notice the rank.
 #[test]
 fn the_coordinator_looks_again_as_soon_as_a_rank_is_silent_for_too_long() {
     let liveness = HEARTBEAT / 10;
@@ -257,7 +257,7 @@ fn the_coordinator_looks_again_as_soon_as_a_rank_is_silent_for_too_long() {
     assert!(rendezvous_server.next_deadline() <= liveness, "{:?}", rendezvous_server.next_deadline());
 }
 
-/// Tells what two ranks wait for of each other, and what the coordinator makes of it.
+/// Reports the waits of two ranks for each other, and returns the server's abort.
 fn told_of_waits(waits: [(u32, WaitReport, Fingerprint); 2]) -> Option<Abort> {
     let (mut rendezvous_server, mut ranks) = rendezvous_server([0, 1, 2, 3], LONG);
     for (rank, wait, call) in waits {
@@ -305,7 +305,7 @@ fn two_ranks_that_cannot_reach_each_other_are_named_if_both_live() {
     let (mut rendezvous_server, mut ranks) = rendezvous_server([0, 1, 2, 3], LONG);
     ranks[1].push(Frame::Abort(unreachable(3, 1))).unwrap();
     rendezvous_server.read_frames(1);
-    // Rank 3 has not been heard of for a while, and may be dead.
+    // Rank 3 has sent nothing for a while, and may be dead.
     let now = rendezvous_server.runtime.now() + 4 * HEARTBEAT;
     rendezvous_server.judge_unreachable(now);
     assert_eq!(*lock(&rendezvous_server.abort_state), None);
@@ -333,7 +333,7 @@ fn a_rank_that_stops_responding_is_named_alone_although_a_peer_cannot_reach_it()
     assert_eq!((abort_state.cause, abort_state.rank), (Cause::Silent, 3));
 }
 
-/// Its connections may be open for longer, if it has forked.
+/// Its connections may stay open longer if it has forked.
 #[rstest]
 #[case::without_a_goodbye(false, Some(Cause::Died))]
 #[case::after_its_goodbye(true, None)]
@@ -354,7 +354,7 @@ fn a_rank_whose_process_has_ended_has_died_unless_it_left_before(
     rendezvous_server.read_frames(1);
 }
 
-/// However long ago that was: a coordinator that has much to do comes late to what has come since.
+/// However long ago that was: a busy coordinator reads later frames late.
 #[test]
 fn ranks_are_silent_of_which_nothing_had_come_at_the_last_look() {
     const LIVENESS: Duration = Duration::from_nanos(1);
