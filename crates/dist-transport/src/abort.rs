@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_rank_says_is_one_line_that_can_be_told() {
+    fn a_reason_is_one_short_line() {
         let told = |why: &str| Cause::gave_up(why).to_string();
         assert_eq!(told("no more data"), "gave up: no more data");
         assert_eq!(told("two\nlines\0"), "gave up: two lines ");

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_lent_is_never_freed() {
+    fn lent_memory_is_never_freed() {
         let freed = Arc::new(AtomicUsize::new(0));
         let memory = || {
             let memory = Allocation::private(128).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lent_comes_back_as_it_was_with_what_was_written() {
+    fn lent_memory_comes_back_with_the_written_bytes() {
         let mut lent = Owned::from(vec![1_u32, 2, 3]).lend_first(2);
         assert_eq!(lent.bytes().len(), 8);
         lent.bytes_mut()[0] = 7;

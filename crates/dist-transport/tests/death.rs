@@ -100,7 +100,7 @@ fn rank_beside_a_host_that_ends_at_once() {
 
 /// It is a matter of microseconds, so one job may pass by chance.
 #[rstest]
-fn every_rank_hears_who_died_although_rank_0_ends_at_once(
+fn every_rank_is_told_who_died_although_rank_0_ends_at_once(
     #[values("tcp", "shm")] medium: &str,
     #[values(0, 1, 2, 3)] _job: usize,
 ) {

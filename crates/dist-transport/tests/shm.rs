@@ -281,26 +281,26 @@ fn a_pair_that_must_share_memory_and_cannot_says_so() {
 
 /// A client that connects to the host's Unix sockets gets nothing and does no harm.
 #[test]
-fn strangers_at_the_door_of_the_host_get_nothing() {
+fn unauthenticated_clients_of_the_unix_socket_get_nothing() {
     let words = run(
         2,
         |_, config| config,
         |mut transport| {
             // The names of all Unix sockets are public.
             let names = std::fs::read_to_string("/proc/net/unix").unwrap();
-            let doors: Vec<_> = names
+            let unix_sockets: Vec<_> = names
                 .lines()
                 .filter_map(|line| line.split_once("@dist-transport/").map(|(_, address)| address.to_owned()))
                 .collect();
-            assert!(!doors.is_empty());
-            for door in &doors {
-                let name = format!("dist-transport/{door}");
+            assert!(!unix_sockets.is_empty());
+            for unix_socket in &unix_sockets {
+                let name = format!("dist-transport/{unix_socket}");
                 let address = SocketAddr::from_abstract_name(&name).unwrap();
                 // Unix sockets of other tests may be gone by now.
-                if let Ok(mut stranger) = UnixStream::connect_addr(&address) {
-                    let _ = stranger.write_all(&[b'x'; 80]);
+                if let Ok(mut client) = UnixStream::connect_addr(&address) {
+                    let _ = client.write_all(&[b'x'; 80]);
                     let mut answer = Vec::new();
-                    let _ = stranger.read_to_end(&mut answer);
+                    let _ = client.read_to_end(&mut answer);
                     assert!(answer.is_empty(), "{answer:?}");
                 }
             }
@@ -314,7 +314,7 @@ fn strangers_at_the_door_of_the_host_get_nothing() {
 /// calls before the others have entered the first. On a machine with many cores it takes too many ranks to
 /// see that.
 #[test]
-fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
+fn a_rank_that_waits_for_nobody_runs_ahead_on_shared_cores() {
     const RANKS_MAX: usize = 9;
     let world_size = std::thread::available_parallelism().map_or(1, usize::from) + 1;
     if world_size > RANKS_MAX {

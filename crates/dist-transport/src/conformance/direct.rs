@@ -54,7 +54,7 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
 }
 
 /// A rank that waits for a signal sees the bytes published before it.
-pub fn what_is_published_is_seen_by_whoever_waits_for_the_signal(fabric: &'static dyn Fabric) {
+pub fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
@@ -100,7 +100,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_signal(fabric: &'stati
 
 /// After a fused barrier every rank has the bytes of all ranks: in the flag line, in the eager buffer, in
 /// slots, and in each other's slots.
-pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabric) {
+pub fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn meet(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
@@ -140,7 +140,7 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
 }
 
 /// Each signal of a call publishes the bytes written before it.
-pub fn each_signal_of_a_call_hands_over_what_was_written_before_it(fabric: &'static dyn Fabric) {
+pub fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     /// A number goes round: each rank adds one to the number that its left neighbour has written.
     fn go_round(transport: &mut dyn Transport, number: u64) {
@@ -175,7 +175,7 @@ pub fn each_signal_of_a_call_hands_over_what_was_written_before_it(fabric: &'sta
 }
 
 /// Nobody overwrites bytes that a rank is still reading, however many calls it is behind.
-pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabric) {
+pub fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     const CALLS: u64 = 240;
     /// Returns the place in which the first rank, which waits for nobody, publishes in a call.
@@ -216,7 +216,7 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
 }
 
 /// All ranks in shared memory whose calls differ are told.
-pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static dyn Fabric) {
+pub fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 4] {
         /// Returns whether there was memory to disagree in.
@@ -239,7 +239,7 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
 }
 
 /// Ranks whose calls differ are told even if none of them waits for another in these calls.
-pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static dyn Fabric) {
+pub fn differing_calls_are_noticed_even_if_nobody_waits_in_them(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     /// Makes calls in which nobody waits, all but the first equal, and one barrier, unless the difference is
     /// noticed before it.
@@ -268,7 +268,7 @@ pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static
 
 /// Contradicting calls are reported long before the deadline, also by ranks that ran ahead of one that waits
 /// for a message.
-pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &'static dyn Fabric) {
+pub fn contradicting_calls_are_reported_by_ranks_that_ran_ahead(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn disagree(transport: &mut dyn Transport) -> Result<()> {
         barrier(transport)?;
@@ -370,7 +370,7 @@ pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'sta
 }
 
 /// An abort wakes ranks that wait in shared memory.
-pub fn an_abort_wakes_who_waits_in_shared_memory(fabric: &'static dyn Fabric) {
+pub fn an_abort_wakes_ranks_that_wait_in_shared_memory(fabric: &'static dyn Fabric) {
     let end = |mut transport: Box<dyn Transport>| transport.abort(Cause::gave_up("enough"));
     check_end(Backend(fabric), end, |abort| {
         assert_eq!((&abort.cause, abort.rank), (&Cause::gave_up("enough"), 1));

@@ -380,7 +380,7 @@ pub fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &
 }
 
 /// Contradicting calls are reported long before the deadline.
-pub fn calls_that_can_never_meet_are_reported_long_before_the_deadline(fabric: &'static dyn Fabric) {
+pub fn contradicting_calls_are_reported_long_before_the_deadline(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         /// The first call of all ranks, in one of two forms.

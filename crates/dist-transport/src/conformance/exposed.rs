@@ -94,7 +94,7 @@ pub fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
 
 /// Memory lent to the call of one group is returned only at the end of that call: another group's calls may
 /// be over.
-pub fn what_is_lent_comes_back_from_its_own_call_only(fabric: &'static dyn Fabric) {
+pub fn lent_memory_is_returned_by_its_own_call_only(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (me, due) = (transport.rank().index(), soon(&*transport));
@@ -210,7 +210,7 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
 
 /// Bytes read from a rank's memory after the call has failed there, and after the rank has overwritten them,
 /// are no result. Mapped memory does not change under its readers.
-pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static dyn Fabric) {
+pub fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'static dyn Fabric) {
     const LEN: usize = 100_000;
     let backend = Backend(fabric);
     let short = backend.short();
@@ -257,7 +257,7 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
 }
 
 /// Memory that is not exposed is out of reach, and the attempt harms nothing.
-pub fn what_is_not_exposed_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
+pub fn memory_that_is_not_exposed_is_out_of_reach_without_harm(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (peer, due) = (transport.rank().right().index(), soon(&*transport));

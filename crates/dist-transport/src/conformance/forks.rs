@@ -19,7 +19,7 @@ fn pass_own(transport: &mut dyn Transport, salt: usize) {
 }
 
 /// Messages of different channels never mix.
-pub fn messages_of_different_channels_never_meet(fabric: &'static dyn Fabric) {
+pub fn messages_of_different_channels_never_mix(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -184,9 +184,7 @@ pub fn a_list_of_members_that_makes_no_group_is_refused_without_harm(fabric: &'s
 }
 
 /// An error in a group ends the job, and ranks are named by their numbers in the world.
-pub fn what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world(
-    fabric: &'static dyn Fabric,
-) {
+pub fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let call = Fingerprint([8; Fingerprint::SIZE]);
     let program = move |mut transport: Box<dyn Transport>| {

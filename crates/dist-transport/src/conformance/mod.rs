@@ -34,8 +34,8 @@ pub mod direct;
 pub mod errors;
 pub mod exposed;
 pub mod forks;
+pub mod many_messages;
 pub mod messages;
-pub mod together;
 mod unchecked;
 pub mod waits;
 
@@ -50,25 +50,25 @@ macro_rules! conformance {
         $crate::conformance! { $fabric =>
             direct {
                 all_ranks_of_a_group_share_memory_or_none_does
-                what_is_published_is_seen_by_whoever_waits_for_the_signal
-                ranks_that_have_met_have_what_all_have_brought
-                each_signal_of_a_call_hands_over_what_was_written_before_it
-                nobody_writes_over_what_a_rank_is_still_reading
-                ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
-                calls_that_differ_are_noticed_where_nobody_waits_in_them
-                calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
+                a_rank_that_waits_for_a_signal_sees_the_published_bytes
+                after_a_fused_barrier_every_rank_has_the_bytes_of_all
+                each_signal_of_a_call_publishes_earlier_writes
+                bytes_that_a_rank_is_still_reading_are_not_overwritten
+                all_ranks_in_shared_memory_whose_calls_differ_are_told
+                differing_calls_are_noticed_even_if_nobody_waits_in_them
+                contradicting_calls_are_reported_by_ranks_that_ran_ahead
                 a_rank_that_leaves_shared_memory_is_named
                 a_rank_that_leaves_a_group_before_it_shares_memory_is_named
-                an_abort_wakes_who_waits_in_shared_memory
+                an_abort_wakes_ranks_that_wait_in_shared_memory
                 groups_share_memory_of_their_own
                 a_rank_sees_its_own_places
             }
             exposed {
                 memory_that_is_exposed_is_read_and_written
-                what_is_lent_comes_back_from_its_own_call_only
+                lent_memory_is_returned_by_its_own_call_only
                 memory_of_several_ranks_is_changed_at_once
-                what_was_written_after_a_call_failed_is_no_result_of_it
-                what_is_not_exposed_is_out_of_reach_which_harms_nothing
+                bytes_written_after_a_call_failed_are_no_result_of_it
+                memory_that_is_not_exposed_is_out_of_reach_without_harm
             }
             errors {
                 a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
@@ -80,17 +80,17 @@ macro_rules! conformance {
                 a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere
                 a_peer_outside_the_group_is_refused_without_harm
                 receiving_into_memory_of_another_length_is_refused_without_harm
-                calls_that_can_never_meet_are_reported_long_before_the_deadline
+                contradicting_calls_are_reported_long_before_the_deadline
                 a_rank_that_leaves_before_anybody_has_heard_of_it_is_named
             }
             forks {
-                messages_of_different_channels_never_meet
+                messages_of_different_channels_never_mix
                 a_channel_that_waits_does_not_hold_up_another
                 a_group_is_numbered_in_the_order_of_its_list_and_others_get_none
                 a_group_of_a_group_is_translated_twice
                 one_call_makes_several_groups_that_share_no_rank
                 a_list_of_members_that_makes_no_group_is_refused_without_harm
-                what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world
+                an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world
                 a_rank_that_nobody_waits_for_may_leave
                 a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
                 a_rank_that_comes_late_to_a_group_is_waited_for
@@ -105,24 +105,24 @@ macro_rules! conformance {
                 an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer
                 messages_and_bytes_are_counted
             }
-            together {
+            many_messages {
                 every_rank_sends_several_messages_to_every_rank_at_once
                 messages_at_once_are_refused_as_single_ones_are
-                the_silent_are_named_and_harm_nothing
-                whoever_looks_for_messages_and_never_waits_sees_them_come
-                a_silent_rank_hides_no_other
-                a_rank_hears_itself_and_refuses_strangers
-                waiting_for_the_silent_ends_with_the_job
-                calls_of_those_who_wait_for_the_silent_are_compared_too
+                peers_without_a_message_are_returned_without_harm
+                a_rank_that_polls_for_messages_sees_them_arrive
+                a_peer_without_a_message_does_not_delay_another
+                a_rank_sees_its_own_messages_and_refuses_ranks_outside_the_group
+                a_wait_for_any_peer_ends_with_the_job
+                calls_of_ranks_that_wait_for_any_peer_are_compared_too
                 ranks_that_share_a_machine_have_one_host
             }
             waits {
                 a_wait_ends_at_its_deadline_and_names_the_peer
-                who_keeps_a_chain_of_ranks_is_named
-                who_has_waited_and_waits_no_longer_is_named
+                the_last_rank_of_a_chain_of_waits_is_named
+                a_rank_that_waits_no_longer_is_named
                 a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
-                who_keeps_a_chain_of_ranks_in_shared_memory_is_named
-                who_has_waited_in_shared_memory_and_waits_no_longer_is_named
+                the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named
+                a_rank_that_waits_no_longer_in_shared_memory_is_named
             }
         }
     };
@@ -146,7 +146,7 @@ mod tests {
             ("errors", include_str!("errors.rs")),
             ("forks", include_str!("forks.rs")),
             ("messages", include_str!("messages.rs")),
-            ("together", include_str!("together.rs")),
+            ("many_messages", include_str!("many_messages.rs")),
             ("waits", include_str!("waits.rs")),
         ];
         let (_, listed) =

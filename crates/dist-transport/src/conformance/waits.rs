@@ -56,7 +56,7 @@ pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabri
 
 /// If ranks wait for each other in a chain, the last is named: it delays all others. In a cycle no rank is
 /// the last.
-pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
+pub fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, is_circle: bool) {
         let rank = if is_circle { 1 } else { 3 };
         let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
@@ -95,7 +95,7 @@ pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
 }
 
 /// A rank that has waited and waits no longer delays the ranks that wait for it itself.
-pub fn who_has_waited_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
+pub fn a_rank_that_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, listens: bool) {
         let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: OURS };
         let told = record.clone();
@@ -166,7 +166,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
 }
 
 /// If ranks wait for each other's signals in a chain, the last is named.
-pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
+pub fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;
@@ -188,7 +188,7 @@ pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn
 }
 
 /// A rank that has waited for signals and waits no longer delays the ranks that wait for it itself.
-pub fn who_has_waited_in_shared_memory_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
+pub fn a_rank_that_waits_no_longer_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_nothing_in_so_many_looks_waits() {
+    fn a_receiver_that_finds_nothing_in_its_looks_waits() {
         let runtime = Runtime::system();
         let (sender, mut receiver) = runtime.mailbox();
         sender.send(1);

@@ -67,11 +67,11 @@ pub(super) fn sleeps_for<W: FutexWord>(sleeping: &W, signaller: u32) -> bool {
 
 /// Returns `true` if a rank slept for this one. The wake count was then raised, and the rank has to be woken.
 pub(super) fn claim_wake<W: FutexWord>(sleeping: &W, wake_count: &W, signaller: u32) -> bool {
-    let sleeps_for = sleeps_for(sleeping, signaller) && sleeping.clear_if(signaller);
-    if sleeps_for {
+    let was_asleep = sleeps_for(sleeping, signaller) && sleeping.clear_if(signaller);
+    if was_asleep {
         wake_count.increment();
     }
-    sleeps_for
+    was_asleep
 }
 
 /// Sleeps while the wake count is `before`, for at most `limit`. It may return early, so the caller looks

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_nothing_beside_lines_sheets_and_slots() {
+    fn places_beyond_flag_lines_eager_buffers_and_slots_do_not_exist() {
         let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
         for (place, range) in [
             (Place::FlagLine, 0..FLAG_DATA_BYTES + 1),
@@ -543,7 +543,7 @@ mod tests {
 
     #[rstest]
     #[should_panic = "rank 3 is one of 3"]
-    fn whoever_is_not_of_the_group_has_nothing_in_it(
+    fn a_rank_outside_the_group_has_no_places(
         #[values(Place::FlagLine, Place::EagerBuffer, Place::Slot(0), Place::Memory)] place: Place,
     ) {
         let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();

@@ -220,7 +220,7 @@ impl Drop for Allocated {
 }
 
 const _: () = assert!(UNIT_BYTES.is_multiple_of(Grain::BYTES), "allocations begin where a grain can");
-const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped address_colouring");
+const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped with different colours");
 
 #[cfg(test)]
 mod tests {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_is_the_systems_again_before_the_heap_grows() {
+    fn free_memory_is_returned_before_the_heap_grows() {
         const LEN: usize = 64 * UNIT_BYTES;
         let heap = Arc::new(Heap::default());
         let held = |heap: &Heap| {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_still_read_stays_as_it_is_for_them() {
+    fn memory_that_other_ranks_may_still_read_does_not_change_for_them() {
         const LEN: usize = 3 * UNIT_BYTES;
         let heap = Arc::new(Heap::default());
         let mut all = [(); 3].map(|()| heap.allocate(LEN).unwrap());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_been_free_for_a_while_is_the_systems_again() {
+    fn memory_that_has_been_free_for_a_while_is_returned() {
         const LEN: usize = 3 * RETURNED_BYTES / 2;
         let heap = Arc::new(Heap::default());
         let held = |heap: &Heap| rustix::fs::fstat(heap.file(0).unwrap().0).unwrap().st_blocks;

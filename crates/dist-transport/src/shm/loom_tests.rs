@@ -72,12 +72,12 @@ fn explore(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
 
 /// The system's side of a futex: it checks the word and sleeps.
 #[derive(Default)]
-struct Bed {
+struct Futex {
     lock: Mutex<()>,
     woken: Condvar,
 }
 
-impl Bed {
+impl Futex {
     fn sleep<W: FutexWord>(&self, wake_count: &W, before: u32) {
         let mut held = self.lock.lock().expect("nobody panics");
         while wake_count.load(Ordering::Acquire) == before {
@@ -98,7 +98,7 @@ struct Signals<W> {
     written: Vec<UnsafeCell<u32>>,
     sleeping: W,
     wake_count: W,
-    bed: Bed,
+    futex: Futex,
 }
 
 impl<W: FutexWord> Signals<W> {
@@ -108,7 +108,7 @@ impl<W: FutexWord> Signals<W> {
             written: (0..ranks).map(|_| UnsafeCell::new(0)).collect(),
             sleeping: word(),
             wake_count: word(),
-            bed: Bed::default(),
+            futex: Futex::default(),
         })
     }
 
@@ -117,7 +117,7 @@ impl<W: FutexWord> Signals<W> {
         self.signals[rank].store(1, Ordering::Release);
         fence_after_signal::<W>();
         if claim_wake(&self.sleeping, &self.wake_count, name(rank)) {
-            self.bed.wake();
+            self.futex.wake();
         }
     }
 
@@ -126,7 +126,7 @@ impl<W: FutexWord> Signals<W> {
         while !ready() {
             let before = prepare_sleep(&self.sleeping, &self.wake_count, name(rank));
             if !ready() {
-                self.bed.sleep(&self.wake_count, before);
+                self.futex.sleep(&self.wake_count, before);
             }
             self.sleeping.store(0, Ordering::Relaxed);
         }
@@ -164,8 +164,8 @@ fn without_the_fence_a_wake_up_is_lost() {
 }
 
 /// Flag lines of two ranks in several generations, with several signals of each rank in a call.
-struct Lines<const TURNS: usize, const SIGNALS: usize> {
-    of_each: [[Line<SIGNALS>; TURNS]; 2],
+struct Lines<const GENERATIONS: usize, const SIGNALS: usize> {
+    of_each: [[Line<SIGNALS>; GENERATIONS]; 2],
     /// Whether the ranks swap their flag lines every round.
     change_hands: bool,
 }
@@ -177,11 +177,11 @@ struct Line<const SIGNALS: usize> {
     data: [UnsafeCell<u32>; SIGNALS],
 }
 
-impl<const TURNS: usize, const SIGNALS: usize> Lines<TURNS, SIGNALS> {
+impl<const GENERATIONS: usize, const SIGNALS: usize> Lines<GENERATIONS, SIGNALS> {
     fn line(&self, rank: usize, call: u64) -> &Line<SIGNALS> {
         let call = usize::try_from(call).expect("there are few");
-        let changed = self.change_hands && call / TURNS % 2 == 1;
-        &self.of_each[if changed { 1 - rank } else { rank }][call % TURNS]
+        let changed = self.change_hands && call / GENERATIONS % 2 == 1;
+        &self.of_each[if changed { 1 - rank } else { rank }][call % GENERATIONS]
     }
 
     /// Waits for one of the signals of a call, counted from 0.
@@ -198,7 +198,8 @@ impl<const TURNS: usize, const SIGNALS: usize> Lines<TURNS, SIGNALS> {
     /// The hash of a call is its number.
     fn compare(&self, rank: usize, call: u64) {
         let found = || self.line(rank, call).hash.load(Ordering::Acquire);
-        let in_line_before = || self.line(rank, call + TURNS as u64 - 1).signals.load(Ordering::Acquire);
+        let in_line_before =
+            || self.line(rank, call + GENERATIONS as u64 - 1).signals.load(Ordering::Acquire);
         assert!(
             is_same_call((call, Self::signalled_before(call)), found, in_line_before),
             "they seem to differ"
@@ -207,9 +208,9 @@ impl<const TURNS: usize, const SIGNALS: usize> Lines<TURNS, SIGNALS> {
 
     /// Makes consecutive calls: the first rank waits only to enter, as late as `distance` allows, and the
     /// other reads. Both compare calls late.
-    fn run(&self, me: usize, calls: u64, address_colouring: u64, say: Ordering) {
+    fn run(&self, me: usize, calls: u64, distance: u64, say: Ordering) {
         for call in 1..=calls {
-            if let Some(begun @ 1..) = call.checked_sub(address_colouring) {
+            if let Some(begun @ 1..) = call.checked_sub(distance) {
                 self.wait(1 - me, begun, 0);
                 self.compare(1 - me, begun);
             }
@@ -229,17 +230,17 @@ impl<const TURNS: usize, const SIGNALS: usize> Lines<TURNS, SIGNALS> {
     }
 }
 
-fn lines<const TURNS: usize>(address_colouring: u64, say: Ordering) {
-    explore_lines::<TURNS, 1>(false, address_colouring, say);
+fn lines<const GENERATIONS: usize>(distance: u64, say: Ordering) {
+    explore_lines::<GENERATIONS, 1>(false, distance, say);
 }
 
-fn lines_that_change_hands<const TURNS: usize, const SIGNALS: usize>(address_colouring: u64, say: Ordering) {
-    explore_lines::<TURNS, SIGNALS>(true, address_colouring, say);
+fn lines_that_change_hands<const GENERATIONS: usize, const SIGNALS: usize>(distance: u64, say: Ordering) {
+    explore_lines::<GENERATIONS, SIGNALS>(true, distance, say);
 }
 
-fn explore_lines<const TURNS: usize, const SIGNALS: usize>(
+fn explore_lines<const GENERATIONS: usize, const SIGNALS: usize>(
     change_hands: bool,
-    address_colouring: u64,
+    distance: u64,
     say: Ordering,
 ) {
     explore(2, move || {
@@ -248,11 +249,11 @@ fn explore_lines<const TURNS: usize, const SIGNALS: usize>(
             hash: AtomicU64::new(0),
             data: [(); SIGNALS].map(|()| UnsafeCell::new(0)),
         };
-        let of_each = [(); 2].map(|()| [(); TURNS].map(|()| line()));
+        let of_each = [(); 2].map(|()| [(); GENERATIONS].map(|()| line()));
         let lines = Arc::new(Lines { of_each, change_hands });
         let reader = lines.clone();
-        let reader = thread::spawn(move || reader.run(1, TURNS as u64 + 2, address_colouring, say));
-        lines.run(0, TURNS as u64 + 2, address_colouring, say);
+        let reader = thread::spawn(move || reader.run(1, GENERATIONS as u64 + 2, distance, say));
+        lines.run(0, GENERATIONS as u64 + 2, distance, say);
         reader.join().expect("nobody panics");
     });
 }
@@ -265,9 +266,9 @@ fn explore_lines<const TURNS: usize, const SIGNALS: usize>(
 #[case::as_many_as_there_are_and_change_hands(lines_that_change_hands::<CALLS_MAX, 1>, CALLS_MAX as u64 - 1)]
 fn a_line_is_used_again_when_all_have_left_its_last_call(
     #[case] lines: fn(u64, Ordering),
-    #[case] address_colouring: u64,
+    #[case] distance: u64,
 ) {
-    lines(address_colouring, Ordering::Release);
+    lines(distance, Ordering::Release);
 }
 
 #[rstest]
@@ -276,11 +277,8 @@ fn a_line_is_used_again_when_all_have_left_its_last_call(
 #[case::two_turns_that_change_hands_while_there_are_signals(lines_that_change_hands::<2, 2>, 2)]
 #[case::as_many_as_there_are_and_change_hands_while_there_are_signals(lines_that_change_hands::<CALLS_MAX, 2>, CALLS_MAX as u64)]
 #[should_panic(expected = "ausality")]
-fn a_line_that_is_used_again_too_early_is_a_race(
-    #[case] lines: fn(u64, Ordering),
-    #[case] address_colouring: u64,
-) {
-    lines(address_colouring, Ordering::Release);
+fn a_line_that_is_used_again_too_early_is_a_race(#[case] lines: fn(u64, Ordering), #[case] distance: u64) {
+    lines(distance, Ordering::Release);
 }
 
 #[test]
@@ -333,16 +331,16 @@ impl Ring {
 fn ring_of(publish: Ordering, give_back: Ordering) {
     explore(2, move || {
         let halves = [UnsafeCell::new(0), UnsafeCell::new(0)];
-        let claim_wake = Arc::new(Ring { halves, produced: AtomicU64::new(0), consumed: AtomicU64::new(0) });
-        let consumer = claim_wake.clone();
+        let ring = Arc::new(Ring { halves, produced: AtomicU64::new(0), consumed: AtomicU64::new(0) });
+        let consumer = ring.clone();
         let consumer = thread::spawn(move || consumer.consume(4, give_back));
-        claim_wake.produce(4, publish);
+        ring.produce(4, publish);
         consumer.join().expect("nobody panics");
     });
 }
 
 #[test]
-fn what_is_in_a_ring_is_read_before_it_is_written_again() {
+fn bytes_in_a_ring_are_read_before_they_are_overwritten() {
     ring_of(Ordering::Release, Ordering::Release);
 }
 

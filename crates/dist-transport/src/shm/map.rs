@@ -346,8 +346,8 @@ pub(crate) unsafe fn change<'a>(
     for (mapping, offset) in places {
         let place = mapping.at(offset, len);
         let start = place.addr().get();
-        let address_colouring = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
-        assert!(all.iter().all(|other| address_colouring(other)), "places that are changed at once overlap");
+        let is_disjoint = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
+        assert!(all.iter().all(|other| is_disjoint(other)), "places that are changed at once overlap");
         // SAFETY: as for `fill`, and none of these places overlaps another: not in one mapping, as just checked, and not in
         // two, as the caller has promised.
         all.push(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });

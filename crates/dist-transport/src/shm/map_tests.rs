@@ -19,7 +19,7 @@ fn copy_in(mapping: &Mapping, offset: usize, bytes: &[u8]) {
 const LEN: usize = 3 * 4096;
 
 #[test]
-fn what_is_written_through_one_mapping_is_read_through_the_other() {
+fn bytes_written_through_one_mapping_are_read_through_the_other() {
     for pages in [Pages::Reserved, Pages::OnDemand] {
         let (file, one) = Mapping::create(LEN, pages).unwrap();
         let other = Mapping::open(&file, LEN).unwrap().expect("it is of this size");
@@ -71,7 +71,7 @@ fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
 }
 
 #[test]
-fn what_is_copied_past_the_caches_is_all_of_it_and_nothing_else() {
+fn a_non_temporal_copy_copies_all_bytes_and_no_others() {
     let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
     for range in [0..0, 0..5, 0..64, 3..1000, 17..18, 16..999] {
         let mut memory = vec![7; 1000];
@@ -83,7 +83,7 @@ fn what_is_copied_past_the_caches_is_all_of_it_and_nothing_else() {
 }
 
 #[rstest]
-fn what_is_copied_across_is_all_of_it_and_nothing_else(
+fn a_copy_to_a_reader_copies_all_bytes_and_no_others(
     #[values(0, 1023, 1024, 1025, 4095, 4096)] len: usize,
     #[values(0, 1, 63)] ahead: usize,
     #[values(copy_to_reader, string::copy)] copy: fn(&[u8], &mut [u8]),
@@ -97,7 +97,7 @@ fn what_is_copied_across_is_all_of_it_and_nothing_else(
 
 #[rstest]
 #[should_panic(expected = "length")]
-fn what_is_copied_across_has_one_length(
+fn a_copy_to_a_reader_needs_equal_lengths(
     #[values(1024, 4096)] len: usize,
     #[values(copy_to_reader, string::copy)] copy: fn(&[u8], &mut [u8]),
 ) {
@@ -134,7 +134,7 @@ fn a_region_has_its_bytes() {
 }
 
 #[test]
-fn a_processor_tells_what_lies_at_one_offset_of_large_segments_apart() {
+fn large_segments_have_different_cache_colours() {
     let hash = |address: usize| {
         let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
         pairs.map(|(low, high)| (address >> low ^ address >> high) & 1)

@@ -170,7 +170,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_offer_is_refused_and_told_so() {
+    fn a_message_that_is_no_offer_is_refused_with_an_answer() {
         let (one, other) = sockets();
         rustix::net::send(&one, &[5; 32], SendFlags::NOSIGNAL).unwrap();
         assert!(take(&other).unwrap().is_none());
@@ -178,7 +178,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_offer_of_something_else_is_refused_and_told_so() {
+    fn an_offer_of_another_segment_is_refused_with_an_answer() {
         let (one, other) = sockets();
         let (file, _ends) = segment::create(&[5; 32]).unwrap();
         let files = [file.as_fd()];

@@ -42,7 +42,7 @@ fn a_counter_that_makes_no_sense_is_noticed() {
 }
 
 /// Sends a message with its header through a fastbox.
-fn lay(ends: &mut Ends, about: u8, message: &[u8]) {
+fn send_in_fastbox(ends: &mut Ends, about: u8, message: &[u8]) {
     ends.fastboxes.write(0, message);
     let count = ends.outgoing.skip();
     ends.fastboxes.hand_over(&[about; FASTBOX_HEADER_BYTES], count);
@@ -57,13 +57,13 @@ fn take(ends: &mut Ends) -> Option<u8> {
 }
 
 #[test]
-fn ranks_that_answer_each_other_always_have_a_tray() {
+fn ranks_that_answer_each_other_always_have_a_fastbox() {
     let (mut maker, mut taker) = pair();
     for number in 1..6 {
         assert!(maker.fastboxes.takes(FASTBOX_BYTES) && !maker.fastboxes.takes(FASTBOX_BYTES + 1));
         assert_eq!(take(&mut taker), None);
         maker.fastboxes.write(60, &[9; 40]);
-        lay(&mut maker, number, &[number; 60]);
+        send_in_fastbox(&mut maker, number, &[number; 60]);
         assert_eq!(take(&mut taker), Some(number));
         assert_eq!(taker.fastboxes.bytes(0..60), [number; 60]);
         assert_eq!(taker.fastboxes.bytes(60..100), [9; 40]);
@@ -73,7 +73,7 @@ fn ranks_that_answer_each_other_always_have_a_tray() {
 }
 
 #[test]
-fn whoever_moves_something_wakes_the_other_once() {
+fn a_side_that_moves_bytes_wakes_the_other_once() {
     let (maker, taker) = pair();
     assert!(!maker.sleep.is_to_be_woken());
     taker.sleep.begin();
@@ -95,14 +95,14 @@ fn no_wake_up_is_lost() {
     const GENERATIONS: u64 = 200_000;
     let runtime = Runtime::system();
     let (mut maker, mut taker) = pair();
-    let ((to_maker, mut maker_bell), (to_taker, mut taker_bell)) = (runtime.mailbox(), runtime.mailbox());
+    let ((to_maker, mut maker_wakes), (to_taker, mut taker_wakes)) = (runtime.mailbox(), runtime.mailbox());
     let deadline = Some(runtime.deadline(Duration::from_secs(60)));
     let writer = runtime.spawn("writer", move || {
         for round in 0..GENERATIONS {
             while maker.outgoing.room(64).unwrap() == 0 {
                 maker.sleep.begin();
                 if maker.outgoing.room(64).unwrap() == 0 {
-                    maker_bell.receive(deadline).expect("the reader wakes us");
+                    maker_wakes.receive(deadline).expect("the reader wakes us");
                 }
                 maker.sleep.end();
             }
@@ -113,13 +113,13 @@ fn no_wake_up_is_lost() {
             }
         }
         // The reader of the last bytes may still want to wake this side.
-        maker_bell
+        maker_wakes
     });
     for round in 0..GENERATIONS {
         while taker.incoming.peek(8).unwrap().is_empty() {
             taker.sleep.begin();
             if taker.incoming.peek(8).unwrap().is_empty() {
-                taker_bell.receive(deadline).expect("the writer wakes us");
+                taker_wakes.receive(deadline).expect("the writer wakes us");
             }
             taker.sleep.end();
         }
@@ -137,7 +137,7 @@ proptest! {
     /// Whatever is sent, in fastboxes and in the ring, and whenever it is read: each side receives the
     /// other's messages in order, and no fastbox is lost.
     #[test]
-    fn messages_on_trays_and_in_the_ring_keep_their_order(
+    fn messages_in_fastboxes_and_in_the_ring_keep_their_order(
         moves in prop::collection::vec((0..4, any::<bool>()), 1..80)
     ) {
         let (maker, taker) = pair();
@@ -148,7 +148,7 @@ proptest! {
             let (side, other) = (usize::from(of_taker), usize::from(!of_taker));
             match kind {
                 0 if sides[side].fastboxes.takes(1) => {
-                    lay(&mut sides[side], number, &[number]);
+                    send_in_fastbox(&mut sides[side], number, &[number]);
                     under_way[other].push_back((number, true));
                 }
                 1 => {
@@ -171,8 +171,8 @@ proptest! {
             for (ends, read) in sides.iter().zip(read) {
                 prop_assert!(read.is_none_or(|number| ends.fastboxes.bytes(0..1) == [number]));
             }
-            let laid = under_way.iter().flatten().filter(|(_, fastbox_bytes)| *fastbox_bytes).count();
-            prop_assert_eq!(sides.iter().map(|ends| ends.fastboxes.here).sum::<usize>() + laid, 2);
+            let in_fastboxes = under_way.iter().flatten().filter(|(_, fastbox_bytes)| *fastbox_bytes).count();
+            prop_assert_eq!(sides.iter().map(|ends| ends.fastboxes.here).sum::<usize>() + in_fastboxes, 2);
         }
     }
 

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_before_the_end_is_received_before_it() {
+    fn bytes_sent_before_the_end_are_received_before_it() {
         for goodbye in [true, false] {
             let (mut one, mut other) = shared();
             send(&mut one, &[1; 64]);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_lies_down_is_woken_or_need_not_sleep() {
+    fn a_side_that_prepares_to_sleep_is_woken_or_need_not_sleep() {
         let (mut one, mut other) = shared();
         assert!(other.prepare_sleep(true), "nothing is here");
         send(&mut one, &[1; 64]);

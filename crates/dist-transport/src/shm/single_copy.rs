@@ -100,8 +100,8 @@ mod tests {
         loom::model(move || {
             let word = Weak::<TO_SETTLE, TO_LOOK>(atomic::AtomicU64::new(0));
             let (published, message) = (atomic::AtomicU64::new(0), UnsafeCell::new(1));
-            let lent = Arc::new(Offered { word, published, message });
-            let receiver = lent.clone();
+            let shared = Arc::new(Offered { word, published, message });
+            let receiver = shared.clone();
             let receiver = thread::spawn(move || {
                 let published = receiver.published.load(Ordering::Acquire) == 1;
                 published && {
@@ -109,21 +109,21 @@ mod tests {
                     ack(&receiver.word, 8)
                 }
             });
-            offer(&lent.word);
-            lent.published.store(1, Ordering::Release);
-            if !(looks && acked(&lent.word).is_some()) {
-                cancel(&lent.word);
+            offer(&shared.word);
+            shared.published.store(1, Ordering::Release);
+            if !(looks && acked(&shared.word).is_some()) {
+                cancel(&shared.word);
             }
-            let received = lent.word.load(Ordering::Relaxed) != CANCELLED;
+            let received = shared.word.load(Ordering::Relaxed) != CANCELLED;
             if received {
-                lent.message.with_mut(drop);
+                shared.message.with_mut(drop);
             }
             assert_eq!(receiver.join().expect("nobody panics"), received);
         });
     }
 
     #[rstest]
-    fn what_is_written_once_a_loan_is_settled_was_not_received(#[values(true, false)] looks: bool) {
+    fn bytes_written_after_a_cancelled_offer_were_not_received(#[values(true, false)] looks: bool) {
         send::<false, false>(looks);
     }
 

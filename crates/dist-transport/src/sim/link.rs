@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_does_not_wait_for_what_comes_later() {
+    fn a_link_does_not_wait_for_a_later_message() {
         let mut links = links();
         assert_eq!(carry(&mut links, 0, 4, 1000), 10 * MS + 101 * MS + 101 * MS + 10 * MS + 10 * MS);
         // The link to the third host is free until that message arrives: here for messages of a host in its

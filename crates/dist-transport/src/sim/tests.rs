@@ -170,7 +170,7 @@ fn seeds_find_a_wake_up_in_the_wrong_order() {
 }
 
 #[test]
-fn a_deadlock_is_reported_with_the_seed_and_those_who_wait() {
+fn a_deadlock_is_reported_with_the_seed_and_the_waiting_threads() {
     let report = report(11, 3, |transport| {
         let runtime = transport.runtime().clone();
         match transport.rank().index() {
@@ -220,7 +220,7 @@ impl Drop for CountDrop {
 }
 
 #[test]
-fn a_panic_of_a_task_goes_to_who_joins_it() {
+fn a_panic_of_a_task_goes_to_the_joining_thread() {
     let outcome = run(5, 2, |transport| {
         let task = transport.runtime().spawn("worker", || panic!("planted")).unwrap();
         *task.join().unwrap_err().downcast::<&str>().unwrap()
@@ -258,7 +258,7 @@ fn a_sleeper_that_is_woken_sleeps_on() {
 }
 
 #[test]
-fn a_panic_of_a_spawned_thread_is_in_the_report_of_what_comes_of_it() {
+fn a_panic_of_a_spawned_thread_is_in_the_report_of_its_consequences() {
     let report = report(2, 2, |transport| {
         let worker = transport.runtime().spawn("worker", || assert_eq!(1, 2, "the cause"));
         if transport.rank().index() == 1 {

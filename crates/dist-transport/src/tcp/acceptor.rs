@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_that_says_nothing_is_looked_at_when_its_time_is_over() {
+    fn a_silent_client_is_checked_when_its_handshake_expires() {
         let (mut acceptor, address) = acceptor();
         assert_eq!(acceptor.look_again_in(), None);
         let _stranger = TcpStream::connect(address).unwrap();
@@ -477,13 +477,13 @@ mod tests {
     }
 
     #[test]
-    fn whoever_hangs_up_and_has_said_nothing_was_not_refused() {
+    fn a_client_that_hangs_up_without_a_word_does_not_count_as_refused() {
         let (mut acceptor, address) = acceptor();
         let hello = *hello().hello();
         for (logged, refused) in [(&b""[..], 0), (b"hello", 1), (b"", 1), (&hello, 1)] {
-            let mut stranger = TcpStream::connect(address).unwrap();
-            stranger.write_all(logged).unwrap();
-            stranger.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut client = TcpStream::connect(address).unwrap();
+            client.write_all(logged).unwrap();
+            client.shutdown(std::net::Shutdown::Write).unwrap();
             turn(&mut acceptor);
             while !acceptor.pending.is_empty() {
                 turn(&mut acceptor);
@@ -504,16 +504,16 @@ mod tests {
 
     /// The oldest handshake of all is the one that has sent a hello.
     #[test]
-    fn strangers_that_do_not_say_hello_keep_nobody_out() {
+    fn clients_without_a_hello_lock_nobody_out() {
         let (mut acceptor, address) = acceptor();
         let ours = say_hello(address);
-        let mut strangers = Vec::new();
+        let mut clients = Vec::new();
         for count in 1..=2 * PENDING_MAX {
-            let mut stranger = TcpStream::connect(address).unwrap();
-            stranger.write_all(&ours.1.hello()[..count % 3]).unwrap();
-            strangers.push(stranger);
+            let mut client = TcpStream::connect(address).unwrap();
+            client.write_all(&ours.1.hello()[..count % 3]).unwrap();
+            clients.push(client);
             assert!(turn(&mut acceptor).is_empty());
-            assert!(acceptor.can_accept(), "after {count} strangers");
+            assert!(acceptor.can_accept(), "after {count} clients");
         }
         let admitted = finish(&mut acceptor, ours).expect("it has its place still");
         assert_eq!((admitted.len(), admitted[0].identity.from), (1, 1));
@@ -523,28 +523,28 @@ mod tests {
     /// Handshakes are dropped at random. A process of the job is one of many, and keeps its place for a
     /// while.
     #[test]
-    fn strangers_that_say_hello_keep_nobody_out() {
+    fn clients_with_a_hello_lock_nobody_out() {
         let (mut acceptor, address) = acceptor();
-        let mut strangers = Vec::new();
+        let mut clients = Vec::new();
         for _ in 0..2 * PENDING_MAX {
-            strangers.push(say_hello(address).0);
+            clients.push(say_hello(address).0);
             assert!(turn(&mut acceptor).is_empty());
             assert!(acceptor.can_accept());
         }
         assert_eq!(acceptor.pending.len(), PENDING_MAX);
         assert_eq!(acceptor.refused(), PENDING_MAX as u64);
-        let kept = strangers.iter().skip(PENDING_MAX).filter(|stranger| {
-            stranger.set_nonblocking(true).unwrap();
+        let kept = clients.iter().skip(PENDING_MAX).filter(|client| {
+            client.set_nonblocking(true).unwrap();
             // A challenge has arrived, and the connection is open.
-            matches!((&**stranger).read(&mut [0; 2 * CHALLENGE_BYTES]), Ok(CHALLENGE_BYTES))
-                && matches!((&**stranger).read(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock)
+            matches!((&**client).read(&mut [0; 2 * CHALLENGE_BYTES]), Ok(CHALLENGE_BYTES))
+                && matches!((&**client).read(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock)
         });
         assert!(kept.count() < PENDING_MAX, "it is not the oldest who are dropped");
         // The place is lost with a probability of 1 in 256 for each new connection.
         let admitted = std::iter::repeat_with(|| {
             let ours = say_hello(address);
             for _ in 0..10 {
-                strangers.push(say_hello(address).0);
+                clients.push(say_hello(address).0);
                 turn(&mut acceptor);
             }
             finish(&mut acceptor, ours)
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_said_hello_since_it_was_last_heard_is_not_dropped() {
+    fn a_client_whose_hello_has_just_arrived_is_not_dropped() {
         let (mut acceptor, address) = acceptor();
         let mut stream = TcpStream::connect(address).unwrap();
         assert!(turn(&mut acceptor).is_empty());
@@ -568,7 +568,7 @@ mod tests {
 
     /// Simulates a process that may open no more files: one descriptor is left.
     #[test]
-    fn with_the_last_descriptor_strangers_are_told_from_processes_of_the_job() {
+    fn with_the_last_descriptor_processes_of_the_job_still_authenticate() {
         let (mut acceptor, address) = acceptor();
         acceptor.spare = None;
         let accept = |acceptor: &mut Acceptor, last: bool| {
@@ -577,13 +577,13 @@ mod tests {
             let deadline = acceptor.runtime.deadline(LAST_HANDSHAKE_LIMIT);
             acceptor.go_on(PendingHandshake::new(stream, deadline, last), &mut Vec::new());
         };
-        let stranger = TcpStream::connect(address).unwrap();
+        let client = TcpStream::connect(address).unwrap();
         accept(&mut acceptor, true);
         assert!(!acceptor.can_accept(), "there is no place beside it");
         assert!(acceptor.look_again_in().unwrap() <= LAST_HANDSHAKE_LIMIT);
-        drop(stranger);
+        drop(client);
         assert!(turn(&mut acceptor).is_empty());
-        assert!(acceptor.take_out_of_files().is_none(), "a stranger does not end the job");
+        assert!(acceptor.take_out_of_files().is_none(), "a client does not end the job");
         acceptor.spare = None;
         let (mut stream, ours) = say_hello(address);
         accept(&mut acceptor, true);

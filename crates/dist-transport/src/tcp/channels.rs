@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_of_too_many_forks_has_no_origin() {
+    fn a_channel_after_too_many_forks_has_no_path() {
         let deepest = (0..DEPTH_MAX as u64).fold(ForkPath::default(), |origin, number| {
             origin.child(number, ChannelId::from_number(7)).unwrap()
         });

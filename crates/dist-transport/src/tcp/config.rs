@@ -456,7 +456,7 @@ mod tests {
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "inf")], "DIST_LIVENESS=\"inf\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SHM_CMA", "no")], "DIST_SHM_CMA=\"no\" is not on, read or off")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in DIST_SECRET_FILE=\"/nowhere\"")]
-    fn what_makes_no_sense_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {
+    fn an_invalid_value_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {
         let message = parse(variables).unwrap_err().to_string();
         assert!(message.starts_with(expected), "{message}");
     }

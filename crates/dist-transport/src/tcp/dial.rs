@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_hung_up_on_by_a_flooded_process_of_the_job_is_not_refused() {
+    fn a_hang_up_of_a_flooded_process_of_the_job_is_no_refusal() {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let mut hang_ups = HangUps::default();
         let limit = Duration::from_secs(1);
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_in_vain_after_its_proof_cannot_tell_whether_the_connection_is_open() {
+    fn a_timeout_after_the_proof_is_reported_as_unanswered() {
         let (stream, _silent) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         stream.set_nonblocking(true).unwrap();
         let runtime = Runtime::system();
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_wait_longer_for_the_answer_to_its_proof_than_for_a_connection_gets_it() {
+    fn the_answer_to_a_proof_has_its_own_limit() {
         let (stream, slow) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         stream.set_nonblocking(true).unwrap();
         let runtime = Runtime::system();

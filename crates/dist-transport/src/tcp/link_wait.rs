@@ -60,7 +60,7 @@ impl LinkWaitPolicy {
 
     /// Returns `true` if the rank should look again without reading the clock, which takes longer than a look
     /// at memory. That is not so if the awaited peer `may_share_core`.
-    pub(super) fn look_at_once(&self, wait: &mut LinkWait, may_share_core: impl FnOnce() -> bool) -> bool {
+    pub(super) fn spin_again(&self, wait: &mut LinkWait, may_share_core: impl FnOnce() -> bool) -> bool {
         wait.looks = wait.looks.wrapping_add(1);
         std::hint::spin_loop();
         let looks = if self.core_per_rank { LOOKS_PER_CLOCK } else { LOOKS_PER_YIELD };
@@ -68,7 +68,7 @@ impl LinkWaitPolicy {
     }
 
     /// Returns `true` if the rank should look again, after a pause, before sleeping.
-    pub(super) fn wake_waiters(&mut self, wait: &mut LinkWait, runtime: &Runtime) -> bool {
+    pub(super) fn wait_again(&mut self, wait: &mut LinkWait, runtime: &Runtime) -> bool {
         let now = runtime.now();
         let since = *wait.since.get_or_insert(now);
         let spent = now - since;
@@ -80,13 +80,13 @@ impl LinkWaitPolicy {
         };
         if on && due && may_yield {
             wait.yields += 1;
-            self.give_away(now, runtime);
+            self.yield_core(now, runtime);
         }
         on
     }
 
     /// Yields, and stops yielding for a while if that took long.
-    fn give_away(&mut self, before: Duration, runtime: &Runtime) {
+    fn yield_core(&mut self, before: Duration, runtime: &Runtime) {
         runtime.yield_now();
         let now = runtime.now();
         let lasted = now - before;

@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_hears_who_is_still_in_the_world_before() {
+    fn a_rank_is_told_who_is_still_in_the_previous_world() {
         let ([mut ours, mut theirs], own_info, config) = introduction(Duration::from_millis(300));
         let still_there = Frame::Missing { rank: 1, refused: 0 };
         theirs.push_all(&[still_there, Frame::Over].map(|frame| frame.encode())).unwrap();

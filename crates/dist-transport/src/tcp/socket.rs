@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_several_addresses_listens_on_the_first_that_is_of_this_machine() {
+    fn a_listener_uses_the_first_address_of_this_machine() {
         // Reserved addresses, assigned to nobody.
         let secret = Secret::from_bytes(&[7; 32]).unwrap();
         let elsewhere = |last| SocketAddr::from(([240, 0, 0, last], 0));

@@ -150,20 +150,20 @@ mod memory_beside {
     dist_transport::conformance! { super::MemoryBeside =>
         direct {
             all_ranks_of_a_group_share_memory_or_none_does
-            what_is_published_is_seen_by_whoever_waits_for_the_signal
-            ranks_that_have_met_have_what_all_have_brought
-            each_signal_of_a_call_hands_over_what_was_written_before_it
-            nobody_writes_over_what_a_rank_is_still_reading
+            a_rank_that_waits_for_a_signal_sees_the_published_bytes
+            after_a_fused_barrier_every_rank_has_the_bytes_of_all
+            each_signal_of_a_call_publishes_earlier_writes
+            bytes_that_a_rank_is_still_reading_are_not_overwritten
             groups_share_memory_of_their_own
             a_rank_sees_its_own_places
-            an_abort_wakes_who_waits_in_shared_memory
+            an_abort_wakes_ranks_that_wait_in_shared_memory
         }
         exposed {
             memory_that_is_exposed_is_read_and_written
-            what_is_lent_comes_back_from_its_own_call_only
+            lent_memory_is_returned_by_its_own_call_only
             memory_of_several_ranks_is_changed_at_once
-            what_was_written_after_a_call_failed_is_no_result_of_it
-            what_is_not_exposed_is_out_of_reach_which_harms_nothing
+            bytes_written_after_a_call_failed_are_no_result_of_it
+            memory_that_is_not_exposed_is_out_of_reach_without_harm
         }
         forks {
             a_group_is_numbered_in_the_order_of_its_list_and_others_get_none

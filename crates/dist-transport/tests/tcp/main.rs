@@ -167,7 +167,7 @@ fn rank_zero_hosts_the_coordinator_where_no_launcher_does() {
 }
 
 #[test]
-fn strangers_do_not_disturb_a_job() {
+fn unauthenticated_clients_do_not_disturb_a_job() {
     let job = Job::new(3);
     let address = job.coordinator.address();
     let mut silent = Vec::new();

@@ -85,7 +85,7 @@ fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
 }
 
 #[test]
-fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() {
+fn if_all_have_joined_but_never_at_once_the_ranks_that_left_are_named() {
     let job = Job::new(2);
     let join = |rank: usize| {
         TcpTransport::join(&job.configs[rank].clone().with_timeout(Duration::from_millis(300))).unwrap_err()
@@ -123,7 +123,7 @@ fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched
 #[rstest]
 #[case::one_stays_in_the_world_before(true)]
 #[case::one_does_not_come_again(false)]
-fn those_who_come_again_without_the_others_are_told_who_is_missing(#[case] stays: bool) {
+fn ranks_that_join_again_without_the_others_are_told_who_is_missing(#[case] stays: bool) {
     let job = Job::new(3);
     let configs = job.configs.clone();
     let (told, telling) = crossbeam::channel::unbounded::<()>();
@@ -224,7 +224,7 @@ fn a_rank_waits_for_the_others_for_all_of_its_time(#[case] launched: bool) {
 
 /// Rank 1 may connect before rank 0 hosts the coordinator.
 #[test]
-fn ranks_that_expect_different_world_sizes_both_hear_it_whoever_comes_first() {
+fn ranks_that_expect_different_world_sizes_are_both_told_in_either_order() {
     for _ in 0..20 {
         let (_held, address) = hold_port();
         let ranks = [(0, 2), (1, 3)].map(|(rank, world_size)| {

@@ -161,7 +161,7 @@ impl Inbound {
         if self.filled == HEADER_BYTES {
             return Ok(false);
         }
-        let (magic, about, laid) = match memory.next(HEADER_BYTES)? {
+        let (magic, about, is_in_fastbox) = match memory.next(HEADER_BYTES)? {
             None => return Ok(false),
             Some(NextMessage::InFastbox(about)) => (&MAGIC, about, true),
             Some(NextMessage::InRing(header)) => {
@@ -169,20 +169,20 @@ impl Inbound {
                 (magic, about, false)
             }
         };
-        let lent = *magic == SINGLE_COPY_MAGIC;
-        if !self.is_expected(about) || !(lent || *magic == MAGIC) {
-            self.header[..MAGIC.len()].copy_from_slice(if lent { &MAGIC } else { magic });
+        let is_single_copy = *magic == SINGLE_COPY_MAGIC;
+        if !self.is_expected(about) || !(is_single_copy || *magic == MAGIC) {
+            self.header[..MAGIC.len()].copy_from_slice(if is_single_copy { &MAGIC } else { magic });
             self.header[MAGIC.len()..].copy_from_slice(about);
             return Err(self.contradiction());
         }
         self.filled = HEADER_BYTES;
-        if laid {
+        if is_in_fastbox {
             memory.receive_fastbox(self.length)?;
             self.source = MessageSource::Fastbox;
             return Ok(true);
         }
         memory.advance(HEADER_BYTES);
-        if lent {
+        if is_single_copy {
             self.source = MessageSource::SingleCopy(memory.receive_offer()?);
         }
         Ok(true)

@@ -109,9 +109,9 @@ impl Outbound {
     /// Sends the whole message through the fastbox, if possible.
     fn put_in_fastbox(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let about = &self.header[MAGIC.len()..];
-        let laid = memory.put_in_fastbox(about, parts, self.total - HEADER_BYTES)?;
-        self.sent = if laid { self.total } else { 0 };
-        Ok(laid)
+        let is_in_fastbox = memory.put_in_fastbox(about, parts, self.total - HEADER_BYTES)?;
+        self.sent = if is_in_fastbox { self.total } else { 0 };
+        Ok(is_in_fastbox)
     }
 
     /// Returns the header of a single-copy message.

@@ -32,13 +32,13 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|at| u8::try_from(at % 251).expect("below 251")).collect()
 }
 
-fn lent(len: usize) -> Outbound {
+fn single_copy(len: usize) -> Outbound {
     Outbound::new(len, &CALL).single_copy_if(true)
 }
 
 /// Moves a message from one side to the other. Returns whether it was offered as a single copy first.
 fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
-    let (mut outbound, mut inbound) = (lent(sent.len()), Inbound::new(sent.len(), &CALL));
+    let (mut outbound, mut inbound) = (single_copy(sent.len()), Inbound::new(sent.len(), &CALL));
     let mut scratch = Scratch::default();
     outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
     let was_lent = outbound.single_copy == SingleCopy::Offered;
@@ -51,7 +51,7 @@ fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> boo
 }
 
 #[test]
-fn what_is_received_without_bytes_leaves_the_tray_to_the_next() {
+fn an_empty_message_leaves_the_fastbox_to_the_next() {
     let mut links = pair();
     // Then the first side owns both fastboxes.
     for (from_second, len) in
@@ -73,7 +73,11 @@ fn what_is_received_without_bytes_leaves_the_tray_to_the_next() {
 #[case::what_the_ring_has_room_for(MIB - 64, false)]
 #[case::what_it_has_none_for(MIB, true)]
 #[case::several_pieces(3 * MIB + 1, true)]
-fn a_large_message_is_lent(#[case] len: usize, #[case] is_lent: bool, #[values(true, false)] into: bool) {
+fn a_large_message_is_sent_as_a_single_copy(
+    #[case] len: usize,
+    #[case] is_single_copy: bool,
+    #[values(true, false)] into: bool,
+) {
     let mut links = pair();
     let sent = bytes(len);
     // The second message goes the other way.
@@ -88,17 +92,17 @@ fn a_large_message_is_lent(#[case] len: usize, #[case] is_lent: bool, #[values(t
             true => pass(&mut links, &sent, &mut Sink::Into(&mut received)),
             false => pass(&mut links, &sent, &mut Sink::Each(&mut append)),
         };
-        assert_eq!(was_lent, is_lent);
+        assert_eq!(was_lent, is_single_copy);
         assert!(received == sent);
         links.reverse();
     }
 }
 
 #[test]
-fn what_is_lent_is_combined_no_further_than_own_bytes_have_left() {
+fn a_single_copy_is_combined_no_further_than_own_bytes_were_sent() {
     let mut links = pair();
     let sent = bytes(MIB);
-    lent(MIB).push(&mut links[0], &mut Scratch::default(), &[&sent]).unwrap();
+    single_copy(MIB).push(&mut links[0], &mut Scratch::default(), &[&sent]).unwrap();
     let (mut inbound, mut own) = (Inbound::new(MIB, &CALL), Outbound::new(MIB, &CALL));
     let mut memory = vec![1; MIB];
     let mut combine = |ours: &mut [u8], theirs: &[u8]| {
@@ -120,7 +124,7 @@ fn memory(link: &mut PeerLink) -> &mut ShmLink {
 
 /// One of two ranks may reach into the other's memory but not the reverse, as where one is the other's child.
 #[test]
-fn what_is_out_of_reach_comes_through_the_ring_and_so_does_what_follows_but_not_what_goes_the_other_way() {
+fn a_message_out_of_reach_and_later_ones_come_through_the_ring_but_not_those_of_the_other_direction() {
     let mut links = pair();
     memory(&mut links[1]).get_no_more();
     let sent = bytes(2 * MIB + 5);
@@ -137,12 +141,12 @@ fn what_is_out_of_reach_comes_through_the_ring_and_so_does_what_follows_but_not_
 }
 
 #[test]
-fn what_gets_out_of_reach_midway_goes_on_through_the_ring() {
+fn a_message_that_gets_out_of_reach_midway_continues_through_the_ring() {
     let [mut from, mut to] = pair();
     let sent = bytes(2 * MIB + 5);
     let mut received = vec![0; sent.len()];
     let mut sink = Sink::Into(&mut received);
-    let (mut outbound, mut inbound) = (lent(sent.len()), Inbound::new(sent.len(), &CALL));
+    let (mut outbound, mut inbound) = (single_copy(sent.len()), Inbound::new(sent.len(), &CALL));
     let scratch = &mut Scratch::default();
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     inbound.pull(&mut to, scratch, &mut sink).unwrap();
@@ -161,14 +165,14 @@ fn what_gets_out_of_reach_midway_goes_on_through_the_ring() {
 #[rstest]
 #[case::before_it_was_looked_at(false)]
 #[case::while_it_was_copied(true)]
-fn what_was_called_back_is_not_received(#[case] begun: bool) {
+fn a_cancelled_message_is_not_received(#[case] begun: bool) {
     let [mut from, mut to] = pair();
     let sent = bytes(2 * MIB);
     let mut received = vec![0; sent.len()];
     let mut sink = Sink::Into(&mut received);
     let mut inbound = Inbound::new(sent.len(), &CALL);
     let scratch = &mut Scratch::default();
-    lent(sent.len()).push(&mut from, scratch, &[&sent]).unwrap();
+    single_copy(sent.len()).push(&mut from, scratch, &[&sent]).unwrap();
     if begun {
         inbound.pull(&mut to, scratch, &mut sink).unwrap();
     }
@@ -183,12 +187,12 @@ fn what_was_called_back_is_not_received(#[case] begun: bool) {
 }
 
 #[test]
-fn what_was_lent_by_a_peer_that_is_gone_is_not_received() {
+fn a_message_offered_by_a_dead_peer_is_not_received() {
     let [mut from, mut to] = pair();
     let sent = bytes(MIB);
     let mut received = vec![0; MIB];
     let scratch = &mut Scratch::default();
-    lent(MIB).push(&mut from, scratch, &[&sent]).unwrap();
+    single_copy(MIB).push(&mut from, scratch, &[&sent]).unwrap();
     drop(from);
     let (mut inbound, mut sink) = (Inbound::new(MIB, &CALL), Sink::Into(&mut received));
     let link_error = loop {
@@ -201,10 +205,10 @@ fn what_was_lent_by_a_peer_that_is_gone_is_not_received() {
 }
 
 #[test]
-fn who_waits_for_what_it_has_lent_hears_that_the_peer_is_gone() {
+fn a_sender_that_waits_for_an_acknowledgement_learns_that_the_peer_is_gone() {
     let [mut from, to] = pair();
     let (sent, scratch) = (bytes(MIB), &mut Scratch::default());
-    let mut outbound = lent(MIB);
+    let mut outbound = single_copy(MIB);
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
     drop(to);
@@ -214,11 +218,11 @@ fn who_waits_for_what_it_has_lent_hears_that_the_peer_is_gone() {
 }
 
 #[test]
-fn who_sleeps_until_what_it_has_lent_is_taken_is_woken() {
+fn a_sender_that_sleeps_until_its_message_is_copied_is_woken() {
     let [mut from, mut to] = pair();
     let (sent, mut received) = (bytes(MIB), vec![0; MIB]);
     let scratch = &mut Scratch::default();
-    let mut outbound = lent(MIB);
+    let mut outbound = single_copy(MIB);
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
     let watch = |link: &PeerLink| {

@@ -80,7 +80,7 @@ fn no_world_starts_with_a_rank_that_was_told_that_it_does_not() {
 }
 
 #[test]
-fn those_who_wait_for_a_rank_whose_process_has_ended_are_told_at_once() {
+fn ranks_that_wait_for_an_ended_process_to_join_are_told_at_once() {
     let (mut rendezvous_server, mut told) = rendezvous_server([0, 2], LONG);
     let ended = Arc::new(EndedRanks::new().unwrap());
     rendezvous_server = rendezvous_server.with_ended(Arc::clone(&ended));
@@ -97,7 +97,7 @@ fn those_who_wait_for_a_rank_whose_process_has_ended_are_told_at_once() {
 }
 
 #[test]
-fn whoever_waits_for_nobody_is_not_told_of_processes_that_have_ended() {
+fn a_rank_that_waits_for_nobody_is_not_told_of_ended_processes() {
     let (mut rendezvous_server, _) = rendezvous_server([], LONG);
     let ended = Arc::new(EndedRanks::new().unwrap());
     rendezvous_server = rendezvous_server.with_ended(Arc::clone(&ended));
@@ -223,7 +223,7 @@ fn a_rank_that_comes_again_when_the_last_one_leaves_is_not_hung_up_on() {
 
 /// Rank 0 waits for its coordinator when it leaves.
 #[test]
-fn nobody_who_comes_when_all_have_left_keeps_the_coordinator_for_long() {
+fn a_client_that_connects_after_all_have_left_does_not_keep_the_coordinator() {
     let (mut rendezvous_server, mut ranks) = rendezvous_server([0, 1, 2, 3], LONG);
     let stop = Waker::new().unwrap();
     let (silent, _) = arrival(&mut rendezvous_server);
@@ -356,7 +356,7 @@ fn a_rank_whose_process_has_ended_has_died_unless_it_left_before(
 
 /// However long ago that was: a busy coordinator reads later frames late.
 #[test]
-fn ranks_are_silent_of_which_nothing_had_come_at_the_last_look() {
+fn ranks_without_frames_at_the_last_look_are_silent() {
     const LIVENESS: Duration = Duration::from_nanos(1);
     let (mut rendezvous_server, _ranks) = rendezvous_server([0, 1, 2, 3], LIVENESS);
     let told = rendezvous_server.members().map(|member| member.last_seen).min().expect("all have come");

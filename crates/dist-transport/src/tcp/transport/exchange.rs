@@ -53,8 +53,9 @@ impl TcpTransport {
         let peers = send.iter().map(|send| send.to).chain(receive.iter().map(|receive| receive.from));
         self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), due)?;
         let call = self.call();
-        let lent = pays_single_copy(send.map_or(0, |send| send.len()), receive.iter());
-        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(lent)));
+        let single_copy = pays_single_copy(send.map_or(0, |send| send.len()), receive.iter());
+        let mut outbound =
+            send.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(single_copy)));
         let mut inbound = receive.map(|receive| {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
@@ -87,9 +88,9 @@ impl TcpTransport {
         }
         let call = self.call();
         let sent = sends.clone().map(Outgoing::len).sum();
-        let lent = pays_single_copy(sent, receives.iter().map(|receive| &**receive));
+        let single_copy = pays_single_copy(sent, receives.iter().map(|receive| &**receive));
         let mut outbound: Few<_> =
-            sends.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(lent))).collect();
+            sends.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(single_copy))).collect();
         // Messages that arrive at the same time cannot share one scratch buffer.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
         let mut scratch = || self.scratches.pop().unwrap_or_default();
@@ -276,7 +277,7 @@ impl TcpTransport {
             short.renew();
             long.renew(session, self.channel, &self.calls, self.members[peer]);
         }
-        if self.wait_policy.look_at_once(short, || may_share_core(&self.links, waits)) {
+        if self.wait_policy.spin_again(short, || may_share_core(&self.links, waits)) {
             return Ok(());
         }
         // Arrivals are taken before the deadline is checked, as received bytes are.
@@ -288,7 +289,7 @@ impl TcpTransport {
         if runtime.expired(deadline) {
             return Err(peer_error(LinkError::TimedOut));
         }
-        if moved || self.wait_policy.wake_waiters(short, runtime) {
+        if moved || self.wait_policy.wait_again(short, runtime) {
             return Ok(());
         }
         self.sleep(waits, false, waiting, deadline)

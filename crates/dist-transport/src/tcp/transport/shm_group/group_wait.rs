@@ -137,12 +137,12 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    const ROOMY: GroupWaitPolicy = GroupWaitPolicy::new(true);
-    const CROWDED: GroupWaitPolicy = GroupWaitPolicy::new(false);
+    const CORE_PER_RANK: GroupWaitPolicy = GroupWaitPolicy::new(true);
+    const OVERSUBSCRIBED: GroupWaitPolicy = GroupWaitPolicy::new(false);
 
     #[test]
     fn a_rank_with_a_core_to_itself_looks_for_a_while_and_then_sleeps() {
-        let mut wait_policy = ROOMY;
+        let mut wait_policy = CORE_PER_RANK;
         let mut wait = GroupWait::begin(us(1000));
         assert_eq!(wait_policy.next(&mut wait, us(1000), false), WaitStep::Spin);
         assert_eq!(wait_policy.next(&mut wait, us(999) + SPIN, false), WaitStep::Spin);
@@ -150,8 +150,8 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_another_core_nobody_spins_on_a_core_that_is_wanted() {
-        let mut wait_policy = ROOMY;
+    fn with_a_core_per_rank_nobody_spins_on_a_wanted_core() {
+        let mut wait_policy = CORE_PER_RANK;
         let mut wait = GroupWait::begin(us(0));
         assert_eq!(wait_policy.next(&mut wait, us(0), true), WaitStep::Sleep);
         assert_eq!(wait_policy.next(&mut wait, us(1), false), WaitStep::Spin);
@@ -159,12 +159,12 @@ mod tests {
 
     /// Returns the policy of a rank that has just slept, so that it could be woken on another core.
     fn rested() -> GroupWaitPolicy {
-        GroupWaitPolicy { waits_on_one_core: WAITS_ON_ONE_CORE, ..CROWDED }
+        GroupWaitPolicy { waits_on_one_core: WAITS_ON_ONE_CORE, ..OVERSUBSCRIBED }
     }
 
     #[test]
     fn one_of_many_waits_on_one_core_sleeps() {
-        let mut wait_policy = CROWDED;
+        let mut wait_policy = OVERSUBSCRIBED;
         for _ in 0..2 {
             let mut wait = GroupWait::begin(us(0));
             assert_eq!(wait_policy.next(&mut wait, us(0), true), WaitStep::Sleep);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_core_is_wanted_gives_it_away_and_sleeps_in_the_end() {
+    fn a_rank_whose_core_is_wanted_yields_and_finally_sleeps() {
         let mut wait_policy = rested();
         let mut wait = GroupWait::begin(us(0));
         for generation in 0..YIELDS_MAX {
@@ -189,10 +189,15 @@ mod tests {
     }
 
     /// Records a yield that lasted this long until `now`, during which external load had the core for
-    /// `to_strangers` µs.
-    fn give_away(wait_policy: &mut GroupWaitPolicy, now: u64, lasted: u64, to_strangers: u64) -> bool {
+    /// `to_external_load` µs.
+    fn record_long_yield(
+        wait_policy: &mut GroupWaitPolicy,
+        now: u64,
+        lasted: u64,
+        to_external_load: u64,
+    ) -> bool {
         let is_measuring = wait_policy.is_measuring(us(now - lasted));
-        wait_policy.record_yield(us(now), us(lasted), || is_measuring.then_some(us(to_strangers)))
+        wait_policy.record_yield(us(now), us(lasted), || is_measuring.then_some(us(to_external_load)))
     }
 
     fn next(wait_policy: &mut GroupWaitPolicy, now: u64) -> WaitStep {
@@ -205,10 +210,10 @@ mod tests {
     #[test]
     fn a_long_yield_may_have_been_to_a_rank_and_the_next_ones_are_watched() {
         let mut wait_policy = rested();
-        assert!(!give_away(&mut wait_policy, 10_000, 1000, 0));
+        assert!(!record_long_yield(&mut wait_policy, 10_000, 1000, 0));
         assert!(!wait_policy.is_measuring(us(10_000)));
         for now in [20_000, 30_000, 50_000] {
-            assert!(!give_away(&mut wait_policy, now, 1001, 1000));
+            assert!(!record_long_yield(&mut wait_policy, now, 1001, 1000));
             assert_eq!(next(&mut wait_policy, now), WaitStep::Yield);
             assert!(wait_policy.is_measuring(us(now)) && wait_policy.is_measuring(us(now + 19_999)));
             assert!(!wait_policy.is_measuring(us(now + 20_000)));
@@ -216,14 +221,14 @@ mod tests {
     }
 
     #[test]
-    fn after_yields_to_a_stranger_who_stays_it_sleeps_for_longer_and_longer() {
+    fn persistent_external_load_makes_it_sleep_for_longer_and_longer() {
         let mut wait_policy = rested();
         let mut now = 10_000;
         for expected in [1000, 4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000] {
             // From here on yields are measured.
-            give_away(&mut wait_policy, now, 3000, 0);
+            record_long_yield(&mut wait_policy, now, 3000, 0);
             now += 10_000;
-            assert_eq!(give_away(&mut wait_policy, now, 3000, 1001), expected >= 16_000);
+            assert_eq!(record_long_yield(&mut wait_policy, now, 3000, 1001), expected >= 16_000);
             assert_eq!(next(&mut wait_policy, now + expected - 1), WaitStep::Sleep);
             now += expected;
             assert_eq!(next(&mut wait_policy, now), WaitStep::Yield);
@@ -232,11 +237,11 @@ mod tests {
     }
 
     #[test]
-    fn strangers_who_are_soon_gone_cost_little() {
+    fn short_external_load_costs_little() {
         let mut wait_policy = rested();
         for now in (1..10).map(|round| round * 30_000) {
-            give_away(&mut wait_policy, now - 5000, 3000, 3000);
-            assert!(!give_away(&mut wait_policy, now, 3000, 3000));
+            record_long_yield(&mut wait_policy, now - 5000, 3000, 3000);
+            assert!(!record_long_yield(&mut wait_policy, now, 3000, 3000));
             assert_eq!(next(&mut wait_policy, now + 999), WaitStep::Sleep);
             assert_eq!(next(&mut wait_policy, now + 1000), WaitStep::Yield);
         }
