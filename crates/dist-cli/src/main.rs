@@ -12,16 +12,18 @@ mod output;
 mod parse;
 mod progress;
 mod quantity;
+mod reference;
 mod run;
 mod sim;
 mod tune;
+mod variables;
 mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use dist_transport::tcp::Config;
 use error::Error;
 use output::{Patient, print, say, write};
@@ -51,6 +53,13 @@ enum Command {
     Verify(verify::Arguments),
     /// Predict how long collectives take on a network that need not exist
     Sim(Box<sim::Arguments>),
+    /// Print completions for a shell
+    Completions(reference::CompletionsArguments),
+    /// Print the manual page, or write one for each command
+    Man(reference::ManArguments),
+    /// Print the page of the guide that lists all commands
+    #[command(hide = true)]
+    Reference,
     /// Become a rank's program; `run` starts every rank this way
     #[command(name = run::EXEC, hide = true)]
     ExecRank {
@@ -64,7 +73,8 @@ const WORDS: &str = "warn,dist_transport::tcp::meeting=error";
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter()).with_writer(|| Patient(io::stderr().lock())).init();
-    let arguments = match Arguments::try_parse() {
+    let parsed = parser().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
+    let arguments = match parsed {
         Ok(arguments) => arguments,
         Err(error) => return told_by_clap(&error),
     };
@@ -76,12 +86,20 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
+        Command::Completions(arguments) => reference::completions(parser(), &arguments),
+        Command::Man(arguments) => reference::man(parser(), &arguments),
+        Command::Reference => reference::markdown(parser()),
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {
         Ok(outcome) => outcome.end(),
         Err(error) => end_with(&error),
     }
+}
+
+/// Returns the parser of all arguments.
+fn parser() -> clap::Command {
+    reference::with_variables(Arguments::command())
 }
 
 fn end_with(error: &Error) -> ExitCode {

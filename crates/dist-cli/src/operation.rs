@@ -3,15 +3,17 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dist_collectives::{Algorithm, Operation};
 
+use crate::parse::{possible_value, same_name};
+
 /// Reads the name of a collective that there are algorithms of.
 pub(crate) fn collective() -> impl TypedValueParser<Value = Operation> {
-    let names = collectives().map(Operation::name);
+    let names = collectives().map(Operation::name).map(possible_value);
     PossibleValuesParser::new(names).map(|name| parse(&name).expect("it is one of the names"))
 }
 
 /// The collective of this name, if there are algorithms of it.
 pub(crate) fn parse(name: &str) -> Option<Operation> {
-    collectives().find(|operation| operation.name() == name)
+    collectives().find(|operation| same_name(operation.name(), name))
 }
 
 /// All that there are algorithms of. An exclusive scan is measured and predicted as a scan.
@@ -58,7 +60,7 @@ impl Messages {
     }
 
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|messages| messages.name() == name)
+        Self::ALL.into_iter().find(|messages| same_name(messages.name(), name))
     }
 
     /// Those of one call that follow one another; the time is that of one.

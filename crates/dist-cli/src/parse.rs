@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
 use dist_transport::tcp::Medium;
 
@@ -58,18 +58,26 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| "this is not a number of seconds, as in 0, 5 or 0.25".to_owned())
 }
 
-/// A number of bytes, in units of 2^10, 2^20 or 2^30 if K, M or G follows.
+/// A number of bytes, in units of 2^10, 2^20, 2^30 or 2^40 if K, M, G or T follows, alone, in small letters or as `KiB`.
 pub(crate) fn bytes(text: &str) -> Result<usize, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K') => (&text[..text.len() - 1], 10),
-        Some(b'M') => (&text[..text.len() - 1], 20),
-        Some(b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
+    let unit_start = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(unit_start);
+    let shift = match unit.trim_start().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        "kb" | "mb" | "gb" | "tb" => {
+            return Err("write KiB, MiB, GiB or TiB, or K, M, G or T: these are powers of 1024".to_owned());
+        }
+        _ => return Err(SIZE.to_owned()),
     };
-    let number: usize =
-        digits.parse().map_err(|_| "a size is a whole number, as in 8, 64K, 1M or 2G".to_owned())?;
+    let number: usize = digits.parse().map_err(|_| SIZE.to_owned())?;
     number.checked_mul(1 << shift).ok_or_else(|| "this is more than there is memory for".to_owned())
 }
+
+const SIZE: &str = "a size is a whole number, as in 8, 64K, 1M, 1MiB or 2G";
 
 pub(crate) fn dtype() -> impl TypedValueParser<Value = DType> {
     named(DType::ALL.map(DType::name), DType::parse)
@@ -83,12 +91,29 @@ pub(crate) fn order() -> impl TypedValueParser<Value = ReductionOrder> {
     named(ReductionOrder::ALL.map(ReductionOrder::name), ReductionOrder::parse)
 }
 
+/// Returns `true` if two names differ at most by `-` and `_`, as `all_reduce`, `all-reduce` and `allreduce` do.
+pub(crate) fn same_name(a: &str, b: &str) -> bool {
+    let letters = |name: &'_ str| name.replace(['-', '_'], "");
+    letters(a) == letters(b)
+}
+
+/// A name, which the help lists, and its other spellings, which it does not.
+pub(crate) fn possible_value(name: &'static str) -> PossibleValue {
+    let spellings = [name.replace('_', "-"), name.replace('_', "")];
+    let aliases = spellings.into_iter().filter(|spelling| spelling != name);
+    PossibleValue::new(name).aliases(aliases.collect::<std::collections::BTreeSet<_>>())
+}
+
 /// One of these names, which the help lists.
 fn named<T: Clone + Send + Sync + 'static, const N: usize>(
     names: [&'static str; N],
     parse: fn(&str) -> Option<T>,
 ) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(names).map(move |name| parse(&name).expect("it has one of the names"))
+    let values = names.map(possible_value);
+    PossibleValuesParser::new(values).map(move |name| {
+        let name = names.into_iter().find(|known| same_name(known, &name)).expect("it is one of the names");
+        parse(name).expect("it is one of the names")
+    })
 }
 
 #[cfg(test)]
@@ -101,6 +126,17 @@ mod tests {
     #[case("0", Some(0))]
     #[case("8", Some(8))]
     #[case("64K", Some(65_536))]
+    #[case("64k", Some(65_536))]
+    #[case("64 KiB", Some(65_536))]
+    #[case("1m", Some(1 << 20))]
+    #[case("1MiB", Some(1 << 20))]
+    #[case("1mib", Some(1 << 20))]
+    #[case("3GiB", Some(3 << 30))]
+    #[case("1T", Some(1 << 40))]
+    #[case("8B", Some(8))]
+    #[case("1MB", None)]
+    #[case("1MiBs", None)]
+    #[case("é", None)]
     #[case("1M", Some(1 << 20))]
     #[case("2G", Some(2 << 30))]
     #[case("", None)]

@@ -16,7 +16,7 @@ use dist_transport::tcp::{Config, Medium, TcpTransport};
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::{print, say};
-use crate::parse::TransportName;
+use crate::parse::{TransportName, same_name};
 use crate::run::in_a_job;
 use line::{Line, Table};
 use operation::Operation;
@@ -200,7 +200,7 @@ impl Arguments {
             return Ok(None);
         }
         let known: Vec<_> = self.operation.algorithms();
-        let Some(algorithm) = known.iter().find(|known| known.name() == self.algorithm) else {
+        let Some(algorithm) = known.iter().find(|known| same_name(known.name(), &self.algorithm)) else {
             let names: Vec<_> = ["auto"].into_iter().chain(known.iter().map(|known| known.name())).collect();
             let text =
                 format!("{} is done by {}, not by {:?}", self.operation, names.join(", "), self.algorithm);

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dist_collectives::{Algorithm, Communicator, Direct, Operation as Collective, Ownership, ReductionOrder};
 
 use crate::Error;
 use crate::operation::{self, Messages, bus_factor};
+use crate::parse::possible_value;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
@@ -17,9 +18,16 @@ pub(super) enum Operation {
 impl Operation {
     /// Reads one of the names, which the help lists.
     pub(super) fn parser() -> impl TypedValueParser<Value = Self> {
-        let collectives = operation::collectives().map(|collective| PossibleValue::new(collective.name()));
+        let collectives = operation::collectives().map(|collective| possible_value(collective.name()));
         let messages = Messages::ALL.map(|messages| {
-            PossibleValue::new(messages.name()).help(match messages {
+            let spelt = [
+                ("send-recv", Messages::SendRecv),
+                ("send_recv", Messages::SendRecv),
+                ("ping-pong", Messages::PingPong),
+                ("ping_pong", Messages::PingPong),
+            ];
+            let spelt = spelt.into_iter().filter(|(_, named)| *named == messages).map(|(name, _)| name);
+            possible_value(messages.name()).aliases(spelt).help(match messages {
                 Messages::SendRecv => "Ranks 0 and 1 send to each other at the same time",
                 Messages::PingPong => "Rank 0 sends to rank 1, which sends back; the time is half of both",
                 Messages::Stream => {

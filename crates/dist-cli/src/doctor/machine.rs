@@ -8,22 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::Finding;
 use crate::run::files_needed;
-
-/// The variables that mean something to this library, as listed in docs/book/src/variables.md.
-const VARIABLES: [&str; 12] = [
-    "DIST_COORDINATOR",
-    "DIST_COSTS",
-    "DIST_CROSSOVERS",
-    "DIST_HOST_ID",
-    "DIST_JOB_ID",
-    "DIST_LIVENESS",
-    "DIST_LOG",
-    "DIST_PORT",
-    "DIST_RESTART",
-    "DIST_SECRET_FILE",
-    "DIST_SHM_CMA",
-    "DIST_TRANSPORT",
-];
+use crate::variables::VARIABLES;
 
 /// Files that a process may have open beside those of its job, by a generous guess.
 const OTHER_FILES: u64 = 64;
@@ -106,11 +91,12 @@ fn congestion() -> Option<Finding> {
 }
 
 fn variables() -> Option<Finding> {
+    let known = VARIABLES.map(|variable| variable.name);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let unknown: Vec<String> =
-        names.filter(|name| name.starts_with("DIST_") && !VARIABLES.contains(&name.as_str())).collect();
+        names.filter(|name| name.starts_with("DIST_") && !known.contains(&name.as_str())).collect();
     let finding = || Finding::new("variables", format!("{} mean nothing here", unknown.join(", ")));
-    (!unknown.is_empty()).then(|| finding().but(format!("what does: {}", VARIABLES.join(", "))))
+    (!unknown.is_empty()).then(|| finding().but(format!("what does: {}", known.join(", "))))
 }
 
 /// Where measured costs are kept.

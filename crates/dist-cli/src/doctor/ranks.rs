@@ -8,6 +8,7 @@ use dist_transport::{LazyDeadline, Reach, Transport};
 
 use super::{Finding, machine};
 use crate::Error;
+use crate::progress::Progress;
 
 /// How long ranks may take to open memory to each other.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -21,7 +22,11 @@ const BUDGET: Duration = Duration::from_millis(500);
 
 /// Joins the job and finds out what there is; rank 0 gets the findings of all.
 pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
+    let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
+    let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
+    now("waiting for all ranks to join");
     let mut transport = TcpTransport::join(config)?;
+    now("looking at the machines");
     let hosts = transport.hosts();
     let (rank, cores) = (transport.rank().index(), transport.cores());
     let own = hosts[rank];
@@ -35,6 +40,7 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let here = if is_first { here(&members, cores, reach, config) } else { Vec::new() };
     let mut findings = comm.all_gather_values(&here)?.concat();
     let way = |peer: usize| if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
+    now("measuring the links to rank 0");
     findings.extend(links(&mut comm, way)?);
     Ok(if rank == 0 { findings } else { Vec::new() })
 }

@@ -20,6 +20,7 @@ use dist_collectives::{Operation, ReductionOrder};
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
+use crate::parse::same_name;
 use crate::progress::Progress;
 use candidates::Case;
 use dist_algos::direct::DirectCosts;
@@ -130,7 +131,7 @@ fn point(
     let wanted = |name: &str, chosen: bool| match arguments.algorithm.as_str() {
         "all" => true,
         "auto" => chosen,
-        wanted => wanted == name,
+        wanted => same_name(wanted, name),
     };
     let found: Vec<_> = all.iter().filter(|candidate| wanted(&candidate.name, candidate.chosen)).collect();
     let found_directs: Vec<_> =

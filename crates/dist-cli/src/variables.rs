@@ -1,0 +1,119 @@
+//! The environment variables that commands read, for `--help`, the reference page and `distctl doctor`.
+
+/// An environment variable that a user may set.
+#[derive(Debug)]
+pub(crate) struct Variable {
+    pub(crate) name: &'static str,
+    pub(crate) meaning: &'static str,
+    reader: Reader,
+}
+
+/// Who reads a variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// Every rank that joins a job: of `run`, `bench`, `tune`, `doctor` and `chaos`.
+    Ranks,
+    /// `distctl run`, which sets it again for its ranks.
+    Run,
+    /// Every command.
+    Everything,
+    /// Programs only, when a launcher has set it.
+    Programs,
+}
+
+/// All variables that begin with `DIST_`.
+pub(crate) const VARIABLES: [Variable; 12] = [
+    Variable {
+        name: "DIST_COORDINATOR",
+        meaning: "Who hosts the coordinator: external (the launcher) or rank0",
+        reader: Reader::Programs,
+    },
+    Variable {
+        name: "DIST_COSTS",
+        meaning: "The file of measured costs, or off; rank 0's counts",
+        reader: Reader::Ranks,
+    },
+    Variable {
+        name: "DIST_CROSSOVERS",
+        meaning: "From how many bytes on an algorithm of shared memory is used",
+        reader: Reader::Ranks,
+    },
+    Variable {
+        name: "DIST_HOST_ID",
+        meaning: "Ranks with the same text are on one machine; else the machine's boot id decides",
+        reader: Reader::Ranks,
+    },
+    Variable {
+        name: "DIST_JOB_ID",
+        meaning: "The name of the job, the same on all its machines",
+        reader: Reader::Run,
+    },
+    Variable {
+        name: "DIST_LIVENESS",
+        meaning: "How many seconds a process or a host may be silent, at least 2",
+        reader: Reader::Ranks,
+    },
+    Variable {
+        name: "DIST_LOG",
+        meaning: "What distctl logs, written as RUST_LOG is",
+        reader: Reader::Everything,
+    },
+    Variable {
+        name: "DIST_PORT",
+        meaning: "The port of the coordinator in place of MASTER_PORT, under other launchers",
+        reader: Reader::Programs,
+    },
+    Variable {
+        name: "DIST_RESTART",
+        meaning: "How often the job was started before; distctl run sets it for the program",
+        reader: Reader::Programs,
+    },
+    Variable {
+        name: "DIST_SECRET_FILE",
+        meaning: "A file with the secret of the job, readable by its owner only, or fd:N",
+        reader: Reader::Run,
+    },
+    Variable {
+        name: "DIST_SHM_CMA",
+        meaning: "How far ranks reach into each other's memory: on, read or off",
+        reader: Reader::Ranks,
+    },
+    Variable {
+        name: "DIST_TRANSPORT",
+        meaning: "What messages go through: auto, shm or tcp",
+        reader: Reader::Ranks,
+    },
+];
+
+/// Commands whose ranks join a job.
+const WITH_RANKS: [&str; 5] = ["run", "bench", "tune", "doctor", "chaos"];
+
+/// Returns the variables that a command reads, the ranks that it starts included.
+pub(crate) fn read_by(command: &str) -> impl Iterator<Item = &'static Variable> {
+    VARIABLES.iter().filter(move |variable| match variable.reader {
+        Reader::Ranks => WITH_RANKS.contains(&command),
+        Reader::Run => command == "run",
+        Reader::Everything => true,
+        Reader::Programs => false,
+    })
+}
+
+/// Returns the section of `--help` about the variables that a command reads.
+pub(crate) fn help(command: &str) -> String {
+    let width = read_by(command).map(|variable| variable.name.len()).max().unwrap_or(0);
+    let rows = read_by(command).map(|Variable { name, meaning, .. }| format!("  {name:width$}  {meaning}"));
+    format!("Environment variables:\n{}", rows.collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_lists_every_variable() {
+        let page = include_str!("../../../docs/book/src/variables.md");
+        for Variable { name, .. } in &VARIABLES {
+            assert!(page.contains(&format!("`{name}`")), "docs/book/src/variables.md does not list {name}");
+        }
+    }
+}
