@@ -113,8 +113,8 @@ fn reference(mut parser: Command) -> String {
         let _ = writeln!(text, "| [`{name}`](#{anchor}) | {} |", about(command));
     }
     text.push_str(
-        "\nSizes are whole numbers of bytes, with a unit if need be: `64K`, `64k` and `64KiB` are 65536 bytes; `M`, `G` and `T` \
-         follow. Names of operations, algorithms and types may be written with `-`, with `_`, or without either: \
+        "\nSizes are whole numbers of bytes, with a unit if need be: `64K`, `64k` and `64KiB` are 65536 bytes; `M`, `G` and `T`\n\
+         follow. Names of operations, algorithms and types may be written with `-`, with `_`, or without either:\n\
          `all_reduce`, `all-reduce` and `allreduce` are the same.\n",
     );
     for command in &all[1..] {
@@ -183,7 +183,8 @@ fn meaning(argument: &Arg) -> String {
 
 /// Text that a cell of a table can hold.
 fn cell(text: &str) -> String {
-    text.trim_end_matches('.').replace('\n', " ").replace('|', "\\|").replace('<', "&lt;")
+    let text = text.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(text);
+    text.replace('\n', " ").replace('|', "\\|").replace('<', "&lt;")
 }
 
 #[cfg(test)]
