@@ -19,7 +19,7 @@ mod trainer;
 
 use std::env;
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -97,7 +97,11 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
         if ranks > 1 {
             // A text that cannot be learned is reported once, not by every rank.
             read_text()?;
-            return Ok(processes::launch(ranks)?);
+            let code = processes::launch(ranks)?;
+            if code == 0 && !options.json {
+                say_what_next()?;
+            }
+            return Ok(code);
         }
         processes::limit_threads(1)?;
     } else {
@@ -110,6 +114,19 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
     train::train(options, &text, comm)?;
     Ok(0)
 }
+
+/// Says what to try after a first training.
+fn say_what_next() -> io::Result<()> {
+    writeln!(io::stdout().lock(), "{WHAT_NEXT}")
+}
+
+const WHAT_NEXT: &str = "
+Try next:
+  cargo demo -- --ranks 4               the same parameters, to the bit (the same params_crc32), on 4 processes
+  cargo demo -- --strategy fsdp         the same with parameters and optimizer in parts
+  cargo demo -- --help                  all options
+  cargo install --path crates/dist-cli && distctl bench all_reduce --ranks 2     how fast processes talk here
+The guide is in docs/book/src; docs/book/src/own-loop.md trains a candle model of your own.";
 
 /// Makes sure that the job is the one that was asked for.
 fn check_world(options: &Options, world_size: usize) -> Result<(), DemoError> {
