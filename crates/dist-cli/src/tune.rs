@@ -41,14 +41,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     in_a_job(arguments.ranks, kept, |config, kept| measure(arguments, config, &kept))
 }
 
-<<<<<<< HEAD
 fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<Outcome, Error> {
-=======
-fn measure(arguments: &Arguments, config: &Config, kept: &KeptCosts) -> Result<Outcome, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
->>>>>>> 8b9fb36 (Generate completions, manual pages and the reference page from the argument parser of distctl)
     let transport = TcpTransport::join(config)?;
     now("measuring what messages take");
     let medium = transport.medium().name();
