@@ -233,6 +233,8 @@ gradient_slices! { f32 f64 f16 bf16 }
 /// assert!(outcome.results.iter().all(|weight| (weight - 0.5).abs() < 1e-3));
 /// ```
 ///
+/// Each rank has to compute other examples, or all compute the same: [`data`](crate::data) shows how they are dealt.
+///
 /// # Errors
 /// If one of the three fails. Then the next is not begun, and the job is aborted, so that no other rank waits. If the lists of
 /// gradients differ, every rank has [`GradientsDiffer`](Error::GradientsDiffer) and nobody waits: the job is not aborted.

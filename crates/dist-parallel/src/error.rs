@@ -96,7 +96,7 @@ pub enum Error {
         /// Steps since the last meeting.
         steps: usize,
     },
-    /// A setting of an optimizer makes no sense.
+    /// A setting, as of an optimizer or a sampler, makes no sense.
     #[error("{name} cannot be {value}")]
     Setting {
         /// The setting.
@@ -354,6 +354,17 @@ pub enum Error {
         there: Asked,
         /// What rank 0 of the first pipeline was asked for.
         on_first: Asked,
+    },
+    /// The examples of a micro-batch were asked for that the step does not have.
+    #[error(
+        "micro-batch {index} was asked for, and the step has {count}: call the trainer with the step's number of micro-batches \
+         (Step::micro_batches)"
+    )]
+    NoSuchMicroBatch {
+        /// The number of the micro-batch.
+        index: usize,
+        /// How many micro-batches the step has.
+        count: usize,
     },
     /// Of the micro-batches of one step, or of the steps from one meeting to the next, only some say how much they count.
     #[error("either all micro-batches of a step say how much they count, or none does")]

@@ -11,6 +11,7 @@ mod checkpoint;
 mod compress;
 mod config;
 mod courier;
+pub mod data;
 mod ddp;
 mod error;
 mod flat;

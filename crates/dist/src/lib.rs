@@ -11,6 +11,7 @@ pub use dist_collectives::{Communicator, ReduceOp};
 pub use dist_groups as groups;
 pub use dist_groups::{Group, Mesh};
 pub use dist_parallel as parallel;
+pub use dist_parallel::data;
 pub use dist_parallel::{Ddp, DdpOptions, Fsdp, FsdpOptions};
 pub use dist_transport as transport;
 #[cfg(feature = "sim")]

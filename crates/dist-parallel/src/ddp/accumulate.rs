@@ -9,6 +9,9 @@ impl<M: Params> Ddp<M> {
     /// own. Several calls and a step give what one step with all their micro-batches gives, if that one deals
     /// each rank the same. All micro-batches of a step have [losses](Loss) of one kind.
     ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
+    ///
     /// # Errors
     /// As for [`step_with`](Self::step_with).
     #[doc(alias = "no_sync")]
@@ -24,6 +27,9 @@ impl<M: Params> Ddp<M> {
     }
 
     /// As [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
     ///
     /// # Errors
     /// As for [`step_with`](Self::step_with).

@@ -53,6 +53,9 @@ impl<M: Params> Ddp<M> {
     /// assert_eq!(outcome.results, [-8.0; 2]);
     /// ```
     ///
+    /// The closure is given the number of a micro-batch among this rank's own. If all ranks read the same data, each has to take
+    /// other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
+    ///
     /// # Errors
     /// As for [`step_with`](Self::step_with); if some ranks take a step of another kind.
     #[doc(alias = "Join")]
@@ -72,6 +75,9 @@ impl<M: Params> Ddp<M> {
     }
 
     /// As [`join_with`](Self::join_with), for a model that is a [`Block`], as [`step`](Self::step).
+    ///
+    /// The closure is given the number of a micro-batch among this rank's own. If all ranks read the same data, each has to take
+    /// other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
     ///
     /// # Errors
     /// As for [`join_with`](Self::join_with).

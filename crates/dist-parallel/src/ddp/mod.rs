@@ -189,6 +189,9 @@ impl<M: Params> Ddp<M> {
     /// all ranks. `compute` is called for each micro-batch of this rank's share, in order: it goes forward and
     /// backward, reports each gradient to [`Ready`], and returns the [`Loss`], which says what the means are over.
     ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
+    ///
     /// # Errors
     /// If `compute` fails, a gradient is reported twice or does not look like its parameter, if the ranks were not
     /// all asked for the same number of micro-batches or all for none, if only some of the step's micro-batches say how
@@ -461,6 +464,9 @@ impl<M: Params> Ddp<M> {
 impl<M: Params> Ddp<M> {
     /// As [`step_with`](Self::step_with), for a model that is a [`Block`]: `batch` gives a micro-batch's input, and
     /// the function that computes the loss, and its gradient, from the model's output.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
     ///
     /// # Errors
     /// As for [`step_with`](Self::step_with).

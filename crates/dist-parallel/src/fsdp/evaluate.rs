@@ -41,6 +41,9 @@ impl<A> Fsdp<A> {
     /// accumulated and those of a step before its update too. What a block keeps for its backward is dropped before the next
     /// unit begins. At the end ranks add up a list of 4 bytes for each micro-batch, and 8 bytes more.
     ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
+    ///
     /// # Errors
     /// If there are no micro-batches or they count for nothing: every rank has this error, and training can go on. If the ranks
     /// were not all asked for the same, which they are told, too; what was accumulated is then forgotten. If `input`, `loss`

@@ -27,6 +27,9 @@ impl<A> Fsdp<A> {
     /// ranks. `batch` gives an input by the micro-batch's number, and the function that computes the [`Loss`], which says
     /// what the means are over, and its gradient from the model's output.
     ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
+    ///
     /// # Errors
     /// If `batch`, a block or the loss fails, a gradient is reported twice or does not look like its parameter, if a block
     /// [changes a parameter](Error::ChangedByBlock) by itself and ranks share the parameter, if the ranks were not all asked for the same number of micro-batches or all for none, if only some of the step's
@@ -52,6 +55,9 @@ impl<A> Fsdp<A> {
     /// [what they count](Loss). It goes on taking steps, because the others need its part of the parameters, and these go on
     /// changing. Ranks that share a copy make as many rounds as the one of them that has the most micro-batches, and in each
     /// add up what those have that have one; then the rounds are summed.
+    ///
+    /// The closure is given the number of a micro-batch among this rank's own. If all ranks read the same data, each has to take
+    /// other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
     ///
     /// # Errors
     /// As for [`step`](Self::step); if some ranks take a step of another kind.
@@ -114,6 +120,9 @@ impl<A> Fsdp<A> {
     /// Computes gradients that the next step adds to its own. Where gradients are sharded, each rank keeps its part of
     /// them. Several calls and a step give what one step with all their micro-batches gives, if that one deals the same.
     /// All micro-batches of a step have [losses](Loss) of one kind.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
     ///
     /// # Errors
     /// As for [`step`](Self::step).

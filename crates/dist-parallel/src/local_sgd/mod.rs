@@ -224,6 +224,8 @@ impl<M: Params> LocalSgd<M> {
     /// Takes a step of this rank alone: `inner` computes, changes the parameters and returns the [`Loss`], which says how much
     /// the step counts. After every so many steps the ranks meet.
     ///
+    /// Each rank has to take other examples, or all compute the same: [`data`](crate::data) shows how they are dealt.
+    ///
     /// # Errors
     /// If `inner` fails, if only some of the steps since the last meeting say how much they count, or as for
     /// [`meet`](Self::meet).

@@ -33,6 +33,9 @@ impl<A> Pipeline<A> {
     /// bytes what it is asked for. At the end the last stage's ranks of all pipelines add up a list of 4 bytes for each
     /// micro-batch and 16 bytes more, and the mean is sent to all, in 24 bytes.
     ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
+    /// [`data`](crate::data) shows that mistake and what to write instead.
+    ///
     /// # Errors
     /// If there are no micro-batches, more than a schedule is made for, not as many on all ranks, or if they count for
     /// nothing: every rank then has this error, and training can go on. If `input`, `loss` or a block fails, an

@@ -19,6 +19,9 @@ impl<A> Pipeline<A> {
     /// and its gradient from the model's output, and is called on the rank of the last. Both are given the number of a
     /// micro-batch of this pipeline's [`share`](Self::share).
     ///
+    /// `input` and `loss` run on different ranks. Both take their data from the number: an iterator that each advances by itself
+    /// gives pipelines the same examples. [`data`](crate::data) shows that mistake and what to write instead.
+    ///
     /// # Errors
     /// If all micro-batches count for nothing, or only those of some pipelines say how much they count: every rank then has
     /// this error, and the next step can be taken. If `input`, `loss` or a block fails, a gradient is reported twice or does

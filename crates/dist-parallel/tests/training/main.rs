@@ -7,6 +7,7 @@ mod by_hand;
 mod calls;
 mod checkpoint;
 mod compress;
+mod data;
 mod ddp;
 mod dtypes;
 mod errors;

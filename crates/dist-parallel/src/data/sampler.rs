@@ -1,0 +1,280 @@
+//! Shuffles a data set whose examples have numbers, and deals it to the micro-batches of steps.
+
+use std::ops::Range;
+
+use dist_collectives::Communicator;
+use serde::{Deserialize, Serialize};
+
+use super::permutation::{Permutation, keyed};
+use crate::agreement::{self, setting};
+use crate::fsdp::share;
+use crate::{Error, Result};
+
+/// Shuffles the examples of a data set anew in each epoch, and deals them to the micro-batches of steps.
+///
+/// Micro-batch m of step s has the examples at the places (s · `micro_batches` + m) · `batch` and following of the epoch's
+/// permutation. The permutation depends on `len`, `seed` and `epoch` only, so that it is the same on any number of ranks and in
+/// every version of this crate. It is computed place by place and takes no memory.
+///
+/// All ranks have the same sampler, which [`check`](Self::check) makes sure of. [The module](super) has an example.
+///
+/// # Shuffling
+///
+/// The permutation is a swap-or-not shuffle of 64 rounds with the output function of SplitMix64, keyed by `seed` and `epoch`.
+#[doc(alias = "DistributedSampler")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Sampler {
+    /// How many examples the data set has.
+    pub len: usize,
+    /// Chooses the permutations. 0 by default.
+    pub seed: u64,
+    /// The epoch, which has a permutation of its own.
+    #[doc(alias = "set_epoch")]
+    pub epoch: u64,
+    /// How many examples of this epoch are taken already. 0, unless a training goes on in the middle of an epoch.
+    pub taken: usize,
+    /// Whether examples are shuffled, as they are by default. If not, their order is that of the data set.
+    pub shuffle: bool,
+    /// How many examples a micro-batch has. 1 by default.
+    pub batch: usize,
+    /// How many micro-batches a step has, on all ranks together. 1 by default.
+    pub micro_batches: usize,
+    /// What becomes of examples at the end of an epoch that are fewer than a step needs.
+    pub last: LastStep,
+}
+
+/// What becomes of the examples at the end of an epoch, or of a stream, that are fewer than a step needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum LastStep {
+    /// The last step is filled up with the first examples of the epoch, or of the stream's last step, again as often as needed.
+    /// All steps have one size, and some examples count twice.
+    #[default]
+    Pad,
+    /// They are left out. All steps have one size; there is no step if the data set is smaller than one.
+    #[doc(alias = "drop_last")]
+    Drop,
+    /// They are the last step, which has fewer micro-batches, of which the last may have fewer examples. Every example counts
+    /// once if micro-batches [say how much they count](crate::Loss).
+    Keep,
+}
+
+impl Default for Sampler {
+    fn default() -> Self {
+        Self {
+            len: 0,
+            seed: 0,
+            epoch: 0,
+            taken: 0,
+            shuffle: true,
+            batch: 1,
+            micro_batches: 1,
+            last: LastStep::default(),
+        }
+    }
+}
+
+impl Sampler {
+    /// Returns this sampler at the beginning of an epoch.
+    #[must_use]
+    pub const fn with_epoch(self, epoch: u64) -> Self {
+        Self { epoch, taken: 0, ..self }
+    }
+
+    /// Returns the steps of this epoch, from the first example that is not taken.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if `batch` or `micro_batches` is 0, or a step has too many examples to be counted.
+    pub fn steps(self) -> Result<Steps> {
+        step_len(self.batch, self.micro_batches)?;
+        Ok(Steps { rest: self, last_epoch: self.epoch })
+    }
+
+    /// Returns the steps of this epoch, from the first example that is not taken, and of all epochs after it. There are none if
+    /// no epoch has any.
+    ///
+    /// # Errors
+    /// As for [`steps`](Self::steps).
+    pub fn endless_steps(self) -> Result<Steps> {
+        Ok(Steps { last_epoch: u64::MAX, ..self.steps()? })
+    }
+
+    /// Returns how many steps a whole epoch has.
+    ///
+    /// # Errors
+    /// As for [`steps`](Self::steps).
+    pub fn steps_per_epoch(self) -> Result<usize> {
+        let step_len = step_len(self.batch, self.micro_batches)?;
+        Ok(match self.last {
+            LastStep::Drop => self.len / step_len,
+            LastStep::Pad | LastStep::Keep => self.len.div_ceil(step_len),
+        })
+    }
+
+    /// Returns the sampler that goes on after this many steps of [`endless_steps`](Self::endless_steps). If epochs have no
+    /// steps, it is this sampler.
+    ///
+    /// # Errors
+    /// As for [`steps`](Self::steps).
+    pub fn after(self, steps: u64) -> Result<Self> {
+        let step_len = step_len(self.batch, self.micro_batches)?;
+        let per_epoch = self.steps_per_epoch()? as u64;
+        if per_epoch == 0 {
+            return Ok(self);
+        }
+        let rest = Self { len: self.len.saturating_sub(self.taken), ..self }.steps_per_epoch()? as u64;
+        let (epochs, steps, taken) = match steps.checked_sub(rest) {
+            None | Some(0) => (0, steps, self.taken),
+            Some(beyond) => (1 + (beyond - 1) / per_epoch, (beyond - 1) % per_epoch + 1, 0),
+        };
+        let taken_now = usize::try_from(steps).map_or(self.len, |steps| steps.saturating_mul(step_len));
+        let taken = taken.saturating_add(taken_now).min(self.len);
+        Ok(Self { epoch: self.epoch.saturating_add(epochs), taken, ..self })
+    }
+
+    /// Makes sure that all ranks have the same sampler. Every rank calls this.
+    ///
+    /// # Errors
+    /// On every rank, [`Error::OptionsDiffer`] with the first rank and field that differ from rank 0's, as when a host has
+    /// another copy of the data set. If communication fails.
+    pub fn check(&self, comm: &mut Communicator) -> Result<()> {
+        let Self { len, seed, epoch, taken, shuffle, batch, micro_batches, last } = self;
+        let settings = [
+            setting("the sampler's len", len),
+            setting("the sampler's seed", seed),
+            setting("the sampler's epoch", epoch),
+            setting("the sampler's taken", taken),
+            setting("the sampler's shuffle", shuffle),
+            setting("the sampler's batch", batch),
+            setting("the sampler's micro_batches", micro_batches),
+            setting("the sampler's last", last),
+        ];
+        agreement::check(comm, &[], &settings)
+    }
+
+    /// Returns the example at a place of the epoch's order. Places behind the end begin again.
+    pub(super) fn example_at(self, place: usize) -> usize {
+        let place = place % self.len;
+        if !self.shuffle {
+            return place;
+        }
+        let permutation = Permutation::new(self.len as u64, self.seed, self.epoch);
+        usize::try_from(permutation.at(place as u64)).expect("it is below the length, a usize")
+    }
+}
+
+/// Returns how many examples a step has.
+pub(super) fn step_len(batch: usize, micro_batches: usize) -> Result<usize> {
+    let wrong = |name, value: usize| Err(Error::Setting { name, value: value as f64 });
+    match (batch, micro_batches) {
+        (0, _) => wrong("the number of examples of a micro-batch", 0),
+        (_, 0) => wrong("the number of micro-batches of a step", 0),
+        _ => batch
+            .checked_mul(micro_batches)
+            .map_or_else(|| wrong("the number of micro-batches of a step", micro_batches), Ok),
+    }
+}
+
+/// The steps of one epoch, or of all epochs from one on.
+#[derive(Debug, Clone)]
+pub struct Steps {
+    rest: Sampler,
+    last_epoch: u64,
+}
+
+impl Iterator for Steps {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        let sampler = self.rest;
+        let left = sampler.len.saturating_sub(sampler.taken);
+        let whole = sampler.batch * sampler.micro_batches;
+        let len = match sampler.last {
+            LastStep::Drop if left < whole => 0,
+            LastStep::Keep => left.min(whole),
+            LastStep::Pad if left == 0 => 0,
+            LastStep::Pad | LastStep::Drop => whole,
+        };
+        if len > 0 {
+            let step = Step { sampler, len };
+            self.rest = step.rest();
+            return Some(step);
+        }
+        // An epoch without any step is followed by others like it.
+        let is_last = sampler.epoch >= self.last_epoch || sampler.taken == 0;
+        if is_last {
+            return None;
+        }
+        self.rest = sampler.with_epoch(sampler.epoch + 1);
+        self.next()
+    }
+}
+
+/// One step: which examples each of its micro-batches has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// What has taken all steps before.
+    sampler: Sampler,
+    /// How many examples it has.
+    len: usize,
+}
+
+impl Step {
+    /// Returns the epoch.
+    pub const fn epoch(&self) -> u64 {
+        self.sampler.epoch
+    }
+
+    /// Returns how many micro-batches this step has, on all ranks together: what a trainer's `step` is called with.
+    pub const fn micro_batches(&self) -> usize {
+        self.len.div_ceil(self.sampler.batch)
+    }
+
+    /// Returns the micro-batches that a rank computes: contiguous, and as equal shares as possible. Trainers deal micro-batches
+    /// themselves; this is for a loop that has none.
+    pub fn share(&self, rank: usize, world_size: usize) -> Range<usize> {
+        share_of(self.micro_batches(), rank, world_size)
+    }
+
+    /// Returns the numbers of the examples of a micro-batch. They are the same whichever rank asks.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMicroBatch`] if the step has no such micro-batch, as when a trainer was not called with
+    /// [`micro_batches`](Self::micro_batches).
+    pub fn examples(&self, micro_batch: usize) -> Result<Vec<usize>> {
+        let places = places(self.len, self.sampler.batch, micro_batch)?;
+        // A step that is filled up may end behind the largest number.
+        let place = |place: usize| (self.sampler.taken as u128 + place as u128) % self.sampler.len as u128;
+        let example = |at| {
+            self.sampler.example_at(usize::try_from(place(at)).expect("it is below the length, a usize"))
+        };
+        Ok(places.map(example).collect())
+    }
+
+    /// Returns a seed for what else is random in a micro-batch, such as augmentation and dropout. It follows from the sampler's
+    /// seed, the epoch, the step and the micro-batch, so that it is the same whichever rank computes it.
+    pub fn seed(&self, micro_batch: usize) -> u64 {
+        let Sampler { seed, epoch, taken, .. } = self.sampler;
+        keyed([seed, epoch, taken as u64, micro_batch as u64])
+    }
+
+    /// Returns the sampler that goes on after this step: what a training saves that goes on with steps of another size.
+    pub fn rest(&self) -> Sampler {
+        let taken = self.sampler.taken.saturating_add(self.len).min(self.sampler.len);
+        Sampler { taken, ..self.sampler }
+    }
+}
+
+/// Returns the micro-batches that a rank computes, none if there is no such rank.
+pub(super) fn share_of(micro_batches: usize, rank: usize, world_size: usize) -> Range<usize> {
+    if rank < world_size { share(micro_batches, world_size, rank) } else { 0..0 }
+}
+
+/// Returns where the examples of a micro-batch lie in a step of `len` examples.
+pub(super) fn places(len: usize, batch: usize, micro_batch: usize) -> Result<Range<usize>> {
+    let count = len.div_ceil(batch);
+    if micro_batch >= count {
+        return Err(Error::NoSuchMicroBatch { index: micro_batch, count });
+    }
+    let start = micro_batch * batch;
+    Ok(start..len.min(start + batch))
+}
