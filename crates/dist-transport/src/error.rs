@@ -400,15 +400,20 @@ impl Error {
 
 /// Formats at most 16 ranks, followed by the number of the others.
 fn first_of(ranks: &[usize]) -> String {
+    first_of_many(ranks, ranks.len())
+}
+
+/// Returns the first ones of a list of ranks as text, and how many more there are if there are `count` in all.
+pub(crate) fn first_of_many(ranks: &[usize], count: usize) -> String {
     const NAMED_MAX: usize = 16;
     let named = &ranks[..ranks.len().min(NAMED_MAX)];
-    match ranks.len() - named.len() {
+    match count.saturating_sub(named.len()) {
         0 => format!("{named:?}"),
         more => format!("{named:?} and {more} more"),
     }
 }
 
-fn turned_away(connections: u64) -> String {
+pub(crate) fn turned_away(connections: u64) -> String {
     const FLOOD: u64 = 1000;
     match connections {
         0 => String::new(),

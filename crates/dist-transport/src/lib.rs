@@ -33,6 +33,8 @@ mod source;
 pub mod tcp;
 mod transport;
 mod version;
+#[cfg(feature = "tcp")]
+mod warning;
 
 pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;

@@ -5,6 +5,7 @@ mod failure;
 mod machines;
 mod output;
 mod signals;
+mod threads;
 mod worlds;
 
 use std::io::{BufRead, BufReader};

@@ -161,7 +161,7 @@ impl Checkpoints {
         let (sender, ended) = runtime.mailbox();
         let before = self.latest.replace(ended);
         let save = move || save(&plan, &mut ranks, copy, before, sender);
-        let task = runtime.spawn("checkpoint", save).map_err(|error| {
+        let task = runtime.spawn("dist-checkpoint", save).map_err(|error| {
             let operation = "start a thread that saves to";
             Error::from(CheckpointError::io(&self.directory, operation, &self.directory, &error))
         });

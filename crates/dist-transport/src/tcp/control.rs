@@ -27,8 +27,10 @@ pub(super) enum Frame {
     Peer { rank: u32, peer_info: PeerInfo },
     /// A rank has not joined in time, or not yet.
     Missing { rank: u32, refused: u64 },
-    /// The list of missing ranks is complete.
+    /// The list of missing ranks is complete, and the rank waits no longer.
     NotAll,
+    /// The list of missing ranks is complete, or names the first ones of this many. The rank goes on waiting.
+    NotYet { missing: u32 },
     /// Another process has joined as this rank.
     Duplicate,
     /// The world at this coordinator had this rank, which has left or is gone. The next world can begin when
@@ -214,6 +216,9 @@ impl Frame {
             Self::NotAll => {
                 frame.number(3_u32);
             }
+            Self::NotYet { missing } => {
+                frame.number(16_u32).number(missing);
+            }
             Self::Duplicate => {
                 frame.number(4_u32);
             }
@@ -318,6 +323,7 @@ impl Frame {
                 Self::OtherMembers { rank, channel, members }
             }
             15 => Self::Ended { rank: frame.number() },
+            16 => Self::NotYet { missing: frame.number() },
             _ => return None,
         })
     }

@@ -26,6 +26,7 @@ mod scratch;
 mod service;
 mod session;
 mod socket;
+mod threads;
 mod transport;
 mod user;
 #[cfg(all(feature = "shm", target_os = "linux"))]

@@ -10,6 +10,7 @@ use rustix::event::PollFlags;
 use socket2::Socket;
 
 use crate::auth::{Identity, Key, Purpose};
+use crate::error::{first_of_many, turned_away};
 use crate::tcp::abort_state::{AbortState, Waker};
 use crate::tcp::channels::Channels;
 use crate::tcp::config::{Config, CoordinatorHost, Medium};
@@ -17,11 +18,11 @@ use crate::tcp::control::{ControlConnection, Frame, PeerInfo, UnixSocketName};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::dial::{HangUps, Opened, RETRY, number, open};
 use crate::tcp::probe::Probes;
-use crate::tcp::rendezvous_server::{Worlds, answer_grace};
+use crate::tcp::rendezvous_server::{NOTICE_INTERVAL, Worlds, answer_grace};
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, ConnectionWait, FrameQueue, Membership, Session, WaitError, timeout};
 use crate::tcp::{files, host, socket};
-use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, shm};
+use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, shm, warning};
 
 /// How long one of the coordinator's addresses may take to accept a connection and answer, before the next is
 /// tried.
@@ -91,12 +92,14 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     };
     let Joined { line, listener, host_listener, peer_infos } = joined;
     if let Some((inside, outside)) = parted_by_loopback(&peer_infos) {
-        tracing::warn!(
-            rank = inside,
-            address = %peer_infos[inside].address,
-            from = outside,
-            "no rank of another machine reaches this one: it came to the coordinator by loopback, others did not"
-        );
+        // The ranks on loopback share one machine: the first one speaks for all.
+        if config.rank.index() == inside {
+            warning::show(format_args!(
+                "rank {inside} came to the coordinator by loopback, from {}, and rank {outside} from another machine, which does \
+                 not reach it there: give all ranks an address of the coordinator's machine that others reach (MASTER_ADDR)",
+                peer_infos[inside].address
+            ));
+        }
     }
     let session = session(peer_infos, config.liveness(socket::is_within_host(&line.stream)))?;
     let service = Service::new(session.clone(), listener, host_listener, line);
@@ -224,11 +227,10 @@ fn start_coordinator(
     })?;
     let address = coordinator.address();
     if leads_to_loopback(&config.coordinator, address) {
-        tracing::warn!(
-            name = %config.coordinator,
-            %address,
-            "no rank of another machine reaches the coordinator: its name leads to loopback here, perhaps by /etc/hosts"
-        );
+        warning::show(format_args!(
+            "the coordinator's name {} leads to {address} here, perhaps by /etc/hosts: no rank of another machine reaches it",
+            config.coordinator
+        ));
     }
     Ok(coordinator)
 }
@@ -260,6 +262,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         |source| Error::NoCoordinator { address: config.coordinator.clone(), limit: config.timeout, source };
     let late = || absent(io::ErrorKind::TimedOut.into());
     let mut hang_ups = HangUps::default();
+    let mut notice_at = runtime.deadline(NOTICE_INTERVAL);
     loop {
         let mut failure = late();
         let addresses = match socket::resolve(&config.coordinator, runtime, deadline) {
@@ -294,6 +297,10 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         runtime.park(Some(deadline.earlier(runtime.deadline(RETRY))));
         if runtime.expired(deadline) {
             return Err(failure);
+        }
+        if runtime.expired(notice_at) {
+            notice_at = runtime.deadline(NOTICE_INTERVAL);
+            waiting_for_coordinator(config, runtime.elapsed(deadline), &failure);
         }
     }
 }
@@ -366,6 +373,12 @@ fn introduce(
                 missing.push(rank as usize);
                 refusals = refused;
             }
+            Some(Frame::NotYet { missing: count }) => {
+                let missing = std::mem::take(&mut missing);
+                let waited = runtime.elapsed(deadline);
+                let missing = (&missing[..], count as usize);
+                warning::show(still_waiting(config, waited, own_info.address, missing, refusals));
+            }
             Some(Frame::Over) if missing.is_empty() => return Ok(Err(PreviousWorld(None))),
             Some(over @ (Frame::NotAll | Frame::Over)) => {
                 let error = Error::Missing { missing, refused: refusals, limit: config.timeout };
@@ -393,6 +406,37 @@ fn introduce(
         }
     }
     Ok(Ok(peer_infos))
+}
+
+/// Says for whom a rank waits to join.
+fn still_waiting(
+    config: &Config,
+    waited: Duration,
+    address: SocketAddr,
+    (missing, count): (&[usize], usize),
+    refused: u64,
+) -> String {
+    format!(
+        "rank {} has waited {} s for ranks {} to join at {}{}; it listens on {address}",
+        config.rank.index(),
+        waited.as_secs(),
+        first_of_many(missing, count),
+        config.coordinator,
+        turned_away(refused),
+    )
+}
+
+/// Says that a rank does not reach the coordinator. On each machine one rank shows it, and the others log it.
+fn waiting_for_coordinator(config: &Config, waited: Duration, failure: &Error) {
+    let text = format!(
+        "rank {} has waited {} s for the coordinator at {}: {}",
+        config.rank.index(),
+        waited.as_secs(),
+        config.coordinator,
+        Chain(failure),
+    );
+    let is_first_here = std::env::var_os("LOCAL_RANK").is_none_or(|local| local == "0");
+    if is_first_here { warning::show(text) } else { tracing::warn!("{text}") }
 }
 
 fn address_error(action: &'static str, address: &str, source: io::Error) -> Error {
@@ -447,6 +491,35 @@ mod tests {
             matches!(&before, PreviousWorld(Some(Error::Missing { missing, .. })) if *missing == [1]),
             "{before:?}"
         );
+    }
+
+    #[test]
+    fn a_rank_that_is_told_for_whom_it_waits_goes_on_waiting() {
+        let ([mut ours, mut theirs], own_info, config) = introduction(Duration::from_secs(60));
+        let missing = |rank| Frame::Missing { rank, refused: 0 };
+        let notice = [missing(1), Frame::NotYet { missing: 1 }];
+        let frames = notice.iter().chain(&notice).cloned().chain([missing(1), Frame::NotAll]);
+        theirs.push_all(&frames.map(|frame| frame.encode()).collect::<Vec<_>>()).unwrap();
+        let runtime = Runtime::system();
+        let deadline = runtime.deadline(config.timeout);
+        let error = introduce(&mut ours, own_info, &config, &runtime, deadline).unwrap_err();
+        // Each list of missing ranks is one of its own.
+        assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [1]), "{error}");
+    }
+
+    #[test]
+    fn the_line_for_those_who_wait_names_the_missing_and_where_this_rank_listens() {
+        let (_, own_info, config) = introduction(Duration::from_secs(60));
+        let line = |missing: &[usize], count| {
+            still_waiting(&config, Duration::from_millis(5100), own_info.address, (missing, count), 0)
+        };
+        let listens = "it listens on 127.0.0.1:1";
+        assert_eq!(
+            line(&[1, 3], 2),
+            format!("rank 0 has waited 5 s for ranks [1, 3] to join at 127.0.0.1:1; {listens}")
+        );
+        let many = Vec::from_iter(1..65);
+        assert!(line(&many, 999).contains("15, 16] and 983 more to join"), "{}", line(&many, 999));
     }
 
     #[test]

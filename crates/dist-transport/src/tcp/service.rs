@@ -19,6 +19,7 @@ use crate::tcp::config::CoordinatorHost;
 use crate::tcp::control::{ControlConnection, Frame};
 use crate::tcp::peer_link::PeerLink;
 use crate::tcp::session::{GOODBYE_LIMIT, Session, lock, number};
+use crate::tcp::threads::ThreadWatch;
 use crate::tcp::{host, probe, socket};
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
@@ -40,6 +41,7 @@ pub(super) struct Service {
     farewell: Option<Deadline>,
     /// The coordinator's address, if it is on another host.
     far_coordinator: Option<SocketAddr>,
+    threads: ThreadWatch,
     /// Ranks of this host whose processes are watched, with descriptors that become readable when they end.
     /// The connections of a process may outlive it if it has forked.
     watched: Vec<(usize, OwnedFd)>,
@@ -74,6 +76,7 @@ impl Service {
             returns_memory: false,
             farewell: None,
             far_coordinator: coordinator.filter(|_| is_far),
+            threads: ThreadWatch::new(runtime),
             watched: Vec::new(),
             unwatched: HashSet::from([session.rank.index()]),
             session,
@@ -94,6 +97,7 @@ impl Service {
             }
             self.session.service_waker.drain();
             self.returns_memory = self.returns_memory && self.session.heap.return_some();
+            self.threads.look(&self.session);
             let closing = self.session.closing.load(Ordering::Acquire);
             let ended = self.take_ended();
             let spoken = self.send_frames();

@@ -253,6 +253,13 @@ impl Session {
         )
     }
 
+    /// Returns how many ranks of this host may run on this rank's cores, including itself, and how many cores these are.
+    pub(super) fn ranks_on_own_cores(&self) -> (usize, usize) {
+        let own = self.peer_infos[self.rank.index()].cores;
+        let ranks = self.ranks_on_host().filter(|peer_info| peer_info.cores.first == own.first).count();
+        (ranks, own.count as usize)
+    }
+
     /// Returns `true` if each rank of this host can have its own core.
     pub(super) fn has_core_per_rank(&self) -> bool {
         self.ranks_on_host().count()

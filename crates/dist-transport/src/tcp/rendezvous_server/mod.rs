@@ -25,8 +25,11 @@ const JOIN_LIMIT: Duration = Duration::from_secs(30);
 /// The longest time that a rank waits, after its timeout, for the list of missing ranks.
 const ANSWER_GRACE_MAX: Duration = Duration::from_secs(1);
 
-/// The most ranks of the previous world that are named to a rank which waits for the next: as many as a
-/// connection takes at once.
+/// How often one rank of each host is told for which ranks it waits.
+pub(super) const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The most ranks of the previous world that are named to a rank which waits for the next, and the most missing ranks that are
+/// named to a rank which goes on waiting: as many as a connection takes at once.
 const NAMED_MAX: usize = 64;
 
 /// The worlds that meet at one coordinator.
@@ -141,6 +144,8 @@ struct Member {
     peer_info: PeerInfo,
     /// `None` once it was told that all ranks have joined, or that not all have.
     answer_by: Option<Deadline>,
+    /// When it is told the next time which ranks are missing.
+    notice_at: Deadline,
     last_seen: Duration,
     /// How long it may send no heartbeat.
     liveness: Duration,
@@ -219,6 +224,7 @@ impl RendezvousServer {
             self.heartbeat();
         } else {
             self.answer_expired();
+            self.tell_who_is_missing();
         }
         if self.started && self.count_present() == 0 {
             self.end_world();
@@ -286,7 +292,12 @@ impl RendezvousServer {
     fn next_deadline(&self) -> Duration {
         let now = self.runtime.now();
         let answers = self.members().filter_map(|member| member.answer_by);
-        let next = answers.chain([self.next_heartbeat]).map(|deadline| self.runtime.remaining(deadline));
+        let notices =
+            self.members().filter(|member| member.answer_by.is_some()).map(|member| member.notice_at);
+        let next = answers
+            .chain(notices)
+            .chain([self.next_heartbeat])
+            .map(|deadline| self.runtime.remaining(deadline));
         let silences = self.members().filter(|_| self.started).map(|member| member.silent_in(now));
         next.chain(silences).min().unwrap_or(HEARTBEAT)
     }
@@ -419,6 +430,7 @@ impl RendezvousServer {
             line,
             peer_info,
             answer_by: Some(self.runtime.deadline(wait_policy)),
+            notice_at: self.runtime.deadline(NOTICE_INTERVAL),
             last_seen: self.runtime.now(),
             liveness,
             waiting: HashMap::new(),
@@ -688,13 +700,39 @@ impl RendezvousServer {
         self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
     }
 
-    /// Tells some joined ranks which ranks have not joined. If all have joined, but not at the same time,
-    /// names those that have left again.
-    fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
-        let mut missing = those(&self.slots, |slot| matches!(slot, RankSlot::Empty));
-        if missing.is_empty() {
-            missing = those(&self.slots, |slot| !slot.is_expectant());
+    /// Tells the first waiting rank of each host every 5 s which ranks are missing, for its user to read.
+    fn tell_who_is_missing(&mut self) {
+        let runtime = self.runtime.clone();
+        let is_due = |member: &Member| member.answer_by.is_some() && runtime.expired(member.notice_at);
+        if !self.members().any(is_due) {
+            return;
         }
+        let mut missing = self.missing();
+        let count = u32::try_from(missing.len()).expect("checked when the coordinator was started");
+        missing.truncate(NAMED_MAX);
+        let refused = self.acceptor.refused();
+        let mut hosts = HashSet::new();
+        for member in self.members_mut().filter(|member| member.answer_by.is_some()) {
+            let is_first = hosts.insert(member.peer_info.host);
+            if runtime.expired(member.notice_at) {
+                member.notice_at = runtime.deadline(NOTICE_INTERVAL);
+                if is_first {
+                    tell_missing(&mut member.line, &missing, refused);
+                    let _ = member.line.push(Frame::NotYet { missing: count });
+                }
+            }
+        }
+    }
+
+    /// Returns the ranks that have not joined. If all have joined, but not at the same time, returns those that have left again.
+    fn missing(&self) -> Vec<u32> {
+        let missing = those(&self.slots, |slot| matches!(slot, RankSlot::Empty));
+        if missing.is_empty() { those(&self.slots, |slot| !slot.is_expectant()) } else { missing }
+    }
+
+    /// Tells some joined ranks which ranks are [missing](Self::missing).
+    fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
+        let missing = self.missing();
         let refused = self.acceptor.refused();
         for member in self.members_mut() {
             if to_whom(member) {

@@ -62,6 +62,30 @@ fn heard(line: &mut ControlConnection) -> Vec<Frame> {
     std::iter::from_fn(|| line.pull().unwrap()).collect()
 }
 
+#[test]
+fn one_waiting_rank_of_each_host_is_told_again_and_again_who_is_missing() {
+    let (mut server, mut here) = rendezvous_server([1, 2], LONG);
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let [ours, mut elsewhere] = line_pair();
+    server.join((3, ours), 4, PeerInfo::here(any, 7, None), [LONG, LONG]);
+    server.tell_who_is_missing();
+    assert_eq!(heard(&mut here[0]), [], "it has not waited for long");
+    for _ in 0..2 {
+        let now = server.runtime.deadline(Duration::ZERO);
+        server.members_mut().for_each(|member| member.notice_at = now);
+        assert_eq!(server.next_deadline(), Duration::ZERO);
+        server.tell_who_is_missing();
+        let notice = [Frame::Missing { rank: 0, refused: 0 }, Frame::NotYet { missing: 1 }];
+        assert_eq!(heard(&mut here[0]), notice);
+        assert_eq!(heard(&mut elsewhere), notice);
+        assert_eq!(heard(&mut here[1]), [], "another rank of its host was told");
+        server.tell_who_is_missing();
+        assert_eq!(heard(&mut here[0]), [], "it was told a moment ago");
+    }
+    let limits = server.members().map(|member| member.notice_at.limit());
+    assert!(limits.into_iter().all(|limit| limit == NOTICE_INTERVAL));
+}
+
 /// Such a rank is about to hang up, and will not be there.
 #[test]
 fn no_world_starts_with_a_rank_that_was_told_that_it_does_not() {
