@@ -219,13 +219,18 @@ fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
 
 /// A port for a coordinator. The next port is held as long as this lives: whoever else looks for a pair takes
 /// another, so that the first, though free until the coordinator listens on it, belongs to one job only.
-struct Port {
+#[derive(Debug)]
+pub struct Port {
     number: u16,
     _held: TcpListener,
 }
 
 impl Port {
-    fn reserve() -> Self {
+    /// Returns a port of loopback that is free, and that no other test gets while this lives.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn reserve() -> Self {
         let seed = JOBS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9)
             ^ u64::from(std::process::id()) << 4;
         // Below the ports that Linux gives to outgoing connections, which nobody could keep away.
@@ -241,6 +246,11 @@ impl Port {
             }
         }
         panic!("no two free ports side by side between {PORTS_START} and {PORTS_END}");
+    }
+
+    /// Returns its number.
+    pub const fn number(&self) -> u16 {
+        self.number
     }
 }
 

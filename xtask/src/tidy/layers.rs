@@ -1,7 +1,7 @@
 //! Rules about crates: who may depend on whom, and what each must have.
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{Dependency, Package, Tree};
 
 /// The crates from the bottom up. Each depends only on those before it.
 const LAYERS: &[&str] = &[
@@ -53,8 +53,13 @@ const FRAMEWORKS: &[(&str, &[&str])] = &[("candle", &["dist-candle", "book"]), (
 pub(super) fn frameworks_stay_home(tree: &Tree) -> Vec<Finding> {
     let of_framework = |&(framework, homes): &(&str, &[&str])| {
         let others = tree.packages.iter().filter(|package| !homes.contains(&package.name.as_str()));
+        // The examples of the facade train models of frameworks.
+        let is_of_examples =
+            |package: &Package, dependency: &Dependency| package.name == "dist" && dependency.dev;
         let with_it = others.filter(|package| {
-            package.dependencies.iter().any(|dependency| dependency.name.starts_with(framework))
+            package.dependencies.iter().any(|dependency| {
+                dependency.name.starts_with(framework) && !is_of_examples(package, dependency)
+            })
         });
         let text = format!("only {} may depend on {framework}", homes.join(" and "));
         with_it.map(|package| Finding::error(&manifest(&package.name), text.clone())).collect::<Vec<_>>()

@@ -80,6 +80,7 @@ fn a_framework_is_found_outside_its_crate_even_in_tests() {
     let mut tree = sound();
     tree.package("dist-parallel", &[], &["candle-nn"]);
     tree.package("dist-candle", &["candle-nn"], &[]);
+    tree.package("dist", &["dist-candle"], &["candle-nn"]);
     finds(&tree, "crates/dist-parallel/Cargo.toml", "candle");
     let mut tree = Tree::default();
     tree.package("dist-parallel", &[], &["burn-optim"]);
