@@ -419,7 +419,7 @@ fn still_waiting(
     format!(
         "rank {} has waited {} s for ranks {} to join at {}{}; it listens on {address}",
         config.rank.index(),
-        waited.as_secs(),
+        waited.as_secs_f64().round(),
         first_of_many(missing, count),
         config.coordinator,
         turned_away(refused),
@@ -431,7 +431,7 @@ fn waiting_for_coordinator(config: &Config, waited: Duration, failure: &Error) {
     let text = format!(
         "rank {} has waited {} s for the coordinator at {}: {}",
         config.rank.index(),
-        waited.as_secs(),
+        waited.as_secs_f64().round(),
         config.coordinator,
         Chain(failure),
     );
@@ -511,7 +511,7 @@ mod tests {
     fn the_line_for_those_who_wait_names_the_missing_and_where_this_rank_listens() {
         let (_, own_info, config) = introduction(Duration::from_secs(60));
         let line = |missing: &[usize], count| {
-            still_waiting(&config, Duration::from_millis(5100), own_info.address, (missing, count), 0)
+            still_waiting(&config, Duration::from_millis(4900), own_info.address, (missing, count), 0)
         };
         let listens = "it listens on 127.0.0.1:1";
         assert_eq!(
