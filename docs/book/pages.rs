@@ -20,3 +20,5 @@ pub mod slow_links {}
 pub mod strategy {}
 #[doc = include_str!("src/testing.md")]
 pub mod testing {}
+#[doc = include_str!("src/train-candle.md")]
+pub mod train_candle {}
