@@ -22,3 +22,5 @@ pub mod strategy {}
 pub mod testing {}
 #[doc = include_str!("src/train-candle.md")]
 pub mod train_candle {}
+#[doc = include_str!("../../README.md")]
+pub mod readme {}
