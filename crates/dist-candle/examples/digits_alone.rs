@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(file) = file.as_ref().filter(|file| Path::new(file).exists()) {
         varmap.load(file)?;
     }
-    let mut optimizer = AdamW::new_lr(varmap.all_vars(), 0.005)?;
+    let mut optimizer = AdamW::new_lr(varmap.all_vars(), 0.01)?;
 
     for epoch in 1..=epochs {
         let mut sum_loss = 0.0;

@@ -97,39 +97,61 @@ fn saved(path: &Path) -> BTreeMap<String, Vec<f32>> {
     tensors.into_iter().map(|(name, tensor)| (name, values(tensor))).collect()
 }
 
+/// Makes a file with first values of the digits' network, which are the same in every run: candle would draw them.
+fn first_values(path: &Path) {
+    run("digits_alone", 1, &["0", "0", path.to_str().unwrap()]);
+    let drawn: HashMap<String, Tensor> = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
+    let fixed = |(name, tensor): (String, Tensor)| {
+        let size =
+            if tensor.rank() == 1 { 0.0 } else { (6.0 / tensor.get(0).unwrap().elem_count() as f64).sqrt() };
+        let phase = name.bytes().map(f64::from).sum::<f64>();
+        let values = Tensor::arange(0f32, tensor.elem_count() as f32, &Device::Cpu).unwrap();
+        let values = values.affine(1.7, phase).unwrap().sin().unwrap().affine(size, 0.0).unwrap();
+        (name, values.reshape(tensor.shape()).unwrap())
+    };
+    let fixed: HashMap<String, Tensor> = drawn.into_iter().map(fixed).collect();
+    candle_core::safetensors::save(&fixed, path).unwrap();
+}
+
 /// Without dropout, whose random numbers candle does not seed.
 #[rstest]
 fn the_program_trains_on_many_processes_what_it_trained_alone(#[values(1, 2, 4)] ranks: usize) {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["alone", "together"].map(|name| folder.path().join(name));
     let files = paths.each_ref().map(|path| path.to_str().unwrap());
-    // The first values, which candle draws.
-    run("digits_alone", 1, &["0", "0", files[0]]);
+    first_values(&paths[0]);
     std::fs::copy(&paths[0], &paths[1]).unwrap();
-    let alone = run("digits_alone", 1, &["2", "0", files[0]]);
-    let together = run("digits", ranks, &["2", "0", files[1]]);
+    let first = saved(&paths[0]);
+    let alone = run("digits_alone", 1, &["1", "0", files[0]]);
+    let together = run("digits", ranks, &["1", "0", files[1]]);
     let (expected, found) = (saved(&paths[0]), saved(&paths[1]));
     assert!(expected.keys().eq(found.keys()));
     if ranks == 1 {
         assert_eq!((together, found), (alone, expected), "the bits of candle alone");
         return;
     }
-    for (name, values) in &found {
+    let difference = |name: &str, values: &[f32]| {
         let differences =
             values.iter().zip(&expected[name]).map(|(value, expected)| (value - expected).abs());
-        let largest = differences.fold(0.0, f32::max);
-        assert!(largest < 2e-2, "{name} differs by {largest}");
+        differences.fold(0.0, f32::max)
+    };
+    for (name, values) in &found {
+        assert!(difference(name, values) < 1e-2, "{name} differs by {}", difference(name, values));
+        assert!(difference(name, &first[name]) > 2e-2, "{name} was not trained");
     }
 }
 
 #[test]
 fn the_program_learns_on_two_processes_with_dropout() {
-    let outputs = run("digits", 2, &["6", "0.25"]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("values");
+    first_values(&path);
+    let outputs = run("digits", 2, &["6", "0.25", path.to_str().unwrap()]);
     let right = |output: &String| -> f32 {
         let last = output.lines().last().unwrap();
         last.split(", ").nth(1).unwrap().trim_end_matches(" % right").parse().unwrap()
     };
-    assert!(right(&outputs[0]) > 60.0, "{}", outputs[0]);
+    assert!(right(&outputs[0]) > 50.0, "{}", outputs[0]);
     assert_eq!(right(&outputs[0]), right(&outputs[1]), "both have the same model");
 }
 
@@ -139,7 +161,7 @@ fn the_example_of_an_own_loop_is_short_and_goes_on_where_it_stopped_on_any_numbe
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [whole, parts] = folders.each_ref().map(|folder| folder.path().to_str().unwrap());
     // candle draws first values, so both begin with a checkpoint of one.
-    let first = run("own_loop", 1, &["100", whole]);
+    run("own_loop", 1, &["100", whole]);
     let copy = Command::new("cp").args(["-r", &format!("{whole}/."), parts]).status().unwrap();
     assert!(copy.success());
     let expected = run("own_loop", 1, &["300", whole]);
@@ -154,5 +176,5 @@ fn the_example_of_an_own_loop_is_short_and_goes_on_where_it_stopped_on_any_numbe
     });
     assert_eq!(trained[0], trained[1], "the bits of one process");
     assert!((loss(&found[0]) - loss(&expected[0])).abs() < 1e-4, "{found:?} instead of {expected:?}");
-    assert!(loss(&expected[0]) < 0.5 * loss(&first[0]), "{expected:?} after {first:?}");
+    assert!(loss(&expected[0]) < 0.05, "{expected:?}");
 }

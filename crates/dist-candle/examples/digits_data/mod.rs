@@ -76,7 +76,7 @@ fn image(number: u32, digit: u32) -> impl Iterator<Item = f32> {
         ];
         let shown = segments.iter().zip(lit).any(|(&on, at)| on && at);
         let noise = hash(number * 1_000 + at) % 100;
-        if shown { 1.0 - noise as f32 / 200.0 } else { noise as f32 / 250.0 }
+        if shown { 1.0 - noise as f32 / 400.0 } else { noise as f32 / 800.0 }
     })
 }
 
