@@ -1,5 +1,5 @@
-//! Mistakes put into what direct schedules run on are found on the simulated network, by its seeds: sums are wrong, or
-//! somebody waits for ever.
+//! The simulated network finds mistakes that are planted below direct schedules, by trying seeds: sums are wrong,
+//! or a rank waits for ever.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::ops::Range;
@@ -19,32 +19,32 @@ use rstest::rstest;
 
 const WORLD: usize = 3;
 const SEEDS: u64 = 2000;
-/// Slots of a pipeline of many blocks.
+/// The slots of a pipeline of many blocks.
 const SHARED: GroupLayout =
     GroupLayout { slot_bytes: 64 * WORLD, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Write) };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
     None,
-    /// One wait in so many is left out.
+    /// Some waits are left out.
     MissingAwait,
-    /// All wait for one post less.
+    /// Every wait is for one signal less.
     WaitsForLess,
-    /// A slot is used again two blocks later.
+    /// A slot is reused two blocks later.
     EarlyReuse,
-    /// A post comes before what it announces.
+    /// A signal comes before the data that it announces.
     EarlyPost,
-    /// One post in so many is never made.
+    /// Some signals are never given.
     LostPost,
 }
 
-/// Shared memory with a mistake in its use.
+/// Access to shared memory with a mistake.
 struct Wrong<'a> {
     inner: Unchecked<'a>,
     mistake: Mistake,
     waits: usize,
     signals: u32,
-    /// What is published only after the post.
+    /// Data that is published only after the signal.
     late: Vec<(Place, usize, Vec<u8>)>,
 }
 
@@ -134,7 +134,7 @@ impl DirectAccess for Wrong<'_> {
     }
 }
 
-/// Three sums in a row, and whether all of them were right.
+/// Computes three sums in a row. Returns `true` if all of them were right.
 fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: Mistake) -> bool {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
     let partition = Partition::new(64 * 8, 1, DirectCollective::AllReduce.parts(algorithm, WORLD)).unwrap();
@@ -148,7 +148,7 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
     .unwrap();
     (1..=3_u8).all(|call| {
         transport.begin(&Fingerprint([call; 48]));
-        // No two blocks, and no two calls, are alike.
+        // No two blocks, and no two calls, have equal data.
         let brought = |at: usize| (usize::from(call) + at / 64) % 3 + 1;
         let word = |at: usize| u8::try_from(brought(at) << (2 * rank.index())).unwrap();
         let mut buffer = Vec::from_iter((0..64 * 8).map(word));
@@ -190,7 +190,7 @@ fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: 
     })
 }
 
-/// The first seed under which the mistake shows.
+/// Returns the first seed that shows the mistake.
 fn found(algorithm: DirectAlgorithm, mistake: Mistake, seeds: u64) -> Option<u64> {
     (0..seeds).find(|&seed| {
         let network = sim::Network::new(WORLD).with_seed(seed).with_shared_memory();

@@ -1,4 +1,4 @@
-//! What a direct schedule is predicted to take is what it takes on the simulated network, to the nanosecond.
+//! The predicted duration of a direct schedule equals its duration on the simulated network, to the nanosecond.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use rstest::rstest;
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
-/// What is no whole number of nanoseconds, and nothing the same as anything else.
+/// Costs that are no whole nanoseconds and all different.
 const PACE: DirectCosts = DirectCosts {
     costs: MemoryCosts {
         signal_ps: 20_300,
@@ -28,7 +28,7 @@ const PACE: DirectCosts = DirectCosts {
     piece_bytes: 256,
 };
 
-/// How long it takes on the simulated network, under this seed.
+/// Returns the duration on the simulated network with this seed.
 fn simulated(plan: DirectPlan, seed: u64, partition: Partition<'static>) -> Duration {
     let link = sim::Link::new(PACE.notice, u64::MAX);
     let network = sim::Network::new(plan.world_size()).with_seed(seed).with_memory_link(link);

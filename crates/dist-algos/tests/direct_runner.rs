@@ -1,4 +1,5 @@
-//! Direct schedules do what they say: every task in every form against the oracle, on memory that threads share.
+//! The runner executes direct schedules: every operation by every algorithm against an oracle, on memory that
+//! threads share.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::iter;
@@ -20,26 +21,27 @@ use rstest::rstest;
 const SHARED: GroupLayout =
     GroupLayout { slot_bytes: 1024, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Write) };
 
-/// What a rank shares with the others: lines and eager_buffers for calls in turn, and slots for every other.
+/// The shared memory of one rank: flag lines and eager buffers used in turn by calls, and slots for every other
+/// call.
 #[derive(Debug, Default)]
 struct Share {
     signals: u64,
     lines: [Vec<u8>; CALLS_MAX],
     eager_buffers: [Vec<u8>; CALLS_MAX],
     slots: [Vec<Vec<u8>>; 2],
-    /// What the rank has exposed, and what it held when the rank said so last.
+    /// The exposed memory of the rank, as it was at its last signal.
     memory: Vec<u8>,
     shown: Vec<u8>,
 }
 
-/// Memory that threads share, behind one mutex.
+/// Memory that threads share, protected by one mutex.
 #[derive(Debug)]
 struct Together {
     rank: usize,
     all: Arc<Mutex<Vec<Share>>>,
-    /// Posts of each rank before the calls that this one has entered, and after them.
+    /// The number of signals of each rank before the calls that this rank has entered, and after them.
     bases: Vec<u64>,
-    /// How often slots have changed hands.
+    /// The generation of the slots.
     generation: usize,
 }
 
@@ -54,7 +56,7 @@ impl Together {
         }
     }
 
-    /// How many calls this rank has entered.
+    /// Returns the number of calls that this rank has entered.
     fn calls(&self) -> usize {
         self.bases.len() - 1
     }
@@ -68,7 +70,7 @@ impl Together {
         }
     }
 
-    /// Enters a call, and lets others have a copy of this memory.
+    /// Enters a call and exposes a copy of this memory.
     fn enter(&mut self, plan: &DirectPlan, memory: &[u8]) {
         self.begin(plan.signals(), plan.use_of_slots(), memory);
     }
@@ -85,7 +87,7 @@ impl Together {
         own.shown.clone_from(&own.memory);
     }
 
-    /// What others have made of the memory.
+    /// Returns the exposed memory with the writes of other ranks.
     fn memory(&self) -> Vec<u8> {
         self.lock()[self.rank].memory.clone()
     }
@@ -143,7 +145,7 @@ impl DirectAccess for Together {
         let mut bytes = Scratch::new();
         let piece = bytes.bytes(range.len());
         self.read(rank, place, range.start, piece)?;
-        // Two pieces, where there can be.
+        // Two pieces, if the range is long enough.
         let middle = range.len() / 128 * 64;
         read(0, &piece[..middle]);
         read(middle, &piece[middle..]);
@@ -178,7 +180,7 @@ impl DirectAccess for Together {
         Ok(())
     }
 
-    /// In every other call.
+    /// Succeeds in every other call.
     fn change(
         &mut self,
         place: Place,
@@ -202,7 +204,7 @@ impl DirectAccess for Together {
     }
 }
 
-/// Runs calls in a row on every rank, and gives what each rank ends with.
+/// Runs consecutive calls on every rank and returns the result of each rank.
 fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) -> R + Sync) -> Vec<R> {
     let share = || Share {
         lines: [(); CALLS_MAX].map(|()| vec![0; SHARED.flag_line_bytes]),
@@ -222,17 +224,17 @@ fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) 
     })
 }
 
-/// Far away.
+/// A deadline in the far future.
 fn deadline() -> Deadline {
     Runtime::system().deadline(Duration::from_secs(60))
 }
 
-/// What a rank brings, of `len` elements for each rank of the world.
+/// Returns the data of a rank: `len` elements for each rank of the world.
 fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
     oracle::sample(7, rank, len * world_size)
 }
 
-/// How a call is done in which ranks only meet.
+/// The way to run a fused call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meeting {
     InSteps,
@@ -240,7 +242,7 @@ enum Meeting {
     AtOnce,
 }
 
-/// Does a task once; the rank's buffer afterwards.
+/// Runs an operation once and returns the rank's buffer.
 fn once(
     direct: &mut Together,
     rank: Rank,
@@ -327,7 +329,7 @@ fn once(
     buffer
 }
 
-/// What a rank ends with; `None` where it is unspecified.
+/// Returns the expected result of a rank; `None` if it is unspecified.
 fn promised(collective: DirectCollective, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Option<f32>> {
     let sums = || oracle::all_reduce(inputs, Reduction::Sum).into_iter().map(|sum| Some(sum * 2.0));
     let part = |owner: usize| owner * len..(owner + 1) * len;

@@ -1,4 +1,4 @@
-//! Direct schedules are proven in every world, and the verifier notices what goes wrong in them.
+//! Direct schedules are proven in every world, and the verifier finds mistakes in them.
 
 use dist_algos::direct::verify::mutate::DirectMutation;
 use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
@@ -8,7 +8,7 @@ use dist_algos::{Error, Source};
 use dist_transport::{GroupLayout, Place, Reach};
 use rstest::rstest;
 
-/// Everything that can be done in a world, with the first and the last root.
+/// All operations and algorithms in a world, with the first and the last root.
 fn all(world_size: usize) -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
     let last = DirectCollective::all(world_size - 1)
         .into_iter()
@@ -43,7 +43,7 @@ fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
                     prove_alone(&plan).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
                     let shortened = plan.shortened();
                     assert!(shortened.blocks() <= 24 && shortened.blocks() % 8 == plan.blocks() % 8);
-                    // With all blocks, and with all that ranks know.
+                    // With all blocks and all knowledge of the ranks.
                     prove(&[plan]).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
                 }
             }
@@ -79,7 +79,7 @@ fn plans_have_digests_of_their_own() {
     }
 }
 
-/// Who reads a cell in a slot writes it when the slot is used again, and no two cells are in one place.
+/// The rank that reads a cell in a slot writes it when the slot is reused, and no two cells have the same place.
 #[test]
 fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
     const SLOTS: usize = 4;
@@ -91,12 +91,12 @@ fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
         .flat_map(|p| DirectCollective::all(0).into_iter().filter(is_for_one).map(move |t| (t, p)));
     for (collective, world_size) in scatters.chain([(DirectCollective::AllReduce, 2)]) {
         let all = plans(collective, DirectAlgorithm::OneShot, world_size);
-        // What goes in the line is in no slot.
+        // Data in the flag line is in no slot.
         for plan in all.iter().filter(|plan| plan.slots() > 0) {
             let mut homes = Vec::new();
             let slot = Place::Slot(0);
             for (from, to) in (0..world_size).flat_map(|from| (0..world_size).map(move |to| (from, to))) {
-                // Of one part that all use, there is one cell for each rank.
+                // If all ranks use one part, there is one cell for each rank.
                 let (part, back) = if plan.parts() == 1 { (0, 0) } else { (to, from) };
                 if from != to {
                     let home = plan.home(from, (part, 0), slot);
@@ -108,7 +108,7 @@ fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
             homes.dedup();
             assert_eq!(homes.len(), world_size * (world_size - 1), "{plan:?}");
         }
-        // Of six blocks and of one.
+        // Plans of six blocks and of one.
         assert_eq!([all[0].generations(), all[1].generations()], [2, 1], "{collective:?}");
     }
 }
@@ -138,7 +138,8 @@ fn mutants_are_rejected() {
                 let score = Score::of_call(&plans, mutated).expect("the original is right");
                 mutants += score.mutants;
                 for mutant in score.survivors {
-                    // What passes is proven to be as good as the original: a slot is free sooner than it has to be.
+                    // Surviving mutants are proven to be as good as the original: a slot is free earlier than
+                    // necessary.
                     assert_eq!(
                         mutant.mutation,
                         DirectMutation::SwappedWithNext,
@@ -152,7 +153,7 @@ fn mutants_are_rejected() {
     assert!(mutants > 10_000 && swaps * 100 < mutants, "{swaps} of {mutants} pass");
 }
 
-/// Three calls of one all_reduce by three ranks, changed.
+/// Three calls of one all_reduce by three ranks, with changed steps.
 fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) -> Result<(), Error> {
     let plan = plans(DirectCollective::AllReduce, algorithm, 3)[3];
     let mut calls = vec![Call::new(plan); 3];
@@ -160,7 +161,7 @@ fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) ->
     check(&calls).map(drop)
 }
 
-/// The step with another slot, as if there were only so many.
+/// Returns the step with another slot, as if there were only this many.
 fn with_slots(step: DirectStep, slots: usize) -> DirectStep {
     let fewer = |place| if let Place::Slot(slot) = place { Place::Slot(slot % slots) } else { place };
     match step {

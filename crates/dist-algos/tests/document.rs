@@ -1,4 +1,4 @@
-//! docs/algorithms.md is what the schedules say.
+//! docs/algorithms.md is generated from the schedules.
 
 #[path = "../examples/algorithms/document.rs"]
 mod document;

@@ -1,5 +1,5 @@
-//! Mistakes put into the steps that the runner is given, into how it exchanges messages, and into whose messages those
-//! are, are found on the simulated network, by its seeds: sums are wrong, or somebody waits for what never comes.
+//! The simulated network finds mistakes that are planted into steps, exchanges and message ends, by trying seeds:
+//! sums are wrong, or a rank waits for a message that never comes.
 #![allow(clippy::unwrap_used, reason = "a program that cannot go on fails, and that is what is looked for")]
 
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,11 @@ use rstest::rstest;
 
 const WORLD: usize = 4;
 const SEEDS: u64 = 2000;
-/// Two groups of all ranks, each with a thread of its own on every rank.
+/// Two groups of all ranks, each with its own thread on every rank.
 const GROUPS: u8 = 2;
 const CALLS: u8 = 2;
 const LEN: usize = 256;
-/// The rank that makes those mistakes that not all make.
+/// The rank that makes mistakes that not all ranks make.
 const WRONG: usize = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,11 +30,11 @@ enum Mistake {
     StepTwice,
     /// Two steps of one rank change places.
     StepsSwapped,
-    /// Everybody receives before it sends.
+    /// Every rank receives before it sends.
     ReceivesFirst,
-    /// Everybody is rid of what it sends before it receives.
+    /// Every rank finishes sending before it receives.
     SendsFirst,
-    /// One rank takes what has come, and does not wait for what has not.
+    /// One rank takes only the messages that have arrived.
     DoesNotWait,
     /// One rank never sends one of its messages.
     LosesMessage,
@@ -42,15 +42,15 @@ enum Mistake {
     PieceTwice,
     /// The last piece of a message is not delivered.
     PieceLost,
-    /// What is combined in place is sent afterwards by one of two.
+    /// One of two ranks combines in place before it sends.
     CombinesFirst,
-    /// The threads of two groups take their ends as they come, and not each its own.
+    /// The threads of two groups use each other's ends.
     TakesAnyEnd,
-    /// One rank uses the ends of its groups for each other.
+    /// One rank swaps the ends of its groups.
     SwapsEnds,
 }
 
-/// One rank's end of a group, with a mistake in its use.
+/// One rank's end of a group, with a mistake.
 struct Wrong {
     inner: Box<dyn Transport>,
     mistake: Mistake,
@@ -73,7 +73,7 @@ impl Wrong {
         Ok(())
     }
 
-    /// Exchanges, where pieces are delivered so many times: the first, and the last.
+    /// Exchanges messages with this many deliveries of the first piece and of the last piece.
     fn in_pieces(
         &mut self,
         send: Option<Outgoing<'_>>,
@@ -155,7 +155,7 @@ impl RingTransport for Wrong {
     }
 }
 
-/// The steps of a rank, as they are or not.
+/// Returns the steps of a rank, with or without the mistake.
 fn steps(rank: Rank, steps: impl Iterator<Item = Step>, mistake: Mistake) -> Vec<Step> {
     let mut steps: Vec<Step> = steps.collect();
     if rank.index() == WRONG {
@@ -169,13 +169,14 @@ fn steps(rank: Rank, steps: impl Iterator<Item = Step>, mistake: Mistake) -> Vec
     steps
 }
 
-/// What a rank brings to a call of a group: each has four bits of the byte's sum, and each call and group other numbers.
+/// Returns the data of a rank: each rank has its own four bits of the sum, and each call and group has other
+/// numbers.
 fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
     let number = usize::from(group + 2 * call) + at / 16;
     u8::try_from((number % 4) << (2 * rank)).unwrap()
 }
 
-/// Sums in a group, by an algorithm and its real runner; wrong sums are panics.
+/// Sums in a group by an algorithm and the real runner. Wrong sums panic.
 fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
     let rank = Transport::rank(&end.inner);
     let due = &LazyDeadline::from(end.inner.runtime().deadline(Duration::from_secs(60)));
@@ -197,7 +198,7 @@ fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
     end.inner
 }
 
-/// Both groups at once, each in a thread of its own.
+/// Runs both groups at once, each on its own thread.
 fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
     let (everybody, runtime): (Vec<usize>, Runtime) = ((0..WORLD).collect(), transport.runtime().clone());
     let swaps = mistake == Mistake::SwapsEnds && RingTransport::rank(&transport).index() == WRONG;
@@ -221,7 +222,7 @@ fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
         runtime.spawn("group", work).unwrap()
     };
     let tasks: Vec<_> = (0..GROUPS).map(start).collect();
-    // Whoever is done stays until all are.
+    // Ranks that are done stay until all are.
     let ended: Vec<_> = tasks.into_iter().map(|task| task.join().unwrap()).collect();
     let due = &LazyDeadline::within(&runtime, Duration::from_secs(60));
     let sends: Vec<_> = everybody.iter().map(|&to| Outgoing { to, parts: &[] }).collect();
@@ -231,7 +232,7 @@ fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
     drop(ended);
 }
 
-/// The first seed under which the mistake shows.
+/// Returns the first seed that shows the mistake.
 fn found(algorithm: AllReduce, mistake: Mistake, seeds: u64) -> Option<u64> {
     let network = Network::new(WORLD).with_window(16);
     let found = network.find(0..seeds, move |transport| groups(transport, algorithm, mistake));

@@ -1,4 +1,4 @@
-//! Two-level schedules are proven for many ways in which ranks can share hosts.
+//! Two-level schedules are proven for many layouts of ranks on hosts.
 
 use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
 use dist_algos::verify::{self, Report};
@@ -6,11 +6,11 @@ use dist_algos::{AllReduce, Broadcast, CostModel, Error, Hosts, Order, Reduce};
 use dist_transport::Rank;
 use rstest::rstest;
 
-/// Worlds of up to so many ranks.
+/// Maximum number of ranks.
 const RANKS_MAX: usize = 20;
 
-/// Ways to put so many ranks on hosts: all on one, neighbours on hosts of every size, dealt like cards to every
-/// number of hosts, and a few without any rule.
+/// Returns layouts of this many ranks on hosts: all on one host, consecutive ranks on hosts of every size, ranks
+/// assigned to hosts in turn, and a few irregular ones.
 fn layouts(world_size: usize) -> Vec<Hosts> {
     let ranks = || 0..world_size as u64;
     let mut layouts = vec![Hosts::new(&vec![7; world_size])];
@@ -89,7 +89,7 @@ fn all_gather_and_reduce_scatter_move_as_little_as_can_be() {
     }
 }
 
-/// Hosts of neighbouring ranks, so many on each.
+/// Hosts of consecutive ranks with these numbers of ranks.
 fn of_sizes(sizes: &[usize]) -> Hosts {
     let names: Vec<u64> = (0..).zip(sizes).flat_map(|(host, &size)| vec![host; size]).collect();
     Hosts::new(&names)

@@ -39,7 +39,7 @@ fn mutants_are_rejected() {
     let rejected = mutants - survivors.len();
     assert!(mutants > 40_000, "only {mutants} mutants");
     assert!(rejected * 100 >= mutants * 99, "{rejected} of {mutants} rejected: {survivors:?}");
-    // What passes is as good as the original: two steps in the other order, where either order will do.
+    // Surviving mutants are as good as the original: two independent steps are swapped.
     for (mutation, survivor) in survivors {
         assert_eq!(mutation, Mutation::SwappedWithNext, "{survivor}");
     }

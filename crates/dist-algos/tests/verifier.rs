@@ -1,4 +1,4 @@
-//! Every schedule is proven for every world size and root, and costs what is said.
+//! Every schedule is proven for every world size and root, and has its declared cost.
 
 use std::ops::RangeInclusive;
 
@@ -12,7 +12,7 @@ use dist_algos::{
 use dist_transport::Rank;
 use rstest::rstest;
 
-/// Every world size that the algorithms are proven for here; `distctl verify` goes further.
+/// The world sizes for these proofs; `distctl verify` goes further.
 const WORLDS: RangeInclusive<usize> = 1..=40;
 
 #[test]
@@ -24,7 +24,7 @@ fn every_schedule_is_proven_for_every_world_and_root() {
                 .prove_world(world_size)
                 .unwrap_or_else(|error| panic!("{what} in a world of {world_size}: {error}"));
             let (bound, chunks) = (subject.goal(0).lower_bound(world_size), subject.chunks(world_size));
-            // The bound is that of ranks that deal with one message at a time.
+            // The bound assumes that ranks send one message at a time.
             let at_once = if subject == Subject::AllToAll(AllToAll::Windowed) { WINDOW } else { 1 };
             assert!(proof.cost.rounds * at_once >= bound.rounds, "{what} in a world of {world_size}");
             assert!(
@@ -208,7 +208,7 @@ fn trees_hold_the_chunks_of_their_subtrees() {
     assert_eq!(Scatter::Binomial.held(rank(5), 4), Chunks::one(5));
 }
 
-/// Two ranks that send each other a chunk of their inputs.
+/// Two ranks send each other a chunk of their inputs.
 #[track_caller]
 fn check_swap(chunks: [usize; 2], places: [usize; 2], expected: Result<(), Error>) {
     let program = |rank: usize| {
@@ -246,7 +246,7 @@ fn windows_that_make_no_sense_are_found() {
     assert!(matches!(found, Err(Error::NoChunk { parts: 0, .. })), "no input: {found:?}");
 }
 
-/// One wrong program for each of two ranks that mean to reduce one chunk to rank 0.
+/// One wrong program for each of two ranks that should reduce one chunk to rank 0.
 #[track_caller]
 fn check_fault(programs: [Vec<Step>; 2], expected: Error) {
     let programs = programs.map(|steps| RankProgram { steps, finish: None });
@@ -256,10 +256,10 @@ fn check_fault(programs: [Vec<Step>; 2], expected: Error) {
 /// Both chunks.
 const ALL: Chunks = Chunks::all(2);
 
-/// What rank 0 does when it is right.
+/// The correct step of rank 0.
 const TAKE: Step = Step::Exchange { send: None, receive: Some(ReceiveHalf::reduce(1, ALL)) };
 
-/// What rank 1 does when it is right.
+/// The correct step of rank 1.
 const GIVE: Step = Step::send(0, ALL);
 
 /// Into a slot of rank 0.
@@ -376,7 +376,7 @@ fn reading_what_nobody_has_written_is_found() {
     assert_eq!(verify::check(Goal::Broadcast { root: 1 }, 2, &programs), expected);
 }
 
-/// What rank 0 would send if it had anything.
+/// A step that rank 0 could only do if it had data.
 const GIVE_BACK: Step = Step::send(1, ALL);
 
 #[test]

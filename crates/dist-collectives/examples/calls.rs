@@ -1,7 +1,7 @@
-//! One collective many times, and nothing else: for counting instructions and for looking where time goes.
+//! Runs one collective many times, to count instructions or to profile.
 //!
-//! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0; of `start_all_reduce`
-//! also those until an operation was handed over.
+//! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0.
+//! For `start_all_reduce` it also prints the time until the operation was started.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, ReduceOp};
 
-/// Calls before the first that counts.
+/// The number of calls before the measurement.
 const WARM_UPS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -6,7 +6,7 @@
 use dist_collectives::{Communicator, ReduceOp};
 
 fn main() -> anyhow::Result<()> {
-    // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who and where; with none of them set, a world of one.
+    // `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` describe the world; if none is set, it has one rank.
     let mut comm = Communicator::from_env()?;
     let mut gradient = vec![comm.rank() as f32; 1000];
     comm.all_reduce(&mut gradient, ReduceOp::Mean)?;

@@ -1,6 +1,5 @@
-//! Blocking operations allocate nothing after the first call of a kind and size, or lists that do not grow with the
-//! buffers. In a binary of its own, because the allocator
-//! that counts is everybody's.
+//! Blocking operations allocate nothing after the first call of a kind and size, except lists that do not grow with
+//! the buffers. These tests have their own binary, because the counting allocator is global.
 #![cfg(all(feature = "sim", feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -16,7 +15,7 @@ use dist_transport::{
 };
 use rstest::rstest;
 
-/// What a call works on: input and output of every operation, made before anything is counted.
+/// Input and output of every operation, allocated before anything is counted.
 struct Memory {
     long: Vec<f32>,
     other: Vec<f32>,
@@ -74,7 +73,7 @@ const PROGRAMS: &[(&str, Program)] = &[
     }),
 ];
 
-/// What keeps lists, of messages in flight or of sizes, as long as there are ranks.
+/// Operations that keep lists of messages in flight or of sizes, one entry per rank.
 const WITH_LISTS: &[(&str, Program)] = &[
     ("all_to_all", |comm, Memory { long, other, .. }| comm.all_to_all(long, other)),
     ("batch", |comm, Memory { short, other, .. }| {
@@ -99,16 +98,16 @@ const WITH_LISTS: &[(&str, Program)] = &[
     }),
 ];
 
-/// A rank that has none has itself: what it sends to itself is kept until it is received, and no matter here.
+/// Returns the neighbours. A single rank has none: a message to itself is stored until it is received.
 fn neighbours(comm: &Communicator) -> Option<(usize, usize)> {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     (world_size > 1).then(|| ((rank + world_size - 1) % world_size, (rank + 1) % world_size))
 }
 
-/// More than the lists of one call need for each rank, and less than any part of the larger buffers.
+/// More than the lists of one call need per rank, and less than any part of the larger buffers.
 const LIST_BYTES_MAX: u64 = 2048;
 
-/// Calls everything until all memory is there, and then counts.
+/// Calls everything until all memory is allocated, and then counts.
 fn check(comm: &mut Communicator, order: ReductionOrder) {
     comm.set_order(order);
     for part in [0, 1, 100, 100_000] {
@@ -144,13 +143,13 @@ fn check(comm: &mut Communicator, order: ReductionOrder) {
     }
 }
 
-/// A rank that waits for long tells so, which allocates nothing either.
+/// A rank that waits for long reports it, which allocates nothing either.
 #[rstest]
 fn a_call_that_waits_for_long_allocates_nothing(
     #[values(Medium::Tcp, Medium::Shm)] medium: Medium,
     #[values(2, 3)] world_size: usize,
 ) {
-    // The wait is told after 100 ms.
+    // The wait is reported after 100 ms.
     const LATE: Duration = Duration::from_millis(300);
     let check = |comm: &mut Communicator| {
         (0..WARM_UP).for_each(|_| comm.barrier().unwrap());
@@ -182,7 +181,7 @@ fn counted(
     counted
 }
 
-/// The ranks of a world reach their peers in different calls at first.
+/// The ranks of a world first contact their peers in different calls.
 const WARM_UP: usize = 2;
 
 #[rstest]
@@ -200,8 +199,8 @@ fn calls_between_processes_allocate_nothing(
     }));
 }
 
-/// What is started goes to the worker in a box, and its result comes back through a queue of its own: no more than that,
-/// however much it works on.
+/// A started operation is sent to the worker in a box, and its result returns through its own queue. Nothing else
+/// is allocated, for any number of elements.
 #[rstest]
 fn what_is_started_allocates_no_more_for_more_elements(
     #[values(Medium::Tcp, Medium::Shm)] medium: Medium,
@@ -230,7 +229,7 @@ fn what_is_started_allocates_no_more_for_more_elements(
     }));
 }
 
-/// A box, a queue for one result, and what it takes to wake who waits for it.
+/// The box, a queue for one result, and the memory to wake the waiting thread.
 const STARTED_BYTES_MAX: usize = 4096;
 
 /// The in-process network keeps a copy of every message until it is received. Nothing else is allocated.
@@ -254,7 +253,7 @@ fn on_threads(ranks: impl Iterator<Item = impl FnOnce() + Send + 'static>) {
     }
 }
 
-/// A transport whose own allocations do not count.
+/// A transport whose own allocations are not counted.
 struct Uncounted(Box<dyn Transport>);
 
 impl Uncounted {

@@ -1,4 +1,4 @@
-//! Real processes that die while all of them write into each other's memory.
+//! Processes die while all of them write into each other's memory.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -10,14 +10,14 @@ use rustix::process::{Signal, getpid, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const VICTIM: usize = 1;
-/// When the victim dies, in microseconds after the first barrier.
+/// The time of the victim's death, in microseconds after the first barrier.
 const MOMENT: &str = "DIST_TEST_MOMENT";
-/// Whose the buffers are.
+/// `true` if the buffers are allocated in shared memory.
 const ALLOCATED: &str = "DIST_TEST_ALLOCATED";
-/// Some blocks of what is asked of the system at once.
+/// Several blocks of one system call.
 const LEN: usize = 200_000;
 
-/// One rank: sums until the victim is dead.
+/// The program of one rank: it sums until the victim is dead.
 fn rank(moment: Duration, allocated: bool) {
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
     comm.set_timeout(LIMIT);
@@ -48,7 +48,7 @@ fn rank(moment: Duration, allocated: bool) {
     assert_eq!(error.peer(), Some(VICTIM), "{error}");
     assert!(error.to_string().contains("died"), "{error}");
     assert!(buffer.is_empty(), "it may still be written into");
-    // Memory like that which was given up is not that.
+    // New memory is not the memory that was given up.
     let fresh = vec![9_u8; 4 * LEN];
     drop(comm);
     assert!(beside.iter().all(|&byte| byte == 7) && fresh.iter().all(|&byte| byte == 9));

@@ -1,7 +1,8 @@
-//! What ranks of one host do where the system forbids what is fastest: they agree on what is left, say so, and sums are
-//! right.
+//! Ranks of one host on a system that forbids the fastest mechanism: they agree on another one, log it, and sums
+//! are right.
 //!
-//! Each case really forbids it, to one of the ranks. A machine on which that cannot be done skips the case, and says so.
+//! Each case really forbids the mechanism for one of the ranks. A machine on which that is impossible skips the
+//! case and says so.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(
@@ -26,8 +27,8 @@ const WORLD: usize = 3;
 const ALL_SHARE: &str = "the ranks of the group share memory";
 const NOT_ALL_SHARE: &str = "not all ranks of the group share memory";
 
-/// One rank: sums by messages, and as the library likes, in all kinds of memory, and exchanges large ordinary memory, which is
-/// read in place where that is possible, to all and to a neighbour.
+/// The program of one rank: it sums by messages and by the library's choice, in all kinds of memory. It also
+/// exchanges large ordinary memory, which is read in place if possible, with all ranks and with a neighbour.
 fn rank() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::INFO).init();
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
@@ -52,7 +53,7 @@ fn rank() {
         comm.all_to_all(&vec![me; WORLD * len], &mut exchanged).unwrap();
         assert!(exchanged.chunks(len).zip(0..).all(|(part, from)| part.iter().all(|&value| value == from)));
     }
-    // Lent where that is faster and possible, and through the ring otherwise, as what follows then.
+    // A single-copy send if that is faster and possible, otherwise through the ring, like the following message.
     let (left, right) = ((comm.rank() + WORLD - 1) % WORLD, (comm.rank() + 1) % WORLD);
     for round in 0..3 {
         let sent = vec![[me, round]; 200_000];
@@ -64,19 +65,19 @@ fn rank() {
     comm.barrier().unwrap();
 }
 
-/// Files, and so what a rank gives away, have at most 100 MiB: whoever makes a longer one is killed by a signal.
+/// Files, and therefore shared memory, are limited to 100 MiB: a signal kills a process that makes a longer one.
 const OWN_MEMORY_ONLY: &str = "ulimit -f 204800";
 
 fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
 
-/// Runs the command behind them after this, in a shell.
+/// Runs the following command after this one in a shell.
 fn shell(first: &str) -> Vec<String> {
     words(&["sh", "-c", &format!("{first} && exec \"$@\""), "sh"])
 }
 
-/// Whether the system lets a program be started like this, and there is what starts it.
+/// Returns `true` if the system can start a program like this.
 fn can_start(starter: &[String]) -> bool {
     let mut command = Command::new(&starter[0]);
     command.args(&starter[1..]).arg("true").stdout(Stdio::null()).stderr(Stdio::null());
@@ -98,12 +99,13 @@ fn where_something_is_forbidden_to_one_all_do_without(
     let starter = words(starter);
     check(&starter, whom, |output| match expected {
         Some(expected) => output.contains(expected),
-        // How far ranks of different users' namespaces reach depends on the capabilities of who starts them.
+        // The access between ranks of different user namespaces depends on the capabilities of the process that
+        // starts them.
         None => output.contains("reach=") || output.contains(NOT_ALL_SHARE),
     });
 }
 
-/// A container has a small /dev/shm, which is not where the memory comes from.
+/// A container has a small /dev/shm, which is not used for shared memory.
 #[test]
 fn a_small_dev_shm_changes_nothing() {
     let mut starter = words(&["unshare", "--mount"]);
@@ -124,8 +126,8 @@ fn where_a_rank_gets_no_memory_there_are_messages(
     check(&starter, whom, |output| expected.iter().all(|expected| output.contains(expected)));
 }
 
-/// So few files that a rank cannot join, that it can and cannot share memory, and enough; and too few addresses for memory of
-/// its own to give away, for what any other gives away, and for what both others do.
+/// Numbers of files with which a rank cannot join, cannot share memory, can share memory, and enough. Also too few
+/// addresses for its own shared memory, for the memory of any other rank, and for that of both others.
 #[rstest]
 fn a_rank_with_little_of_anything_does_without_or_says_so(
     #[values(
@@ -163,7 +165,7 @@ fn a_rank_with_little_of_anything_does_without_or_says_so(
 
 const ENOUGH: &str = "-n 64";
 
-/// Sums in allocated memory, and by messages.
+/// Sums in allocated memory and by messages.
 fn sum_if_possible() -> Result<(), Error> {
     let config = Config::from_env().unwrap().with_timeout(LIMIT / 4);
     let mut comm = Communicator::join(&config)?;
@@ -178,8 +180,8 @@ fn sum_if_possible() -> Result<(), Error> {
     comm.barrier()
 }
 
-/// The memory that ranks share for messages is there, but not what one of them would give away; and it may not be reached
-/// into what it has instead.
+/// The memory for messages exists, but one rank cannot allocate shared memory, and other ranks may not access its
+/// ordinary memory.
 #[test]
 fn a_rank_whose_memory_nobody_can_reach_says_so_and_ends_the_job() {
     const WHOM: usize = 1;
@@ -199,7 +201,7 @@ fn a_rank_whose_memory_nobody_can_reach_says_so_and_ends_the_job() {
     process::ranks_through(WORLD, &name, LIMIT, &[("DIST_SHM_CMA", "off")], start).assert_success();
 }
 
-/// What one rank has comes from a job that is over, where the others cannot follow.
+/// One rank has memory of an earlier job, which the other ranks cannot map.
 #[test]
 fn a_rank_with_memory_of_another_job_ends_this_one() {
     const WHOM: usize = 1;
@@ -234,7 +236,7 @@ fn check(starter: &[String], whom: usize, is_said: impl Fn(&str) -> bool) {
         return rank();
     }
     if !can_start(starter) {
-        // Namespaces need a right, and filters a Python: neither is on every machine.
+        // Namespaces need a privilege, and filters need Python: some machines have neither.
         eprintln!("skipped: nothing can be started by {}", starter[0]);
         return;
     }

@@ -1,5 +1,5 @@
-//! What a process burns while its communicators have nothing to do, or wait: next to nothing. In a binary of its own, because
-//! processor time belongs to the process.
+//! The processor time of a process whose communicators are idle or wait is close to zero. These tests have their
+//! own binary, because processor time belongs to the process.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -10,14 +10,14 @@ use dist_testkit::process;
 use rstest::rstest;
 
 const IDLE: Duration = Duration::from_secs(1);
-/// Of the hundred ticks of [`IDLE`]: a thread that spins would take all of them.
+/// Of the hundred ticks of [`IDLE`]: a spinning thread would use all of them.
 const TICKS_MAX: u64 = 10;
 
 /// Processor time of all threads of this process, in ticks of 10 ms.
 fn ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, after_name) = stat.rsplit_once(')').unwrap();
-    // User and system time, the 14th and 15th field; the first after the name is the third.
+    // User and system time are the 14th and 15th field; the first field after the name is the third.
     after_name.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
@@ -37,7 +37,7 @@ fn a_process_burns_nothing_while_communicators_rest_or_wait(#[values("shm", "tcp
     }
     let mut comm = Communicator::from_env().unwrap();
     let mut fork = comm.fork().unwrap();
-    // Connections, memory and the thread of operations that were started are there, and have just been used.
+    // Connections, memory and the worker thread exist and have just been used.
     let started = comm.start_all_reduce(vec![1.0_f32; 1000], ReduceOp::Sum);
     assert_eq!(*started.wait().unwrap(), [2.0; 1000]);
     fork.barrier().unwrap();
@@ -45,7 +45,7 @@ fn a_process_burns_nothing_while_communicators_rest_or_wait(#[values("shm", "tcp
     rest(&comm);
     let resting = ticks() - before;
     assert!(resting <= TICKS_MAX, "{resting} ticks with nothing to do");
-    // One rank comes a second later: the other waits in a blocking operation, and its thread in one that was started.
+    // One rank comes a second later: the other one waits in a blocking operation, and its worker in a started one.
     let before = ticks();
     if comm.rank() == 1 {
         rest(&comm);

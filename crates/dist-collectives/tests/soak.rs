@@ -1,5 +1,5 @@
-//! Ten thousand steps of everything at once, with ranks that come early and late: results stay right, and nothing is kept. In
-//! a binary of its own, because descriptors, threads and memory belong to the process.
+//! Ten thousand steps of all operations, with ranks that arrive early and late: results stay right, and no
+//! resources are lost. This test has its own binary, because descriptors, threads and memory belong to the process.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -12,23 +12,24 @@ use fastrand::Rng;
 use rstest::rstest;
 
 const WORLD: usize = 4;
-/// So many operations are in flight at once.
+/// Maximum number of operations in flight.
 const STARTED_MAX: usize = 4;
-/// The communicator beside the first is made anew so often, and lives for so many steps.
+/// How many times the second communicator is created anew, each time for this many steps.
 const FORKS: u64 = 20;
 const FORK_STEPS: u64 = 500;
-/// From here on nothing grows: every operation was met with every size.
+/// From here on memory must not grow: every operation has been called with every size.
 const WARM_FORKS: u64 = FORKS / 2;
-/// What an allocator may need more now and then, up to 100 KiB as measured; 64 bytes lost in every step are more.
+/// An allocator may need up to 100 KiB more now and then, as measured. A loss of 64 bytes in every step exceeds
+/// this limit.
 const GROWTH_KIB_MAX: u64 = 256;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What this process has.
+/// The resources of this process.
 #[derive(Debug)]
 struct Possessions {
     descriptors: usize,
     threads: usize,
-    /// Pieces of memory that it shares with others, or may.
+    /// The number of mappings that are or may be shared.
     shared: usize,
     own_kib: u64,
 }
@@ -56,7 +57,7 @@ impl Possessions {
     }
 }
 
-/// An element of what a rank brings to a step: no two are alike, and all ranks can tell what becomes of them.
+/// Returns an element of a rank's data in a step. No two are equal, and all ranks can compute the results.
 fn element(number: u64, rank: usize, index: usize) -> u64 {
     (number * WORLD as u64 + rank as u64) << 32 | index as u64
 }
@@ -65,19 +66,19 @@ fn brought(number: u64, rank: usize, len: usize) -> Vec<u64> {
     (0..len).map(|index| element(number, rank, index)).collect()
 }
 
-/// The sum of what all ranks bring.
+/// Returns the sum of all ranks' data.
 fn sum(number: u64, len: usize) -> Vec<u64> {
     (0..len).map(|index| (0..WORLD).map(|rank| element(number, rank, index)).sum()).collect()
 }
 
-/// A sum that was started, and what it is to be.
+/// A started sum and its expected result.
 type Started = (Pending<Buffer<u64>>, Vec<u64>);
 
 fn finish((pending, expected): Started) {
     assert_eq!(*pending.wait().unwrap(), *expected);
 }
 
-/// One step, which all ranks take alike.
+/// One step, which all ranks execute.
 fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut VecDeque<Started>) {
     let (rank, len) = (comm.rank(), shared.choice([0, 1, 7, 100, 1000, 5000]).unwrap());
     let (root, whole) = (shared.usize(0..WORLD), WORLD * len);
@@ -143,7 +144,7 @@ fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut Ve
     }
 }
 
-/// A step in which ranks send what they have brought to others: to the next, or all of it to each.
+/// A step in which ranks send their data to the next rank, or to all ranks.
 fn step_of_messages(comm: &mut Communicator, number: u64, shared: &mut Rng, own: &[u64]) {
     let (rank, len) = (comm.rank(), own.len());
     if shared.bool() {
@@ -162,10 +163,10 @@ fn step_of_messages(comm: &mut Communicator, number: u64, shared: &mut Rng, own:
     assert!(others.into_iter().map(|from| brought(number, from, len)).eq(received));
 }
 
-/// A step in which ranks have parts of what one or all of them get, equal ones or not.
+/// A step in which ranks get equal or unequal parts.
 fn step_of_parts(comm: &mut Communicator, number: u64, shared: &mut Rng, (len, root): (usize, usize)) {
     let (rank, whole) = (comm.rank(), WORLD * len);
-    // Those of some ranks are empty.
+    // The parts of some ranks are empty.
     let counts: Vec<usize> = (0..WORLD).map(|part| len * ((part + root) % 3)).collect();
     let uneven: usize = counts.iter().sum();
     let start: usize = counts[..rank].iter().sum();
@@ -205,7 +206,7 @@ fn step_of_parts(comm: &mut Communicator, number: u64, shared: &mut Rng, (len, r
             assert_eq!(own_uneven, sum(number, uneven)[part]);
         }
         _ => {
-            // A rank's part for every other is as long as that of any.
+            // All parts for other ranks have the same length.
             let (mut dealt, sends) = (vec![0; uneven], [counts[rank]; WORLD]);
             let input = brought(number, rank, WORLD * counts[rank]);
             comm.all_to_all_v(&input, &sends, &mut dealt, &counts).unwrap();
@@ -217,7 +218,7 @@ fn step_of_parts(comm: &mut Communicator, number: u64, shared: &mut Rng, (len, r
     }
 }
 
-/// Reads what the next rank has where it lies, if the ranks share memory.
+/// Reads the next rank's data directly, if the ranks share memory.
 fn look_into_a_window(mut comm: Communicator, number: u64) -> Communicator {
     const LEN: usize = 1000;
     let (rank, mut memory) = (comm.rank(), comm.alloc::<u64>(LEN).unwrap());
@@ -235,7 +236,7 @@ fn look_into_a_window(mut comm: Communicator, number: u64) -> Communicator {
 fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")] transport: &str) {
     if process::rank().is_none() {
         let name = std::thread::current().name().unwrap().to_owned();
-        // What is freed goes back to the system.
+        // Freed memory is returned to the system.
         let variables = [
             ("DIST_TRANSPORT", transport),
             ("MALLOC_ARENA_MAX", "1"),
@@ -252,7 +253,7 @@ fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")
         let mut fork = comm.fork().unwrap();
         let mut started = VecDeque::new();
         for number in (life - 1) * FORK_STEPS..life * FORK_STEPS {
-            // Ranks have other work, too, and unequally much of it.
+            // Ranks also have other work, in different amounts.
             if skew.u8(0..32) == 0 {
                 comm.runtime().sleep(Duration::from_micros(skew.u64(0..300)));
             }
@@ -261,7 +262,7 @@ fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")
         }
         started.drain(..).for_each(finish);
         let _fork = look_into_a_window(fork, life);
-        // Nobody goes on meanwhile.
+        // No rank continues during the measurement.
         comm.barrier().unwrap();
         let now = Possessions::count();
         comm.barrier().unwrap();

@@ -36,7 +36,7 @@ all_to_all the buffer holds all parts.
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
-/// Numbers of ranks in the table of what is moved.
+/// The numbers of ranks in the table of moved data.
 const RANKS: [usize; 4] = [2, 3, 4, 8];
 
 pub(super) fn section() -> String {
@@ -65,7 +65,7 @@ fn name(collective: DirectCollective) -> String {
     collective.name().to_owned() + place
 }
 
-/// With parts of so many blocks, where the form has blocks.
+/// Returns a plan with this many blocks in each part, if the algorithm has blocks.
 fn plan(
     collective: DirectCollective,
     algorithm: DirectAlgorithm,
@@ -77,7 +77,7 @@ fn plan(
         .expect("it serves and fits")
 }
 
-/// Posts and what is moved.
+/// Returns the table of signals and moved data.
 fn table() -> String {
     let mut table = format!("\n| | |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
     table += &format!("|---|---|{}\n", "---|".repeat(RANKS.len()));
@@ -88,7 +88,7 @@ fn table() -> String {
     table
 }
 
-/// Such as `2 / 1, 3`: of a buffer that is one block of each part.
+/// Formats for example `2 / 1, 3`, for a buffer with one block in each part.
 fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize) -> String {
     let (plan, parts) = (plan(collective, algorithm, ranks, 1), collective.parts(algorithm, ranks));
     let bytes = if collective == DirectCollective::Barrier { 0 } else { 64 * parts };
@@ -99,7 +99,7 @@ fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize)
     format!("{} / {}, {}", plan.signals(), part(sent, bytes), part(read, bytes))
 }
 
-/// What is chosen for each kind of memory, from the smallest buffers to the largest.
+/// Returns the chosen algorithm for each kind of memory, from the smallest buffers to the largest.
 fn choices() -> String {
     let mut table = "
 What is chosen, by whose memory it is: borrowed, which others may read at most; owned by the operation, which they may

@@ -1,4 +1,4 @@
-//! The text of docs/algorithms.md, made of what the algorithms say about themselves.
+//! The text of docs/algorithms.md, generated from the algorithms' properties.
 
 #[path = "direct.rs"]
 mod direct;
@@ -28,10 +28,10 @@ Which algorithm is chosen depends on a cost model: what a round, a byte and the 
 below are those of the default, for which a round takes as long as 64 KiB; a machine measures its own.
 ";
 
-/// Numbers of ranks in the tables of costs.
+/// The numbers of ranks in the tables of costs.
 const RANKS: [usize; 5] = [2, 5, 8, 12, 64];
 
-/// The page.
+/// Returns the page.
 pub(crate) fn algorithms() -> String {
     let mut page = INTRODUCTION.to_owned();
     let mut subjects: Vec<Subject> = Subject::all().collect();
@@ -52,7 +52,7 @@ pub(crate) fn algorithms() -> String {
     page + &two_level::section() + &direct::section()
 }
 
-/// Rounds, bytes and orders of an operation's algorithms.
+/// Returns the rounds, bytes and orders of an operation's algorithms.
 fn costs(operation: &[Subject]) -> String {
     let goal = operation[0].goal(0);
     let mut table = format!("| algorithm |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
@@ -75,7 +75,7 @@ fn costs(operation: &[Subject]) -> String {
     table + &format!("| least |{}\n", RANKS.map(bound).concat())
 }
 
-/// The text in lines of at most 120 characters.
+/// Wraps the text in lines of at most 120 characters.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -96,7 +96,7 @@ fn part(count: usize, of: usize) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// What is chosen, in canonical order and in any, from the smallest buffers to the largest.
+/// Returns the chosen algorithms, in canonical order and in any order, from the smallest buffers to the largest.
 fn choices(subject: Subject) -> String {
     let reduces = subject.order(2).is_some();
     let orders: &[(Order, &str)] = match reduces {
@@ -113,7 +113,7 @@ fn choices(subject: Subject) -> String {
     table
 }
 
-/// Such as `recursive_doubling, from 512 KiB halving_doubling`.
+/// Formats a choice, for example `recursive_doubling, from 512 KiB halving_doubling`.
 fn choice(subject: Subject, ranks: usize, order: Order) -> String {
     let mut text = String::new();
     let mut last = "";
@@ -136,7 +136,7 @@ fn size(power: u32) -> String {
     }
 }
 
-/// A sentence or two on an algorithm.
+/// Returns a short description of an algorithm.
 fn about(subject: Subject) -> &'static str {
     match (subject.operation(), subject.algorithm()) {
         ("all_reduce", "recursive_doubling") => {

@@ -1,4 +1,4 @@
-//! The part of the page on schedules of two levels.
+//! The part of docs/algorithms.md on two-level schedules.
 
 use dist_algos::hierarchical::{HostParticipants, LevelCosts, TwoLevel, TwoLevelAllReduce};
 use dist_algos::verify::{draw_programs, two_level_programs};
@@ -27,12 +27,12 @@ and that takes what the default says.
 
 ";
 
-/// Hosts of so many neighbouring ranks each.
+/// Hosts with this many consecutive ranks each.
 fn hosts(count: u64, each: usize) -> Hosts {
     Hosts::new(&(0..count).flat_map(|host| vec![host; each]).collect::<Vec<u64>>())
 }
 
-/// What is shown, and what there is to say of it.
+/// The algorithms on the page and their descriptions.
 const SHOWN: [(TwoLevel, &str); 7] = [
     (
         TwoLevel::AllReduce(TwoLevelAllReduce {
@@ -77,7 +77,7 @@ pub(super) fn section() -> String {
     page
 }
 
-/// What all_reduce is done by, from the smallest buffers to the largest.
+/// Returns the chosen algorithms of all_reduce, from the smallest buffers to the largest.
 fn choices() -> String {
     let mut table = "| hosts | ranks on each | canonical order | any order |\n|---|---|---|---|\n".to_owned();
     for (count, each) in [(3, 2), (2, 4), (4, 8), (8, 3)] {

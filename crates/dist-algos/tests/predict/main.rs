@@ -1,4 +1,4 @@
-//! Predictions: what can be computed by hand, and that the engines agree where more than one applies.
+//! Predictions agree with results computed by hand, and methods agree with each other.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod schedules;
@@ -14,7 +14,7 @@ use rstest::rstest;
 
 use schedules::{Schedules, all_reduce, all_schedules, plan};
 
-/// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
+/// Links and ranks with costs that are easy to add up: 8 s of latency, 2 s per byte.
 const LINK: LinkModel = LinkModel { latency: 8.0, byte: 2.0 };
 const NO_WORK: MessageCosts = MessageCosts::NONE;
 const WORK: MessageCosts =
@@ -25,7 +25,7 @@ fn assert_close(left: f64, right: f64, what: &str) {
     assert!((left - right).abs() <= 1e-9 * left.abs().max(right.abs()), "{what}: {left} and {right}");
 }
 
-/// 64 bytes each, latency 8, 2 per byte: a round of k bytes takes 8 + 2k, or 2k if what is received came before.
+/// 64 bytes each, latency 8, 2 per byte: a round of k bytes takes 8 + 2k, or 2k if its data had arrived before.
 #[rstest]
 #[case(AllReduce::RecursiveDoubling, 8, 3.0 * (8.0 + 128.0))]
 #[case(AllReduce::RecursiveDoubling, 5, 4.0 * 128.0 + 2.0 * 8.0)]
@@ -44,7 +44,7 @@ fn links_alone_cost_what_is_computed_by_hand(
     assert_close(predict::predict(&plan, &network).unwrap().seconds, seconds, algorithm.name());
 }
 
-/// One exchange of 64 bytes between two ranks: what costs a rank's time is added up, what arrives meanwhile is not.
+/// One exchange of 64 bytes between two ranks. Work of a rank adds up; data that arrives meanwhile does not.
 #[rstest]
 #[case(MessageCosts { send: 3.0, receive: 2.0, ..NO_WORK }, 3.0 + 8.0 + 128.0 + 2.0)]
 #[case(MessageCosts { twice: 40, ..NO_WORK }, 8.0 + 128.0 + 2.0 * 40.0)]
@@ -72,10 +72,10 @@ fn a_rank_works_while_bytes_are_on_their_way(#[case] work: MessageCosts, #[case]
 fn latencies_of_messages_that_follow_one_another_are_not_added_up() {
     let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0)));
     let network = NetworkModel::new(9, LINK, NO_WORK);
-    // Eight chunks of one byte leave one after the other; the last is on its way for 8 s more.
+    // Eight chunks of one byte leave one after the other; the last arrives 8 s later.
     assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "scatter");
     let schedules: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0)));
-    // All come at once, and the root's link lets one after the other in.
+    // All messages arrive at once, and the root's link receives them one after the other.
     assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "gather");
 }
 
@@ -179,19 +179,19 @@ fn hosts_of_a_rack_share_its_link_and_a_pair_of_hosts_its_own() {
     assert_close(seconds(&racks), within + 108.0 + 3.0 * 64.0, "each rank its own");
     let shared = racks.with_shared_uplinks();
     assert_close(seconds(&shared), within + 108.0 + 2.0 * 3.0 * 64.0, "one for both");
-    // Ranks 0 and 2 have the one of the racks to themselves when 1 and 3 do not use it.
+    // Ranks 0 and 2 have the link between racks to themselves when 1 and 3 do not use it.
     let direct = LinkModel { latency: 0.0, byte: 1.0 };
     let paired = shared.with_pair(1, 3, direct).with_pair(3, 1, direct);
     assert_close(seconds(&paired), within + 108.0 + 3.0 * 64.0, "one past it");
 }
 
-/// When each rank has done its last step.
+/// Returns the end of each rank's last step.
 fn ends(schedules: &Schedules, parts: usize, bytes: usize, network: &NetworkModel) -> Vec<f64> {
     let times = timeline(&plan(schedules, parts, bytes), network).unwrap();
     times.iter().map(|times| *times.last().unwrap()).collect()
 }
 
-/// Rank 0 has ten bytes for each of two others, 20 s on the link; a message is on its way for 8 s.
+/// Rank 0 has ten bytes for each of two others, 20 s on the link; a message has a latency of 8 s.
 #[rstest]
 #[case::one_after_the_other(0, [40.0, 28.0, 48.0])]
 #[case::both_at_once(10, [0.0, 48.0, 48.0])]
@@ -255,7 +255,7 @@ fn a_pair_of_hosts_may_have_its_own_link() {
     let plan = plan(&schedules, 1, 64);
     let network =
         NetworkModel::new(4, LINK, NO_WORK).with_pair(1, 0, LinkModel { latency: 100.0, byte: 2.0 });
-    // Ranks 0 and 1 exchange first, and only the one way is long.
+    // Ranks 0 and 1 exchange first, and only one direction is long.
     assert_close(wavefront(&plan, &network).unwrap().seconds, 100.0 + 128.0 + 8.0 + 128.0, "one way");
 }
 
@@ -310,6 +310,6 @@ fn a_tree_of_thirty_thousand_ranks_is_followed_on_all() {
     let prediction =
         predict::predict(&plan(&schedules, 1, 10), &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Wavefront);
-    // The deepest rank gets it by 14 messages, and one had to wait for another to leave.
+    // The deepest rank receives after 14 messages, and one message had to wait for another to leave.
     assert_close(prediction.seconds, 14.0 * 28.0 + 20.0, "binomial");
 }

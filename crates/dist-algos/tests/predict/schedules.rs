@@ -1,4 +1,4 @@
-//! Schedules of every algorithm, to be predicted.
+//! Schedules of every algorithm for predictions.
 
 use dist_algos::predict::Workload;
 use dist_algos::scan::Extent;
@@ -14,12 +14,12 @@ pub(crate) type Steps = Box<dyn Iterator<Item = Step>>;
 /// The steps of every rank.
 pub(crate) type Schedules = Box<dyn Fn(Rank) -> Steps + Send + Sync>;
 
-/// Of a buffer of so many bytes.
+/// Returns the workload of a buffer of this many bytes.
 pub(crate) fn plan(schedules: &Schedules, parts: usize, bytes: usize) -> Workload<'_, &Schedules> {
     Workload { steps: schedules, buffer: Partition::new(bytes, 1, parts).unwrap(), input: None }
 }
 
-/// Both halves of an algorithm.
+/// Returns both halves of an algorithm.
 pub(crate) fn all_reduce(algorithm: AllReduce) -> Schedules {
     Box::new(move |rank| {
         let phases = algorithm.phases(rank);
@@ -27,7 +27,7 @@ pub(crate) fn all_reduce(algorithm: AllReduce) -> Schedules {
     })
 }
 
-/// Every algorithm there is for a world of this size, with the number of chunks.
+/// Returns all algorithms for a world of this size, with their numbers of chunks.
 pub(crate) fn all_schedules(world_size: usize) -> Vec<(String, usize, Schedules)> {
     let mut all: Vec<(String, usize, Schedules)> = Vec::new();
     for &algorithm in AllReduce::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {

@@ -1,7 +1,7 @@
-//! What is predicted for schedules on hosts and racks, beside what they take on the simulated network.
+//! Predictions for schedules on hosts and racks compared with the simulated network.
 //!
-//! There a link carries one message after the other; predictions give all that want to use it at once equal parts, as
-//! TCP does. Both keep it as busy, so they agree wherever it matters only when the last message is through.
+//! On the simulated network a link carries one message after the other. Predictions give all messages equal shares,
+//! as TCP does. Both use the full capacity, so they agree whenever only the last message matters.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use rstest::rstest;
 
 use crate::schedules::{Schedules, all_schedules, plan};
 
-/// Hosts in racks: how many ranks share a host, and how many hosts a rack; and whether links have a latency.
+/// A layout of hosts in racks: ranks per host, hosts per rack, and `true` if links have a latency.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     ranks_per_host: usize,
@@ -26,7 +26,7 @@ impl Shape {
         Self { ranks_per_host, hosts_per_rack, latency: true }
     }
 
-    /// Latencies of a host and of a rack.
+    /// Returns the latencies of a host and of a rack.
     const fn ns(self) -> [u64; 2] {
         if self.latency { [HOST_NS, RACK_NS] } else { [0, 0] }
     }
@@ -49,7 +49,7 @@ fn predicted(schedules: &Schedules, parts: usize, bytes: usize, world_size: usiz
     Duration::from_secs_f64((prediction.seconds / NS).round() * NS)
 }
 
-/// The same, as it comes about.
+/// Returns the time on the simulated network.
 fn simulated(
     schedules: Schedules,
     parts: usize,
@@ -80,7 +80,7 @@ fn simulated(
     network.run(program).elapsed
 }
 
-/// Both, for every algorithm.
+/// Returns both times for every algorithm.
 fn both(world_size: usize, shape: Shape, seed: u64) -> Vec<(String, Duration, Duration)> {
     let all = all_schedules(world_size).into_iter().map(|(name, parts, schedules)| {
         let bytes = 960 * parts;
@@ -90,10 +90,10 @@ fn both(world_size: usize, shape: Shape, seed: u64) -> Vec<(String, Duration, Du
     all.collect()
 }
 
-/// Its root is through with the scatter first, and what it sends of the all_gather comes to ranks to which others still
-/// scatter. Predictions let what has come share the link to a rank. The simulated network keeps that link for a message from
-/// when it is sent, so one that is sent later and comes a little sooner waits for all of it. Without latency neither
-/// meets the other.
+/// The root finishes the scatter first, and its messages of the all_gather reach ranks that others still scatter
+/// to. Predictions let arrived messages share the link to a rank. The simulated network reserves that link from the
+/// time of sending, so a message that is sent later and arrives slightly earlier waits for all of it. Without
+/// latency the two cases do not meet.
 const SCATTERED: &str = "broadcast scatter_circulant";
 
 #[rstest]
@@ -111,7 +111,7 @@ fn ranks_with_links_of_their_own_take_as_long_as_predicted(
     }
 }
 
-/// What leaves together over a link that is shared is needed together, or by one rank only.
+/// Algorithms in which messages that share a link are needed together, or by one rank only.
 const NEEDED_TOGETHER: [&str; 9] = [
     "all_reduce ring",
     "all_reduce binomial",

@@ -1,4 +1,4 @@
-//! Operations whose input and output are apart, with chunks of any sizes; and scans.
+//! Operations with separate input and output, with chunks of any sizes; and scans.
 
 use dist_algos::scan::Extent;
 use dist_algos::verify::Subject;
@@ -12,7 +12,7 @@ use rstest::rstest;
 use crate::network::{End, Network};
 use crate::sum;
 
-/// Elements, and where they are cut.
+/// Elements and their boundaries.
 #[derive(Clone, Debug, PartialEq)]
 struct Cut {
     elements: Vec<u64>,
@@ -38,7 +38,7 @@ impl Cut {
     }
 }
 
-/// How many elements a message has.
+/// The number of elements of a message.
 #[derive(Clone, Copy, Debug)]
 enum Sizes {
     Even(usize),
@@ -47,7 +47,7 @@ enum Sizes {
 }
 
 impl Sizes {
-    /// What one rank has for another.
+    /// Returns the message from one rank to another.
     fn message(self, from: usize, to: usize) -> Vec<u64> {
         let len = match self {
             Self::Even(len) => len,
@@ -114,7 +114,7 @@ fn bruck_turns_what_is_for_others_into_what_is_from_others(
     });
 }
 
-/// The part of a buffer that a rank holds, as one of so many chunks.
+/// Returns the part of a buffer that a rank holds, among all chunks.
 fn among<'a>(partition: &'a Cut, held: Chunks, world_size: usize) -> Partition<'a> {
     match held.is_empty() {
         true => Partition::new(0, 8, world_size).expect("a world has a rank"),
@@ -173,7 +173,7 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
     }
 }
 
-/// The one chunk of an input as that of a rank.
+/// Returns the only chunk of an input as the chunk of a rank.
 fn among_one<'a>(input: &'a Cut, rank: Rank) -> Partition<'a> {
     among(input, Chunks::one(rank.index()), rank.world_size())
 }

@@ -10,18 +10,18 @@ use rstest::rstest;
 use crate::network::Network;
 use crate::{assert_same, check_ranks, inputs, lengths, partition};
 
-/// Hosts of neighbours, with a smaller one, dealt like cards, and without any rule.
+/// Hosts of consecutive ranks, with a smaller host, assigned in turn, and irregular.
 const LAYOUTS: [&[u64]; 6] =
     [&[5], &[0, 0, 1, 1, 2, 2], &[0, 0, 1, 1, 2], &[0, 1, 0, 1], &[0, 1, 2], &[3, 1, 3, 3, 1, 2, 3]];
 
 const NETWORKS: [Network; 2] = [Network::Mailboxes, Network::Simulated { seed: 11 }];
 
-/// What serves these hosts of an operation.
+/// Returns the algorithms of an operation that support these hosts.
 fn supported<'a>(operation: &'a str, hosts: &'a Hosts) -> impl Iterator<Item = TwoLevel> + 'a {
     TwoLevel::of(operation).filter(|two| two.supports(hosts))
 }
 
-/// What becomes of these inputs.
+/// Returns the results for these inputs.
 #[track_caller]
 fn run<N: Number + bytemuck::Pod + Send + Sync>(
     network: Network,

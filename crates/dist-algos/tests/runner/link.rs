@@ -1,4 +1,4 @@
-//! A link of mailboxes: the least that a `RingTransport` has to be.
+//! A link of mailboxes: a minimal `RingTransport`.
 
 use dist_algos::{RingTransport, Scratch};
 use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
@@ -13,7 +13,7 @@ pub(crate) struct Link {
     traffic: Traffic,
 }
 
-/// Why a link failed.
+/// The reason why a link failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error("nothing came from rank {0}: {1:?}")]

@@ -1,4 +1,4 @@
-//! The runner does what the schedules say: results are the oracle's, bytes on the wire are the verifier's.
+//! The runner executes schedules: results equal the oracle's, and bytes on the wire equal the verifier's.
 
 mod apart;
 mod hierarchical;
@@ -19,7 +19,7 @@ use rstest::rstest;
 
 use network::{End, Network};
 
-/// One rank's part of a test: an end of a network, a buffer, and how to run steps on them.
+/// One rank's part of a test: an end of a network, a buffer, and a function that runs steps on them.
 struct Bench<'a, N> {
     end: &'a mut End,
     buffer: Vec<N>,
@@ -50,7 +50,7 @@ fn partition<N>(len: usize, chunks: usize) -> Partition<'static> {
     Partition::new(len, size_of::<N>(), chunks.max(1)).expect("the numbers' size divides 64")
 }
 
-/// Runs `work` on every rank and gives each rank's buffer; compares what the network counted with the report.
+/// Runs `work` on every rank, returns each rank's buffer, and compares the network's counts with the report.
 #[track_caller]
 fn check_ranks<N: Number + bytemuck::Pod + Send + Sync>(
     network: Network,
@@ -86,7 +86,7 @@ fn assert_same<N: Number + Debug>(what: &str, got: &[N], expected: &[N]) {
     assert!(same, "{what}: {got:?} is not {expected:?}");
 }
 
-/// Lengths in elements that have been trouble before.
+/// Lengths in elements that have caused errors before.
 fn lengths(world_size: usize) -> [usize; 6] {
     [0, 1, world_size - 1, world_size, world_size + 1, 1009]
 }
@@ -273,7 +273,7 @@ fn a_ring_adds_in_another_order_than_the_tree() {
     assert!(buffers.iter().all(|buffer| same(buffer, &buffers[0])), "ranks agree all the same");
 }
 
-/// A step that the runner refuses before it touches the link.
+/// Checks that the runner refuses a step before it uses the link.
 #[track_caller]
 fn check_refused(step: Step, expected: Error) {
     let runtime = Runtime::system();

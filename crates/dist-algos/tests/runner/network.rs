@@ -1,4 +1,4 @@
-//! The networks that the runner is tried on.
+//! The networks for tests of the runner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) enum End {
     Simulated(SimTransport),
 }
 
-/// Why either failed.
+/// The error of either network.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EndError {
     #[error(transparent)]
@@ -36,7 +36,7 @@ pub(crate) enum EndError {
 }
 
 impl Network {
-    /// What `program` returns on each rank, in rank order.
+    /// Returns the result of `program` on each rank, in rank order.
     pub(crate) fn run<T: Send + 'static>(
         self,
         world_size: usize,

@@ -1,4 +1,4 @@
-//! Arguments that make no sense are refused before anything is sent, also in a world of one.
+//! Invalid arguments are refused before anything is sent, even in a world of one rank.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::worlds::{self, Network};
 
 type Program = fn(&mut Communicator) -> Result<(), Error>;
 
-/// Makes a call that is refused on every rank, and shows that the communicator lives on.
+/// Makes a call that is refused on every rank, and checks that the communicator still works.
 #[track_caller]
 fn check(world_size: usize, call: Program, message: &str) {
     let messages = worlds::run(Network::Simulated, world_size, move |mut comm| {
@@ -185,7 +185,8 @@ fn a_guard_gives_back_what_it_changed_and_nothing_else() {
     });
 }
 
-/// Ranks 0 and 3 see that their memory is of another length; rank 2, whose own part is right, is to pass on that of rank 3.
+/// Ranks 0 and 3 see that their memory has another length. Rank 2, whose own part is right, would forward the data
+/// of rank 3.
 #[rstest]
 fn what_no_memory_can_hold_does_not_pass_through_a_rank(#[values(false, true)] scatters: bool) {
     let errors = move_counted(scatters, usize::MAX / 16);
@@ -201,7 +202,7 @@ fn counts_that_nobody_can_add_up_are_refused_alike(#[values(false, true)] scatte
     assert!(errors.iter().all(|error| matches!(error, Error::TotalCount { .. })), "{errors:?}");
 }
 
-/// What each of four ranks hears of parts of one element, of which the last has as many as this instead.
+/// Returns the errors of four ranks with parts of one element each, except the last, which has this many.
 fn move_counted(scatters: bool, absurd: usize) -> Vec<Error> {
     let outcome = sim::run(1, 4, move |transport| {
         let mut comm = Communicator::new(transport);
@@ -218,7 +219,7 @@ fn move_counted(scatters: bool, absurd: usize) -> Vec<Error> {
     outcome.results
 }
 
-/// The root alone needs memory for what all have.
+/// Only the root needs memory for the data of all ranks.
 #[test]
 fn a_rank_without_memory_for_an_output_keeps_nobody_waiting() {
     let outcome = sim::run(1, 2, |transport| {

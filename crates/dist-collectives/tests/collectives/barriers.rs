@@ -1,4 +1,4 @@
-//! The barrier that names who has not come.
+//! The barrier that names absent ranks.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use crate::worlds::{self, Network};
 
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// Where the absent are.
+/// The call in which absent ranks are.
 type Elsewhere = fn(&mut Communicator) -> Result<(), Error>;
 
 const ELSEWHERE: [Elsewhere; 3] = [
-    // Waiting for each other or for itself, in a message that never comes.
+    // They wait for each other, or for themselves, for a message that never comes.
     |comm| comm.recv(&mut [0_u8], comm.rank()),
-    // Doing something that never ends by itself.
+    // They do something that never ends.
     |comm| {
         comm.runtime().sleep(4 * LIMIT);
         comm.monitored_barrier()
     },
-    // In a call that moves nothing to rank 0.
+    // They are in a call that moves nothing to rank 0.
     |comm| {
         let mut alone = comm.subgroup(&[comm.rank()])?.expect("it is a member");
         alone.recv(&mut [0_u8], 0)
     },
 ];
 
-/// The place where a rank comes from too late.
+/// The index of the call from which a rank comes too late.
 const LATE: usize = 1;
 
 #[rstest]
@@ -48,7 +48,7 @@ fn every_rank_that_comes_is_told_who_does_not(
         if absent.contains(&comm.rank()) {
             comm.set_timeout(10 * LIMIT);
             let error = ELSEWHERE[elsewhere](&mut comm).unwrap_err();
-            // A rank that comes at last, after the others have gone, is told that it is late.
+            // A rank that comes after the others have gone learns that it is late.
             let is_late = matches!(error, Error::Late);
             let names_the_first = matches!(
                 error,
@@ -88,7 +88,7 @@ fn rank_0_may_be_the_one_that_does_not_come(#[values(2, 3, 7)] world_size: usize
     assert!(outcome.results[1..].iter().all(|ranks| *ranks == Some(vec![0])), "{:?}", outcome.results);
 }
 
-/// It has more time left than the others, and still tells them in theirs.
+/// Rank 0 has more time left than the others, and still tells them within theirs.
 #[rstest]
 fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] eighths: u32) {
     const ABSENT: usize = 2;
@@ -110,7 +110,8 @@ fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] ei
     }
 }
 
-/// Those that come have less time than rank 0, and are told in theirs, whether they were there before it or not.
+/// The ranks that come have less time than rank 0. They are told within their time, no matter if they came before
+/// it.
 #[rstest]
 fn one_that_cannot_wait_long_is_told_who_does_not_come(
     #[values(0, 1, 100)] late_ms: u64,
@@ -138,7 +139,7 @@ fn one_that_cannot_wait_long_is_told_who_does_not_come(
     }
 }
 
-/// Nobody but rank 0 hears of every rank.
+/// Only rank 0 receives from every rank.
 #[test]
 fn rank_0_hides_the_others_that_do_not_come() {
     let outcome = sim::run(3, 4, |transport| {
@@ -155,14 +156,14 @@ fn rank_0_hides_the_others_that_do_not_come() {
     }
 }
 
-/// It is in the barrier when a rank gives it up that waits for it in vain elsewhere.
+/// Rank 0 is in the barrier when another rank gives it up in another call.
 #[test]
 fn rank_0_has_come_though_another_call_waits_for_it_in_vain() {
     let outcome = sim::run(3, 4, |transport| {
         let mut comm = Communicator::new(transport);
         match comm.rank() {
             1 => return comm.with_timeout(LIMIT / 4).recv(&mut [0_u8], 0).unwrap_err(),
-            // So that it waits for rank 0's first word when it hears of it.
+            // So that it waits for rank 0's first message when the job ends.
             2 => comm.runtime().sleep(LIMIT / 8),
             _ => {}
         }
@@ -176,7 +177,7 @@ fn rank_0_has_come_though_another_call_waits_for_it_in_vain() {
     assert!(matches!(told, Error::Aborted { rank: 0, cause: Cause::TimedOut, reporter: 1, .. }), "{told:?}");
 }
 
-/// Whoever comes after the end of the job hears why it ended.
+/// A rank that comes after the end of the job gets the reason of the end.
 #[rstest]
 #[case::who_left(|_: &mut Communicator| Ok(()))]
 #[case::who_does_something_else(Communicator::barrier)]
@@ -197,7 +198,7 @@ fn who_comes_after_another_end_of_the_barrier_is_not_called_late(
     assert!(matches!(told, Error::Aborted { rank: 0 | 1, .. }) && !told.is_timeout(), "{told:?}");
 }
 
-/// The others, which know of nobody but rank 0, are told that it is absent.
+/// The other ranks, which only know rank 0, report that it is absent.
 #[rstest]
 fn rank_0_is_late_too_when_it_comes_after_the_others_have_given_it_up(#[values(2, 4)] world_size: usize) {
     let outcome = sim::run(3, world_size, |transport| {
@@ -216,7 +217,7 @@ fn rank_0_is_late_too_when_it_comes_after_the_others_have_given_it_up(#[values(2
     }
 }
 
-/// The others have left when it comes, well before its own deadline and theirs.
+/// The others have left when the rank comes, well before its own deadline and theirs.
 #[rstest]
 fn a_rank_that_comes_after_the_counting_is_told_that_it_is_late(#[values(2, 4)] world_size: usize) {
     let outcome = sim::run(3, world_size, |transport| {
@@ -250,7 +251,7 @@ fn it_is_a_barrier_when_all_come(
     });
 }
 
-/// Nobody is let go before the last rank has come, at half the time that it may take.
+/// No rank leaves before the last rank has come, at half of the time limit.
 #[test]
 fn nobody_leaves_before_the_last_has_come() {
     let outcome = sim::run(1, 5, |transport| {
@@ -293,7 +294,7 @@ fn over_sockets_the_absent_are_named_too() {
     });
 }
 
-/// Whoever waits for a while has the coordinator asked, and over sockets hears of it in no other way.
+/// A rank that waits for long asks the coordinator, which is the only source of this information over sockets.
 #[cfg(feature = "tcp")]
 #[test]
 fn over_sockets_a_rank_that_has_left_the_group_is_not_called_absent() {
@@ -317,7 +318,7 @@ fn a_group_names_who_is_absent_as_the_world_does(#[values(0, 1, 2)] absent: usiz
         let rank = comm.rank();
         let mut group = comm.subgroup(&MEMBERS).unwrap();
         let Some(group) = group.as_mut().filter(|group| group.rank() != absent) else {
-            // Whoever does not come hears of it when the others have given it up.
+            // An absent rank learns of the end when the others have given it up.
             let error = comm.recv(&mut [0_u8], rank).unwrap_err();
             assert!(matches!(error, Error::Aborted { .. }), "{error:?}");
             return;

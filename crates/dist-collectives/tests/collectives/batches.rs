@@ -1,4 +1,4 @@
-//! Messages between two ranks, alone and many at once.
+//! Messages between two ranks, one by one and many at once.
 
 use dist_collectives::{Communicator, Error, Message};
 use rstest::rstest;
@@ -15,7 +15,7 @@ fn numbers(from: usize, to: usize, len: usize) -> Vec<u64> {
     (0..len).map(|index| (from * 1_000_000 + to * 1000 + index) as u64).collect()
 }
 
-/// Every rank sends something long and something empty to every rank, itself too.
+/// Every rank sends a long and an empty message to every rank, including itself.
 fn exchange_with_all(comm: &mut Communicator, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let sent: Vec<_> = (0..world_size).map(|to| numbers(rank, to, len + to)).collect();

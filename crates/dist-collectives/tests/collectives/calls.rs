@@ -1,11 +1,11 @@
-//! Every operation in every way it can be called, on a few numbers, with a look at what comes of it.
+//! Every operation in every form, on a few numbers, with a check of the results.
 
 use dist_collectives::{Algorithm, Communicator, Error, Operation, ReduceOp};
 
-/// How an operation is called.
+/// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Way {
-    /// With parts of one size, by this algorithm where there are several.
+    /// With parts of one size, by this algorithm if there are several.
     Even(Option<Algorithm>),
     /// With parts of different sizes.
     Uneven,
@@ -13,9 +13,9 @@ pub(crate) enum Way {
     Started,
 }
 
-/// Every operation in every way that a world of this size has, where no rank knows of hosts or of shared memory.
+/// Returns all operations in all forms for a world of this size, without two-level and direct algorithms.
 pub(crate) fn every(world_size: usize) -> impl Iterator<Item = (Operation, Way)> {
-    // Windows are of shared memory alone, and what is announced moves nothing.
+    // Windows need shared memory, and announced calls move nothing.
     let others = [Operation::Window, Operation::Announced];
     let operations = Operation::ALL.into_iter().filter(move |operation| !others.contains(operation));
     operations.flat_map(move |operation| {
@@ -42,7 +42,7 @@ const UNEVEN: [Operation; 5] = [
     Operation::AllToAll,
 ];
 
-/// Does the operation once; a result that is not the right one is a panic.
+/// Runs the operation once. A wrong result panics.
 pub(crate) fn call(comm: &mut Communicator, (operation, way): (Operation, Way)) -> Result<(), Error> {
     match way {
         Way::Even(Some(algorithm)) => even(&mut comm.with_algorithm(algorithm), operation),
@@ -52,23 +52,23 @@ pub(crate) fn call(comm: &mut Communicator, (operation, way): (Operation, Way)) 
     }
 }
 
-/// What a rank brings, if all bring as much.
+/// Returns the data of a rank, if all ranks have the same amount.
 fn part(rank: usize) -> [u64; 2] {
     [2 * rank as u64 + 1, 5]
 }
 
-/// What these ranks bring, one after the other.
+/// Returns the data of these ranks, one after the other.
 fn parts(ranks: std::ops::Range<usize>) -> Vec<u64> {
     ranks.flat_map(part).collect()
 }
 
-/// The sum of what the first so many ranks bring.
+/// Returns the sum of the data of the first `ranks` ranks.
 fn sum(ranks: usize) -> [u64; 2] {
     let ranks = ranks as u64;
     [ranks * ranks, 5 * ranks]
 }
 
-/// What this rank gets of all, where rank `s` sends the parts of all plus a hundred `s` times.
+/// Returns the result of this rank, if rank `s` sends the parts of all ranks plus a hundred `s` times.
 fn exchanged(rank: usize, world_size: usize) -> Vec<u64> {
     (0..world_size).flat_map(|from| part(rank).map(|word| word + 100 * from as u64)).collect()
 }
@@ -132,7 +132,7 @@ fn even(comm: &mut Communicator, operation: Operation) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rank `r` brings the first `r` and one more of the numbers from `10 r` on.
+/// Returns the data of rank `r`: the first `r + 1` numbers from `10 r` on.
 fn uneven_part(rank: usize) -> Vec<u64> {
     (0..=rank as u64).map(|word| 10 * rank as u64 + word).collect()
 }

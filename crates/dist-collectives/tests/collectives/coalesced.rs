@@ -6,7 +6,7 @@ use rstest::rstest;
 
 use crate::worlds::{self, Network};
 
-/// What a rank's buffers hold: thirds, whose sums round.
+/// Returns a rank's buffers: thirds, whose sums are rounded.
 fn buffers<T: Element>(rank: usize, lens: &[usize]) -> Vec<Vec<T>> {
     let element = |place: usize| T::from(((place + 31 * rank) % 200) as f64 / 3.0).expect("in range");
     let buffer = |(which, &len): (usize, &usize)| (0..len).map(|index| element(7 * which + index)).collect();
@@ -17,7 +17,7 @@ fn slices<T>(buffers: &mut [Vec<T>]) -> Vec<&mut [T]> {
     buffers.iter_mut().map(Vec::as_mut_slice).collect()
 }
 
-/// Compares with one call for each buffer, and counts the messages of one call for all.
+/// Compares the result with one call for each buffer, and counts the messages of one call for all.
 fn check<T: Element>(comm: &mut Communicator, lens: &[usize], op: ReduceOp) {
     let own = buffers::<T>(comm.rank(), lens);
     let (mut reduced, mut copied) = (own.clone(), own.clone());
@@ -70,7 +70,7 @@ fn many_together_get_the_bits_that_each_would_get_alone_in_the_messages_of_one(
     });
 }
 
-/// All of them move five elements in all; no list stands for an operation on one buffer.
+/// All lists have five elements in total; none of them is equal to a single buffer.
 #[rstest]
 #[case::other_lengths(&[3, 2])]
 #[case::an_empty_one_more(&[2, 3, 0])]
@@ -109,7 +109,7 @@ fn a_refused_call_leaves_no_trace_in_the_next() {
         let refused =
             comm.with_algorithm(AllReduce::Ring).all_reduce_coalesced(&mut slices(&mut list), ReduceOp::Sum);
         assert!(matches!(refused, Err(Error::Order { .. })), "{refused:?}");
-        // Nothing was sent, and the digest of the refused call is not in the next.
+        // Nothing was sent, and the digest of the refused call is not in the next one.
         comm.all_reduce(&mut list[0], ReduceOp::Sum).unwrap();
     });
 }

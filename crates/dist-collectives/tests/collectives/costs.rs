@@ -1,4 +1,4 @@
-//! Costs are measured together, agreed on, kept, and decide which algorithm is chosen.
+//! Costs are measured together, agreed on and stored, and determine the chosen algorithm.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn every_rank_measures_the_same() {
     }
 }
 
-/// Every rank has a file of its own, as on hosts of their own, and some of them these costs in it.
+/// Every rank has its own file, as on separate hosts; some files contain these costs.
 fn tune(directory: &Path, lines: &[&str]) -> Vec<CostModel> {
     for (rank, line) in lines.iter().enumerate() {
         fs::write(directory.join(format!("costs-{rank}")), line).unwrap();
@@ -52,7 +52,7 @@ fn what_nobody_has_measured_is_measured_and_kept_by_rank_0() {
 #[test]
 fn what_was_measured_once_is_used_by_the_next_run_and_rank_0_decides() {
     let directory = tempfile::tempdir().unwrap();
-    // Nothing is quicker.
+    // No measurement is faster than these costs.
     let tuned = tune(directory.path(), &["sim 3 1 1 2 3", "sim 3 1 4 5 6"]);
     assert_eq!(tuned[0], CostModel { round_ps: 1, byte_ps: 2, reduced_byte_ps: 3 });
 }
@@ -77,7 +77,7 @@ fn what_was_measured_while_others_were_at_work_is_measured_again() {
     let kept = || fs::read_to_string(directory.path().join("costs-0")).unwrap();
     tune(directory.path(), &[]);
     let header: String = kept().split_inclusive('\n').filter(|line| line.starts_with('#')).collect();
-    // A second for each message, or for a few thousand bytes, or so much that no number holds the sum.
+    // One second for each message, or for a few thousand bytes, or costs whose sum overflows.
     let most = format!("{0} {0} 1", u64::MAX);
     for slow in ["1000000000000 1 1", "1 100000000 1", "1 1 100000000", &most] {
         let costs = tune(directory.path(), &[&format!("{header}sim 3 1 {slow}\n")])[0];
@@ -117,7 +117,7 @@ fn the_choice_goes_by_the_costs_that_were_set() {
     );
 }
 
-/// The thread that does what is started knows how calls of this kind were done before.
+/// The worker has plans for calls of this kind from before.
 #[test]
 fn what_is_started_after_crossovers_were_set_goes_by_them() {
     let moved = run(Network::Together(5), 3, |mut comm| {

@@ -1,4 +1,4 @@
-//! One deadline per call, and what a call says when it passes.
+//! Each call has one deadline; the error of a call after it.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn the_error_names_the_peer_and_how_long_it_took() {
     assert_eq!(outcome.results[0], expected);
 }
 
-/// Every step of this call waits less than the timeout, all of them together longer.
+/// Every step of this call waits less than the timeout; all of them together wait longer.
 #[test]
 fn a_call_of_many_waits_has_one_deadline() {
     let outcome = sim::run(9, 4, |transport| {
@@ -95,7 +95,7 @@ fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
         let expected = "barrier #0 (dissemination): the job was aborted: rank 3 gave up: no more data";
         assert_eq!(Chain(&error).to_string(), expected);
         assert!(!error.is_timeout());
-        // It stays so.
+        // The error is permanent.
         assert!(matches!(comm.barrier().unwrap_err(), Error::Aborted { rank: 3, .. }));
     });
     assert!(outcome.elapsed.is_zero());

@@ -1,4 +1,5 @@
-//! Ranks that share memory: every operation in every direct form, in every kind of memory, has the bits of the oracle.
+//! Ranks that share memory: every operation by every direct algorithm, in every kind of memory, has the bits of the
+//! oracle.
 
 use dist_collectives::{
     Algorithm, Buffer, Communicator, Direct, DirectAlgorithm, Element, Error, Operation, Ownership, ReduceOp,
@@ -10,15 +11,15 @@ use rstest::rstest;
 use crate::oracle::{assert_same, inputs};
 use crate::worlds::{self, Network};
 
-/// Nothing, less than a part for each rank, what fits a line, a slot, and a pipeline of more blocks than slots.
+/// Lengths: zero, less than a part for each rank, a flag line, a slot, and a pipeline of more blocks than slots.
 const LENGTHS: [usize; 6] = [0, 1, 12, 1000, 40_001, 400_003];
 
-/// Every direct form of an operation, and the library's choice.
+/// Returns every direct algorithm of an operation, and the library's choice.
 fn ways(operation: Operation) -> impl Iterator<Item = Option<Algorithm>> {
     Direct::of(operation).map(|direct| Some(direct.into())).chain([None])
 }
 
-/// Makes a call by this algorithm; `false` if it was refused because the memory cannot be used like that.
+/// Makes a call by this algorithm. Returns `false` if it was refused because of the kind of memory.
 fn does(
     comm: &mut Communicator,
     way: Option<Algorithm>,
@@ -116,7 +117,7 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         output.fill(0.0);
         does(comm, way, |comm| comm.all_gather_buffer(&input, &mut output));
         assert_same(&output, &gathered, &format!("allocated all_gather {way:?}"));
-        // To the others it is all the same whether a rank has its part elsewhere or in place.
+        // Other ranks cannot tell if a rank's part is in place or in another buffer.
         let mut buffer = inputs[rank][..whole].to_vec();
         does(comm, way, |comm| match rank % 2 {
             0 => comm.all_gather(&inputs[rank][own.clone()], &mut buffer),
@@ -166,7 +167,7 @@ fn more_ranks_than_are_summed_up_at_once_have_the_bits_of_the_oracle(#[values(8,
     Network::SHARING.iter().for_each(|&network| check(network, world_size, &[20_001]));
 }
 
-/// In memory that all ranks share, every form leaves what messages leave.
+/// In memory that all ranks share, every algorithm gives the results of messages.
 fn have_the_bits_of_messages<T: Element + Number>(comm: &mut Communicator, op: ReduceOp) {
     let input: Vec<T> = oracle::sample(3, comm.rank(), 30_000);
     let mut by_messages = input.clone();
@@ -242,7 +243,7 @@ fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
     }
 }
 
-/// What was allocated on some ranks alone is told from what was on all, where that makes a difference.
+/// An allocation on some ranks only is reported, if it makes a difference.
 #[test]
 fn ranks_that_allocate_alone_are_told_so() {
     let len = (1 << 20) / size_of::<f32>();
@@ -250,7 +251,7 @@ fn ranks_that_allocate_alone_are_told_so() {
         let chosen = |comm: &Communicator, operation, ownership| {
             comm.algorithm_on(operation, 1 << 20, ownership).unwrap().unwrap().name()
         };
-        // What is not allocated goes through slots on any processor.
+        // Memory that is not allocated goes through slots on any processor.
         comm.set_crossovers("read_ordinary=1G".parse().unwrap());
         comm.barrier().unwrap();
         for operation in [Operation::ReduceScatter, Operation::AllToAll, Operation::AllGather] {
@@ -300,7 +301,8 @@ fn ranks_that_ask_for_different_forms_are_told_so() {
     }
 }
 
-/// What fits one block if it is asked for goes in several where the choice is the library's: but then on all ranks.
+/// Data that fits into one block of a forced algorithm is divided into several blocks by the library's choice, on
+/// all ranks.
 #[test]
 fn a_rank_that_asks_for_the_form_that_the_others_choose_is_in_their_call() {
     let len = (256 << 10) / size_of::<f32>();

@@ -1,5 +1,5 @@
-//! Ranks that share memory when one of them dies, stops or errs in the middle: the others hear of it in time, and memory
-//! that was open to it is given up.
+//! Ranks that share memory when one of them dies, stops or fails during a call: the others are told in time, and
+//! memory that the rank could access is given up.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::tasks::{all, call, direct};
 const WORLD: usize = 3;
 const VICTIM: usize = 1;
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// What a post takes to its reader.
+/// The time from a signal to its reader.
 const POST: Duration = Duration::from_millis(1);
 
-/// Posts take their time, and not all the same, so that a moment is a place in the schedule.
+/// Signals have different delays, so that every time is a position in the schedule.
 fn network(seed: u64) -> Network {
     let link = Link::new(POST, u64::MAX).with_jitter(POST / 2);
     Network::new(WORLD)
@@ -27,7 +27,7 @@ fn network(seed: u64) -> Network {
         .with_external_coordinator()
 }
 
-/// Dies at one moment after the other, as long as the run lasts, and checks what each survivor ends with.
+/// Lets the victim die at one time after the other during the run, and checks the results of the survivors.
 fn die_at_every_moment<T: Send + 'static>(
     program: impl Fn(&mut Communicator) -> T + Clone + Send + Sync + 'static,
     check: impl Fn(T),
@@ -63,7 +63,8 @@ fn assert_names_the_victim(error: &Error) {
 #[test]
 fn whatever_a_rank_dies_in_the_others_name_it() {
     for way in all(VICTIM) {
-        // More than one block, and so little that it fits the line, where a rank that goes ahead has to wait at last.
+        // More than one block, and so little data that it fits into the flag line, where a rank that runs ahead
+        // finally has to wait.
         for (len, calls) in [(90_000, 2), (5, CALLS_MAX + 2)] {
             let calls = move |comm: &mut Communicator| (0..calls).try_for_each(|_| call(comm, way, len));
             let culprit = move |comm: &mut Communicator| calls(comm).err();
@@ -72,7 +73,7 @@ fn whatever_a_rank_dies_in_the_others_name_it() {
     }
 }
 
-/// Opens a window, reads in it and closes it, again and again.
+/// Opens a window, reads it and closes it, again and again.
 fn read_windows(comm: &mut Communicator) -> Result<(), Error> {
     let (mut opener, mut own) = (comm.fork()?, comm.alloc::<u64>(1000)?);
     for _ in 0..3 {
@@ -91,7 +92,7 @@ fn a_rank_that_dies_while_windows_are_open_is_named() {
     die_at_every_moment(culprit, |error| error.iter().for_each(assert_names_the_victim));
 }
 
-/// Sums in place, again and again; how that failed, if it did, and what is left of the buffer.
+/// Sums in place, again and again. Returns the error, if any, and the length of the buffer afterwards.
 fn sums(
     comm: &mut Communicator,
     algorithm: DirectAlgorithm,
@@ -153,7 +154,7 @@ fn what_is_told_of_a_fault_is_told_in_shared_memory_too(
                 assert_eq!(rank, VICTIM, "{algorithm}");
                 continue;
             };
-            // Of a lost launcher each rank speaks for itself.
+            // If the launcher is lost, each rank reports itself.
             let whose = if expected == Some("launcher lost") { rank } else { VICTIM };
             assert_eq!(told, expected.map(|cause| (whose, cause)), "{algorithm}: rank {rank}");
             let by = if rank == VICTIM { 6 * SECOND } else { 3 * SECOND };
@@ -162,7 +163,7 @@ fn what_is_told_of_a_fault_is_told_in_shared_memory_too(
     }
 }
 
-/// Runs without a fault of the network.
+/// Runs without network faults.
 fn run<T: Send + 'static>(program: impl Fn(&mut Communicator) -> T + Send + Sync + 'static) -> Vec<T> {
     let run = network(5).run(move |transport| {
         let mut comm = Communicator::new(transport);
@@ -204,7 +205,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(#[values(true, false)] all
     }
 }
 
-/// In lines, in slots, and from the size on from which allocated memory is written into.
+/// In flag lines, in slots, and from the size on from which allocated memory is written.
 #[rstest]
 fn a_rank_that_alone_gets_no_shared_memory_takes_part_with_its_own(#[values(0, 1, 1000, 40_001)] len: usize) {
     let network = Network::new(WORLD).with_shared_memory().without_heap(VICTIM);

@@ -1,4 +1,4 @@
-//! What ranks move in each other's memory is what their schedules say, to the byte.
+//! The traffic of ranks that share memory equals that of their schedules, to the byte.
 
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};
@@ -9,13 +9,13 @@ use rstest::rstest;
 use crate::tasks::{all, call};
 use crate::worlds::{self, Network};
 
-/// Elements of each part, and of a buffer without parts: no world divides it.
+/// Elements of each part, or of a buffer without parts: no world size divides it.
 const PART: usize = 10_007;
 
-/// What is shared does not change what is moved.
+/// The layout of the shared memory does not change the traffic.
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
-/// What the schedule of a rank moves.
+/// Returns the traffic of a rank's schedule.
 fn counted(collective: DirectCollective, algorithm: DirectAlgorithm, rank: Rank) -> Traffic {
     let (world_size, parts) = (rank.world_size(), collective.parts(algorithm, rank.world_size()));
     let cut = |len: usize| Partition::new(len, 4, parts).unwrap();

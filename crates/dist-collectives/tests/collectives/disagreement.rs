@@ -1,4 +1,4 @@
-//! Ranks that make different calls are told so, with both calls, and nobody hangs.
+//! Ranks that make different calls get an error with both calls, and no rank hangs.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::worlds::{self, Network};
 type Program = fn(&mut Communicator) -> Result<(), Error>;
 type Field = fn(&Call) -> String;
 
-/// Both calls of a disagreement, the deviating rank's last.
+/// Returns both calls of a disagreement, the deviating rank's last.
 fn calls(error: &Error, deviating: usize) -> Option<(Call, Call)> {
     match error {
         Error::Mismatch { peer, ours, theirs } if *peer == deviating => Some((**ours, **theirs)),
@@ -29,8 +29,8 @@ fn calls(error: &Error, deviating: usize) -> Option<(Call, Call)> {
     }
 }
 
-/// One rank makes another call than the others. Every rank gets an error, in this call or in the barrier after
-/// it, that tells the two calls apart by what `field` shows of them.
+/// One rank makes another call than the others. Every rank gets an error, in this call or in the barrier after it,
+/// in which `field` of the two calls differs.
 #[track_caller]
 fn check(
     network: Network,
@@ -62,7 +62,7 @@ fn sum_by(comm: &mut Communicator, algorithm: AllReduce) -> Result<(), Error> {
     comm.with_algorithm(algorithm).all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)
 }
 
-/// What the others call, what one rank calls, and how to see the difference.
+/// The call of most ranks, the call of one rank, and the visible difference.
 const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
     (
         sum,
@@ -119,7 +119,7 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
         |call| format!("{} #{}", call.operation, call.sequence),
         ("all_reduce #0", "all_reduce #0"),
     ),
-    // How it is done is known by then.
+    // By then the algorithm is known.
     (
         |comm| twice(comm).and_then(|()| comm.fork()).and_then(|_| twice(comm)),
         |comm| {
@@ -155,8 +155,8 @@ fn reduce(comm: &mut Communicator, root: usize) -> Result<(), Error> {
     comm.reduce(&mut [1_u8; 5], ReduceOp::Sum, root)
 }
 
-/// Ranks that take different roots may both only send, and learn of it in a later call; or both only receive,
-/// and learn of it because they wait.
+/// If ranks have different roots, both may only send and learn of it in a later call, or both may only receive and
+/// learn of it because they wait.
 #[rstest]
 fn another_root_is_reported_on_every_rank(
     #[values(2, 3, 4, 5, 8)] world_size: usize,
@@ -183,7 +183,7 @@ fn another_root_is_reported_on_every_rank(
     assert!(told > 0 || world_size <= 3, "in larger worlds some rank sees both roots");
 }
 
-/// Calls whose messages go other ways, so that ranks may wait for ranks that wait for others.
+/// Calls with different message paths, so that ranks may wait for ranks that wait for others.
 const CALLS: &[Program] = &[
     sum,
     |comm| comm.all_reduce(&mut vec![1.0_f32; 300_000], ReduceOp::Sum),
@@ -212,7 +212,7 @@ fn whatever_two_calls_meet_every_rank_learns_of_both(#[values(2, 3, 5, 6)] world
     }
 }
 
-/// In their first call ranks find out what they share, of which a rank that does something else knows nothing.
+/// In their first call, ranks find out which memory they share. A rank in another call does not take part.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 #[rstest]
 fn who_makes_another_first_call_is_found_out_while_the_others_agree_on_what_they_share(
@@ -295,7 +295,7 @@ fn a_rank_that_makes_a_communicator_alone_is_told_so_in_the_next_call(
     }
 }
 
-/// Messages are between two ranks, whatever these have made.
+/// Messages are between two ranks and do not depend on the forks of other ranks.
 #[test]
 fn messages_agree_whatever_communicators_were_made() {
     worlds::run(Network::Simulated, 2, |mut comm| {
@@ -332,7 +332,8 @@ fn third_ranks_learn_of_both_calls() {
     assert!(outcome.elapsed.is_zero());
 }
 
-/// Rank 0 meets the others in shared memory, or waits until what it sent is received, where they exchange messages.
+/// Rank 0 waits for the others in shared memory, or until its message is received, while the others exchange
+/// messages.
 #[rstest]
 #[case::the_others_wait_for_its_messages(|comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum), None)]
 #[case::it_waits_for_room(|comm: &mut Communicator| comm.broadcast(&mut [1_u8; 9_000], 0), Some(1_000))]

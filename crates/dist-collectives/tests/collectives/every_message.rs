@@ -1,4 +1,4 @@
-//! Something goes wrong at each message of each call: whoever survives has the right result or names the culprit.
+//! A fault at each message of each call: every survivor has the right result or names the culprit.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::faults::culprit;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Does a call, and then as many barriers, until something goes wrong. Messages take no time.
+/// Makes a call and then barriers until something fails. Messages take no time.
 fn run(
     network: &Network,
     what: (dist_collectives::Operation, Way),
@@ -68,13 +68,13 @@ fn whichever_byte_of_a_header_arrives_changed_it_is_refused_and_all_name_its_sen
     }
 }
 
-/// Whether this rank itself was held up by some fault.
+/// Returns `true` if this rank was delayed by a fault.
 fn is_late(rank: usize, faults: &[String]) -> bool {
     let own = [format!("rank {rank} stands still"), format!("rank {rank} pauses")];
     faults.iter().any(|fault| own.iter().any(|words| fault.contains(words)))
 }
 
-/// Whether ranks may be told of different things: somebody does not hear the coordinator.
+/// Returns `true` if ranks may report different causes, because some rank has lost the coordinator.
 fn is_divided(faults: &[String]) -> bool {
     let words = ["nothing gets", "the coordinator dies"];
     faults.iter().any(|fault| words.iter().any(|words| fault.contains(words)))
@@ -94,7 +94,7 @@ fn no_call_outlives_its_deadline_and_all_name_the_same_whatever_goes_wrong(
             let mut comm = Communicator::new(transport);
             comm.set_timeout(TIMEOUT);
             comm.set_order(ReductionOrder::Any);
-            // So that not always the same calls are those in which something goes wrong.
+            // So that faults happen in different calls.
             let ways: Vec<_> = every(world_size).collect();
             let first = usize::try_from(seed).unwrap() * 7 % ways.len();
             let (mut longest, runtime) = (Duration::ZERO, comm.runtime().clone());

@@ -1,4 +1,4 @@
-//! What collectives report when something goes wrong: every survivor names the same rank, and by its deadline.
+//! Errors of collectives after faults: every survivor names the same rank, before its deadline.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const WORLD: usize = 4;
 
-/// Until when a rank went on, and what ended it: its culprit, by its number in the world, and the cause.
+/// The time at which a rank ended, the culprit's number in the world, and the cause.
 type End = (Duration, Option<(usize, &'static str)>);
 
-/// Sums until something goes wrong, or a hundred sums are done; each sum is checked.
+/// Sums until something fails, or a hundred times; each sum is checked.
 fn sums(network: &Network) -> Vec<Option<End>> {
     let outcome = network.try_run(|transport| {
         let mut comm = Communicator::new(transport);
@@ -36,7 +36,7 @@ fn sums(network: &Network) -> Vec<Option<End>> {
     outcome.results
 }
 
-/// Whom an error names, by its number in the world, and of what.
+/// Returns the rank in the world that an error names, and the cause.
 pub(crate) fn culprit(error: &Error) -> (usize, &'static str) {
     let cause = match error {
         Error::Aborted { cause, .. } => match cause {
@@ -88,7 +88,7 @@ fn every_survivor_names_the_culprit(
     #[values(0, 1, 2)] seed: u64,
 ) {
     for (rank, end) in sums(&network(seed, fault)).into_iter().enumerate() {
-        // Who died or stands still for ever has nothing to say.
+        // A rank that died or stopped for ever reports nothing.
         let Some((time, told)) = end else {
             assert_eq!(rank, expected.0);
             continue;
@@ -100,7 +100,7 @@ fn every_survivor_names_the_culprit(
 
 #[rstest]
 #[case::both_ways(vec![2], vec![0, 1, 3], Ways::Both, "silent")]
-// It gives up the coordinator, and says no goodbye.
+// The rank gives up the coordinator without leaving properly.
 #[case::deaf(vec![0, 1, 3], vec![2], Ways::One, "died")]
 fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
     #[case] from: Vec<usize>,
@@ -139,7 +139,7 @@ fn what_nobody_is_told_of_ends_at_the_deadline_and_all_name_the_same(#[values(0,
     }
 }
 
-/// What six hundred messages one after the other take, if nothing goes wrong.
+/// The time of six hundred messages one after the other, without faults.
 const CALM: Duration = Duration::from_millis(600);
 
 #[rstest]
@@ -170,7 +170,7 @@ fn what_only_takes_time_is_no_failure(
 
 #[test]
 fn a_changed_payload_is_summed_because_no_layer_checks_it() {
-    // In each of its two steps a rank sends half of its buffer; this is of the first.
+    // In each of its two steps a rank sends half of its buffer; the fault is in the first.
     let changed = Fault::Corrupt { from: 0, to: 1, byte: 64 };
     let network = Network::new(2).with_fault(When::Operation { rank: 0, number: 1 }, changed);
     let outcome = network.run(|transport| {
@@ -185,7 +185,7 @@ fn a_changed_payload_is_summed_because_no_layer_checks_it() {
     assert!(first == [9, 12] || first == [8, 13], "{first:?}");
 }
 
-/// When each rank is done with a sum for which one comes late, and what it was told.
+/// Returns for each rank the end of a sum with one late rank, and the reported culprit.
 fn late_sum(network: &Network) -> Vec<End> {
     let outcome = network.run(|transport| {
         let mut comm = Communicator::new(transport);
@@ -206,7 +206,7 @@ fn a_clock_that_is_fast_ends_its_ranks_wait_early_and_all_name_the_same() {
     let network = Network::new(WORLD);
     let right = |(time, told): &End| told.is_none() && *time <= TIMEOUT / 10 * 9;
     assert!(late_sum(&network).iter().all(right), "it comes in time");
-    // What its clock says when they begin is not what matters.
+    // The clocks' values at the start do not matter.
     let slow = late_sum(&network.clone().with_clock(2, 60 * TIMEOUT, -500_000));
     assert_eq!(slow[2], (TIMEOUT / 20 * 9, None));
     let fast = late_sum(&network.with_clock(2, Duration::ZERO, 1_000_000));
@@ -228,7 +228,7 @@ fn slow_hosts() -> Network {
     hosts().with_memory_link(inside).with_host_link(across)
 }
 
-/// The bits of what ranks have of each other after several calls, and how long those took.
+/// Returns the bits of all results after several calls, and the time of the calls.
 fn moved(network: &Network) -> (Vec<u32>, Duration) {
     let outcome = network.run(|transport| {
         let mut comm = Communicator::new(transport);
@@ -259,7 +259,7 @@ fn moved(network: &Network) -> (Vec<u32>, Duration) {
         Link::new(Duration::from_micros(20), 1_000_000_000).with_jitter(Duration::from_micros(20)),
     ),
 )]
-// Within a host a message takes as long as across, but for the link that is shared there.
+// A message inside a host takes the same time as between hosts, except on the shared link.
 #[case::shared_uplinks(slow_hosts().with_hosts(&[0, 1, 2, 3]), slow_hosts())]
 #[case::racks(
     hosts(),

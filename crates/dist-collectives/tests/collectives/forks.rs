@@ -1,4 +1,4 @@
-//! Communicators made of communicators, used at the same time.
+//! Communicators created from communicators, used at the same time.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn a_fork_of_a_transport_makes_a_communicator() {
         let mut comm = Communicator::new(fork);
         let mut sum = [1_u32; 2];
         comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-        // What the boxed transport can do is not lost.
+        // The boxed transport keeps its abilities.
         assert!(comm.algorithm(Operation::AllReduce, 8).unwrap().unwrap().name().starts_with("direct"));
         (comm.rank(), sum)
     });
@@ -95,7 +95,7 @@ fn groups_that_share_ranks_run_at_the_same_time() {
     }
 }
 
-/// Of calls that were made before, and of such as are made first between two of them.
+/// Calls that were made before, and calls that are first made between two forks.
 #[test]
 fn calls_go_on_when_all_ranks_make_the_same_communicators() {
     let networks = [&[Network::Simulated, Network::Threads], Network::SHARING].concat();
@@ -135,7 +135,7 @@ fn messages_are_counted_for_each_pair_and_direction(
 ) {
     worlds::run(network, 3, |mut comm| {
         let rank = comm.rank();
-        // Rank 2 takes part in the collectives only.
+        // Rank 2 only takes part in the collectives.
         for round in 0..5_u32 {
             match rank {
                 0 => {
@@ -155,7 +155,7 @@ fn messages_are_counted_for_each_pair_and_direction(
             }
             comm.barrier().unwrap();
         }
-        // A message of nothing, and one to itself.
+        // An empty message, and a message to itself.
         if rank < 2 {
             let mut nothing = [0_u8; 0];
             if rank == 0 { comm.send(&nothing, 1) } else { comm.recv(&mut nothing, 0) }.unwrap();

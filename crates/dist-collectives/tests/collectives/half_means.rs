@@ -1,4 +1,5 @@
-//! Means of `f16`: partial sums are carried as `f32` in every operation, and the quotient is rounded to `f16` once.
+//! Means of `f16`: partial sums are computed as `f32` in every operation, and the quotient is rounded to `f16`
+//! once.
 
 use dist_collectives::{
     Algorithm, AllReduce, Buffer, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder,
@@ -56,7 +57,7 @@ const WHOLE: &[(&str, Program)] = &[
     }),
 ];
 
-/// Every form of a reduce_scatter: this rank's part of the result.
+/// Every form of a reduce_scatter, which returns this rank's part of the result.
 const PARTS: &[(&str, Program)] = &[
     ("reduce_scatter", |comm, own, op| {
         let mut output = vec![f16::ZERO; own.len() / comm.world_size()];
@@ -94,7 +95,7 @@ const PARTS: &[(&str, Program)] = &[
     }),
 ];
 
-/// The definition: Σ weight · value over the canonical tree in `f32`, divided there, rounded to `f16`.
+/// The definition: Σ weight · value over the canonical tree in `f32`, divided in `f32`, rounded to `f16`.
 #[allow(clippy::cast_possible_truncation, reason = "weights are rounded to f32 by definition")]
 fn means(inputs: &[Vec<f16>], weights: &[f64]) -> Vec<f16> {
     let total = oracle::tree(weights, &|left, right| left + right) as f32;
@@ -109,7 +110,7 @@ fn means(inputs: &[Vec<f16>], weights: &[f64]) -> Vec<f16> {
     (0..inputs[0].len()).map(mean).collect()
 }
 
-/// Both means of these inputs, in every form.
+/// Checks both means of these inputs, in every form.
 fn check(network: Network, inputs: &[Vec<f16>], weights: &[f64]) {
     let (inputs, weights) = (inputs.to_vec(), weights.to_vec());
     let (mean, weighted) = (means(&inputs, &vec![1.0; inputs.len()]), means(&inputs, &weights));
@@ -132,7 +133,7 @@ fn check(network: Network, inputs: &[Vec<f16>], weights: &[f64]) {
     });
 }
 
-/// Any bits, NaN and infinities among them, for so many ranks.
+/// Inputs with any bits, including NaN and infinities, for this many ranks.
 fn any_inputs() -> impl Strategy<Value = (Vec<Vec<f16>>, Vec<f64>)> {
     (1..=9_usize, 0..5_usize).prop_flat_map(|(ranks, part)| {
         let values = prop::collection::vec(any::<u16>().prop_map(f16::from_bits), part * ranks);
@@ -151,7 +152,7 @@ proptest! {
     }
 }
 
-/// Values whose sum is beyond `f16` and whose mean is within, among others.
+/// Values that include some whose sum exceeds `f16` and whose mean does not.
 fn large_inputs(ranks: usize, len: usize) -> Vec<Vec<f16>> {
     let large = |rank: usize, index: usize| match index % 3 {
         0 => f16::from_f32(10_000.0),
@@ -174,7 +175,7 @@ fn means_that_f16_holds_are_finite_over_every_network(#[values(1, 2, 3, 5, 8)] r
     ];
     let weights: Vec<f64> = (0..ranks).map(|rank| [1.0, 1000.0, 0.25][rank % 3]).collect();
     for &network in networks {
-        // Nothing, what fits a slot, and what is cut into blocks.
+        // Lengths: zero, a slot, and several blocks.
         for part in [0, 1, 125, 40_000 / ranks] {
             check(network, &large_inputs(ranks, part * ranks), &weights);
         }
@@ -200,7 +201,7 @@ fn sums_of_f16_and_means_of_bf16_keep_their_rule() {
     });
 }
 
-/// In any order, the same bits on every rank; and where `f32` sums are exact, the exact mean.
+/// In any order, all ranks have the same bits; if `f32` sums are exact, the mean is exact.
 #[rstest]
 fn every_algorithm_of_any_order_carries_f32(#[values(2, 3, 5, 8, 9)] ranks: usize) {
     let results = worlds::run(Network::Simulated, ranks, move |mut comm| {
@@ -249,7 +250,7 @@ fn a_mean_of_f16_moves_the_bytes_of_one_of_f32(#[values(2, 3, 4, 8)] ranks: usiz
     });
 }
 
-/// What travels looks alike; what the ranks have called does not.
+/// The messages are equal; the calls are not.
 #[test]
 fn a_mean_of_f16_and_one_of_f32_are_different_calls() {
     let errors = worlds::run(Network::Simulated, 2, |mut comm| match comm.rank() {

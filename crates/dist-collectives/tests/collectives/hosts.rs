@@ -1,4 +1,4 @@
-//! What a communicator makes of knowing which ranks share a host.
+//! The use of hosts by a communicator.
 
 use dist_collectives::{
     Algorithm, AllReduce, Broadcast, Communicator, CostModel, Error, HostParticipants, Hosts, Operation,
@@ -25,11 +25,11 @@ fn two_levels_are_chosen_where_they_are_faster_and_keep_the_order() {
             let chosen = comm.algorithm(operation, 1 << 20).unwrap().unwrap();
             assert!(matches!(chosen, Algorithm::TwoLevel(_)), "{operation}: {chosen}");
         }
-        // What is near is not nearer, and two levels take more rounds.
+        // Messages inside hosts are not faster, and two levels need more rounds.
         comm.set_topology(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
         let chosen = comm.algorithm(Operation::AllReduce, 8).unwrap();
         assert!(!matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
-        // By turns hosts cannot keep the canonical order.
+        // If ranks alternate between hosts, canonical order is impossible with two levels.
         comm.set_topology(Hosts::new(&[0, 1, 0, 1, 0, 1, 0, 1]), NEAR).unwrap();
         let chosen = comm.algorithm(Operation::AllReduce, 1 << 20).unwrap();
         assert!(!matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
@@ -46,7 +46,7 @@ fn what_is_chosen_is_what_is_done() {
         let plain = comm.traffic();
         comm.with_algorithm(AllReduce::Ring).with_order(ReductionOrder::Any).barrier().unwrap();
         let barrier = comm.traffic().messages_sent - plain.messages_sent;
-        // A barrier of two levels: only the leaders talk to the other host.
+        // A two-level barrier: only the leaders communicate with the other host.
         assert!(barrier <= if comm.rank().is_multiple_of(4) { 3 } else { 1 + 1 }, "{barrier}");
         let mut started = comm.fork().unwrap();
         let chosen = comm.algorithm(Operation::AllReduce, 4).unwrap();
@@ -136,7 +136,8 @@ fn ranks_that_see_other_hosts_are_told() {
     }
 }
 
-/// The sum and the mean of so many elements with these hosts, and how many messages rank 0 sent for the sum.
+/// Returns the sum and the mean of this many elements with these hosts, and the number of messages of rank 0 for
+/// the sum.
 fn reduced(hosts: &[u64], algorithm: AllReduce, len: usize) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
     let outcome = sim::Network::new(hosts.len()).with_hosts(hosts).run(move |transport| {
         let mut comm = Communicator::new(transport);
@@ -158,7 +159,7 @@ fn ranks_of_one_host_reduce_large_buffers_in_blocks_to_the_same_bits(
     #[values(2, 3, 4)] ranks: usize,
     #[values(AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling)] algorithm: AllReduce,
 ) {
-    // Three blocks of 128 Ki elements for every rank, the last a short one.
+    // Three blocks of 128 Ki elements for every rank; the last one is short.
     let len = 2 * ranks * (128 << 10) + 5;
     let together = reduced(&vec![3; ranks], algorithm, len);
     let apart = reduced(&(0..ranks as u64).collect::<Vec<_>>(), algorithm, len);

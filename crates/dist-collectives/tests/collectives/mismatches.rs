@@ -1,4 +1,4 @@
-//! Calls that differ are found by every rank, also if the messages of these calls never meet.
+//! Every rank detects calls that differ, even if the messages of these calls never meet.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ fn sum(comm: &mut Communicator) -> Result<(), Error> {
     comm.all_reduce(&mut [1.0_f32; 2], ReduceOp::Sum)
 }
 
-/// Runs `usual` on every rank but `deviating`, which runs `unusual`, and then `later` 300 times. Returns for each rank how
-/// often `later` succeeded, and the error.
+/// Runs `usual` on every rank except `deviating`, which runs `unusual`, and then `later` 300 times. Returns for
+/// each rank the number of successful `later` calls, and the error.
 fn errors(
     network: Network,
     (world_size, deviating): (usize, usize),
@@ -46,12 +46,12 @@ fn errors(
     })
 }
 
-/// A program in which one rank calls something else, and the messages of both calls never meet.
+/// A program in which one rank makes another call, and the messages of both calls never meet.
 struct NeverMet {
     world_size: usize,
     /// The rank that makes the other call.
     odd_one: usize,
-    /// The calls of all other ranks, of that rank, and then of all.
+    /// The calls of all other ranks, of that rank, and afterwards of all ranks.
     programs: (Program, Program, Program),
     /// The names of the first two.
     names: [&'static str; 2],
@@ -91,7 +91,7 @@ fn calls_whose_messages_never_meet_are_reported_by_the_next_call() {
                 let text = error.to_string();
                 assert_eq!(*succeeded, 0, "rank {rank}, {network:?}: {text}");
                 assert!(error.peer().is_some() && !error.is_timeout(), "rank {rank}, {network:?}: {text}");
-                // A rank that meets the call before says only that one.
+                // A rank that detects the difference in the current call only names that call.
                 let named = names.iter().any(|name| text.contains(name));
                 assert!(named, "rank {rank}, {network:?}: {text}");
             }
@@ -127,7 +127,7 @@ fn calls_with_other_arguments_are_said_to_differ_in_these() {
     for network in Network::SHARING {
         let texts = worlds::run(*network, 2, |mut comm| {
             sum(&mut comm).unwrap();
-            // Each rank is its own root, and only sends.
+            // Each rank is its own root and only sends.
             let root = comm.rank();
             comm.with_algorithm(Broadcast::Binomial).broadcast(&mut [1_u8; 5], root).unwrap();
             sum(&mut comm).unwrap_err().to_string()
@@ -137,7 +137,7 @@ fn calls_with_other_arguments_are_said_to_differ_in_these() {
     }
 }
 
-/// Each of the two waits for the other on a channel of its own.
+/// Each of the two ranks waits for the other on another channel.
 #[rstest]
 fn an_operation_that_one_rank_starts_and_another_calls_is_reported(
     #[values(2, 3)] world_size: usize,
@@ -167,7 +167,7 @@ fn an_operation_that_one_rank_starts_and_another_calls_is_reported(
     }
 }
 
-/// Each rank's starts are in another place among its calls.
+/// Each rank starts its operations at another position among its calls.
 #[test]
 fn the_order_of_starts_and_calls_counts() {
     for network in [Network::Simulated, Network::Together(5)] {
@@ -182,7 +182,7 @@ fn the_order_of_starts_and_calls_counts() {
     }
 }
 
-/// The lists that the ranks of a world name in one call, and what every rank's error says of two of them.
+/// The lists that the ranks of a world pass in one call, and the text of every rank's error about two of them.
 const LISTS: &[(&[&[usize]], [&str; 2])] = &[
     (&[&[0, 1], &[1, 0]], ["[0, 1]", "[1, 0]"]),
     (&[&[1, 0], &[0, 1]], ["[0, 1]", "[1, 0]"]),
@@ -209,7 +209,7 @@ fn ranks_that_name_other_members_are_told_both_lists() {
     }
 }
 
-/// A fork of a fork, and one that is made after others.
+/// A fork of a fork, and a fork that is created after others.
 #[test]
 fn lists_that_differ_are_found_in_groups_of_groups() {
     for network in [Network::SHARING, NETWORKS].concat() {
@@ -231,7 +231,7 @@ fn closed_without_receiving(network: Network, world_size: usize) -> Vec<Result<(
         sum(&mut comm).unwrap();
         match comm.rank() {
             0 => comm.send_recv(&[1_u8; 3], 1, &mut [0; 3], 1)?,
-            // Without the connection that this opens nothing could be unread.
+            // Without the connection that this message opens, no message could be unread.
             1 => comm.send(&[1_u8; 3], 0)?,
             _ => {}
         }
@@ -248,7 +248,7 @@ fn a_message_that_was_never_received_is_reported_when_the_communicator_is_closed
                 match closed {
                     Err(Error::Unread { peer: 0 }) if rank == 1 => {}
                     Ok(()) if rank != 1 => {}
-                    // A barrier by messages comes upon this one first.
+                    // A barrier by messages detects this one first.
                     Err(Error::Mismatch { .. } | Error::Aborted { cause: Cause::Mismatch { .. }, .. })
                         if !Network::SHARING.contains(&network) => {}
                     other => panic!("rank {rank} of {world_size}, {network:?}: {other:?}"),
@@ -283,21 +283,21 @@ fn a_last_call_that_differs_is_reported_when_the_communicator_is_closed() {
     }
 }
 
-/// One step of a program, as all ranks do it.
+/// One step of a program that all ranks execute.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Step {
     kind: u32,
     len: usize,
     root: usize,
     of_integers: bool,
-    /// Whether it is started and waited for.
+    /// `true` if the operation is started and waited for.
     started: bool,
-    /// Whether it is done by a fork, which is made for it.
+    /// `true` if a new fork executes it.
     on_fork: bool,
 }
 
 const KINDS: u32 = 14;
-/// The kinds from here on have no started form here.
+/// Kinds from this number on have no started form here.
 const MESSAGES: u32 = 12;
 
 impl Step {
@@ -312,7 +312,7 @@ impl Step {
         }
     }
 
-    /// Another step, which differs in something that all ranks must agree on.
+    /// Returns another step that differs in a value on which all ranks must agree.
     fn mutated(self, rng: &mut Rng, world_size: usize) -> Self {
         loop {
             let other = match rng.u32(0..6) {
@@ -328,7 +328,7 @@ impl Step {
         }
     }
 
-    /// The fields that make a difference.
+    /// Returns the fields that make a difference.
     fn identity(self) -> impl PartialEq {
         let rooted = matches!(self.kind, 0..=3);
         let sized = !matches!(self.kind, 9 | 10);
@@ -347,7 +347,7 @@ impl Step {
         if self.on_fork {
             let mut fork = comm.fork()?;
             Self { on_fork: false, ..self }.perform(&mut fork)?;
-            // The calls of a fork are compared by its own later calls.
+            // The calls of a fork are compared in its own later calls.
             return fork.barrier();
         }
         if self.of_integers { self.perform_on(comm, 1_i64) } else { self.perform_on(comm, 1.0_f32) }
@@ -382,7 +382,7 @@ impl Step {
             (7, true) => wait(comm.start_all_to_all(whole)),
             (8, false) => comm.all_gather_v(&own, &counts, &mut vec![zero; counts.iter().sum()]),
             (8, true) => wait(comm.start_all_gather_v(own, counts)),
-            // Ranks agree on nothing but the type here: what each sends is its own business.
+            // The ranks only agree on the type here; each rank sends any amount.
             (9, _) => {
                 let sent: Vec<usize> = (0..world_size).map(|to| len + (rank + to) % 2).collect();
                 let input = vec![one; sent.iter().sum()];
@@ -392,7 +392,7 @@ impl Step {
             (10, true) => comm.start_barrier().wait().map_err(Error::from),
             (11, false) => comm.scan(&mut part.clone(), ReduceOp::Sum),
             (11, true) => wait(comm.start_scan(part, ReduceOp::Sum)),
-            // Only two ranks know of these, or each of its own.
+            // Only two ranks know of these calls, or each rank of its own.
             (12, _) if world_size == 1 => Ok(()),
             (12, _) => match (rank, (root + 1) % world_size) {
                 (_, to) if rank == root => comm.send(&part, to),
@@ -411,7 +411,7 @@ fn random_program(rng: &mut Rng, world_size: usize) -> Vec<Step> {
     (0..rng.usize(1..12)).map(|_| Step::random(rng, world_size)).collect()
 }
 
-/// Runs each rank's program, and a call that no program has.
+/// Runs each rank's program, and then a call that no program has.
 fn run_programs(seed: u64, programs: Vec<Vec<Step>>) -> Vec<Result<(), Error>> {
     let network = sim::Network::new(programs.len()).with_seed(seed);
     let network = if seed.is_multiple_of(2) { network.with_shared_memory() } else { network };

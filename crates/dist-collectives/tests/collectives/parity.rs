@@ -1,4 +1,4 @@
-//! Behaviour that every operation shares.
+//! Behaviour that all operations have in common.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ type Call = fn(&mut Communicator) -> Result<(), Error>;
 
 type Move = fn(&mut Communicator, &[f32], &mut [f32]) -> Result<(), Error>;
 
-/// Every operation, among three ranks, where each rank waits for every other sooner or later.
+/// All operations, among three ranks, in which each rank waits for every other at some point.
 const EVERYTHING: &[Call] = &[
     |comm| comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::Sum),
     |comm| comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::WeightedMean(1.0)),
@@ -45,7 +45,7 @@ fn every_operation_ends_by_the_timeout_of_the_call() {
         let outcome = sim::run(1, 3, move |transport| {
             let mut comm = Communicator::new(transport);
             if comm.rank() == ABSENT {
-                // Is there, and does nothing until the others have given up.
+                // The rank exists, and does nothing until the others have given up.
                 let late = comm.runtime().deadline(10 * limit);
                 while !comm.runtime().expired(late) {
                     comm.runtime().park(Some(late));
@@ -53,7 +53,7 @@ fn every_operation_ends_by_the_timeout_of_the_call() {
                 return limit;
             }
             let error = call(&mut comm.with_timeout(limit)).unwrap_err();
-            // Ranks with other roots may find out about each other before that.
+            // Ranks with different roots may detect each other before that.
             assert!(error.is_timeout() || error.peer().is_some(), "call {index}: {error:?}");
             comm.runtime().now()
         });

@@ -27,7 +27,7 @@ fn many_in_flight_give_what_blocking_ones_give(
             .iter()
             .map(|&len| comm.start_all_reduce(inputs(len as u64, len)[comm.rank()].clone(), ReduceOp::Mean))
             .collect();
-        // Blocking calls go on meanwhile, on the communicator itself.
+        // Blocking calls run meanwhile on the communicator itself.
         let mut ones = [1_u8];
         comm.all_reduce(&mut ones, ReduceOp::Sum).unwrap();
         assert_eq!(usize::from(ones[0]), world_size);
@@ -55,7 +55,7 @@ fn they_run_under_virtual_time_the_same_way_for_the_same_seed() {
     assert_eq!(first.results, vec![vec![0.0, 3.0, 6.0, 9.0, 12.0]; 3]);
 }
 
-/// A start counts among the calls, and so does a fork.
+/// A start is counted among the calls, and so is a fork.
 #[test]
 fn ranks_that_fork_before_and_after_a_start_are_told_so() {
     worlds::run(Network::Simulated, 2, |mut comm| {
@@ -155,7 +155,7 @@ fn dropping_waits_until_the_deadline_at_most() {
     assert_eq!(outcome.elapsed, 2 * MINUTE);
 }
 
-/// Outside of the simulation, which takes a rank's panic for its own failure.
+/// Outside of the simulation, which treats a rank's panic as a test failure.
 #[rstest]
 #[case::a_handle_alone(true)]
 #[case::handle_and_communicator(false)]
@@ -181,8 +181,8 @@ fn a_panic_aborts_the_job_instead_of_waiting(#[case] keep_the_communicator: bool
     drop(kept);
 }
 
-/// Rank 1 keeps the handle of what has ended until rank 0, whose transports wait in the end until all others have left, is
-/// through with that.
+/// Rank 1 keeps the handle of an operation that has ended until rank 0 is done. The transports of rank 0 wait until
+/// all others have left.
 #[cfg(feature = "tcp")]
 #[test]
 fn a_handle_that_outlives_the_communicator_does_not_keep_its_rank_in_the_job() {
@@ -222,7 +222,7 @@ fn refused_arguments_come_back_with_the_buffer() {
         let failed = comm.start_all_reduce(vec![3_u32; 4], ReduceOp::Mean).wait().unwrap_err();
         assert!(matches!(*failed.error, Error::Unreducible { .. }));
         assert_eq!(failed.buffer.into_vec(), [3; 4]);
-        // Nothing was sent, and the next one counts as the first.
+        // Nothing was sent, and the next operation counts as the first.
         let sum = comm.start_all_reduce(Buffer::from(vec![3_u32; 4]), ReduceOp::Sum).wait().unwrap();
         assert_eq!(sum.into_vec(), [6; 4]);
     });

@@ -1,4 +1,4 @@
-//! What happens when the system has no thread, or the transport no fork, for operations that do not block.
+//! The system has no thread, or the transport no fork, for operations that do not block.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use dist_collectives::{
 use dist_transport::runtime::{Executor, Unparker, Wake};
 use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Rank, sim};
 
-/// The system's threads, but for the first one that rank 0 asks for.
+/// The system's threads, except the first one that rank 0 asks for.
 struct Reluctant {
     system: Runtime,
     refused: AtomicUsize,
@@ -81,7 +81,7 @@ fn a_thread_that_cannot_be_started_ends_the_job_and_makes_no_fork() {
     assert_eq!(left.fork().unwrap().channel(), right.fork().unwrap().channel());
 }
 
-/// A transport that refuses to be forked, and counts how often it was asked.
+/// A transport that refuses to be forked and counts the attempts.
 struct Single {
     transport: sim::SimTransport,
     asked: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! Operations on arrays: the shape of what comes out, and of what may go in.
+//! Operations on arrays: the shapes of results and of arguments.
 
 use dist_collectives::ndarray::{Array2, ArrayD, Axis, IxDyn, Slice, array};
 use dist_collectives::{Communicator, Error, Operation, ReduceOp};
@@ -7,7 +7,7 @@ use rstest::rstest;
 
 use crate::worlds::{self, Network};
 
-/// An array whose elements tell the rank, and their place.
+/// Returns an array whose elements contain the rank and their position.
 fn numbered(rank: usize, shape: &[usize]) -> ArrayD<i64> {
     let len = i64::try_from(shape.iter().product::<usize>()).unwrap();
     let start = 1000 * i64::try_from(rank).unwrap();
@@ -122,7 +122,7 @@ fn operations_in_place_do_to_elements_what_they_do_to_slices(
     });
 }
 
-/// Every rank's memory lies in another order, and the elements meet by their indices all the same.
+/// Every rank's memory has another order, and elements are still combined by their indices.
 #[test]
 fn views_that_do_not_lie_in_order_are_copied() {
     run(3, |comm| {
@@ -157,7 +157,7 @@ fn views_that_do_not_lie_in_order_are_copied() {
         let first = i64::try_from(8 * comm.rank()).unwrap();
         assert_eq!(flat(&dealt)[..8], (first..first + 8).collect::<Vec<_>>());
 
-        // A part of a larger array, and nothing beside it.
+        // A part of a larger array; the rest does not change.
         let mut large = Array2::zeros((5, 5));
         let mut inner = large.slice_axis_mut(Axis(1), Slice::new(1, None, 2));
         inner.fill(i64::try_from(comm.rank()).unwrap());
@@ -196,7 +196,7 @@ fn all_gather_v_puts_any_rows_together_and_reduce_scatter_v_takes_them_apart(
     }
 }
 
-/// Rank `r` sends `r` elements to rank 0, none to itself but on rank 0, and one to the others.
+/// Rank `r` sends `r` elements to rank 0, one to other ranks, and none to itself except on rank 0.
 #[test]
 fn all_to_all_v_reads_flat_and_gives_one_list_in_rank_order() {
     let outputs = run(3, |comm| {
@@ -319,7 +319,7 @@ const SHAPED: &[(Operation, Shaped)] = &[
     (Operation::ReduceScatter, |comm, shape| {
         comm.reduce_scatter_array(&numbered(0, shape), ReduceOp::Sum).map(drop)
     }),
-    // All lists of rows agree about the elements, and differ in what a row is.
+    // All lists of rows have the same number of elements, with different row shapes.
     (Operation::AllGather, |comm, shape| {
         let rows = vec![shape[0]; comm.world_size()];
         comm.all_gather_v_array(&numbered(0, shape), &rows).map(drop)
@@ -330,7 +330,7 @@ const SHAPED: &[(Operation, Shaped)] = &[
     }),
 ];
 
-/// As many elements everywhere; only the shape tells the calls apart.
+/// The number of elements is equal everywhere; only the shapes differ.
 #[rstest]
 #[case::transposed(&[12, 24], &[24, 12])]
 #[case::other_dims(&[12, 4], &[12, 2, 2])]
@@ -360,7 +360,7 @@ fn check_told(errors: &[Error], operation: Operation) {
             }
             _ => panic!("{error:?}"),
         };
-        // A rank that only sends learns of it in the barrier, with the shaped call of another.
+        // A rank that only sends gets the error in the barrier, with the shaped call of another rank.
         let shaped = [ours, theirs].into_iter().filter(|call| call.operation == operation).count();
         assert!(shaped > 0, "{error}");
         assert!(shaped < 2 || ours.sizes != theirs.sizes, "{error}");

@@ -1,4 +1,4 @@
-//! Parts of different sizes: what makes no sense alone, and what ranks disagree about.
+//! Parts of different sizes: invalid arguments, and disagreements between ranks.
 
 use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_transport::Cause;
@@ -16,7 +16,7 @@ fn whole(counts: &[usize]) -> Vec<u8> {
     vec![0; counts.iter().sum()]
 }
 
-/// Every operation with one list of counts, and buffers as long as that says.
+/// All operations with one list of counts, and buffers of the required lengths.
 const PROGRAMS: [Program; 4] = [
     |comm, counts| comm.all_gather_v(&part(comm, counts), counts, &mut whole(counts)),
     |comm, counts| comm.reduce_scatter_v(&whole(counts), counts, &mut part(comm, counts), ReduceOp::Sum),
@@ -27,7 +27,7 @@ const PROGRAMS: [Program; 4] = [
 #[test]
 fn ranks_whose_counts_differ_find_out_before_a_byte_is_used() {
     for (index, program) in PROGRAMS.into_iter().enumerate() {
-        // The sum is the same, and so are the numbers: only the order is not.
+        // The sums and the sets of numbers are equal; only the order differs.
         for odd in [&[3, 1, 2][..], &[2, 2, 2], &[1, 2, 4]] {
             let errors = worlds::run(Network::Simulated, 3, move |mut comm| {
                 let counts = if comm.rank() == 1 { odd } else { &[1, 2, 3] };
@@ -35,7 +35,7 @@ fn ranks_whose_counts_differ_find_out_before_a_byte_is_used() {
             });
             let only_sizes_differ = ": the sizes of parts, buffers, shapes or hosts differ";
             let told = errors.iter().any(|error| error.to_string().ends_with(only_sizes_differ));
-            // Counts that add up to something else can be seen in the calls themselves.
+            // Counts with another sum are visible in the calls themselves.
             assert_eq!(told, odd.iter().sum::<usize>() == 6, "program {index}: {errors:?}");
             for error in errors {
                 let mismatch = matches!(
@@ -62,7 +62,7 @@ fn an_even_call_is_not_an_uneven_one_of_equal_counts() {
 
 type Call = fn(&mut Communicator) -> Result<(), Error>;
 
-/// Calls of two ranks that make no sense, and the beginning of what both are told.
+/// Invalid calls of two ranks, and the beginning of both errors.
 const REFUSED: &[(Call, &str)] = &[
     (|comm| comm.all_gather_v(&[1_u8], &[1], &mut [0; 2]), "all_gather: 1 counts for 2 ranks"),
     (|comm| comm.all_gather_v(&[1_u8], &[2, 2], &mut [0; 4]), "all_gather: the input has 1 elements, not 2"),
@@ -143,13 +143,14 @@ fn only_the_root_needs_memory_for_all_parts() {
                 short.unwrap_err().to_string(),
                 "gather: 3 elements are not 2 ranks times 2 elements"
             ),
-            // Its part has left; the root is gone when it looks for it again.
+            // Its part has left; the root ends before it needs the root again.
             _ => drop(short),
         }
     });
 }
 
-/// Rank `from` sends `to` another number than it expects: the same error everywhere, and life goes on.
+/// Rank `from` sends another number of elements to `to` than it expects: all ranks get the same error, and the
+/// communicator still works.
 #[rstest]
 fn every_rank_is_told_who_sends_what_is_not_expected(
     #[values(Network::Simulated, Network::Threads)] network: Network,
@@ -172,7 +173,7 @@ fn every_rank_is_told_who_sends_what_is_not_expected(
     });
 }
 
-/// The first of several disagreements, by sender and receiver, is everyone's.
+/// All ranks report the first of several disagreements, by sender and receiver.
 #[test]
 fn of_many_disagreements_all_ranks_report_one() {
     let errors = worlds::run(Network::Simulated, 4, |mut comm| {

@@ -1,10 +1,10 @@
-//! Everything that ranks which share memory do directly, as calls of a communicator.
+//! All direct operations and algorithms, as calls of a communicator.
 
 use dist_algos::Source;
 use dist_algos::direct::DirectCollective;
 use dist_collectives::{Communicator, Direct, DirectAlgorithm, Error, Operation, ReduceOp};
 
-/// Every operation in every form, with this root.
+/// Returns all operations by all algorithms, with this root.
 pub(crate) fn all(root: usize) -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
     let forms = |collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm));
     DirectCollective::all(root)
@@ -13,12 +13,12 @@ pub(crate) fn all(root: usize) -> impl Iterator<Item = (DirectCollective, Direct
         .filter(|(collective, algorithm)| algorithm.serves(*collective))
 }
 
-/// A form of an operation, by which it can be asked for.
+/// Returns an algorithm of an operation, to force it.
 pub(crate) fn direct(operation: Operation, algorithm: DirectAlgorithm) -> Direct {
     Direct::of(operation).find(|direct| direct.algorithm() == algorithm).expect("it serves the operation")
 }
 
-/// Does a task once, on parts of so many elements, or a buffer of so many where there are none.
+/// Runs an operation once, on parts of this many elements, or on a buffer of this many if there are no parts.
 pub(crate) fn call(
     comm: &mut Communicator,
     (collective, algorithm): (DirectCollective, DirectAlgorithm),

@@ -1,4 +1,4 @@
-//! What goes over the wire is what the verifier counts in the schedule that was asked for, to the byte.
+//! The traffic equals that of the forced schedule, as the verifier counts it, to the byte.
 
 use dist_algos::scan::Extent;
 use dist_algos::verify::{self, Report, Subject};
@@ -13,11 +13,11 @@ use crate::worlds::{self, Network};
 
 type Call = fn(&mut Communicator) -> Result<(), Error>;
 
-/// Elements of the longest buffer, of 4 bytes each: no world divides it, so that chunks differ.
+/// Elements of the longest buffer, of 4 bytes each: no world size divides it, so chunks differ.
 const LEN: usize = 1009;
 
-/// Makes a call by each two-level algorithm of an operation that serves these hosts, and compares what it moves with
-/// what was counted. The buffer has so many elements.
+/// Makes a call by each two-level algorithm of an operation that supports these hosts, and compares the traffic.
+/// The buffer has this many elements.
 #[track_caller]
 fn check_two_levels(hosts: &'static [u64], operation: Operation, len: usize, call: Call) {
     let known = Hosts::new(hosts);
@@ -29,12 +29,12 @@ fn check_two_levels(hosts: &'static [u64], operation: Operation, len: usize, cal
             comm.set_topology(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
         };
         let cut = cut(len, two.chunks(&known));
-        // The order stays as it is; the algorithm is asked for when the hosts are known.
+        // The order does not change; the algorithm is forced after the hosts are set.
         check(hosts.len(), Barrier::Ring, call, |rank| report.traffic(rank, &cut, None));
     }
 }
 
-/// Makes a call by this algorithm, and compares what it moves with what was counted for each rank.
+/// Makes a call by this algorithm, and compares the traffic of each rank.
 #[track_caller]
 fn check(
     world_size: usize,
@@ -54,7 +54,7 @@ fn check(
     }
 }
 
-/// The algorithms that serve a world, with what the verifier says of each.
+/// Returns the algorithms that support a world, and their reports of the verifier.
 fn proven<A: Copy>(
     all: &[A],
     supports: impl Fn(A) -> bool,
@@ -73,7 +73,7 @@ fn cut(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, 4, parts).expect("it fits")
 }
 
-/// Uneven parts: of each rank as many elements as its number squared.
+/// Uneven parts: each rank has as many elements as its number squared.
 fn counts(world_size: usize) -> Vec<usize> {
     (0..world_size).map(|rank| rank * rank).collect()
 }
@@ -191,7 +191,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     }
 }
 
-/// A value that all ranks agree on, in one small all_reduce.
+/// The traffic of a value that all ranks agree on in one small all_reduce.
 fn agreement(rank: usize, n: usize, bytes: usize) -> Traffic {
     let algorithm = AllReduce::suggest(n, bytes, Order::Canonical, &CostModel::default());
     let cut = Partition::new(1, bytes, algorithm.chunks(n)).unwrap();
@@ -212,7 +212,7 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         if algorithm == AllToAll::Bruck {
             continue;
         }
-        // Every rank sends the others what `counts` says, so that it receives as much from each as its own count.
+        // Every rank sends `counts` to the others, so it receives its own count from each of them.
         let call = |comm: &mut Communicator| {
             let (sent, world_size) = (counts(comm.world_size()), comm.world_size());
             let received = vec![sent[comm.rank()]; world_size];
@@ -263,7 +263,8 @@ fn two_levels(
     check(Operation::Barrier, 0, |comm| comm.barrier());
 }
 
-/// Each rank says that it has come and, in 8 bytes once it is heard, how long it can wait, and hears one bit for every rank.
+/// Each rank reports its arrival and, after an answer, its remaining time in 8 bytes. It receives one bit for every
+/// rank.
 #[rstest]
 fn a_monitored_barrier_moves_one_bit_for_each_rank_to_each(#[values(1, 2, 9, 17)] n: usize) {
     let word = n.div_ceil(8) as u64;

@@ -1,4 +1,4 @@
-//! Transports of users that do not keep to their contract: safe code must get an error, and corrupt nothing.
+//! Transports that violate their contract: safe code gets an error, and no memory is corrupted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,15 +11,16 @@ use dist_transport::{
     Traffic, Transport,
 };
 
-/// A transport that tells its ranks' memory another call than it is in, or gives another group's memory.
+/// A transport that passes another call to its shared memory than the current one, or returns another group's
+/// memory.
 #[derive(Debug)]
 struct Lying {
     inner: TcpTransport,
     /// Another group of the same ranks.
     other: Option<Box<dyn Transport>>,
-    /// How often memory was asked for.
+    /// How many times memory was requested.
     asked: usize,
-    /// From when on the other group's memory is given.
+    /// The number of requests after which the other group's memory is returned.
     swaps_at: usize,
 }
 
@@ -41,7 +42,7 @@ impl Transport for Lying {
     }
 
     fn begin(&mut self, call: &Fingerprint) {
-        // Calls that follow each other differ, and no others.
+        // Consecutive calls differ, and no others.
         let mut same = Fingerprint([1; Fingerprint::SIZE]);
         same.0[..8].copy_from_slice(&call.0[..8]);
         self.inner.begin(&same);
@@ -115,7 +116,7 @@ impl Transport for Lying {
     }
 }
 
-/// Runs a program on two ranks with such a transport, one of which has another group's memory as well.
+/// Runs a program on two ranks with this transport; one of them also has another group's memory.
 fn run<T: Send + 'static>(
     swaps_at: Option<usize>,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
@@ -149,12 +150,12 @@ fn run<T: Send + 'static>(
 
 #[test]
 fn ranks_that_do_different_things_notice_whatever_their_transport_says() {
-    // Each is the same to the transport, in the line, in slots and in memory of the heap.
+    // The transport sees the same call each time, in the flag line, in slots and in allocated memory.
     for len in [1, 20_000, 1 << 20] {
         let outcomes = run(None, move |mut comm| {
             let mut buffer = comm.alloc::<f32>(len).unwrap();
             comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
-            // The next is not the same.
+            // The next call is different.
             if comm.rank() == 0 {
                 comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).is_err()
             } else {
@@ -169,12 +170,12 @@ fn ranks_that_do_different_things_notice_whatever_their_transport_says() {
 #[test]
 fn an_open_window_is_read_and_closed_in_its_own_memory_only() {
     let opened = AtomicUsize::new(0);
-    // It is asked for to find out what is shared, and to open the window.
+    // Memory is requested to find out what is shared, and to open the window.
     let outcomes = run(Some(2), move |mut comm| {
         let mut buffer = comm.alloc::<u32>(1000).unwrap();
         buffer.fill(7);
         let mut window = comm.open(buffer).unwrap();
-        // One that leaves before the other has opened its window is an error there, too.
+        // If a rank leaves before the other has opened its window, the other gets an error too.
         opened.fetch_add(1, Ordering::Relaxed);
         while opened.load(Ordering::Relaxed) < 2 {
             std::thread::yield_now();

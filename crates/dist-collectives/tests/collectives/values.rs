@@ -39,7 +39,7 @@ fn values_of_any_size_arrive_as_they_are(
             assert_eq!(comm.all_gather_values(&shape(rank)).unwrap(), all);
             let given = if rank == root { all.as_slice() } else { &[] };
             assert_eq!(comm.scatter_values(given, root).unwrap(), shape(rank));
-            // Two of each from everybody, the root too.
+            // Two of each kind from every rank, including the root.
             comm.send_value(&shape(rank), root).unwrap();
             comm.send_value(&rank, root).unwrap();
             for from in (0..world_size).filter(|_| rank == root) {
@@ -71,7 +71,7 @@ fn is_zero(level: &u8) -> bool {
     *level == 0
 }
 
-/// What only a format that describes itself brings across.
+/// A type that only a self-describing format can transfer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Attributed {
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -110,7 +110,7 @@ fn what_attributes_of_serde_ask_for_is_done(#[case] level: u8) {
     });
 }
 
-/// Every rank fails alike, and the communicator lives on.
+/// Every rank gets the same error, and the communicator still works.
 #[track_caller]
 fn check(problem: ValueProblem, of: usize, program: fn(&mut Communicator) -> Result<(), Error>) {
     worlds::run(Network::Simulated, 3, move |mut comm| {
@@ -131,7 +131,7 @@ fn a_root_without_a_value_is_everyones_error() {
     });
 }
 
-/// What serde cannot encode on some ranks.
+/// A type that serde cannot encode on some ranks.
 #[derive(Deserialize)]
 struct Stubborn(bool);
 
@@ -201,7 +201,7 @@ fn the_rank_that_could_not_encode_knows_why() {
 #[test]
 fn bytes_of_another_type_are_told_from_a_value() {
     worlds::run(Network::Simulated, 2, |mut comm| {
-        // What is encoded here is longer than a number, or none.
+        // The encoding is longer than a number, or there is none.
         let error = match comm.rank() {
             0 => return drop(comm.broadcast_value(Some("seven".to_owned()), 0).unwrap()),
             _ => comm.broadcast_value::<u8>(None, 0).unwrap_err(),
@@ -215,7 +215,7 @@ fn bytes_of_another_type_are_told_from_a_value() {
 #[test]
 fn a_length_beyond_the_limit_is_refused_before_memory_is_taken() {
     worlds::run(Network::Simulated, 2, |mut comm| {
-        // A peer that speaks of more than there can be.
+        // A peer announces more bytes than possible.
         let announced = VALUE_BYTES_MAX as u64 + 1;
         if comm.rank() == 0 {
             return comm.broadcast(&mut [announced], 0).unwrap();

@@ -1,4 +1,4 @@
-//! Windows: what ranks read in each other's memory, when it may change again, and what becomes of those who go.
+//! Windows: reads of other ranks' memory, the time from which it may change again, and ranks that leave.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::worlds::{Network, run};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a rank has at a place in a round.
+/// Returns the value of a rank at a position in a round.
 fn value(round: usize, rank: usize, place: usize) -> u32 {
     u32::try_from(100_000 * round + 10_000 * rank + place).expect("few of each")
 }
@@ -20,7 +20,7 @@ fn fill(buffer: &mut Buffer<u32>, round: usize, rank: usize) {
     buffer.iter_mut().enumerate().for_each(|(place, element)| *element = value(round, rank, place));
 }
 
-/// A buffer of one kind or the other.
+/// Returns a buffer of either kind.
 fn buffer(comm: &mut Communicator, len: usize, allocated: bool) -> Buffer<u32> {
     if allocated { comm.alloc(len).unwrap() } else { Buffer::from(vec![0; len]) }
 }
@@ -50,7 +50,7 @@ fn every_rank_reads_what_every_rank_has(
             assert!(window.iter().enumerate().all(|(place, &own)| own == value(round, rank, place)));
             (comm, own) = window.close().unwrap();
         }
-        // The communicator goes on as any.
+        // The communicator can be used as before.
         comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
     });
 }
@@ -114,7 +114,7 @@ fn elements_of_any_type_are_read() {
     }
 }
 
-/// Reads the other rank's number of the two that rank 0 and rank 1 have.
+/// Reads the other rank's number; ranks 0 and 1 have one each.
 fn read_some<T: Element>(mut comm: Communicator, numbers: [T; 2]) -> Communicator {
     let mut own = comm.alloc(3).unwrap();
     own.fill(numbers[comm.rank()]);
@@ -158,7 +158,7 @@ fn whether_a_window_can_be_opened_is_found_out_whatever_algorithm_is_asked_for()
     for network in [Network::Simulated, Network::Together(7)] {
         run(network, 3, move |mut comm| {
             let own = buffer(&mut comm, 10, true);
-            // A reduction is refused by some of these: for its order, or for its memory.
+            // Some of these are refused for a reduction because of its order or its memory.
             let forms = Direct::of(Operation::AllReduce);
             let asked = forms.map(Algorithm::from).chain([AllReduce::Ring.into()]);
             for algorithm in asked {
@@ -203,13 +203,13 @@ fn a_window_that_is_dropped_is_missed() {
             if rank == 1 {
                 drop(window);
                 other.barrier().unwrap();
-                // Stays until the others have found out.
+                // Stays until the others have detected it.
                 assert!(other.barrier().is_err());
                 return;
             }
             other.barrier().unwrap();
             if network != Network::Together(7) {
-                // What is simulated is a copy.
+                // The simulated window is a copy.
                 let error = window.read(1, 0, &mut [0; 10]).unwrap_err();
                 assert_eq!(error.peer(), Some(1), "{error}");
             }

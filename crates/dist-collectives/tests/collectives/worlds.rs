@@ -8,12 +8,12 @@ use dist_collectives::Medium;
 use dist_transport::runtime::Runtime;
 use dist_transport::sim;
 
-/// What connects the ranks.
+/// The network that connects the ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Network {
     /// One thread at a time, in virtual time.
     Simulated,
-    /// The same with this seed, and memory that all ranks share.
+    /// The simulated network with this seed, and memory that all ranks share.
     Together(u64),
     /// The system's threads and clock.
     Threads,
@@ -26,7 +26,7 @@ pub(crate) enum Network {
 }
 
 impl Network {
-    /// Those whose ranks share memory.
+    /// The networks whose ranks share memory.
     pub(crate) const SHARING: &[Self] = &[
         Self::Together(7),
         #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -34,7 +34,7 @@ impl Network {
     ];
 }
 
-/// Runs the program on every rank of a world and gives the results in rank order.
+/// Runs the program on every rank of a world and returns the results in rank order.
 pub(crate) fn run<T: Send + 'static>(
     network: Network,
     world_size: usize,

@@ -1,4 +1,4 @@
-//! Groups that overlap, used at the same time: from a thread each, or started by one thread in any order.
+//! Overlapping groups used at the same time: each on its own thread, or started by one thread in any order.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use dist_collectives::{Communicator, ReduceOp};
@@ -9,7 +9,7 @@ use crate::worlds::{Dice, in_processes, run_seeded};
 const GROUPS: usize = 8;
 const ROUNDS: usize = 6;
 
-/// The groups that this rank is in, of some that all ranks make, each with its number.
+/// Returns the groups of this rank, among groups that all ranks create, with their numbers.
 fn groups(world: &mut Communicator, dice: &mut Dice) -> Vec<(usize, Group)> {
     let (rank, world_size) = (world.rank(), world.world_size());
     let mut own: Vec<(usize, Group)> = Vec::new();
@@ -34,7 +34,7 @@ fn groups(world: &mut Communicator, dice: &mut Dice) -> Vec<(usize, Group)> {
     own
 }
 
-/// Uses a group for some rounds and checks that nothing comes from another group, round or place.
+/// Uses a group for some rounds and checks that no data comes from another group, round or position.
 fn talk(number: usize, group: &mut Group) {
     let size = group.world_size();
     for round in 0..ROUNDS {
@@ -56,7 +56,7 @@ fn talk(number: usize, group: &mut Group) {
     }
 }
 
-/// Of another length in each group and round.
+/// Returns data whose length differs between groups and rounds.
 fn contribution(number: usize, round: usize) -> Vec<u64> {
     vec![(1 + number * ROUNDS + round) as u64; 1 + (number * 7919 + round * 104_729) % 5000]
 }
@@ -65,7 +65,7 @@ fn total(number: usize, round: usize, size: usize) -> Vec<u64> {
     contribution(number, round).into_iter().map(|value| value * size as u64).collect()
 }
 
-/// Every group has a thread of its own, which are started in another order on each rank.
+/// Every group has its own thread; the threads are started in another order on each rank.
 fn talk_from_threads(world: &mut Communicator, seed: u64) {
     let mut own = groups(world, &mut Dice(seed));
     Dice(seed ^ world.rank() as u64).shuffle(&mut own);
@@ -77,7 +77,7 @@ fn talk_from_threads(world: &mut Communicator, seed: u64) {
     tasks.into_iter().for_each(|task| task.join().unwrap());
 }
 
-/// One thread starts on all groups and then waits for them, both in another order on each rank.
+/// One thread starts operations on all groups and then waits for them, both in another order on each rank.
 fn talk_without_blocking(world: &mut Communicator, seed: u64) {
     let mut own = groups(world, &mut Dice(seed));
     let mut dice = Dice(seed ^ world.rank() as u64);

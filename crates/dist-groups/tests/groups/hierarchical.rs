@@ -1,4 +1,4 @@
-//! Operations that go by host: chosen where it is faster, right, inherited, and sparing the slow links.
+//! Two-level algorithms: chosen when faster, correct, inherited, and with little traffic on slow links.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use dist_groups::{Group, Mesh, enable_hierarchical};
 use dist_transport::sim;
 use rstest::rstest;
 
-/// Hosts in which messages take a microsecond, behind cables on which they take a hundred.
+/// Hosts in which messages take a microsecond; between hosts they take a hundred.
 fn network(hosts: &[u64]) -> sim::Network {
     let memory = sim::Link::new(Duration::from_micros(1), 5_000_000_000);
     let cable = sim::Link::new(Duration::from_micros(50), 100_000_000);
@@ -30,7 +30,7 @@ fn sums_are_the_same_and_sooner_there(#[case] hosts: &'static [u64]) {
     let sum = move |going_by_host: bool| {
         let outcome = network(hosts).run(move |transport| {
             let mut world = Communicator::new(transport);
-            // Whole numbers have one sum in any order, also in that of ranks whose hosts' are not neighbours.
+            // Whole numbers have the same sum in any order, even if ranks of a host are not consecutive.
             world.set_order(ReductionOrder::Any);
             assert_eq!(going_by_host && by_host(&mut world), going_by_host);
             assert_eq!(all_reduce_name(&world).starts_with("two_level/"), going_by_host);

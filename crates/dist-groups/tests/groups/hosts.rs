@@ -1,4 +1,4 @@
-//! Groups by host, where ranks say which host they run on.
+//! Groups by host, on a network with known hosts.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use dist_collectives::{Communicator, Config, Hosts};
@@ -9,7 +9,7 @@ use rstest::rstest;
 
 use crate::worlds::{PROCESS_LIMIT, gathered};
 
-/// The groups of this rank: on its host, across hosts, of leaders.
+/// Returns the groups of this rank: on its host, across hosts, and of leaders.
 fn groups(world: &mut Communicator) -> [Option<Vec<u64>>; 3] {
     let on_host = Group::on_host(world).unwrap();
     let across = Group::across_hosts(world).unwrap();

@@ -1,4 +1,4 @@
-//! Groups from lists, by colour and key, and once more.
+//! Groups from lists, by colour and key, and duplicates.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn a_list_that_makes_no_group_is_refused_on_every_rank(
 ) {
     run(3, move |world| {
         assert_eq!(Group::new(world, members).unwrap_err().to_string(), message);
-        // The numbering of later groups is not disturbed.
+        // The numbering of later groups is not affected.
         let mut group = Group::new(world, &[2, 1, 0]).unwrap().unwrap();
         assert_eq!(gathered(&mut group), [2, 1, 0]);
     });
@@ -91,7 +91,7 @@ fn a_duplicate_has_the_same_table_and_messages_of_its_own() {
         assert_ne!(group.channel(), twin.channel());
         assert_eq!(twin.members(), group.members());
         assert_eq!(twin.members_in_world(), group.members_in_world());
-        // Ranks that use them in different orders: what is sent on one is not received on the other.
+        // Ranks use the two groups in different orders, and messages stay in their group.
         let right = (group.rank() + 1) % 3;
         group.send(&[1_u8], right).unwrap();
         twin.send(&[2_u8], right).unwrap();
@@ -159,7 +159,7 @@ fn a_rank_that_leaves_a_group_is_named_to_those_who_wait_there() {
         }
         group.barrier().unwrap_err()
     });
-    // It is number 2 in the group that it has left, and 0 in the world.
+    // The rank has number 2 in the group that it has left, and 0 in the world.
     assert!(errors.iter().all(|error| error.peer() == Some(0)), "{errors:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Ten thousand groups, made and dropped: what the process holds afterwards.
+//! Ten thousand groups are created and dropped: the resources of the process afterwards.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -9,7 +9,7 @@ use dist_groups::{Group, Mesh};
 
 use crate::worlds::{Dice, gathered, in_processes};
 
-/// Makes and drops groups of all kinds; uses one in fifty.
+/// Creates and drops groups of all kinds, and uses one in fifty.
 fn make_and_drop(world: &mut Communicator, numbers: std::ops::Range<u64>) {
     let world_size = world.world_size();
     for number in numbers {
@@ -26,7 +26,7 @@ fn make_and_drop(world: &mut Communicator, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Debug)]
 struct Held {
     descriptors: usize,
@@ -34,12 +34,13 @@ struct Held {
     resident_bytes: u64,
 }
 
-/// The memory of a process is known in pages, and its allocator keeps some. A group takes more than ten times this.
+/// Maximum loss per group. Memory is measured in pages, and the allocator keeps some. A group needs more than ten
+/// times this.
 const LOST_BYTES_MAX: u64 = 100;
 
 impl Held {
-    /// What is held while no rank does anything, and while there are no more than so many threads: a worker that was
-    /// waited for may still be on its way out.
+    /// Measures while no rank does anything and at most this many threads exist: a worker thread may still be
+    /// ending after it was waited for.
     fn in_peace(world: &mut Communicator, threads_max: usize) -> Self {
         world.barrier().unwrap();
         let runtime = world.runtime().clone();
@@ -70,7 +71,7 @@ impl Held {
 fn ten_thousand_groups_leave_descriptors_threads_and_memory_as_they_were() {
     let name = "many::ten_thousand_groups_leave_descriptors_threads_and_memory_as_they_were";
     in_processes(3, name, |world| {
-        // The first groups fill what is kept between calls.
+        // The first groups fill memory that is kept between calls.
         make_and_drop(world, 0..2000);
         let before = Held::in_peace(world, usize::MAX);
         make_and_drop(world, 2000..12_000);

@@ -1,4 +1,4 @@
-//! Meshes against brute force: which ranks belong together, and that they can talk to each other.
+//! Meshes compared with brute force: the ranks of each group, and their communication.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use rstest::rstest;
 
 use crate::worlds::{gathered, run, still};
 
-/// Every way to write a number as a product of so many factors.
+/// Returns all ways to write a number as a product of this many factors.
 fn factors(product: usize, count: usize) -> Vec<Vec<usize>> {
     if count == 1 {
         return vec![vec![product]];
@@ -21,20 +21,20 @@ fn factors(product: usize, count: usize) -> Vec<Vec<usize>> {
     divisors.flat_map(with).collect()
 }
 
-/// A mesh with axes named by their numbers, as every rank sees it.
+/// Returns the mesh of every rank, with axes named by their numbers.
 fn meshes(degrees: &[usize]) -> Vec<Mesh> {
     let axes = || degrees.iter().enumerate().map(|(axis, &degree)| (axis.to_string(), degree));
     still(degrees.iter().product()).into_iter().map(|comm| Mesh::new(comm, axes()).unwrap()).collect()
 }
 
-/// All places of a mesh in the order of their ranks: counting, as an odometer does.
+/// Returns all coordinates of a mesh in the order of their ranks.
 fn places(degrees: &[usize]) -> Vec<Vec<usize>> {
     degrees.iter().fold(vec![Vec::new()], |places, &degree| {
         places.iter().flat_map(|place| (0..degree).map(|last| [place.clone(), vec![last]].concat())).collect()
     })
 }
 
-/// The ranks that differ from this one along these axes only, ordered by their coordinates along them.
+/// Returns the ranks that differ from this rank only along these axes, ordered by their coordinates along them.
 fn brute_force(degrees: &[usize], axes: &[usize], rank: usize) -> Vec<usize> {
     let places = places(degrees);
     let agrees = |other: &Vec<usize>| {
@@ -45,7 +45,7 @@ fn brute_force(degrees: &[usize], axes: &[usize], rank: usize) -> Vec<usize> {
     members
 }
 
-/// Groups that all ranks have made together: each is known to its members, under one channel that no other has.
+/// Checks groups that all ranks have created together: all members agree, and each group has its own channel.
 #[track_caller]
 fn check_groups(groups: &[Group]) {
     let mut channels = BTreeSet::new();
@@ -132,7 +132,7 @@ fn every_group_of_a_mesh_works() {
         mesh.communicator().all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         mesh.into_communicator().all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum, [144]);
-        // What was taken outlives the mesh.
+        // A taken group outlives the mesh.
         assert_eq!(gathered(&mut last), [0, 1].map(|of| of + rank / 2 * 2));
     });
 }

@@ -1,4 +1,4 @@
-//! Numbers in a group, in its parent and in the world, for any groups of groups.
+//! Rank numbers in a group, in its parent and in the world, for nested groups.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use dist_collectives::Communicator;
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use crate::worlds::still;
 
-/// Some of so many ranks, in any order.
+/// Some of these ranks, in any order.
 fn members(world_size: usize) -> impl Strategy<Value = Vec<usize>> {
     prop::sample::subsequence((0..world_size).collect::<Vec<_>>(), 1..=world_size).prop_shuffle()
 }
 
-/// A world's size, a group of its ranks, and a group of that group's.
+/// A world's size, a group of its ranks, and a group of that group.
 fn nested() -> impl Strategy<Value = (usize, Vec<usize>, Vec<usize>)> {
     (1_usize..=24).prop_flat_map(|world_size| (Just(world_size), members(world_size))).prop_flat_map(
         |(world_size, outer)| {
@@ -22,7 +22,7 @@ fn nested() -> impl Strategy<Value = (usize, Vec<usize>, Vec<usize>)> {
     )
 }
 
-/// The group of these members that each rank of a world has.
+/// Returns the group of these members on each rank of a world.
 fn everywhere(parents: &mut [Communicator], list: &[usize]) -> Vec<Option<Group>> {
     parents.iter_mut().map(|parent| Group::new(parent, list).unwrap()).collect()
 }
@@ -90,7 +90,7 @@ proptest! {
             channels.push(channel.get());
             Ok(())
         };
-        // The same lists twice: every call makes a group of its own.
+        // The same lists twice: every call creates a new group.
         for _ in 0..2 {
             let mut groups: Vec<Group> = everywhere(&mut world, &outer).into_iter().flatten().collect();
             add(&groups)?;

@@ -1,4 +1,4 @@
-//! Worlds to make groups in.
+//! Worlds for tests of groups.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use dist_groups::Group;
 use dist_testkit::process;
 use dist_transport::{Runtime, sim};
 
-/// Runs the program on every rank and gives the results in rank order.
+/// Runs the program on every rank and returns the results in rank order.
 pub(crate) fn run<T: Send + 'static>(
     world_size: usize,
     program: impl Fn(&mut Communicator) -> T + Send + Sync + 'static,
@@ -15,7 +15,7 @@ pub(crate) fn run<T: Send + 'static>(
     run_seeded(4, world_size, program)
 }
 
-/// Runs the program on every rank, in the interleaving that the seed gives.
+/// Runs the program on every rank, with the interleaving of this seed.
 pub(crate) fn run_seeded<T: Send + 'static>(
     seed: u64,
     world_size: usize,
@@ -24,7 +24,7 @@ pub(crate) fn run_seeded<T: Send + 'static>(
     sim::run(seed, world_size, move |transport| program(&mut Communicator::new(transport))).results
 }
 
-/// Runs the program in one process per rank. The test of this name calls it, and is run again in each process.
+/// Runs the program in one process per rank. The test of this name calls it and is run again in each process.
 pub(crate) fn in_processes(world_size: usize, test_name: &str, program: impl FnOnce(&mut Communicator)) {
     match process::rank() {
         None => process::ranks(world_size, test_name, PROCESS_LIMIT).assert_success(),
@@ -32,15 +32,16 @@ pub(crate) fn in_processes(world_size: usize, test_name: &str, program: impl FnO
     }
 }
 
-/// So long may the processes of a test live.
+/// The time limit of a test's processes.
 pub(crate) const PROCESS_LIMIT: Duration = Duration::from_secs(120);
 
-/// The communicators of all ranks of a world, held by one thread: enough where nothing is communicated.
+/// Returns the communicators of all ranks, on one thread, for tests without communication.
 pub(crate) fn still(world_size: usize) -> Vec<Communicator> {
     sim::network(&Runtime::system(), world_size).into_iter().map(Communicator::new).collect()
 }
 
-/// The members' numbers in the parent, gathered over the group itself: the group works and is in this order.
+/// Returns the members' numbers in the parent, gathered in the group, which shows that the group works and its
+/// order.
 pub(crate) fn gathered(group: &mut Group) -> Vec<u64> {
     let own = group.to_parent(group.rank()).expect("a member has a number") as u64;
     let mut all = vec![0; group.world_size()];
@@ -48,11 +49,11 @@ pub(crate) fn gathered(group: &mut Group) -> Vec<u64> {
     all
 }
 
-/// Numbers that look random and are the same everywhere.
+/// A deterministic random number generator.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    /// A number below this one.
+    /// Returns a number below this one.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -62,14 +63,14 @@ impl Dice {
         usize::try_from((word ^ (word >> 31)) % limit as u64).expect("less than a usize")
     }
 
-    /// Brings them into another order.
+    /// Shuffles the items.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end + 1));
         }
     }
 
-    /// Some of these ranks, at least one, in any order.
+    /// Returns some of these ranks, at least one, in any order.
     pub(crate) fn members(&mut self, world_size: usize) -> Vec<usize> {
         let mut ranks: Vec<usize> = (0..world_size).collect();
         self.shuffle(&mut ranks);

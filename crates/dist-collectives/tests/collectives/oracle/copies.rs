@@ -1,4 +1,4 @@
-//! Operations that move elements: every bit arrives where it belongs.
+//! Operations that move elements: every bit arrives at its destination.
 
 use dist_collectives::{Algorithm, AllToAll, Error, Operation};
 use dist_testkit::oracle;
@@ -8,7 +8,7 @@ use rstest::rstest;
 use super::{HOSTS, Probe, World, assert_same, inputs, lengths, part_of, parts, ways};
 use crate::worlds::{self, Network};
 
-/// Elements that no operation is to leave where they are.
+/// Elements that every operation must overwrite.
 fn blank<T: Probe>(len: usize) -> Vec<T> {
     vec![T::one(); len]
 }
@@ -23,7 +23,7 @@ fn broadcast<T: Probe>(comm: &mut World, len: usize, root: usize) {
     }
 }
 
-/// In equal parts of this length, in place, and in uneven parts of that many elements together.
+/// Equal parts of this length, in place, and uneven parts of this many elements together.
 fn all_gather<T: Probe>(comm: &mut World, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let part = len / world_size;
@@ -93,7 +93,7 @@ fn all_to_all<T: Probe>(comm: &mut World, len: usize) {
     let whole = part * world_size;
     let inputs = inputs::<T>(world_size, len);
     let expected: Vec<T> = inputs.iter().flat_map(|input| input[rank * part..][..part].to_vec()).collect();
-    // What each rank sends to whom, by sizes of its own.
+    // The number of elements that each rank sends to each rank.
     let counts: Vec<Vec<usize>> = (0..world_size)
         .map(|sender| {
             let mut counts = parts(world_size, len);

@@ -11,12 +11,12 @@ use dist_collectives::{
 };
 use dist_testkit::oracle::{self, Number};
 
-/// What all checks need of an element.
+/// The requirements of all checks for an element type.
 pub(crate) trait Probe: Element + Number {}
 impl<T: Element + Number> Probe for T {}
 
-/// Elements of all ranks' parts together, or of a rank's buffer: nothing, fewer than ranks, as many, more, a prime, and
-/// more than one piece of a pipeline.
+/// Elements of all ranks' parts together, or of a rank's buffer: zero, fewer than ranks, as many, more, a prime,
+/// and more than one piece of a pipeline.
 fn lengths(world_size: usize) -> [usize; 7] {
     [0, 1, world_size - 1, world_size, world_size + 1, 127, 3000]
 }
@@ -26,7 +26,7 @@ pub(crate) fn inputs<T: Number>(world_size: usize, len: usize) -> Vec<Vec<T>> {
     (0..world_size).map(|rank| oracle::sample(len as u64, rank, len)).collect()
 }
 
-/// Uneven parts of so many elements, one for each rank, of which some are empty.
+/// Returns uneven parts of this many elements, one for each rank; some are empty.
 fn parts(world_size: usize, len: usize) -> Vec<usize> {
     let mut borders: Vec<usize> = (1..world_size).map(|rank| rank * rank * 7919 % (len + 1)).collect();
     borders.extend([0, len]);
@@ -34,7 +34,7 @@ fn parts(world_size: usize, len: usize) -> Vec<usize> {
     borders.windows(2).map(|pair| pair[1] - pair[0]).collect()
 }
 
-/// The part of one rank among parts of these sizes.
+/// Returns the part of one rank among parts of these sizes.
 fn part_of<'a, T>(elements: &'a [T], counts: &[usize], rank: usize) -> &'a [T] {
     let start: usize = counts[..rank].iter().sum();
     &elements[start..start + counts[rank]]
@@ -48,13 +48,13 @@ pub(crate) fn assert_same<T: Number>(found: &[T], expected: &[T], context: &dyn 
     }
 }
 
-/// The library's choice, and every algorithm of the operation: those of two levels serve where hosts are known.
+/// Returns the library's choice and all algorithms of the operation; two-level ones apply if hosts are known.
 fn ways(operation: Operation) -> impl Iterator<Item = Option<Algorithm>> {
     let two_level = TwoLevel::of(operation.name()).map(Algorithm::from);
     std::iter::once(None).chain(Algorithm::of(operation).chain(two_level).map(Some))
 }
 
-/// Ranks that share hosts: alike, by turns, alone, all together, and not alike.
+/// Layouts of ranks on hosts: regular, alternating, one rank per host, all on one host, and irregular.
 const HOSTS: [&[u64]; 7] = [
     &[0, 0, 1, 1],
     &[0, 1, 0, 1],
@@ -65,13 +65,13 @@ const HOSTS: [&[u64]; 7] = [
     &[0, 0, 0, 1, 1, 2, 0],
 ];
 
-/// A communicator, and the hosts that it was told of.
+/// A communicator and its hosts.
 pub(crate) struct World {
     comm: Communicator,
     hosts: Option<Hosts>,
 }
 
-/// Why an algorithm that was asked for is refused.
+/// The reason why a forced algorithm is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     NoHosts,
@@ -84,15 +84,15 @@ impl World {
         Self { comm, hosts: None }
     }
 
-    /// Makes two levels as cheap as they can be, so that they are what the library chooses.
+    /// Makes two-level algorithms as cheap as possible, so that the library chooses them.
     fn among(mut comm: Communicator, hosts: &[u64]) -> Self {
         let (hosts, inside) = (Hosts::new(hosts), CostModel { round_ps: 1, byte_ps: 1, reduced_byte_ps: 0 });
         comm.set_topology(hosts.clone(), inside).expect("they are the hosts of this world");
         Self { comm, hosts: Some(hosts) }
     }
 
-    /// Makes a call by this algorithm, or by the library's choice. Whether it was done: the algorithm is refused where
-    /// it does not serve these ranks or this order, and nowhere else.
+    /// Makes a call by this algorithm, or by the library's choice, and returns `true` if it was executed. The
+    /// algorithm must be refused exactly if it does not support these ranks or this order.
     #[track_caller]
     pub(crate) fn does(
         &mut self,
@@ -115,7 +115,7 @@ impl World {
         refused.is_none()
     }
 
-    /// What an algorithm is to be refused for.
+    /// Returns the reason for which an algorithm must be refused.
     fn refusal(&self, algorithm: Algorithm) -> Option<Refusal> {
         let n = self.comm.world_size();
         let (supported, order) = match (algorithm, &self.hosts) {

@@ -1,4 +1,4 @@
-//! Reductions: canonical order bit for bit, any order where it is exact.
+//! Reductions: canonical order bit for bit, any order if the result is exact.
 
 use dist_collectives::{
     Algorithm, Communicator, Direct, DirectAlgorithm, Operation, ReduceOp, ReductionOrder,
@@ -69,7 +69,7 @@ impl<'a, T: Probe> Case<'a, T> {
         }
     }
 
-    /// In equal parts, of what of the input can be divided; in place; in uneven parts.
+    /// Equal parts, of the divisible part of the input; in place; and uneven parts.
     fn reduce_scatter(&self, comm: &mut World) {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let input = &self.inputs[rank];
@@ -120,7 +120,7 @@ impl<'a, T: Probe> Case<'a, T> {
     }
 }
 
-/// What rank 0 gets of an exclusive scan.
+/// The result of rank 0 in an exclusive scan.
 fn nothing<T: Probe>(op: ReduceOp) -> T {
     let infinite = |infinity: f64, bound: T| {
         if T::DTYPE.is_float() { T::from(infinity).expect("floats are infinite") } else { bound }
@@ -129,7 +129,7 @@ fn nothing<T: Probe>(op: ReduceOp) -> T {
         ReduceOp::Product => T::one(),
         ReduceOp::Min => infinite(f64::INFINITY, T::max_value()),
         ReduceOp::Max => infinite(f64::NEG_INFINITY, T::min_value()),
-        // In two's complement, all bits.
+        // In two's complement, all bits are set.
         ReduceOp::And => T::min_value().sum(T::max_value()),
         _ => T::zero(),
     }
@@ -143,13 +143,13 @@ fn chosen(_: Operation) -> Vec<Option<Algorithm>> {
     vec![None]
 }
 
-/// The library's choice, and every form that ranks which share memory can do it in on memory that is borrowed.
+/// Returns the library's choice and all algorithms on shared memory that support borrowed memory.
 fn direct(operation: Operation) -> Vec<Option<Algorithm>> {
     let forms = Direct::of(operation).filter(|direct| direct.algorithm() != DirectAlgorithm::WriteToAll);
     forms.map(|direct| Some(direct.into())).chain([None]).collect()
 }
 
-/// Every reduction of a type, by the library's choice.
+/// Checks every reduction of a type, by the library's choice.
 fn check_type<T: Probe>(comm: &mut World) {
     check_type_by::<T>(comm, &chosen);
 }
@@ -167,7 +167,7 @@ fn check_type_by<T: Probe>(comm: &mut World, ways: &dyn Fn(Operation) -> Vec<Opt
     }
 }
 
-/// Every length by every algorithm.
+/// Checks every length by every algorithm.
 fn check_lengths<T: Probe>(comm: &mut World, op: ReduceOp) {
     let world_size = comm.world_size();
     for len in lengths(world_size) {
@@ -309,14 +309,14 @@ fn any_order_gives_exact_sums_and_the_same_bits_on_every_rank(
     assert!(results.iter().all(|noisy| *noisy == results[0]));
 }
 
-/// Forced, because the library's choice is made for canonical order here.
+/// Forced algorithms, because the library's choice assumes canonical order here.
 fn every_in_any_order(operation: Operation) -> Vec<Option<Algorithm>> {
     ways(operation).filter(Option::is_some).collect()
 }
 
 fn check_numbers<T: Probe>(comm: &mut Communicator) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
-    // One rank's contribution may count nothing, one weight may be more than all others.
+    // A rank may have weight zero, and one weight may exceed all others together.
     let weights: Vec<f64> = (0..world_size).map(|rank| [0.1, 7.0, 0.0, 1.0 / 3.0][rank % 4]).collect();
     let own = weights[rank];
     for part in [0, 1, world_size + 1, 127] {

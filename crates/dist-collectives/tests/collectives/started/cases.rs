@@ -1,4 +1,4 @@
-//! The table of all operations that do not block, and of what a test must know of each.
+//! The table of all operations that do not block, with the data that tests need.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl<B: Memory + 'static> Handle for Pending<B> {
     }
 }
 
-/// What an operation owns, as a list.
+/// Returns the memory of an operation as a list.
 pub(super) trait Memory {
     fn elements(self) -> Vec<i64>;
 }
@@ -49,7 +49,7 @@ impl Memory for Buffer<i64> {
 
 impl Memory for (Buffer<i64>, Buffer<i64>) {
     fn elements(self) -> Vec<i64> {
-        // What was sent is as it was.
+        // The sent elements are unchanged.
         self.1.into_vec()
     }
 }
@@ -62,7 +62,7 @@ impl Memory for Vec<Buffer<i64>> {
 
 impl Memory for Vec<OwnedMessage<i64>> {
     fn elements(self) -> Vec<i64> {
-        // What was sent is as it was.
+        // The sent elements are unchanged.
         let received = self.into_iter().filter(|message| matches!(message, OwnedMessage::Receive { .. }));
         received.flat_map(|message| message.into_elements().into_vec()).collect()
     }
@@ -72,27 +72,27 @@ pub(super) fn boxed<B: Memory + 'static>(pending: Pending<B>) -> Box<dyn Handle>
     Box::new(pending)
 }
 
-/// An operation in both forms, on the same input.
+/// An operation in its blocking and its started form, on the same input.
 pub(super) struct Case {
     pub(super) name: &'static str,
     pub(super) start: fn(&mut Communicator) -> Box<dyn Handle>,
     pub(super) block: fn(&mut Communicator) -> Vec<i64>,
-    /// What becomes of the input if the operation fails.
+    /// The state of the input if the operation fails.
     pub(super) failed: Given,
 }
 
-/// What an operation does to what it is given.
+/// The use of the input by an operation.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Given {
-    /// It works in it.
+    /// The operation works in it.
     Written,
-    /// It reads it.
+    /// The operation reads it.
     Read,
-    /// It sends it off, and does not wait for anyone.
+    /// The operation sends it and does not wait for any rank.
     Sent,
 }
 
-/// A message to the right, which the left takes: no rank waits in it.
+/// A message to the right neighbour, which receives it: no rank waits.
 pub(super) const SEND: Case = Case {
     name: "send",
     start: |comm| {
@@ -317,7 +317,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Those in which every rank waits for others.
+/// The operations in which every rank waits for others.
 pub(super) fn waiting_cases() -> impl Iterator<Item = &'static Case> {
     CASES.iter().filter(|case| case.failed != Given::Sent)
 }
@@ -354,7 +354,7 @@ pub(super) fn into(
     output
 }
 
-/// What an operation has promised about its output.
+/// Returns the specified part of an operation's output.
 pub(super) fn promised<'a>(case: &Case, comm: &Communicator, output: &'a [i64]) -> &'a [i64] {
     match case.name {
         "reduce" if comm.rank() != last(comm) => &[],
@@ -363,7 +363,7 @@ pub(super) fn promised<'a>(case: &Case, comm: &Communicator, output: &'a [i64]) 
     }
 }
 
-/// Parts of an input that are not all equally long, one for each rank.
+/// Returns uneven parts of an input, one for each rank.
 fn uneven(comm: &Communicator) -> Vec<usize> {
     let mut counts = vec![2; comm.world_size()];
     counts[0] -= 1;
@@ -371,13 +371,13 @@ fn uneven(comm: &Communicator) -> Vec<usize> {
     counts
 }
 
-/// How long the inputs of all ranks are.
+/// Returns the lengths of all ranks' inputs.
 fn lens(comm: &Communicator) -> Vec<usize> {
     vec![own(comm).len(); comm.world_size()]
 }
 
-/// How much this rank sends to each rank, and how much each rank sends to it: everything to the next, or a part to
-/// each.
+/// Returns the number of elements that this rank sends to each rank, and that it receives from each: everything to
+/// the next rank, or a part to each.
 fn dealt(comm: &Communicator) -> (Vec<usize>, Vec<usize>) {
     let world_size = comm.world_size();
     let sent = |from: usize, to: usize| match (from % 2, (to + world_size - from) % world_size) {
@@ -388,7 +388,7 @@ fn dealt(comm: &Communicator) -> (Vec<usize>, Vec<usize>) {
     (all().map(|to| sent(comm.rank(), to)).collect(), all().map(|from| sent(from, comm.rank())).collect())
 }
 
-/// The same elements in three buffers, of which one is empty.
+/// Splits the elements into three buffers, one of which is empty.
 fn in_three(elements: Vec<i64>) -> Vec<Buffer<i64>> {
     let (one, others) = elements.split_at(1);
     [one, &[], others].map(|part| part.to_vec().into()).into()

@@ -1,4 +1,4 @@
-//! What is true of every operation that does not block, by one table of them.
+//! Properties of all operations that do not block, checked with one table.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn all_in_flight_together_give_what_blocking_ones_give(
     worlds::run(network, world_size, move |mut comm| {
         let twice = CASES.iter().chain(CASES);
         let mut handles: Vec<_> = twice.map(|case| (case, (case.start)(&mut comm))).collect();
-        // Blocking calls go on meanwhile.
+        // Blocking calls run meanwhile.
         let expected: Vec<_> = CASES.iter().map(|case| (case.name, (case.block)(&mut comm))).collect();
         match waiting {
             Waiting::InOrder => {}
@@ -62,7 +62,7 @@ fn they_end_in_the_order_in_which_they_began() {
             let later = handles.split_off(waited_for + 1);
             handles.pop().unwrap().wait().unwrap();
             assert!(handles.iter_mut().all(|handle| handle.is_done()), "before {}", last.name);
-            // Nothing is lost by not waiting for them one by one.
+            // Nothing is lost if they are not waited for one by one.
             drop((handles, later));
         }
     });
@@ -112,7 +112,7 @@ fn the_deadline_of_one_that_waits_for_its_turn_has_begun() {
     }
 }
 
-/// How whoever has the handle of an operation comes to its end.
+/// The way in which the owner of a handle ends the operation.
 #[derive(Clone, Copy)]
 enum Ending {
     Waiting,
@@ -121,7 +121,7 @@ enum Ending {
     Dropping,
 }
 
-/// What is ahead of it has longer, and waits for the same rank.
+/// The operation before it has a longer deadline, and waits for the same rank.
 #[rstest]
 fn one_that_has_no_turn_by_its_own_deadline_ends_then(
     #[values(Ending::Waiting, Ending::WaitingAWhile, Ending::Asking, Ending::Dropping)] ending: Ending,
@@ -280,7 +280,7 @@ fn dropping_waits_until_the_deadline_at_most() {
     }
 }
 
-/// Outside of the simulation, which takes a rank's panic for its own failure.
+/// Outside of the simulation, which treats a rank's panic as a test failure.
 #[test]
 fn dropping_a_handle_in_a_panic_aborts_the_job() {
     for case in waiting_cases() {
@@ -319,7 +319,7 @@ fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
         let uneven = comm.start_reduce_scatter(vec![1_i64; 7], ReduceOp::Sum).wait().unwrap_err();
         assert!(matches!(*uneven.error, Error::Parts { whole: 7, world_size: 3, .. }), "{uneven}");
         assert_eq!(uneven.buffer.into_vec(), [1; 7]);
-        // Each operation that was started counts, but messages do not.
+        // Each started operation is counted, but messages are not.
         let first = comm.with_timeout(Duration::ZERO).start_all_reduce(vec![1_i64], ReduceOp::Sum).wait();
         assert!(first.unwrap_err().to_string().starts_with("started all_reduce #6 of 1 i64"));
     });
@@ -351,7 +351,7 @@ fn counts_that_fit_nothing_are_refused_by_the_operation() {
             |comm| boxed(comm.start_all_gather_v(own(comm), vec![4, usize::MAX])),
             "all_gather: the counts are together more than any memory holds",
         ),
-        // No memory is asked for on the way.
+        // No memory is allocated on the way.
         (
             |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![usize::MAX / 16; 2], ReduceOp::Sum)),
             "reduce_scatter: the input has 4 elements, not 2305843009213693950",
