@@ -240,11 +240,11 @@ fn picoseconds(time: Duration) -> u64 {
 const SET: u64 = 0;
 const FOUND: u64 = 1;
 const UNKNOWN: u64 = 2;
-/// How many times everything is measured, at least and at most, and the time limit for more than the minimum.
+/// The minimum and maximum number of measurements, and the time limit for more than the minimum.
 const TRIES_MIN: u64 = 2;
 const TRIES: u64 = 15;
 const TRYING: Duration = Duration::from_secs(1);
-/// How many times stored costs are checked, and how many messages in a row each check sends.
+/// The number of checks of stored costs, and the number of messages in a row in each check.
 const CHECKS: usize = 3;
 const CHECK_ROUNDS: u32 = 2;
 const SMALL_ROUNDS: u32 = 32;

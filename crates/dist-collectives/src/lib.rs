@@ -39,19 +39,19 @@ pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
 pub use cost_cache::{CostCache, TopologyKey};
 pub use direct::Direct;
-/// What the runner of algorithms says, in [`Error::Schedule`].
+/// The error of the runner of algorithms, in [`Error::Schedule`].
 #[doc(no_inline)]
 pub use dist_algos::Error as AlgorithmError;
-/// Forms of [`Direct`] algorithms, and whose memory they work on.
+/// Algorithms on shared memory, and the kinds of memory that they work on.
 #[doc(no_inline)]
 pub use dist_algos::direct::{Crossovers, CrossoversError, DirectAlgorithm, Ownership};
-/// Algorithms for ranks of which some share a host, as [`Communicator::set_topology`] says, and how all_reduce is done by them.
+/// Two-level algorithms, which [`Communicator::set_topology`] enables.
 #[doc(no_inline)]
 pub use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
-/// What algorithms are chosen by.
+/// The values by which algorithms are chosen.
 #[doc(no_inline)]
 pub use dist_algos::{CostModel, Hosts};
-/// What a transport says, in the errors of this crate.
+/// The error of a transport, as a source of errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
 #[doc(no_inline)]

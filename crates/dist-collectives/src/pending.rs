@@ -29,7 +29,7 @@ pub(crate) type Outcome<B> = Result<B, Failed<B>>;
 
 pub(crate) struct RunningOperation<B> {
     pub(crate) result: Receiver<Outcome<B>>,
-    /// How many times to poll before sleeping.
+    /// The number of polls before sleeping.
     pub(crate) spins: u32,
     pub(crate) runtime: Runtime,
     pub(crate) abort_handle: AbortHandle,

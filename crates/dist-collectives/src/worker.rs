@@ -22,7 +22,7 @@ pub(crate) struct Worker {
     /// handles live longer.
     alone: Arc<Mutex<Box<dyn Transport>>>,
     runtime: Runtime,
-    /// How many times each of the two threads polls the other before it sleeps.
+    /// The number of polls of each of the two threads before it sleeps.
     spins: u32,
     started: u64,
     /// The latest deadline of the operations that were started since all had ended.

@@ -14,7 +14,7 @@ use rstest::rstest;
 const WORLD: usize = 4;
 /// Maximum number of operations in flight.
 const STARTED_MAX: usize = 4;
-/// How many times the second communicator is created anew, each time for this many steps.
+/// The number of times that the second communicator is created anew, and the number of steps of each.
 const FORKS: u64 = 20;
 const FORK_STEPS: u64 = 500;
 /// From here on memory must not grow: every operation has been called with every size.

@@ -18,7 +18,7 @@ struct Lying {
     inner: TcpTransport,
     /// Another group of the same ranks.
     other: Option<Box<dyn Transport>>,
-    /// How many times memory was requested.
+    /// The number of requests for memory.
     asked: usize,
     /// The number of requests after which the other group's memory is returned.
     swaps_at: usize,
