@@ -174,7 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_cannot_be_cut_is_no_partition() {
+    fn no_partition_is_made_of_lengths_that_cannot_be_divided() {
         assert_eq!(Partition::new(8, 4, 0), None);
         assert_eq!(Partition::new(8, 0, 2), None);
         assert_eq!(Partition::new(8, 3, 2), None);

@@ -203,7 +203,7 @@ fn found(algorithm: DirectAlgorithm, mistake: Mistake, seeds: u64) -> Option<u64
 #[case::missing_await(Mistake::MissingAwait)]
 #[case::waits_for_less(Mistake::WaitsForLess)]
 #[case::lost_post(Mistake::LostPost)]
-fn what_concerns_waits_is_found_in_every_form(#[case] mistake: Mistake) {
+fn mistakes_of_waits_are_found_in_every_algorithm(#[case] mistake: Mistake) {
     for algorithm in DirectAlgorithm::ALL {
         assert!(found(algorithm, mistake, SEEDS).is_some(), "{mistake:?} in {algorithm}");
     }
@@ -212,7 +212,7 @@ fn what_concerns_waits_is_found_in_every_form(#[case] mistake: Mistake) {
 #[rstest]
 #[case::early_reuse(Mistake::EarlyReuse)]
 #[case::early_post(Mistake::EarlyPost)]
-fn what_concerns_slots_is_found_in_forms_that_have_them(#[case] mistake: Mistake) {
+fn mistakes_of_slots_are_found_in_algorithms_with_slots(#[case] mistake: Mistake) {
     for algorithm in [DirectAlgorithm::OneShot, DirectAlgorithm::Staged] {
         assert!(found(algorithm, mistake, SEEDS).is_some(), "{mistake:?} in {algorithm}");
     }

@@ -98,7 +98,7 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
 }
 
 #[test]
-fn a_barrier_takes_a_post_and_the_notice_of_it() {
+fn a_barrier_takes_a_signal_and_its_notice() {
     let partition = Partition::new(0, 1, 1).unwrap();
     let barrier = |ranks| {
         DirectPlan::new((DirectCollective::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap()

@@ -50,7 +50,7 @@ impl Together {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn await_posts(&self, rank: usize, signals: u64) {
+    fn wait_for_signals(&self, rank: usize, signals: u64) {
         while self.lock()[rank].signals < signals {
             thread::yield_now();
         }
@@ -79,7 +79,7 @@ impl Together {
         let ranks = self.lock().len();
         let awaited_call = slots.awaited_call(self.calls());
         if awaited_call > 0 {
-            (0..ranks).for_each(|rank| self.await_posts(rank, self.bases[awaited_call - 1] + 1));
+            (0..ranks).for_each(|rank| self.wait_for_signals(rank, self.bases[awaited_call - 1] + 1));
         }
         self.bases.push(self.bases[self.calls()] + u64::from(signals));
         let own = &mut self.lock()[self.rank];
@@ -131,7 +131,7 @@ impl DirectAccess for Together {
     }
 
     fn wait(&mut self, rank: usize, signals: u32, _: &LazyDeadline<'_>) -> Result<()> {
-        self.await_posts(rank, self.bases[self.calls() - 1] + u64::from(signals));
+        self.wait_for_signals(rank, self.bases[self.calls() - 1] + u64::from(signals));
         Ok(())
     }
 
@@ -348,7 +348,7 @@ fn promised(collective: DirectCollective, rank: usize, inputs: &[Vec<f32>], len:
 }
 
 #[rstest]
-fn every_form_gives_what_the_oracle_says(
+fn every_algorithm_gives_the_result_of_the_oracle(
     #[values(1, 2, 3, 4, 7, 8)] world_size: usize,
     #[values(0, 1, 3, 150, 1000)] len: usize,
     #[values(Meeting::InSteps, Meeting::ByPairs, Meeting::AtOnce)] meeting: Meeting,
@@ -451,7 +451,7 @@ fn a_plan_fits_its_slots_or_there_is_none() {
 #[case(DirectCollective::AllGather { of: Source::Input }, 2, (32 << 20) / 6 + 1)]
 #[case(DirectCollective::AllGather { of: Source::Buffer }, 4, (32 << 20) / 20 + 1)]
 #[case(DirectCollective::AllToAll, 4, 1 << 20)]
-fn what_the_last_cache_cannot_hold_of_all_ranks_goes_past_it(
+fn data_beyond_the_last_level_cache_is_copied_with_non_temporal_stores(
     #[case] collective: DirectCollective,
     #[case] world_size: usize,
     #[case] part_bytes: usize,

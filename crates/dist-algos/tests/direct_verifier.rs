@@ -81,7 +81,7 @@ fn plans_have_digests_of_their_own() {
 
 /// The rank that reads a cell in a slot writes it when the slot is reused, and no two cells have the same place.
 #[test]
-fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
+fn two_ranks_alternate_in_the_cells_for_each_other() {
     const SLOTS: usize = 4;
     let is_for_one = |collective: &DirectCollective| {
         matches!(collective, DirectCollective::ReduceScatter { .. } | DirectCollective::AllToAll)
@@ -241,13 +241,13 @@ fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
 }
 
 #[test]
-fn what_is_announced_before_it_is_done_is_a_race() {
+fn a_signal_before_its_data_is_a_race() {
     let error = planted(DirectAlgorithm::OneShot, |program| program.swap(0, 1));
     assert!(matches!(error, Err(Error::Race { .. })), "{error:?}");
 }
 
 #[test]
-fn a_rank_that_posts_less_often_than_the_others_is_named() {
+fn a_rank_that_signals_less_often_than_the_others_is_named() {
     let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
     let mut call = Call::new(plan);
     call.programs[2].retain(|step| *step != DirectStep::Signal);
@@ -262,7 +262,7 @@ fn a_barrier_that_can_be_left_early_is_none() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused() {
+fn steps_that_name_missing_things_are_refused() {
     let plan = plans(DirectCollective::AllReduce, DirectAlgorithm::OneShot, 2)[1];
     let with = |step: DirectStep| {
         let mut call = Call::new(plan);

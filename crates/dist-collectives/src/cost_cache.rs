@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_first_has_the_whole_name_and_one_of_its_own() {
+    fn temporary_files_have_unique_names_beside_the_file() {
         let path = Path::new("/shared/costs-node.cluster");
         let (one, other) = (beside(path), beside(path));
         for new in [&one, &other] {
@@ -236,7 +236,7 @@ mod tests {
     const SLOW: CostModel = CostModel { round_ps: 1_000_000, byte_ps: 200, reduced_byte_ps: u64::MAX };
 
     #[test]
-    fn what_is_kept_is_found_by_the_kind_of_world() {
+    fn stored_costs_are_found_by_the_kind_of_world() {
         let directory = tempfile::tempdir().unwrap();
         let cache = CostCache::at(directory.path().join("not/there/yet"));
         let (two, four) = (TopologyKey::new("tcp", &[7, 7]), TopologyKey::new("tcp", &[7, 8, 8, 7]));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_named_and_replaced_by_the_next_measurement() {
+    fn a_malformed_line_is_named_and_replaced_by_the_next_measurement() {
         let directory = tempfile::tempdir().unwrap();
         let cache = CostCache::at(directory.path().join("costs"));
         let topology = TopologyKey::new("tcp", &[0]);

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_crossover_is_refused_with_the_variable_and_what_it_holds() {
+    fn an_invalid_crossover_is_refused_with_the_variable_and_its_value() {
         let refused = crossovers(|_| Some("staged=many".to_owned())).unwrap_err();
         let source = refused.source().unwrap().to_string();
         assert!(source.starts_with("DIST_CROSSOVERS=\"staged=many\" is not staged=BYTES,"), "{source}");

@@ -202,7 +202,7 @@ fn calls_between_processes_allocate_nothing(
 /// A started operation is sent to the worker in a box, and its result returns through its own queue. Nothing else
 /// is allocated, for any number of elements.
 #[rstest]
-fn what_is_started_allocates_no_more_for_more_elements(
+fn started_operations_allocate_the_same_for_more_elements(
     #[values(Medium::Tcp, Medium::Shm)] medium: Medium,
     #[values(2, 3)] world_size: usize,
 ) {

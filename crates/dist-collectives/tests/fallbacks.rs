@@ -91,7 +91,7 @@ fn can_start(starter: &[String]) -> bool {
 #[case::seeing_their_processes(&["unshare", "--pid", "--fork", "--kill-child"], Some("reach=Slots"))]
 #[case::their_users(&["unshare", "--user"], None)]
 #[case::their_users_as_root(&["unshare", "--user", "--map-root-user"], None)]
-fn where_something_is_forbidden_to_one_all_do_without(
+fn a_mechanism_that_one_rank_lacks_is_used_by_none(
     #[case] starter: &[&str],
     #[case] expected: Option<&str>,
     #[values(0, 1)] whom: usize,
@@ -117,7 +117,7 @@ fn a_small_dev_shm_changes_nothing() {
 #[case::of_the_group("ulimit -f 2048", 0, &[NOT_ALL_SHARE, "through=\"shared memory\""])]
 #[case::to_give_away(OWN_MEMORY_ONLY, 1, &["reach=Write", "through=\"shared memory\""])]
 #[case::of_its_messages("ulimit -f 16", 2, &[NOT_ALL_SHARE, "through=\"tcp\""])]
-fn where_a_rank_gets_no_memory_there_are_messages(
+fn ranks_use_messages_if_one_gets_no_shared_memory(
     #[case] limit: &str,
     #[case] whom: usize,
     #[case] expected: &'static [&'static str],

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scattered_is_not_copied_where_that_takes_longer_than_a_few_rounds() {
+    fn scattered_data_is_not_copied_if_copying_takes_longer_than_a_few_rounds() {
         let suggest = |world_size, bytes| {
             ReduceScatter::suggest(world_size, bytes, Order::Canonical, &CostModel::default())
         };
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn where_ranks_share_cores_what_all_of_them_do_counts() {
+    fn on_oversubscribed_hosts_the_work_of_all_ranks_counts() {
         fn suggest<A: Choice>(ranks: usize, bytes: usize) -> A {
             let placement = Placement { ranks, cores: 2 };
             A::suggest_for(placement, bytes, Order::Canonical, &CostModel::default())
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn where_ranks_share_cores_and_all_of_them_wait_few_waits_are_worth_more_work() {
+    fn on_oversubscribed_hosts_fewer_waits_are_worth_more_work() {
         // As measured over loopback. A binomial tree has fewer messages, reduces less, and waits twice as often.
         let model = CostModel { reduced_byte_ps: 50, ..CostModel::default() };
         for (ranks, bytes, expected) in [
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suggested_is_supported_and_keeps_the_order_asked_for() {
+    fn suggested_algorithms_are_supported_and_keep_the_requested_order() {
         let model = CostModel { reduced_byte_ps: 100, ..CostModel::default() };
         for world_size in 1..=64 {
             for bytes in [0, 1 << 10, 1 << 16, 1 << 20, 1 << 27] {

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_in_a_circle_turn_and_meet() {
+    fn sets_in_a_ring_rotate_and_intersect() {
         let runs = set(&[5, 6, 0, 2]);
         assert_eq!(runs.runs.as_slice(), [0..1, 2..3, 5..7]);
         assert_eq!(runs.turned(1), set(&[6, 0, 1, 3]));

@@ -120,7 +120,7 @@ fn one_rank_stands_for_all_only_where_that_is_what_following_all_gives() {
 }
 
 #[test]
-fn what_cannot_be_cut_evenly_is_predicted_to_within_an_element_per_chunk() {
+fn uneven_chunks_are_predicted_to_within_an_element_per_chunk() {
     for world_size in [5, 16, 37] {
         for (name, parts, schedules) in all_schedules(world_size) {
             let plan = plan(&schedules, parts, 1000);

@@ -95,7 +95,7 @@ fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
 }
 
 #[rstest]
-fn bruck_turns_what_is_for_others_into_what_is_from_others(
+fn bruck_replaces_chunks_for_others_by_chunks_from_others(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 4, 5, 7, 8, 11)] world_size: usize,
     #[values(0, 1, 33)] len: usize,

@@ -190,7 +190,7 @@ fn every_length_is_combined<T: Element + Number>(bits: &[Vec<u64>]) {
 }
 
 #[test]
-fn what_all_have_is_combined_in_canonical_order() {
+fn rows_of_all_ranks_are_combined_in_canonical_order() {
     let mut state = 1_u64;
     let mut word = || {
         // A linear congruential generator: consecutive numbers differ in sign and exponent.

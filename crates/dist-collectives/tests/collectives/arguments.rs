@@ -132,7 +132,7 @@ const REFUSED: &[(usize, Program, &str)] = &[
 ];
 
 #[test]
-fn what_makes_no_sense_is_refused_with_its_numbers() {
+fn invalid_arguments_are_refused_with_their_numbers() {
     for &(world_size, call, message) in REFUSED {
         check(world_size, call, message);
     }
@@ -188,7 +188,7 @@ fn a_guard_gives_back_what_it_changed_and_nothing_else() {
 /// Ranks 0 and 3 see that their memory has another length. Rank 2, whose own part is right, would forward the data
 /// of rank 3.
 #[rstest]
-fn what_no_memory_can_hold_does_not_pass_through_a_rank(#[values(false, true)] scatters: bool) {
+fn a_rank_does_not_forward_more_than_any_memory_holds(#[values(false, true)] scatters: bool) {
     let errors = move_counted(scatters, usize::MAX / 16);
     assert!(
         matches!(&errors[..], [Error::Length { .. }, _, Error::Memory { .. }, Error::Length { .. }]),

@@ -38,7 +38,7 @@ const LATE: usize = 1;
 #[case(9, &[8])]
 #[case(12, &[1, 2, 3, 8, 9, 11])]
 #[case(6, &[1, 2, 3, 4, 5])]
-fn every_rank_that_comes_is_told_who_does_not(
+fn every_rank_that_comes_learns_the_absent_ranks(
     #[case] world_size: usize,
     #[case] absent: &'static [usize],
     #[values(0, 1, 2)] elsewhere: usize,
@@ -113,7 +113,7 @@ fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] ei
 /// The ranks that come have less time than rank 0. They are told within their time, no matter if they came before
 /// it.
 #[rstest]
-fn one_that_cannot_wait_long_is_told_who_does_not_come(
+fn a_rank_with_a_short_deadline_learns_the_absent_ranks_in_time(
     #[values(0, 1, 100)] late_ms: u64,
     #[values(2, 8, 32, 200)] divisor: u32,
 ) {
@@ -181,7 +181,7 @@ fn rank_0_has_come_though_another_call_waits_for_it_in_vain() {
 #[rstest]
 #[case::who_left(|_: &mut Communicator| Ok(()))]
 #[case::who_does_something_else(Communicator::barrier)]
-fn who_comes_after_another_end_of_the_barrier_is_not_called_late(
+fn a_rank_that_comes_after_another_end_of_the_barrier_is_not_called_late(
     #[case] unusual: fn(&mut Communicator) -> Result<(), Error>,
 ) {
     let outcome = sim::run(3, 3, move |transport| {

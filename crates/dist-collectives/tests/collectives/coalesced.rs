@@ -76,7 +76,7 @@ fn many_together_get_the_bits_that_each_would_get_alone_in_the_messages_of_one(
 #[case::an_empty_one_more(&[2, 3, 0])]
 #[case::all_in_one(&[5])]
 #[case::not_coalesced(&[])]
-fn ranks_whose_lists_differ_are_told_so(
+fn ranks_with_different_lists_get_an_error(
     #[values(2, 3, 5)] world_size: usize,
     #[case] other: &'static [usize],
 ) {

@@ -41,7 +41,7 @@ fn tune(directory: &Path, lines: &[&str]) -> Vec<CostModel> {
 }
 
 #[test]
-fn what_nobody_has_measured_is_measured_and_kept_by_rank_0() {
+fn costs_that_are_not_stored_are_measured_and_stored_by_rank_0() {
     let directory = tempfile::tempdir().unwrap();
     let measured = tune(directory.path(), &[]);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -50,7 +50,7 @@ fn what_nobody_has_measured_is_measured_and_kept_by_rank_0() {
 }
 
 #[test]
-fn what_was_measured_once_is_used_by_the_next_run_and_rank_0_decides() {
+fn stored_costs_of_rank_0_are_used_by_the_next_run() {
     let directory = tempfile::tempdir().unwrap();
     // No measurement is faster than these costs.
     let tuned = tune(directory.path(), &["sim 3 1 1 2 3", "sim 3 1 4 5 6"]);
@@ -72,7 +72,7 @@ fn rank_0_decides_whether_anything_is_measured(#[case] measures: [bool; 2], #[ca
 }
 
 #[test]
-fn what_was_measured_while_others_were_at_work_is_measured_again() {
+fn costs_that_are_too_high_are_measured_again() {
     let directory = tempfile::tempdir().unwrap();
     let kept = || fs::read_to_string(directory.path().join("costs-0")).unwrap();
     tune(directory.path(), &[]);
@@ -119,7 +119,7 @@ fn the_choice_goes_by_the_costs_that_were_set() {
 
 /// The worker has plans for calls of this kind from before.
 #[test]
-fn what_is_started_after_crossovers_were_set_goes_by_them() {
+fn operations_that_are_started_after_crossovers_were_set_use_them() {
     let moved = run(Network::Together(5), 3, |mut comm| {
         let moved = |comm: &mut Communicator| {
             let before = comm.traffic_of_started();
@@ -140,7 +140,7 @@ fn what_is_started_after_crossovers_were_set_goes_by_them() {
 }
 
 #[test]
-fn what_was_chosen_before_is_not_what_is_done_after_a_setting_has_changed() {
+fn a_cached_plan_is_not_used_after_a_setting_has_changed() {
     let outcome = sim::run(3, 4, |transport| {
         let mut comm = Communicator::new(transport);
         let sent = |comm: &mut Communicator, elements| {
@@ -199,7 +199,7 @@ fn ranks_with_different_costs_find_out_before_they_get_wrong_sums() {
 }
 
 #[test]
-fn operations_that_are_done_in_one_way_have_no_algorithm() {
+fn operations_without_a_choice_have_no_algorithm() {
     let outcome =
         sim::run(0, 1, |transport| Communicator::new(transport).algorithm(Operation::Message, 8).unwrap());
     assert_eq!(outcome.results, [None]);

@@ -153,7 +153,7 @@ fn check(network: Network, world_size: usize, lengths: &'static [usize]) {
 }
 
 #[rstest]
-fn every_direct_form_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: usize) {
+fn every_direct_algorithm_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: usize) {
     Network::SHARING.iter().for_each(|&network| check(network, world_size, &LENGTHS));
 }
 
@@ -224,7 +224,7 @@ fn means_and_factors_are_applied_once_whoever_computes_the_sum() {
 }
 
 #[test]
-fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
+fn ranks_that_share_memory_choose_direct_algorithms_from_their_first_operation_on() {
     let names = |mut comm: Communicator| {
         let name = |comm: &Communicator, ownership| {
             let chosen = comm.algorithm_on(Operation::AllReduce, 1 << 20, ownership);
@@ -245,7 +245,7 @@ fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
 
 /// An allocation on some ranks only is reported, if it makes a difference.
 #[test]
-fn ranks_that_allocate_alone_are_told_so() {
+fn an_allocation_on_some_ranks_only_is_reported() {
     let len = (1 << 20) / size_of::<f32>();
     let errors = move |mut comm: Communicator| {
         let chosen = |comm: &Communicator, operation, ownership| {
@@ -273,7 +273,7 @@ fn ranks_that_allocate_alone_are_told_so() {
 
 #[cfg(feature = "tcp")]
 #[test]
-fn a_direct_form_is_refused_where_no_memory_is_shared() {
+fn a_direct_algorithm_is_refused_without_shared_memory() {
     let refused = worlds::run(Network::Tcp, 2, |mut comm| {
         let direct =
             Direct::of(Operation::AllReduce).find(|direct| direct.algorithm() == DirectAlgorithm::OneShot);
@@ -289,7 +289,7 @@ fn a_direct_form_is_refused_where_no_memory_is_shared() {
 }
 
 #[test]
-fn ranks_that_ask_for_different_forms_are_told_so() {
+fn ranks_that_force_different_algorithms_get_an_error() {
     let errors = |mut comm: Communicator| {
         let forms: Vec<Direct> = Direct::of(Operation::AllReduce).collect();
         let mut comm = comm.with_algorithm(forms[comm.rank()]);
@@ -304,7 +304,7 @@ fn ranks_that_ask_for_different_forms_are_told_so() {
 /// Data that fits into one block of a forced algorithm is divided into several blocks by the library's choice, on
 /// all ranks.
 #[test]
-fn a_rank_that_asks_for_the_form_that_the_others_choose_is_in_their_call() {
+fn a_rank_that_forces_the_algorithm_that_the_others_choose_is_in_their_call() {
     let len = (256 << 10) / size_of::<f32>();
     for &network in Network::SHARING {
         let received = worlds::run(network, 3, move |mut comm| {

@@ -135,7 +135,7 @@ const SECOND: Duration = Duration::from_secs(1);
 #[case::death_of_the_coordinator(Fault::CoordinatorDeath, Some("launcher lost"))]
 #[case::stall_that_ends(Fault::Stall { rank: VICTIM, lasts: Some(SECOND) }, None)]
 #[case::slow(Fault::Slow { rank: VICTIM, pause: SECOND / 50 }, None)]
-fn what_is_told_of_a_fault_is_told_in_shared_memory_too(
+fn faults_are_reported_through_shared_memory_too(
     #[case] fault: Fault,
     #[case] expected: Option<&'static str>,
 ) {

@@ -39,7 +39,7 @@ fn counted(collective: DirectCollective, algorithm: DirectAlgorithm, rank: Rank)
 }
 
 #[rstest]
-fn every_form_moves_what_its_schedule_says(#[values(2, 3, 4, 5)] world_size: usize) {
+fn every_algorithm_moves_the_bytes_of_its_schedule(#[values(2, 3, 4, 5)] world_size: usize) {
     let forms = move || all(world_size - 1);
     for &network in Network::SHARING {
         let moved = worlds::run(network, world_size, move |mut comm| {

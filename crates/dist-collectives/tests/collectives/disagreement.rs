@@ -196,7 +196,7 @@ const CALLS: &[Program] = &[
 ];
 
 #[rstest]
-fn whatever_two_calls_meet_every_rank_learns_of_both(#[values(2, 3, 5, 6)] world_size: usize) {
+fn every_rank_learns_of_both_calls_for_any_two_calls(#[values(2, 3, 5, 6)] world_size: usize) {
     for (index, &usual) in CALLS.iter().enumerate() {
         for &unusual in CALLS[..index].iter().chain(&CALLS[index + 1..]) {
             for deviating in 0..world_size {
@@ -215,7 +215,7 @@ fn whatever_two_calls_meet_every_rank_learns_of_both(#[values(2, 3, 5, 6)] world
 /// In their first call, ranks find out which memory they share. A rank in another call does not take part.
 #[cfg(all(feature = "shm", target_os = "linux"))]
 #[rstest]
-fn who_makes_another_first_call_is_found_out_while_the_others_agree_on_what_they_share(
+fn a_rank_in_another_first_call_is_reported_while_the_others_find_their_shared_memory(
     #[values(0, 1)] deviating: usize,
 ) {
     const OTHERS: &[Program] = &[
@@ -269,7 +269,7 @@ fn messages_must_agree_in_type_and_count() {
 #[rstest]
 #[case::a_fork(|comm: &mut Communicator| comm.fork().map(drop))]
 #[case::a_subgroup_without_it(|comm: &mut Communicator| comm.subgroup(&[0]).map(drop))]
-fn a_rank_that_makes_a_communicator_alone_is_told_so_in_the_next_call(
+fn a_rank_that_forks_alone_gets_an_error_in_the_next_call(
     #[case] make: Program,
     #[values(2, 3, 5)] world_size: usize,
 ) {

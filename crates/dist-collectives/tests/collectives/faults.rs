@@ -128,7 +128,7 @@ fn two_ranks_that_cannot_reach_each_other_end_the_job_for_all(#[values(0, 1, 2)]
 }
 
 #[rstest]
-fn what_nobody_is_told_of_ends_at_the_deadline_and_all_name_the_same(#[values(0, 1, 2)] seed: u64) {
+fn a_silent_fault_ends_at_the_deadline_and_all_ranks_name_the_same_culprit(#[values(0, 1, 2)] seed: u64) {
     let fault = Fault::Delay { from: 1, to: 2, by: 60 * SECOND, lasts: SECOND };
     let ends = sums(&network(seed, fault));
     let (_, first) = ends[0].expect("nobody died");
@@ -155,11 +155,7 @@ const CALM: Duration = Duration::from_millis(600);
     Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::One, lasts: Some(SECOND) },
     SECOND,
 )]
-fn what_only_takes_time_is_no_failure(
-    #[case] fault: Fault,
-    #[case] takes: Duration,
-    #[values(0, 1, 2)] seed: u64,
-) {
+fn delays_are_no_failures(#[case] fault: Fault, #[case] takes: Duration, #[values(0, 1, 2)] seed: u64) {
     let network = network(seed, fault).with_clock(3, 60 * SECOND, 100_000);
     for (rank, end) in sums(&network).into_iter().enumerate() {
         let (time, told) = end.expect("nobody died");

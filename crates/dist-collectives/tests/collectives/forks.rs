@@ -9,7 +9,7 @@ use rstest::rstest;
 use crate::worlds::{self, Network};
 
 #[rstest]
-fn forks_on_two_threads_do_not_meet(
+fn forks_on_two_threads_are_independent(
     #[values(Network::Simulated, Network::Threads)] network: Network,
     #[values(1, 2, 3, 5)] world_size: usize,
 ) {

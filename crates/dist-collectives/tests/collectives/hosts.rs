@@ -40,7 +40,7 @@ fn two_levels_are_chosen_where_they_are_faster_and_keep_the_order() {
 }
 
 #[test]
-fn what_is_chosen_is_what_is_done() {
+fn the_chosen_algorithm_is_executed() {
     worlds::run(Network::Simulated, 8, |mut comm| {
         on_two_hosts(&mut comm);
         let plain = comm.traffic();
@@ -61,7 +61,7 @@ fn what_is_chosen_is_what_is_done() {
 }
 
 #[rstest]
-fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after(#[values(false, true)] started: bool) {
+fn a_cached_plan_is_not_used_after_hosts_were_set(#[values(false, true)] started: bool) {
     let sent = worlds::run(Network::Simulated, 8, move |mut comm| {
         comm.set_cost_model(FAR);
         let sent = |comm: &mut Communicator| {
@@ -119,7 +119,7 @@ fn ranks_of_one_host_go_by_what_messages_take_there_and_share_its_memory() {
 }
 
 #[test]
-fn ranks_that_see_other_hosts_are_told() {
+fn ranks_with_different_hosts_get_an_error() {
     let errors = worlds::run(Network::Simulated, 4, |mut comm| {
         let hosts: &[u64] = if comm.rank() == 2 { &[0, 0, 0, 1] } else { &[0, 0, 1, 1] };
         comm.set_topology(Hosts::new(hosts), NEAR).unwrap();

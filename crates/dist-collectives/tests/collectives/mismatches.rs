@@ -192,7 +192,7 @@ const LISTS: &[(&[&[usize]], [&str; 2])] = &[
 ];
 
 #[test]
-fn ranks_that_name_other_members_are_told_both_lists() {
+fn ranks_with_different_member_lists_get_both_lists() {
     for network in [Network::SHARING, NETWORKS, &[Network::Threads]].concat() {
         for &(lists, said) in LISTS {
             let texts = worlds::run(network, lists.len(), move |mut world| {

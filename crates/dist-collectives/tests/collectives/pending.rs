@@ -57,7 +57,7 @@ fn they_run_under_virtual_time_the_same_way_for_the_same_seed() {
 
 /// A start is counted among the calls, and so is a fork.
 #[test]
-fn ranks_that_fork_before_and_after_a_start_are_told_so() {
+fn ranks_that_fork_before_and_after_a_start_get_an_error() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let early = (comm.rank() == 0).then(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
         let mut fork = comm.fork().unwrap();

@@ -298,7 +298,7 @@ const REFUSED: &[(Refused, &str)] = &[
 ];
 
 #[test]
-fn what_has_no_result_is_refused_by_name_and_numbers() {
+fn operations_without_a_result_are_refused_by_name_and_numbers() {
     run(3, |comm| {
         for (refused, message) in REFUSED {
             assert_eq!(refused(comm).unwrap_err().to_string(), *message);
@@ -336,7 +336,7 @@ const SHAPED: &[(Operation, Shaped)] = &[
 #[case::other_dims(&[12, 4], &[12, 2, 2])]
 #[case::empty(&[0, 4], &[0, 2])]
 #[case::no_elements(&[12, 0], &[0, 12])]
-fn ranks_whose_shapes_differ_are_told_so(
+fn ranks_with_different_shapes_get_an_error(
     #[values(2, 3, 4)] world_size: usize,
     #[case] usual: &'static [usize],
     #[case] unusual: &'static [usize],

@@ -123,7 +123,7 @@ const REFUSED: &[(Call, &str)] = &[
 ];
 
 #[test]
-fn what_makes_no_sense_is_refused_on_every_rank() {
+fn invalid_sizes_are_refused_on_every_rank() {
     for &(call, message) in REFUSED {
         worlds::run(Network::Simulated, 2, move |mut comm| {
             let error = call(&mut comm).unwrap_err();
@@ -152,7 +152,7 @@ fn only_the_root_needs_memory_for_all_parts() {
 /// Rank `from` sends another number of elements to `to` than it expects: all ranks get the same error, and the
 /// communicator still works.
 #[rstest]
-fn every_rank_is_told_who_sends_what_is_not_expected(
+fn every_rank_learns_which_rank_sends_an_unexpected_length(
     #[values(Network::Simulated, Network::Threads)] network: Network,
     #[values((1, 0, 0), (2, 0, 1), (3, 2, 0), (5, 1, 1), (8, 6, 3))] place: (usize, usize, usize),
 ) {

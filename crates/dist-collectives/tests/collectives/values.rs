@@ -93,7 +93,7 @@ enum Untagged {
 #[rstest]
 #[case::left_out(0)]
 #[case::written(3)]
-fn what_attributes_of_serde_ask_for_is_done(#[case] level: u8) {
+fn attributes_of_serde_are_respected(#[case] level: u8) {
     worlds::run(Network::Simulated, 3, move |mut comm| {
         let list = Untagged::List(vec![Untagged::Number(-1), Untagged::Text("two".to_owned())]);
         let rest = BTreeMap::from([("a".to_owned(), list), ("b".to_owned(), Untagged::Number(1 << 40))]);

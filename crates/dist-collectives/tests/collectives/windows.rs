@@ -126,7 +126,7 @@ fn read_some<T: Element>(mut comm: Communicator, numbers: [T; 2]) -> Communicato
 }
 
 #[test]
-fn what_is_not_there_is_not_read_and_the_window_goes_on() {
+fn reads_outside_of_a_window_are_refused_and_the_window_stays_open() {
     for &network in Network::SHARING {
         run(network, 2, |mut comm| {
             let own = buffer(&mut comm, 10, true);
@@ -144,7 +144,7 @@ fn what_is_not_there_is_not_read_and_the_window_goes_on() {
 }
 
 #[test]
-fn ranks_that_share_no_memory_are_told_so_alike() {
+fn ranks_without_shared_memory_get_the_same_error() {
     run(Network::Simulated, 2, |mut comm| {
         let own = buffer(&mut comm, 10, true);
         assert!(!comm.can_open(&own).unwrap());
@@ -154,7 +154,7 @@ fn ranks_that_share_no_memory_are_told_so_alike() {
 }
 
 #[test]
-fn whether_a_window_can_be_opened_is_found_out_whatever_algorithm_is_asked_for() {
+fn can_open_does_not_depend_on_the_forced_algorithm() {
     for network in [Network::Simulated, Network::Together(7)] {
         run(network, 3, move |mut comm| {
             let own = buffer(&mut comm, 10, true);

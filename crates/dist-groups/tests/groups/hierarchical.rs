@@ -52,7 +52,7 @@ fn sums_are_the_same_and_sooner_there(#[case] hosts: &'static [u64]) {
 #[rstest]
 #[case::one_host(&[7; 4])]
 #[case::a_host_for_each(&[1, 2, 3, 4])]
-fn where_there_are_no_levels_nothing_changes(#[case] hosts: &'static [u64]) {
+fn nothing_changes_without_two_levels(#[case] hosts: &'static [u64]) {
     let outcome = network(hosts).run(|transport| {
         let mut world = Communicator::new(transport);
         let before = (world.cost_model(), all_reduce_name(&world));

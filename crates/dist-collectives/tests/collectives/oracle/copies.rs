@@ -198,7 +198,7 @@ fn every_algorithm_moves_every_bit_between_processes(
 }
 
 #[test]
-fn what_stands_for_numbers_keeps_its_bits() {
+fn bits_of_numbers_are_preserved() {
     let odd =
         [f32::NAN, -f32::NAN, f32::from_bits(0x7fa0_0001), f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e-45];
     worlds::run(Network::Simulated, 3, move |mut comm| {

@@ -92,7 +92,7 @@ fn a_failure_comes_at_the_deadline_that_began_with_the_start_and_gives_the_memor
 }
 
 #[test]
-fn the_deadline_of_one_that_waits_for_its_turn_has_begun() {
+fn the_deadline_of_a_queued_operation_has_begun() {
     for case in waiting_cases() {
         let _outcome = sim::run(1, 2, |transport| {
             let mut comm = Communicator::new(transport);
@@ -123,7 +123,7 @@ enum Ending {
 
 /// The operation before it has a longer deadline, and waits for the same rank.
 #[rstest]
-fn one_that_has_no_turn_by_its_own_deadline_ends_then(
+fn an_operation_that_cannot_begin_before_its_deadline_ends_then(
     #[values(Ending::Waiting, Ending::WaitingAWhile, Ending::Asking, Ending::Dropping)] ending: Ending,
 ) {
     let cases = waiting_cases().take(if matches!(ending, Ending::Waiting) { usize::MAX } else { 1 });
@@ -171,7 +171,7 @@ fn one_that_has_no_turn_by_its_own_deadline_ends_then(
 }
 
 #[test]
-fn one_that_has_its_turn_in_time_names_whom_it_waits_for() {
+fn an_operation_that_begins_in_time_names_the_rank_that_it_waits_for() {
     for case in waiting_cases() {
         let _outcome = sim::run(1, 2, |transport| {
             let mut comm = Communicator::new(transport);
