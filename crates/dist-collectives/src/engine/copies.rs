@@ -4,7 +4,7 @@ use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
 
 use super::arithmetic::Arithmetic;
-use super::direct::{Held, Input};
+use super::direct::{Input, ReductionBuffer};
 use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, partition, room};
@@ -64,7 +64,7 @@ impl Engine {
 
     pub(crate) fn all_gather_in_place<'a, T: Element>(
         &mut self,
-        held: impl Into<Held<'a, T>>,
+        held: impl Into<ReductionBuffer<'a, T>>,
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let (buffer, ownership) = held.into().into_parts();

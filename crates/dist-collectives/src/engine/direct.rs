@@ -39,7 +39,7 @@ impl SlotGenerations {
 
 /// The memory that a reduction works on.
 #[derive(Debug)]
-pub(crate) enum Held<'a, T> {
+pub(crate) enum ReductionBuffer<'a, T> {
     Borrowed(&'a mut [T]),
     Owned(&'a mut Buffer<T>),
 }
@@ -190,7 +190,7 @@ impl Engine {
     #[inline(always)]
     pub(super) fn reduce_held<T: Element>(
         &mut self,
-        mut held: Held<'_, T>,
+        mut held: ReductionBuffer<'_, T>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -210,18 +210,20 @@ impl Engine {
     #[inline(never)]
     fn reduce_large<T: Element>(
         &mut self,
-        held: Held<'_, T>,
+        held: ReductionBuffer<'_, T>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let plan = self.plan_cache.current().plan();
         let partition = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
-            Held::Owned(buffer) if plan.algorithm().remote_access() == RemoteAccess::Write => buffer,
-            Held::Owned(buffer) => {
+            ReductionBuffer::Owned(buffer) if plan.algorithm().remote_access() == RemoteAccess::Write => {
+                buffer
+            }
+            ReductionBuffer::Owned(buffer) => {
                 return self.run_directly((&mut **buffer, partition), None, arithmetic, due);
             }
-            Held::Borrowed(buffer) => {
+            ReductionBuffer::Borrowed(buffer) => {
                 return self.run_directly((buffer, partition), None, arithmetic, due);
             }
         };
@@ -293,7 +295,7 @@ const fn reaches(algorithm: DirectAlgorithm, ownership: Ownership, reach: Reach)
     }
 }
 
-impl<'a, T: Element> Held<'a, T> {
+impl<'a, T: Element> ReductionBuffer<'a, T> {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Borrowed(elements) => elements.len(),
@@ -353,13 +355,13 @@ impl<'a, T: Element> From<&'a Buffer<T>> for Input<'a, T> {
     }
 }
 
-impl<'a, T> From<&'a mut [T]> for Held<'a, T> {
+impl<'a, T> From<&'a mut [T]> for ReductionBuffer<'a, T> {
     fn from(elements: &'a mut [T]) -> Self {
         Self::Borrowed(elements)
     }
 }
 
-impl<'a, T> From<&'a mut Buffer<T>> for Held<'a, T> {
+impl<'a, T> From<&'a mut Buffer<T>> for ReductionBuffer<'a, T> {
     fn from(buffer: &'a mut Buffer<T>) -> Self {
         Self::Owned(buffer)
     }

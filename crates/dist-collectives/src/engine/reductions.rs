@@ -6,7 +6,7 @@ use dist_algos::scan::Extent;
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::{Arithmetic, identity};
-use super::direct::{Held, Input};
+use super::direct::{Input, ReductionBuffer};
 use super::plan_cache::{CallKey, Collective, CompiledSchedule, ProgramKind};
 use super::rank_layout::RankLayout;
 use super::wide::widening;
@@ -20,7 +20,7 @@ pub const BLOCK_BYTES_OF_RANK: usize = 512 << 10;
 impl Engine {
     pub(crate) fn all_reduce<'a, T: Element>(
         &mut self,
-        held: impl Into<Held<'a, T>>,
+        held: impl Into<ReductionBuffer<'a, T>>,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<()> {
@@ -203,7 +203,7 @@ impl Engine {
     /// Returns this rank's part of the buffer, which holds the result.
     pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
-        held: impl Into<Held<'a, T>>,
+        held: impl Into<ReductionBuffer<'a, T>>,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
@@ -226,7 +226,7 @@ impl Engine {
     /// Returns this rank's part of the memory, which holds the result.
     fn reduce_scatter_held<'a, T: Element>(
         &mut self,
-        held: Held<'a, T>,
+        held: ReductionBuffer<'a, T>,
         layout: &RankLayout,
         op: ReduceOp,
         options: &CallOptions<'_>,

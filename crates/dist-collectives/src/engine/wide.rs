@@ -36,10 +36,10 @@ pub(super) struct WidenedElements {
 
 impl WidenedElements {
     /// Returns the elements, in memory of the same kind as the caller's elements.
-    pub(super) fn held(&mut self) -> Held<'_, f32> {
+    pub(super) fn held(&mut self) -> ReductionBuffer<'_, f32> {
         match self.ownership {
-            Ownership::Borrowed => Held::Borrowed(&mut self.elements),
-            _ => Held::Owned(&mut self.elements),
+            Ownership::Borrowed => ReductionBuffer::Borrowed(&mut self.elements),
+            _ => ReductionBuffer::Owned(&mut self.elements),
         }
     }
 
