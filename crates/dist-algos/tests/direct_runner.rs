@@ -36,7 +36,7 @@ struct Share {
 
 /// Memory that threads share, protected by one mutex.
 #[derive(Debug)]
-struct Together {
+struct ThreadGroup {
     rank: usize,
     all: Arc<Mutex<Vec<Share>>>,
     /// The number of signals of each rank before the calls that this rank has entered, and after them.
@@ -45,7 +45,7 @@ struct Together {
     generation: usize,
 }
 
-impl Together {
+impl ThreadGroup {
     fn lock(&self) -> MutexGuard<'_, Vec<Share>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,7 +93,7 @@ impl Together {
     }
 }
 
-impl DirectAccess for Together {
+impl DirectAccess for ThreadGroup {
     fn shared(&self) -> GroupLayout {
         SHARED
     }
@@ -205,7 +205,7 @@ impl DirectAccess for Together {
 }
 
 /// Runs consecutive calls on every rank and returns the result of each rank.
-fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) -> R + Sync) -> Vec<R> {
+fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut ThreadGroup) -> R + Sync) -> Vec<R> {
     let share = || Share {
         lines: [(); CALLS_MAX].map(|()| vec![0; SHARED.flag_line_bytes]),
         eager_buffers: [(); CALLS_MAX].map(|()| vec![0; SHARED.eager_bytes]),
@@ -215,7 +215,8 @@ fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) 
     let all = Arc::new(Mutex::new((0..world_size).map(|_| share()).collect::<Vec<_>>()));
     thread::scope(|scope| {
         let start = |rank: Rank| {
-            let mut direct = Together { rank: rank.index(), all: all.clone(), bases: vec![0], generation: 0 };
+            let mut direct =
+                ThreadGroup { rank: rank.index(), all: all.clone(), bases: vec![0], generation: 0 };
             let work = &work;
             scope.spawn(move || work(rank, &mut direct))
         };
@@ -236,7 +237,7 @@ fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
 
 /// The way to run a fused call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Meeting {
+enum FusedCall {
     InSteps,
     ByPairs,
     AtOnce,
@@ -244,11 +245,11 @@ enum Meeting {
 
 /// Runs an operation once and returns the rank's buffer.
 fn once(
-    direct: &mut Together,
+    direct: &mut ThreadGroup,
     rank: Rank,
     (collective, algorithm): (DirectCollective, DirectAlgorithm),
     len: usize,
-    meeting: Meeting,
+    meeting: FusedCall,
 ) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
@@ -281,9 +282,9 @@ fn once(
         first.copy_from_slice(bytemuck::cast_slice(&oracle::all_reduce(&all, Reduction::Sum)));
     };
     let (program, scratch, due) = ((&plan, rank), &mut Scratch::new(), &deadline().into());
-    if plan.is_fused() && meeting != Meeting::InSteps {
+    if plan.is_fused() && meeting != FusedCall::InSteps {
         let own = bytemuck::cast_slice_mut(&mut buffer);
-        let total = (meeting == Meeting::AtOnce).then_some(total);
+        let total = (meeting == FusedCall::AtOnce).then_some(total);
         signal_and_wait(direct, program, own, (combine, total), scratch, due).unwrap();
         finish(own);
         return buffer;
@@ -351,7 +352,7 @@ fn promised(collective: DirectCollective, rank: usize, inputs: &[Vec<f32>], len:
 fn every_algorithm_gives_the_result_of_the_oracle(
     #[values(1, 2, 3, 4, 7, 8)] world_size: usize,
     #[values(0, 1, 3, 150, 1000)] len: usize,
-    #[values(Meeting::InSteps, Meeting::ByPairs, Meeting::AtOnce)] meeting: Meeting,
+    #[values(FusedCall::InSteps, FusedCall::ByPairs, FusedCall::AtOnce)] meeting: FusedCall,
 ) {
     let root = world_size - 1;
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
@@ -386,7 +387,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
                     algorithm: DirectAlgorithm,
                     bytes: &mut [u8],
                     partition: Partition<'_>| {
-        let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], generation: 0 };
+        let mut direct = ThreadGroup { rank: 0, all: Arc::default(), bases: vec![0], generation: 0 };
         let memory =
             &mut DirectMemory { own: OwnMemory::Borrowed(bytes), partition, input: None, piece_bytes: 64 };
         let kernel =

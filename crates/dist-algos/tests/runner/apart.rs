@@ -14,12 +14,12 @@ use crate::sum;
 
 /// Elements and their boundaries.
 #[derive(Clone, Debug, PartialEq)]
-struct Cut {
+struct Boundaries {
     elements: Vec<u64>,
     borders: Vec<usize>,
 }
 
-impl Cut {
+impl Boundaries {
     fn new(chunks: impl IntoIterator<Item = Vec<u64>>) -> Self {
         let mut partition = Self { elements: Vec::new(), borders: vec![0] };
         for chunk in chunks {
@@ -82,8 +82,8 @@ fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
         network.run(world_size, move |end, deadline| {
             let rank = RingTransport::rank(end);
             let own = rank.index();
-            let input = Cut::new((0..world_size).map(|to| sizes.message(own, to)));
-            let expected = Cut::new((0..world_size).map(|from| sizes.message(from, own)));
+            let input = Boundaries::new((0..world_size).map(|to| sizes.message(own, to)));
+            let expected = Boundaries::new((0..world_size).map(|from| sizes.message(from, own)));
             let mut buffer = vec![0; expected.elements.len()];
             buffer[expected.borders[own]..expected.borders[own + 1]].copy_from_slice(input.chunk(own));
             let (partition, from) = (expected.partition(), Some((&input.elements[..], input.partition())));
@@ -106,16 +106,16 @@ fn bruck_replaces_chunks_for_others_by_chunks_from_others(
         let rank = RingTransport::rank(end);
         let before = |chunk| sizes.message(rank.index(), algorithm.before(rank, chunk));
         let after = |chunk| sizes.message(algorithm.after(rank, chunk), rank.index());
-        let mut work = Cut::new((0..world_size).map(before));
+        let mut work = Boundaries::new((0..world_size).map(before));
         let partition = Partition::new(world_size * len, 8, world_size).unwrap();
         let traffic = run_on(end, algorithm.schedule(rank), &mut work.elements, partition, None, deadline);
-        assert_eq!(work, Cut::new((0..world_size).map(after)));
+        assert_eq!(work, Boundaries::new((0..world_size).map(after)));
         assert_eq!(traffic, report.traffic(rank.index(), &partition, None));
     });
 }
 
 /// Returns the part of a buffer that a rank holds, among all chunks.
-fn among<'a>(partition: &'a Cut, held: Chunks, world_size: usize) -> Partition<'a> {
+fn among<'a>(partition: &'a Boundaries, held: Chunks, world_size: usize) -> Partition<'a> {
     match held.is_empty() {
         true => Partition::new(0, 8, world_size).expect("a world has a rank"),
         false => partition.partition().among(held.first(), world_size).expect("it holds some"),
@@ -135,12 +135,13 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
                 let rank = RingTransport::rank(end);
                 let held = algorithm.held(rank, root);
                 let is_own = |from| from == rank.index();
-                let expected = Cut::new(held.indices().map(|from| sizes.message(from, root)));
-                let mut buffer = Cut::new(held.indices().map(|from| match sizes.message(from, root) {
-                    message if is_own(from) => message,
-                    message => vec![0; message.len()],
-                }));
-                let input = Cut::new([sizes.message(rank.index(), root)]);
+                let expected = Boundaries::new(held.indices().map(|from| sizes.message(from, root)));
+                let mut buffer =
+                    Boundaries::new(held.indices().map(|from| match sizes.message(from, root) {
+                        message if is_own(from) => message,
+                        message => vec![0; message.len()],
+                    }));
+                let input = Boundaries::new([sizes.message(rank.index(), root)]);
                 let (partition, from) = (among(&expected, held, world_size), among_one(&input, rank));
                 let schedule = algorithm.schedule(rank, root);
                 let own = Some((&input.elements[..], from));
@@ -156,8 +157,8 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
             network.run(world_size, move |end, deadline| {
                 let rank = RingTransport::rank(end);
                 let held = algorithm.held(rank, root);
-                let expected = Cut::new(held.indices().map(|to| sizes.message(root, to)));
-                let whole = Cut::new((0..world_size).map(|to| sizes.message(root, to)));
+                let expected = Boundaries::new(held.indices().map(|to| sizes.message(root, to)));
+                let whole = Boundaries::new((0..world_size).map(|to| sizes.message(root, to)));
                 let mut buffer = vec![0; expected.elements.len()];
                 let partition = among(&expected, held, world_size);
                 let input = (rank.index() == root).then(|| (&whole.elements[..], whole.partition()));
@@ -174,7 +175,7 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
 }
 
 /// Returns the only chunk of an input as the chunk of a rank.
-fn among_one<'a>(input: &'a Cut, rank: Rank) -> Partition<'a> {
+fn among_one<'a>(input: &'a Boundaries, rank: Rank) -> Partition<'a> {
     among(input, Chunks::one(rank.index()), rank.world_size())
 }
 

@@ -120,7 +120,7 @@ fn the_choice_goes_by_the_costs_that_were_set() {
 /// The worker has plans for calls of this kind from before.
 #[test]
 fn operations_that_are_started_after_crossovers_were_set_use_them() {
-    let moved = run(Network::Together(5), 3, |mut comm| {
+    let moved = run(Network::SharedMemory(5), 3, |mut comm| {
         let moved = |comm: &mut Communicator| {
             let before = comm.traffic_of_started();
             let _sum = comm.start_all_reduce(vec![1.0_f32; 1024], ReduceOp::Sum).wait().unwrap();

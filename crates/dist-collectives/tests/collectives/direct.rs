@@ -159,7 +159,7 @@ fn every_direct_algorithm_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_si
 
 #[rstest]
 fn whoever_comes_first_the_bits_are_the_same(#[values(2, 3, 5, 8)] world_size: usize) {
-    (0..20).for_each(|seed| check(Network::Together(seed), world_size, &[1, 12, 1000]));
+    (0..20).for_each(|seed| check(Network::SharedMemory(seed), world_size, &[1, 12, 1000]));
 }
 
 #[rstest]

@@ -8,8 +8,8 @@ use dist_transport::CALLS_MAX;
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
 
+use crate::direct_calls::{all, call, direct};
 use crate::faults::culprit;
-use crate::tasks::{all, call, direct};
 
 const WORLD: usize = 3;
 const VICTIM: usize = 1;

@@ -6,7 +6,7 @@ use dist_collectives::Traffic;
 use dist_transport::{GroupLayout, Rank, Reach};
 use rstest::rstest;
 
-use crate::tasks::{all, call};
+use crate::direct_calls::{all, call};
 use crate::worlds::{self, Network};
 
 /// Elements of each part, or of a buffer without parts: no world size divides it.

@@ -274,7 +274,7 @@ fn a_rank_that_forks_alone_gets_an_error_in_the_next_call(
     #[values(2, 3, 5)] world_size: usize,
 ) {
     const ALONE: usize = 1;
-    for network in [Network::Simulated, Network::Together(3), Network::Threads] {
+    for network in [Network::Simulated, Network::SharedMemory(3), Network::Threads] {
         let errors = worlds::run(network, world_size, move |mut comm| {
             make(&mut comm)?;
             twice(&mut comm)?;

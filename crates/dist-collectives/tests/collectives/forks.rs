@@ -89,8 +89,9 @@ fn groups_that_share_ranks_run_at_the_same_time() {
                     }
                 })
             };
-            let tasks: Vec<_> = groups.into_iter().flatten().map(|group| start(group).unwrap()).collect();
-            tasks.into_iter().for_each(|task| task.join().unwrap());
+            let direct_calls: Vec<_> =
+                groups.into_iter().flatten().map(|group| start(group).unwrap()).collect();
+            direct_calls.into_iter().for_each(|task| task.join().unwrap());
         });
     }
 }

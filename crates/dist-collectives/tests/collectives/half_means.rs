@@ -148,7 +148,7 @@ proptest! {
     #[test]
     fn means_of_any_f16_have_the_bits_of_f32_sums_rounded_once((inputs, weights) in any_inputs()) {
         check(Network::Simulated, &inputs, &weights);
-        check(Network::Together(inputs.len() as u64), &inputs, &weights);
+        check(Network::SharedMemory(inputs.len() as u64), &inputs, &weights);
     }
 }
 
@@ -166,7 +166,7 @@ fn large_inputs(ranks: usize, len: usize) -> Vec<Vec<f16>> {
 fn means_that_f16_holds_are_finite_over_every_network(#[values(1, 2, 3, 5, 8)] ranks: usize) {
     let networks: &[Network] = &[
         Network::Simulated,
-        Network::Together(3),
+        Network::SharedMemory(3),
         Network::Threads,
         #[cfg(feature = "tcp")]
         Network::Tcp,

@@ -9,6 +9,7 @@ mod coalesced;
 mod costs;
 mod deadlines;
 mod direct;
+mod direct_calls;
 mod direct_faults;
 mod direct_traffic;
 mod disagreement;
@@ -27,7 +28,6 @@ mod refusals;
 mod shaped;
 mod sizes;
 mod started;
-mod tasks;
 mod traffic;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod transports;

@@ -107,7 +107,7 @@ const NETWORKS: &[Network] = &[
 
 #[test]
 fn a_child_reports_a_call_that_differed_on_its_parent() {
-    for network in [Network::Together(3), Network::Simulated] {
+    for network in [Network::SharedMemory(3), Network::Simulated] {
         let texts = worlds::run(network, 2, |mut comm| {
             let first: Program =
                 if comm.rank() == 0 { |comm| scatter(comm, 0) } else { |comm| gather(comm, 0) };
@@ -170,7 +170,7 @@ fn an_operation_that_one_rank_starts_and_another_calls_is_reported(
 /// Each rank starts its operations at another position among its calls.
 #[test]
 fn the_order_of_starts_and_calls_counts() {
-    for network in [Network::Simulated, Network::Together(5)] {
+    for network in [Network::Simulated, Network::SharedMemory(5)] {
         let errors = worlds::run(network, 2, |mut comm| {
             let start = |comm: &mut Communicator| comm.start_all_reduce(vec![1_u32; 3], ReduceOp::Sum);
             let first = (comm.rank() == 0).then(|| start(&mut comm));

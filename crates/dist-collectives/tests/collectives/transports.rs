@@ -144,8 +144,8 @@ fn run<T: Send + 'static>(
         };
         runtime.spawn("rank", work).unwrap()
     };
-    let tasks: Vec<_> = (0..2).map(start).collect();
-    tasks.into_iter().map(|task| task.join().unwrap()).collect()
+    let direct_calls: Vec<_> = (0..2).map(start).collect();
+    direct_calls.into_iter().map(|task| task.join().unwrap()).collect()
 }
 
 #[test]

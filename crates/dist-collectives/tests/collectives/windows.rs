@@ -89,7 +89,7 @@ fn nobody_gets_a_buffer_back_before_all_have_read_it(#[values(false, true)] allo
 #[test]
 fn a_window_is_closed_when_the_last_rank_closes_it() {
     const READS: Duration = Duration::from_secs(7);
-    let ends = run(Network::Together(7), 3, |mut comm| {
+    let ends = run(Network::SharedMemory(7), 3, |mut comm| {
         let (runtime, rank) = (comm.runtime().clone(), comm.rank());
         let own = buffer(&mut comm, 10, true);
         let window = comm.open(own).unwrap();
@@ -155,7 +155,7 @@ fn ranks_without_shared_memory_get_the_same_error() {
 
 #[test]
 fn can_open_does_not_depend_on_the_forced_algorithm() {
-    for network in [Network::Simulated, Network::Together(7)] {
+    for network in [Network::Simulated, Network::SharedMemory(7)] {
         run(network, 3, move |mut comm| {
             let own = buffer(&mut comm, 10, true);
             // Some of these are refused for a reduction because of its order or its memory.
@@ -208,7 +208,7 @@ fn a_window_that_is_dropped_is_missed() {
                 return;
             }
             other.barrier().unwrap();
-            if network != Network::Together(7) {
+            if network != Network::SharedMemory(7) {
                 // The simulated window is a copy.
                 let error = window.read(1, 0, &mut [0; 10]).unwrap_err();
                 assert_eq!(error.peer(), Some(1), "{error}");

@@ -14,7 +14,7 @@ pub(crate) enum Network {
     /// One thread at a time, in virtual time.
     Simulated,
     /// The simulated network with this seed, and memory that all ranks share.
-    Together(u64),
+    SharedMemory(u64),
     /// The system's threads and clock.
     Threads,
     /// Sockets between the system's threads.
@@ -28,7 +28,7 @@ pub(crate) enum Network {
 impl Network {
     /// The networks whose ranks share memory.
     pub(crate) const SHARING: &[Self] = &[
-        Self::Together(7),
+        Self::SharedMemory(7),
         #[cfg(all(feature = "shm", target_os = "linux"))]
         Self::Shm,
     ];
@@ -45,7 +45,7 @@ pub(crate) fn run<T: Send + 'static>(
             sim::run(world_size as u64, world_size, move |transport| program(Communicator::new(transport)))
                 .results
         }
-        Network::Together(seed) => {
+        Network::SharedMemory(seed) => {
             let network = sim::Network::new(world_size).with_seed(seed).with_shared_memory();
             network.run(move |transport| program(Communicator::new(transport))).results
         }
@@ -72,8 +72,8 @@ fn on_threads<T: Send + 'static>(
         let work = move || program(call(start));
         runtime.spawn(&format!("rank {rank}"), work).expect("a thread is to be had")
     };
-    let tasks: Vec<_> = starts.into_iter().enumerate().map(spawn).collect();
-    tasks.into_iter().map(|task| task.join().expect("no rank panics")).collect()
+    let direct_calls: Vec<_> = starts.into_iter().enumerate().map(spawn).collect();
+    direct_calls.into_iter().map(|task| task.join().expect("no rank panics")).collect()
 }
 
 fn call<T>(start: impl FnOnce() -> T) -> T {

@@ -210,7 +210,7 @@ fn ranks_that_share_memory_reduce_every_type_bit_for_bit(#[values(2, 3, 4, 7)] w
         |comm| check_type_by::<u64>(comm, &direct),
     ];
     for (seed, check) in (0..20).zip(TYPES.into_iter().cycle()) {
-        worlds::run(Network::Together(seed), world_size, move |comm| check(&mut World::new(comm)));
+        worlds::run(Network::SharedMemory(seed), world_size, move |comm| check(&mut World::new(comm)));
     }
 }
 
