@@ -92,8 +92,8 @@ pub enum Error {
         step: usize,
     },
     /// A rank does not signal as often as all ranks have to.
-    #[error("rank {rank} posts {got} times, not {expected}")]
-    Posts {
+    #[error("rank {rank} signals {got} times, not {expected}")]
+    Signals {
         /// The rank.
         rank: usize,
         /// The required number of signals.

@@ -251,7 +251,7 @@ fn a_rank_that_signals_less_often_than_the_others_is_named() {
     let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
     let mut call = Call::new(plan);
     call.programs[2].retain(|step| *step != DirectStep::Signal);
-    assert_eq!(check(&[call]), Err(Error::Posts { rank: 2, expected: 1, got: 0 }));
+    assert_eq!(check(&[call]), Err(Error::Signals { rank: 2, expected: 1, got: 0 }));
 }
 
 #[test]

@@ -345,7 +345,7 @@ pub enum Error {
     NoWorker(#[source] Source<TransportError>),
     /// An operation that does not block had not begun when its deadline passed. An operation that was started
     /// before it has a longer timeout and had not ended.
-    #[error("the operation did not get its turn within {limit:?}: one started before it had not ended")]
+    #[error("the operation did not begin within {limit:?}: one started before it had not ended")]
     NotStarted {
         /// The time limit of the operation.
         limit: Duration,

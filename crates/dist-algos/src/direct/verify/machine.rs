@@ -308,7 +308,7 @@ impl DirectMachine {
         let got = self.ranks[rank].clock[rank] - self.base();
         if got != plan.signals() as usize {
             let got = u32::try_from(got).unwrap_or(u32::MAX);
-            return Err(Error::Posts { rank, expected: plan.signals(), got });
+            return Err(Error::Signals { rank, expected: plan.signals(), got });
         }
         for block in 0..plan.blocks() {
             for part in 0..plan.parts() {

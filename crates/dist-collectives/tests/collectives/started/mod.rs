@@ -136,7 +136,7 @@ fn an_operation_that_cannot_begin_before_its_deadline_ends_then(
                 let gave_up = matches!(
                     &told,
                     Error::Aborted { rank: 1, cause: Cause::GaveUp { why }, .. }
-                        if why.contains("did not get its turn within 1s")
+                        if why.contains("did not begin within 1s")
                 );
                 return assert!(gave_up, "{}: {told:?}", case.name);
             }
