@@ -59,7 +59,7 @@ pub(crate) const fn levels(world_size: usize) -> usize {
     }
 }
 
-/// The chunks that a rank still has after some rounds of halving: a half, a quarter, … No other rank of the block
+/// The chunks that a rank still has after some rounds of halving: a half, a quarter and so on. No other rank of the block
 /// has these chunks, except ranks that agree with it in the lower digits that are not halved yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockAssignment {

@@ -63,8 +63,7 @@ pub trait RingTransport {
     /// Sends and receives all of these messages at once, in any order of the peers. Messages to one peer leave in
     /// the order of the list, and messages from one peer are received in the order of theirs.
     ///
-    /// The default implementation exchanges with one peer after the other, in an order in which no two ranks wait
-    /// for each other: in round `c` rank `i` exchanges with rank `j` if `i + j = c` modulo the world size.
+    /// The default implementation exchanges with one peer after the other, in an order in which no two ranks wait for each other. In round `c` rank `i` exchanges with rank `j` if `i + j = c` modulo the world size.
     ///
     /// # Errors
     /// As for [`exchange`](RingTransport::exchange).

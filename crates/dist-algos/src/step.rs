@@ -42,9 +42,9 @@ pub enum Step {
         /// The destination.
         into: ChunkLocation,
     },
-    /// For every distance `d` from the first to the last, modulo the world size: rank `r` sends chunk `r + d` of
-    /// its input to rank `r + d` and receives chunk `r − d` of its buffer from rank `r − d`. All of these messages
-    /// are in flight together.
+    /// Exchanges with all ranks at the distances `d` from the first to the last. Rank `r` sends chunk `r + d` of its
+    /// input to rank `r + d` and receives chunk `r − d` of its buffer from rank `r − d`, modulo the world size. All of
+    /// these messages are in flight together.
     Window {
         /// The shortest distance, at least 1.
         first: usize,
