@@ -8,7 +8,7 @@
 use dist_algos::direct::Ownership;
 use dist_transport::{Cause, Chain, Transport};
 
-use super::direct::Held;
+use super::direct::ReductionBuffer;
 use super::{CallOptions, Engine};
 use crate::kernel::Widening;
 use crate::{Buffer, Element, ReduceOp, Result};
