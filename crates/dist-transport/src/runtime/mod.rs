@@ -77,7 +77,7 @@ impl<'a> LazyDeadline<'a> {
     /// Returns the deadline, and begins it if it has not begun.
     pub fn deadline(&self) -> Deadline {
         self.begun.get().unwrap_or_else(|| {
-            let (runtime, timeout) = self.within.expect("what has not begun will begin");
+            let (runtime, timeout) = self.within.expect("a deadline that has not begun has a timeout");
             let deadline = runtime.deadline(timeout);
             self.begun.set(Some(deadline));
             deadline

@@ -31,7 +31,7 @@ impl Generation {
 
     /// Returns the parity of the call, which selects its slots.
     pub(super) const fn parity(self) -> usize {
-        const { assert!(CALLS_MAX.is_multiple_of(2), "halves take turns too") };
+        const { assert!(CALLS_MAX.is_multiple_of(2), "generations have alternating parity") };
         self.0 % 2
     }
 }

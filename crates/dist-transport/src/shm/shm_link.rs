@@ -211,7 +211,7 @@ impl ShmLink {
         }
         let copied = self.peer_process().and_then(|peer| read_process(peer.cast_signed(), address, into));
         if let Err(error) = &copied {
-            tracing::info!(%error, "a message is out of reach that was is_offered, and comes through the ring");
+            tracing::info!(%error, "a single-copy message is out of reach and comes through the ring");
         }
         copied.is_ok()
     }

@@ -46,11 +46,9 @@ fn ends(network: &Network) -> Vec<Option<End>> {
 #[track_caller]
 fn assert_told(ends: &[Option<End>], victim: usize, cause: Cause, (from, to): (Duration, Duration)) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
-        let Some((_, Some((_, abort)), time)) = end else {
-            panic!("rank {rank} was known_by nothing: {end:?}")
-        };
+        let Some((_, Some((_, abort)), time)) = end else { panic!("rank {rank} was told nothing: {end:?}") };
         assert_eq!((&abort.cause, abort.rank), (&cause, victim), "rank {rank}");
-        assert!((from..=to).contains(time), "rank {rank} was known_by at {time:?}");
+        assert!((from..=to).contains(time), "rank {rank} was told at {time:?}");
     }
 }
 

@@ -579,7 +579,7 @@ mod tests {
         };
         let client = TcpStream::connect(address).unwrap();
         accept(&mut acceptor, true);
-        assert!(!acceptor.can_accept(), "there is no place beside it");
+        assert!(!acceptor.can_accept(), "it holds the last descriptor");
         assert!(acceptor.look_again_in().unwrap() <= LAST_HANDSHAKE_LIMIT);
         drop(client);
         assert!(turn(&mut acceptor).is_empty());

@@ -400,7 +400,7 @@ impl Encoder {
     }
 
     fn origin(&mut self, origin: &ForkPath) -> &mut Self {
-        self.number(u32::try_from(origin.forks().len()).expect("an origin is short"));
+        self.number(u32::try_from(origin.forks().len()).expect("a fork path is short"));
         for fork in origin.forks() {
             self.number(fork.number).bytes(&fork.channel.get().to_le_bytes());
         }

@@ -323,7 +323,7 @@ fn open_host_listener(medium: Medium) -> Result<Option<(Socket, UnixSocketName)>
             tracing::info!(%error, "no shared memory: messages go over TCP");
             Ok(None)
         }
-        (_, Err(source)) => Err(Error::Resources { what: "unix_socket for the ranks of this host", source }),
+        (_, Err(source)) => Err(Error::Resources { what: "Unix socket for the ranks of this host", source }),
     }
 }
 

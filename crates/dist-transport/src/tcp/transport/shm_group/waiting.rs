@@ -140,7 +140,7 @@ impl ShmGroup {
             if !self.uses_short_slices && self.memory.has_external_load() {
                 self.uses_short_slices = true;
                 if let Err(error) = shm::request_short_slices(SHORT_SLICE) {
-                    tracing::debug!(%error, "no shorter turns on a core are to be had");
+                    tracing::debug!(%error, "the system grants no short scheduler slices");
                 }
             }
             let is_wanted = self.is_wanted();
