@@ -356,7 +356,7 @@ impl Error {
     pub(crate) fn is_out_of_files(&self) -> bool {
         match self {
             Self::Address { source, .. } | Self::System { source, .. } | Self::Resources { source, .. } => {
-                crate::tcp::is_out_of_files(source)
+                crate::link::socket::is_out_of_files(source)
             }
             _ => false,
         }

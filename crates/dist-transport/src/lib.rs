@@ -5,22 +5,23 @@
 compile_error!("dist-transport needs Unix sockets and poll: Windows is not supported");
 
 mod abort;
-#[cfg(feature = "tcp")]
-mod auth;
 #[cfg(any(feature = "tcp", feature = "sim"))]
 mod bookkeeping;
+#[cfg(feature = "tcp")]
+mod bootstrap;
 mod channel;
 #[cfg(any(feature = "tcp", feature = "sim"))]
 mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod copy;
+mod cpu;
 mod direct;
 mod error;
 mod fingerprint;
 mod grain;
+#[cfg(feature = "tcp")]
+mod link;
 mod owned;
-pub mod processor;
 mod rank;
 pub mod runtime;
 #[cfg(feature = "tcp")]
@@ -34,11 +35,13 @@ pub mod tcp;
 mod transport;
 mod version;
 #[cfg(feature = "tcp")]
+mod wait;
+#[cfg(feature = "tcp")]
 mod warning;
 
 pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
-pub use copy::copy;
+pub use cpu::{copy, processor};
 pub use direct::{
     AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout,
     MemoryCosts, Place, Reach, SlotUse,

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::Socket;
 
-use crate::tcp::UnixSocketName;
+use crate::bootstrap::control::UnixSocketName;
 
 pub(crate) const ACCEPTED: u8 = 1;
 

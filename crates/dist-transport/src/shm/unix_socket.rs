@@ -10,7 +10,7 @@ use std::io;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::process::peer_of;
-use crate::tcp::UnixSocketName;
+use crate::bootstrap::control::UnixSocketName;
 
 const BACKLOG: i32 = 1024;
 

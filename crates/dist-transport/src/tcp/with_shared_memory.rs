@@ -5,15 +5,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::rendezvous_server::Worlds;
-use super::session::Membership;
 use super::{Config, Coordinator, Secret, TcpTransport};
-use crate::auth::Key;
+use crate::bootstrap::auth;
+use crate::bootstrap::auth::Key;
+use crate::bootstrap::rendezvous_server::Worlds;
+use crate::bootstrap::session::Membership;
 use crate::direct::sealed::Sealed;
 use crate::{
     AbandonHandle, Abort, Allocation, CallEntry, Cause, Chain, ChannelId, Combine, Direct, DirectCall, Error,
     ExposedRegion, Fingerprint, GroupLayout, Incoming, LazyDeadline, Lent, Outgoing, Place, Progress, Rank,
-    Result, Runtime, Sink, Traffic, Transport, auth,
+    Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the

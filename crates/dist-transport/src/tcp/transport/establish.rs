@@ -12,10 +12,11 @@ use super::TcpTransport;
 use super::exchange::unconnected;
 use super::failure::PeerError;
 use super::shm_group::ShmGroup;
+use crate::bootstrap::auth;
+use crate::link::message::LinkError;
+use crate::link::peer_link::PeerLink;
 use crate::shm::GroupMemory;
-use crate::tcp::message::LinkError;
-use crate::tcp::peer_link::PeerLink;
-use crate::{Activity, Incoming, LazyDeadline, Outgoing, Reach, Result, Sink, auth};
+use crate::{Activity, Incoming, LazyDeadline, Outgoing, Reach, Result, Sink};
 
 /// The rank that creates the memory.
 const CREATOR: usize = 0;

@@ -9,17 +9,18 @@ use smallvec::SmallVec;
 
 use super::TcpTransport;
 use super::failure::{AbortOnUnwind, PeerError};
+use crate::bootstrap::abort_state::Waker;
+use crate::bootstrap::control::{Missing, WaitReport};
+use crate::bootstrap::dial::ANSWER_LIMIT;
+use crate::bootstrap::probe;
+use crate::bootstrap::session::{ConnectionWait, LongWait, Session, WaitError, at_least, number};
+use crate::link::counts::MessageCounts;
+use crate::link::message::{Inbound, LinkError, Outbound};
+use crate::link::peer_link::PeerLink;
+use crate::link::scratch::Scratch;
+use crate::link::socket;
 use crate::runtime::Unparker;
-use crate::tcp::abort_state::Waker;
-use crate::tcp::control::{Missing, WaitReport};
-use crate::tcp::counts::MessageCounts;
-use crate::tcp::dial::ANSWER_LIMIT;
-use crate::tcp::link_wait;
-use crate::tcp::message::{Inbound, LinkError, Outbound};
-use crate::tcp::peer_link::PeerLink;
-use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{ConnectionWait, LongWait, Session, WaitError, at_least, number};
-use crate::tcp::{probe, socket};
+use crate::wait::link_wait;
 use crate::{Activity, Combine, Deadline, Incoming, LazyDeadline, Outgoing, Sink};
 
 /// The unfinished parts of an exchange: first the sends, then the receives, each with its peer.

@@ -4,8 +4,8 @@ use std::io;
 use std::time::Duration;
 
 use crate::bookkeeping::CallHistory;
-use crate::tcp::message::LinkError;
-use crate::tcp::session::{Session, WaitError, timeout};
+use crate::bootstrap::session::{Session, WaitError, timeout};
+use crate::link::message::LinkError;
 use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
 /// How long to wait for the reason when a connection breaks. The coordinator notices the break at about the

@@ -16,17 +16,17 @@ use self::failure::{AbortOnUnwind, ErrorContext, PeerError};
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use self::shm_group::ShmGroup;
 use crate::bookkeeping::{self, CallHistory};
+use crate::bootstrap::channels::ForkPath;
+use crate::bootstrap::config::{Config, Medium};
+use crate::bootstrap::control::PeerInfo;
+use crate::bootstrap::session::{ConnectionWait, Membership, Session, WaitError};
+use crate::bootstrap::{dial, rendezvous};
 use crate::check::{check_all, check_exchange, check_peer};
-use crate::tcp::channels::ForkPath;
-use crate::tcp::config::{Config, Medium};
-use crate::tcp::control::PeerInfo;
-use crate::tcp::counts::MessageCounts;
-use crate::tcp::link_wait::LinkWaitPolicy;
-use crate::tcp::message::LinkError;
-use crate::tcp::peer_link::PeerLink;
-use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{ConnectionWait, Membership, Session, WaitError};
-use crate::tcp::{dial, rendezvous};
+use crate::link::counts::MessageCounts;
+use crate::link::message::LinkError;
+use crate::link::peer_link::PeerLink;
+use crate::link::scratch::Scratch;
+use crate::wait::link_wait::LinkWaitPolicy;
 use crate::{
     Abort, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::ShmGroup;
+use crate::bootstrap::dial;
+use crate::bootstrap::session::lock;
+use crate::link::message::LinkError;
 use crate::shm::{self, Mapping, RegionOrigin, RemoteRegion};
-use crate::tcp::dial;
-use crate::tcp::message::LinkError;
-use crate::tcp::session::lock;
 use crate::{ExposedRegion, Grain, Reach, Result};
 
 /// The location of another rank's bytes.

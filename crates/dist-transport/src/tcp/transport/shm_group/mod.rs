@@ -2,8 +2,6 @@
 #![allow(unsafe_code, reason = "mapped memory is reached under the contract of `Direct`")]
 
 mod exposed;
-mod external_load;
-mod group_wait;
 mod probe;
 mod waiting;
 
@@ -14,19 +12,19 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use self::exposed::Located;
-use self::external_load::ExternalLoad;
-use self::group_wait::GroupWaitPolicy;
 use super::failure::{ErrorContext, PeerError};
 use crate::bookkeeping::CallHistory;
+use crate::bootstrap::session::{Membership, WAITING_LIMIT};
 use crate::direct::sealed::Sealed;
+use crate::link::counts::MessageCounts;
+use crate::link::message::LinkError;
 use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{
     self, CopyPolicy, Generation, GroupMemory, LONG_BYTES, Mapping, Process, RegionOrigin, RemoteRegion,
 };
-use crate::tcp::counts::MessageCounts;
-use crate::tcp::message::LinkError;
-use crate::tcp::session::{Membership, WAITING_LIMIT};
+use crate::wait::external_load::ExternalLoad;
+use crate::wait::group_wait::GroupWaitPolicy;
 use crate::{
     AbandonHandle, Activity, CALLS_MAX, CHANGED_MAX, CallEntry, ChannelId, Deadline, Direct, DirectCall,
     Error, ExposedRegion, Fingerprint, Grain, GroupLayout, LazyDeadline, Lent, Place, Rank, Reach, Result,

@@ -8,9 +8,10 @@
 //! number of an ended process may be reused.
 
 use super::ShmGroup;
+use crate::bootstrap::auth;
 use crate::shm::Process;
 use crate::{
-    CallEntry, Direct, ExposedRegion, LazyDeadline, Owned, Place, Reach, Result, SlotUse, Traffic, auth, shm,
+    CallEntry, Direct, ExposedRegion, LazyDeadline, Owned, Place, Reach, Result, SlotUse, Traffic, shm,
 };
 
 impl ShmGroup {

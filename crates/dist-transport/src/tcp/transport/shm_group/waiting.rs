@@ -2,14 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use super::external_load::ExternalLoad;
-use super::group_wait::{self, SHORT_SLICE, WaitStep};
 use super::{Entered, ShmGroup};
+use crate::bootstrap::control::{Missing, WaitReport};
+use crate::bootstrap::session::{LongWait, number};
+use crate::link::message::LinkError;
 use crate::processor::is_intel;
 use crate::shm::{self, Generation, GroupMemory};
-use crate::tcp::control::{Missing, WaitReport};
-use crate::tcp::message::LinkError;
-use crate::tcp::session::{LongWait, number};
+use crate::wait::external_load::ExternalLoad;
+use crate::wait::group_wait::{self, SHORT_SLICE, WaitStep};
 use crate::{Deadline, Direct, LazyDeadline, Result};
 
 /// How often to look for a signal before looking at anything else, which takes longer.

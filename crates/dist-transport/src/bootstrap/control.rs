@@ -1,0 +1,666 @@
+//! The control protocol between ranks and the coordinator: frames of one fixed size.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU64;
+
+use socket2::Socket;
+
+use crate::bootstrap::auth;
+use crate::bootstrap::channels::{DEPTH_MAX, Fork, ForkPath};
+use crate::bootstrap::host;
+use crate::link::socket;
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint, Result};
+
+pub(crate) const FRAME_BYTES: usize = 256;
+
+/// The most members of a group that a frame can name.
+pub(crate) const MEMBERS_MAX: usize = (FRAME_BYTES - 20) / size_of::<u32>();
+
+/// One message of the control protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Frame {
+    /// A rank joins. It runs at this address, must be answered within this time, and is not dead before it
+    /// was silent for this long.
+    Join { world_size: u32, timeout_ms: u32, liveness_ms: u32, peer_info: PeerInfo },
+    /// The address of a rank. A rank that has received this for every rank has joined.
+    Peer { rank: u32, peer_info: PeerInfo },
+    /// A rank has not joined in time, or not yet.
+    Missing { rank: u32, refused: u64 },
+    /// The list of missing ranks is complete, and the rank waits no longer.
+    NotAll,
+    /// The list of missing ranks is complete, or names the first ones of this many. The rank goes on waiting.
+    NotYet { missing: u32 },
+    /// Another process has joined as this rank.
+    Duplicate,
+    /// The world at this coordinator had this rank, which has left or is gone. The next world can begin when
+    /// this one has ended. The ranks that are still in it were named before, as missing.
+    Over,
+    /// The job has another world size.
+    WorldSize { expected: u32 },
+    /// A rank has joined that expects this other world size.
+    OtherWorldSize { rank: u32, size: u32 },
+    /// A heartbeat.
+    Beat,
+    /// The rank's process has ended, as its launcher or a rank of its host has seen. The rank may have left
+    /// in order before.
+    Ended { rank: u32 },
+    /// The job is aborted, or a rank proposes that.
+    Abort(Abort),
+    /// The rank leaves in order.
+    Goodbye,
+    /// A rank has left in order.
+    Left { rank: u32 },
+    /// Asks the rank whether it has left a channel; it answers only if it has. The coordinator forwards the
+    /// question with the number of the asking rank.
+    Ask { rank: u32, origin: ForkPath },
+    /// Tells the rank that the sender has left the channel. The coordinator forwards it with the number of
+    /// the sender.
+    LeftChannel { rank: u32, channel: ChannelId },
+    /// Tells the rank that the sender has named these members for the fork that made the channel, or the
+    /// first of them. The coordinator forwards it with the number of the sender.
+    OtherMembers { rank: u32, channel: ChannelId, members: Vec<u32> },
+    /// The rank has been waiting for a while on this channel, or waits no longer. `calls` are its last calls
+    /// there, the current one first.
+    Waiting { channel: ChannelId, wait: WaitReport, calls: [Fingerprint; CALLS_MAX] },
+}
+
+/// A report of what a rank waits for on a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WaitReport {
+    /// The rank that it waits for, or itself if it waits no longer.
+    pub(crate) on: u32,
+    /// What is missing from that rank, and how much of it has arrived so far.
+    pub(crate) missing: Missing,
+    /// How many messages it has begun to send to that rank.
+    pub(crate) messages: u64,
+    /// How many signals it has given in the group's shared memory.
+    pub(crate) signals: u64,
+}
+
+/// What a rank waits for, and how many of its kind have arrived before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Room for a message, or a message of any of several ranks. Nothing follows from it.
+    Anything,
+    /// A message.
+    Message(u64),
+    /// A signal in the group's shared memory.
+    Signal(u64),
+}
+
+impl WaitReport {
+    /// Returns `true` if the other rank has not sent what this one waits for.
+    fn is_for_something_to_come_from(&self, other: &Self) -> bool {
+        match self.missing {
+            Missing::Anything => false,
+            Missing::Message(received) => received == other.messages,
+            Missing::Signal(seen) => seen == other.signals,
+        }
+    }
+
+    /// Returns `true` if two ranks that wait for each other would wait forever.
+    pub(crate) fn is_forever_with(&self, other: &Self) -> bool {
+        self.is_for_something_to_come_from(other) && other.is_for_something_to_come_from(self)
+    }
+}
+
+/// The address and the host of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PeerInfo {
+    /// The address to connect to.
+    pub(crate) address: SocketAddr,
+    /// The number of its host.
+    pub(crate) host: u64,
+    /// The number of its process; equal for ranks that are threads of one process.
+    pub(crate) process: u64,
+    /// The name of its Unix socket, if it may share memory with ranks of its host.
+    pub(crate) unix_socket: Option<UnixSocketName>,
+    /// The cores that it may run on.
+    pub(crate) cores: Cores,
+    /// The id of its process.
+    pub(crate) pid: ProcessId,
+}
+
+/// The identity of a process for other processes of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProcessId {
+    /// A number of the process's PID namespace, or 0 if unknown. Two processes with equal numbers see each
+    /// other by their ids.
+    pub(crate) namespace: u64,
+    pub(crate) id: u32,
+}
+
+/// The name of a process's Unix socket. It is random, so that no other user can take it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnixSocketName(NonZeroU64);
+
+impl UnixSocketName {
+    /// # Errors
+    /// If the system has no randomness to give.
+    pub(crate) fn random() -> Result<Self> {
+        loop {
+            let [first, ..] = bytemuck::cast::<_, [u64; 4]>(auth::random_bytes()?);
+            if let Some(name) = Self::new(first) {
+                return Ok(name);
+            }
+        }
+    }
+
+    fn new(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+
+    pub(crate) fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl PeerInfo {
+    /// Describes a rank of this process.
+    pub(crate) fn here(address: SocketAddr, host: u64, unix_socket: Option<UnixSocketName>) -> Self {
+        Self { address, host, process: host::process(), unix_socket, cores: host::cores(), pid: host::pid() }
+    }
+
+    /// Returns `true` if the rank may share memory with others of its host.
+    pub(crate) fn shares(&self) -> bool {
+        self.unix_socket.is_some()
+    }
+
+    /// Adapts the address for a process that listens at `own`. The number of an interface is valid on its own
+    /// host only. All ranks reach each other through the interface by which they reached the coordinator.
+    pub(crate) fn reach_from(&mut self, own: SocketAddr) {
+        if let (SocketAddr::V6(theirs), SocketAddr::V6(own)) = (&mut self.address, own)
+            && theirs.scope_id() != 0
+        {
+            theirs.set_scope_id(own.scope_id());
+        }
+    }
+}
+
+/// The cores that a process may run on. Two sets are taken to be equal if they have the same first core, and
+/// disjoint otherwise, as where a launcher binds each rank to a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cores {
+    /// The system's number of the first core.
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
+impl Cores {
+    /// Returns how many cores several processes have together.
+    pub(crate) fn shm_group(sets: impl Iterator<Item = Self>) -> usize {
+        let counts: BTreeMap<_, _> = sets.map(|cores| (cores.first, cores.count)).collect();
+        counts.values().map(|&count| count as usize).sum()
+    }
+}
+
+impl Frame {
+    pub(crate) fn encode(&self) -> [u8; FRAME_BYTES] {
+        let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
+        match *self {
+            Self::Join { world_size, timeout_ms, liveness_ms, peer_info } => {
+                frame
+                    .number(0_u32)
+                    .number(world_size)
+                    .number(timeout_ms)
+                    .number(liveness_ms)
+                    .peer_info(peer_info);
+            }
+            Self::Peer { rank, peer_info } => {
+                frame.number(1_u32).number(rank).peer_info(peer_info);
+            }
+            Self::Missing { rank, refused } => {
+                frame.number(2_u32).number(rank).bytes(&refused.to_le_bytes());
+            }
+            Self::NotAll => {
+                frame.number(3_u32);
+            }
+            Self::NotYet { missing } => {
+                frame.number(16_u32).number(missing);
+            }
+            Self::Duplicate => {
+                frame.number(4_u32);
+            }
+            Self::Over => {
+                frame.number(14_u32);
+            }
+            Self::WorldSize { expected } => {
+                frame.number(5_u32).number(expected);
+            }
+            Self::OtherWorldSize { rank, size } => {
+                frame.number(13_u32).number(rank).number(size);
+            }
+            Self::Beat => {
+                frame.number(6_u32);
+            }
+            Self::Ended { rank } => {
+                frame.number(15_u32).number(rank);
+            }
+            Self::Abort(ref abort) => {
+                let (kind, details) = encode_cause(&abort.cause);
+                let word = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
+                frame.number(7_u32).number(kind).number(word(abort.rank)).number(word(abort.reporter));
+                frame.bytes(&abort.call.0).bytes(&details);
+            }
+            Self::Goodbye => {
+                frame.number(8_u32);
+            }
+            Self::Left { rank } => {
+                frame.number(10_u32).number(rank);
+            }
+            Self::Ask { rank, origin } => {
+                frame.number(11_u32).number(rank).origin(&origin);
+            }
+            Self::LeftChannel { rank, channel } => {
+                frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
+            }
+            Self::OtherMembers { rank, channel, ref members } => {
+                let members = &members[..members.len().min(MEMBERS_MAX)];
+                frame.number(20_u32).number(rank).bytes(&channel.get().to_le_bytes());
+                frame.number(u32::try_from(members.len()).expect("a frame is short"));
+                for &member in members {
+                    frame.number(member);
+                }
+            }
+            Self::Waiting { channel, wait, calls } => {
+                let (kind, count) = match wait.missing {
+                    Missing::Anything => (0_u32, 0),
+                    Missing::Message(received) => (1, received),
+                    Missing::Signal(seen) => (2, seen),
+                };
+                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).number(wait.on);
+                frame.bytes(bytemuck::cast_slice(&calls.map(|call| call.0))).number(kind);
+                [count, wait.messages, wait.signals].iter().for_each(|count| {
+                    frame.bytes(&count.to_le_bytes());
+                });
+            }
+        }
+        frame.bytes
+    }
+
+    fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
+        let mut frame = Decoder { bytes };
+        Some(match frame.number() {
+            0 => {
+                let (world_size, timeout_ms, liveness_ms) = (frame.number(), frame.number(), frame.number());
+                Self::Join { world_size, timeout_ms, liveness_ms, peer_info: frame.peer_info() }
+            }
+            1 => Self::Peer { rank: frame.number(), peer_info: frame.peer_info() },
+            2 => Self::Missing { rank: frame.number(), refused: frame.long() },
+            3 => Self::NotAll,
+            4 => Self::Duplicate,
+            5 => Self::WorldSize { expected: frame.number() },
+            6 => Self::Beat,
+            7 => {
+                let kind = frame.number();
+                let (rank, reporter) = (frame.number() as usize, frame.number() as usize);
+                let (call, details) = (Fingerprint(frame.bytes()), frame.bytes());
+                Self::Abort(Abort { cause: decode_cause(kind, details)?, rank, reporter, call })
+            }
+            8 => Self::Goodbye,
+            9 => {
+                let (channel, on) = (frame.channel(), frame.number());
+                let calls = [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes()));
+                let (kind, count) = (frame.number(), frame.long());
+                let missing = match kind {
+                    0 => Missing::Anything,
+                    1 => Missing::Message(count),
+                    2 => Missing::Signal(count),
+                    _ => return None,
+                };
+                let wait = WaitReport { on, missing, messages: frame.long(), signals: frame.long() };
+                Self::Waiting { channel, wait, calls }
+            }
+            10 => Self::Left { rank: frame.number() },
+            11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
+            12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
+            13 => Self::OtherWorldSize { rank: frame.number(), size: frame.number() },
+            14 => Self::Over,
+            20 => {
+                let (rank, channel, count) = (frame.number(), frame.channel(), frame.number() as usize);
+                let members = (0..count.min(MEMBERS_MAX)).map(|_| frame.number()).collect();
+                Self::OtherMembers { rank, channel, members }
+            }
+            15 => Self::Ended { rank: frame.number() },
+            16 => Self::NotYet { missing: frame.number() },
+            _ => return None,
+        })
+    }
+}
+
+/// Returns the number of a cause, and the details of causes that have some.
+fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
+    let mut details = [0; Cause::WHY_BYTES];
+    let kind = match cause {
+        Cause::Died => 0,
+        Cause::Silent => 1,
+        Cause::Left => 2,
+        Cause::TimedOut => 3,
+        Cause::Mismatch { theirs } => {
+            details[..Fingerprint::SIZE].copy_from_slice(&theirs.0);
+            4
+        }
+        Cause::Protocol => 5,
+        Cause::GaveUp { why } => {
+            let why = &why[..why.floor_char_boundary(Cause::WHY_BYTES)];
+            details[..why.len()].copy_from_slice(why.as_bytes());
+            6
+        }
+        Cause::Panicked => 10,
+        Cause::CoordinatorLost => 7,
+        Cause::LauncherLost => 8,
+        Cause::NotJoined => 12,
+        Cause::Unreachable => 11,
+        Cause::Length { expected, got } => {
+            details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
+            9
+        }
+    };
+    (kind, details)
+}
+
+fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
+    let mut fields = Decoder { bytes: &details };
+    Some(match kind {
+        0 => Cause::Died,
+        1 => Cause::Silent,
+        2 => Cause::Left,
+        3 => Cause::TimedOut,
+        4 => Cause::Mismatch { theirs: Fingerprint(fields.bytes()) },
+        5 => Cause::Protocol,
+        6 => {
+            let why = details.split(|&byte| byte == 0).next().unwrap_or_default();
+            Cause::gave_up(String::from_utf8_lossy(why))
+        }
+        7 => Cause::CoordinatorLost,
+        8 => Cause::LauncherLost,
+        9 => Cause::Length { expected: fields.long(), got: fields.long() },
+        10 => Cause::Panicked,
+        12 => Cause::NotJoined,
+        11 => Cause::Unreachable,
+        _ => return None,
+    })
+}
+
+struct Encoder {
+    bytes: [u8; FRAME_BYTES],
+    at: usize,
+}
+
+impl Encoder {
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes[self.at..][..bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+        self
+    }
+
+    fn number(&mut self, number: u32) -> &mut Self {
+        self.bytes(&number.to_le_bytes())
+    }
+
+    fn origin(&mut self, origin: &ForkPath) -> &mut Self {
+        self.number(u32::try_from(origin.forks().len()).expect("a fork path is short"));
+        for fork in origin.forks() {
+            self.number(fork.number).bytes(&fork.channel.get().to_le_bytes());
+        }
+        self
+    }
+
+    fn peer_info(&mut self, peer_info: PeerInfo) -> &mut Self {
+        self.address(peer_info.address)
+            .bytes(&peer_info.host.to_le_bytes())
+            .bytes(&peer_info.process.to_le_bytes());
+        self.bytes(&peer_info.unix_socket.map_or(0, UnixSocketName::get).to_le_bytes());
+        self.number(peer_info.cores.first).number(peer_info.cores.count);
+        self.bytes(&peer_info.pid.namespace.to_le_bytes()).number(peer_info.pid.id)
+    }
+
+    /// IPv4 addresses are sent in their IPv6 form.
+    fn address(&mut self, address: SocketAddr) -> &mut Self {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
+        self.bytes(&ip.octets()).number(u32::from(address.port())).number(scope)
+    }
+}
+
+struct Decoder<'a> {
+    bytes: &'a [u8],
+}
+
+impl Decoder<'_> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let (head, tail) = self.bytes.split_first_chunk().expect("every frame's fields fit into its size");
+        self.bytes = tail;
+        *head
+    }
+
+    fn number(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+
+    fn long(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
+    }
+
+    fn channel(&mut self) -> ChannelId {
+        ChannelId::from_number(self.long())
+    }
+
+    /// Returns `None` if the path is too long.
+    fn origin(&mut self) -> Option<ForkPath> {
+        let depth = (self.number() as usize).min(DEPTH_MAX + 1);
+        let mut forks = Vec::new();
+        for _ in 0..depth {
+            forks.push(Fork { number: self.number(), channel: self.channel() });
+        }
+        ForkPath::new(&forks)
+    }
+
+    fn peer_info(&mut self) -> PeerInfo {
+        let (address, host, process) = (self.address(), self.long(), self.long());
+        let unix_socket = UnixSocketName::new(self.long());
+        let cores = Cores { first: self.number(), count: self.number() };
+        let pid = ProcessId { namespace: self.long(), id: self.number() };
+        PeerInfo { address, host, process, unix_socket, cores, pid }
+    }
+
+    fn address(&mut self) -> SocketAddr {
+        let ip = Ipv6Addr::from(self.bytes::<16>());
+        let [low, high, ..] = self.number().to_le_bytes();
+        let port = u16::from_le_bytes([low, high]);
+        let scope = self.number();
+        match ip.to_ipv4_mapped() {
+            Some(ip) => SocketAddr::from((ip, port)),
+            None => std::net::SocketAddrV6::new(ip, port, 0, scope).into(),
+        }
+    }
+}
+
+/// One end of the connection between a rank and the coordinator. Its methods never wait.
+#[derive(Debug)]
+pub(crate) struct ControlConnection {
+    pub(crate) stream: Socket,
+    inbox: [u8; FRAME_BYTES],
+    filled: usize,
+    outbox: VecDeque<u8>,
+}
+
+impl ControlConnection {
+    /// Wraps a non-blocking, authenticated connection.
+    pub(crate) fn new(stream: Socket) -> Self {
+        Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new() }
+    }
+
+    /// Returns the next frame, if it has arrived.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the other end has closed; `InvalidData` if the bytes are no frame.
+    pub(crate) fn pull(&mut self) -> io::Result<Option<Frame>> {
+        while self.filled < FRAME_BYTES {
+            match self.stream.read(&mut self.inbox[self.filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.filled += count,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.filled = 0;
+        Frame::decode(&self.inbox).map(Some).ok_or_else(|| ErrorKind::InvalidData.into())
+    }
+
+    /// Sends a frame now or with a later [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub(crate) fn push(&mut self, frame: Frame) -> io::Result<()> {
+        self.push_all(&[frame.encode()])
+    }
+
+    /// Like [`push`](Self::push), for many frames at once.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub(crate) fn push_all(&mut self, frames: &[[u8; FRAME_BYTES]]) -> io::Result<()> {
+        self.outbox.extend(frames.as_flattened());
+        self.flush()
+    }
+
+    /// Returns `true` if frames wait to be sent.
+    pub(crate) fn unsent(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Sends as much as the connection takes.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while self.unsent() {
+            match socket::send(&self.stream, self.outbox.as_slices().0)? {
+                Some(count) => drop(self.outbox.drain(..count)),
+                None => break,
+            }
+        }
+        // A list of all ranks is sent once, so its memory is freed.
+        self.outbox.shrink_to(FRAME_BYTES);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn cores_count_once_where_ranks_share_them_and_each_where_they_are_bound() {
+        let cores = |first, count| Cores { first, count };
+        assert_eq!(Cores::shm_group([cores(0, 8), cores(0, 8), cores(0, 8)].into_iter()), 8);
+        assert_eq!(Cores::shm_group([cores(0, 2), cores(2, 3)].into_iter()), 5);
+        assert_eq!(Cores::shm_group([cores(0, 1), cores(1, 1), cores(0, 1)].into_iter()), 2);
+    }
+
+    #[test]
+    fn an_interface_has_the_number_that_it_has_on_this_host() {
+        let reach = |address: &str, own: &str| {
+            let mut peer_info = PeerInfo::here(address.parse().unwrap(), 0, None);
+            peer_info.reach_from(own.parse().unwrap());
+            peer_info.address.to_string()
+        };
+        assert_eq!(reach("[fe80::2%5]:1", "[fe80::1%3]:2"), "[fe80::2%3]:1");
+        assert_eq!(reach("[fd00::2]:1", "[fd00::1]:2"), "[fd00::2]:1");
+        assert_eq!(reach("10.0.0.2:1", "10.0.0.1:2"), "10.0.0.2:1");
+    }
+
+    #[test]
+    fn frames_survive_the_wire() {
+        let cores = Cores { first: 3, count: 5 };
+        let pid = ProcessId { namespace: u64::MAX - 1, id: 7 };
+        let abort = Abort {
+            cause: Cause::Mismatch { theirs: Fingerprint([7; Fingerprint::SIZE]) },
+            rank: 3,
+            reporter: 900_000,
+            call: Fingerprint([9; Fingerprint::SIZE]),
+        };
+        let v4 = SocketAddr::from(([127, 0, 0, 1], 29500));
+        let v6 =
+            "[fe80::1%3]:80".parse().unwrap_or_else(|_| SocketAddr::from(([1, 2, 3, 4, 5, 6, 7, 8], 80)));
+        let fork = |number: u32| Fork { number, channel: ChannelId::WORLD.child(number.into(), &[1]) };
+        let forks: [Fork; DEPTH_MAX] = std::array::from_fn(|number| fork(u32::try_from(number).unwrap()));
+        let frames = [
+            Frame::Join {
+                world_size: 4,
+                timeout_ms: 60_000,
+                liveness_ms: 2000,
+                peer_info: PeerInfo {
+                    address: v4,
+                    host: u64::MAX,
+                    process: 1,
+                    unix_socket: UnixSocketName::new(u64::MAX),
+                    cores,
+                    pid,
+                },
+            },
+            Frame::Peer {
+                rank: 2,
+                peer_info: PeerInfo {
+                    address: v6,
+                    host: 7,
+                    process: u64::MAX,
+                    unix_socket: None,
+                    cores,
+                    pid,
+                },
+            },
+            Frame::Missing { rank: 1, refused: u64::MAX },
+            Frame::NotAll,
+            Frame::Duplicate,
+            Frame::Over,
+            Frame::WorldSize { expected: 8 },
+            Frame::OtherWorldSize { rank: 3, size: 4 },
+            Frame::Beat,
+            Frame::Ended { rank: 3 },
+            Frame::Abort(abort.clone()),
+            Frame::Abort(Abort { cause: Cause::NotJoined, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Unreachable, ..abort }),
+            Frame::Abort(Abort { cause: Cause::gave_up(""), ..abort }),
+            Frame::Abort(Abort { cause: Cause::gave_up("é".repeat(Cause::WHY_BYTES / 2)), ..abort }),
+            Frame::Abort(Abort { cause: Cause::Length { expected: 3, got: u64::MAX }, ..abort }),
+            Frame::Goodbye,
+            Frame::Left { rank: 5 },
+            Frame::Ask { rank: 6, origin: ForkPath::new(&forks).unwrap() },
+            Frame::Ask { rank: 6, origin: ForkPath::default() },
+            Frame::LeftChannel { rank: 7, channel: forks[0].channel },
+            Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: (0..59).collect() },
+            Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: vec![u32::MAX, 3] },
+            Frame::Waiting {
+                channel: ChannelId::WORLD.child(3, &[0]),
+                wait: WaitReport { on: 4, missing: Missing::Signal(u64::MAX), messages: 3, signals: 5 },
+                calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
+            },
+        ];
+        for frame in frames {
+            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..18) {
+            let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
+            bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
+            if let Some(frame) = Frame::decode(&bytes) {
+                prop_assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+            }
+        }
+    }
+}

@@ -1,0 +1,760 @@
+//! The rendezvous server, which the coordinator's thread runs: the ranks of a job join here, and are watched
+//! until they have left.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+
+use crate::bookkeeping::HEARTBEAT;
+use crate::bootstrap::abort_state::Waker;
+use crate::bootstrap::acceptor::{Acceptor, Admitted};
+use crate::bootstrap::auth::Purpose;
+use crate::bootstrap::control::{ControlConnection, FRAME_BYTES, Frame, PeerInfo, WaitReport};
+use crate::bootstrap::coordinator::{COORDINATOR, FAREWELL_LIMIT};
+use crate::bootstrap::host;
+use crate::bootstrap::session::lock;
+use crate::link::socket;
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
+
+/// How long an authenticated connection may take to send a join.
+const JOIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// The longest time that a rank waits, after its timeout, for the list of missing ranks.
+const ANSWER_GRACE_MAX: Duration = Duration::from_secs(1);
+
+/// How often one rank of each host is told for which ranks it waits.
+pub(crate) const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The most ranks of the previous world that are named to a rank which waits for the next, and the most missing ranks that are
+/// named to a rank which goes on waiting: as many as a connection takes at once.
+const NAMED_MAX: usize = 64;
+
+/// The worlds that meet at one coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Worlds {
+    /// One world, of which the process that hosts the coordinator is a rank.
+    One,
+    /// One world after the other, until one of them is aborted.
+    InTurn,
+}
+
+/// Returns how long a rank waits, after its timeout, for the list of missing ranks. The coordinator sends the
+/// list when the timeout is over, so the rank waits this long only if the coordinator does not respond.
+pub(crate) fn answer_grace(timeout: Duration) -> Duration {
+    (timeout / 4).min(ANSWER_GRACE_MAX)
+}
+
+/// Counts of ranks that have not left since all joined; 0 before that.
+#[derive(Debug, Default)]
+pub(crate) struct Present {
+    pub(crate) all: AtomicUsize,
+    /// Those of them in another process than the coordinator.
+    pub(crate) elsewhere: AtomicUsize,
+}
+
+/// The state of the coordinator's thread.
+pub(crate) struct RendezvousServer {
+    acceptor: Acceptor,
+    worlds: Worlds,
+    /// Authenticated connections that have not sent a join yet.
+    arriving: Vec<(u32, ControlConnection, Deadline)>,
+    slots: Vec<RankSlot>,
+    started: bool,
+    /// The last rank that joined and expects a world of another size.
+    other_size: Option<OtherSize>,
+    /// Departures that were not sent to the other ranks yet. They are sent together, since often all ranks
+    /// leave together.
+    leavings: Vec<[u8; FRAME_BYTES]>,
+    /// The abort record: the first failure.
+    abort_state: Arc<Mutex<Option<Abort>>>,
+    /// The counts for the process that hosts the coordinator.
+    present: Arc<Present>,
+    /// The ranks whose processes have ended.
+    ended: BTreeSet<u32>,
+    /// Ended ranks that the hosting process has reported since the last look.
+    ended_here: Option<Arc<EndedRanks>>,
+    /// Reports that two ranks cannot reach each other, with the times of their arrival. It is not known yet
+    /// whether one of the ranks is dead.
+    unreachable: Vec<(Abort, Duration)>,
+    last_look: Duration,
+    next_heartbeat: Deadline,
+    runtime: Runtime,
+}
+
+/// Ranks whose processes have ended, reported to the coordinator's thread by another thread.
+#[derive(Debug)]
+pub(crate) struct EndedRanks {
+    ranks: Mutex<Vec<u32>>,
+    waker: Waker,
+}
+
+impl EndedRanks {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { ranks: Mutex::default(), waker: Waker::new()? })
+    }
+
+    pub(crate) fn push(&self, rank: u32) {
+        lock(&self.ranks).push(rank);
+        self.waker.notify();
+    }
+
+    fn take(&self) -> Vec<u32> {
+        self.waker.drain();
+        std::mem::take(&mut *lock(&self.ranks))
+    }
+}
+
+/// A rank that expects a world of another size. Every other rank is told of it once, even if it joins later.
+struct OtherSize {
+    rank: u32,
+    size: u32,
+    /// The ranks that have been told.
+    told: HashSet<u32>,
+}
+
+impl OtherSize {
+    /// Returns `true` if all ranks have been told, including those that only the other size has.
+    fn is_told_to_all(&self, world_size: usize) -> bool {
+        self.told.len() >= world_size.max(self.size as usize)
+    }
+}
+
+/// The state of a rank at the coordinator.
+enum RankSlot {
+    Empty,
+    Taken(Box<Member>),
+    /// It was told before the start that not all ranks have joined, and left. It may join again, and is not
+    /// one of the missing ranks.
+    GaveUp,
+    Left,
+}
+
+impl RankSlot {
+    /// Returns `true` if a rank has joined and was not told the result yet.
+    fn is_expectant(&self) -> bool {
+        matches!(self, Self::Taken(member) if member.answer_by.is_some())
+    }
+}
+
+struct Member {
+    line: ControlConnection,
+    peer_info: PeerInfo,
+    /// `None` once it was told that all ranks have joined, or that not all have.
+    answer_by: Option<Deadline>,
+    /// When it is told the next time which ranks are missing.
+    notice_at: Deadline,
+    last_seen: Duration,
+    /// How long it may send no heartbeat.
+    liveness: Duration,
+    /// Its last wait report and its last calls, by channel, the current call first. Of waits that are over,
+    /// which name the rank itself, only the last is kept.
+    waiting: HashMap<ChannelId, (WaitReport, [Fingerprint; CALLS_MAX])>,
+}
+
+impl Member {
+    /// Returns how soon the rank has been silent for too long, unless it sends a heartbeat before.
+    fn silent_in(&self, now: Duration) -> Duration {
+        self.last_seen.saturating_add(self.liveness).saturating_sub(now)
+    }
+}
+
+impl RendezvousServer {
+    pub(crate) fn new(
+        acceptor: Acceptor,
+        worlds: Worlds,
+        world_size: usize,
+        abort_state: Arc<Mutex<Option<Abort>>>,
+        present: Arc<Present>,
+        runtime: &Runtime,
+    ) -> Self {
+        Self {
+            acceptor,
+            worlds,
+            arriving: Vec::new(),
+            slots: (0..world_size).map(|_| RankSlot::Empty).collect(),
+            started: false,
+            other_size: None,
+            leavings: Vec::new(),
+            abort_state,
+            present,
+            ended: BTreeSet::new(),
+            ended_here: None,
+            unreachable: Vec::new(),
+            last_look: runtime.now(),
+            next_heartbeat: runtime.deadline(HEARTBEAT),
+            runtime: runtime.clone(),
+        }
+    }
+
+    /// Adds a source of ended ranks.
+    pub(crate) fn with_ended(self, ended: Arc<EndedRanks>) -> Self {
+        Self { ended_here: Some(ended), ..self }
+    }
+
+    /// Waits for an event and handles it. Returns `true` if there is nothing more to do.
+    pub(crate) fn run_once(&mut self, stop: &Waker) -> bool {
+        let ready = match self.wait(stop) {
+            Ok(ready) => ready,
+            Err(e) => {
+                tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
+                return true;
+            }
+        };
+        let looked_at = self.runtime.now();
+        // A rank that joins after all have left should find the next coordinator, and not keep this one
+        // alive.
+        if !self.is_over() {
+            for admitted in self.acceptor.advance() {
+                self.admit(admitted);
+            }
+            if let Some(error) = self.acceptor.take_out_of_files() {
+                self.run_out_of_files(&error);
+            }
+        }
+        // Comes before the arrivals: a rank that joins again has said goodbye before.
+        ready.into_iter().for_each(|rank| self.read_frames(rank));
+        self.send_leavings();
+        self.take_arrivals();
+        self.abort_if_awaited_rank_ended();
+        self.watch_silence(looked_at);
+        if self.started {
+            self.heartbeat();
+        } else {
+            self.answer_expired();
+            self.tell_who_is_missing();
+        }
+        if self.started && self.count_present() == 0 {
+            self.end_world();
+        }
+        let stopped = stop.drain();
+        if stopped && !self.started {
+            self.answer(|_| true);
+        }
+        // A connection that has just arrived should still be told that the job is over.
+        self.is_over() && self.arriving.is_empty() || self.cannot_start() || stopped
+    }
+
+    /// Returns `true` if the only world here can never start, and all ranks have been told.
+    fn cannot_start(&self) -> bool {
+        let all_told = self.other_size.as_ref().is_some_and(|other| other.is_told_to_all(self.slots.len()));
+        self.worlds == Worlds::One && !self.started && all_told
+    }
+
+    /// Returns `true` if no rank is left of the only world here. With worlds in turn, another rank may always
+    /// join.
+    fn is_over(&self) -> bool {
+        self.worlds == Worlds::One && self.started && self.members().next().is_none()
+    }
+
+    /// Ends the world when all ranks have left or are gone. The next one may begin, if there can be one.
+    fn end_world(&mut self) {
+        match self.worlds {
+            Worlds::One => {
+                let farewell = self.runtime.deadline(FAREWELL_LIMIT);
+                let deadlines = self.arriving.iter_mut().map(|(_, _, deadline)| deadline);
+                deadlines.for_each(|deadline| *deadline = deadline.earlier(farewell));
+            }
+            Worlds::InTurn if lock(&self.abort_state).is_none() => {
+                self.started = false;
+                self.slots.fill_with(|| RankSlot::Empty);
+                self.unreachable.clear();
+                tracing::debug!("all ranks have left: the next world may meet");
+            }
+            Worlds::InTurn => {}
+        }
+    }
+
+    /// Waits for an event. Returns the ranks whose connections have bytes or take more.
+    fn wait(&self, stop: &Waker) -> io::Result<Vec<usize>> {
+        let mut watched = vec![stop.watch()];
+        watched.extend(self.ended_here.iter().map(|ended| ended.waker.watch()));
+        let acceptor = Some(&self.acceptor).filter(|_| !self.is_over());
+        watched.extend(acceptor.into_iter().flat_map(Acceptor::watch));
+        watched.extend(self.arriving.iter().map(|(_, line, _)| socket::watch(&line.stream, PollFlags::IN)));
+        let first = watched.len();
+        watched.extend(self.members().map(|member| {
+            let unsent = if member.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            socket::watch(&member.line.stream, PollFlags::IN | unsent)
+        }));
+        let next = self.next_deadline().min(acceptor.and_then(Acceptor::look_again_in).unwrap_or(HEARTBEAT));
+        socket::poll(&mut watched, next)?;
+        // A read without bytes is a system call per rank, and every heartbeat of a rank ends this wait.
+        let taken = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, RankSlot::Taken(_)));
+        let ready = taken.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
+        Ok(ready.map(|((rank, _), _)| rank).collect())
+    }
+
+    /// Returns how soon to act without an event: to send a heartbeat, to answer a rank, or to notice a silent
+    /// one.
+    fn next_deadline(&self) -> Duration {
+        let now = self.runtime.now();
+        let answers = self.members().filter_map(|member| member.answer_by);
+        let notices =
+            self.members().filter(|member| member.answer_by.is_some()).map(|member| member.notice_at);
+        let next = answers
+            .chain(notices)
+            .chain([self.next_heartbeat])
+            .map(|deadline| self.runtime.remaining(deadline));
+        let silences = self.members().filter(|_| self.started).map(|member| member.silent_in(now));
+        next.chain(silences).min().unwrap_or(HEARTBEAT)
+    }
+
+    /// Counts the ranks that have not left, also for the hosting process.
+    fn count_present(&self) -> usize {
+        let present = self.members().count();
+        let here = host::process();
+        let elsewhere = self.members().filter(|member| member.peer_info.process != here).count();
+        self.present.all.store(present, Ordering::Release);
+        self.present.elsewhere.store(elsewhere, Ordering::Release);
+        present
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.slots
+            .iter()
+            .filter_map(|slot| if let RankSlot::Taken(member) = slot { Some(&**member) } else { None })
+    }
+
+    fn members_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Member> {
+        self.slots
+            .iter_mut()
+            .filter_map(|slot| if let RankSlot::Taken(member) = slot { Some(&mut **member) } else { None })
+    }
+
+    fn admit(&mut self, Admitted { stream, identity, .. }: Admitted) {
+        let (now, deadline) = (self.runtime.now(), self.runtime.deadline(JOIN_LIMIT));
+        match identity.purpose {
+            Purpose::Control if identity.to == COORDINATOR => {
+                self.arriving.push((identity.from, ControlConnection::new(stream), deadline));
+            }
+            Purpose::Probe if identity.to == COORDINATOR => {
+                if let Some(RankSlot::Taken(member)) = self.slots.get_mut(identity.from as usize) {
+                    member.last_seen = now;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Aborts the job because a rank has connected and there is no descriptor for it.
+    fn run_out_of_files(&mut self, error: &io::Error) {
+        let missing =
+            self.slots.iter().position(|slot| !matches!(slot, RankSlot::Taken(_))).unwrap_or_default();
+        let rank = if self.worlds == Worlds::One { 0 } else { missing };
+        let cause = Cause::gave_up(format_args!("the coordinator cannot accept its connection: {error}"));
+        self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
+    }
+
+    /// Reads frames of connections that have just arrived.
+    fn take_arrivals(&mut self) {
+        for (rank, mut line, deadline) in std::mem::take(&mut self.arriving) {
+            match line.pull() {
+                Ok(None) if self.runtime.expired(deadline) => {}
+                Ok(None) => self.arriving.push((rank, line, deadline)),
+                Ok(Some(Frame::Join { world_size, timeout_ms, liveness_ms, peer_info })) => {
+                    let [wait_policy, liveness] =
+                        [timeout_ms, liveness_ms].map(|time| Duration::from_millis(time.into()));
+                    self.join((rank, line), world_size, peer_info, [wait_policy, liveness]);
+                }
+                Ok(Some(Frame::Ended { rank: ended })) => {
+                    self.ended.insert(ended);
+                    // More may follow.
+                    self.arriving.push((rank, line, deadline));
+                }
+                // It cannot join, whatever the others do.
+                Ok(Some(Frame::Abort(abort))) if !self.started => self.abort(abort),
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Aborts the job if ranks wait for a rank to join whose process has ended.
+    fn abort_if_awaited_rank_ended(&mut self) {
+        self.ended.extend(self.ended_here.iter().flat_map(|ended| ended.take()));
+        if self.started || self.members().next().is_none() {
+            return;
+        }
+        let has_not_come =
+            |&rank: &u32| matches!(self.slots.get(rank as usize), Some(RankSlot::Empty | RankSlot::GaveUp));
+        if let Some(rank) = self.ended.iter().copied().find(has_not_come) {
+            let rank = rank as usize;
+            self.abort(Abort { cause: Cause::NotJoined, rank, reporter: rank, call: Fingerprint::NONE });
+        }
+    }
+
+    fn join(
+        &mut self,
+        (rank, mut line): (u32, ControlConnection),
+        size: u32,
+        peer_info: PeerInfo,
+        [wait_policy, liveness]: [Duration; 2],
+    ) {
+        if let Some(abort) = self.aborted_for_all() {
+            let _ = line.push(Frame::Abort(abort));
+            return;
+        }
+        let expected = u32::try_from(self.slots.len()).expect("checked when the coordinator was started");
+        let fits = size == expected && rank < expected;
+        // A rank that cannot join is told why. If the connection breaks meanwhile, there is nobody to tell.
+        if !fits {
+            let _ = line.push(Frame::WorldSize { expected });
+            if !self.started {
+                self.announce_other_size(rank, size);
+            }
+            return;
+        }
+        if let Some(refusal) = self.other_size_for(rank) {
+            let _ = line.push(refusal);
+            return;
+        }
+        let slot = &mut self.slots[rank as usize];
+        let refusal = match slot {
+            RankSlot::Empty | RankSlot::GaveUp => None,
+            RankSlot::Taken(_) => Some(Frame::Duplicate),
+            RankSlot::Left => Some(Frame::Over),
+        };
+        if let Some(refusal) = refusal {
+            // All other ranks retry anyway.
+            if refusal == Frame::Over && wait_policy < 2 * ANSWER_GRACE_MAX {
+                let mut still_there = those(&self.slots, |slot| matches!(slot, RankSlot::Taken(_)));
+                still_there.truncate(NAMED_MAX);
+                tell_missing(&mut line, &still_there, self.acceptor.refused());
+            }
+            let _ = line.push(refusal);
+            return;
+        }
+        *slot = RankSlot::Taken(Box::new(Member {
+            line,
+            peer_info,
+            answer_by: Some(self.runtime.deadline(wait_policy)),
+            notice_at: self.runtime.deadline(NOTICE_INTERVAL),
+            last_seen: self.runtime.now(),
+            liveness,
+            waiting: HashMap::new(),
+        }));
+        tracing::debug!(rank, address = %peer_info.address, "joined");
+        // A rank that was told that not all have joined is about to leave, and may join again.
+        if self.slots.iter().all(RankSlot::is_expectant) {
+            self.start();
+        }
+    }
+
+    /// Returns why no world can start here any more: a rank could not join, or an earlier world was aborted.
+    fn aborted_for_all(&self) -> Option<Abort> {
+        lock(&self.abort_state).clone().filter(|_| self.worlds == Worlds::InTurn || !self.started)
+    }
+
+    /// Tells the joined ranks that this rank expects a world of another size, so that they wait in vain.
+    fn announce_other_size(&mut self, rank: u32, size: u32) {
+        // Ranks that were told of another size before need not be told of this one.
+        let mut told = self.other_size.take().map(|other| other.told).unwrap_or_default();
+        told.insert(rank);
+        for (number, slot) in (0..).zip(&mut self.slots) {
+            if let RankSlot::Taken(member) = slot {
+                member.answer_by = None;
+                let _ = member.line.push(Frame::OtherWorldSize { rank, size });
+                told.insert(number);
+            }
+        }
+        self.other_size = Some(OtherSize { rank, size, told });
+    }
+
+    /// Returns the refusal for a rank that joins now, if an earlier rank expects another size.
+    fn other_size_for(&mut self, rank: u32) -> Option<Frame> {
+        let other = self.other_size.as_mut().filter(|_| !self.started)?;
+        if other.rank == rank {
+            // It has joined again, and expects this world now.
+            self.other_size = None;
+            return None;
+        }
+        let refusal = Frame::OtherWorldSize { rank: other.rank, size: other.size };
+        let is_news = other.told.insert(rank);
+        // A rank that joins again was restarted, and the other one may have been too.
+        is_news.then_some(refusal)
+    }
+
+    /// Sends the addresses of all ranks to all ranks.
+    fn start(&mut self) {
+        self.started = true;
+        // Counted before any rank can receive this, finish its work, and leave.
+        self.count_present();
+        let peers = (0..)
+            .zip(self.members())
+            .map(|(rank, member)| Frame::Peer { rank, peer_info: member.peer_info }.encode());
+        let peers: Vec<_> = peers.collect();
+        for rank in 0..self.slots.len() {
+            // The first ranks wait for heartbeats while the last are told.
+            self.heartbeat();
+            if let RankSlot::Taken(member) = &mut self.slots[rank] {
+                member.answer_by = None;
+                // It sends heartbeats from now on.
+                member.last_seen = self.runtime.now();
+                // A broken connection is noticed when it is read.
+                let _ = member.line.push_all(&peers);
+            }
+        }
+    }
+
+    /// Reads and handles the frames of one rank.
+    fn read_frames(&mut self, rank: usize) {
+        let number = u32::try_from(rank).expect("checked when the coordinator was started");
+        loop {
+            let RankSlot::Taken(member) = &mut self.slots[rank] else { return };
+            // A broken connection reports its error after all frames were read: a rank that has said goodbye
+            // may have hung up first.
+            let _ = member.line.flush();
+            match member.line.pull() {
+                Ok(None) => return,
+                Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
+                Ok(Some(Frame::Abort(abort))) if abort.cause == Cause::Unreachable => {
+                    self.unreachable.push((abort, self.runtime.now()));
+                }
+                Ok(Some(Frame::Abort(abort))) => self.abort(abort),
+                Ok(Some(Frame::Ended { rank: peer })) if peer != number => self.note_ended(peer as usize),
+                Ok(Some(Frame::Waiting { channel, wait, calls })) => {
+                    member.waiting.retain(|_, (wait, _)| wait.on != number);
+                    member.waiting.insert(channel, (wait, calls));
+                    self.compare(rank, &calls);
+                    self.compare_waits(rank, channel);
+                }
+                Ok(Some(Frame::Ask { rank: peer, origin })) => {
+                    self.pass_on(peer, Frame::Ask { rank: number, origin });
+                }
+                Ok(Some(Frame::LeftChannel { rank: peer, channel })) => {
+                    self.pass_on(peer, Frame::LeftChannel { rank: number, channel });
+                }
+                Ok(Some(Frame::OtherMembers { rank: peer, channel, members })) => {
+                    self.pass_on(peer, Frame::OtherMembers { rank: number, channel, members });
+                }
+                Ok(Some(Frame::Goodbye)) => {
+                    let left = std::mem::replace(&mut self.slots[rank], RankSlot::Left);
+                    // Counted before the connection is closed, so that the rank finds itself counted.
+                    if self.started {
+                        self.count_present();
+                    }
+                    drop(left);
+                    self.leavings.push(Frame::Left { rank: number }.encode());
+                }
+                Ok(Some(_)) => self.lose(rank, Cause::Protocol),
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
+                Err(_) => self.lose(rank, Cause::Died),
+            }
+        }
+    }
+
+    /// Forwards a frame to a rank, unless it has left.
+    fn pass_on(&mut self, to: u32, frame: Frame) {
+        if let Some(RankSlot::Taken(member)) = self.slots.get_mut(to as usize) {
+            // A broken connection is noticed when it is read.
+            let _ = member.line.push(frame);
+        }
+    }
+
+    /// Tells the others which ranks have left, since they may wait for a connection of theirs.
+    fn send_leavings(&mut self) {
+        let leavings = std::mem::take(&mut self.leavings);
+        if !leavings.is_empty() {
+            for member in self.members_mut() {
+                let _ = member.line.push_all(&leavings);
+            }
+        }
+    }
+
+    /// Aborts the job if the reporter waits in calls that contradict those in which another rank waits: both
+    /// would wait until their deadline. The last report of each rank is enough, however old it is. All
+    /// channels are compared, because an operation that one rank starts and another one calls uses different
+    /// channels of one communicator.
+    fn compare(&mut self, reporter: usize, calls: &[Fingerprint]) {
+        let contradiction = self.slots.iter().enumerate().find_map(|(rank, slot)| {
+            let RankSlot::Taken(member) = slot else { return None };
+            let contradiction = |(_, theirs): &(WaitReport, [Fingerprint; CALLS_MAX])| {
+                Fingerprint::contradiction(calls, theirs)
+            };
+            member.waiting.values().find_map(contradiction).map(|(call, theirs)| (rank, call, theirs))
+        });
+        if let Some((rank, call, theirs)) = contradiction {
+            self.abort(Abort { cause: Cause::Mismatch { theirs }, rank, reporter, call });
+        }
+    }
+
+    /// Aborts the job if the reporter and the rank that it waits for wait for each other, in two calls, and
+    /// neither has sent what the other needs. For example, one waits for a message of `send_recv`, the other
+    /// for a signal in shared memory.
+    fn compare_waits(&mut self, reporter: usize, channel: ChannelId) {
+        let Some((ours, [call, ..])) = self.wait_of(reporter, channel) else { return };
+        let rank = ours.on as usize;
+        let Some((theirs, [their_call, ..])) = self.wait_of(rank, channel) else { return };
+        let is_mutual = rank != reporter && theirs.on as usize == reporter;
+        // Messages outside any call cannot be compared.
+        let differ = call != their_call && ![call, their_call].contains(&Fingerprint::NONE);
+        if is_mutual && differ && ours.is_forever_with(&theirs) {
+            self.abort(Abort { cause: Cause::Mismatch { theirs: their_call }, rank, reporter, call });
+        }
+    }
+
+    fn wait_of(&self, rank: usize, channel: ChannelId) -> Option<(WaitReport, [Fingerprint; CALLS_MAX])> {
+        let Some(RankSlot::Taken(member)) = self.slots.get(rank) else { return None };
+        member.waiting.get(&channel).copied()
+    }
+
+    /// Handles a rank that is gone without a goodbye. Before the start it may join again; after the start the
+    /// job is aborted.
+    fn lose(&mut self, rank: usize, cause: Cause) {
+        if self.started {
+            self.slots[rank] = RankSlot::Left;
+            self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
+            return;
+        }
+        let answered = matches!(&self.slots[rank], RankSlot::Taken(member) if member.answer_by.is_none());
+        self.slots[rank] = if answered { RankSlot::GaveUp } else { RankSlot::Empty };
+    }
+
+    /// Records that a rank's process has ended. The rank may have left before, so its last frames are read
+    /// first.
+    fn note_ended(&mut self, rank: usize) {
+        if rank < self.slots.len() {
+            self.read_frames(rank);
+        }
+        if let Some(RankSlot::Taken(_)) = self.slots.get(rank) {
+            self.lose(rank, Cause::Died);
+        }
+    }
+
+    fn abort(&mut self, abort: Abort) {
+        if lock(&self.abort_state).is_some() {
+            return;
+        }
+        let abort = abort.followed(|rank, call| self.waits_for(rank, call));
+        // Rank 0 is told last, and the hosting process after it: its process may end as soon as it knows.
+        for member in self.members_mut().rev() {
+            let _ = member.line.push(Frame::Abort(abort.clone()));
+        }
+        *lock(&self.abort_state) = Some(abort.clone());
+        // Last, because a log may block its writer.
+        tracing::warn!(%abort, "the job is aborted");
+    }
+
+    /// Returns the rank that another one waits for in this call, according to its last report.
+    fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
+        let Some(RankSlot::Taken(member)) = self.slots.get(rank) else { return None };
+        let (wait, _) = member.waiting.values().find(|(_, calls)| calls.contains(call))?;
+        Some(wait.on as usize).filter(|&on| on != rank)
+    }
+
+    /// Notices ranks from which nothing had arrived for too long at `looked_at`. Frames that have arrived
+    /// since are not seen yet.
+    fn watch_silence(&mut self, looked_at: Duration) {
+        let slept = looked_at.saturating_sub(std::mem::replace(&mut self.last_look, looked_at));
+        if slept > 2 * HEARTBEAT {
+            // This thread was not running, so the silence proves nothing.
+            self.members_mut().for_each(|member| member.last_seen = looked_at);
+        }
+        if !self.started {
+            return;
+        }
+        self.judge_unreachable(looked_at);
+        for rank in 0..self.slots.len() {
+            let is_silent = |member: &Member| looked_at.saturating_sub(member.last_seen) > member.liveness;
+            if matches!(&self.slots[rank], RankSlot::Taken(member) if is_silent(member)) {
+                // The rank is told as well, in case it still reads; but nobody waits for it any longer.
+                self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
+                self.slots[rank] = RankSlot::Left;
+            }
+        }
+    }
+
+    /// Aborts the job because two ranks cannot reach each other, if both live: the reported one has sent a
+    /// heartbeat since, or recently. Otherwise it counts as silent before long, and that is the cause.
+    fn judge_unreachable(&mut self, now: Duration) {
+        let slots = &self.slots;
+        let is_certain = |(abort, reported): &mut (Abort, Duration)| match slots.get(abort.rank) {
+            Some(RankSlot::Taken(peer)) => {
+                peer.last_seen > *reported || now.saturating_sub(peer.last_seen) < 2 * HEARTBEAT
+            }
+            _ => true,
+        };
+        let certain = self.unreachable.extract_if(.., is_certain).next();
+        if let Some((abort, _)) = certain {
+            self.abort(abort);
+        }
+    }
+
+    fn heartbeat(&mut self) {
+        if self.runtime.expired(self.next_heartbeat) {
+            self.next_heartbeat = self.runtime.deadline(HEARTBEAT);
+            for member in self.members_mut() {
+                let _ = member.line.push(Frame::Beat);
+            }
+        }
+    }
+
+    /// Tells ranks whose timeout has passed which ranks are missing.
+    fn answer_expired(&mut self) {
+        if self.runtime.expired(self.next_heartbeat) {
+            self.next_heartbeat = self.runtime.deadline(HEARTBEAT);
+        }
+        let runtime = self.runtime.clone();
+        self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
+    }
+
+    /// Tells the first waiting rank of each host every 5 s which ranks are missing, for its user to read.
+    fn tell_who_is_missing(&mut self) {
+        let runtime = self.runtime.clone();
+        let is_due = |member: &Member| member.answer_by.is_some() && runtime.expired(member.notice_at);
+        if !self.members().any(is_due) {
+            return;
+        }
+        let mut missing = self.missing();
+        let count = u32::try_from(missing.len()).expect("checked when the coordinator was started");
+        missing.truncate(NAMED_MAX);
+        let refused = self.acceptor.refused();
+        let mut hosts = HashSet::new();
+        for member in self.members_mut().filter(|member| member.answer_by.is_some()) {
+            let is_first = hosts.insert(member.peer_info.host);
+            if runtime.expired(member.notice_at) {
+                member.notice_at = runtime.deadline(NOTICE_INTERVAL);
+                if is_first {
+                    tell_missing(&mut member.line, &missing, refused);
+                    let _ = member.line.push(Frame::NotYet { missing: count });
+                }
+            }
+        }
+    }
+
+    /// Returns the ranks that have not joined. If all have joined, but not at the same time, returns those that have left again.
+    fn missing(&self) -> Vec<u32> {
+        let missing = those(&self.slots, |slot| matches!(slot, RankSlot::Empty));
+        if missing.is_empty() { those(&self.slots, |slot| !slot.is_expectant()) } else { missing }
+    }
+
+    /// Tells some joined ranks which ranks are [missing](Self::missing).
+    fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
+        let missing = self.missing();
+        let refused = self.acceptor.refused();
+        for member in self.members_mut() {
+            if to_whom(member) {
+                member.answer_by = None;
+                tell_missing(&mut member.line, &missing, refused);
+                let _ = member.line.push(Frame::NotAll);
+            }
+        }
+    }
+}
+
+/// Returns the ranks whose slots match.
+fn those(slots: &[RankSlot], is_meant: impl Fn(&RankSlot) -> bool) -> Vec<u32> {
+    (0..).zip(slots).filter(|(_, slot)| is_meant(slot)).map(|(rank, _)| rank).collect()
+}
+
+fn tell_missing(line: &mut ControlConnection, missing: &[u32], refused: u64) {
+    let frames: Vec<_> = missing.iter().map(|&rank| Frame::Missing { rank, refused }.encode()).collect();
+    // A broken connection is noticed when it is read.
+    let _ = line.push_all(&frames);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,339 @@
+//! An incoming message.
+
+use std::io::IoSliceMut;
+
+use socket2::Socket;
+
+use super::outbound::Outbound;
+use super::{
+    COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
+    SINGLE_COPY_MAGIC,
+};
+use crate::link::peer_link::PeerLink;
+use crate::link::scratch::Scratch;
+use crate::link::socket;
+use crate::shm::{NextMessage, ShmLink};
+use crate::{Combine, Fingerprint, Grain, Sink};
+
+/// The source of a message's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MessageSource {
+    /// A socket, or a ring in shared memory.
+    Stream,
+    /// A fastbox in shared memory.
+    Fastbox,
+    /// The sender's own memory, from this address on (single-copy send).
+    SingleCopy(u64),
+}
+
+/// An incoming message.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    header: [u8; HEADER_BYTES],
+    filled: usize,
+    /// The expected call; the header also has the length.
+    call: Fingerprint,
+    length: usize,
+    received: usize,
+    pub(super) delivered: usize,
+    source: MessageSource,
+    /// Whether it may pass through the scratch buffer even if it is received into memory.
+    copied: bool,
+}
+
+impl Inbound {
+    pub(crate) fn new(length: usize, call: &Fingerprint) -> Self {
+        let copied = HEADER_BYTES + length <= COPIED_BYTES_MAX;
+        let header = [0; HEADER_BYTES];
+        Self {
+            header,
+            filled: 0,
+            call: *call,
+            length,
+            received: 0,
+            delivered: 0,
+            source: MessageSource::Stream,
+            copied,
+        }
+    }
+
+    /// Disables the scratch buffer. Used for one of many messages, each of which would need its own.
+    pub(crate) const fn straight(self) -> Self {
+        Self { copied: false, ..self }
+    }
+
+    pub(crate) fn done(&self) -> bool {
+        self.filled == HEADER_BYTES && self.delivered == self.length
+    }
+
+    /// Returns `true` if more can be received even if no more of `outbound` is sent. That is not so while the
+    /// scratch buffer is full of bytes that may not be delivered yet, nor, in shared memory, while the next
+    /// bytes have to stay where they are.
+    pub(crate) fn wants_more(&self, link: &PeerLink, scratch: &Scratch, outbound: &Outbound) -> bool {
+        let missing = self.filled < HEADER_BYTES || self.received < self.length;
+        missing
+            && match link {
+                PeerLink::Socket(_) => !scratch.is_full(),
+                PeerLink::Shm(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
+            }
+    }
+
+    /// Returns the offset up to which bytes may be combined: at most as far as `outbound` has sent.
+    fn lockstep(&self, outbound: &Outbound) -> usize {
+        if outbound.done() { self.length } else { outbound.payload_sent() / Grain::BYTES * Grain::BYTES }
+    }
+
+    /// Receives and delivers the bytes that have arrived, through `scratch` if the pieces are unaligned.
+    /// Returns `true` if anything arrived.
+    pub(crate) fn pull(
+        &mut self,
+        link: &mut PeerLink,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_>,
+    ) -> Result<bool, LinkError> {
+        match (link, sink) {
+            (PeerLink::Socket(stream), Sink::Into(memory)) if self.copied => {
+                let came = self.refill(stream, scratch)?;
+                self.deliver(scratch, self.length, &mut |offset, bytes| {
+                    memory[offset..][..bytes.len()].copy_from_slice(bytes);
+                });
+                Ok(came)
+            }
+            (PeerLink::Socket(stream), Sink::Into(memory)) => {
+                let received = self.received;
+                let came = self.read(stream, &mut memory[received..])?;
+                self.delivered = self.received;
+                Ok(came)
+            }
+            (PeerLink::Socket(stream), Sink::Each(sink)) => {
+                let came = self.refill(stream, scratch)?;
+                self.deliver(scratch, self.length, sink);
+                Ok(came)
+            }
+            (PeerLink::Shm(memory), sink) => {
+                let came = self.open(memory)?;
+                let moved = match (self.source, sink) {
+                    (MessageSource::SingleCopy(address), Sink::Into(into)) => {
+                        let start = self.delivered;
+                        let piece = (self.length - start).min(SEND_BYTES_MAX);
+                        self.get(memory, address, &mut into[start..][..piece])?
+                    }
+                    (_, Sink::Into(into)) => {
+                        self.pull_from_memory(memory, scratch, self.length, &mut |offset, bytes| {
+                            crate::copy(bytes, &mut into[offset..][..bytes.len()]);
+                        })?
+                    }
+                    (_, Sink::Each(sink)) => self.pull_from_memory(memory, scratch, self.length, sink)?,
+                };
+                Ok(came || moved)
+            }
+        }
+    }
+
+    /// Like [`pull`](Self::pull), but combines into the memory whose own bytes `outbound` sends, and never
+    /// ahead of them.
+    pub(crate) fn pull_in_place(
+        &mut self,
+        link: &mut PeerLink,
+        scratch: &mut Scratch,
+        outbound: &Outbound,
+        memory: &mut [u8],
+        combine: &mut Combine<'_>,
+    ) -> Result<bool, LinkError> {
+        let limit = self.lockstep(outbound);
+        let mut sink = |offset: usize, bytes: &[u8]| combine(&mut memory[offset..][..bytes.len()], bytes);
+        match link {
+            PeerLink::Socket(stream) => {
+                let came = self.refill(stream, scratch)?;
+                Ok(self.deliver(scratch, limit, &mut sink) || came)
+            }
+            PeerLink::Shm(memory) => {
+                let came = self.open(memory)?;
+                Ok(self.pull_from_memory(memory, scratch, limit, &mut sink)? || came)
+            }
+        }
+    }
+
+    /// Reads the header in shared memory, if it has arrived and was not read yet, and sets the source of the
+    /// message.
+    #[inline]
+    fn open(&mut self, memory: &mut ShmLink) -> Result<bool, LinkError> {
+        if self.filled == HEADER_BYTES {
+            return Ok(false);
+        }
+        let (magic, about, is_in_fastbox) = match memory.next(HEADER_BYTES)? {
+            None => return Ok(false),
+            Some(NextMessage::InFastbox(about)) => (&MAGIC, about, true),
+            Some(NextMessage::InRing(header)) => {
+                let (magic, about) = header.split_first_chunk().ok_or(LinkError::Garbage)?;
+                (magic, about, false)
+            }
+        };
+        let is_single_copy = *magic == SINGLE_COPY_MAGIC;
+        if !self.is_expected(about) || !(is_single_copy || *magic == MAGIC) {
+            self.header[..MAGIC.len()].copy_from_slice(if is_single_copy { &MAGIC } else { magic });
+            self.header[MAGIC.len()..].copy_from_slice(about);
+            return Err(self.contradiction());
+        }
+        self.filled = HEADER_BYTES;
+        if is_in_fastbox {
+            memory.receive_fastbox(self.length)?;
+            self.source = MessageSource::Fastbox;
+            return Ok(true);
+        }
+        memory.advance(HEADER_BYTES);
+        if is_single_copy {
+            self.source = MessageSource::SingleCopy(memory.receive_offer()?);
+        }
+        Ok(true)
+    }
+
+    /// Delivers the next piece, up to `limit` from the start of the message, in place or through `scratch`.
+    /// Returns `true` if there was one.
+    fn pull_from_memory(
+        &mut self,
+        memory: &mut ShmLink,
+        scratch: &mut Scratch,
+        limit: usize,
+        sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<bool, LinkError> {
+        let start = self.delivered;
+        if self.filled < HEADER_BYTES || start >= limit {
+            return Ok(false);
+        }
+        match self.source {
+            MessageSource::Fastbox => {
+                sink(start, memory.fastbox_bytes(start..limit));
+                self.delivered = limit;
+                if limit == self.length {
+                    memory.clear_fastbox();
+                }
+            }
+            MessageSource::Stream => {
+                let piece = memory.peek((limit - start).min(PUBLISH_BYTES_MAX))?;
+                let count = piece.len();
+                if count > 0 {
+                    sink(start, piece);
+                    memory.advance(count);
+                    self.delivered += count;
+                }
+            }
+            MessageSource::SingleCopy(address) => {
+                let room = scratch.room();
+                let piece = (limit - start).min(room.len());
+                if self.get(memory, address, &mut room[..piece])? {
+                    scratch.stage(piece);
+                    sink(start, scratch.take(piece));
+                }
+            }
+        }
+        self.received = self.delivered;
+        Ok(self.delivered > start)
+    }
+
+    /// Copies the next bytes of a single-copy message. Returns `false` if they are out of reach, and then
+    /// come through the ring. Also returns `false` if the peer has cancelled the message because its call
+    /// failed; then nothing more arrives until this rank is told.
+    fn get(&mut self, memory: &mut ShmLink, address: u64, into: &mut [u8]) -> Result<bool, LinkError> {
+        let copied = memory.get_message(address.wrapping_add(self.delivered as u64), into);
+        let taken = self.delivered + if copied { into.len() } else { 0 };
+        if !copied || taken == self.length {
+            self.source = MessageSource::Stream;
+            if !memory.ack_offer(taken)? {
+                return Ok(false);
+            }
+        }
+        (self.delivered, self.received) = (taken, taken);
+        Ok(copied)
+    }
+
+    /// Receives into the scratch buffer, the header first.
+    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, LinkError> {
+        let missing = HEADER_BYTES - self.filled;
+        let wanted = missing + self.length - self.received;
+        let room = scratch.room();
+        let count = wanted.min(room.len());
+        if count == 0 {
+            return Ok(false);
+        }
+        let Some(count) = arrived(socket::receive(stream, &mut room[..count])?)? else { return Ok(false) };
+        scratch.stage(count);
+        self.filled += count.min(missing);
+        self.received += count.saturating_sub(missing);
+        if missing > 0 && self.filled == HEADER_BYTES {
+            self.header.copy_from_slice(scratch.take(HEADER_BYTES));
+            self.check()?;
+        }
+        Ok(true)
+    }
+
+    /// Delivers staged bytes, up to `limit` from the start of the message. Returns `true` if there were any.
+    fn deliver(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
+        if self.filled < HEADER_BYTES {
+            return false;
+        }
+        let staged = scratch.staged();
+        let whole = if self.received == self.length { staged } else { staged / Grain::BYTES * Grain::BYTES };
+        let ready = whole.min(limit.saturating_sub(self.delivered));
+        if ready > 0 {
+            sink(self.delivered, scratch.take(ready));
+            self.delivered += ready;
+        }
+        ready > 0
+    }
+
+    /// Reads the rest of the header, and the bytes after it into `room`, which is for the rest of the
+    /// message.
+    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, LinkError> {
+        let missing = HEADER_BYTES - self.filled;
+        let received = if missing > 0 {
+            let head = IoSliceMut::new(&mut self.header[self.filled..]);
+            socket::receive_pieces(stream, &mut [head, IoSliceMut::new(room)])?
+        } else {
+            socket::receive(stream, room)?
+        };
+        let Some(count) = arrived(received)? else { return Ok(false) };
+        self.filled += count.min(missing);
+        self.received += count.saturating_sub(missing);
+        if missing > 0 && self.filled == HEADER_BYTES {
+            self.check()?;
+        }
+        Ok(true)
+    }
+
+    /// Compares the header with the expected one.
+    #[inline]
+    fn check(&self) -> Result<(), LinkError> {
+        let (magic, about) = self.header.split_at(MAGIC.len());
+        if magic == MAGIC && self.is_expected(about) { Ok(()) } else { Err(self.contradiction()) }
+    }
+
+    /// Returns `true` if a header is the expected one, apart from its magic number.
+    fn is_expected(&self, about: &[u8]) -> bool {
+        let (length, call) = about.split_at(size_of::<u64>());
+        length == (self.length as u64).to_le_bytes() && call == self.call.0
+    }
+
+    /// Returns the error for an unexpected header.
+    #[cold]
+    fn contradiction(&self) -> LinkError {
+        let (magic, rest) = self.header.split_at(8);
+        let (length, call) = rest.split_at(8);
+        let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
+        let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
+        if magic != MAGIC {
+            LinkError::Garbage
+        } else if length == GOODBYE {
+            LinkError::Goodbye
+        } else if theirs != self.call {
+            LinkError::Mismatch { theirs }
+        } else {
+            LinkError::Length { got: length, expected: self.length as u64 }
+        }
+    }
+}
+
+/// Converts the result of a receive: 0 bytes mean that the connection has ended.
+fn arrived(received: Option<usize>) -> Result<Option<usize>, LinkError> {
+    if received == Some(0) { Err(LinkError::Closed) } else { Ok(received) }
+}

@@ -1,0 +1,187 @@
+//! An outgoing message.
+
+use std::io::IoSlice;
+
+use socket2::Socket;
+
+use super::{
+    COPIED_BYTES_MAX, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, SINGLE_COPY_MAGIC,
+    encode,
+};
+use crate::Fingerprint;
+use crate::link::peer_link::PeerLink;
+use crate::link::scratch::Scratch;
+use crate::link::socket;
+use crate::shm::ShmLink;
+
+/// The most pieces of a message that one system call takes.
+const PARTS_MAX: usize = 16;
+
+/// An outgoing message.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    header: [u8; HEADER_BYTES],
+    sent: usize,
+    total: usize,
+    pub(super) single_copy: SingleCopy,
+}
+
+/// The state of a single-copy send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SingleCopy {
+    /// The message is not sent as a single copy.
+    Off,
+    /// It will be, if the link can do that.
+    Wanted,
+    /// The peer may be copying it.
+    Offered,
+}
+
+impl Outbound {
+    pub(crate) fn new(length: usize, call: &Fingerprint) -> Self {
+        let (header, total) = (encode(length as u64, call), HEADER_BYTES + length);
+        Self { header, sent: 0, total, single_copy: SingleCopy::Off }
+    }
+
+    /// Allows a single-copy send if `wanted` is `true`.
+    pub(crate) const fn single_copy_if(self, wanted: bool) -> Self {
+        let single_copy = if wanted { SingleCopy::Wanted } else { SingleCopy::Off };
+        Self { single_copy, ..self }
+    }
+
+    pub(crate) fn done(&self) -> bool {
+        self.sent == self.total
+    }
+
+    /// Returns `true` if the peer may have some of it.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.sent > 0 || self.single_copy == SingleCopy::Offered
+    }
+
+    /// Returns how many bytes of the payload were sent.
+    pub(super) fn payload_sent(&self) -> usize {
+        self.sent.saturating_sub(HEADER_BYTES)
+    }
+
+    /// Sends as much as the link takes. Returns `true` if it took something.
+    pub(crate) fn push(
+        &mut self,
+        link: &mut PeerLink,
+        scratch: &mut Scratch,
+        parts: &[&[u8]],
+    ) -> Result<bool, LinkError> {
+        match link {
+            PeerLink::Socket(stream) => self.push_to_socket(stream, scratch, parts),
+            PeerLink::Shm(memory) => self.push_to_memory(memory, parts),
+        }
+    }
+
+    fn push_to_memory(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
+        let mut moved = false;
+        if self.sent == 0 && self.put_in_fastbox(memory, parts)? {
+            return Ok(true);
+        }
+        match (self.single_copy, parts) {
+            (SingleCopy::Wanted, &[message]) => {
+                let is_offered = memory.offer_message(&self.offering(), message)?;
+                self.single_copy = if is_offered { SingleCopy::Offered } else { SingleCopy::Off };
+                if is_offered {
+                    return Ok(true);
+                }
+            }
+            (SingleCopy::Offered, _) => {
+                let Some(taken) = memory.acked(self.total - HEADER_BYTES)? else { return Ok(false) };
+                self.single_copy = SingleCopy::Off;
+                self.sent = HEADER_BYTES + taken;
+                moved = true;
+            }
+            _ => {}
+        }
+        // Sends no more at once than a socket takes. The peer may read as fast as this side writes, and the
+        // deadline has to be checked in between.
+        let enough = self.total.min(self.sent + SEND_BYTES_MAX);
+        while self.sent < enough && self.push_piece(memory, parts)? {
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Sends the whole message through the fastbox, if possible.
+    fn put_in_fastbox(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
+        let about = &self.header[MAGIC.len()..];
+        let is_in_fastbox = memory.put_in_fastbox(about, parts, self.total - HEADER_BYTES)?;
+        self.sent = if is_in_fastbox { self.total } else { 0 };
+        Ok(is_in_fastbox)
+    }
+
+    /// Returns the header of a single-copy message.
+    fn offering(&self) -> [u8; HEADER_BYTES] {
+        let mut header = self.header;
+        header[..SINGLE_COPY_MAGIC.len()].copy_from_slice(&SINGLE_COPY_MAGIC);
+        header
+    }
+
+    /// Copies and publishes as much as there is room for, up to the size that the peer should wait for.
+    fn push_piece(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
+        let wanted = (self.total - self.sent).min(PUBLISH_BYTES_MAX);
+        let count = memory.room(wanted)?.min(wanted);
+        let (mut written, mut skip) = (0, self.sent);
+        for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+            if written == count {
+                break;
+            }
+            let rest = &announce_other_size[skip.min(announce_other_size.len())..];
+            skip -= announce_other_size.len() - rest.len();
+            let piece = &rest[..rest.len().min(count - written)];
+            memory.write(written, piece);
+            written += piece.len();
+        }
+        if count > 0 {
+            memory.publish(count);
+        }
+        self.sent += count;
+        Ok(count > 0)
+    }
+
+    fn push_to_socket(
+        &mut self,
+        stream: &Socket,
+        scratch: &mut Scratch,
+        parts: &[&[u8]],
+    ) -> Result<bool, LinkError> {
+        let sent = if self.total <= COPIED_BYTES_MAX {
+            let message = &mut scratch.outgoing;
+            message.clear();
+            message.extend_from_slice(&self.header);
+            parts.iter().for_each(|announce_other_size| message.extend_from_slice(announce_other_size));
+            socket::send(stream, &message[self.sent..])?
+        } else {
+            self.push_pieces(stream, parts)?
+        };
+        self.sent += sent.unwrap_or(0);
+        Ok(sent.is_some())
+    }
+
+    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, LinkError> {
+        let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
+        let mut count = 0;
+        let mut room = SEND_BYTES_MAX;
+        let mut skip = self.sent;
+        for announce_other_size in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+            let rest = &announce_other_size[skip.min(announce_other_size.len())..];
+            skip -= announce_other_size.len() - rest.len();
+            if !rest.is_empty() {
+                pieces[count] = IoSlice::new(&rest[..rest.len().min(room)]);
+                room -= pieces[count].len();
+                count += 1;
+            }
+            if count == PARTS_MAX || room == 0 {
+                break;
+            }
+        }
+        Ok(match &pieces[..count] {
+            [one] => socket::send(stream, one)?,
+            several => socket::send_pieces(stream, several)?,
+        })
+    }
+}

@@ -1,0 +1,7 @@
+//! Links between two processes: sockets, message framing, and message counts.
+
+pub(crate) mod counts;
+pub(crate) mod message;
+pub(crate) mod peer_link;
+pub(crate) mod scratch;
+pub(crate) mod socket;

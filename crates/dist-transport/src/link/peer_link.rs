@@ -1,0 +1,102 @@
+//! A link to a peer for one channel: a TCP socket, or shared memory.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::PollFlags;
+use socket2::Socket;
+
+use crate::Activity;
+use crate::link::message::{self, LinkError};
+use crate::link::socket;
+use crate::shm::{ShmLink, StreamEnd};
+
+#[derive(Debug)]
+pub(crate) enum PeerLink {
+    Socket(Socket),
+    Shm(ShmLink),
+}
+
+impl PeerLink {
+    /// Sends a goodbye if the link takes it at once.
+    pub(crate) fn say_goodbye(&self) {
+        match self {
+            Self::Socket(stream) => {
+                let _ = socket::send(stream, &message::goodbye());
+            }
+            Self::Shm(memory) => memory.say_goodbye(),
+        }
+    }
+
+    /// Cancels a single-copy send that the peer may be reading, after a failed call.
+    pub(crate) fn cancel_offer(&mut self) {
+        if let Self::Shm(memory) = self {
+            memory.cancel_offer();
+        }
+    }
+
+    /// Prepares to sleep until the link is ready for this. Returns `false` if it is ready.
+    pub(crate) fn prepare_sleep(&mut self, activity: Activity) -> bool {
+        match self {
+            Self::Socket(_) => true,
+            Self::Shm(memory) => memory.prepare_sleep(activity != Activity::Send),
+        }
+    }
+
+    /// Returns `true` if anything has arrived that was not received yet, including a goodbye.
+    pub(crate) fn has_arrived(&mut self) -> Result<bool, LinkError> {
+        match self {
+            Self::Socket(stream) => match socket::peek(stream)? {
+                Some(0) => Err(LinkError::Closed),
+                come => Ok(come.is_some()),
+            },
+            Self::Shm(memory) => match memory.has_arrived() {
+                Err(StreamEnd::Goodbye) => Ok(true),
+                come => Ok(come?),
+            },
+        }
+    }
+
+    /// Returns `true` if a message has arrived that was not received yet. A goodbye is no message.
+    pub(crate) fn has_message(&mut self) -> bool {
+        match self {
+            Self::Socket(stream) => {
+                let mut start = [0; message::START_BYTES];
+                let peeked = socket::peek_into(stream, &mut start);
+                matches!(peeked, Ok(Some(count)) if count > 0) && !message::is_goodbye(&start)
+            }
+            Self::Shm(memory) => memory.has_arrived().unwrap_or(false),
+        }
+    }
+
+    /// Returns `true` if the peer may have to run on this core.
+    pub(crate) fn may_share_core(&self) -> bool {
+        match self {
+            Self::Socket(_) => true,
+            Self::Shm(memory) => memory.shares_core(),
+        }
+    }
+
+    /// Returns the events to poll for during sleep.
+    pub(crate) fn events(&self, activity: Activity) -> PollFlags {
+        match self {
+            Self::Socket(_) if activity == Activity::Send => PollFlags::OUT,
+            _ => PollFlags::IN,
+        }
+    }
+
+    /// Ends the sleep.
+    pub(crate) fn end_sleep(&mut self) {
+        if let Self::Shm(memory) = self {
+            memory.end_sleep();
+        }
+    }
+}
+
+impl AsFd for PeerLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Socket(stream) => stream.as_fd(),
+            Self::Shm(memory) => memory.as_fd(),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A buffer for bytes between their arrival and their delivery.
+
+use crate::Grain;
+
+/// The most bytes that are received before they are delivered.
+const BYTES: usize = 256 << 10;
+
+/// A buffer for bytes between their arrival and their delivery. It is small enough for the cache, aligned for
+/// any element, and allocated on first use.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// A small message to be sent, in one piece.
+    pub(crate) outgoing: Vec<u8>,
+    grains: Vec<Grain>,
+    start: usize,
+    end: usize,
+}
+
+impl Scratch {
+    /// Discards the staged bytes.
+    pub(crate) fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
+    /// Returns how many bytes are staged.
+    pub(crate) const fn staged(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Returns `true` if there is no room for more until some bytes are delivered.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.staged() == BYTES
+    }
+
+    /// Stages bytes that were written into the [room](Self::room).
+    pub(crate) const fn stage(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    /// Delivers a complete message by the rules of a [`Sink`](crate::Sink).
+    pub(crate) fn pass(&mut self, message: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
+        let mut offset = 0;
+        while offset < message.len() {
+            let room = self.room();
+            let count = room.len().min(message.len() - offset);
+            room[..count].copy_from_slice(&message[offset..][..count]);
+            self.stage(count);
+            sink(offset, self.take(count));
+            offset += count;
+        }
+    }
+
+    /// Returns the free memory behind the staged bytes.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        if self.grains.is_empty() {
+            self.grains = vec![Grain::ZERO; BYTES / Grain::BYTES];
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.grains);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == bytes.len() && self.start > 0 {
+            bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut bytes[self.end..]
+    }
+
+    /// Returns the first `count` staged bytes, and unstages them.
+    pub(crate) fn take(&mut self, count: usize) -> &[u8] {
+        let taken = self.start..self.start + count;
+        self.start = taken.end;
+        &bytemuck::cast_slice(&self.grains)[taken]
+    }
+}
