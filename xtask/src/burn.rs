@@ -20,7 +20,8 @@ pub(crate) fn run() -> Result<(), Failure> {
 /// The steps of this command, for `ci` to have them too.
 pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
     steps.step("burn: clippy", || {
-        show(&mut unoptimised("clippy --package dist-burn --all-targets -- -D warnings"))
+        show(&mut unoptimised("clippy --package dist-burn --all-targets -- -D warnings"))?;
+        show(&mut unoptimised("clippy --package dist --features burn -- -D warnings"))
     })?;
     steps.step("burn: docs", || {
         show(unoptimised("doc --package dist-burn --no-deps").env("RUSTDOCFLAGS", "-D warnings"))

@@ -4,6 +4,8 @@
 pub mod prelude;
 
 pub use dist_algos as algos;
+#[cfg(feature = "burn")]
+pub use dist_burn as burn;
 #[cfg(feature = "candle")]
 pub use dist_candle as candle;
 pub use dist_collectives as collectives;
