@@ -57,9 +57,10 @@ pub(crate) fn table(lines: &[(String, Vec<String>)]) -> String {
     let width =
         |column: usize| lines.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
+    let title_width = lines.iter().map(|(title, _)| title.chars().count()).max().unwrap_or(0);
     let mut table = String::new();
     for (title, cells) in lines {
-        let mut line = format!("{title:>5}");
+        let mut line = format!("{title:>title_width$}");
         for (cell, width) in cells.iter().zip(&widths) {
             // Writing to a string cannot fail.
             let _ = write!(line, "  {cell:<width$}");

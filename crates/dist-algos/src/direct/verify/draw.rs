@@ -16,8 +16,8 @@ use crate::verify::table;
 /// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
 /// signals  rank 0       rank 1
-///     1  sheet=0.0 !  !
-///                     ?0×1 =0.0←0(sheet)
+///       1  eager=0.0 !  !
+///                       ?0×1 =0.0←0(eager)
 /// ";
 /// assert_eq!(draw(plan), expected);
 /// ```
