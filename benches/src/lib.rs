@@ -57,8 +57,3 @@ fn points(criterion: &mut Criterion, world: &mut World, algorithm: Algorithm) {
     }
     group.finish();
 }
-
-/// The front page's example is one that works.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct FrontPage;
