@@ -1,4 +1,4 @@
-//! The program of the workspace's README: the mean of a gradient of every rank.
+//! The mean of a gradient of every rank.
 //!
 //! `distctl run -n 4 -- target/release/examples/mean` runs it as four processes.
 #![allow(clippy::print_stdout, reason = "it is a program")]

@@ -47,7 +47,9 @@ fn rank(moment: Duration, allocated: bool) {
     };
     assert_eq!(error.peer(), Some(VICTIM), "{error}");
     assert!(error.to_string().contains("died"), "{error}");
-    assert!(buffer.is_empty(), "it may still be written into");
+    // A call that begins after the abort is known fails before the buffer is lent: the buffer is as it was.
+    let is_untouched = buffer.iter().all(|&value| value == 1.0);
+    assert!(buffer.is_empty() || is_untouched, "it may still be written into");
     // New memory is not the memory that was given up.
     let fresh = vec![9_u8; 4 * LEN];
     drop(comm);

@@ -22,7 +22,6 @@ mod mismatches;
 mod oracle;
 mod parity;
 mod pending;
-mod readme;
 mod refusals;
 #[cfg(feature = "ndarray")]
 mod shaped;
