@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::command::{Failure, cargo, line, show, target_folder};
+use crate::members;
 
 pub(crate) const HELP: &str = "\
 cargo xtask matrix [--filter TEXT]
@@ -27,7 +28,9 @@ const TRANSPORTS: [(&str, &[usize]); 3] =
     [("tcp", &[1, 2, 3, 5, 8]), ("shm", &[2, 4, 7]), ("sim", &[3, 6, 9])];
 
 pub(crate) fn run(filter: &str) -> Result<(), Failure> {
-    show(&mut cargo("build --quiet --package dist-cli --bins --example matrix"))?;
+    // With the features of the tests, which have built most of it.
+    let features = members::all_features()?;
+    show(&mut cargo(&format!("build --quiet {features} --bin distctl --example matrix")))?;
     let folder = target_folder()?.join("debug");
     let (transports, words): (Vec<_>, Vec<_>) =
         filter.split_whitespace().partition(|word| TRANSPORTS.iter().any(|(name, _)| name == word));

@@ -1,6 +1,7 @@
 //! `cargo xtask sim`: programs under many seeds, on the simulated network.
 
 use crate::command::{Failure, cargo, show};
+use crate::members;
 
 pub(crate) const HELP: &str = "\
 cargo xtask sim [--seeds N] [--first N] [--size]
@@ -30,18 +31,17 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    explore(&if size { "size".to_owned() } else { format!("{seeds} {first}") })
+    let arguments = if size { "size".to_owned() } else { format!("{seeds} {first}") };
+    explore("--release --package dist-parallel", &arguments)
 }
 
-/// A number of seeds that takes seconds, for `cargo xtask test`.
+/// Runs a number of seeds that takes seconds, with what the tests have built, for `cargo xtask test`.
 pub(crate) fn run_some() -> Result<(), Failure> {
-    explore("100 0")
+    explore(&members::all_features()?, "100 0")
 }
 
-fn explore(arguments: &str) -> Result<(), Failure> {
-    show(&mut cargo(&format!(
-        "run --quiet --release --package dist-parallel --example explore -- {arguments}"
-    )))
+fn explore(build: &str, arguments: &str) -> Result<(), Failure> {
+    show(&mut cargo(&format!("run --quiet {build} --example explore -- {arguments}")))
 }
 
 fn number(arguments: &mut lexopt::Parser) -> Result<u64, Failure> {
