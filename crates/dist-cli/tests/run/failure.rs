@@ -210,9 +210,10 @@ fn a_rank_may_join_by_a_process_that_its_wrapper_leaves_behind() {
     }
     let program = std::env::current_exe().unwrap();
     let test = std::thread::current().name().unwrap().to_owned();
-    // The others have long been there when it comes.
-    let wrapper =
-        r#"test $RANK = 1 || exec "$0" "$@"; setsid -f sh -c 'sleep 0.5; exec "$0" "$@"' "$0" "$@""#;
+    // The wrapper ends when the process has left its group and closes the pipe. The other ranks have long been there when the
+    // process joins.
+    let wrapper = r#"test $RANK = 1 || exec "$0" "$@"
+        : $(setsid -f sh -c 'exec >&2; sleep 0.5; exec "$0" "$@"' "$0" "$@")"#;
     let mut command = distctl(&["run", "-n", "3", "--", "sh", "-c", wrapper, program.to_str().unwrap()]);
     let output = command.args(["--exact", &test, "--nocapture"]).env(END, "late").output().unwrap();
     assert!(output.status.success(), "{output:?}");
