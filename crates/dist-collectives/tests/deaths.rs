@@ -1,6 +1,7 @@
 //! Processes die while all of them write into each other's memory.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "a rank tells the test by its output")]
 
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ const VICTIM: usize = 1;
 const MOMENT: &str = "DIST_TEST_MOMENT";
 /// `true` if the buffers are allocated in shared memory.
 const ALLOCATED: &str = "DIST_TEST_ALLOCATED";
+/// Printed by a rank whose buffer was lent when the victim died.
+const GIVEN_UP: &str = "the buffer was given up";
 /// Several blocks of one system call.
 const LEN: usize = 200_000;
 
@@ -50,6 +53,7 @@ fn rank(moment: Duration, allocated: bool) {
     // A call that begins after the abort is known fails before the buffer is lent: the buffer is as it was.
     let is_untouched = buffer.iter().all(|&value| value == 1.0);
     assert!(buffer.is_empty() || is_untouched, "it may still be written into");
+    println!("{}", if buffer.is_empty() { GIVEN_UP } else { "the buffer was not lent" });
     // New memory is not the memory that was given up.
     let fresh = vec![9_u8; 4 * LEN];
     drop(comm);
@@ -62,6 +66,7 @@ fn whenever_a_process_dies_the_others_name_it_and_give_the_memory_up() {
         let moment: u64 = std::env::var(MOMENT).unwrap().parse().unwrap();
         return rank(Duration::from_micros(moment), std::env::var(ALLOCATED).unwrap() == "true");
     }
+    let mut given_up = 0;
     for moment in 0..10_u32 {
         for allocated in ["true", "false"] {
             let moment = (moment * 173).to_string();
@@ -71,7 +76,9 @@ fn whenever_a_process_dies_the_others_name_it_and_give_the_memory_up() {
             for ended in &job.ranks {
                 let succeeded = ended.status.is_some_and(|status| status.success());
                 assert_eq!(succeeded, ended.rank != VICTIM, "rank {}: {}", ended.rank, ended.output);
+                given_up += usize::from(ended.output.contains(GIVEN_UP));
             }
         }
     }
+    assert!(given_up > 0, "no victim died while memory was lent");
 }
