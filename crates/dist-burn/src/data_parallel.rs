@@ -170,7 +170,7 @@ impl DataParallel {
     /// [`share`](Self::share): `loss_of` is called with the number of each, in order. Unlike for [`backward`](Self::backward),
     /// the number need not be a multiple of the number of ranks, and may be below it.
     ///
-    /// What is in a micro-batch should depend on its number, not on the rank: then the results are
+    /// If the data of a micro-batch depends on its number and not on the rank, the results are
     /// [the same bits](Self#which-sums-are-the-same) on any number of ranks whose shares are the same power of two.
     ///
     /// ```
@@ -350,7 +350,7 @@ impl DataParallel {
         self.ddp.share(total)
     }
 
-    /// What came of the last step: the mean loss over all ranks, how many micro-batches there were, how long it took and what
+    /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, the time and what
     /// was sent. `None` before the first step.
     pub const fn report(&self) -> Option<&StepReport> {
         self.report.as_ref()
@@ -392,7 +392,7 @@ impl DataParallel {
         self.finish(report, model)
     }
 
-    /// What every call that synchronises does first: holds what ranks compare or synchronise.
+    /// Copies the values that ranks compare or synchronise. Every call that synchronises begins with this.
     fn begin<M: Module>(&mut self, model: &M) -> Result<(), BurnError> {
         let compares = self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY);
         let held = if compares || self.ddp.model().has_synchronised_buffers() {

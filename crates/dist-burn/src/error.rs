@@ -1,10 +1,10 @@
-//! What can go wrong between burn and parallel training.
+//! The error type of training burn models.
 
 use burn::tensor::DType;
 use dist_parallel::BoxError;
 
 dist_parallel::error_enum! {
-/// What can go wrong between burn and parallel training.
+/// An error in training a burn model.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BurnError {
@@ -31,7 +31,7 @@ pub enum BurnError {
     Unread {
         /// The tensor.
         name: String,
-        /// What burn says.
+        /// The error of burn.
         source: BoxError,
     },
     /// A module is not the one that `DataParallel` was made with: it has other tensors.
@@ -41,9 +41,9 @@ pub enum BurnError {
     ModelChanged {
         /// The number of the first tensor that differs.
         index: usize,
-        /// What it was.
+        /// The tensor at the start.
         expected: String,
-        /// What it is.
+        /// The tensor now.
         found: String,
     },
     /// Gradients belong to no trained parameter of the model, and would be lost.
@@ -51,7 +51,7 @@ pub enum BurnError {
         "{count} gradients belong to no parameter that the model trained when DataParallel was made: they would be lost"
     )]
     ForeignGradients {
-        /// How many.
+        /// The number of them.
         count: usize,
     },
     /// The loss is not one number.
@@ -75,7 +75,7 @@ pub enum BurnError {
     /// burn could not write or read the record of an optimizer.
     #[error("burn could not convert the optimizer's record")]
     OptimizerRecord {
-        /// What burn says.
+        /// The error of burn.
         source: BoxError,
     },
     /// No tensor of the model has this name.

@@ -21,14 +21,14 @@ use crate::BurnError;
 /// All micro-batches of a step, on all ranks, either have a weight or have none. A rank's micro-batches of one step weigh at
 /// most 2⁴⁶ together. The tensor has one element.
 pub trait TensorLoss: sealed::Sealed {
-    /// What training is told of this loss.
+    /// The form of this loss that training adds up.
     type Counted: Loss;
 
     /// The loss.
     #[doc(hidden)]
     fn tensor(&self) -> &Tensor<1>;
 
-    /// How much it weighs; `None` for a loss without a weight.
+    /// Returns the weight; `None` for a loss without one.
     #[doc(hidden)]
     fn weight(&self) -> Option<u64>;
 

@@ -142,7 +142,7 @@ impl ModuleParams {
         Ok(())
     }
 
-    /// Whether ranks make something of any buffer.
+    /// Returns `true` if any buffer is synchronised between ranks.
     pub(crate) fn has_synchronised_buffers(&self) -> bool {
         self.infos.iter().any(|info| info.buffer.is_some_and(|sync| sync != BufferSync::Local))
     }
@@ -347,7 +347,7 @@ struct Install<'a> {
 }
 
 impl<'a> Install<'a> {
-    /// What was written to the next tensor.
+    /// Returns the value that was written to the next tensor.
     fn written(&mut self) -> Option<(&'a ParamInfo, &'a TensorData)> {
         let index = self.path.advance().index;
         match (self.params.infos.get(index)?, self.params.held.get(index)?) {
@@ -356,7 +356,7 @@ impl<'a> Install<'a> {
         }
     }
 
-    /// What was written to the next tensor, which is of integers or booleans of this type.
+    /// Returns the value that was written to the next tensor, which is of integers or booleans of this type.
     fn written_as(&mut self, dtype: DType) -> Option<TensorData> {
         let (info, data) = self.written()?;
         match values::back(&info.name, data, dtype) {

@@ -1,4 +1,4 @@
-//! What a burn optimizer has kept, as tensors of a checkpoint.
+//! The state of a burn optimizer, as tensors of a checkpoint.
 //!
 //! burn keeps the state of an optimizer by parameter, under a number that is random in every process. In a checkpoint it
 //! has the parameter's name: `optimizer:layers.0.weight:momentum.moment_1`. How much an optimizer keeps of a parameter
@@ -16,21 +16,21 @@ use dist_parallel::{BoxError, FloatType, ParamInfo};
 use crate::walk::{Position, TensorVisitor, walk};
 use crate::{BurnError, values};
 
-/// What the names of an optimizer's tensors in a checkpoint begin with. No field of a module has such a name.
+/// The prefix of the names of an optimizer's tensors in a checkpoint. No field of a module has such a name.
 pub(crate) const PREFIX: &str = "optimizer:";
 
-/// What an optimizer keeps of the parameters of a module.
+/// The state that an optimizer keeps for the parameters of a module.
 pub(crate) struct OptimizerState {
     parameters: Vec<OfParameter>,
     /// The names that burn has for parameters in its own record, by their numbers.
     paths: BTreeMap<String, String>,
 }
 
-/// What it keeps of one parameter.
+/// The state that it keeps for one parameter.
 struct OfParameter {
     id: u64,
     name: String,
-    /// Whether it has kept anything. If not, `fields` are those that it would have.
+    /// `true` if it has kept anything. If not, `fields` are those that it would have.
     is_present: bool,
     fields: Fields,
 }
@@ -44,7 +44,7 @@ enum Field {
 }
 
 impl OptimizerState {
-    /// What this optimizer keeps of this module's parameters, or would keep after a step.
+    /// Returns the state that this optimizer keeps for this module's parameters, or would keep after a step.
     pub(crate) fn of<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Result<Self, BurnError> {
         let parameters = parameters(module);
         let Record { states: mut kept, mut paths } = read(optimizer.to_record())?;
@@ -141,7 +141,7 @@ impl OptimizerState {
 /// The field that says whether anything was kept of a parameter.
 const PRESENT: &str = "is_present";
 
-/// What a record of an optimizer has.
+/// The contents of an optimizer's record.
 struct Record {
     /// By the number of the parameter.
     states: HashMap<u64, Fields>,

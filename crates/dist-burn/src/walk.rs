@@ -6,7 +6,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor};
 
-/// Where a tensor is in its module.
+/// The place of a tensor in its module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Position<'a> {
     /// Its number, in the order of declaration.

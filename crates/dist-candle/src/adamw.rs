@@ -56,7 +56,7 @@ struct Trained {
     square: Array,
     /// Steps of the optimizer, those included in which the variable had no gradient.
     steps: f64,
-    /// Whether it has ever had a gradient: else the moments are zero.
+    /// `true` if it has ever had a gradient. Otherwise the moments are zero.
     has_moments: bool,
 }
 
@@ -268,7 +268,7 @@ pub(crate) struct Numbered<'a> {
     places: Vec<Option<usize>>,
 }
 
-/// Whether the optimizer is only read.
+/// The access that a caller has to the optimizer's state.
 enum Access<'a> {
     Save(&'a AdamW),
     Load(&'a mut AdamW),
@@ -324,7 +324,7 @@ impl Numbered<'_> {
         }
     }
 
-    /// What is kept of a slice, to be changed; `None` if it is only read, or not there.
+    /// Returns the state of a slice for writing; `None` if it is only read, or absent.
     fn trained_mut(&mut self, slice: usize) -> Option<(&ParamsAdamW, &mut Trained)> {
         let place = (*self.places.get(slice)?)?;
         match &mut self.optimizer {

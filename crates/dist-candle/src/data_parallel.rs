@@ -127,7 +127,7 @@ impl DataParallel {
     /// [`share`](Self::share): `loss_of` is called with the number of each, in order. Unlike for [`backward`](Self::backward),
     /// the number need not be a multiple of the number of ranks, and may be below it.
     ///
-    /// What is in a micro-batch should depend on its number, not on the rank: then the results are
+    /// If the data of a micro-batch depends on its number and not on the rank, the results are
     /// [the same bits](Self#which-sums-are-the-same) on any number of ranks whose shares are the same power of two.
     ///
     /// ```

@@ -271,7 +271,7 @@ fn describe(name: String, var: &Var) -> Result<ParamInfo, CandleError> {
     Ok(if is_buffer { info.with_sync(BufferSync::default()) } else { info })
 }
 
-/// Whether a variable of this name is one that candle's batch norm changes by itself.
+/// Returns `true` if candle's batch norm changes the variable of this name by itself.
 fn names_buffer(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
 }

@@ -2,10 +2,10 @@
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// What a page holds. Every part knows its line.
+/// The contents of a page. Every part knows its line.
 #[derive(Debug, Default)]
 pub(super) struct Page {
-    /// What a link can lead to, without `#`.
+    /// The headings that a link can name, without `#`.
     pub(super) anchors: Vec<String>,
     pub(super) links: Vec<Link>,
     pub(super) sentences: Vec<Sentence>,
@@ -24,7 +24,7 @@ pub(super) struct Link {
 pub(super) struct Sentence {
     pub(super) line: usize,
     pub(super) text: String,
-    /// Whether it ends like a sentence. A short item of a list does not.
+    /// `true` if it ends like a sentence. A short item of a list does not.
     pub(super) complete: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Sentence {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) line: usize,
-    /// What follows the fence, as in `rust,no_run`.
+    /// The text after the fence, such as `rust,no_run`.
     pub(super) info: String,
     pub(super) text: String,
 }
@@ -69,7 +69,7 @@ impl Block {
     }
 }
 
-/// What follows `$ ` or the prompt of a named host, as `node0$ `.
+/// Returns the text after `$ ` or after the prompt of a named host, such as `node0$ `.
 fn without_prompt(line: &str) -> Option<&str> {
     let (host, command) = line.split_once("$ ")?;
     host.chars().all(char::is_alphanumeric).then_some(command)
@@ -110,7 +110,7 @@ struct Prose {
     text: String,
 }
 
-/// Where the text that comes next stands.
+/// The place of the text that comes next.
 #[derive(Debug)]
 enum Place {
     Prose,

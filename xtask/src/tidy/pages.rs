@@ -6,7 +6,7 @@ use super::Finding;
 use super::markdown::{Block, Page};
 use super::tree::{File, Tree};
 
-/// Where the pages of the guide are.
+/// The folder of the pages of the guide.
 pub(crate) const BOOK: &str = "docs/book/src/";
 
 /// The most words that the sentences of a page may have on average.
@@ -60,7 +60,7 @@ pub(super) fn links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether a link names a file or a heading, not an address or an item of the code.
+/// Returns `true` if a link names a file or a heading, not an address or an item of the code.
 fn is_in_repository(target: &str) -> bool {
     let has_scheme = target.contains("://") || target.starts_with("mailto:");
     let is_path = target.contains(['/', '#']) || target.ends_with(".md");
@@ -137,7 +137,7 @@ fn wrong_with(block: &Block) -> Option<String> {
         .then(|| "this block is not compiled: write `rust`, or `rust,no_run` if it cannot run".to_owned())
 }
 
-/// Whether some crate has the page as documentation, whose code is tested.
+/// Returns `true` if some crate includes the page as documentation, so that its code is tested.
 fn is_tested(tree: &Tree, name: &str) -> bool {
     let included = |file: &File| {
         let end = if file.path == "docs/book/pages.rs" {
@@ -204,7 +204,7 @@ fn has_example(tree: &Tree, name: &str) -> bool {
     tree.rust_files().any(|file| ends.iter().any(|end| file.path.ends_with(end)))
 }
 
-/// Whether this is a folder of the workspace, as named in it or from a folder beside a clone called `dist`.
+/// Returns `true` if this is a folder of the workspace, as named in it or from a folder beside a clone called `dist`.
 fn is_folder(tree: &Tree, path: &str) -> bool {
     let path = format!("{}/", path.strip_prefix("../dist/").unwrap_or(path));
     tree.files.iter().any(|file| file.path.starts_with(&path))

@@ -1,4 +1,4 @@
-//! Which examples of a data set each micro-batch of a step has.
+//! The assignment of a data set's examples to the micro-batches of steps.
 //!
 //! A trainer calls its closure with the number of a micro-batch, among those of all ranks. The data of a micro-batch must
 //! depend on this number and the step, never on the rank or on how often the closure was called. Then no example is computed

@@ -24,26 +24,26 @@ use crate::{Error, Result};
 #[doc(alias = "DistributedSampler")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sampler {
-    /// How many examples the data set has.
+    /// The number of examples in the data set.
     pub len: usize,
     /// Chooses the permutations. 0 by default.
     pub seed: u64,
     /// The epoch, which has a permutation of its own.
     #[doc(alias = "set_epoch")]
     pub epoch: u64,
-    /// How many examples of this epoch are taken already. 0, unless a training goes on in the middle of an epoch.
+    /// The number of examples of this epoch that earlier steps have used. 0, unless a training resumes in the middle of an epoch.
     pub taken: usize,
-    /// Whether examples are shuffled, as they are by default. If not, their order is that of the data set.
+    /// `true` to shuffle the examples, which is the default. If not, their order is that of the data set.
     pub shuffle: bool,
-    /// How many examples a micro-batch has. 1 by default.
+    /// The number of examples in a micro-batch. 1 by default.
     pub batch: usize,
-    /// How many micro-batches a step has, on all ranks together. 1 by default.
+    /// The number of micro-batches in a step, on all ranks together. 1 by default.
     pub micro_batches: usize,
-    /// What becomes of examples at the end of an epoch that are fewer than a step needs.
+    /// The treatment of the last examples of an epoch, if they are fewer than a step needs.
     pub last: LastStep,
 }
 
-/// What becomes of the examples at the end of an epoch, or of a stream, that are fewer than a step needs.
+/// The treatment of the last examples of an epoch, or of a stream, if they are fewer than a step needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum LastStep {
     /// The last step is filled up with the first examples of the epoch, or of the stream's last step, again as often as needed.
@@ -212,9 +212,9 @@ impl Iterator for Steps {
 /// One step: which examples each of its micro-batches has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// What has taken all steps before.
+    /// The sampler, after all earlier steps.
     sampler: Sampler,
-    /// How many examples it has.
+    /// The number of examples in it.
     len: usize,
 }
 

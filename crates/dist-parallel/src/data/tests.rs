@@ -16,7 +16,7 @@ fn permutation(len: u64, seed: u64, epoch: u64) -> Vec<u64> {
     (0..len).map(|place| Permutation::new(len, seed, epoch).at(place)).collect()
 }
 
-/// What the ranks of a world compute of a step: all examples, rank by rank.
+/// Returns the examples of a step that the ranks of a world compute, rank by rank.
 fn computed_by(world_size: usize, step: &Step) -> Vec<usize> {
     let shares = (0..world_size).flat_map(|rank| step.share(rank, world_size));
     shares.flat_map(|micro_batch| step.examples(micro_batch).unwrap()).collect()

@@ -1,4 +1,4 @@
-//! Whether this process computes with more threads than its share of the cores.
+//! A warning if this process computes with more threads than its share of the cores.
 
 use std::fs::DirEntry;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::{Deadline, Runtime, warning};
 /// The variable that says with how many threads rayon computes, and so candle and others that use it.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// How soon a process is looked at. The pauses between two looks double up to the longest.
+/// The time until the first check. The pause between two checks doubles up to the longest.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
@@ -42,7 +42,7 @@ impl ThreadWatch {
     }
 }
 
-/// How many threads rayon computes with: what the variable says, or else one for each core that the process may run on.
+/// Returns the number of threads of rayon: the value of the variable, or one for each core that the process may use.
 fn pool(variable: Option<&str>, cores: usize) -> usize {
     variable.and_then(|threads| threads.trim().parse().ok()).filter(|&threads| threads > 0).unwrap_or(cores)
 }
