@@ -32,7 +32,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
   book     check the guide and build it into target/book                   [--write]
   docs     write docs/algorithms.md anew from the schedules
-  tidy     layer order, module headers, unsafe, file names, lengths; links and sentences of pages
+  tidy     layer order, headers, unsafe, names, words, lengths; links and sentences of pages   [--words]
 
 Alone: cargo demo trains a small model on 2 processes; distctl (crates/dist-cli) starts and measures jobs.";
 
@@ -67,7 +67,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "test" => with_help(arguments, test::HELP, test::run),
         "book" => book::run(arguments),
         "docs" => with_help(arguments, docs::HELP, docs::run),
-        "tidy" => with_help(arguments, tidy::HELP, tidy::run),
+        "tidy" => tidy::run(arguments),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
         "sim" => sim::run(arguments),
         "compare" => compare::run(arguments),

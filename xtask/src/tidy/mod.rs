@@ -5,16 +5,20 @@ mod markdown;
 mod pages;
 mod source;
 mod tree;
+mod words;
 
 #[cfg(test)]
 mod tests;
 
+use lexopt::ValueExt;
+
 use crate::command::{Failure, cargo, output};
 pub(crate) use pages::BOOK;
 use tree::Tree;
+use words::Words;
 
 pub(crate) const HELP: &str = "\
-cargo xtask tidy
+cargo xtask tidy [--words [--seed N]]
 
 Checks what neither the compiler nor clippy does:
   layers     a crate's manifest names only crates below it (not for tests); frameworks at home
@@ -22,6 +26,8 @@ Checks what neither the compiler nor clippy does:
   headers    every .rs file begins with //! or with its README, every crate has a README
   unsafe     nowhere but in the files that are listed for it; every crate takes the workspace's lints
   names      no file is called utils, common, helpers, types, base, manager, misc; no glob re-exports
+  words      names and comments use the field's terms; a type name once in crates that use each other
+             --words prints figures of each crate and ten comments to judge, drawn by the seed
   top level  nothing in the root folder but what belongs there
   links      a link in a Markdown page leads to a file that is there, and to a heading of it
   sentences  in the guide and README.md: 20 words on average at most, and none above 40
@@ -61,12 +67,37 @@ const RULES: &[Rule] = &[
     source::names,
     source::no_glob_exports,
     source::lengths,
+    words::rule,
 ];
 
 /// Rules about Markdown pages.
 const PAGE_RULES: &[Rule] = &[pages::links, pages::short_sentences, pages::book, pages::cargo_commands];
 
-pub(crate) fn run() -> Result<(), Failure> {
+pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
+    let mut prints_words = false;
+    let mut seed = 0;
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
+                println!("{HELP}");
+                return Ok(());
+            }
+            lexopt::Arg::Long("words") => prints_words = true,
+            lexopt::Arg::Long("seed") => seed = arguments.value()?.parse()?,
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let tree = read_tree()?;
+    if prints_words {
+        let words = Words::read(&tree);
+        print!("{}", words.report(seed));
+        return report(&words.findings(&tree));
+    }
+    report(&check(&tree))
+}
+
+/// Runs every rule.
+pub(crate) fn check_all() -> Result<(), Failure> {
     report(&check(&read_tree()?))
 }
 

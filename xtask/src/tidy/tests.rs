@@ -134,7 +134,7 @@ fn unsafe_is_found_in_code_only() {
         "",
     );
     finds_nothing(path, "//! Nothing unsafe.\n// unsafe\n/* unsafe */ const A: &str = \"\\\" unsafe\";\n");
-    finds_nothing(path, "//! Raw.\nconst A: &str = r#\"a \" unsafe\"#;\n#![forbid(unsafe_code)]\n");
+    finds_nothing(path, "//! Raw.\n#![forbid(unsafe_code)]\nconst A: &str = r#\"a \" unsafe\"#;\n");
 }
 
 #[test]
@@ -255,4 +255,104 @@ fn a_cargo_command_of_the_guide_that_does_not_exist_is_found() {
     ] {
         assert_eq!(check(&command(sound)), [], "{sound}");
     }
+}
+
+#[test]
+fn a_private_word_is_found_where_it_is_defined_and_only_there() {
+    let path = "crates/dist-algos/src/ring.rs";
+    let found = "crates/dist-algos/src/ring.rs:2";
+    finds_in_file(path, "//! Ring.\nstruct Together;\n", found, "say ShmGroup");
+    finds_in_file(path, "//! Ring.\nfn come_together() {}\n", found, "say establish");
+    finds_in_file(path, "//! Ring.\nmod gate {}\n", found, "say acceptor");
+    finds_in_file(
+        "crates/dist-algos/src/step.rs",
+        "//! Steps.\nenum Bug {\n    LostPost,\n}\n",
+        "crates/dist-algos/src/step.rs:3",
+        "say LostSignal",
+    );
+    finds_nothing(path, "//! Ring.\nfn f(together: Known) -> Way {\n    come_together()\n}\n");
+}
+
+#[test]
+fn a_word_that_is_private_to_one_crate_is_allowed_in_others() {
+    let struct_named_task = "//! Tasks.\nstruct Task;\n";
+    finds_in_file("crates/dist-algos/src/a.rs", struct_named_task, "crates/dist-algos/src/a.rs:2", "Task");
+    finds_nothing("crates/dist-transport/src/a.rs", struct_named_task);
+    finds_nothing("crates/dist-parallel/src/a.rs", "//! Not checked yet.\nstruct Together;\n");
+}
+
+#[test]
+fn a_metaphor_is_found_in_comments_messages_and_names() {
+    let path = "crates/dist-algos/src/ring.rs";
+    let found = "crates/dist-algos/src/ring.rs:2";
+    finds_in_file(path, "//! Ring.\n// A stranger takes the core.\n", found, "“stranger”");
+    finds_in_file(path, "//! Ring.\nconst A: &str = \"it knocks\";\n", found, "“knock”");
+    finds_in_file(path, "//! Ring.\nfn a_stranger_is_refused() {}\n", found, "“stranger”");
+    finds_in_file(
+        path,
+        "//! It copies past the\n//! caches.\n",
+        "crates/dist-algos/src/ring.rs:1",
+        "non-temporal",
+    );
+    finds_nothing(path, "//! Ring.\n// `bell` is code.\nfn f() {\n    let bell = 0;\n}\n");
+}
+
+#[test]
+fn a_long_sentence_of_a_comment_is_found_by_its_line() {
+    let path = "crates/dist-algos/src/ring.rs";
+    let sentence = |words: usize| format!("//! Ring.\n\n/// {}word.\nstruct A;\n", "word ".repeat(words - 1));
+    finds_in_file(path, &sentence(41), "crates/dist-algos/src/ring.rs:3", "a sentence of 41 words");
+    finds_nothing(path, &sentence(40));
+}
+
+#[test]
+fn a_type_name_that_is_defined_twice_is_found_in_a_crate_and_in_one_that_uses_it() {
+    let mut tree = sound();
+    tree.package("dist-groups", &["dist-algos"], &[]);
+    tree.file_with("crates/dist-transport/src/a.rs", "//! A.\nstruct Same;\nenum Error {}\n");
+    finds_after(&tree, "crates/dist-transport/src/b.rs", "crates/dist-transport/src/a.rs:2");
+    finds_after(&tree, "crates/dist-algos/src/b.rs", "crates/dist-transport/src/a.rs:2");
+    finds_after(&tree, "crates/dist-groups/src/b.rs", "crates/dist-transport/src/a.rs:2");
+}
+
+/// Adds a second `Same` and an `Error` in this file, of which only `Same` may be found.
+#[track_caller]
+fn finds_after(tree: &Tree, path: &str, first: &str) {
+    let mut tree = Tree { files: tree.files.clone(), packages: tree.packages.clone() };
+    tree.file_with(path, "//! B.\n\ntype Same = u8;\nenum Error {}\n");
+    finds(&tree, &format!("{path}:3"), first);
+}
+
+#[test]
+fn a_type_name_may_be_repeated_in_crates_that_know_nothing_of_each_other_and_in_tests() {
+    let mut tree = sound();
+    tree.package("dist-groups", &[], &["dist-algos"]);
+    tree.file_with("crates/dist-algos/src/a.rs", "//! A.\nstruct Same;\n");
+    tree.file_with("crates/dist-groups/src/a.rs", "//! A.\nstruct Same;\n");
+    tree.file_with("crates/dist-algos/tests/a.rs", "//! A.\nstruct Same;\n");
+    assert_eq!(check(&tree), []);
+}
+
+#[test]
+fn comments_that_begin_like_questions_are_counted_per_thousand_words() {
+    let text = |questions: usize| {
+        let line = |n| if n < questions { "// What it is.\n\n" } else { "// It is it.\n\n" };
+        format!("//! Ring.\n{}", (0..200).map(line).collect::<String>())
+    };
+    finds_in_file("crates/dist-algos/src/a.rs", &text(5), "crates/dist-algos", "5.0 of 1,000 words");
+    finds_nothing("crates/dist-algos/src/a.rs", &text(3));
+}
+
+#[test]
+fn the_report_on_words_has_a_line_per_crate_and_comments_that_the_seed_decides() {
+    let mut tree = sound();
+    for number in 0..100 {
+        let text = format!("//! The comment of the file with the number {number}.\n");
+        tree.file_with(&format!("crates/dist-algos/src/a{number}.rs"), &text);
+    }
+    let report = |seed| super::words::Words::read(&tree).report(seed);
+    assert!(report(1).lines().any(|line| line.trim_start().starts_with("dist-algos")), "{}", report(1));
+    assert_eq!(report(1).matches("The comment of the file").count(), 10);
+    assert_eq!(report(1), report(1));
+    assert_ne!(report(1), report(2));
 }

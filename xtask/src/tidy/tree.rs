@@ -13,21 +13,21 @@ pub(super) struct Tree {
     pub(super) packages: Vec<Package>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct File {
     /// From the root of the workspace, with `/`.
     pub(super) path: String,
     pub(super) text: String,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Package {
     pub(super) name: String,
     pub(super) is_default_member: bool,
     pub(super) dependencies: Vec<Dependency>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Dependency {
     pub(super) name: String,
     pub(super) dev: bool,

@@ -1,0 +1,188 @@
+//! The private words that code of this workspace may not use, and the field's term for each.
+
+use super::definitions::Kind::{self, Field, Function, Module, Type, Variant};
+
+/// The crates whose words are checked. The entries of [`NAMES`] for other crates begin to hold when their crate joins.
+pub(super) const CRATES: &[&str] = &["dist-transport", "dist-algos", "dist-collectives", "dist-groups"];
+
+/// A name that no definition of its kind may have in its crates.
+#[derive(Debug)]
+pub(super) struct PrivateName {
+    pub(super) kind: Kind,
+    pub(super) name: &'static str,
+    /// Empty for every crate.
+    pub(super) crates: &'static [&'static str],
+    pub(super) standard: &'static str,
+}
+
+const fn everywhere(kind: Kind, name: &'static str, standard: &'static str) -> PrivateName {
+    PrivateName { kind, name, crates: &[], standard }
+}
+
+const fn transport(kind: Kind, name: &'static str, standard: &'static str) -> PrivateName {
+    PrivateName { kind, name, crates: &["dist-transport"], standard }
+}
+
+const fn algos(kind: Kind, name: &'static str, standard: &'static str) -> PrivateName {
+    PrivateName { kind, name, crates: &["dist-algos", "dist-predict"], standard }
+}
+
+const fn collectives(kind: Kind, name: &'static str, standard: &'static str) -> PrivateName {
+    PrivateName { kind, name, crates: &["dist-collectives"], standard }
+}
+
+const fn training(kind: Kind, name: &'static str, standard: &'static str) -> PrivateName {
+    PrivateName { kind, name, crates: &["dist-parallel", "dist-candle", "dist-burn", "dist-cli"], standard }
+}
+
+/// Only definitions are compared: many of these are ordinary words elsewhere.
+pub(super) const NAMES: &[PrivateName] = &[
+    everywhere(Type, "Together", "ShmGroup"),
+    everywhere(Function, "come_together", "establish"),
+    everywhere(Module, "together", "shm_group"),
+    everywhere(Type, "Manner", "CallOptions"),
+    everywhere(Type, "Meeting", "RendezvousServer"),
+    everywhere(Type, "Tray", "Mailbox"),
+    everywhere(Type, "Crew", "Placement"),
+    everywhere(Function, "spacious", "oversubscribed"),
+    everywhere(Function, "crowded", "oversubscribed"),
+    everywhere(Field, "crowded", "oversubscribed"),
+    everywhere(Type, "Pen", "CopyPolicy"),
+    everywhere(Type, "Home", "PeerInfo or GradientSlot"),
+    everywhere(Type, "Due", "LazyDeadline"),
+    everywhere(Type, "Bell", "Waker"),
+    everywhere(Type, "Rope", "Futex"),
+    everywhere(Type, "Verdict", "AbortState"),
+    everywhere(Type, "Scene", "ErrorContext"),
+    everywhere(Type, "Trouble", "PeerError"),
+    everywhere(Type, "Alarm", "AbortOnUnwind"),
+    everywhere(Type, "Weather", "NetworkConditions"),
+    everywhere(Type, "Storm", "FaultInjector"),
+    everywhere(Type, "Courtesy", "WaitPolicy"),
+    everywhere(Type, "Patience", "WaitPolicy"),
+    everywhere(Type, "Watch", "WaitPolicy"),
+    everywhere(Type, "Turn", "Generation"),
+    everywhere(Type, "Way", "CompiledCall"),
+    everywhere(Variant, "Way", "the name of the thing"),
+    everywhere(Type, "Known", "PlanCache"),
+    everywhere(Function, "think_of_a_way", "compile"),
+    everywhere(Function, "forget_ways", "invalidate"),
+    everywhere(Function, "lay_open", "expose"),
+    everywhere(Function, "next_beginning", "the name of the colour"),
+    everywhere(Module, "door", "unix_socket"),
+    everywhere(Module, "gate", "acceptor"),
+    everywhere(Function, "go_by_host", "enable_hierarchical"),
+    everywhere(Function, "set_hosts", "set_topology"),
+    everywhere(Function, "note", "set_progress"),
+    everywhere(Function, "describe_calls", "set_call_formatter"),
+    everywhere(Type, "KeptCosts", "CostCache"),
+    everywhere(Type, "Courier", "communication-hook worker"),
+    everywhere(Function, "whereabouts", "position"),
+    everywhere(Type, "Lane", "RankState"),
+    everywhere(Type, "Parcel", "Transfer"),
+    everywhere(Type, "Flight", "Transfer"),
+    everywhere(Type, "Pace", "Costs"),
+    everywhere(Type, "Mail", "Queue"),
+    everywhere(Type, "Letter", "Event"),
+    everywhere(Type, "Exposure", "RemoteAccess"),
+    everywhere(Type, "Exposed", "RemoteRegion"),
+    everywhere(Type, "Ways", "a name that says which paths"),
+    transport(Type, "Loan", "SingleCopy"),
+    transport(Module, "loan", "single_copy"),
+    transport(Variant, "Taken", "Admitted"),
+    transport(Function, "knock", "dial"),
+    transport(Field, "posted", "signalled"),
+    transport(Function, "post", "signal"),
+    transport(Type, "Storms", "FaultInjector"),
+    algos(Type, "Form", "DirectAlgorithm"),
+    algos(Type, "Task", "DirectCollective"),
+    algos(Type, "Cut", "Partition"),
+    algos(Type, "Deal", "BlockAssignment"),
+    algos(Type, "Seat", "HostPosition"),
+    algos(Type, "Spread", "ChunkMap"),
+    algos(Type, "Circle", "ChunkNumbering"),
+    algos(Type, "Doing", "DrawnRank"),
+    algos(Type, "Held", "SlotContent or SumLocation"),
+    algos(Function, "post", "signal"),
+    algos(Field, "pace", "costs"),
+    algos(Variant, "LostPost", "LostSignal"),
+    algos(Variant, "EarlyPost", "EarlySignal"),
+    algos(Variant, "MissingAwait", "MissingWait"),
+    collectives(Type, "Job", "CallKey"),
+    collectives(Type, "Work", "Collective"),
+    collectives(Type, "How", "Preferences"),
+    collectives(Type, "Begun", "EnteredCall"),
+    collectives(Type, "Done", "Program"),
+    collectives(Type, "Script", "CompiledSchedule"),
+    collectives(Type, "Wide", "WidenedElements"),
+    collectives(Type, "Shares", "RankLayout"),
+    collectives(Type, "Past", "HistoryDigest"),
+    collectives(Type, "Overlap", "WorkerState"),
+    collectives(Type, "Among", "SubgroupHosts"),
+    collectives(Type, "Held", "ReductionBuffer"),
+    training(Type, "Strip", "FlatParameter"),
+    training(Type, "Parts", "ShardBuffer"),
+    training(Type, "Spot", "an offset"),
+    training(Type, "Delivery", "WorkHandle"),
+    training(Type, "Leaf", "MicroBatchGradient"),
+    training(Type, "Vessel", "Buffer"),
+    training(Type, "Room", "BufferPool"),
+    training(Type, "Keepers", "ReshardGroup"),
+    training(Function, "take_apart", "to_flat"),
+    training(Function, "put_together", "from_flat"),
+    training(Type, "Asked", "StepDescriptor"),
+    training(Type, "Tally", "the consensus of a step"),
+    training(Type, "Look", "TensorMeta"),
+    training(Type, "Elsewhere", "a placeholder"),
+    training(Field, "counts_for", "weight"),
+    training(Type, "Holding", "ShardMetadata"),
+    training(Type, "Claim", "SavePlan"),
+];
+
+/// A word or phrase that comments, messages and names may not use, and what to write instead. The first word may be in
+/// any form: "knock" stands for "knocks" and "knocking" too.
+pub(super) const METAPHORS: &[(&str, &str)] = &[
+    ("alarm", "abort on unwind"),
+    ("bell", "waker"),
+    ("courier", "communication-hook worker"),
+    ("courtesy", "wait policy"),
+    ("crew", "placement"),
+    ("door", "Unix socket"),
+    ("farewell", "goodbye message"),
+    ("gate", "acceptor"),
+    ("keeper", "reshard group"),
+    ("knock", "pending handshake"),
+    ("leavings", "leftover files"),
+    ("letter", "message or event"),
+    ("linger", "spin delay"),
+    ("parcel", "transfer"),
+    ("patience", "wait policy"),
+    ("pen", "copy policy"),
+    ("rope", "futex word"),
+    ("scene", "error context"),
+    ("storm", "fault injector"),
+    ("stranger", "external load, or unauthenticated client"),
+    ("tray", "mailbox"),
+    ("trouble", "peer error"),
+    ("verdict", "abort state"),
+    ("vessel", "buffer"),
+    ("weather", "network conditions"),
+    ("keeps step", "runs in lockstep"),
+    ("lay open", "expose"),
+    ("lays open", "exposes"),
+    ("laid open", "exposed"),
+    ("past the cache", "non-temporal"),
+    ("past the caches", "non-temporal"),
+    ("give the core away", "yield"),
+    ("gives the core away", "yields"),
+    ("so many", "the number"),
+    ("so much as", "the number"),
+    ("that which", "the name of the thing"),
+    ("whoever", "the name of the rank or caller"),
+];
+
+/// Names that types of two crates may share.
+pub(super) const SHARED_TYPE_NAMES: &[&str] = &["Error", "Result"];
+
+/// Files whose types have the names of others on purpose: a build has one of the two.
+pub(super) const STAND_INS: &[&str] = &["crates/dist-transport/src/shm/absent.rs"];
