@@ -10,7 +10,7 @@ use super::control::{Control, silence_limit};
 use super::fault::{Fault, When};
 use super::fault_injector::{Effects, FaultInjector};
 use super::link::Links;
-use super::message::Message;
+use super::message::SimMessage;
 use super::network_conditions::NetworkConditions;
 use super::random::SplitMix64;
 use super::report::{self, ChannelReport, Describe, Position};
@@ -85,7 +85,7 @@ pub(super) enum Room {
 
 /// A group that a rank has made by a fork, whether it is a member or not.
 #[derive(Debug)]
-pub(super) struct ForkedGroup {
+pub(super) struct SimForkedGroup {
     pub(super) world_rank: usize,
     pub(super) channel: ChannelId,
     /// By their numbers in the world.
@@ -95,7 +95,7 @@ pub(super) struct ForkedGroup {
 /// The groups that the ranks of a channel have made by one fork of it.
 #[derive(Debug, Default)]
 struct ForkRecord {
-    made: Vec<ForkedGroup>,
+    made: Vec<SimForkedGroup>,
     /// Whether two of them have named different members of one group.
     differ: bool,
 }
@@ -151,7 +151,7 @@ pub(super) enum Presence {
 /// The messages of one peer.
 #[derive(Debug, Default)]
 struct Queue {
-    messages: VecDeque<(Duration, Message)>,
+    messages: VecDeque<(Duration, SimMessage)>,
     bytes: usize,
 }
 
@@ -213,7 +213,7 @@ impl SimFabric {
 
     /// Records the group that a rank has made by a fork. Wakes ranks that wait for it in a conflicting group
     /// of the same fork.
-    pub(super) fn note_fork(&self, parent: ChannelId, number: u64, made: ForkedGroup) {
+    pub(super) fn note_fork(&self, parent: ChannelId, number: u64, made: SimForkedGroup) {
         let woken = self.lock().note_fork(parent, number, made);
         wake(woken);
     }
@@ -267,7 +267,7 @@ impl SimFabric {
     }
 
     /// Puts a message into the receiver's queue, where it arrives after the links have carried it.
-    pub(super) fn send(&self, end: ChannelEnd, to: ChannelEnd, mut message: Message, now: Duration) -> Sent {
+    pub(super) fn send(&self, end: ChannelEnd, to: ChannelEnd, mut message: SimMessage, now: Duration) -> Sent {
         let woken = {
             let mut state = self.lock();
             if let Some(abort) = state.control.known(end.world_rank) {
@@ -342,7 +342,7 @@ impl SimFabric {
     }
 
     /// Takes the oldest arrived message of this rank of the group.
-    pub(super) fn take(&self, end: ChannelEnd, from: usize) -> Option<Message> {
+    pub(super) fn take(&self, end: ChannelEnd, from: usize) -> Option<SimMessage> {
         let (message, woken) = {
             let mut state = self.lock();
             let queue = state.member(end).inbox.get_mut(&from)?;
@@ -503,14 +503,14 @@ impl FabricState {
         }
     }
 
-    fn note_fork(&mut self, parent: ChannelId, number: u64, made: ForkedGroup) -> Vec<Waiter> {
+    fn note_fork(&mut self, parent: ChannelId, number: u64, made: SimForkedGroup) -> Vec<Waiter> {
         self.origins.insert(made.channel, (parent, number));
         let ForkRecord { made: all, differ } = self.made.entry((parent, number)).or_default();
-        let overlap = |one: &ForkedGroup, other: &ForkedGroup| {
+        let overlap = |one: &SimForkedGroup, other: &SimForkedGroup| {
             let named = |member| other.members.contains(member) || *member == other.world_rank;
             one.channel != other.channel && one.members.iter().any(named)
         };
-        let differs = |other: &&ForkedGroup| overlap(other, &made) || overlap(&made, other);
+        let differs = |other: &&SimForkedGroup| overlap(other, &made) || overlap(&made, other);
         let others: Vec<_> = all.iter().filter(differs).map(|other| other.channel).collect();
         all.push(made);
         *differ |= !others.is_empty();
@@ -541,7 +541,7 @@ impl FabricState {
         }
         let made = self.made.get(self.origins.get(&end.call_channel)?)?;
         let is_meant =
-            |made: &&ForkedGroup| made.world_rank == peer.world_rank && made.channel != end.call_channel;
+            |made: &&SimForkedGroup| made.world_rank == peer.world_rank && made.channel != end.call_channel;
         made.made.iter().find(is_meant).map(|made| made.members.clone())
     }
 

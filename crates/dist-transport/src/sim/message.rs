@@ -7,7 +7,7 @@ use crate::{Fingerprint, Grain, Outgoing};
 
 /// A message in flight.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct SimMessage {
     /// The call that the sender was in.
     pub(super) call: Fingerprint,
     grains: Vec<Grain>,
@@ -27,7 +27,7 @@ pub(super) enum Spoilt {
 
 const PIECE_MAX: usize = 64 * 1024;
 
-impl Message {
+impl SimMessage {
     /// Copies a message to be sent.
     pub(super) fn new(call: Fingerprint, outgoing: Outgoing<'_>) -> Self {
         let len = outgoing.len();
@@ -86,7 +86,7 @@ mod tests {
     fn pieces_tile_the_message_on_aligned_borders(#[values(0, 1, 63, 64, 65, 1000, 1_000_000)] len: usize) {
         let bytes: Vec<u8> = (0..=250).cycle().take(len).collect();
         let (head, tail) = bytes.split_at(len / 3);
-        let message = Message::new(Fingerprint::NONE, Outgoing { to: 0, parts: &[head, &[], tail] });
+        let message = SimMessage::new(Fingerprint::NONE, Outgoing { to: 0, parts: &[head, &[], tail] });
         assert_eq!(message.bytes(), bytes);
         let mut end = 0;
         for piece in message.pieces() {

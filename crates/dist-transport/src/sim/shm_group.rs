@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::fabric::Sent;
-use super::message::Message;
+use super::message::SimMessage;
 use super::transport::SimTransport;
 use crate::direct::sealed::Sealed;
 use crate::{
@@ -63,7 +63,7 @@ pub(super) struct SimShmGroup {
     signals: SimTransport,
     segment: Arc<Segment>,
     /// The last calls by generation, including the current one. Their signals may still be in flight.
-    calls: [Call; CALLS_MAX],
+    calls: [EnteredSimCall; CALLS_MAX],
     /// The number of calls that this rank has entered.
     current: usize,
     /// Signals of each rank that were seen.
@@ -81,7 +81,7 @@ pub(super) struct SimShmGroup {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Call {
+struct EnteredSimCall {
     fingerprint: Fingerprint,
     base: u64,
     signals: u32,
@@ -135,7 +135,7 @@ impl SimShmGroup {
     pub(super) fn new(transport: &SimTransport, segments: &Segments) -> Self {
         let signals = transport.signal_channel(SIGNALS);
         let ranks = signals.rank().world_size();
-        let none = Call { fingerprint: Fingerprint::NONE, base: 0, signals: 0, signalled: 0 };
+        let none = EnteredSimCall { fingerprint: Fingerprint::NONE, base: 0, signals: 0, signalled: 0 };
         let segment = segments.get(signals.channel(), ranks);
         Self {
             signals,
@@ -178,11 +178,11 @@ impl SimShmGroup {
     }
 
     /// Returns the call that this rank is in.
-    fn current(&self) -> Call {
+    fn current(&self) -> EnteredSimCall {
         self.calls[self.current % CALLS_MAX]
     }
 
-    fn current_mut(&mut self) -> &mut Call {
+    fn current_mut(&mut self) -> &mut EnteredSimCall {
         &mut self.calls[self.current % CALLS_MAX]
     }
 
@@ -258,7 +258,7 @@ impl Direct for SimShmGroup {
         }
         self.current += 1;
         let base = last.base + u64::from(last.signals);
-        *self.current_mut() = Call { fingerprint, base, signals, signalled: 0 };
+        *self.current_mut() = EnteredSimCall { fingerprint, base, signals, signalled: 0 };
         let (readable, writable, bytes) = match &memory {
             ExposedRegion::Nothing => (false, false, Vec::new()),
             ExposedRegion::Read(bytes) => (true, false, bytes.to_vec()),
@@ -387,7 +387,7 @@ impl Direct for SimShmGroup {
     }
 
     fn is_finished(&self) -> bool {
-        let Call { base, signals, signalled, .. } = self.current();
+        let EnteredSimCall { base, signals, signalled, .. } = self.current();
         let last = base + u64::from(signals);
         signalled == signals && self.others().all(|peer| self.seen[peer] >= last)
     }
@@ -414,7 +414,7 @@ impl Direct for SimShmGroup {
 impl SimTransport {
     /// Signals to a peer, if the peer has not left.
     fn signal_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
-        match self.send_of(Message::new(call, Outgoing { to: peer, parts: &[] }), peer) {
+        match self.send_of(SimMessage::new(call, Outgoing { to: peer, parts: &[] }), peer) {
             Sent::Queued | Sent::Left => Ok(()),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
         }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{CallMismatch, ChannelEnd, ForkedGroup, Found, Room, Sent, SimFabric};
-use super::message::{Message, Spoilt};
+use super::fabric::{CallMismatch, ChannelEnd, SimForkedGroup, Found, Room, Sent, SimFabric};
+use super::message::{SimMessage, Spoilt};
 use super::report::Position;
 use super::shm_group::SimShmGroup;
 use super::waiting::WaitTarget;
@@ -130,14 +130,14 @@ impl SimTransport {
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<()> {
         let peer = outgoing.to;
-        match self.send_of(Message::new(self.call(), outgoing), peer) {
+        match self.send_of(SimMessage::new(self.call(), outgoing), peer) {
             Sent::Queued => Ok(()),
             Sent::Left => Err(self.closed(Activity::Send, peer)),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
         }
     }
 
-    pub(super) fn send_of(&self, message: Message, peer: usize) -> Sent {
+    pub(super) fn send_of(&self, message: SimMessage, peer: usize) -> Sent {
         self.runtime.interleave();
         self.pause();
         self.fabric().send(self.own_end(), self.end(peer), message, self.world.clock.now())
@@ -152,7 +152,7 @@ impl SimTransport {
         }
     }
 
-    fn receive(&self, peer: usize, len: usize, deadline: Deadline) -> Result<Message> {
+    fn receive(&self, peer: usize, len: usize, deadline: Deadline) -> Result<SimMessage> {
         self.runtime.interleave();
         let message = self.wait_for_message(peer, deadline)?;
         let (ours, theirs) = (self.call(), message.call);
@@ -181,7 +181,7 @@ impl SimTransport {
         match incoming.sink {
             Sink::Into(memory) => memory.copy_from_slice(message.bytes()),
             Sink::Each(take) => {
-                let abort_on_unwind = AbortOnUnwind(self);
+                let abort_on_unwind = SimAbortOnUnwind(self);
                 message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
                 std::mem::forget(abort_on_unwind);
             }
@@ -189,7 +189,7 @@ impl SimTransport {
         Ok(())
     }
 
-    fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
+    fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<SimMessage> {
         if self.message_comes(peer, deadline)? {
             let message = self.fabric().take(self.own_end(), peer);
             return Ok(message.expect("only this transport takes what is sent to it"));
@@ -391,7 +391,7 @@ impl Transport for SimTransport {
         // A send copies, so all of this rank's bytes are sent before the first byte of the peer is delivered.
         self.send(Outgoing { to: peer, parts: &[buffer] })?;
         let message = self.receive(peer, buffer.len(), deadline)?;
-        let abort_on_unwind = AbortOnUnwind(self);
+        let abort_on_unwind = SimAbortOnUnwind(self);
         for piece in message.pieces() {
             combine(&mut buffer[piece.clone()], &message.bytes()[piece]);
         }
@@ -437,7 +437,7 @@ impl Transport for SimTransport {
         let number = self.children;
         let end = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
         let in_world: Vec<usize> = members.iter().map(|&member| self.members[member]).collect();
-        let made = ForkedGroup {
+        let made = SimForkedGroup {
             world_rank: self.world_rank(),
             channel: self.channel.child(number, members),
             members: in_world.clone(),
@@ -507,9 +507,9 @@ impl Drop for SimTransport {
 
 /// Aborts the job if it is dropped, which only a panic does, of a function that was receiving bytes of a
 /// message.
-struct AbortOnUnwind<'a>(&'a SimTransport);
+struct SimAbortOnUnwind<'a>(&'a SimTransport);
 
-impl Drop for AbortOnUnwind<'_> {
+impl Drop for SimAbortOnUnwind<'_> {
     fn drop(&mut self) {
         self.0.give_up(Cause::Panicked);
     }
