@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::{AllReduce, Communicator, Error, ReduceOp, ReductionOrder};
 use dist_transport::Cause;
-use dist_transport::sim::{Fault, Link, Network, Ways, When};
+use dist_transport::sim::{Directions, Fault, Link, Network, When};
 use rstest::rstest;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -75,7 +75,7 @@ fn network(seed: u64, fault: Fault) -> Network {
 #[case::stall(Fault::Stall { rank: 2, lasts: None }, (2, "silent"), 3 * SECOND)]
 #[case::stall_that_ends_late(Fault::Stall { rank: 2, lasts: Some(5 * SECOND) }, (2, "silent"), 6 * SECOND)]
 #[case::unheard(
-    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::One, lasts: None },
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::One, lasts: None },
     (2, "silent"),
     3 * SECOND,
 )]
@@ -99,17 +99,17 @@ fn every_survivor_names_the_culprit(
 }
 
 #[rstest]
-#[case::both_ways(vec![2], vec![0, 1, 3], Ways::Both, "silent")]
+#[case::both_ways(vec![2], vec![0, 1, 3], Directions::Both, "silent")]
 // The rank gives up the coordinator without leaving properly.
-#[case::deaf(vec![0, 1, 3], vec![2], Ways::One, "died")]
+#[case::deaf(vec![0, 1, 3], vec![2], Directions::One, "died")]
 fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
     #[case] from: Vec<usize>,
     #[case] to: Vec<usize>,
-    #[case] ways: Ways,
+    #[case] directions: Directions,
     #[case] cause: &'static str,
     #[values(0, 1, 2)] seed: u64,
 ) {
-    let fault = Fault::Partition { from, to, ways, lasts: None };
+    let fault = Fault::Partition { from, to, directions, lasts: None };
     for (rank, end) in sums(&network(seed, fault)).into_iter().enumerate() {
         let (time, told) = end.expect("nobody died");
         assert_eq!(told, Some(if rank == 2 { (0, "coordinator lost") } else { (2, cause) }), "rank {rank}");
@@ -119,7 +119,7 @@ fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
 
 #[rstest]
 fn two_ranks_that_cannot_reach_each_other_end_the_job_for_all(#[values(0, 1, 2)] seed: u64) {
-    let fault = Fault::Partition { from: vec![1], to: vec![2], ways: Ways::One, lasts: None };
+    let fault = Fault::Partition { from: vec![1], to: vec![2], directions: Directions::One, lasts: None };
     for (rank, end) in sums(&network(seed, fault)).into_iter().enumerate() {
         let (time, told) = end.expect("nobody died");
         assert_eq!(told, Some((1, "unreachable")), "rank {rank}");
@@ -148,11 +148,11 @@ const CALM: Duration = Duration::from_millis(600);
 #[case::lossy(Fault::Loss { from: 1, to: 2, one_in: 20, lasts: 60 * SECOND }, 2 * SECOND)]
 #[case::stall_that_ends(Fault::Stall { rank: 2, lasts: Some(SECOND) }, SECOND)]
 #[case::partition_that_ends(
-    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: Some(SECOND) },
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::Both, lasts: Some(SECOND) },
     SECOND,
 )]
 #[case::one_way_that_ends(
-    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::One, lasts: Some(SECOND) },
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::One, lasts: Some(SECOND) },
     SECOND,
 )]
 fn delays_are_no_failures(#[case] fault: Fault, #[case] takes: Duration, #[values(0, 1, 2)] seed: u64) {

@@ -9,7 +9,7 @@ use dist_parallel::{
     BoxError, Ddp, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, ParamInfo, ShardingStrategy,
 };
 use dist_transport::Cause;
-use dist_transport::sim::{Fault, Link, Network, SimTransport, Ways, When};
+use dist_transport::sim::{Directions, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
 use crate::ddp::{optimizer, options};
@@ -147,15 +147,15 @@ enum Told {
 #[case::long_delay(Fault::Delay { from: 3, to: 2, by: 6 * TIMEOUT, lasts: SECOND }, Told::Timeout)]
 #[case::loss(Fault::Loss { from: 3, to: 2, one_in: 20, lasts: 60 * SECOND }, Told::Nothing)]
 #[case::unheard(
-    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::One, lasts: None },
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::One, lasts: None },
     Told::Culprit(2, "silent", Duration::from_secs(3)),
 )]
 #[case::short_partition(
-    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: Some(SECOND) },
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::Both, lasts: Some(SECOND) },
     Told::Nothing,
 )]
 #[case::no_way_between_two(
-    Fault::Partition { from: vec![3], to: vec![2], ways: Ways::Both, lasts: None },
+    Fault::Partition { from: vec![3], to: vec![2], directions: Directions::Both, lasts: None },
     Told::Unreachable([2, 3], Duration::from_secs(3)),
 )]
 #[case::changed_header(Fault::Corrupt { from: 3, to: 2, byte: 0 }, Told::Culprit(3, "protocol", SECOND))]
@@ -198,7 +198,8 @@ fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
     #[values(groups, whole, sharded, hybrid, apart)] program: Program,
     #[values(0, 1)] seed: u64,
 ) {
-    let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: None };
+    let fault =
+        Fault::Partition { from: vec![2], to: vec![0, 1, 3], directions: Directions::Both, lasts: None };
     for (rank, end) in ends(program, false, seed, fault).into_iter().enumerate() {
         let (time, told) = end.expect("nobody died");
         assert_eq!(

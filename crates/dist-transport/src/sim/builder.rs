@@ -215,7 +215,7 @@ impl Network {
     pub fn try_run<T: Send + 'static>(
         &self,
         program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
-    ) -> Result<Outcome<Option<T>>, Failed> {
+    ) -> Result<Outcome<Option<T>>, SimulationError> {
         self.run_turns(TURN_MAX, program)
     }
 
@@ -244,7 +244,7 @@ impl Network {
         &self,
         seeds: impl IntoIterator<Item = u64>,
         program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
-    ) -> Option<Failed> {
+    ) -> Option<SimulationError> {
         let program = Arc::new(program);
         seeds.into_iter().find_map(|seed| {
             let program = program.clone();
@@ -256,7 +256,7 @@ impl Network {
         &self,
         turn_max: Duration,
         program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
-    ) -> Result<Outcome<Option<T>>, Failed> {
+    ) -> Result<Outcome<Option<T>>, SimulationError> {
         let scheduler = Scheduler::new(self.seed);
         let runtime = Runtime::new(Arc::new(scheduler.clone()));
         let world = self.world(runtime.clone(), Some(scheduler.clone()));
@@ -291,7 +291,7 @@ impl Network {
             }
             Err(failure) => {
                 let first_panic = scheduler.first_panic().map(|panic| format!("first, {panic}"));
-                Err(Failed { seed: self.seed, faults, waits, first_panic, failure })
+                Err(SimulationError { seed: self.seed, faults, waits, first_panic, failure })
             }
         }
     }
@@ -325,7 +325,7 @@ impl Network {
 /// Why a run could not be completed.
 #[derive(thiserror::Error)]
 #[error("seed {seed}: {failure}{}{}{}", list(first_panic), list(faults), list(waits))]
-pub struct Failed {
+pub struct SimulationError {
     seed: u64,
     faults: Vec<String>,
     waits: Vec<String>,
@@ -335,13 +335,13 @@ pub struct Failed {
 }
 
 /// Prints the full message, because `unwrap` prints the debug form.
-impl fmt::Debug for Failed {
+impl fmt::Debug for SimulationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl Failed {
+impl SimulationError {
     /// Returns the seed that reproduces the run.
     pub fn seed(&self) -> u64 {
         self.seed

@@ -267,7 +267,13 @@ impl SimFabric {
     }
 
     /// Puts a message into the receiver's queue, where it arrives after the links have carried it.
-    pub(super) fn send(&self, end: ChannelEnd, to: ChannelEnd, mut message: SimMessage, now: Duration) -> Sent {
+    pub(super) fn send(
+        &self,
+        end: ChannelEnd,
+        to: ChannelEnd,
+        mut message: SimMessage,
+        now: Duration,
+    ) -> Sent {
         let woken = {
             let mut state = self.lock();
             if let Some(abort) = state.control.known(end.world_rank) {

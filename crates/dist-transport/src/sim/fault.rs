@@ -66,7 +66,7 @@ pub enum Fault {
         /// The ranks of the other.
         to: Vec<usize>,
         /// Whether the other direction is cut as well.
-        ways: Ways,
+        directions: Directions,
         /// How long it lasts; `None` means forever.
         lasts: Option<Duration>,
     },
@@ -87,7 +87,7 @@ pub enum Fault {
 
 /// The directions of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ways {
+pub enum Directions {
     /// Only messages of the first side are lost.
     One,
     /// Neither side reaches the other.
@@ -128,8 +128,8 @@ impl Fault {
             2 => Self::Slow { rank, pause: short },
             3 => Self::Delay { from, to, by: short, lasts: long },
             4 => Self::Loss { from, to, one_in: 1 + random.below(20), lasts: long },
-            5 => Self::partition(random, world_size, Ways::One, lasts),
-            6 => Self::partition(random, world_size, Ways::Both, lasts),
+            5 => Self::partition(random, world_size, Directions::One, lasts),
+            6 => Self::partition(random, world_size, Directions::Both, lasts),
             // A changed payload would only show that nothing checks it.
             7 => Self::Corrupt { from, to, byte: random.below(HEADER_BYTES) },
             _ => Self::CoordinatorDeath,
@@ -137,9 +137,14 @@ impl Fault {
         (when, fault)
     }
 
-    fn partition(random: &mut SplitMix64, world_size: usize, ways: Ways, lasts: Option<Duration>) -> Self {
+    fn partition(
+        random: &mut SplitMix64,
+        world_size: usize,
+        directions: Directions,
+        lasts: Option<Duration>,
+    ) -> Self {
         let (from, to) = (0..world_size).partition(|_| random.below(2) == 0);
-        Self::Partition { from, to, ways, lasts }
+        Self::Partition { from, to, directions, lasts }
     }
 
     /// Returns the ranks that it names.
@@ -167,8 +172,8 @@ impl fmt::Display for Fault {
             Self::Loss { from, to, one_in, lasts } => {
                 write!(f, "one packet in {one_in} from rank {from} to rank {to} is lost for {lasts:?}")
             }
-            Self::Partition { from, to, ways, lasts } => {
-                let arrow = if *ways == Ways::One { "to" } else { "or back to" };
+            Self::Partition { from, to, directions, lasts } => {
+                let arrow = if *directions == Directions::One { "to" } else { "or back to" };
                 write!(f, "nothing gets from ranks {from:?} {arrow} {to:?}{}", For(*lasts))
             }
             Self::Corrupt { from, to, byte } => {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::fabric::FabricState;
-use super::fault::{Fault, Ways, When};
+use super::fault::{Directions, Fault, When};
 use super::link::NEVER;
-use super::network_conditions::{Delay, Loss, Partition};
+use super::network_conditions::{Delay, Loss, NetworkPartition};
 use super::waiting::Waiter;
 use crate::runtime::Unparker;
 
@@ -117,18 +117,18 @@ impl FabricState {
             Fault::Loss { from, to, one_in, lasts } => {
                 self.conditions.losses.push(Loss { pair: (from, to), one_in, until: end(Some(lasts)) });
             }
-            Fault::Partition { from, to, ways, lasts } => {
+            Fault::Partition { from, to, directions, lasts } => {
                 self.control.watch(now);
                 let until = end(lasts);
-                if ways == Ways::Both {
-                    self.conditions.partitions.push(Partition {
+                if directions == Directions::Both {
+                    self.conditions.partitions.push(NetworkPartition {
                         from: to.clone(),
                         to: from.clone(),
                         since: now,
                         until,
                     });
                 }
-                self.conditions.partitions.push(Partition { from, to, since: now, until });
+                self.conditions.partitions.push(NetworkPartition { from, to, since: now, until });
                 self.injector.ends.extend(lasts.map(|_| (until, FaultEnd::Partition)));
                 self.delay_messages_in_flight(now);
             }

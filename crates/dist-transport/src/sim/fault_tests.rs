@@ -137,7 +137,8 @@ fn a_stall_that_is_shorter_than_two_seconds_is_only_a_delay(#[values(0, 2)] rank
 #[test]
 fn a_stall_ends_if_another_fault_strikes_with_it() {
     let shm_group = When::Operation { rank: 1, number: 5 };
-    let partition = Fault::Partition { from: vec![0], to: vec![2], ways: Ways::One, lasts: Some(MS) };
+    let partition =
+        Fault::Partition { from: vec![0], to: vec![2], directions: Directions::One, lasts: Some(MS) };
     let stall = Fault::Stall { rank: 2, lasts: Some(500 * MS) };
     for ends in [[&partition, &stall], [&stall, &partition]].map(|faults| {
         let network =
@@ -205,8 +206,12 @@ fn loss_is_delay_in_steps_of_retransmissions_and_no_gap() {
 
 #[test]
 fn a_short_partition_is_a_delay_for_messages_under_way_too() {
-    let fault =
-        Fault::Partition { from: vec![1], to: vec![0, 2, 3], ways: Ways::Both, lasts: Some(1500 * MS) };
+    let fault = Fault::Partition {
+        from: vec![1],
+        to: vec![0, 2, 3],
+        directions: Directions::Both,
+        lasts: Some(1500 * MS),
+    };
     for end in ends(&four(0).with_fault(When::At(Duration::from_micros(10_500)), fault)) {
         let (rounds, error, time) = end.unwrap();
         assert!(rounds == 100 && error.is_none(), "{error:?}");
@@ -216,19 +221,19 @@ fn a_short_partition_is_a_delay_for_messages_under_way_too() {
 
 #[rstest]
 // The coordinator, at rank 0, does not hear rank 2. Rank 2 hears it, or does not.
-#[case::both_ways(vec![2], vec![0, 1, 3], Ways::Both, (Cause::Silent, 2), (Cause::CoordinatorLost, 0))]
-#[case::unheard(vec![2], vec![0, 1, 3], Ways::One, (Cause::Silent, 2), (Cause::Silent, 2))]
+#[case::both_ways(vec![2], vec![0, 1, 3], Directions::Both, (Cause::Silent, 2), (Cause::CoordinatorLost, 0))]
+#[case::unheard(vec![2], vec![0, 1, 3], Directions::One, (Cause::Silent, 2), (Cause::Silent, 2))]
 // Rank 2 gives up the coordinator and is silent from then on, or leaves.
-#[case::deaf(vec![0, 1, 3], vec![2], Ways::One, (Cause::Died, 2), (Cause::CoordinatorLost, 0))]
+#[case::deaf(vec![0, 1, 3], vec![2], Directions::One, (Cause::Died, 2), (Cause::CoordinatorLost, 0))]
 fn a_partition_that_lasts_is_told_as_each_side_sees_it(
     #[case] from: Vec<usize>,
     #[case] to: Vec<usize>,
-    #[case] ways: Ways,
+    #[case] directions: Directions,
     #[case] known_by: (Cause, usize),
     #[case] told_apart: (Cause, usize),
     #[values(0, 1, 2)] seed: u64,
 ) {
-    let ends = ends(&four(seed).with_fault(AT_TEN, Fault::Partition { from, to, ways, lasts: None }));
+    let ends = ends(&four(seed).with_fault(AT_TEN, Fault::Partition { from, to, directions, lasts: None }));
     for (rank, end) in ends.into_iter().enumerate() {
         let (_, error, time) = end.unwrap();
         let (_, abort) = error.unwrap();
@@ -247,14 +252,11 @@ fn a_partition_that_lasts_is_told_as_each_side_sees_it(
 fn two_ranks_that_cannot_reach_each_other_are_both_named(
     #[case] hosts: &[u64],
     #[case] limit: Duration,
-    #[values((1, 2, Ways::Both), (2, 1, Ways::Both), (1, 2, Ways::One))] (from, to, ways): (
-        usize,
-        usize,
-        Ways,
-    ),
+    #[values((1, 2, Directions::Both), (2, 1, Directions::Both), (1, 2, Directions::One))]
+    (from, to, directions): (usize, usize, Directions),
     #[values(0, 1, 2)] seed: u64,
 ) {
-    let fault = Fault::Partition { from: vec![from], to: vec![to], ways, lasts: None };
+    let fault = Fault::Partition { from: vec![from], to: vec![to], directions, lasts: None };
     let ends = ends(
         &four(seed).with_hosts(hosts).with_host_link(Link::new(MS, 1_000_000_000)).with_fault(AT_TEN, fault),
     );
@@ -277,7 +279,8 @@ fn two_ranks_that_do_not_reach_each_other_for_a_while_go_on_afterwards(
     #[case] hosts: &[u64],
     #[case] outage: Duration,
 ) {
-    let fault = Fault::Partition { from: vec![1], to: vec![2], ways: Ways::Both, lasts: Some(outage) };
+    let fault =
+        Fault::Partition { from: vec![1], to: vec![2], directions: Directions::Both, lasts: Some(outage) };
     for end in ends(&four(0).with_hosts(hosts).with_fault(AT_TEN, fault)) {
         let (rounds, error, _) = end.unwrap();
         assert!(rounds == 100 && error.is_none(), "{error:?}");
@@ -292,7 +295,12 @@ fn a_network_between_hosts_may_be_silent_for_ten_seconds(
     #[case] lasts: Duration,
     #[case] named: Option<usize>,
 ) {
-    let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: Some(lasts) };
+    let fault = Fault::Partition {
+        from: vec![2],
+        to: vec![0, 1, 3],
+        directions: Directions::Both,
+        lasts: Some(lasts),
+    };
     let ends = ends(&four(0).with_hosts(&[0, 0, 1, 0]).with_fault(AT_TEN, fault));
     for (rank, end) in ends.into_iter().enumerate().filter(|(rank, _)| *rank != 2) {
         let (_, error, time) = end.unwrap();

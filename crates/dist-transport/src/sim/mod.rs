@@ -45,8 +45,8 @@ mod world;
 
 use std::time::Duration;
 
-pub use builder::{Failed, Network};
-pub use fault::{Fault, Ways, When};
+pub use builder::{Network, SimulationError};
+pub use fault::{Directions, Fault, When};
 pub use link::Link;
 pub use transport::SimTransport;
 

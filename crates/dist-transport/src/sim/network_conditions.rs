@@ -8,7 +8,7 @@ use super::random::SplitMix64;
 /// The active faults of the network.
 #[derive(Debug, Default)]
 pub(super) struct NetworkConditions {
-    pub(super) partitions: Vec<Partition>,
+    pub(super) partitions: Vec<NetworkPartition>,
     pub(super) delays: Vec<Delay>,
     pub(super) losses: Vec<Loss>,
     /// Sender, receiver, and the index of the byte to change in their next message.
@@ -19,7 +19,7 @@ pub(super) struct NetworkConditions {
 
 /// A partition: nothing passes from one side to the other.
 #[derive(Debug)]
-pub(super) struct Partition {
+pub(super) struct NetworkPartition {
     pub(super) from: Vec<usize>,
     pub(super) to: Vec<usize>,
     pub(super) since: Duration,
@@ -47,7 +47,7 @@ const DOUBLINGS_MAX: u32 = 9;
 /// Payload of a packet.
 const PACKET_BYTES: usize = 1448;
 
-impl Partition {
+impl NetworkPartition {
     fn separates(&self, from: usize, to: usize) -> bool {
         from != to && self.from.contains(&from) && self.to.contains(&to)
     }
@@ -61,8 +61,9 @@ impl NetworkConditions {
 
     /// Returns since when a partition separates these ranks, if one does. One direction is enough.
     pub(super) fn partitioned_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
-        let separates =
-            |partition: &&Partition| partition.separates(one, other) || partition.separates(other, one);
+        let separates = |partition: &&NetworkPartition| {
+            partition.separates(one, other) || partition.separates(other, one)
+        };
         self.partitions
             .iter()
             .filter(|partition| now < partition.until)

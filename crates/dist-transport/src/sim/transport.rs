@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{CallMismatch, ChannelEnd, SimForkedGroup, Found, Room, Sent, SimFabric};
+use super::fabric::{CallMismatch, ChannelEnd, Found, Room, Sent, SimFabric, SimForkedGroup};
 use super::message::{SimMessage, Spoilt};
 use super::report::Position;
 use super::shm_group::SimShmGroup;
