@@ -20,15 +20,15 @@ pub struct Pending<B>(PendingState<B>);
 
 enum PendingState<B> {
     Running(RunningOperation<B>),
-    Done(Outcome<B>),
+    Done(OperationResult<B>),
     /// The result was returned.
     Taken,
 }
 
-pub(crate) type Outcome<B> = Result<B, Failed<B>>;
+pub(crate) type OperationResult<B> = Result<B, Failed<B>>;
 
 pub(crate) struct RunningOperation<B> {
-    pub(crate) result: Receiver<Outcome<B>>,
+    pub(crate) result: Receiver<OperationResult<B>>,
     /// The number of polls before sleeping.
     pub(crate) spins: u32,
     pub(crate) runtime: Runtime,
@@ -91,7 +91,7 @@ impl<B> Pending<B> {
 impl<B> RunningOperation<B> {
     /// Returns the outcome of the operation if it ends until then. If its own deadline passes before it could
     /// begin, the job is aborted, which also ends the operations before it.
-    fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<Outcome<B>, Unavailable> {
+    fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<OperationResult<B>, Unavailable> {
         if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));
             let done = self.result.receive_after_looks(spins, Some(first));

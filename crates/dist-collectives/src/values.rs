@@ -339,9 +339,9 @@ impl Engine {
 }
 
 /// An encoded value, or the reason why there is none.
-type Encoded = Result<Vec<u8>, (ValueProblem, Option<Source>)>;
+type Encoded = Result<Vec<u8>, (ValueProblem, Option<BoxedSource>)>;
 
-type Source = Box<dyn std::error::Error + Send + Sync>;
+type BoxedSource = Box<dyn std::error::Error + Send + Sync>;
 
 fn encode<V: Serialize>(value: &V) -> Encoded {
     match rmp_serde::to_vec_named(value) {
@@ -351,7 +351,7 @@ fn encode<V: Serialize>(value: &V) -> Encoded {
     }
 }
 
-fn error(rank: usize, problem: ValueProblem, source: Option<Source>) -> Error {
+fn error(rank: usize, problem: ValueProblem, source: Option<BoxedSource>) -> Error {
     Error::Value { rank, problem, source }
 }
 
