@@ -12,7 +12,7 @@ pub trait Fabric: Sync {
     ///
     /// # Panics
     /// If `program` panics on some rank, with that rank's panic.
-    fn run(&self, run: u64, world_size: usize, program: RankProgram);
+    fn run(&self, run: u64, world_size: usize, program: TransportProgram);
 
     /// Returns how often each program runs. Runs of a simulated network may all differ.
     fn runs(&self) -> u64 {
@@ -27,7 +27,7 @@ pub trait Fabric: Sync {
 }
 
 /// The program of each rank.
-pub type RankProgram = Arc<dyn Fn(Box<dyn Transport>) + Send + Sync>;
+pub type TransportProgram = Arc<dyn Fn(Box<dyn Transport>) + Send + Sync>;
 
 /// A fabric, with helpers of the suite.
 #[derive(Clone, Copy)]

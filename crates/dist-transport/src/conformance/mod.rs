@@ -6,13 +6,13 @@
 //! relies only on its documentation: for example, a send may wait for its receiver.
 //!
 //! ```
-//! use dist_transport::conformance::{self, Fabric, RankProgram};
+//! use dist_transport::conformance::{self, Fabric, TransportProgram};
 //! use dist_transport::sim;
 //!
 //! struct Simulated;
 //!
 //! impl Fabric for Simulated {
-//!     fn run(&self, run: u64, world_size: usize, program: RankProgram) {
+//!     fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
 //!         let _ = sim::run(run, world_size, move |transport| program(Box::new(transport)));
 //!     }
 //!     fn runs(&self) -> u64 {
@@ -39,7 +39,7 @@ pub mod messages;
 mod unchecked;
 pub mod waits;
 
-pub use backend::{Fabric, RankProgram};
+pub use backend::{Fabric, TransportProgram};
 pub use unchecked::Unchecked;
 
 /// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] given as a

@@ -288,7 +288,7 @@ fn a_hash_of_the_next_call_that_is_seen_before_the_signal_before_it_looks_like_a
 }
 
 /// A ring with a message in each half, by its cursors.
-struct Ring {
+struct LoomRing {
     halves: [UnsafeCell<u32>; 2],
     produced: AtomicU64,
     consumed: AtomicU64,
@@ -296,7 +296,7 @@ struct Ring {
 
 const HALF: usize = RING_BYTES / 2;
 
-impl Ring {
+impl LoomRing {
     fn produce(&self, messages: usize, publish: Ordering) {
         let mut cursor = Produced::default();
         for _ in 0..messages {
@@ -331,7 +331,7 @@ impl Ring {
 fn ring_of(publish: Ordering, give_back: Ordering) {
     explore(2, move || {
         let halves = [UnsafeCell::new(0), UnsafeCell::new(0)];
-        let ring = Arc::new(Ring { halves, produced: AtomicU64::new(0), consumed: AtomicU64::new(0) });
+        let ring = Arc::new(LoomRing { halves, produced: AtomicU64::new(0), consumed: AtomicU64::new(0) });
         let consumer = ring.clone();
         let consumer = thread::spawn(move || consumer.consume(4, give_back));
         ring.produce(4, publish);

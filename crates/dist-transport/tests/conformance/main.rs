@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use dist_transport::conformance::{Fabric, RankProgram};
+use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::sim;
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport, WithSharedMemory};
 use dist_transport::{Reach, Runtime, Transport};
@@ -13,7 +13,7 @@ use dist_transport::{Reach, Runtime, Transport};
 struct Simulated;
 
 impl Fabric for Simulated {
-    fn run(&self, run: u64, world_size: usize, program: RankProgram) {
+    fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
         let outcome = sim::run(run, world_size, move |transport| program(Box::new(transport)));
         assert_eq!(outcome.results.len(), world_size);
     }
@@ -31,7 +31,7 @@ impl Fabric for Simulated {
 struct SimulatedMemory;
 
 impl Fabric for SimulatedMemory {
-    fn run(&self, run: u64, world_size: usize, program: RankProgram) {
+    fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
         let jitter = Duration::from_micros(1);
         let link = sim::Link::new(Duration::from_micros(1), 10_000_000_000).with_jitter(jitter);
         let network =
@@ -53,7 +53,7 @@ impl Fabric for SimulatedMemory {
 struct SimulatedLinks;
 
 impl Fabric for SimulatedLinks {
-    fn run(&self, run: u64, world_size: usize, program: RankProgram) {
+    fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
         let jitter = Duration::from_micros(50);
         let link = sim::Link::new(Duration::from_micros(20), 1_000_000_000).with_jitter(jitter);
         let network = sim::Network::new(world_size).with_seed(run).with_memory_link(link).with_window(4096);
@@ -74,7 +74,7 @@ impl Fabric for SimulatedLinks {
 struct Threads;
 
 impl Fabric for Threads {
-    fn run(&self, _: u64, world_size: usize, program: RankProgram) {
+    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         let network = sim::network(&Runtime::system(), world_size);
         run_threads(
             network.into_iter().map(|rank| move || -> Box<dyn Transport> { Box::new(rank) }),
@@ -87,7 +87,7 @@ impl Fabric for Threads {
 struct Processes(Medium, Reach);
 
 impl Fabric for Processes {
-    fn run(&self, _: u64, world_size: usize, program: RankProgram) {
+    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         let coordinator = Coordinator::start("127.0.0.1:0", world_size, "suite", None).unwrap();
         let address = coordinator.address().to_string();
         let joins = (0..world_size).map(|rank| {
@@ -103,7 +103,7 @@ impl Fabric for Processes {
 /// Runs each rank on its own thread, where it joins first.
 fn run_threads<J: FnOnce() -> Box<dyn Transport> + Send + 'static>(
     joins: impl Iterator<Item = J>,
-    program: &RankProgram,
+    program: &TransportProgram,
 ) {
     let runtime = Runtime::system();
     let start = |join: J| {
@@ -132,7 +132,7 @@ mod simulated_links {
 struct MemoryBeside;
 
 impl Fabric for MemoryBeside {
-    fn run(&self, _: u64, world_size: usize, program: RankProgram) {
+    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         let network = sim::network(&Runtime::system(), world_size);
         let joins = network.into_iter().map(|messages| {
             move || -> Box<dyn Transport> {
