@@ -1,7 +1,7 @@
 //! Direct schedules are proven in every world, and the verifier finds mistakes in them.
 
 use dist_algos::direct::verify::mutate::DirectMutation;
-use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
+use dist_algos::direct::verify::{DirectPrograms, check, plans, prove, prove_alone};
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{Error, Source};
@@ -156,7 +156,7 @@ fn mutants_are_rejected() {
 /// Three calls of one all_reduce by three ranks, with changed steps.
 fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) -> Result<(), Error> {
     let plan = plans(DirectCollective::AllReduce, algorithm, 3)[3];
-    let mut calls = vec![Call::new(plan); 3];
+    let mut calls = vec![DirectPrograms::new(plan); 3];
     calls.iter_mut().flat_map(|call| &mut call.programs).for_each(change);
     check(&calls).map(drop)
 }
@@ -223,7 +223,7 @@ fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
     let waits = |program: &[DirectStep]| {
         program.iter().filter(|step| matches!(step, DirectStep::Wait { .. })).count()
     };
-    let count = waits(&Call::new(plans(DirectCollective::AllReduce, algorithm, 3)[3]).programs[0]);
+    let count = waits(&DirectPrograms::new(plans(DirectCollective::AllReduce, algorithm, 3)[3]).programs[0]);
     for missing in 0..count {
         let error = planted(algorithm, |program| {
             let mut index = 0;
@@ -248,14 +248,14 @@ fn a_signal_before_its_data_is_a_race() {
 #[test]
 fn a_rank_that_signals_less_often_than_the_others_is_named() {
     let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
-    let mut call = Call::new(plan);
+    let mut call = DirectPrograms::new(plan);
     call.programs[2].retain(|step| *step != DirectStep::Signal);
     assert_eq!(check(&[call]), Err(Error::Signals { rank: 2, expected: 1, got: 0 }));
 }
 
 #[test]
 fn a_barrier_that_can_be_left_early_is_none() {
-    let mut call = Call::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
+    let mut call = DirectPrograms::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
     call.programs[1][1] = DirectStep::Wait { ranks: PeerSet::One(0), signals: 1 };
     assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
 }
@@ -264,7 +264,7 @@ fn a_barrier_that_can_be_left_early_is_none() {
 fn steps_that_name_missing_things_are_refused() {
     let plan = plans(DirectCollective::AllReduce, DirectAlgorithm::OneShot, 2)[1];
     let with = |step: DirectStep| {
-        let mut call = Call::new(plan);
+        let mut call = DirectPrograms::new(plan);
         call.programs[1][0] = step;
         check(&[call]).unwrap_err()
     };

@@ -45,14 +45,14 @@ pub struct DirectReport {
 
 /// The steps of every rank in one call.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct DirectPrograms {
     /// The plan, which defines the operation and the partition of memory.
     pub plan: DirectPlan,
     /// The steps of each rank.
     pub programs: Vec<Vec<DirectStep>>,
 }
 
-impl Call {
+impl DirectPrograms {
     /// Returns the schedules of a plan.
     pub fn new(plan: DirectPlan) -> Self {
         let programs = dist_transport::Rank::all(plan.world_size()).map(|rank| plan.schedule(rank).collect());
@@ -102,7 +102,7 @@ pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_siz
 /// # Errors
 /// The first error that is found, with the rank and the step in its call.
 pub fn prove(plans: &[DirectPlan]) -> Result<DirectReport> {
-    let calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
+    let calls: Vec<DirectPrograms> = plans.iter().map(|&plan| DirectPrograms::new(plan)).collect();
     check(&calls)
 }
 
@@ -110,7 +110,7 @@ pub fn prove(plans: &[DirectPlan]) -> Result<DirectReport> {
 ///
 /// # Errors
 /// As for [`prove`].
-pub fn check(calls: &[Call]) -> Result<DirectReport> {
+pub fn check(calls: &[DirectPrograms]) -> Result<DirectReport> {
     let world_size = calls.first().map_or(0, |call| call.plan.world_size());
     let mut machine = DirectMachine::new(world_size, Knowledge::All);
     for call in calls {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use dist_transport::Place;
 
-use super::{Call, check};
+use super::{DirectPrograms, check};
 use crate::direct::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget};
 use crate::verify::mutate::Score;
 use crate::{Result, Source};
@@ -79,7 +79,7 @@ impl Score<DirectMutant> {
     /// # Errors
     /// If the original calls are not proven.
     pub fn of_call(plans: &[DirectPlan], mutated: usize) -> Result<Self> {
-        let mut calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
+        let mut calls: Vec<DirectPrograms> = plans.iter().map(|&plan| DirectPrograms::new(plan)).collect();
         let original = check(&calls)?;
         let mut score = Self::default();
         for rank in 0..calls[mutated].programs.len() {
