@@ -9,7 +9,9 @@ use std::time::Duration;
 use dist_algos::{CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::tcp::{Config, Medium, TcpTransport};
-use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, Source, Traffic, Transport};
+use dist_transport::{
+    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Runtime, Traffic, Transport,
+};
 
 use crate::engine::{Engine, alloc};
 use crate::history::History;
@@ -73,7 +75,7 @@ pub(crate) enum WorkerState {
     Idle(Box<dyn Transport>),
     Running(Worker),
     /// That fork failed. It is not tried again: a rank that forks alone would use other channels than its peers.
-    Unavailable(Source<TransportError>),
+    Unavailable(ErrorSource<TransportError>),
     /// A temporary value while the worker is started.
     Starting,
 }

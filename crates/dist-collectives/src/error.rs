@@ -4,7 +4,7 @@ use std::collections::TryReserveError;
 use std::io;
 use std::time::Duration;
 
-use dist_transport::{Cause, Error as TransportError, Source};
+use dist_transport::{Cause, Error as TransportError, ErrorSource};
 
 use crate::history::HistoryDigest;
 use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
@@ -254,7 +254,7 @@ pub enum Error {
     },
     /// The list of ranks is not a valid group.
     #[error("a group cannot be made of these ranks")]
-    Members(#[source] Source<TransportError>),
+    Members(#[source] ErrorSource<TransportError>),
     /// There is not enough memory for an output, or for data that passes through this rank. If other ranks wait for
     /// this rank in an operation, the job is aborted.
     #[error("no memory for {elements} elements")]
@@ -323,7 +323,7 @@ pub enum Error {
         /// The current call of this rank.
         call: Box<Call>,
         /// The error of the transport.
-        source: Source<TransportError>,
+        source: ErrorSource<TransportError>,
     },
     /// The algorithm does not work with this transport.
     #[error("{call} cannot be done")]
@@ -331,18 +331,18 @@ pub enum Error {
         /// The current call of this rank.
         call: Box<Call>,
         /// The error of the schedule.
-        source: Source<dist_algos::Error>,
+        source: ErrorSource<dist_algos::Error>,
     },
     /// The world could not be joined.
     #[error("cannot join the world")]
-    Join(#[source] Source<TransportError>),
+    Join(#[source] ErrorSource<TransportError>),
     /// The thread for operations that do not block could not be started.
     #[error("cannot start a thread for operations that do not block")]
     Worker(#[source] io::Error),
     /// The transport could not be forked when the communicator was created, so there is no transport for operations
     /// that do not block.
     #[error("this communicator has no transport for operations that do not block")]
-    NoWorker(#[source] Source<TransportError>),
+    NoWorker(#[source] ErrorSource<TransportError>),
     /// An operation that does not block had not begun when its deadline passed. An operation that was started
     /// before it has a longer timeout and had not ended.
     #[error("the operation did not begin within {limit:?}: one started before it had not ended")]

@@ -60,7 +60,9 @@ pub use dist_transport::error_enum;
 #[cfg(feature = "tcp")]
 #[doc(no_inline)]
 pub use dist_transport::tcp::{Config, Medium, Secret};
-pub use dist_transport::{Abort, Cause, Chain, ChannelId, Fingerprint, Runtime, Source, Traffic, Transport};
+pub use dist_transport::{
+    Abort, Cause, Chain, ChannelId, ErrorSource, Fingerprint, Runtime, Traffic, Transport,
+};
 pub use dtype::{DType, Element};
 pub use engine::BLOCK_BYTES_OF_RANK;
 pub use error::{Error, Result};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_collectives::{Error as CollectiveError, Source};
+use dist_collectives::{Error as CollectiveError, ErrorSource};
 
 use crate::pipeline::{Flaw, Look};
 use crate::{Asked, CheckpointError, FloatType};
@@ -150,7 +150,7 @@ pub enum Error {
         /// The parameter's name.
         parameter: String,
         /// How it differs.
-        source: Source<Self>,
+        source: ErrorSource<Self>,
     },
     /// Not every rank has the same model; every rank gets this same error.
     #[error(
@@ -514,14 +514,14 @@ pub enum Error {
         /// What that one called.
         here: String,
         /// What the communicator says.
-        source: Source<CollectiveError>,
+        source: ErrorSource<CollectiveError>,
     },
     /// A checkpoint could not be saved or loaded.
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
     /// Communication failed.
     #[error("communication between the ranks failed")]
-    Communication(#[source] Source<CollectiveError>),
+    Communication(#[source] ErrorSource<CollectiveError>),
 }
 }
 

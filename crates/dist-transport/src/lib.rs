@@ -52,7 +52,7 @@ pub use grain::Grain;
 pub use owned::{Allocation, Lent, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, LazyDeadline, Runtime};
-pub use source::Source;
+pub use source::ErrorSource;
 #[doc(hidden)]
 pub use source::show_error;
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};

@@ -11,21 +11,21 @@ use crate::Chain;
 ///
 /// [`Error::source`] of an error with such a field returns the error itself, which `downcast_ref` finds. For
 /// a `Box` field it would return the box.
-pub struct Source<E>(Arc<E>);
+pub struct ErrorSource<E>(Arc<E>);
 
-impl<E> Clone for Source<E> {
+impl<E> Clone for ErrorSource<E> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<E> From<E> for Source<E> {
+impl<E> From<E> for ErrorSource<E> {
     fn from(error: E) -> Self {
         Self(Arc::new(error))
     }
 }
 
-impl<E> Deref for Source<E> {
+impl<E> Deref for ErrorSource<E> {
     type Target = E;
 
     fn deref(&self) -> &E {
@@ -33,19 +33,19 @@ impl<E> Deref for Source<E> {
     }
 }
 
-impl<E> AsRef<E> for Source<E> {
+impl<E> AsRef<E> for ErrorSource<E> {
     fn as_ref(&self) -> &E {
         &self.0
     }
 }
 
-impl<E: fmt::Debug> fmt::Debug for Source<E> {
+impl<E: fmt::Debug> fmt::Debug for ErrorSource<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<E: fmt::Display> fmt::Display for Source<E> {
+impl<E: fmt::Display> fmt::Display for ErrorSource<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -152,11 +152,11 @@ mod tests {
                 /// The rank.
                 rank: usize,
                 /// What it did.
-                source: Source<Inner>,
+                source: ErrorSource<Inner>,
             },
             /// One field without a name.
             #[error("it failed")]
-            Failed(#[source] Source<Inner>),
+            Failed(#[source] ErrorSource<Inner>),
         }
     }
 
