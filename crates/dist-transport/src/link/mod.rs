@@ -3,5 +3,5 @@
 pub(crate) mod counts;
 pub(crate) mod message;
 pub(crate) mod peer_link;
-pub(crate) mod scratch;
 pub(crate) mod socket;
+pub(crate) mod staging_buffer;

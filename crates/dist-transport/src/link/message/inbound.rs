@@ -10,8 +10,8 @@ use super::{
     SINGLE_COPY_MAGIC,
 };
 use crate::link::peer_link::PeerLink;
-use crate::link::scratch::Scratch;
 use crate::link::socket;
+use crate::link::staging_buffer::StagingBuffer;
 use crate::shm::{NextMessage, ShmLink};
 use crate::{Combine, Fingerprint, Grain, Sink};
 
@@ -69,7 +69,7 @@ impl Inbound {
     /// Returns `true` if more can be received even if no more of `outbound` is sent. That is not so while the
     /// scratch buffer is full of bytes that may not be delivered yet, nor, in shared memory, while the next
     /// bytes have to stay where they are.
-    pub(crate) fn wants_more(&self, link: &PeerLink, scratch: &Scratch, outbound: &Outbound) -> bool {
+    pub(crate) fn wants_more(&self, link: &PeerLink, scratch: &StagingBuffer, outbound: &Outbound) -> bool {
         let missing = self.filled < HEADER_BYTES || self.received < self.length;
         missing
             && match link {
@@ -88,7 +88,7 @@ impl Inbound {
     pub(crate) fn pull(
         &mut self,
         link: &mut PeerLink,
-        scratch: &mut Scratch,
+        scratch: &mut StagingBuffer,
         sink: &mut Sink<'_>,
     ) -> Result<bool, LinkError> {
         match (link, sink) {
@@ -135,7 +135,7 @@ impl Inbound {
     pub(crate) fn pull_in_place(
         &mut self,
         link: &mut PeerLink,
-        scratch: &mut Scratch,
+        scratch: &mut StagingBuffer,
         outbound: &Outbound,
         memory: &mut [u8],
         combine: &mut Combine<'_>,
@@ -193,7 +193,7 @@ impl Inbound {
     fn pull_from_memory(
         &mut self,
         memory: &mut ShmLink,
-        scratch: &mut Scratch,
+        scratch: &mut StagingBuffer,
         limit: usize,
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<bool, LinkError> {
@@ -248,7 +248,7 @@ impl Inbound {
     }
 
     /// Receives into the scratch buffer, the header first.
-    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, LinkError> {
+    fn refill(&mut self, stream: &Socket, scratch: &mut StagingBuffer) -> Result<bool, LinkError> {
         let missing = HEADER_BYTES - self.filled;
         let wanted = missing + self.length - self.received;
         let room = scratch.room();
@@ -268,7 +268,12 @@ impl Inbound {
     }
 
     /// Delivers staged bytes, up to `limit` from the start of the message. Returns `true` if there were any.
-    fn deliver(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
+    fn deliver(
+        &mut self,
+        scratch: &mut StagingBuffer,
+        limit: usize,
+        sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> bool {
         if self.filled < HEADER_BYTES {
             return false;
         }

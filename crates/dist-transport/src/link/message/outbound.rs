@@ -10,8 +10,8 @@ use super::{
 };
 use crate::Fingerprint;
 use crate::link::peer_link::PeerLink;
-use crate::link::scratch::Scratch;
 use crate::link::socket;
+use crate::link::staging_buffer::StagingBuffer;
 use crate::shm::ShmLink;
 
 /// The most pieces of a message that one system call takes.
@@ -67,7 +67,7 @@ impl Outbound {
     pub(crate) fn push(
         &mut self,
         link: &mut PeerLink,
-        scratch: &mut Scratch,
+        scratch: &mut StagingBuffer,
         parts: &[&[u8]],
     ) -> Result<bool, LinkError> {
         match link {
@@ -146,7 +146,7 @@ impl Outbound {
     fn push_to_socket(
         &mut self,
         stream: &Socket,
-        scratch: &mut Scratch,
+        scratch: &mut StagingBuffer,
         parts: &[&[u8]],
     ) -> Result<bool, LinkError> {
         let sent = if self.total <= COPIED_BYTES_MAX {

@@ -8,8 +8,8 @@ use socket2::{Domain, Socket, Type};
 use super::outbound::SingleCopy;
 use super::{Inbound, LinkError, Outbound};
 use crate::link::peer_link::PeerLink;
-use crate::link::scratch::Scratch;
 use crate::link::socket;
+use crate::link::staging_buffer::StagingBuffer;
 use crate::shm::ShmLink;
 use crate::{Activity, Fingerprint, Grain, Sink};
 
@@ -39,11 +39,11 @@ fn single_copy(len: usize) -> Outbound {
 /// Moves a message from one side to the other. Returns whether it was offered as a single copy first.
 fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
     let (mut outbound, mut inbound) = (single_copy(sent.len()), Inbound::new(sent.len(), &CALL));
-    let mut scratch = Scratch::default();
-    outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
+    let mut scratch = StagingBuffer::default();
+    outbound.push(from, &mut StagingBuffer::default(), &[sent]).unwrap();
     let was_lent = outbound.single_copy == SingleCopy::Offered;
     while !(outbound.done() && inbound.done()) {
-        let moved = !outbound.done() && outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
+        let moved = !outbound.done() && outbound.push(from, &mut StagingBuffer::default(), &[sent]).unwrap();
         let came = !inbound.done() && inbound.pull(to, &mut scratch, sink).unwrap();
         assert!(moved || came, "neither side can go on");
     }
@@ -102,16 +102,16 @@ fn a_large_message_is_sent_as_a_single_copy(
 fn a_single_copy_is_combined_no_further_than_own_bytes_were_sent() {
     let mut links = pair();
     let sent = bytes(MIB);
-    single_copy(MIB).push(&mut links[0], &mut Scratch::default(), &[&sent]).unwrap();
+    single_copy(MIB).push(&mut links[0], &mut StagingBuffer::default(), &[&sent]).unwrap();
     let (mut inbound, mut own) = (Inbound::new(MIB, &CALL), Outbound::new(MIB, &CALL));
     let mut memory = vec![1; MIB];
     let mut combine = |ours: &mut [u8], theirs: &[u8]| {
         ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = ours.wrapping_add(*theirs));
     };
-    own.push(&mut links[1], &mut Scratch::default(), &[&memory]).unwrap();
+    own.push(&mut links[1], &mut StagingBuffer::default(), &[&memory]).unwrap();
     let left = own.payload_sent();
     assert!(left < MIB, "the ring has no room for all");
-    let mut scratch = Scratch::default();
+    let mut scratch = StagingBuffer::default();
     while inbound.pull_in_place(&mut links[1], &mut scratch, &own, &mut memory, &mut combine).unwrap() {}
     assert!(memory[..left].iter().zip(&sent).all(|(ours, theirs)| *ours == theirs.wrapping_add(1)));
     assert!(memory[left..].iter().all(|&byte| byte == 1));
@@ -147,7 +147,7 @@ fn a_message_that_gets_out_of_reach_midway_continues_through_the_ring() {
     let mut received = vec![0; sent.len()];
     let mut sink = Sink::Into(&mut received);
     let (mut outbound, mut inbound) = (single_copy(sent.len()), Inbound::new(sent.len(), &CALL));
-    let scratch = &mut Scratch::default();
+    let scratch = &mut StagingBuffer::default();
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     inbound.pull(&mut to, scratch, &mut sink).unwrap();
     assert!(inbound.delivered > 0 && inbound.delivered < sent.len());
@@ -171,7 +171,7 @@ fn a_cancelled_message_is_not_received(#[case] begun: bool) {
     let mut received = vec![0; sent.len()];
     let mut sink = Sink::Into(&mut received);
     let mut inbound = Inbound::new(sent.len(), &CALL);
-    let scratch = &mut Scratch::default();
+    let scratch = &mut StagingBuffer::default();
     single_copy(sent.len()).push(&mut from, scratch, &[&sent]).unwrap();
     if begun {
         inbound.pull(&mut to, scratch, &mut sink).unwrap();
@@ -191,7 +191,7 @@ fn a_message_offered_by_a_dead_peer_is_not_received() {
     let [mut from, mut to] = pair();
     let sent = bytes(MIB);
     let mut received = vec![0; MIB];
-    let scratch = &mut Scratch::default();
+    let scratch = &mut StagingBuffer::default();
     single_copy(MIB).push(&mut from, scratch, &[&sent]).unwrap();
     drop(from);
     let (mut inbound, mut sink) = (Inbound::new(MIB, &CALL), Sink::Into(&mut received));
@@ -207,7 +207,7 @@ fn a_message_offered_by_a_dead_peer_is_not_received() {
 #[test]
 fn a_sender_that_waits_for_an_acknowledgement_learns_that_the_peer_is_gone() {
     let [mut from, to] = pair();
-    let (sent, scratch) = (bytes(MIB), &mut Scratch::default());
+    let (sent, scratch) = (bytes(MIB), &mut StagingBuffer::default());
     let mut outbound = single_copy(MIB);
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
@@ -221,7 +221,7 @@ fn a_sender_that_waits_for_an_acknowledgement_learns_that_the_peer_is_gone() {
 fn a_sender_that_sleeps_until_its_message_is_copied_is_woken() {
     let [mut from, mut to] = pair();
     let (sent, mut received) = (bytes(MIB), vec![0; MIB]);
-    let scratch = &mut Scratch::default();
+    let scratch = &mut StagingBuffer::default();
     let mut outbound = single_copy(MIB);
     outbound.push(&mut from, scratch, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");

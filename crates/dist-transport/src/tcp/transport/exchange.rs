@@ -17,8 +17,8 @@ use crate::bootstrap::session::{ConnectionWait, LongWait, Session, WaitError, at
 use crate::link::counts::MessageCounts;
 use crate::link::message::{Inbound, LinkError, Outbound};
 use crate::link::peer_link::PeerLink;
-use crate::link::scratch::Scratch;
 use crate::link::socket;
+use crate::link::staging_buffer::StagingBuffer;
 use crate::runtime::Unparker;
 use crate::wait::link_wait;
 use crate::{Activity, Combine, Deadline, Incoming, LazyDeadline, Outgoing, Sink};
@@ -240,7 +240,7 @@ impl TcpTransport {
     fn drive(
         &mut self,
         due: &LazyDeadline<'_>,
-        mut step: impl FnMut(&mut [Option<PeerLink>], &mut Scratch, &mut Waits) -> Result<bool, PeerError>,
+        mut step: impl FnMut(&mut [Option<PeerLink>], &mut StagingBuffer, &mut Waits) -> Result<bool, PeerError>,
     ) -> Result<(), PeerError> {
         let mut waiting = WaitState::default();
         let mut waits = Waits::new();
@@ -444,7 +444,7 @@ fn push(
     (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
-    scratch: &mut Scratch,
+    scratch: &mut StagingBuffer,
     waits: &mut Waits,
 ) -> Result<bool, PeerError> {
     if outbound.done() {
@@ -467,7 +467,7 @@ fn pull(
     (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     receive: &mut Incoming<'_>,
     inbound: &mut Inbound,
-    scratch: &mut Scratch,
+    scratch: &mut StagingBuffer,
     waits: &mut Waits,
 ) -> Result<bool, PeerError> {
     if inbound.done() {

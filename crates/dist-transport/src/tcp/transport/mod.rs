@@ -25,7 +25,7 @@ use crate::check::{check_all, check_exchange, check_peer};
 use crate::link::counts::MessageCounts;
 use crate::link::message::LinkError;
 use crate::link::peer_link::PeerLink;
-use crate::link::scratch::Scratch;
+use crate::link::staging_buffer::StagingBuffer;
 use crate::wait::link_wait::LinkWaitPolicy;
 use crate::{
     Abort, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
@@ -50,9 +50,9 @@ pub struct TcpTransport {
     counts: Arc<MessageCounts>,
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
-    scratch: Scratch,
-    /// Scratch buffers for messages that arrive at the same time.
-    scratches: Vec<Scratch>,
+    scratch: StagingBuffer,
+    /// Staging buffers for messages that arrive at the same time.
+    scratches: Vec<StagingBuffer>,
     /// The last calls, reported if this rank waits long.
     calls: CallHistory,
     wait_policy: LinkWaitPolicy,
@@ -95,7 +95,7 @@ impl TcpTransport {
             members,
             children: 0,
             own: VecDeque::new(),
-            scratch: Scratch::default(),
+            scratch: StagingBuffer::default(),
             scratches: Vec::new(),
             calls: CallHistory::NONE,
             wait_policy: LinkWaitPolicy::new(core_per_rank),

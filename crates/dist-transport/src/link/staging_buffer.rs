@@ -8,7 +8,7 @@ const BYTES: usize = 256 << 10;
 /// A buffer for bytes between their arrival and their delivery. It is small enough for the cache, aligned for
 /// any element, and allocated on first use.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct StagingBuffer {
     /// A small message to be sent, in one piece.
     pub(crate) outgoing: Vec<u8>,
     grains: Vec<Grain>,
@@ -16,7 +16,7 @@ pub(crate) struct Scratch {
     end: usize,
 }
 
-impl Scratch {
+impl StagingBuffer {
     /// Discards the staged bytes.
     pub(crate) fn clear(&mut self) {
         (self.start, self.end) = (0, 0);
