@@ -1,4 +1,4 @@
-//! `cargo xtask burn`: the crate dist-burn, which no plain build has.
+//! `cargo xtask burn`: checks and tests the crate dist-burn, which is no default member.
 
 use std::process::Command;
 
@@ -12,13 +12,6 @@ about 140 crates: clippy of its library, tests and examples, its documents, and 
 
 pub(crate) fn run() -> Result<(), Failure> {
     let mut steps = Steps::default();
-    add_steps(&mut steps)?;
-    steps.summary();
-    Ok(())
-}
-
-/// The steps of this command, for `ci` to have them too.
-pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
     steps.step("burn: clippy", || {
         show(&mut unoptimised("clippy --package dist-burn --all-targets -- -D warnings"))?;
         show(&mut unoptimised("clippy --package dist --features burn -- -D warnings"))
@@ -26,10 +19,12 @@ pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
     steps.step("burn: docs", || {
         show(unoptimised("doc --package dist-burn --no-deps").env("RUSTDOCFLAGS", "-D warnings"))
     })?;
-    steps.step("burn: tests", || show(&mut unoptimised("test --package dist-burn")))
+    steps.step("burn: tests", || show(&mut unoptimised("test --package dist-burn")))?;
+    steps.summary();
+    Ok(())
 }
 
-/// A command of cargo that optimises nothing: the models of the tests are small, and burn is built faster.
+/// Returns a cargo command that builds without optimisation. The models of the tests are small, and burn builds faster.
 fn unoptimised(arguments: &str) -> Command {
     let mut command = cargo(arguments);
     command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0");

@@ -3,12 +3,12 @@
 use std::process::Stdio;
 
 use crate::command::{Failure, Steps, cargo, output, show};
-use crate::{book, burn, members, test, tidy};
+use crate::{book, members, test, tidy};
 
 pub(crate) const HELP: &str = "\
 cargo xtask ci
 
-Runs, and stops at the first that fails:
+Runs these steps, and stops at the first that fails:
   fmt       rustfmt, as rustfmt.toml says
   clippy    every target of every default member; warnings are errors
   tidy      cargo xtask tidy
@@ -19,9 +19,9 @@ Runs, and stops at the first that fails:
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   test      cargo xtask test
   demo      two steps of the program that cargo demo runs
-  burn      cargo xtask burn
 
-Beyond Rust and a C compiler only cargo-deny and mdBook are needed; .ci/run installs them and runs this.";
+It covers the default members. .ci/run installs cargo-deny and mdBook, which are needed beyond Rust and a C
+compiler, and runs this command and then cargo xtask burn.";
 
 pub(crate) fn run() -> Result<(), Failure> {
     let mut steps = Steps::default();
@@ -42,7 +42,6 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("demo", || {
         show(&mut cargo(&format!("run {features} --example train_lm -- --steps 2 --out target/demo")))
     })?;
-    burn::add_steps(&mut steps)?;
     steps.summary();
     Ok(())
 }

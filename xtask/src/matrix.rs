@@ -1,4 +1,4 @@
-//! `cargo xtask matrix`: every operation in real processes, and a table of what held.
+//! `cargo xtask matrix`: runs every operation in real processes and prints a table of the calls that agreed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -13,61 +13,91 @@ use crate::members;
 pub(crate) const HELP: &str = "\
 cargo xtask matrix [--filter TEXT]
 
-Runs transport x ranks x algorithm x dtype x operation in real processes: worlds of 1 to 9, lengths 0, 1,
-world-1, world, world+1, a prime and 1 MiB, each result compared with an oracle to the last bit; the simulated
-network, whose ranks are threads, besides. A table at the end says how many calls agreed.
-A case is called OPERATION/ALGORITHM/ORDER/DTYPE/REDUCTION, as in all_reduce/ring/any/f32/sum; --filter takes
-parts of that name, separated by blanks, and tcp, shm or sim. A transport that is named runs in every world;
-if none is, the worlds are dealt among the three, so that each is run by one of them and 2 and 3 by two.
-A wrong element, and whatever else went wrong, is named on stderr by the rank that saw it.";
+Runs transport x ranks x algorithm x dtype x operation in real processes: worlds of 1 to 9 ranks and lengths
+of 0, 1, world-1, world, world+1, a prime and 1 MiB. It also runs the simulated network, whose ranks are threads.
+Each result is compared with an oracle to the last bit. A table at the end counts the calls that agreed.
+A case is called OPERATION/ALGORITHM/ORDER/DTYPE/REDUCTION, for example all_reduce/ring/any/f32/sum. --filter
+takes parts of that name, separated by blanks, and tcp, shm or sim. A transport in the filter runs every world.
+Without one, each world runs on one transport, and the worlds of 2 and 3 ranks on two.
+The rank that finds a wrong element, or fails otherwise, reports it on stderr.";
 
 const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
-/// The transports, and the worlds of each where none is named: a schedule does the same over any transport, so what
-/// a world can show is shown once; 2 has the most special cases, and 3 is the smallest that is no power of two.
+/// The transports, and the worlds of each if the filter names no transport. A schedule does the same over any
+/// transport, so most worlds run once. World 2 has the most special cases, and 3 is the smallest that is no power of
+/// two.
 const TRANSPORTS: [(&str, &[usize]); 3] =
-    [("tcp", &[1, 2, 3, 5, 8]), ("shm", &[2, 4, 7]), ("sim", &[3, 6, 9])];
+    [("tcp", &[1, 2, 3, 5, 8]), ("shm", &[2, 4, 7]), (SIMULATED, &[3, 6, 9])];
+const SIMULATED: &str = "sim";
 
 pub(crate) fn run(filter: &str) -> Result<(), Failure> {
-    // With the features of the tests, which have built most of it.
+    // With the features of the tests, so that most of it is built already.
     let features = members::all_features()?;
     show(&mut cargo(&format!("build --quiet {features} --bin distctl --example matrix")))?;
     let folder = target_folder()?.join("debug");
     let (transports, words): (Vec<_>, Vec<_>) =
         filter.split_whitespace().partition(|word| TRANSPORTS.iter().any(|(name, _)| name == word));
-    let mut table = Table::default();
-    for (transport, dealt) in TRANSPORTS {
-        let named = transports.contains(&transport);
-        let none_named = transports.is_empty();
-        for world in WORLDS.filter(|world| named || none_named && dealt.contains(world)) {
-            let mut command = job(&folder, transport, world);
-            command.args(&words);
-            let held = collect(&mut command, &mut table)?;
-            eprintln!("     {transport}, {world} ranks: {}", if held { "all held" } else { "NOT ALL HELD" });
-            if !held {
-                table.broken.insert(format!("{transport}, {world} ranks: {}", line(&command)));
-            }
-        }
-    }
+    let (simulated, processes): (Vec<_>, Vec<_>) =
+        jobs(&transports).partition(|(transport, _)| *transport == SIMULATED);
+    let run_all = |jobs: Vec<(&str, usize)>| {
+        let mut table = Table::default();
+        jobs.into_iter().try_for_each(|job| run_job(&folder, job, &words, &mut table))?;
+        Ok::<_, Failure>(table)
+    };
+    // A simulated world occupies one core, so the processes use the others meanwhile.
+    let table = std::thread::scope(|scope| {
+        let simulated = scope.spawn(|| run_all(simulated));
+        let mut table = run_all(processes)?;
+        table.append(simulated.join().expect("no job panics")?);
+        Ok::<_, Failure>(table)
+    })?;
     print!("{table}");
     table.verdict(filter)
 }
 
-/// One set of ranks that does all cases of a world.
-fn job(folder: &Path, transport: &str, world: usize) -> Command {
+/// Returns the transport and the world size of each job.
+fn jobs(named: &[&str]) -> impl Iterator<Item = (&'static str, usize)> {
+    TRANSPORTS.into_iter().flat_map(move |(transport, assigned)| {
+        let is_named = named.contains(&transport);
+        let none_named = named.is_empty();
+        WORLDS
+            .filter(move |world| is_named || none_named && assigned.contains(world))
+            .map(move |world| (transport, world))
+    })
+}
+
+/// Runs all cases of one transport and world, and adds the results to the table.
+fn run_job(
+    folder: &Path,
+    (transport, world): (&str, usize),
+    words: &[&str],
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let mut command = command(folder, transport, world);
+    command.args(words);
+    let held = collect(&mut command, table)?;
+    eprintln!("     {transport}, {world} ranks: {}", if held { "all held" } else { "NOT ALL HELD" });
+    if !held {
+        table.broken.insert(format!("{transport}, {world} ranks: {}", line(&command)));
+    }
+    Ok(())
+}
+
+/// Returns the command that runs all cases of a world.
+fn command(folder: &Path, transport: &str, world: usize) -> Command {
     let program = folder.join("examples/matrix");
-    if transport == "sim" {
+    if transport == SIMULATED {
         let mut command = Command::new(program);
         command.arg(format!("sim:{world}"));
         return command;
     }
     let mut command = Command::new(folder.join("distctl"));
     command.args(["run", "-n", &world.to_string(), "--"]).arg(program).env("DIST_TRANSPORT", transport);
-    // What is measured beside tests is not to be kept.
+    // Costs that are measured while other tests run must not be cached.
     command.env("DIST_COSTS", "off");
     command
 }
 
-/// Puts every line of a job into the table; whether the job said that all held.
+/// Adds every line that a job prints to the table. Returns `true` if the job reported that all cases held.
 fn collect(command: &mut Command, table: &mut Table) -> Result<bool, Failure> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let lines = BufReader::new(child.stdout.take().expect("the output is a pipe")).lines();
@@ -77,13 +107,13 @@ fn collect(command: &mut Command, table: &mut Table) -> Result<bool, Failure> {
     Ok(child.wait()?.success())
 }
 
-/// Calls that agreed with the oracle, by what was done and in which world.
+/// The number of calls that agreed with the oracle, by transport, operation, algorithm, order and world.
 #[derive(Debug, Default)]
 struct Table {
     rows: BTreeMap<Row, BTreeMap<usize, Cell>>,
     dtypes: BTreeSet<String>,
     reductions: BTreeSet<String>,
-    /// Jobs that did not end well.
+    /// Jobs that failed.
     broken: BTreeSet<String>,
 }
 
@@ -97,7 +127,7 @@ struct Cell {
 }
 
 impl Table {
-    /// Takes a line as the matrix program prints it.
+    /// Adds a line of the matrix program's output.
     fn add(&mut self, line: &str) -> Result<(), Failure> {
         let failed = || Failure::Check(format!("this is no line of the matrix: {line}"));
         let value: Value = serde_json::from_str(line).map_err(|_| failed())?;
@@ -115,6 +145,16 @@ impl Table {
         self.dtypes.insert(dtype);
         self.reductions.insert(reduction);
         Ok(())
+    }
+
+    /// Adds the results of other jobs.
+    fn append(&mut self, other: Self) {
+        for (row, cells) in other.rows {
+            self.rows.entry(row).or_default().extend(cells);
+        }
+        self.dtypes.extend(other.dtypes);
+        self.reductions.extend(other.reductions);
+        self.broken.extend(other.broken);
     }
 
     fn cells(&self) -> impl Iterator<Item = &Cell> {
@@ -191,6 +231,21 @@ mod tests {
             row.split_whitespace().collect::<Vec<_>>()[..7],
             ["tcp", "all_reduce", "ring", "any", "-", "-", "14"]
         );
+    }
+
+    #[test]
+    fn the_results_of_other_jobs_are_added() {
+        let mut table = with(&[HELD]);
+        table.append(with(&[WRONG]));
+        assert_eq!(table.rows.len(), 1, "both are the same operation, in different worlds");
+        assert!(table.verdict("").is_err());
+    }
+
+    #[test]
+    fn without_a_filter_every_world_runs_on_some_transport() {
+        let worlds: BTreeSet<_> = jobs(&[]).map(|(_, world)| world).collect();
+        assert!(WORLDS.eq(worlds));
+        assert!(jobs(&["shm"]).eq(WORLDS.map(|world| ("shm", world))));
     }
 
     #[test]
