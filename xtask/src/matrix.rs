@@ -13,12 +13,12 @@ use crate::members;
 pub(crate) const HELP: &str = "\
 cargo xtask matrix [--filter TEXT]
 
-Runs transport x ranks x algorithm x dtype x operation in real processes: worlds of 1 to 9 ranks and lengths
-of 0, 1, world-1, world, world+1, a prime and 1 MiB. It also runs the simulated network, whose ranks are threads.
+Runs transport x ranks x algorithm x dtype x operation in real processes, with worlds of 1 to 9 ranks and
+lengths of 0, 1, world-1, world, world+1, a prime and 1 MiB. The ranks of the simulated network are threads.
 Each result is compared with an oracle to the last bit. A table at the end counts the calls that agreed.
-A case is called OPERATION/ALGORITHM/ORDER/DTYPE/REDUCTION, for example all_reduce/ring/any/f32/sum. --filter
-takes parts of that name, separated by blanks, and tcp, shm or sim. A transport in the filter runs every world.
-Without one, each world runs on one transport, and the worlds of 2 and 3 ranks on two.
+A case is called OPERATION/ALGORITHM/ORDER/DTYPE/REDUCTION, for example all_reduce/ring/any/f32/sum.
+--filter takes parts of that name, separated by blanks, and tcp, shm or sim. A transport in the filter runs
+every world. Without one, each world runs on one transport, and the worlds of 2 and 3 ranks on two.
 The rank that finds a wrong element, or fails otherwise, reports it on stderr.";
 
 const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
