@@ -6,8 +6,8 @@ use dist_collectives::{
     Algorithm, Buffer, Communicator, CostModel, DirectAlgorithm, Hosts, Operation, ReduceOp, ReductionOrder,
     Result,
 };
+use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::runtime::{Mailbox, Receiver, Task};
-use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{Runtime, sim};
 
 /// What connects the ranks.
@@ -148,7 +148,7 @@ fn connected(coordinator: &Coordinator, medium: Medium, ranks: usize) -> Vec<Joi
     let join = |rank| {
         let config = Config::new(rank, ranks, &address).expect("the rank is in the world");
         let config = config.with_job(JOB).with_external_coordinator().with_medium(medium);
-        Box::new(move || Communicator::new(TcpTransport::join(&config).expect("all ranks come"))) as Join
+        Box::new(move || Communicator::new(ProcessTransport::join(&config).expect("all ranks come"))) as Join
     };
     (0..ranks).map(join).collect()
 }

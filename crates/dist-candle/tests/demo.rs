@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use dist_transport::tcp::Coordinator;
+use dist_transport::process::Coordinator;
 use rstest::rstest;
 use serde_json::Value;
 use tempfile::TempDir;

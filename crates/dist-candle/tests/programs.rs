@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use candle_core::{Device, Tensor};
 use dist_parallel::Checkpoints;
-use dist_transport::tcp::Coordinator;
+use dist_transport::process::Coordinator;
 use rstest::rstest;
 
 /// `cargo test` builds examples beside the tests.

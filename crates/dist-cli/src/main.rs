@@ -24,7 +24,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
-use dist_transport::tcp::Config;
+use dist_transport::process::Config;
 use error::Error;
 use output::{Patient, print, say, write};
 use tracing_subscriber::EnvFilter;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
-use dist_transport::tcp::Medium;
+use dist_transport::process::Medium;
 
 /// A number of ranks that one machine can run.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use dist_collectives::{Communicator, CostCache, CostModel, TopologyKey};
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use serde::Serialize;
 
 use crate::Error;
@@ -45,7 +45,7 @@ fn measure(arguments: &Arguments, config: &Config, kept: &CostCache) -> Result<O
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
-    let transport = TcpTransport::join(config)?;
+    let transport = ProcessTransport::join(config)?;
     now("measuring what messages take");
     let medium = transport.medium().name();
     let mut comm = Communicator::new(transport);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_algos::{CostModel, Hosts};
 #[cfg(feature = "tcp")]
-use dist_transport::tcp::{Config, Medium, TcpTransport};
+use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::{
     Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Runtime, Traffic, Transport,
 };
@@ -137,7 +137,7 @@ impl Communicator {
     /// Joins the world and returns the medium of its messages.
     #[cfg(feature = "tcp")]
     fn meet(config: &Config) -> Result<(Self, Medium)> {
-        let transport = TcpTransport::join(config).map_err(|source| Error::Join(source.into()))?;
+        let transport = ProcessTransport::join(config).map_err(|source| Error::Join(source.into()))?;
         let medium = transport.medium();
         let comm = Self::new(transport);
         tracing::info!(rank = comm.rank(), world_size = comm.world_size(), "joined the world");

@@ -59,7 +59,7 @@ pub use dist_transport::Error as TransportError;
 pub use dist_transport::error_enum;
 #[cfg(feature = "tcp")]
 #[doc(no_inline)]
-pub use dist_transport::tcp::{Config, Medium, Secret};
+pub use dist_transport::process::{Config, Medium, Secret};
 pub use dist_transport::{
     Abort, Cause, Chain, ChannelId, ErrorSource, Fingerprint, Runtime, Traffic, Transport,
 };

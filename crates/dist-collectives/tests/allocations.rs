@@ -7,8 +7,8 @@ use std::fmt;
 use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder, f16};
+use dist_transport::process::Coordinator;
 use dist_transport::runtime::Runtime;
-use dist_transport::tcp::Coordinator;
 use dist_transport::{
     Abort, Cause, ChannelId, Combine, Error as TransportError, Fingerprint, Incoming, LazyDeadline, Outgoing,
     Rank, Traffic, Transport, sim,

@@ -8,14 +8,14 @@
 use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use dist_transport::{Error, ExposedRegion, Place, SlotUse, Transport};
 
 const CALLS: u32 = 2_000;
 const SAMPLES: usize = 21;
 
 fn main() -> Result<(), Error> {
-    let mut transport = TcpTransport::join(&Config::from_env()?)?;
+    let mut transport = ProcessTransport::join(&Config::from_env()?)?;
     let (rank, runtime) = (transport.rank(), transport.runtime().clone());
     let deadline = runtime.deadline(Duration::from_secs(300));
     let peers: Vec<usize> = (1..rank.world_size()).map(|distance| rank.plus(distance).index()).collect();

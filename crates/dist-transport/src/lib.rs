@@ -20,18 +20,18 @@ mod error;
 mod fingerprint;
 mod grain;
 #[cfg(feature = "tcp")]
+#[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "group/absent.rs")]
+mod group;
+#[cfg(feature = "tcp")]
 mod link;
 mod owned;
+#[cfg(feature = "tcp")]
+pub mod process;
 mod rank;
 pub mod runtime;
-#[cfg(feature = "tcp")]
-#[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "shm/absent.rs")]
-mod shm;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod source;
-#[cfg(feature = "tcp")]
-pub mod tcp;
 mod transport;
 mod version;
 #[cfg(feature = "tcp")]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_testkit::process;
 use dist_transport::conformance::Unchecked;
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use dist_transport::{Cause, Error, ExposedRegion, Incoming, Outgoing, Sink, SlotUse, Transport};
 use rstest::rstest;
 
@@ -22,7 +22,7 @@ const MEDIUM: &str = "DIST_TRANSPORT";
 
 /// One rank: sends words round a ring until an error; the victim ends at the hundredth.
 fn rank(victim: usize) {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
     let mut round = 0_u64;
     let error = loop {
@@ -79,7 +79,7 @@ fn every_survivor_names_the_rank_that_died(
 /// One rank of four, of which the third is killed. Rank 0, which hosts the coordinator, ends its process as
 /// soon as it knows.
 fn rank_beside_a_host_that_ends_at_once() {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
     let error = (0..).find_map(|round| {
         if round == 100 && rank.index() == 2 {
@@ -117,7 +117,7 @@ fn every_rank_is_told_who_died_although_rank_0_ends_at_once(
 
 /// One rank of three, of which one gives up and ends its process.
 fn rank_beside_one_that_gives_up(who: usize) {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let deadline = transport.runtime().deadline(LIMIT);
     if transport.rank().index() == who {
         transport.abort(Cause::gave_up("no more data"));
@@ -161,7 +161,7 @@ fn keep_descriptors(of: i32) {
 )]
 fn rank_beside_one_whose_descriptors_stay(victim: usize) {
     use std::io::{BufRead, BufReader};
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
     let mut pass = || {
         let mut received = [0; 8];
@@ -218,7 +218,7 @@ fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
 /// One rank: enters one barrier after the other in shared memory until an error; the victim ends at the
 /// hundredth.
 fn rank_in_shared_memory(victim: usize) {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
     let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
     // SAFETY: all ranks enter one barrier after the other, and nothing is published.
@@ -261,7 +261,7 @@ fn every_survivor_in_shared_memory_names_the_rank_that_died(
 
 /// One rank of three, of which the second stops without ending.
 fn rank_beside_a_stopped_one() {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
     if rank.index() == 1 {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP).unwrap();
@@ -283,12 +283,12 @@ fn rank_beside_a_stopped_one() {
 
 /// One rank of two, of which one is stopped and continues when the other lets it.
 fn rank_that_is_stopped_for_a_while(whom: usize) {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (me, other) = (transport.rank().index(), transport.rank().right().index());
     let deadline = transport.runtime().deadline(LIMIT);
     let mut pid = [0; 4];
     let own = std::process::id().to_ne_bytes();
-    let swap = |transport: &mut TcpTransport, pid: &mut [u8]| {
+    let swap = |transport: &mut ProcessTransport, pid: &mut [u8]| {
         let send = Outgoing { to: other, parts: &[&own] };
         let receive = Incoming { from: other, len: 4, sink: Sink::Into(pid) };
         transport.exchange(Some(send), Some(receive), &deadline.into()).unwrap();
@@ -331,7 +331,7 @@ fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medi
 /// One rank of six, the last of which may watch too few connections for its wait.
 fn rank_beside_one_with_a_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
     let peers = || (0..rank.world_size()).filter(|&peer| peer != rank.index());
     let sends: Vec<_> = peers().map(|to| Outgoing { to, parts: &[&[7]] }).collect();
@@ -373,7 +373,7 @@ fn a_rank_whose_system_fails_it_blames_no_other() {
 /// One rank of two, of which the second may not watch the descriptors of its service thread.
 fn rank_beside_one_without_service() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (me, deadline) = (transport.rank().index(), transport.runtime().deadline(LIMIT));
     if me == 1 {
         // The least that it watches is its waker and its connection to the coordinator. This thread watches
@@ -409,7 +409,7 @@ fn a_rank_whose_service_thread_cannot_go_on_blames_no_other() {
 fn rank_beside_one_without_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     use std::os::fd::AsRawFd;
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let rank = transport.rank();
     let long = transport.runtime().deadline(LIMIT).into();
     if rank.index() == 1 {
@@ -447,7 +447,7 @@ fn a_rank_without_files_waits_for_connections_all_the_same() {
 
 /// One rank of two, of which the second dies in the middle of a message larger than any window.
 fn rank_that_meets_half_a_message() {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let deadline = transport.runtime().deadline(LIMIT);
     let victim = transport.rank().index() == 1;
     let mut pieces = 0;

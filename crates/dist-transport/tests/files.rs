@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use dist_testkit::process;
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
 use rstest::rstest;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -33,7 +33,7 @@ fn pass_round(transport: &mut dyn Transport) -> Result<(), Error> {
 
 /// Passes a word round the world. If this is its rank, the process may then open no more files. Makes groups
 /// until one cannot be connected, and returns its error.
-fn connect_groups(world: &mut TcpTransport, starved: usize) -> Error {
+fn connect_groups(world: &mut ProcessTransport, starved: usize) -> Error {
     let mut groups = Vec::new();
     let mut passed = pass_round(world);
     if world.rank().index() == starved {
@@ -51,7 +51,7 @@ fn connect_groups(world: &mut TcpTransport, starved: usize) -> Error {
 }
 
 fn rank_of_a_starved_job(starved: usize) {
-    let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut world = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let error = connect_groups(&mut world, starved);
     // The rank itself may get the system's error.
     let abort = loop {
@@ -86,7 +86,7 @@ fn a_limit_of_open_files_that_can_be_raised_is_raised() {
     }
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(open_files() + 2), maximum }).unwrap();
-    let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut world = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     pass_round(&mut world).unwrap();
 }
 
@@ -104,7 +104,7 @@ fn a_limit_of_open_files_that_is_too_low_for_the_world_is_an_error_on_all_ranks(
     if rank == starved {
         setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     }
-    match TcpTransport::join(&Config::from_env().unwrap()).unwrap_err() {
+    match ProcessTransport::join(&Config::from_env().unwrap()).unwrap_err() {
         Error::FilesLimit { limit: said, needed, world_size: 2 } if rank == starved => {
             assert!(said == limit && needed > limit, "{said} {needed}");
         }

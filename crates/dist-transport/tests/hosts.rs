@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dist_testkit::hosts::Hosts;
 use dist_testkit::process;
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
 use rstest::rstest;
 
@@ -43,12 +43,12 @@ fn run_on_hosts(count: usize, variables: &[(&str, &str)]) {
     process::ranks_through(count, &name, LIMIT, &variables, |rank| hosts.starter(rank)).assert_success();
 }
 
-fn hosts(transport: &TcpTransport) -> Hosts {
+fn hosts(transport: &ProcessTransport) -> Hosts {
     Hosts::of(&std::env::var(HOSTS).unwrap(), transport.rank().world_size())
 }
 
 /// Sends a word to the right while receiving one from the left.
-fn pass_round(transport: &mut TcpTransport) -> Result<(), Error> {
+fn pass_round(transport: &mut ProcessTransport) -> Result<(), Error> {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
     let mut received = [0; 8];
     let send = Outgoing { to: rank.right().index(), parts: &[&[7; 8]] };
@@ -58,7 +58,7 @@ fn pass_round(transport: &mut TcpTransport) -> Result<(), Error> {
 
 /// One rank of three. The network of the last one's host is silent for a while.
 fn rank_on_a_silent_network() {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let outage = Duration::from_millis(std::env::var(OUTAGE).unwrap().parse().unwrap());
     for _ in 0..100 {
         pass_round(&mut transport).unwrap();
@@ -92,7 +92,7 @@ fn a_network_that_is_silent_for_less_than_the_limit_ends_no_job(
 
 /// One rank of three, of which the last loses its network for good.
 fn rank_of_which_one_is_cut_off() {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     for _ in 0..100 {
         pass_round(&mut transport).unwrap();
     }
@@ -121,7 +121,7 @@ fn a_host_that_loses_its_network_is_named_after_ten_seconds() {
 /// One rank of four, of which ranks 1 and 3 cannot reach each other: from the start, or after they are
 /// connected.
 fn rank_of_which_two_are_parted(from_the_start: bool) {
-    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (runtime, rank) = (transport.runtime().clone(), transport.rank().index());
     let mut exchange = |peer: usize| {
         let (deadline, mut received) = (runtime.deadline(LIMIT), [0; 8]);

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
+use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::{Incoming, Outgoing, Runtime, Sink, Transport};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ fn ten_thousand_forks_leave_nothing_behind() {
         let config = Config::new(rank, 2, &address).unwrap().with_job("test").with_medium(Medium::Shm);
         let config = config.with_external_coordinator().with_timeout(LONG);
         let work = move || {
-            let mut transport = TcpTransport::join(&config).unwrap();
+            let mut transport = ProcessTransport::join(&config).unwrap();
             let before = held(&mut transport);
             for number in 0..10_000 {
                 let mut fork = transport.fork(&[0, 1]).unwrap().unwrap();

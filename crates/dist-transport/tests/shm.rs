@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
-use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
+use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::{
     Abort, CALLS_MAX, CHANGED_MAX, Cause, Deadline, Error, ExposedRegion, Fingerprint, Incoming, Outgoing,
     Owned, Place, Reach, Runtime, Sink, SlotUse, Traffic, Transport,
@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_secs(30);
 fn run<T: Send + 'static>(
     world_size: usize,
     configure: impl Fn(usize, Config) -> Config,
-    program: impl Fn(TcpTransport) -> T + Send + Sync + 'static,
+    program: impl Fn(ProcessTransport) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     run_at("127.0.0.1", world_size, configure, program)
 }
@@ -33,7 +33,7 @@ fn run_at<T: Send + 'static>(
     address: &str,
     world_size: usize,
     configure: impl Fn(usize, Config) -> Config,
-    program: impl Fn(TcpTransport) -> T + Send + Sync + 'static,
+    program: impl Fn(ProcessTransport) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let coordinator = Coordinator::start("127.0.0.1:0", world_size, "test", None).unwrap();
     let address = format!("{address}:{}", coordinator.address().port());
@@ -42,7 +42,7 @@ fn run_at<T: Send + 'static>(
         let config = Config::new(rank, world_size, &address).unwrap();
         let config = config.with_job("test").with_external_coordinator().with_timeout(LONG);
         let (config, program) = (configure(rank, config), program.clone());
-        runtime.spawn("rank", move || program(TcpTransport::join(&config).unwrap())).unwrap()
+        runtime.spawn("rank", move || program(ProcessTransport::join(&config).unwrap())).unwrap()
     };
     let tasks: Vec<_> = (0..world_size).map(start).collect();
     tasks.into_iter().map(|task| task.join().unwrap()).collect()
@@ -69,7 +69,7 @@ fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>, Er
 #[test]
 fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
     let configure = |_, config: Config| config.with_medium(Medium::Shm);
-    let pass = |mut transport: TcpTransport| pass_round(&mut transport, &[7]).unwrap();
+    let pass = |mut transport: ProcessTransport| pass_round(&mut transport, &[7]).unwrap();
     let words = run_at("[::ffff:127.0.0.1]", 3, configure, pass);
     assert_eq!(words, [[7]; 3]);
 }
@@ -168,7 +168,7 @@ fn a_group_of_which_not_all_share_memory_shares_none(
 }
 
 /// Returns the reach of ranks in the memory of the world. Probing does not count as traffic.
-fn shared_reach(mut transport: TcpTransport) -> Option<Reach> {
+fn shared_reach(mut transport: ProcessTransport) -> Option<Reach> {
     let deadline = transport.runtime().deadline(LONG);
     let reach = transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared().reach);
     assert_eq!(transport.traffic(), Traffic::default());
@@ -219,7 +219,7 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
 
 /// Changes a byte of all others at once, in slots and in memory of the heap. Returns whether that was
 /// possible.
-fn change_others(mut transport: TcpTransport) -> [bool; 2] {
+fn change_others(mut transport: ProcessTransport) -> [bool; 2] {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LONG));
     let mut memory = Owned::<u8>::allocated(transport.allocate(64).unwrap());
     let others: Vec<usize> = (0..rank.world_size()).filter(|&peer| peer != rank.index()).collect();
@@ -320,7 +320,7 @@ fn a_rank_that_waits_for_nobody_runs_ahead_on_shared_cores() {
     if world_size > RANKS_MAX {
         return;
     }
-    fn go_ahead(transport: &mut TcpTransport) {
+    fn go_ahead(transport: &mut ProcessTransport) {
         let deadline = transport.runtime().deadline(LONG);
         for number in 1..CALLS_MAX {
             let mut call = Fingerprint::NONE;

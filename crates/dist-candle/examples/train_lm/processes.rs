@@ -7,8 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use dist_transport::Runtime;
+use dist_transport::process::{Coordinator, Secret};
 use dist_transport::runtime::Mailbox;
-use dist_transport::tcp::{Coordinator, Secret};
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 /// Why the processes could not be started or watched.

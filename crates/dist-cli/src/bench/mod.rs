@@ -11,7 +11,7 @@ use dist_collectives::{
     Algorithm, Communicator, CostCache, DType, Operation as Collective, Ownership, ReduceOp, ReductionOrder,
     crossovers_from_env,
 };
-use dist_transport::tcp::{Config, Medium, TcpTransport};
+use dist_transport::process::{Config, Medium, ProcessTransport};
 
 use crate::Error;
 use crate::outcome::Outcome;
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 
 fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome, Error> {
     let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
-    let transport = TcpTransport::join(&config.clone().with_medium(medium))?;
+    let transport = ProcessTransport::join(&config.clone().with_medium(medium))?;
     let medium = transport.medium();
     let plan = Plan { medium, ..plan };
     let mut comm = Communicator::new(transport);

@@ -8,7 +8,7 @@ mod verdict;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dist_transport::tcp::Config;
+use dist_transport::process::Config;
 use serde::Serialize;
 
 use crate::Error;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, Error as CallError};
 use dist_transport::Runtime;
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ pub(super) struct Told {
 
 /// Joins the job, makes calls, and is the victim, or hears of it.
 pub(super) fn run(plan: &Plan, config: &Config) -> Result<Outcome, Error> {
-    let mut comm = Communicator::new(TcpTransport::join(config)?);
+    let mut comm = Communicator::new(ProcessTransport::join(config)?);
     comm.set_timeout(TIMEOUT);
     let runtime = Runtime::system();
     let mut pids = vec![0; comm.world_size()];

@@ -5,7 +5,7 @@ mod ranks;
 
 use std::fmt;
 
-use dist_transport::tcp::Config;
+use dist_transport::process::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;

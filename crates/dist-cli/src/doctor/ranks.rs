@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_transport::tcp::{Config, Medium, TcpTransport};
+use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::{LazyDeadline, Reach, Transport};
 
 use super::{Finding, machine};
@@ -25,7 +25,7 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let progress = (config.rank().index() == 0).then(Progress::start).transpose()?;
     let now = |what: &str| progress.iter().for_each(|progress| progress.doing(what));
     now("waiting for all ranks to join");
-    let mut transport = TcpTransport::join(config)?;
+    let mut transport = ProcessTransport::join(config)?;
     now("looking at the machines");
     let hosts = transport.hosts();
     let (rank, cores) = (transport.rank().index(), transport.cores());

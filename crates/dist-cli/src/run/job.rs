@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::Runtime;
+use dist_transport::process::Config;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
-use dist_transport::tcp::Config;
 
 use super::again;
 use super::child::{self, Started};

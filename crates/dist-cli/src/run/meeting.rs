@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dist_transport::process::{Config, Coordinator};
 use dist_transport::runtime::Task;
-use dist_transport::tcp::{Config, Coordinator};
 use dist_transport::{Abort, Runtime};
 
 use super::secret::{SecretFile, own_name};

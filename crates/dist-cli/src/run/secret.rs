@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use dist_transport::tcp::Secret;
+use dist_transport::process::Secret;
 use rustix::process::Pid;
 
 use crate::Error;

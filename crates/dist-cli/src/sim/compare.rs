@@ -7,7 +7,7 @@ use std::{fmt, fs};
 use dist_algos::Order;
 use dist_algos::direct::DirectCosts;
 use dist_collectives::{Direct, Operation};
-use dist_transport::tcp::Medium;
+use dist_transport::process::Medium;
 use serde::{Deserialize, Serialize};
 
 use super::candidates::{Candidate, Case};

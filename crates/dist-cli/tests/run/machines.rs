@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use dist_collectives::{Chain, Communicator, Runtime};
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -215,7 +215,7 @@ fn machines_meet_again_whichever_failed_alone(#[case] failing: &str) {
         }
         // A machine may have begun its next start before a rank of the other one has come to this one.
         let config = config.with_timeout(Duration::from_secs(2));
-        let mut comm = Communicator::new(TcpTransport::join(&config).unwrap());
+        let mut comm = Communicator::new(ProcessTransport::join(&config).unwrap());
         let mut starts = [0_u32; 2];
         let start = std::env::var("DIST_RESTART").unwrap().parse().unwrap();
         comm.all_gather(&[start], &mut starts).unwrap();

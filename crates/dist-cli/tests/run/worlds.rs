@@ -5,7 +5,7 @@ use std::process::Output;
 use std::time::Duration;
 
 use dist_collectives::{Chain, Communicator, ReduceOp};
-use dist_transport::tcp::{Config, Secret, TcpTransport};
+use dist_transport::process::{Config, ProcessTransport, Secret};
 use rstest::rstest;
 use rustix::process::{Signal, kill_process};
 
@@ -104,7 +104,7 @@ fn some_of_the_ranks_are_no_world(#[case] world_size: &str, #[case] words: &str)
             let config = Config::new(rank, world_size.parse().unwrap(), &format!("{host}:{port}")).unwrap();
             let config = config.with_job(&job).with_secret(Secret::from_file(Path::new(&secret)).unwrap());
             let config = config.with_external_coordinator().with_timeout(Duration::from_secs(4));
-            eprintln!("{}", Chain(&TcpTransport::join(&config).unwrap_err()));
+            eprintln!("{}", Chain(&ProcessTransport::join(&config).unwrap_err()));
         }
         return;
     }

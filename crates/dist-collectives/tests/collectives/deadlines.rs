@@ -104,7 +104,7 @@ fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
 #[cfg(feature = "tcp")]
 #[test]
 fn the_rendezvous_ends_by_the_timeout_of_the_configuration() {
-    let coordinator = dist_transport::tcp::Coordinator::start("127.0.0.1:0", 2, "alone", None).unwrap();
+    let coordinator = dist_transport::process::Coordinator::start("127.0.0.1:0", 2, "alone", None).unwrap();
     let config = dist_collectives::Config::new(0, 2, &coordinator.address().to_string()).unwrap();
     let config = config.with_job("alone").with_external_coordinator().with_timeout(Duration::from_secs(2));
     let error = Communicator::join(&config).unwrap_err();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
-use dist_transport::tcp::{Coordinator, TcpTransport};
+use dist_transport::process::{Coordinator, ProcessTransport};
 use dist_transport::{
     Abort, Allocation, Cause, ChannelId, Combine, Direct, Incoming, LazyDeadline, Outgoing, Rank, Result,
     Traffic, Transport,
@@ -15,7 +15,7 @@ use dist_transport::{
 /// memory.
 #[derive(Debug)]
 struct Lying {
-    inner: TcpTransport,
+    inner: ProcessTransport,
     /// Another group of the same ranks.
     other: Option<Box<dyn Transport>>,
     /// The number of requests for memory.
@@ -129,7 +129,7 @@ fn run<T: Send + 'static>(
         let config = config.with_job("lies").with_external_coordinator().with_medium(Medium::Shm);
         let program = program.clone();
         let work = move || {
-            let mut inner = TcpTransport::join(&config).unwrap();
+            let mut inner = ProcessTransport::join(&config).unwrap();
             let due = inner.runtime().deadline(Duration::from_secs(60)).into();
             let other = swaps_at.map(|_| inner.fork(&[0, 1]).unwrap().unwrap()).map(|mut other| {
                 other.begin(&Fingerprint([2; Fingerprint::SIZE]));

@@ -87,7 +87,7 @@ fn processes<T: Send + 'static>(
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     use dist_collectives::Config;
-    use dist_transport::tcp::Coordinator;
+    use dist_transport::process::Coordinator;
     let coordinator =
         Coordinator::start("127.0.0.1:0", world_size, "collectives", None).expect("some port is free");
     let address = coordinator.address().to_string();

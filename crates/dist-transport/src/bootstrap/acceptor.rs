@@ -15,8 +15,9 @@ use socket2::Socket;
 
 use crate::bootstrap::auth::{self, HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
 use crate::bootstrap::{files, user};
+use crate::link::shm;
 use crate::link::socket::{self, BACKLOG};
-use crate::{Deadline, Runtime, Version, shm};
+use crate::{Deadline, Runtime, Version};
 
 /// The most pending handshakes, if the process may open many files.
 const PENDING_MAX: usize = 256;

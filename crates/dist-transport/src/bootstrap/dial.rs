@@ -16,8 +16,8 @@ use crate::bootstrap::probe::attempt_limit;
 use crate::bootstrap::session::{ConnectionWait, Session, WaitError, at_least};
 use crate::bootstrap::user;
 use crate::link::peer_link::PeerLink;
+use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
-use crate::shm::{self, ShmLink};
 use crate::{Activity, ChannelId, Error, Result, Version};
 
 /// How long to wait before a retry if the coordinator is not there yet, or the other side hangs up.
@@ -151,7 +151,7 @@ pub(crate) fn map_arena(
     peer: usize,
     number: u32,
     watch: ConnectionWait<'_>,
-) -> Result<shm::Mapping, WaitError<Error>> {
+) -> Result<crate::group::Mapping, WaitError<Error>> {
     let (from, to) = (self::number(session.rank.index())?, self::number(peer)?);
     let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Arena(number) };
     let (stream, address) = connect_on_host(session, identity, watch)?;

@@ -9,6 +9,7 @@ pub(crate) mod config;
 pub(crate) mod control;
 pub(crate) mod coordinator;
 pub(crate) mod dial;
+pub(crate) mod failure;
 pub(crate) mod files;
 pub(crate) mod host;
 pub(crate) mod probe;

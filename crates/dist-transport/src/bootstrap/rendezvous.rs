@@ -24,8 +24,8 @@ use crate::bootstrap::session::{
 };
 use crate::bootstrap::{files, host};
 use crate::error::{first_of_many, turned_away};
-use crate::link::socket;
-use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, shm, warning};
+use crate::link::{shm, socket};
+use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, warning};
 
 /// How long one of the coordinator's addresses may take to accept a connection and answer, before the next is
 /// tried.

@@ -20,8 +20,8 @@ use crate::bootstrap::session::{GOODBYE_LIMIT, Session, lock, number};
 use crate::bootstrap::threads::ThreadWatch;
 use crate::bootstrap::{host, probe};
 use crate::link::peer_link::PeerLink;
+use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
-use crate::shm::{self, ShmLink};
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
 /// The state of the service thread.
@@ -316,7 +316,7 @@ mod tests {
     use crate::Runtime;
     use crate::bootstrap::auth::Key;
     use crate::bootstrap::rendezvous::join;
-    use crate::tcp::Config;
+    use crate::process::Config;
 
     #[test]
     fn a_rank_gives_signs_of_life_from_the_start_until_the_coordinator_hangs_up() {

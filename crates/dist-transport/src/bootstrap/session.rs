@@ -18,11 +18,11 @@ use crate::bootstrap::control::{Cores, Frame, Missing, PeerInfo, WaitReport};
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::probe::Probes;
+use crate::group::Heap;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
 use crate::processor::is_intel;
 use crate::runtime::Task;
-use crate::shm::Heap;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
@@ -61,7 +61,7 @@ pub(crate) struct Session {
     pub(crate) heap: Arc<Heap>,
     /// The arenas of other ranks that this process has mapped.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(crate) arenas: Mutex<HashMap<(usize, u32), Arc<crate::shm::Mapping>>>,
+    pub(crate) arenas: Mutex<HashMap<(usize, u32), Arc<crate::group::Mapping>>>,
     pub(crate) abort_state: AbortState,
     pub(crate) arrivals: Arrivals,
     pub(crate) channels: Channels,

@@ -7,8 +7,8 @@ use socket2::Socket;
 
 use crate::Activity;
 use crate::link::message::{self, LinkError};
+use crate::link::shm::{ShmLink, StreamEnd};
 use crate::link::socket;
-use crate::shm::{ShmLink, StreamEnd};
 
 #[derive(Debug)]
 pub(crate) enum PeerLink {

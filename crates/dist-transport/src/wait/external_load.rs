@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::shm::{self, GroupMemory};
+use crate::group::{self, GroupMemory};
 use crate::{Rank, Runtime};
 
 /// How long one measurement is used.
@@ -68,5 +68,5 @@ fn processes_here(memory: &GroupMemory, rank: Rank) -> SmallVec<[i32; 8]> {
 }
 
 fn processor_time(processes: &[i32]) -> Option<Duration> {
-    processes.iter().map(|&process| shm::processor_time(process).ok()).sum()
+    processes.iter().map(|&process| group::processor_time(process).ok()).sum()
 }

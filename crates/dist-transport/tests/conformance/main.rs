@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, TransportProgram};
+use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport, WithSharedMemory};
 use dist_transport::sim;
-use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport, WithSharedMemory};
 use dist_transport::{Reach, Runtime, Transport};
 
 /// The in-process network in virtual time, in several interleavings.
@@ -94,7 +94,7 @@ impl Fabric for Processes {
             let config = Config::new(rank, world_size, &address).unwrap();
             let config = config.with_job("suite").with_external_coordinator();
             let config = config.with_timeout(Duration::from_secs(60)).with_medium(self.0).with_reach(self.1);
-            move || -> Box<dyn Transport> { Box::new(TcpTransport::join(&config).unwrap()) }
+            move || -> Box<dyn Transport> { Box::new(ProcessTransport::join(&config).unwrap()) }
         });
         run_threads(joins, &program);
     }

@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dist_transport::tcp::{Config, Coordinator, Medium, Secret, TcpTransport};
+use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport, Secret};
 use dist_transport::{
     Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport, Version,
 };
@@ -35,12 +35,15 @@ impl Job {
     }
 
     /// Runs `program` on every rank and returns the results in rank order.
-    fn run<T: Send + 'static>(&self, program: impl Fn(TcpTransport) -> T + Send + Sync + 'static) -> Vec<T> {
+    fn run<T: Send + 'static>(
+        &self,
+        program: impl Fn(ProcessTransport) -> T + Send + Sync + 'static,
+    ) -> Vec<T> {
         let runtime = Runtime::system();
         let program = Arc::new(program);
         let rank = |config: &Config| {
             let (config, program) = (config.clone(), program.clone());
-            runtime.spawn("rank", move || program(TcpTransport::join(&config).unwrap())).unwrap()
+            runtime.spawn("rank", move || program(ProcessTransport::join(&config).unwrap())).unwrap()
         };
         let tasks: Vec<_> = self.configs.iter().map(rank).collect();
         tasks.into_iter().map(|task| task.join().unwrap()).collect()
@@ -66,7 +69,7 @@ fn a_coordinator_cannot_be_started_at_a_malformed_address() {
 
 #[test]
 fn an_address_of_an_unknown_interface_is_an_error_at_once() {
-    let error = TcpTransport::join(&Config::new(1, 2, "[fe80::1%nowhere]:29500").unwrap()).unwrap_err();
+    let error = ProcessTransport::join(&Config::new(1, 2, "[fe80::1%nowhere]:29500").unwrap()).unwrap_err();
     assert!(matches!(&error, Error::Address { action: "resolve", .. }), "{error:?}");
 }
 
@@ -78,7 +81,7 @@ fn a_name_that_nobody_knows_is_looked_for_until_the_deadline(#[case] rank: usize
     let config = Config::new(rank, 2, "name.invalid:4711").unwrap().with_timeout(limit);
     let runtime = Runtime::system();
     let begun = runtime.now();
-    let error = TcpTransport::join(&config).unwrap_err();
+    let error = ProcessTransport::join(&config).unwrap_err();
     assert!(error.to_string().contains("name.invalid:4711"), "{error}");
     assert!(runtime.now() - begun >= limit, "it could have come to be known");
 }
@@ -94,7 +97,7 @@ fn many_ranks_come_and_leave_together() {
 }
 
 /// Sends a word to the right while receiving one from the left.
-fn pass_round(transport: &mut TcpTransport, word: u64, limit: Duration) -> Result<u64, Error> {
+fn pass_round(transport: &mut ProcessTransport, word: u64, limit: Duration) -> Result<u64, Error> {
     let rank = transport.rank();
     let deadline = transport.runtime().deadline(limit);
     let mut received = [0; 8];
@@ -107,7 +110,7 @@ fn pass_round(transport: &mut TcpTransport, word: u64, limit: Duration) -> Resul
 }
 
 /// Passes words round until an error.
-fn pass_until_error(transport: &mut TcpTransport) -> Error {
+fn pass_until_error(transport: &mut ProcessTransport) -> Error {
     loop {
         if let Err(error) = pass_round(transport, 0, LONG) {
             return error;
@@ -158,7 +161,7 @@ fn rank_zero_hosts_the_coordinator_where_no_launcher_does() {
         .map(|rank| {
             let config = Config::new(rank, 3, &address).unwrap().with_timeout(LONG);
             let work =
-                move || pass_round(&mut TcpTransport::join(&config).unwrap(), rank as u64, LONG).unwrap();
+                move || pass_round(&mut ProcessTransport::join(&config).unwrap(), rank as u64, LONG).unwrap();
             runtime.spawn("rank", work).unwrap()
         })
         .collect();
@@ -194,8 +197,9 @@ fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
     };
     let right = config(0, secret);
     let wrong = config(1, Secret::from_bytes(b"another secret of theirs").unwrap());
-    let waiting = Runtime::system().spawn("rank", move || TcpTransport::join(&right).unwrap_err()).unwrap();
-    let refused = TcpTransport::join(&wrong).unwrap_err();
+    let waiting =
+        Runtime::system().spawn("rank", move || ProcessTransport::join(&right).unwrap_err()).unwrap();
+    let refused = ProcessTransport::join(&wrong).unwrap_err();
     assert!(matches!(&refused, Error::Refused { address: whose, .. } if *whose == address), "{refused}");
     let missing = waiting.join().unwrap();
     assert!(matches!(&missing, Error::Missing { missing, .. } if missing == &[1]), "{missing}");
@@ -212,7 +216,7 @@ fn a_process_of_another_version_is_told_so() {
     let newer = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = newer.local_addr().unwrap().to_string();
     let config = Config::new(1, 2, &address).unwrap().with_timeout(LONG);
-    let rank = Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap();
+    let rank = Runtime::system().spawn("rank", move || ProcessTransport::join(&config).unwrap_err()).unwrap();
     let (mut stream, _) = newer.accept().unwrap();
     let mut hello = [0; 80];
     stream.read_exact(&mut hello).unwrap();
@@ -238,7 +242,7 @@ fn a_process_of_another_version_is_told_so() {
 fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let error = TcpTransport::join(&Config::new(0, 2, &address).unwrap()).unwrap_err();
+    let error = ProcessTransport::join(&Config::new(0, 2, &address).unwrap()).unwrap_err();
     assert!(matches!(&error, Error::PortInUse { address: named, .. } if *named == address), "{error}");
 }
 
@@ -255,7 +259,7 @@ fn nobody_blames_a_rank_when_the_launcher_goes_away() {
     let join = |config: Config| {
         let joined = joined.clone();
         let work = move || {
-            let mut transport = TcpTransport::join(&config).unwrap();
+            let mut transport = ProcessTransport::join(&config).unwrap();
             joined.send(()).unwrap();
             pass_until_error(&mut transport);
             (transport.rank().index(), transport.aborted().unwrap())
@@ -293,7 +297,7 @@ fn a_rank_that_panics_is_the_cause_everywhere() {
         .into_iter()
         .map(|config| {
             let work = move || {
-                let mut transport = TcpTransport::join(&config).unwrap();
+                let mut transport = ProcessTransport::join(&config).unwrap();
                 pass_round(&mut transport, 1, LONG).unwrap();
                 assert_ne!(transport.rank().index(), 2, "planted");
                 pass_until_error(&mut transport);

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use dist_transport::tcp::{Config, Coordinator, TcpTransport};
+use dist_transport::process::{Config, Coordinator, ProcessTransport};
 use dist_transport::{Cause, Error, Incoming, Runtime, Sink, Transport};
 use rstest::rstest;
 use socket2::{Domain, Socket, Type};
@@ -17,7 +17,7 @@ fn ranks_try_again_until_the_coordinator_is_there() {
     let join = |rank| {
         let config = Config::new(rank, 2, &address.to_string()).unwrap().with_job("test").with_timeout(LONG);
         let config = config.with_external_coordinator();
-        Runtime::system().spawn("rank", move || TcpTransport::join(&config).map(drop)).unwrap()
+        Runtime::system().spawn("rank", move || ProcessTransport::join(&config).map(drop)).unwrap()
     };
     let ranks = [0, 1].map(join);
     // A rank joins before there is a coordinator. Another process listens there, and hangs up.
@@ -35,7 +35,7 @@ fn ranks_may_come_long_after_one_another() {
     let job = Job::new(2);
     let join = |rank: usize| {
         let config = job.configs[rank].clone();
-        let work = move || pass_round(&mut TcpTransport::join(&config).unwrap(), rank as u64, LONG);
+        let work = move || pass_round(&mut ProcessTransport::join(&config).unwrap(), rank as u64, LONG);
         Runtime::system().spawn("rank", work).unwrap()
     };
     let first = join(0);
@@ -51,7 +51,7 @@ fn a_coordinator_that_says_nothing_is_an_error_in_time() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let config = Config::new(1, 2, &address).unwrap().with_timeout(Duration::from_millis(300));
-    let error = TcpTransport::join(&config).unwrap_err();
+    let error = ProcessTransport::join(&config).unwrap_err();
     assert!(matches!(&error, Error::NoCoordinator { address: at, .. } if *at == address), "{error:?}");
     assert!(error.is_timeout());
 }
@@ -60,10 +60,10 @@ fn a_coordinator_that_says_nothing_is_an_error_in_time() {
 fn a_second_process_of_the_same_rank_is_told_so() {
     let job = Job::new(2);
     let first = job.configs[0].clone().with_timeout(Duration::from_secs(2));
-    let first = Runtime::system().spawn("rank", move || TcpTransport::join(&first).unwrap_err()).unwrap();
+    let first = Runtime::system().spawn("rank", move || ProcessTransport::join(&first).unwrap_err()).unwrap();
     // The one that joins first waits for rank 1 in vain; the other is refused at once.
     let second =
-        TcpTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(2))).unwrap_err();
+        ProcessTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(2))).unwrap_err();
     let mut both = [first.join().unwrap().to_string(), second.to_string()];
     both.sort();
     assert_eq!(both[0], "another process has already joined as rank 0");
@@ -75,7 +75,7 @@ fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
     let job = Job::new(3);
     let join = |rank: usize, patience| {
         let config = job.configs[rank].clone().with_timeout(Duration::from_millis(patience));
-        Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
+        Runtime::system().spawn("rank", move || ProcessTransport::join(&config).unwrap_err()).unwrap()
     };
     for error in [join(0, 300), join(1, 1000)].map(|rank| rank.join().unwrap()) {
         assert!(matches!(&error, Error::Missing { missing, .. } if missing == &[2]), "{error}");
@@ -88,7 +88,8 @@ fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
 fn if_all_have_joined_but_never_at_once_the_ranks_that_left_are_named() {
     let job = Job::new(2);
     let join = |rank: usize| {
-        TcpTransport::join(&job.configs[rank].clone().with_timeout(Duration::from_millis(300))).unwrap_err()
+        ProcessTransport::join(&job.configs[rank].clone().with_timeout(Duration::from_millis(300)))
+            .unwrap_err()
     };
     for (rank, other) in [(0, 1), (1, 0)] {
         let error = join(rank);
@@ -104,7 +105,7 @@ fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched
     let rank = move |rank: usize, config: &Config| {
         let runtime = Runtime::system();
         for _world in 0..3 {
-            let mut transport = TcpTransport::join(config).unwrap();
+            let mut transport = ProcessTransport::join(config).unwrap();
             assert_eq!(pass_round(&mut transport, 7, LONG).unwrap(), 7);
             // In turns: the hosting rank is the last.
             runtime.sleep(Duration::from_millis(200) * u32::try_from(2 - rank).unwrap());
@@ -139,7 +140,7 @@ fn ranks_that_join_again_without_the_others_are_told_who_is_missing(#[case] stay
             return None;
         }
         let short = configs[rank].clone().with_timeout(Duration::from_secs(2));
-        let error = TcpTransport::join(&short).unwrap_err();
+        let error = ProcessTransport::join(&short).unwrap_err();
         told.send(()).unwrap();
         Some(error)
     });
@@ -162,7 +163,7 @@ fn after_a_world_that_was_aborted_no_other_meets() {
     });
     assert_eq!(aborts, vec![Some((Cause::gave_up("enough"), 1)); 2]);
     for config in &job.configs {
-        let error = TcpTransport::join(config).unwrap_err();
+        let error = ProcessTransport::join(config).unwrap_err();
         let told =
             matches!(&error, Error::Aborted(abort) if Some(abort) == job.coordinator.aborted().as_ref());
         assert!(told, "{error}");
@@ -175,7 +176,7 @@ fn another_world_size_is_an_error_with_both_numbers() {
     let (sender, receiver) = std::sync::mpsc::channel();
     for config in &job.configs[..2] {
         let (sender, config) = (sender.clone(), config.clone());
-        let join = move || sender.send(TcpTransport::join(&config).unwrap_err()).unwrap();
+        let join = move || sender.send(ProcessTransport::join(&config).unwrap_err()).unwrap();
         drop(Runtime::system().spawn("rank", join).unwrap());
     }
     // Ranks that have not joined by then are told when it joins again.
@@ -183,7 +184,7 @@ fn another_world_size_is_an_error_with_both_numbers() {
     while errors.len() < 2 {
         errors.extend(receiver.try_iter());
         let config = Config::new(2, 4, &job.coordinator.address().to_string()).unwrap();
-        let error = TcpTransport::join(&config.with_job("test").with_external_coordinator()).unwrap_err();
+        let error = ProcessTransport::join(&config.with_job("test").with_external_coordinator()).unwrap_err();
         assert!(matches!(error, Error::WorldSize { ours: 4, theirs: 3 }), "{error}");
     }
     for error in errors {
@@ -200,7 +201,7 @@ fn a_coordinator_that_never_comes_is_an_error_in_time() {
     let config = Config::new(1, 2, &address).unwrap().with_timeout(limit);
     let runtime = Runtime::system();
     let begun = runtime.now();
-    let error = TcpTransport::join(&config).unwrap_err();
+    let error = ProcessTransport::join(&config).unwrap_err();
     assert!(matches!(&error, Error::NoCoordinator { address: at, .. } if *at == address), "{error}");
     assert!(runtime.now() - begun >= limit, "it could have come");
 }
@@ -216,7 +217,7 @@ fn a_rank_waits_for_the_others_for_all_of_its_time(#[case] launched: bool) {
     let config = if launched { config.with_external_coordinator() } else { config };
     let runtime = Runtime::system();
     let begun = runtime.now();
-    let error = TcpTransport::join(&config).unwrap_err();
+    let error = ProcessTransport::join(&config).unwrap_err();
     assert!(runtime.now() - begun >= limit, "the last one could have come");
     assert!(matches!(&error, Error::Missing { limit: said, .. } if *said == limit), "{error}");
     drop(coordinator);
@@ -229,7 +230,7 @@ fn ranks_that_expect_different_world_sizes_are_both_told_in_either_order() {
         let (_held, address) = hold_port();
         let ranks = [(0, 2), (1, 3)].map(|(rank, world_size)| {
             let config = Config::new(rank, world_size, &address).unwrap().with_timeout(LONG);
-            Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
+            Runtime::system().spawn("rank", move || ProcessTransport::join(&config).unwrap_err()).unwrap()
         });
         let [first, second] = ranks.map(|rank| rank.join().unwrap());
         assert!(matches!(first, Error::OtherWorldSize { rank: 1, ours: 2, theirs: 3 }), "{first}");
@@ -243,7 +244,7 @@ fn one_thread_may_drop_rank_0_first() {
     let (_held, address) = hold_port();
     let ranks = [0, 1, 2].map(|rank| {
         let config = Config::new(rank, 3, &address).unwrap().with_timeout(LONG);
-        Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap()).unwrap()
+        Runtime::system().spawn("rank", move || ProcessTransport::join(&config).unwrap()).unwrap()
     });
     let [first, mut second, third] = ranks.map(|rank| rank.join().unwrap());
     drop(first);
@@ -268,12 +269,12 @@ fn a_process_of_another_user_is_told_to_set_a_secret() {
     let (_held, address) = hold_port();
     let config = |rank| Config::new(rank, 2, &address).unwrap().with_timeout(Duration::from_secs(2));
     let (ours, theirs) = (config(0), config(1));
-    let ours = Runtime::system().spawn("rank 0", move || TcpTransport::join(&ours).unwrap_err()).unwrap();
+    let ours = Runtime::system().spawn("rank 0", move || ProcessTransport::join(&ours).unwrap_err()).unwrap();
     let theirs = move || {
         let nobody = Uid::from_raw(65534);
         // Changes the user of this thread, and of threads that it starts.
         rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        TcpTransport::join(&theirs).unwrap_err()
+        ProcessTransport::join(&theirs).unwrap_err()
     };
     let theirs = Runtime::system().spawn("rank 1", theirs).unwrap().join().unwrap();
     assert!(
@@ -301,7 +302,7 @@ fn ranks_that_came_learn_who_is_missing_also_when_the_host_of_the_coordinator_gi
     let runtime = Runtime::system();
     let join = |rank, timeout| {
         let config = Config::new(rank, 3, &address).unwrap().with_timeout(timeout);
-        runtime.spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
+        runtime.spawn("rank", move || ProcessTransport::join(&config).unwrap_err()).unwrap()
     };
     let (host, other) = (join(0, Duration::from_millis(1500)), join(1, LONG));
     for error in [host.join().unwrap(), other.join().unwrap()] {

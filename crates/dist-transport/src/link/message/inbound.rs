@@ -10,9 +10,9 @@ use super::{
     SINGLE_COPY_MAGIC,
 };
 use crate::link::peer_link::PeerLink;
+use crate::link::shm::{NextMessage, ShmLink};
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
-use crate::shm::{NextMessage, ShmLink};
 use crate::{Combine, Fingerprint, Grain, Sink};
 
 /// The source of a message's bytes.

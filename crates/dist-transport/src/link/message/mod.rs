@@ -16,7 +16,7 @@ use rustix::io::Errno;
 pub(crate) use self::inbound::Inbound;
 pub(crate) use self::outbound::Outbound;
 use crate::bookkeeping::HEADER_BYTES;
-use crate::shm::StreamEnd;
+use crate::link::shm::StreamEnd;
 use crate::{Abort, Error, Fingerprint};
 
 /// The most bytes that one step sends or receives, by a system call or through shared memory.

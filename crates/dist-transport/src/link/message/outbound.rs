@@ -10,9 +10,9 @@ use super::{
 };
 use crate::Fingerprint;
 use crate::link::peer_link::PeerLink;
+use crate::link::shm::ShmLink;
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
-use crate::shm::ShmLink;
 
 /// The most pieces of a message that one system call takes.
 const PARTS_MAX: usize = 16;

@@ -8,9 +8,9 @@ use socket2::{Domain, Socket, Type};
 use super::outbound::SingleCopy;
 use super::{Inbound, LinkError, Outbound};
 use crate::link::peer_link::PeerLink;
+use crate::link::shm::ShmLink;
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
-use crate::shm::ShmLink;
 use crate::{Activity, Fingerprint, Grain, Sink};
 
 const CALL: Fingerprint = Fingerprint([7; 48]);
@@ -21,8 +21,8 @@ fn pair() -> [PeerLink; 2] {
     let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     one.set_nonblocking(true).unwrap();
     other.set_nonblocking(true).unwrap();
-    let offered = crate::shm::offer(&one, &[5; 32]).unwrap();
-    let taken = crate::shm::take(&other).unwrap().expect("it is what was offered");
+    let offered = crate::link::shm::offer(&one, &[5; 32]).unwrap();
+    let taken = crate::link::shm::take(&other).unwrap().expect("it is what was offered");
     let mut accepted = [0];
     (&one).read_exact(&mut accepted).unwrap();
     [PeerLink::Shm(ShmLink::new(one, offered, true)), PeerLink::Shm(ShmLink::new(other, taken, true))]

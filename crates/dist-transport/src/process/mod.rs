@@ -5,11 +5,13 @@
 //! opened on first use, one per pair and channel. One service thread per process owns the listener, the
 //! handshakes and the connection to the coordinator. Data moves only on the caller's thread.
 
-mod transport;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod establish;
+mod process_transport;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod with_shared_memory;
 
-pub use transport::TcpTransport;
+pub use process_transport::ProcessTransport;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 pub use with_shared_memory::{HostAbort, WithSharedMemory};
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::FallocateFlags;
 
 use super::address_colouring::HASHED_BYTES;
-use super::map::{Mapping, Pages, Region};
+use super::mapping::{Mapping, Pages, Region};
 use super::ranges::Ranges;
 use crate::owned::Bytes;
 use crate::{Allocation, Grain};

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use socket2::Socket;
 
 use crate::bootstrap::control::UnixSocketName;
+use crate::group::Heap;
 
 pub(crate) const ACCEPTED: u8 = 1;
 
@@ -54,17 +55,6 @@ pub(crate) fn offer(_socket: &Socket, _nonce: &[u8; 32]) -> io::Result<SharedSeg
 
 pub(crate) fn take(_socket: &Socket) -> io::Result<Option<SharedSegment>> {
     unsupported()
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Heap;
-
-impl Heap {
-    pub(crate) fn age(&self) {}
-
-    pub(crate) fn return_some(&self) -> bool {
-        false
-    }
 }
 
 pub(crate) fn give_arena(_socket: &Socket, _heap: &Heap, _number: u32) -> io::Result<()> {

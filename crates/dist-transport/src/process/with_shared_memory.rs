@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use super::{Config, Coordinator, Secret, TcpTransport};
+use super::{Config, Coordinator, ProcessTransport, Secret};
 use crate::bootstrap::auth;
 use crate::bootstrap::auth::Key;
 use crate::bootstrap::rendezvous_server::Worlds;
@@ -21,7 +21,7 @@ use crate::{
 /// messages.
 ///
 /// The ranks of a host connect over loopback, with a secret that the other transport's messages carry, so
-/// that only they are admitted. From then on they share memory like ranks of a [`TcpTransport`]. Among ranks
+/// that only they are admitted. From then on they share memory like ranks of a [`ProcessTransport`]. Among ranks
 /// of one host, [`direct`](Transport::direct) returns the memory of the group, and
 /// [`allocate`](Transport::allocate) returns memory that they can all map. The other transport may be any
 /// implementation: its errors cannot make safe code corrupt memory. Its ranks run in real time, as sockets
@@ -34,7 +34,7 @@ use crate::{
 /// ```
 /// use std::time::Duration;
 /// use dist_transport::{Runtime, Transport, sim};
-/// use dist_transport::tcp::WithSharedMemory;
+/// use dist_transport::process::WithSharedMemory;
 ///
 /// let runtime = Runtime::system();
 /// let ranks = sim::network(&runtime, 2).into_iter().map(|messages| {
@@ -60,7 +60,7 @@ pub struct WithSharedMemory {
 /// The ranks of the group that run on this rank's host.
 #[derive(Debug)]
 struct HostGroup {
-    transport: TcpTransport,
+    transport: ProcessTransport,
     /// Their numbers in the world of the other transport.
     in_world: Vec<usize>,
     /// Whether all ranks of the group are on this host.
@@ -107,7 +107,7 @@ impl WithSharedMemory {
             .with_job(JOB)
             .with_external_coordinator()
             .with_timeout(self.messages.runtime().remaining(due.deadline()));
-        let transport = TcpTransport::join(&config)?;
+        let transport = ProcessTransport::join(&config)?;
         let in_world = here.iter().map(|&peer| self.messages.members()[peer]).collect();
         self.host = Some(HostGroup { transport, in_world, is_all: here.len() == hosts.len() });
         Ok(())

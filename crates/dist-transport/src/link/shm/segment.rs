@@ -16,12 +16,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::PAGE_BYTES;
-use super::copy_policy::CopyPolicy;
 use super::cursor::{Consumed, Produced};
-use super::group::Core;
-use super::map::{Mapping, Pages};
 use crate::Grain;
+use crate::cpu::copy_policy::CopyPolicy;
+use crate::group::mapping::Pages;
+use crate::group::{Core, Mapping, PAGE_BYTES};
 
 /// Bytes of a ring: as many as the L2 cache of a core holds. Bytes that the other side has read are slow to
 /// overwrite while they are still in its cache.

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use socket2::Socket;
 
 use super::offer::{FILE, GOODBYE, SharedSegment, WAKE, receive_with_file, send_byte, send_file};
-use super::process::{peer_of, read_process};
 use super::segment::{Broken, Consumer, Ends, FASTBOX_BYTES, Fastboxes, Producer, RING_BYTES, Sleep};
 use super::single_copy;
 use crate::Grain;
+use crate::group::{peer_of, read_process};
 
 /// Bytes that are read at once from the peer's socket.
 const HEARD_BYTES: usize = 64;

@@ -25,8 +25,8 @@ use smallvec::SmallVec;
 
 use super::PAGE_BYTES;
 use super::address_colouring::{self, HASHED_BYTES};
-use super::copy_policy::copy_to_reader;
 use crate::CHANGED_MAX;
+use crate::cpu::copy_policy::copy_to_reader;
 use crate::grain::Grain;
 
 /// Whether a segment's pages are allocated at once.
@@ -430,18 +430,18 @@ mod ahead {
 /// Copies by `rep movsb`, which the C library uses for more than about 2 KiB. On Intel processors it is also
 /// faster for fewer bytes if another core has read the destination.
 #[cfg(target_arch = "x86_64")]
-pub(super) mod string {
+pub(crate) mod string {
     use std::arch::asm;
     use std::ops::Range;
 
     /// The sizes that are copied this way; the library uses the instruction for larger ones itself.
-    pub(in super::super) const BYTES: Range<usize> = 1 << 10..4 << 10;
+    pub(crate) const BYTES: Range<usize> = 1 << 10..4 << 10;
 
     /// Copies all bytes.
     ///
     /// # Panics
     /// If the lengths differ.
-    pub(in super::super) fn copy(from: &[u8], into: &mut [u8]) {
+    pub(crate) fn copy(from: &[u8], into: &mut [u8]) {
         assert_eq!(from.len(), into.len(), "what is copied has one length");
         // SAFETY: as many bytes are read as there are at the one place, and written as there are at the other, upwards, as the
         // direction flag is clear between any two statements of a program.
@@ -459,9 +459,9 @@ pub(super) mod string {
 
 /// Not used on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) mod string {
-    pub(in super::super) const BYTES: std::ops::Range<usize> = 0..0;
-    pub(in super::super) use crate::copy;
+pub(crate) mod string {
+    pub(crate) const BYTES: std::ops::Range<usize> = 0..0;
+    pub(crate) use crate::copy;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -538,5 +538,5 @@ pub(crate) fn request_short_slices(generation: Duration) -> io::Result<()> {
 }
 
 #[cfg(test)]
-#[path = "map_tests.rs"]
+#[path = "mapping_tests.rs"]
 mod tests;

@@ -21,9 +21,9 @@ use smallvec::SmallVec;
 use super::PAGE_BYTES;
 use super::futex;
 use super::generation::Generation;
-use super::map::{self, Mapping, Pages};
+use super::mapping::{self, Mapping, Pages};
 use super::remote_region::RemoteRegion;
-use super::segment::Nonce;
+use crate::link::shm::segment::Nonce;
 use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, GroupLayout, Place, Rank, Reach};
 
 const SLOTS: usize = GroupLayout::on_host(Reach::Slots).slots;
@@ -370,7 +370,7 @@ impl GroupMemory {
         };
         let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
         // SAFETY: as the caller has promised, and it is one mapping.
-        unsafe { map::change(places.into_iter().map(|at| (&self.mapping, at)), len, change) };
+        unsafe { mapping::change(places.into_iter().map(|at| (&self.mapping, at)), len, change) };
         Ok(())
     }
 

@@ -13,17 +13,17 @@ use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerpri
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 /// An error of a link, and the peer that it concerns.
-pub(super) struct PeerError {
-    pub(super) activity: Activity,
+pub(crate) struct PeerError {
+    pub(crate) activity: Activity,
     /// The peer's rank in the group.
-    pub(super) peer: usize,
-    pub(super) link_error: LinkError,
+    pub(crate) peer: usize,
+    pub(crate) link_error: LinkError,
 }
 
 impl LinkError {
     /// Returns the link error for a connection that could not be opened. If the connection was only late, the
     /// error is a timeout.
-    pub(super) fn unconnected(error: WaitError<Error>) -> Self {
+    pub(crate) fn unconnected(error: WaitError<Error>) -> Self {
         match error {
             WaitError::Late | WaitError::Unanswered => Self::TimedOut,
             WaitError::Aborted(abort) => Self::Aborted(abort),
@@ -45,9 +45,9 @@ impl LinkError {
 
 /// Aborts the job if it is dropped, which only a panic does. The panic comes from a function that was
 /// receiving bytes of a message. The message is then half received, even if somebody catches the panic.
-pub(super) struct AbortOnUnwind<'a> {
-    pub(super) session: &'a Session,
-    pub(super) calls: &'a CallHistory,
+pub(crate) struct AbortOnUnwind<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) calls: &'a CallHistory,
 }
 
 impl Drop for AbortOnUnwind<'_> {
@@ -57,18 +57,18 @@ impl Drop for AbortOnUnwind<'_> {
 }
 
 /// The state that is needed to report an error: the session, the channel and the call.
-pub(super) struct ErrorContext<'a> {
-    pub(super) session: &'a Session,
-    pub(super) channel: ChannelId,
+pub(crate) struct ErrorContext<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) channel: ChannelId,
     /// The ranks of the group, as numbered in the world.
-    pub(super) members: &'a [usize],
-    pub(super) call: Fingerprint,
+    pub(crate) members: &'a [usize],
+    pub(crate) call: Fingerprint,
 }
 
 impl ErrorContext<'_> {
     /// Finds the reason, reports it to the other ranks, and returns the error. The error numbers ranks as the
     /// world does.
-    pub(super) fn fail(
+    pub(crate) fn fail(
         &self,
         PeerError { activity, peer, link_error }: PeerError,
         deadline: Deadline,

@@ -1,6 +1,6 @@
 //! Lock-free protocols of shared memory, in every interleaving and every allowed order of memory.
 //!
-//! Loom runs the code of this module and of [`cursor`](super::super::cursor) on its own words. A lost wake-up
+//! Loom runs the code of this module and of [`cursor`](crate::link::shm::cursor) on its own words. A lost wake-up
 //! is a deadlock, and a write during a read is a race; both end a test. The same protocol with weaker order
 //! ends in one of them, so loom finds the cases that matter.
 
@@ -13,11 +13,11 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use rstest::rstest;
 
-use super::super::cursor::{Consumed, Produced};
 use super::super::generation::is_same_call;
-use super::super::segment::RING_BYTES;
 use super::*;
 use crate::CALLS_MAX;
+use crate::link::shm::cursor::{Consumed, Produced};
+use crate::link::shm::segment::RING_BYTES;
 
 impl FutexWord for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {

@@ -11,9 +11,8 @@ use rustix::net::{
 };
 use socket2::Socket;
 
-use super::heap::Heap;
-use super::map::Mapping;
 use super::segment::{self, Ends, Nonce};
+use crate::group::{Heap, Mapping};
 
 /// The bytes that are sent on the socket, one at a time.
 const REFUSED: u8 = 0;

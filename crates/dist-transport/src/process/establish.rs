@@ -8,14 +8,14 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use super::TcpTransport;
-use super::exchange::unconnected;
-use super::failure::PeerError;
-use super::shm_group::ShmGroup;
+use super::transport::{ProcessTransport, unconnected};
 use crate::bootstrap::auth;
+use crate::bootstrap::failure::PeerError;
+use crate::group::GroupMemory;
+use crate::group::ShmGroup;
 use crate::link::message::LinkError;
 use crate::link::peer_link::PeerLink;
-use crate::shm::GroupMemory;
+use crate::link::shm::ShmLink;
 use crate::{Activity, Incoming, LazyDeadline, Outgoing, Reach, Result, Sink};
 
 /// The rank that creates the memory.
@@ -24,7 +24,7 @@ const CREATOR: usize = 0;
 /// Bytes of the creator's offer: whether there is memory, and its nonce.
 const OFFER_BYTES: usize = 1 + 32;
 
-impl TcpTransport {
+impl ProcessTransport {
     /// Agrees with all ranks of the group whether they share memory, and how far they reach into each other's
     /// own memory.
     pub(super) fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<ShmGroup>> {
@@ -117,7 +117,7 @@ impl TcpTransport {
     }
 
     /// Returns the shared-memory link to a peer, if messages to it go through shared memory.
-    fn shm_link(&mut self, peer: usize) -> Option<&mut crate::shm::ShmLink> {
+    fn shm_link(&mut self, peer: usize) -> Option<&mut ShmLink> {
         match self.links[peer].as_mut()? {
             PeerLink::Shm(memory) => Some(memory),
             PeerLink::Socket(_) => None,

@@ -9,8 +9,8 @@ use std::io;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::process::peer_of;
 use crate::bootstrap::control::UnixSocketName;
+use crate::group::peer_of;
 
 const BACKLOG: i32 = 1024;
 

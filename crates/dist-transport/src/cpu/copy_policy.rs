@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::map::{copy_non_temporal, string};
+use crate::group::mapping::{copy_non_temporal, string};
 use crate::processor::is_intel;
 
 /// The least number of bytes for which a copy is timed.
