@@ -82,7 +82,7 @@ impl CopyPolicy {
 /// # Panics
 /// If the lengths differ.
 #[inline(always)]
-pub(super) fn copy_to_reader(from: &[u8], into: &mut [u8]) {
+pub(crate) fn copy_to_reader(from: &[u8], into: &mut [u8]) {
     if string::BYTES.contains(&from.len()) && is_intel() {
         string::copy(from, into);
     } else {

@@ -420,7 +420,7 @@ impl Core {
     const UNKNOWN: u32 = u32::MAX;
 
     /// Stores the core of this process in a word.
-    pub(super) fn note(word: &AtomicU32) -> Self {
+    pub(crate) fn note(word: &AtomicU32) -> Self {
         let core = Self::current();
         // The other ranks read the word in every wait, so it is written only if it changes.
         if !core.is_noted(word) {
@@ -430,12 +430,12 @@ impl Core {
     }
 
     /// Returns `true` if a word holds this core.
-    pub(super) fn is_noted(self, word: &AtomicU32) -> bool {
+    pub(crate) fn is_noted(self, word: &AtomicU32) -> bool {
         word.load(Ordering::Relaxed) == self.0
     }
 
     fn current() -> Self {
-        Self(map::current_core().map_or(Self::UNKNOWN, |core| core + 1))
+        Self(mapping::current_core().map_or(Self::UNKNOWN, |core| core + 1))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::grain::Grain;
 
 /// Whether a segment's pages are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pages {
+pub(crate) enum Pages {
     /// All pages are allocated: creating the segment fails if memory is short.
     Reserved,
     /// Each page is allocated on first touch.
@@ -54,7 +54,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Creates a zeroed segment, with the descriptor that lets another process open it.
-    pub(super) fn create(len: usize, pages: Pages) -> io::Result<(OwnedFd, Self)> {
+    pub(crate) fn create(len: usize, pages: Pages) -> io::Result<(OwnedFd, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("dist", flags)?;
         let size = len as u64;
@@ -74,7 +74,7 @@ impl Mapping {
 
     /// Opens the segment that another process has created. Returns `None` if the file is no segment of this
     /// size.
-    pub(super) fn open(file: &OwnedFd, len: usize) -> io::Result<Option<Self>> {
+    pub(crate) fn open(file: &OwnedFd, len: usize) -> io::Result<Option<Self>> {
         let seals = rustix::fs::fcntl_get_seals(file)?;
         let size = rustix::fs::fstat(file)?.st_size;
         // A file that could still shrink would let the other side end this process.
@@ -130,7 +130,7 @@ impl Mapping {
     /// # Safety
     /// All processes access these eight bytes as an `AtomicU64` only.
     #[inline]
-    pub(super) unsafe fn counter(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) unsafe fn counter(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "counters are aligned");
         let place = self.at(offset, size_of::<AtomicU64>());
         // SAFETY: the place is inside the mapping, which lives as long as `self`, and aligned, since a page is and
@@ -143,7 +143,7 @@ impl Mapping {
     /// # Safety
     /// All processes access these four bytes as an `AtomicU32` only.
     #[inline]
-    pub(super) unsafe fn word(&self, offset: usize) -> &AtomicU32 {
+    pub(crate) unsafe fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(align_of::<AtomicU32>()), "words are aligned");
         let place = self.at(offset, size_of::<AtomicU32>());
         // SAFETY: as for `counter`.
@@ -209,7 +209,7 @@ impl Mapping {
     /// # Safety
     /// All processes access these words as `AtomicU64` only.
     #[inline]
-    pub(super) unsafe fn store<const WORDS: usize>(&self, offset: usize, words: [u64; WORDS]) {
+    pub(crate) unsafe fn store<const WORDS: usize>(&self, offset: usize, words: [u64; WORDS]) {
         for (index, word) in words.into_iter().enumerate() {
             // SAFETY: as the caller has promised.
             unsafe { self.counter(offset + 8 * index) }.store(word, Ordering::Relaxed);
@@ -221,7 +221,7 @@ impl Mapping {
     /// # Safety
     /// All processes access these words as `AtomicU64` only.
     #[inline]
-    pub(super) unsafe fn load<const WORDS: usize>(&self, offset: usize) -> [u64; WORDS] {
+    pub(crate) unsafe fn load<const WORDS: usize>(&self, offset: usize) -> [u64; WORDS] {
         // SAFETY: as the caller has promised.
         std::array::from_fn(|index| unsafe { self.counter(offset + 8 * index) }.load(Ordering::Relaxed))
     }
@@ -231,7 +231,7 @@ impl Mapping {
     ///
     /// # Safety
     /// No thread of this process writes these pages meanwhile, and nobody else does from here on.
-    pub(super) unsafe fn detach(&self, file: &impl AsFd, offset: usize, len: usize) {
+    pub(crate) unsafe fn detach(&self, file: &impl AsFd, offset: usize, len: usize) {
         if cfg!(dist_one_mapping) {
             // There is no other mapping that could keep the old bytes.
             return;
@@ -250,7 +250,7 @@ impl Mapping {
     }
 
     /// Returns the offset of these bytes in the segment, if they are inside.
-    pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
         (offset <= self.len && bytes.len() <= self.len - offset).then_some(offset)
     }
@@ -259,7 +259,7 @@ impl Mapping {
 #[cfg(test)]
 impl Mapping {
     /// For tests that fill the segment before they share it.
-    pub(super) fn first_bytes(&self) -> [u8; 16] {
+    pub(crate) fn first_bytes(&self) -> [u8; 16] {
         // SAFETY: tests do not write meanwhile.
         unsafe { self.bytes(0, 16) }.try_into().expect("as many bytes")
     }
@@ -281,7 +281,7 @@ mod one_mapping {
         Ok((stat.st_dev, stat.st_ino))
     }
 
-    pub(super) fn find(file: &impl AsFd, len: usize) -> io::Result<Option<Mapping>> {
+    pub(crate) fn find(file: &impl AsFd, len: usize) -> io::Result<Option<Mapping>> {
         let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.get(&key(file)?).and_then(|(space, start)| Some((space.upgrade()?, *start)));
         Ok(known.map(|(space, start)| {
@@ -290,7 +290,7 @@ mod one_mapping {
         }))
     }
 
-    pub(super) fn keep(file: &impl AsFd, mapping: &Mapping) -> io::Result<()> {
+    pub(crate) fn keep(file: &impl AsFd, mapping: &Mapping) -> io::Result<()> {
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(key(file)?, (Arc::downgrade(&mapping._space), mapping.start.as_ptr().expose_provenance()));
         Ok(())
@@ -370,7 +370,7 @@ pub(crate) fn copy_non_temporal(from: &[u8], into: &mut [u8]) {
 
 /// Bytes of a segment with one exclusive owner, except while it lends them.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(crate) struct Region {
     mapping: Arc<Mapping>,
     offset: usize,
     len: usize,
@@ -383,17 +383,17 @@ impl Region {
     /// In this process nobody else accesses the bytes while the region lives. Other processes write there
     /// only while the owner has lent the region to a call and does not access it itself. They read there only
     /// bytes that the owner does not write.
-    pub(super) unsafe fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
+    pub(crate) unsafe fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
         mapping.at(offset, len);
         Self { mapping, offset, len }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the region is borrowed, so its owner does not write there, nor has it lent it to others who do.
         unsafe { self.mapping.bytes(self.offset, self.len) }
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let place = self.mapping.at(self.offset, self.len);
         // SAFETY: the bytes are inside the mapping, which `self` keeps; the region is borrowed exclusively, and nobody else
         // reaches them, as was promised when it was made.
@@ -408,13 +408,13 @@ mod ahead {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
     #[inline]
-    pub(super) fn fetch(line: *const u8) {
+    pub(crate) fn fetch(line: *const u8) {
         // SAFETY: every processor of this architecture has the instruction, and takes any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
 
     #[inline]
-    pub(super) fn claim(line: *const u8) {
+    pub(crate) fn claim(line: *const u8) {
         // SAFETY: a processor that does not know the instruction does nothing, and the others take any address.
         unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) }
     }
@@ -422,9 +422,9 @@ mod ahead {
 
 #[cfg(not(target_arch = "x86_64"))]
 mod ahead {
-    pub(super) fn fetch(_: *const u8) {}
+    pub(crate) fn fetch(_: *const u8) {}
 
-    pub(super) fn claim(_: *const u8) {}
+    pub(crate) fn claim(_: *const u8) {}
 }
 
 /// Copies by `rep movsb`, which the C library uses for more than about 2 KiB. On Intel processors it is also
@@ -470,11 +470,11 @@ mod stream {
     use std::ptr::NonNull;
 
     /// The alignment that non-temporal stores need.
-    pub(super) const ALIGNMENT: usize = align_of::<__m128i>();
+    pub(crate) const ALIGNMENT: usize = align_of::<__m128i>();
 
     /// Copies whole vectors with non-temporal stores, and returns the number of bytes. The destination has
     /// room for all bytes, and nobody else reads it yet.
-    pub(super) fn copy(to: NonNull<u8>, bytes: &[u8]) -> usize {
+    pub(crate) fn copy(to: NonNull<u8>, bytes: &[u8]) -> usize {
         let to: NonNull<__m128i> = to.cast();
         if !to.is_aligned() {
             return 0;
@@ -498,17 +498,17 @@ mod stream {
 mod stream {
     use std::ptr::NonNull;
 
-    pub(super) const ALIGNMENT: usize = 1;
+    pub(crate) const ALIGNMENT: usize = 1;
 
     /// There are no non-temporal stores here.
-    pub(super) fn copy(_: NonNull<u8>, _: &[u8]) -> usize {
+    pub(crate) fn copy(_: NonNull<u8>, _: &[u8]) -> usize {
         0
     }
 }
 
 /// Returns the core of this thread, if the system reports it. The C library reads it from memory on every
 /// architecture, where `rustix` makes a system call on some.
-pub(super) fn current_core() -> Option<u32> {
+pub(crate) fn current_core() -> Option<u32> {
     // SAFETY: it takes nothing and says a number.
     u32::try_from(unsafe { libc::sched_getcpu() }).ok()
 }

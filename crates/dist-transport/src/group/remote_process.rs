@@ -129,7 +129,7 @@ unsafe fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> 
 
 /// Returns the process at the other end of a Unix socket, and its user, by their ids here. A process of
 /// another namespace has id 0, for which `rustix` has no value.
-pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
+pub(crate) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("some bytes");
     let (socket, value) = (socket.as_fd().as_raw_fd(), (&raw mut peer).cast());

@@ -660,12 +660,12 @@ impl ShmGroup {
     }
 
     fn reach_into(&self, peer: usize, reach: impl FnOnce(i32, u64) -> std::io::Result<()>) -> bool {
-        let group::RegionOrigin::Process { address } =
+        let RegionOrigin::Process { address } =
             self.memory.region(peer, self.current.generation()).origin
         else {
             return false;
         };
-        let process = self.memory.process(peer).load(std::sync::atomic::Ordering::Relaxed).cast_signed();
+        let process = self.memory.process(peer).load(Ordering::Relaxed).cast_signed();
         let reached = reach(process, address);
         if let Err(error) = &reached {
             tracing::info!(peer = self.members[peer], %error, "this rank's memory is out of reach");

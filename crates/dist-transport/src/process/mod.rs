@@ -6,7 +6,7 @@
 //! handshakes and the connection to the coordinator. Data moves only on the caller's thread.
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
-mod establish;
+mod group_agreement;
 mod process_transport;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod with_shared_memory;

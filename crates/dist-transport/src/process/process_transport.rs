@@ -32,7 +32,11 @@ use crate::{
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
+use super::group_agreement::GroupAgreement;
+#[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::group::ShmGroup;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use crate::link::shm::ShmLink;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::{Allocation, Direct};
 
@@ -183,11 +187,42 @@ impl ProcessTransport {
         Ok(())
     }
 
+    /// Agrees with all ranks of the group whether they share memory, and how far they reach into each other's
+    /// own memory.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<ShmGroup>> {
+        if !self.session().may_all_share(&self.members) {
+            return Ok(None);
+        }
+        let (rank, reach) = (self.rank, self.session().reach);
+        let agreement = GroupAgreement { world_size: rank.world_size(), reach, transport: self, due };
+        let agreed = agreement.reach_by(rank.index());
+        let channel = self.channel.get();
+        let Some((memory, reach)) = agreed.map_err(|peer_error| self.fail(peer_error, due))? else {
+            tracing::info!(channel, "not all ranks of the group share memory");
+            return Ok(None);
+        };
+        let (members, reports) = (self.members.clone(), (self.channel, self.calls, self.counts.clone()));
+        let mut shm_group = ShmGroup::new(memory, &self.membership, reports, rank, members);
+        let reach = shm_group.probe(reach, due)?;
+        tracing::info!(channel, members = ?self.members, ?reach, "the ranks of the group share memory");
+        Ok(Some(shm_group))
+    }
+
+    /// Returns the link to a peer if it goes through shared memory.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn shm_link(&mut self, peer: usize) -> Option<&mut ShmLink> {
+        match self.links[peer].as_mut()? {
+            PeerLink::Shm(link) => Some(link),
+            PeerLink::Socket(_) => None,
+        }
+    }
+
     /// Opens the missing connections to those of these peers that this rank dials. That needs only the peer's
     /// service thread. A peer that dials this rank does so when it enters this call; only its own messages
     /// wait for that.
     #[inline]
-    fn connect(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
+    pub(super) fn connect(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
         let connected = peers.iter().all(|&peer| self.links[peer].is_some());
         if connected { Ok(()) } else { self.connect_to(peers, due.deadline()) }
     }
@@ -257,7 +292,7 @@ impl ProcessTransport {
         std::mem::forget(abort_on_unwind);
     }
 
-    fn try_exchange(
+    pub(super) fn try_exchange(
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
@@ -899,7 +934,7 @@ fn link_to<'a>(
     link
 }
 
-fn unconnected(peer: usize) -> impl Fn(LinkError) -> PeerError {
+pub(super) fn unconnected(peer: usize) -> impl Fn(LinkError) -> PeerError {
     move |link_error| PeerError { activity: Activity::Connect, peer, link_error }
 }
 

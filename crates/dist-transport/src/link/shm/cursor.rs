@@ -14,7 +14,7 @@ const GIVE_BACK_BYTES: u64 = RING_BYTES as u64 / 4;
 
 /// The producer's cursor.
 #[derive(Debug, Default)]
-pub(super) struct Produced {
+pub(crate) struct Produced {
     produced: u64,
     /// The consumer's counter as last read.
     consumed: u64,
@@ -23,7 +23,7 @@ pub(super) struct Produced {
 impl Produced {
     /// Returns how many bytes there is room for. The consumer's counter is read only if there seems to be
     /// less room than `wanted`. Returns `None` if the counter is invalid.
-    pub(super) fn room(&mut self, wanted: usize, consumed: impl FnOnce() -> u64) -> Option<usize> {
+    pub(crate) fn room(&mut self, wanted: usize, consumed: impl FnOnce() -> u64) -> Option<usize> {
         if self.free() < wanted {
             let now = consumed();
             if now < self.consumed || now > self.produced || !is_whole(now) {
@@ -41,7 +41,7 @@ impl Produced {
 
     /// Returns the ranges for bytes that are written `ahead` of the published ones: two ranges if they wrap
     /// around the end of the ring.
-    pub(super) fn places(&self, ahead: usize, len: usize) -> [Range<usize>; 2] {
+    pub(crate) fn places(&self, ahead: usize, len: usize) -> [Range<usize>; 2] {
         assert!(ahead + len <= self.free(), "no room for this was seen");
         let start = position(self.produced + ahead as u64);
         let first = len.min(RING_BYTES - start);
@@ -49,7 +49,7 @@ impl Produced {
     }
 
     /// Counts bytes as produced, and returns the new counter.
-    pub(super) fn advance(&mut self, bytes: usize) -> u64 {
+    pub(crate) fn advance(&mut self, bytes: usize) -> u64 {
         assert!(bytes <= self.free(), "no room for this was seen");
         self.produced += bytes as u64;
         self.produced
@@ -58,7 +58,7 @@ impl Produced {
 
 /// The consumer's cursor.
 #[derive(Debug, Default)]
-pub(super) struct Consumed {
+pub(crate) struct Consumed {
     consumed: u64,
     given_back: u64,
     /// The producer's counter as last read.
@@ -68,7 +68,7 @@ pub(super) struct Consumed {
 impl Consumed {
     /// Returns the range of the next bytes: at most `max`, and contiguous. The producer's counter is read
     /// only if nothing seems to be there. Returns `None` if the counter is invalid.
-    pub(super) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
+    pub(crate) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
             let counted = produced();
             // Skipped grains may not be counted yet.
@@ -84,17 +84,17 @@ impl Consumed {
     }
 
     /// Returns the counter behind the next grain.
-    pub(super) const fn next_grain(&self) -> u64 {
+    pub(crate) const fn next_grain(&self) -> u64 {
         self.consumed + Grain::BYTES as u64
     }
 
     /// Counts the next grain as present, because the producer has skipped it.
-    pub(super) fn skip(&mut self) {
+    pub(crate) fn skip(&mut self) {
         self.produced = self.produced.max(self.next_grain());
     }
 
     /// Counts bytes as consumed. Returns the counter if it should be published to the producer.
-    pub(super) fn advance(&mut self, bytes: usize) -> Option<u64> {
+    pub(crate) fn advance(&mut self, bytes: usize) -> Option<u64> {
         assert!(bytes as u64 <= self.produced - self.consumed, "nothing like this has come");
         self.consumed += bytes as u64;
         let due = self.consumed - self.given_back >= GIVE_BACK_BYTES;

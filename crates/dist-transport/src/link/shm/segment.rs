@@ -24,7 +24,7 @@ use crate::group::{Core, Mapping, PAGE_BYTES};
 
 /// Bytes of a ring: as many as the L2 cache of a core holds. Bytes that the other side has read are slow to
 /// overwrite while they are still in its cache.
-pub(super) const RING_BYTES: usize = 1 << 20;
+pub(crate) const RING_BYTES: usize = 1 << 20;
 
 /// Bytes of a message that a fastbox holds, behind a line with the header.
 pub(super) const FASTBOX_BYTES: usize = 64 << 10;
@@ -44,7 +44,7 @@ const NONCE_AT: usize = 0;
 const CORE_AT: usize = 4;
 
 /// A random number that identifies a segment.
-pub(super) type Nonce = [u8; 32];
+pub(crate) type Nonce = [u8; 32];
 
 /// The side of a segment: its creator, or the process that took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
