@@ -660,8 +660,7 @@ impl ShmGroup {
     }
 
     fn reach_into(&self, peer: usize, reach: impl FnOnce(i32, u64) -> std::io::Result<()>) -> bool {
-        let RegionOrigin::Process { address } =
-            self.memory.region(peer, self.current.generation()).origin
+        let RegionOrigin::Process { address } = self.memory.region(peer, self.current.generation()).origin
         else {
             return false;
         };
