@@ -54,6 +54,7 @@ const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-groups", &[""]),
     ("dist-parallel", &["", "tcp", "sim", "tcp,sim", "shm"]),
     ("dist-candle", &[""]),
+    ("dist-predict", &[""]),
     ("dist", &["", "tcp", "sim", "shm,sim", "serde,ndarray", "candle"]),
     ("dist-cli", &[""]),
     ("dist-testkit", &[""]),
@@ -91,6 +92,8 @@ const ABSENT: &[Absent] = &[
     Absent { package: "dist-collectives", features: "", forbidden: FRAMEWORKS },
     Absent { package: "dist-groups", features: "", forbidden: FRAMEWORKS },
     Absent { package: "dist-parallel", features: "", forbidden: FRAMEWORKS },
+    Absent { package: "dist-predict", features: "", forbidden: SOCKETS },
+    Absent { package: "dist-predict", features: "", forbidden: FRAMEWORKS },
     Absent { package: "dist", features: "", forbidden: FRAMEWORKS },
     Absent { package: "dist-cli", features: "", forbidden: FRAMEWORKS },
 ];

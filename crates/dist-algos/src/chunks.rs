@@ -121,7 +121,7 @@ impl Chunks {
 
     /// Returns `true` if the chunks are consecutive, so that their bytes are one piece of memory.
     #[inline]
-    pub(crate) const fn is_contiguous(self) -> bool {
+    pub const fn is_contiguous(self) -> bool {
         self.count == self.head
     }
 

@@ -30,12 +30,6 @@ pub enum Error {
         /// The size of the world.
         world_size: usize,
     },
-    /// There are more steps than can be followed one by one.
-    #[error("the schedules of all ranks have more than {limit} steps together")]
-    TooManySteps {
-        /// The maximum number of steps.
-        limit: u64,
-    },
     /// The buffer does not have the length of its partition.
     #[error("the buffer has {got} bytes, its partition {expected}")]
     BufferLength {

@@ -24,7 +24,6 @@ mod order;
 pub mod pairwise;
 mod partition;
 mod pieces;
-pub mod predict;
 pub mod recursive_doubling;
 pub mod ring;
 mod ring_transport;

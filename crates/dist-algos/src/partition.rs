@@ -98,7 +98,8 @@ impl<'a> Partition<'a> {
     }
 
     /// Returns the number of bytes of an element.
-    pub(crate) const fn element_size(&self) -> usize {
+    #[inline]
+    pub const fn element_size(&self) -> usize {
         self.element_size
     }
 
@@ -132,7 +133,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Returns the number of bytes of all chunks of a set.
-    pub(crate) fn bytes_of(&self, chunks: Chunks) -> usize {
+    pub fn bytes_of(&self, chunks: Chunks) -> usize {
         chunks.contiguous().map(|run| self.span(run).len()).sum()
     }
 

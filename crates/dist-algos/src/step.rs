@@ -9,8 +9,9 @@ use smallvec::SmallVec;
 use crate::Chunks;
 
 /// The next step of a rank.
+///
+/// The list of variants is complete: code that executes, proves or predicts schedules must not skip a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Step {
     /// Sends to one peer while receiving from another, or the same.
     ///

@@ -87,7 +87,7 @@ pub(crate) enum Error {
     Collective(#[from] dist_collectives::Error),
     /// Schedules that cannot be predicted.
     #[error(transparent)]
-    Schedule(#[from] dist_algos::Error),
+    Prediction(#[from] dist_predict::Error),
     /// A pipeline schedule that cannot be done.
     #[error(transparent)]
     Pipeline(#[from] dist_parallel::pipeline::Flaw),

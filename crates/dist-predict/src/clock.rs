@@ -1,12 +1,12 @@
 //! The clock of one rank, and the effect of steps on it.
 
-use super::{LinkModel, MessageCosts};
+use crate::{LinkModel, MessageCosts};
 
 /// The state of a rank.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RankClock {
+pub(crate) struct RankClock {
     /// The time of its next step.
-    pub(super) now: f64,
+    pub(crate) now: f64,
     /// The factor by which its work takes longer.
     slowdown: f64,
     /// The time until which outgoing data occupies its side of the link.
@@ -14,22 +14,22 @@ pub(super) struct RankClock {
     /// The time until which incoming data occupies its side of the link.
     down: f64,
     /// The number of bytes that it has sent.
-    pub(super) sent: u64,
+    pub(crate) sent: u64,
 }
 
 /// A message in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TimedMessage {
+pub(crate) struct TimedMessage {
     /// The time at which its first byte arrives.
-    pub(super) first: f64,
+    pub(crate) first: f64,
     /// The time at which its last byte arrives, if nothing delays it.
-    pub(super) last: f64,
-    pub(super) bytes: u64,
+    pub(crate) last: f64,
+    pub(crate) bytes: u64,
 }
 
 /// A step that still waits for messages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PendingStep {
+pub(crate) struct PendingStep {
     started: f64,
     /// The time at which the last byte has been sent.
     left: f64,
@@ -41,23 +41,23 @@ pub(super) struct PendingStep {
 
 impl PendingStep {
     /// Returns the end of the step if no more messages come.
-    pub(super) fn over(&self) -> f64 {
+    pub(crate) fn over(&self) -> f64 {
         self.left.max(self.read).max(self.started + self.busy)
     }
 }
 
 impl RankClock {
-    pub(super) const fn new((late, slowdown): (f64, f64)) -> Self {
+    pub(crate) const fn new((late, slowdown): (f64, f64)) -> Self {
         Self { now: late, slowdown, up: late, down: 0.0, sent: 0 }
     }
 
     /// Begins a step that may send and receive.
-    pub(super) const fn begin(&self) -> PendingStep {
+    pub(crate) const fn begin(&self) -> PendingStep {
         PendingStep { started: self.now, left: self.now, read: self.now, busy: 0.0 }
     }
 
     /// Sends a message.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         pending: &mut PendingStep,
         bytes: u64,
@@ -75,7 +75,7 @@ impl RankClock {
     }
 
     /// Receives a message, which is reduced or copied.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         pending: &mut PendingStep,
         message: TimedMessage,
@@ -93,7 +93,7 @@ impl RankClock {
     }
 
     /// Reduces or copies data that the rank already has.
-    pub(super) fn combine(&mut self, bytes: u64, work: MessageCosts) {
+    pub(crate) fn combine(&mut self, bytes: u64, work: MessageCosts) {
         self.now += work.reduce * self.slowdown * bytes as f64;
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 /// A queue of future events. Events of the same time are taken in the order in which they were added.
 #[derive(Debug)]
-pub(super) struct EventQueue<W> {
+pub(crate) struct EventQueue<W> {
     heap: BinaryHeap<Reverse<ScheduledEvent<W>>>,
     noted: u64,
 }
@@ -18,17 +18,17 @@ struct ScheduledEvent<W> {
 }
 
 impl<W> EventQueue<W> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { heap: BinaryHeap::new(), noted: 0 }
     }
 
-    pub(super) fn note(&mut self, time: f64, what: W) {
+    pub(crate) fn note(&mut self, time: f64, what: W) {
         self.noted += 1;
         self.heap.push(Reverse(ScheduledEvent { time, number: self.noted, what }));
     }
 
     /// Returns the next event and its time.
-    pub(super) fn next(&mut self) -> Option<(f64, W)> {
+    pub(crate) fn next(&mut self) -> Option<(f64, W)> {
         self.heap.pop().map(|Reverse(event)| (event.time, event.what))
     }
 }

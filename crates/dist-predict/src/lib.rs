@@ -1,7 +1,7 @@
 //! Predicts the duration of a schedule on a network, which need not exist.
 //!
-//! The steps are those that [`run`](crate::run()) executes. Nothing is sent; only clocks are advanced. There are
-//! three methods, and [`predict`] chooses between them:
+//! The steps are those that [`dist_algos::run`](dist_algos::run()) executes. Nothing is sent; only clocks are
+//! advanced. There are three methods, and [`predict`] chooses between them:
 //!
 //! - [`symmetric`]: one rank stands for all. It applies if every rank does the same and all links are alike. For a
 //!   ring over 10⁶ ranks it takes 2·10⁶ steps, not 2·10¹².
@@ -26,8 +26,8 @@
 //! All times are in seconds.
 //!
 //! ```
-//! use dist_algos::predict::{Method, LinkModel, NetworkModel, Workload, MessageCosts, predict};
 //! use dist_algos::{Partition, ring};
+//! use dist_predict::{LinkModel, MessageCosts, Method, NetworkModel, Workload, predict};
 //!
 //! let world_size = 1_000_000;
 //! let ten_gigabit = LinkModel { latency: 25e-6, byte: 0.8e-9 };
@@ -38,10 +38,11 @@
 //! let prediction = predict(&Workload { steps: ring::all_gather, buffer, input: None }, &network)?;
 //! assert_eq!(prediction.engine, Method::Symmetric);
 //! assert!((29.0..30.0).contains(&prediction.seconds));
-//! # Ok::<(), dist_algos::Error>(())
+//! # Ok::<(), dist_predict::Error>(())
 //! ```
 
 mod clock;
+mod error;
 mod events;
 mod links;
 mod message_queues;
@@ -50,10 +51,10 @@ mod queues;
 mod symmetric;
 mod wavefront;
 
+use dist_algos::{Chunks, Partition, SendHalf, Source, Step};
 use dist_transport::Rank;
 
-use crate::{Chunks, Partition, Result, SendHalf, Source, Step};
-
+pub use error::{Error, Result};
 pub use network::{LinkModel, MessageCosts, NetworkModel, Straggler};
 pub use queues::{QUEUE_STEPS_MAX, queues, timeline};
 pub use symmetric::symmetric;

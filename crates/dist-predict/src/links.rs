@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::network::{Wire, WirePath};
+use crate::network::{Wire, WirePath};
 
 /// All connections that were used so far.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(crate) struct Links {
     /// The index in `users` of each wire that was ever used.
     wires: BTreeMap<Wire, usize>,
     /// For each wire, the connections that have data to send on it.
@@ -44,7 +44,7 @@ struct Connection {
 
 /// The progress of a message on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Milestone {
+pub(crate) enum Milestone {
     /// Its first byte leaves.
     First(u32),
     /// Its sender may continue.
@@ -55,23 +55,23 @@ pub(super) enum Milestone {
 
 /// A scheduled check of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LinkCheck {
-    pub(super) connection: u32,
+pub(crate) struct LinkCheck {
+    pub(crate) connection: u32,
     version: u32,
 }
 
 /// A message that is given to a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transmission {
-    pub(super) message: u32,
-    pub(super) ends: (u32, u32),
-    pub(super) bytes: u64,
+pub(crate) struct Transmission {
+    pub(crate) message: u32,
+    pub(crate) ends: (u32, u32),
+    pub(crate) bytes: u64,
     /// The time per byte of the sender.
-    pub(super) slowdown: f64,
+    pub(crate) slowdown: f64,
 }
 
 impl Links {
-    pub(super) fn new(window: u64) -> Self {
+    pub(crate) fn new(window: u64) -> Self {
         Self {
             wires: BTreeMap::new(),
             users: Vec::new(),
@@ -83,7 +83,7 @@ impl Links {
     }
 
     /// Gives a message to the connection between its ranks, which has this path. Schedules checks of connections.
-    pub(super) fn give(
+    pub(crate) fn give(
         &mut self,
         transmission: Transmission,
         path: impl FnOnce() -> WirePath<Wire>,
@@ -112,7 +112,7 @@ impl Links {
     }
 
     /// Returns the milestones of a connection up to now, if this check is still valid. Schedules the next check.
-    pub(super) fn look(
+    pub(crate) fn look(
         &mut self,
         look: LinkCheck,
         time: f64,
@@ -142,12 +142,12 @@ impl Links {
     }
 
     /// Returns `true` if the capacity of wires has to be divided again after all events of this time.
-    pub(super) fn have_changed(&self) -> bool {
+    pub(crate) fn have_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
     /// Divides the capacity of the wires whose users have changed. Schedules checks of connections.
-    pub(super) fn share(&mut self, time: f64, note: &mut impl FnMut(f64, LinkCheck)) {
+    pub(crate) fn share(&mut self, time: f64, note: &mut impl FnMut(f64, LinkCheck)) {
         let mut changed = std::mem::take(&mut self.changed);
         changed.sort_unstable();
         changed.dedup();

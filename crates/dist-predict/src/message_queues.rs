@@ -2,7 +2,7 @@
 
 /// For every rank, a linked list of messages in the order in which they were sent.
 #[derive(Debug)]
-pub(super) struct MessageQueues<M> {
+pub(crate) struct MessageQueues<M> {
     queues: Vec<Ends>,
     entries: Vec<QueuedMessage<M>>,
     /// The first entry of the list of unused entries.
@@ -26,13 +26,13 @@ struct QueuedMessage<M> {
 const NONE: u32 = u32::MAX;
 
 impl<M: Copy> MessageQueues<M> {
-    pub(super) fn new(ranks: usize) -> Self {
+    pub(crate) fn new(ranks: usize) -> Self {
         Self { queues: vec![Ends { head: NONE, tail: NONE }; ranks], entries: Vec::new(), free: NONE }
     }
 
     /// Adds a message for a rank. Returns `false` if there are too many messages.
     #[must_use]
-    pub(super) fn post(&mut self, from: u32, to: usize, message: M) -> bool {
+    pub(crate) fn post(&mut self, from: u32, to: usize, message: M) -> bool {
         let entry = QueuedMessage { message, from, next: NONE };
         let at = if self.free == NONE {
             let Ok(at) = u32::try_from(self.entries.len()) else { return false };
@@ -58,7 +58,7 @@ impl<M: Copy> MessageQueues<M> {
     }
 
     /// Removes and returns the oldest message from one rank to another.
-    pub(super) fn take(&mut self, from: u32, to: usize) -> Option<M> {
+    pub(crate) fn take(&mut self, from: u32, to: usize) -> Option<M> {
         let ends = &mut self.queues[to];
         let (mut before, mut at) = (NONE, ends.head);
         while at != NONE && self.entries[at as usize].from != from {
@@ -85,8 +85,8 @@ impl<M: Copy> MessageQueues<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::clock::TimedMessage;
     use super::*;
+    use crate::clock::TimedMessage;
 
     #[test]
     fn messages_of_one_rank_come_in_their_order_whoever_else_writes() {

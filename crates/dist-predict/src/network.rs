@@ -39,12 +39,12 @@ impl MessageCosts {
         Self { send: 0.0, sent: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0, shared: false };
 
     /// Returns the number of bytes, with the first ones counted twice.
-    pub(super) fn weight(&self, bytes: u64) -> f64 {
+    pub(crate) fn weight(&self, bytes: u64) -> f64 {
         (bytes + bytes.min(self.twice)) as f64
     }
 
     /// Returns the time to read a message and, if `reduces`, to reduce it.
-    pub(super) fn reading(&self, bytes: u64, reduces: bool) -> f64 {
+    pub(crate) fn reading(&self, bytes: u64, reduces: bool) -> f64 {
         let copied = self.byte * self.weight(bytes);
         let reduced = if reduces { self.reduce * bytes as f64 } else { 0.0 };
         if self.shared { copied.max(reduced) } else { copied + reduced }
@@ -65,7 +65,7 @@ pub struct Straggler {
 /// A resource that messages of several ranks may share: one direction of the link of a host, of a rack, or between
 /// two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Wire {
+pub(crate) enum Wire {
     FromHost(usize),
     ToHost(usize),
     FromRack(usize),
@@ -74,7 +74,7 @@ pub(super) enum Wire {
 }
 
 /// The wires of a message's path in order, and the time per byte on each.
-pub(super) type WirePath<W> = SmallVec<[(W, f64); 4]>;
+pub(crate) type WirePath<W> = SmallVec<[(W, f64); 4]>;
 
 /// The ranks of a world, their hosts and racks, and the links between them.
 ///
@@ -187,7 +187,7 @@ impl NetworkModel {
     }
 
     /// Returns the host of a rank.
-    pub(super) const fn host_of(&self, rank: usize) -> usize {
+    pub(crate) const fn host_of(&self, rank: usize) -> usize {
         if self.ranks_per_host == 1 { rank } else { rank / self.ranks_per_host }
     }
 
@@ -231,7 +231,7 @@ impl NetworkModel {
     }
 
     /// Returns the path of a message from one host to another.
-    pub(super) fn path(&self, from: usize, to: usize) -> WirePath<Wire> {
+    pub(crate) fn path(&self, from: usize, to: usize) -> WirePath<Wire> {
         let mut path = WirePath::new();
         if let Some(link) = self.pairs.get(&(from, to)) {
             path.push((Wire::Between(from, to), link.byte));
@@ -247,7 +247,7 @@ impl NetworkModel {
     }
 
     /// Returns the delay of a rank's start and the factor by which its work takes longer.
-    pub(super) fn straggling(&self, rank: usize) -> (f64, f64) {
+    pub(crate) fn straggling(&self, rank: usize) -> (f64, f64) {
         let own = self.stragglers.iter().filter(|straggler| straggler.rank == rank);
         own.fold((0.0, 1.0), |(late, slowdown), straggler| {
             (late + straggler.late, slowdown * straggler.slowdown)
@@ -255,7 +255,7 @@ impl NetworkModel {
     }
 
     /// Returns the only kind of link, if all ranks are alike.
-    pub(super) fn uniform(&self) -> Option<LinkModel> {
+    pub(crate) fn uniform(&self) -> Option<LinkModel> {
         let alike =
             self.stragglers.is_empty() && self.pairs.is_empty() && self.racks() == 1 && !self.is_shared();
         if !alike {
@@ -269,16 +269,16 @@ impl NetworkModel {
     }
 
     /// Returns `true` if ranks may have to wait for others that use the same resource.
-    pub(super) const fn is_shared(&self) -> bool {
+    pub(crate) const fn is_shared(&self) -> bool {
         self.shared || self.cores.is_some()
     }
 
     /// Returns `true` if a message from one rank to another uses a shared link.
-    pub(super) const fn shares_link(&self, from: usize, to: usize) -> bool {
+    pub(crate) const fn shares_link(&self, from: usize, to: usize) -> bool {
         self.shared && self.host_of(from) != self.host_of(to)
     }
 
-    pub(super) const fn window(&self) -> u64 {
+    pub(crate) const fn window(&self) -> u64 {
         self.window
     }
 

@@ -1,14 +1,14 @@
 //! The predictor with events in the order of time, for resources that ranks share.
 
+use dist_algos::{Chunks, Error as ScheduleError, SendHalf, Step};
 use dist_transport::Rank;
 
-use super::clock::TimedMessage;
-use super::events::EventQueue;
-use super::links::{LinkCheck, Links, Milestone, Transmission};
-use super::message_queues::MessageQueues;
-use super::wavefront::{ExpectedMessages, place_after};
-use super::{Method, NetworkModel, Prediction, Workload};
-use crate::{Chunks, Error, Result, SendHalf, Step};
+use crate::clock::TimedMessage;
+use crate::events::EventQueue;
+use crate::links::{LinkCheck, Links, Milestone, Transmission};
+use crate::message_queues::MessageQueues;
+use crate::wavefront::{ExpectedMessages, place_after};
+use crate::{Error, Method, NetworkModel, Prediction, Result, Workload};
 
 /// Maximum number of steps of all ranks together; a ring over 10⁴ ranks has 2·10⁸.
 pub const QUEUE_STEPS_MAX: u64 = 250_000_000;
@@ -464,7 +464,7 @@ where
         if peer < self.ranks.len() && peer != rank {
             return Ok(());
         }
-        Err(Error::NoPeer { rank, step: self.ranks[rank].taken as usize - 1, peer })
+        Err(ScheduleError::NoPeer { rank, step: self.ranks[rank].taken as usize - 1, peer }.into())
     }
 
     fn result(self) -> Result<Prediction> {
@@ -473,13 +473,14 @@ where
         if let Some((rank, peer)) =
             self.ranks.iter().enumerate().find_map(|(rank, state)| Some((rank, waits(state)?)))
         {
-            return Err(Error::Deadlock {
+            return Err(ScheduleError::Deadlock {
                 rank,
                 step: step(&self.ranks[rank]),
                 peer,
                 peer_step: waits(&self.ranks[peer]).map(|_| step(&self.ranks[peer])),
                 blocked: self.ranks.iter().filter(|state| waits(state).is_some()).count(),
-            });
+            }
+            .into());
         }
         let sent = || self.ranks.iter().map(|state| state.sent);
         Ok(Prediction {

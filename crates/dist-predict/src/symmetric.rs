@@ -1,11 +1,11 @@
 //! The predictor that follows one rank for all.
 
+use dist_algos::{Chunks, OnArrival, Partition, ReceiveHalf, SendHalf, Step};
 use dist_transport::Rank;
 use smallvec::SmallVec;
 
-use super::clock::RankClock;
-use super::{LinkModel, MessageCosts, Method, NetworkModel, Prediction, Workload};
-use crate::{Chunks, OnArrival, Partition, ReceiveHalf, SendHalf, Step};
+use crate::clock::RankClock;
+use crate::{LinkModel, MessageCosts, Method, NetworkModel, Prediction, Workload};
 
 /// Predicts by following one rank, if every rank does the same. In each step all ranks send the same number of
 /// chunks. The receiver is the same number of places further in the ring, or differs in the same bits. Then all

@@ -1,11 +1,11 @@
 //! The predictor with one clock per rank.
 
+use dist_algos::{Chunks, Error as ScheduleError, OnArrival, ReceiveHalf, SendHalf, Step};
 use dist_transport::Rank;
 
-use super::clock::{PendingStep, RankClock, TimedMessage};
-use super::message_queues::MessageQueues;
-use super::{Method, NetworkModel, Prediction, STEPS_MAX, Workload};
-use crate::{Chunks, Error, OnArrival, ReceiveHalf, Result, SendHalf, Step};
+use crate::clock::{PendingStep, RankClock, TimedMessage};
+use crate::message_queues::MessageQueues;
+use crate::{Error, Method, NetworkModel, Prediction, Result, STEPS_MAX, Workload};
 
 /// Predicts by following every rank, each without interruption from one message that it has to wait for to the
 /// next.
@@ -33,7 +33,7 @@ where
 }
 
 /// Returns the error for schedules with too many steps.
-pub(super) const fn too_many() -> Error {
+pub(crate) const fn too_many() -> Error {
     Error::TooManySteps { limit: STEPS_MAX }
 }
 
@@ -191,7 +191,7 @@ where
         if peer < self.ranks.len() && peer != rank {
             return Ok(());
         }
-        Err(Error::NoPeer { rank, step: self.ranks[rank].taken as usize - 1, peer })
+        Err(ScheduleError::NoPeer { rank, step: self.ranks[rank].taken as usize - 1, peer }.into())
     }
 
     fn result(self) -> Result<Prediction> {
@@ -199,13 +199,14 @@ where
         let step = |state: &WavefrontRank<I>| state.taken as usize - 1;
         if let Some(rank) = self.ranks.iter().position(|state| state.waits.is_some()) {
             let peer = waits(&self.ranks[rank]).expect("this rank waits");
-            return Err(Error::Deadlock {
+            return Err(ScheduleError::Deadlock {
                 rank,
                 step: step(&self.ranks[rank]),
                 peer,
                 peer_step: waits(&self.ranks[peer]).map(|_| step(&self.ranks[peer])),
                 blocked: self.ranks.iter().filter(|state| state.waits.is_some()).count(),
-            });
+            }
+            .into());
         }
         let sent = || self.ranks.iter().map(|state| state.clock.sent);
         Ok(Prediction {
@@ -228,29 +229,29 @@ fn number(rank: usize) -> u32 {
 
 /// The messages that a step still has to receive: one, or several from ranks at increasing distances.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ExpectedMessages {
-    pub(super) from: u32,
-    pub(super) reduces: bool,
+pub(crate) struct ExpectedMessages {
+    pub(crate) from: u32,
+    pub(crate) reduces: bool,
     distance: u32,
     last: u32,
 }
 
 impl ExpectedMessages {
     /// Returns the message of an exchange; an error if no world has such a rank.
-    pub(super) fn one(receive: &ReceiveHalf) -> Result<Self> {
+    pub(crate) fn one(receive: &ReceiveHalf) -> Result<Self> {
         let from = u32::try_from(receive.from).map_err(|_| too_many())?;
         Ok(Self { from, reduces: receive.then == OnArrival::Reduce, distance: 0, last: 0 })
     }
 
     /// Returns the messages of a window.
-    pub(super) fn window(rank: u32, first: usize, last: usize, world_size: usize) -> Option<Self> {
+    pub(crate) fn window(rank: u32, first: usize, last: usize, world_size: usize) -> Option<Self> {
         let (distance, last) = (u32::try_from(first).ok()?, u32::try_from(last).ok()?);
         let from = place_before(rank, distance, world_size);
         (distance <= last).then_some(Self { from, reduces: false, distance, last })
     }
 
     /// Moves on to the next message. Returns `false` if there is none.
-    pub(super) fn next(&mut self, rank: u32, world_size: usize) -> bool {
+    pub(crate) fn next(&mut self, rank: u32, world_size: usize) -> bool {
         let more = self.distance < self.last;
         if more {
             self.distance += 1;
@@ -261,7 +262,7 @@ impl ExpectedMessages {
 }
 
 /// Returns the rank at this distance further in the ring.
-pub(super) const fn place_after(rank: u32, distance: usize, world_size: usize) -> usize {
+pub(crate) const fn place_after(rank: u32, distance: usize, world_size: usize) -> usize {
     (rank as usize + distance % world_size) % world_size
 }
 

@@ -13,6 +13,7 @@ const LAYERS: &[&str] = &[
     "dist-candle",
     "dist-burn",
     "dist",
+    "dist-predict",
     "dist-cli",
     "dist-testkit",
 ];

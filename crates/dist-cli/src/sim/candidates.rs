@@ -1,11 +1,11 @@
 //! The algorithms of each operation, ready to be predicted.
 
-use dist_algos::predict::{self, NetworkModel, Prediction, STEPS_MAX, Workload};
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
     ReduceScatter, Scan, Scatter, Step,
 };
 use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation, TwoLevel};
+use dist_predict::{NetworkModel, Prediction, STEPS_MAX, Workload};
 use dist_transport::Rank;
 
 use super::world::World;
@@ -76,14 +76,14 @@ impl<'a> Candidate<'a> {
 
 impl Candidate<'_> {
     /// Predicts it; an error if it has too many steps to be followed.
-    pub(super) fn predict(&self, world: &World) -> dist_algos::Result<Prediction> {
+    pub(super) fn predict(&self, world: &World) -> dist_predict::Result<Prediction> {
         let steps = |rank| (self.schedule)(rank, 0);
         let (plan, network) = (self.plan(&steps), self.network(world));
         let prediction = if self.steps <= STEPS_MAX {
-            predict::predict(&plan, &network)?
+            dist_predict::predict(&plan, &network)?
         } else {
             let limit = STEPS_MAX;
-            predict::symmetric(&plan, &network).ok_or(dist_algos::Error::TooManySteps { limit })?
+            dist_predict::symmetric(&plan, &network).ok_or(dist_predict::Error::TooManySteps { limit })?
         };
         let calling = if world.ranks() > 1 { self.calling(world) } else { 0.0 };
         Ok(Prediction { seconds: prediction.seconds + calling, ..prediction })
@@ -91,11 +91,11 @@ impl Candidate<'_> {
 
     /// Predicts the time of one of so many calls back to back, each with the next root, as `distctl bench` measures it:
     /// with an input that stays as it is.
-    pub(super) fn predict_one_of(&self, world: &World, calls: usize) -> dist_algos::Result<f64> {
+    pub(super) fn predict_one_of(&self, world: &World, calls: usize) -> dist_predict::Result<f64> {
         let steps = |rank: Rank| -> Steps<'_> {
             Box::new((0..calls).flat_map(move |call| (self.schedule)(rank, call % rank.world_size())))
         };
-        let prediction = predict::predict(&self.plan(&steps), &self.network(world))?;
+        let prediction = dist_predict::predict(&self.plan(&steps), &self.network(world))?;
         let copying = world.copying(self.copied, self.memory);
         let fetching =
             if self.memory < self.buffer.bytes() { world.fetching(self.buffer.bytes()) } else { 0.0 };

@@ -1,6 +1,6 @@
 //! The network under which predictions come closest to what was measured.
 
-use dist_algos::predict::{LinkModel, MessageCosts};
+use dist_predict::{LinkModel, MessageCosts};
 
 use super::model::Model;
 

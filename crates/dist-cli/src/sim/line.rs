@@ -41,7 +41,7 @@ impl Line {
     pub(super) fn of(case: &Case<'_>, candidate: &Candidate<'_>) -> Result<Self, Error> {
         let found = match candidate.predict(case.world) {
             Ok(prediction) => Ok(prediction),
-            Err(e @ dist_algos::Error::TooManySteps { .. }) => Err(e.to_string()),
+            Err(e @ dist_predict::Error::TooManySteps { .. }) => Err(e.to_string()),
             Err(e) => return Err(e.into()),
         };
         let done = found.as_ref().ok();

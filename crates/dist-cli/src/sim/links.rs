@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dist_algos::predict::LinkModel;
+use dist_predict::LinkModel;
 
 use crate::Error;
 use crate::quantity;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use dist_algos::predict::{LinkModel, MessageCosts};
 use dist_collectives::{CostCache, TopologyKey};
+use dist_predict::{LinkModel, MessageCosts};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use dist_algos::predict::{LinkModel, MessageCosts, NetworkModel, QUEUE_STEPS_MAX, Straggler};
 use dist_algos::{CostModel, Hosts, Placement};
+use dist_predict::{LinkModel, MessageCosts, NetworkModel, QUEUE_STEPS_MAX, Straggler};
 
 use super::links;
 use super::model::Model;

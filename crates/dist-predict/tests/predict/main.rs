@@ -4,12 +4,12 @@
 mod schedules;
 mod simulated;
 
-use dist_algos::predict::{
-    self, LinkModel, MessageCosts, Method, NetworkModel, Prediction, Straggler, queues, symmetric, timeline,
-    wavefront,
-};
 use dist_algos::verify::Subject;
 use dist_algos::{AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear};
+use dist_predict::{
+    LinkModel, MessageCosts, Method, NetworkModel, Prediction, Straggler, predict, queues, symmetric,
+    timeline, wavefront,
+};
 use rstest::rstest;
 
 use schedules::{Schedules, all_reduce, all_schedules, plan};
@@ -41,7 +41,7 @@ fn links_alone_cost_what_is_computed_by_hand(
     let schedules = all_reduce(algorithm);
     let plan = plan(&schedules, algorithm.chunks(world_size), 64);
     let network = NetworkModel::new(world_size, LINK, NO_WORK);
-    assert_close(predict::predict(&plan, &network).unwrap().seconds, seconds, algorithm.name());
+    assert_close(predict(&plan, &network).unwrap().seconds, seconds, algorithm.name());
 }
 
 /// One exchange of 64 bytes between two ranks. Work of a rank adds up; data that arrives meanwhile does not.
@@ -160,8 +160,8 @@ fn ranks_that_share_a_link_wait_for_one_another() {
     let plan = plan(&schedules, 1, 64);
     let within = LinkModel { latency: 0.0, byte: 0.0 };
     let network = NetworkModel::new(8, LINK, NO_WORK).on_hosts_of(4, within);
-    assert_close(predict::predict(&plan, &network).unwrap().seconds, 8.0 + 128.0, "own links");
-    let shared = predict::predict(&plan, &network.with_shared_uplinks()).unwrap();
+    assert_close(predict(&plan, &network).unwrap().seconds, 8.0 + 128.0, "own links");
+    let shared = predict(&plan, &network.with_shared_uplinks()).unwrap();
     assert_eq!(shared.engine, Method::Queues);
     assert_close(shared.seconds, 8.0 + 4.0 * 128.0, "shared links");
     assert_eq!((shared.sent_max, shared.sent_total, shared.host_sent_max), (3 * 64, 8 * 3 * 64, 4 * 64));
@@ -174,7 +174,7 @@ fn hosts_of_a_rack_share_its_link_and_a_pair_of_hosts_its_own() {
     let plan = plan(&schedules, 1, 64);
     let racks = NetworkModel::new(4, LINK, NO_WORK).in_racks_of(2, LinkModel { latency: 100.0, byte: 3.0 });
     assert_eq!((racks.racks(), racks.link(0, 1), racks.link(1, 2).latency), (2, LINK, 108.0));
-    let seconds = |network: &NetworkModel| predict::predict(&plan, network).unwrap().seconds;
+    let seconds = |network: &NetworkModel| predict(&plan, network).unwrap().seconds;
     let within = 8.0 + 128.0;
     assert_close(seconds(&racks), within + 108.0 + 3.0 * 64.0, "each rank its own");
     let shared = racks.with_shared_uplinks();
@@ -233,7 +233,7 @@ fn ranks_that_share_a_core_take_turns() {
     let free = LinkModel { latency: 0.0, byte: 0.0 };
     let network = NetworkModel::new(2, free, MessageCosts { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
     assert_close(wavefront(&plan, &network).unwrap().seconds, 128.0, "a core each");
-    assert_close(predict::predict(&plan, &network.with_cores(1)).unwrap().seconds, 256.0, "one core");
+    assert_close(predict(&plan, &network.with_cores(1)).unwrap().seconds, 256.0, "one core");
 }
 
 #[test]
@@ -284,11 +284,12 @@ fn schedules_that_do_not_fit_together_are_refused() {
         let receive = ReceiveHalf::replace(rank.left().index(), Chunks::one(0));
         Box::new(std::iter::once(Step::receive(receive)))
     });
-    let deadlock = Error::Deadlock { rank: 0, step: 0, peer: 2, peer_step: Some(0), blocked: 3 };
+    let deadlock: dist_predict::Error =
+        Error::Deadlock { rank: 0, step: 0, peer: 2, peer_step: Some(0), blocked: 3 }.into();
     assert_eq!(wavefront(&plan(&waits, 1, 8), &network), Err(deadlock.clone()));
     assert_eq!(queues(&plan(&waits, 1, 8), &network), Err(deadlock));
     let stranger: Schedules = Box::new(|_| Box::new(std::iter::once(Step::send(7, Chunks::one(0)))));
-    let no_peer = Error::NoPeer { rank: 0, step: 0, peer: 7 };
+    let no_peer: dist_predict::Error = Error::NoPeer { rank: 0, step: 0, peer: 7 }.into();
     assert_eq!(wavefront(&plan(&stranger, 1, 8), &network), Err(no_peer.clone()));
     assert_eq!(queues(&plan(&stranger, 1, 8), &network), Err(no_peer));
 }
@@ -298,7 +299,7 @@ fn a_ring_of_a_hundred_thousand_ranks_is_followed_on_one() {
     let world_size = 100_000;
     let schedules = all_reduce(AllReduce::Ring);
     let plan = plan(&schedules, world_size, 10 * world_size);
-    let prediction = predict::predict(&plan, &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
+    let prediction = predict(&plan, &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Symmetric);
     assert_close(prediction.seconds, 2.0 * 99_999.0 * 28.0, "ring");
 }
@@ -308,7 +309,7 @@ fn a_tree_of_thirty_thousand_ranks_is_followed_on_all() {
     let world_size = 30_000;
     let schedules: Schedules = Box::new(|rank| Box::new(Broadcast::Binomial.schedule(rank, 0)));
     let prediction =
-        predict::predict(&plan(&schedules, 1, 10), &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
+        predict(&plan(&schedules, 1, 10), &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Wavefront);
     // The deepest rank receives after 14 messages, and one message had to wait for another to leave.
     assert_close(prediction.seconds, 14.0 * 28.0 + 20.0, "binomial");

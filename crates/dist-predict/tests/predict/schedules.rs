@@ -1,11 +1,11 @@
 //! Schedules of every algorithm for predictions.
 
-use dist_algos::predict::Workload;
 use dist_algos::scan::Extent;
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Partition, Reduce, ReduceScatter, Scan,
     Scatter, Step,
 };
+use dist_predict::Workload;
 use dist_transport::Rank;
 
 /// The steps of a rank.

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use dist_algos::predict::{LinkModel, MessageCosts, NetworkModel, queues};
 use dist_algos::{Memory, Partition, Scratch, run};
+use dist_predict::{LinkModel, MessageCosts, NetworkModel, queues};
 use dist_transport::Transport;
 use dist_transport::sim::{self, SimTransport};
 use rstest::rstest;

@@ -249,7 +249,7 @@ impl Arguments {
                 sent_max_bytes: Some(step.sent_max),
                 ..line
             }),
-            Err(Error::Schedule(e @ dist_algos::Error::TooManySteps { .. })) => {
+            Err(Error::Prediction(e @ dist_predict::Error::TooManySteps { .. })) => {
                 Ok(Line { skipped: Some(e.to_string()), ..line })
             }
             Err(e) => Err(e),

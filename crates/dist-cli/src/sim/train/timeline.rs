@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dist_algos::predict::Prediction;
+use dist_predict::Prediction;
 
 use super::memory::Model;
 use super::{Operation, Strategy, World};
