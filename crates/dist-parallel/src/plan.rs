@@ -85,6 +85,14 @@ impl BucketPlan {
         Self { buckets }
     }
 
+    /// Returns the bytes of gradients that a rank of [`Ddp`](crate::Ddp) holds if it computes this many micro-batches in
+    /// a step: one buffer for each bucket, and one more for each power of two from 2 to `micro_batches`. The buffers
+    /// are kept between steps.
+    pub fn memory(&self, micro_batches: usize) -> usize {
+        let buffers = 1 + micro_batches.max(1).ilog2() as usize;
+        buffers * self.buckets.iter().map(Bucket::bytes).sum::<usize>()
+    }
+
     /// The buckets, in the order in which they are reduced.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
@@ -96,6 +104,11 @@ impl Bucket {
     #[expect(clippy::len_without_is_empty, reason = "a bucket has at least one parameter")]
     pub fn len(&self) -> usize {
         self.places.last().map_or(0, |place| place.offset + place.len)
+    }
+
+    /// Returns the bytes of a sum of its gradients.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len() * self.dtype.sum_dtype().size()
     }
 
     /// Memory for a sum of its gradients, all zero.

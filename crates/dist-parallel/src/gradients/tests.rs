@@ -182,9 +182,9 @@ fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
 }
 
 #[test]
-fn memory_stays_within_that_of_a_binary_counter() {
+fn a_rank_holds_the_buffers_that_its_plan_says_for_its_micro_batches() {
+    let plan = BucketPlan::new(&infos(), BucketBytes { first_max: 20, other_max: 20 });
     for share in 1..=64_usize {
-        let bound = share.next_power_of_two().ilog2() as usize + 1;
         let mut gradients = ranks(1, 20).remove(0);
         let travelling = Cell::new(0);
         let mut allocate = |dtype, len| {
@@ -203,10 +203,10 @@ fn memory_stays_within_that_of_a_binary_counter() {
             let means = sums.zip(dtypes).map(|(sum, dtype)| Mean::of(sum, dtype, share)).collect();
             gradients.take_tally(step(share), &Updates::new());
             gradients.synchronised(means, std::iter::repeat_n(true, 6));
-            for bucket in &gradients.buckets {
-                // At rest every buffer that was ever made is here.
-                assert!(bucket.spare.len() < bound, "{} buffers for {share}", bucket.spare.len() + 1);
-            }
+            // Between steps every buffer that was ever allocated is a mean or spare.
+            let held = gradients.buckets.iter().zip(plan.buckets());
+            let bytes = held.map(|(sum, bucket)| (1 + sum.spare.len()) * bucket.bytes()).sum::<usize>();
+            assert_eq!(bytes, plan.memory(share), "{share} micro-batches");
             assert_eq!(travelling.get(), gradients.bucket_count(), "one buffer of each bucket travels");
         }
     }

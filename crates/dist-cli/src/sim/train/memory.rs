@@ -1,6 +1,8 @@
 //! What a rank has to hold: what `dist_parallel` plans for the same model and strategy.
 
-use dist_parallel::{FloatType, FsdpOptions, Loaded, ParamInfo, Plan, Reshard, ShardingStrategy};
+use dist_parallel::{
+    BucketBytes, BucketPlan, FloatType, FsdpOptions, Loaded, ParamInfo, Plan, Reshard, ShardingStrategy,
+};
 
 use super::Strategy;
 
@@ -30,6 +32,11 @@ impl Model {
         self.params.div_ceil(self.units) * self.element_bytes()
     }
 
+    /// Bytes of the optimizer's state of all parameters: numbers of 4 bytes at least.
+    fn optimizer_bytes(&self) -> u64 {
+        self.params * self.element_bytes().max(FloatType::F32.size() as u64) * OPTIMIZER_NUMBERS as u64
+    }
+
     /// The most bytes that a rank has to hold at once for parameters, gradients and the optimizer's state, with so many
     /// micro-batches on each of `ranks`, of which so many share a host. Activations are not in it, nor what the transport
     /// needs.
@@ -49,8 +56,12 @@ impl Model {
             ParamInfo::new(format!("unit{unit}"), [len], self.element)
         };
         let infos: Vec<_> = (0..self.units).map(info).filter(|info| info.shape != [0]).collect();
+        let Some(sharding) = strategy.sharding(ranks_per_host) else {
+            let gradients = BucketPlan::new(&infos, BucketBytes::default()).memory(micro_batches);
+            return self.bytes() + self.optimizer_bytes() + gradients as u64;
+        };
         let starts: Vec<_> = (0..=units).collect();
-        let options = FsdpOptions::new(strategy.sharding(ranks_per_host)).with_prefetch(1);
+        let options = FsdpOptions::new(sharding).with_prefetch(1);
         let options = options.with_reshard(Reshard::AllButLast);
         let plan = Plan::new(&infos, &starts, ranks, &options).expect("hosts have equally many ranks");
         plan.memory(ranks.saturating_mul(micro_batches), OPTIMIZER_NUMBERS, Loaded::Lent).peak as u64
@@ -61,20 +72,22 @@ impl Model {
 const OPTIMIZER_NUMBERS: usize = 2;
 
 impl Strategy {
-    /// The same by its name in the library.
-    const fn sharding(self, ranks_per_host: usize) -> ShardingStrategy {
-        match self {
-            Self::Ddp => ShardingStrategy::NoShard,
+    /// The strategy's name in the library; `None` if nothing is sharded, which [`Ddp`](dist_parallel::Ddp) does.
+    fn sharding(self, ranks_per_host: usize) -> Option<ShardingStrategy> {
+        Some(match self {
+            Self::Ddp => return None,
             Self::Zero1 => ShardingStrategy::ShardOptimizer,
             Self::Zero2 => ShardingStrategy::ShardGradOp,
             Self::Fsdp => ShardingStrategy::FullShard,
             Self::Hybrid => ShardingStrategy::HybridShard { shard_degree: ranks_per_host },
-        }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
     #[test]
@@ -90,6 +103,20 @@ mod tests {
         for strategy in [Strategy::Zero2, Strategy::Fsdp, Strategy::Hybrid] {
             assert_eq!(peak(strategy, 1), 4 * all);
         }
+    }
+
+    #[rstest]
+    #[case::one_sum(1, 1)]
+    #[case::a_sum_and_the_second_micro_batch(2, 2)]
+    #[case::a_sum_of_two_and_the_third(3, 2)]
+    #[case::sums_of_two_and_of_one_and_the_fourth(4, 3)]
+    #[case::eight(8, 4)]
+    fn data_parallel_training_holds_more_gradients_for_more_micro_batches(
+        #[case] micro_batches: usize,
+        #[case] gradients: u64,
+    ) {
+        let model = Model { params: 800, element: FloatType::F32, units: 10 };
+        assert_eq!(model.peak(Strategy::Ddp, (4, 1), micro_batches), (3 + gradients) * model.bytes());
     }
 
     #[test]
