@@ -29,7 +29,7 @@ struct TreeNode {
 pub(crate) struct Merge {
     /// The node that contains the rank's own contribution; it is in the buffer.
     own: TreeNode,
-    /// Complete nodes that wait for their siblings, and their slots. More than four nodes mean so many messages
+    /// Complete nodes that wait for their siblings, and their slots. With more than four nodes there are enough messages
     /// that an allocation does not matter.
     held: SmallVec<[(TreeNode, usize); 4]>,
 }

@@ -88,7 +88,7 @@ pub trait RingTransport {
         Ok(())
     }
     /// Records the current step of this rank, for reports about waiting ranks.
-    fn note(&mut self, _progress: Progress) {}
+    fn set_progress(&mut self, _progress: Progress) {}
 }
 
 impl<T: Transport + ?Sized> RingTransport for T {
@@ -126,7 +126,7 @@ impl<T: Transport + ?Sized> RingTransport for T {
         Transport::exchange_all(self, sends, receives, due)
     }
 
-    fn note(&mut self, progress: Progress) {
+    fn set_progress(&mut self, progress: Progress) {
         Transport::set_progress(self, progress);
     }
 }

@@ -104,7 +104,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         chunks: Chunks,
     ) -> Result<(), RunError<T::Error>> {
         StepCheck { rank: self.rank, step: index, parts: self.parts }.in_place(peer, chunks)?;
-        self.transport.note(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
+        self.transport.set_progress(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
         let shared = &mut self.memory.buffer[self.memory.partition.span(chunks)];
         self.transport
             .exchange_in_place(peer, shared, self.reduce, self.due)
@@ -115,7 +115,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     #[inline(never)]
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
         step.validate(self.rank, index, self.parts)?;
-        self.transport.note(Progress { step: index, receives: step.receives() });
+        self.transport.set_progress(Progress { step: index, receives: step.receives() });
         match step {
             Step::Exchange { send: Some(send), receive: Some(receive) } if step.swaps() => {
                 self.swap(index, send, receive)

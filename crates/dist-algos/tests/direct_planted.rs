@@ -27,15 +27,15 @@ const SHARED: GroupLayout =
 enum Mistake {
     None,
     /// Some waits are left out.
-    MissingAwait,
+    MissingWait,
     /// Every wait is for one signal less.
     WaitsForLess,
     /// A slot is reused two blocks later.
     EarlyReuse,
     /// A signal comes before the data that it announces.
-    EarlyPost,
+    EarlySignal,
     /// Some signals are never given.
-    LostPost,
+    LostSignal,
 }
 
 /// Access to shared memory with a mistake.
@@ -64,7 +64,7 @@ impl DirectAccess for Wrong<'_> {
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let place = self.place(place);
-        if self.mistake == Mistake::EarlyPost && place != Place::FlagLine {
+        if self.mistake == Mistake::EarlySignal && place != Place::FlagLine {
             self.late.push((place, offset, bytes.to_vec()));
         } else {
             self.inner.publish(place, offset, bytes);
@@ -73,7 +73,7 @@ impl DirectAccess for Wrong<'_> {
 
     fn signal(&mut self) {
         self.signals += 1;
-        if self.mistake != Mistake::LostPost || self.signals != 2 {
+        if self.mistake != Mistake::LostSignal || self.signals != 2 {
             self.inner.signal();
         }
         for (place, offset, bytes) in std::mem::take(&mut self.late) {
@@ -84,7 +84,7 @@ impl DirectAccess for Wrong<'_> {
     fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
         self.waits += 1;
         match self.mistake {
-            Mistake::MissingAwait if self.waits.is_multiple_of(5) => Ok(()),
+            Mistake::MissingWait if self.waits.is_multiple_of(5) => Ok(()),
             Mistake::WaitsForLess => self.inner.wait(rank, signals.saturating_sub(1), due),
             _ => self.inner.wait(rank, signals, due),
         }
@@ -200,9 +200,9 @@ fn found(algorithm: DirectAlgorithm, mistake: Mistake, seeds: u64) -> Option<u64
 }
 
 #[rstest]
-#[case::missing_await(Mistake::MissingAwait)]
+#[case::missing_await(Mistake::MissingWait)]
 #[case::waits_for_less(Mistake::WaitsForLess)]
-#[case::lost_post(Mistake::LostPost)]
+#[case::lost_post(Mistake::LostSignal)]
 fn mistakes_of_waits_are_found_in_every_algorithm(#[case] mistake: Mistake) {
     for algorithm in DirectAlgorithm::ALL {
         assert!(found(algorithm, mistake, SEEDS).is_some(), "{mistake:?} in {algorithm}");
@@ -211,7 +211,7 @@ fn mistakes_of_waits_are_found_in_every_algorithm(#[case] mistake: Mistake) {
 
 #[rstest]
 #[case::early_reuse(Mistake::EarlyReuse)]
-#[case::early_post(Mistake::EarlyPost)]
+#[case::early_post(Mistake::EarlySignal)]
 fn mistakes_of_slots_are_found_in_algorithms_with_slots(#[case] mistake: Mistake) {
     for algorithm in [DirectAlgorithm::OneShot, DirectAlgorithm::Staged] {
         assert!(found(algorithm, mistake, SEEDS).is_some(), "{mistake:?} in {algorithm}");

@@ -187,7 +187,7 @@ pub enum Error {
     /// The other side belongs to the job, but its port is flooded with connections and it dropped this
     /// process's handshakes.
     #[error(
-        "{activity}: the port {address} is flooded by connections of strangers: {dropped} handshakes of this \
+        "{activity}: the port {address} is flooded by unauthenticated connections: {dropped} handshakes of this \
          process were dropped within {limit:?}"
     )]
     Flooded {

@@ -157,7 +157,7 @@ fn keep_descriptors(of: i32) {
 /// One rank of three, of which one is killed while its descriptors stay open.
 #[allow(
     clippy::zombie_processes,
-    reason = "the process that starts the keeper is killed, and the test ends the keeper"
+    reason = "the process that starts the holder is killed, and the test ends the holder"
 )]
 fn rank_beside_one_whose_descriptors_stay(victim: usize) {
     use std::io::{BufRead, BufReader};
@@ -172,13 +172,13 @@ fn rank_beside_one_whose_descriptors_stay(victim: usize) {
     pass().unwrap();
     if rank.index() == victim {
         let _ = rustix::process::set_ptracer(rustix::process::PTracer::Any);
-        let mut keeper = std::process::Command::new(std::env::current_exe().unwrap());
-        keeper.args(["--exact", std::thread::current().name().unwrap(), "--nocapture"]);
-        keeper.env(KEPT, std::process::id().to_string());
-        keeper.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-        let mut keeper = keeper.stdout(std::process::Stdio::piped()).spawn().unwrap();
-        println!("keeper {} ", keeper.id());
-        let told = BufReader::new(keeper.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut holder = std::process::Command::new(std::env::current_exe().unwrap());
+        holder.args(["--exact", std::thread::current().name().unwrap(), "--nocapture"]);
+        holder.env(KEPT, std::process::id().to_string());
+        holder.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut holder = holder.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        println!("holder {} ", holder.id());
+        let told = BufReader::new(holder.stdout.take().unwrap()).lines().map(Result::unwrap);
         let kept = { told }.find_map(|line| line.split("kept ").nth(1).map(str::to_owned));
         assert_ne!(kept, Some("0".to_owned()), "this process may not look into another one");
         end("kill");
@@ -204,11 +204,11 @@ fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
     }
     let name = std::thread::current().name().unwrap().to_owned();
     let job = process::ranks_with(3, &name, LIMIT, &[(VICTIM, victim), (MEDIUM, medium)]);
-    let keeper =
-        |ended: &process::Ended| ended.output.split("keeper ").nth(1)?.split(' ').next()?.parse().ok();
-    let keeper =
-        job.ranks.iter().find_map(keeper).and_then(rustix::process::Pid::from_raw).expect("there is one");
-    let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);
+    let holder =
+        |ended: &process::Ended| ended.output.split("holder ").nth(1)?.split(' ').next()?.parse().ok();
+    let holder =
+        job.ranks.iter().find_map(holder).and_then(rustix::process::Pid::from_raw).expect("there is one");
+    let _ = rustix::process::kill_process(holder, rustix::process::Signal::KILL);
     for ended in &job.ranks {
         let succeeded = ended.status.is_some_and(|status| status.success());
         assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);

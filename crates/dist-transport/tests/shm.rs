@@ -263,7 +263,7 @@ fn change_others(mut transport: ProcessTransport) -> [bool; 2] {
 #[case(2, true)]
 #[case(CHANGED_MAX + 1, true)]
 #[case(CHANGED_MAX + 2, false)]
-fn memory_of_so_many_others_is_changed_at_once(#[case] world_size: usize, #[case] expected: bool) {
+fn memory_of_the_most_others_is_changed_at_once(#[case] world_size: usize, #[case] expected: bool) {
     assert_eq!(run(world_size, |_, config| config, change_others), vec![[expected; 2]; world_size]);
 }
 

@@ -177,7 +177,7 @@ fn about(subject: Subject) -> &'static str {
         }
         ("all_gather", "ring") => "Every chunk goes once round.",
         ("broadcast", "binomial") => {
-            "Down the canonical tree: whoever has the buffer sends it on, twice as many each round."
+            "Down the canonical tree: each rank that has the buffer sends it on, and their number doubles every round."
         }
         ("broadcast", "knomial") => {
             "Down a flatter tree, in which a rank has up to three children on a level."

@@ -127,7 +127,7 @@ macro_rules! by_count {
 /// Sums all rows and leaves the sums in all of them: in pieces, or one block after the other.
 pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]], in_pieces: bool) {
     fn of<T: Scalar, const COUNT: usize>(all: &mut [&mut [T]], in_pieces: bool) {
-        let rows: &mut [&mut [T]; COUNT] = all.try_into().expect("they are so many");
+        let rows: &mut [&mut [T]; COUNT] = all.try_into().expect("the match has counted the rows");
         if in_pieces { T::sum_many(InPieces(rows)) } else { T::sum_many(rows) }
     }
     by_count!(of(all, in_pieces) of all.len(), 2 3 4 5 6 7 8);
@@ -166,7 +166,7 @@ fn tree<V, const COUNT: usize>(value: impl Fn(usize) -> V, add: impl Fn(V, V) ->
         6 => add(four(&value, 0, &add), two(&value, 4, &add)),
         7 => add(four(&value, 0, &add), add(two(&value, 4, &add), value(6))),
         8 => add(four(&value, 0, &add), four(&value, 4, &add)),
-        _ => unreachable!("there is no loop for so many"),
+        _ => unreachable!("no loop sums this number of rows"),
     }
 }
 

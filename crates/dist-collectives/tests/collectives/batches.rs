@@ -115,7 +115,7 @@ fn messages_of_one_type_and_other_lengths_are_told_apart() {
 }
 
 #[test]
-fn a_batch_with_a_stranger_is_refused_before_anything_is_sent() {
+fn a_batch_with_a_rank_outside_the_world_is_refused_before_anything_is_sent() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let mut received = [0_u8];
         let mut messages =

@@ -4,7 +4,7 @@ use dist_collectives::{Algorithm, Communicator, Error, Operation, ReduceOp};
 
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum CallForm {
     /// With parts of one size, by this algorithm if there are several.
     Even(Option<Algorithm>),
     /// With parts of different sizes.
@@ -14,21 +14,21 @@ pub(crate) enum Way {
 }
 
 /// Returns all operations in all forms for a world of this size, without two-level and direct algorithms.
-pub(crate) fn every(world_size: usize) -> impl Iterator<Item = (Operation, Way)> {
+pub(crate) fn every(world_size: usize) -> impl Iterator<Item = (Operation, CallForm)> {
     // Windows need shared memory, and announced calls move nothing.
     let others = [Operation::Window, Operation::Announced];
     let operations = Operation::ALL.into_iter().filter(move |operation| !others.contains(operation));
     operations.flat_map(move |operation| {
         let algorithms = Algorithm::of(operation).filter(move |algorithm| algorithm.supports(world_size));
-        let mut ways: Vec<Way> = algorithms.map(|algorithm| Way::Even(Some(algorithm))).collect();
+        let mut ways: Vec<CallForm> = algorithms.map(|algorithm| CallForm::Even(Some(algorithm))).collect();
         if ways.is_empty() {
-            ways.push(Way::Even(None));
+            ways.push(CallForm::Even(None));
         }
         if !matches!(operation, Operation::MonitoredBarrier | Operation::Message) {
-            ways.push(Way::Started);
+            ways.push(CallForm::Started);
         }
         if UNEVEN.contains(&operation) {
-            ways.push(Way::Uneven);
+            ways.push(CallForm::Uneven);
         }
         ways.into_iter().map(move |way| (operation, way))
     })
@@ -43,12 +43,12 @@ const UNEVEN: [Operation; 5] = [
 ];
 
 /// Runs the operation once. A wrong result panics.
-pub(crate) fn call(comm: &mut Communicator, (operation, way): (Operation, Way)) -> Result<(), Error> {
+pub(crate) fn call(comm: &mut Communicator, (operation, way): (Operation, CallForm)) -> Result<(), Error> {
     match way {
-        Way::Even(Some(algorithm)) => even(&mut comm.with_algorithm(algorithm), operation),
-        Way::Even(None) => even(comm, operation),
-        Way::Uneven => uneven(comm, operation),
-        Way::Started => started(comm, operation),
+        CallForm::Even(Some(algorithm)) => even(&mut comm.with_algorithm(algorithm), operation),
+        CallForm::Even(None) => even(comm, operation),
+        CallForm::Uneven => uneven(comm, operation),
+        CallForm::Started => started(comm, operation),
     }
 }
 

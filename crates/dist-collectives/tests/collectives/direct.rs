@@ -158,7 +158,7 @@ fn every_direct_algorithm_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_si
 }
 
 #[rstest]
-fn whoever_comes_first_the_bits_are_the_same(#[values(2, 3, 5, 8)] world_size: usize) {
+fn the_bits_do_not_depend_on_the_order_of_arrival(#[values(2, 3, 5, 8)] world_size: usize) {
     (0..20).for_each(|seed| check(Network::SharedMemory(seed), world_size, &[1, 12, 1000]));
 }
 
@@ -202,7 +202,7 @@ fn whatever_is_done_to_elements_in_memory_of_all_is_what_messages_do(#[values(2,
 }
 
 #[test]
-fn means_and_factors_are_applied_once_whoever_computes_the_sum() {
+fn means_and_factors_are_applied_once_by_the_rank_that_computes_the_sum() {
     for op in [ReduceOp::Mean, ReduceOp::PreMulSum(0.5), ReduceOp::WeightedMean(2.0)] {
         let means = move |mut comm: Communicator| {
             let input: Vec<f32> = oracle::sample(3, comm.rank(), 30_000);

@@ -6,7 +6,7 @@ use dist_collectives::{Communicator, Error, ReductionOrder};
 use dist_transport::sim::{Fault, Network, Outcome, When};
 use rstest::rstest;
 
-use crate::calls::{Way, call, every};
+use crate::calls::{CallForm, call, every};
 use crate::faults::culprit;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Makes a call and then barriers until something fails. Messages take no time.
 fn run(
     network: &Network,
-    what: (dist_collectives::Operation, Way),
+    what: (dist_collectives::Operation, CallForm),
     barriers: usize,
 ) -> Outcome<Option<Result<(), Error>>> {
     let outcome = network.try_run(move |transport| {

@@ -20,7 +20,7 @@ use crate::{Abort, Error, Result, Runtime};
 pub(crate) const COORDINATOR: u32 = u32::MAX;
 
 /// How long the coordinator of an aborted job outlives the rank that hosts it.
-pub(crate) const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const LATE_RANKS_LIMIT: Duration = Duration::from_secs(1);
 
 /// A coordinator for one job, on its own thread. It ends when it is dropped.
 ///
@@ -121,9 +121,9 @@ impl Coordinator {
 
     /// Serves a little longer after its rank has given up, so that ranks which are about to join are told
     /// why.
-    pub(crate) fn serve_farewell(mut self, runtime: &Runtime) {
+    pub(crate) fn serve_late_ranks(mut self, runtime: &Runtime) {
         if let Some(task) = self.task.take() {
-            self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT)).err();
+            self.task = task.join_by(runtime.deadline(LATE_RANKS_LIMIT)).err();
         }
     }
 
@@ -132,17 +132,17 @@ impl Coordinator {
     /// thread that drops rank 0 may hold them too. The coordinator's thread then continues until they have
     /// left, or the process ends.
     pub(crate) fn serve_until_left(mut self, runtime: &Runtime) {
-        let mut wait_policy = runtime.deadline(FAREWELL_LIMIT);
+        let mut limit = runtime.deadline(LATE_RANKS_LIMIT);
         while let Some(task) = self.task.take() {
             let is_needed_elsewhere = self.present.elsewhere.load(Ordering::Acquire) > 0;
-            self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT / 10)).err();
+            self.task = task.join_by(runtime.deadline(LATE_RANKS_LIMIT / 10)).err();
             match self.aborted() {
-                None if is_needed_elsewhere => wait_policy = runtime.deadline(FAREWELL_LIMIT),
-                None if runtime.expired(wait_policy) => {
+                None if is_needed_elsewhere => limit = runtime.deadline(LATE_RANKS_LIMIT),
+                None if runtime.expired(limit) => {
                     // Its thread is not stopped.
                     self.task = None;
                 }
-                Some(_) if runtime.expired(wait_policy) => return,
+                Some(_) if runtime.expired(limit) => return,
                 _ => {}
             }
         }

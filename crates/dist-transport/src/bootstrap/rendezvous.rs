@@ -88,7 +88,7 @@ pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
                     | Error::Resources { .. }
             );
             if let Some(coordinator) = coordinator.filter(|_| concerns_all) {
-                coordinator.serve_farewell(runtime);
+                coordinator.serve_late_ranks(runtime);
             }
             return Err(error);
         }

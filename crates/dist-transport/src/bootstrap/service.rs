@@ -39,7 +39,7 @@ pub(crate) struct Service {
     /// Whether there may be free memory to return to the system.
     returns_memory: bool,
     /// How long to wait for the coordinator to hang up, once the session is closing.
-    farewell: Option<Deadline>,
+    hang_up_limit: Option<Deadline>,
     /// The coordinator's address, if it is on another host.
     far_coordinator: Option<SocketAddr>,
     threads: ThreadWatch,
@@ -75,7 +75,7 @@ impl Service {
             silent_by: runtime.deadline(session.liveness),
             connected: true,
             returns_memory: false,
-            farewell: None,
+            hang_up_limit: None,
             far_coordinator: coordinator.filter(|_| is_far),
             threads: ThreadWatch::new(runtime),
             watched: Vec::new(),
@@ -118,7 +118,7 @@ impl Service {
                 let cause = Cause::gave_up(format_args!("accepting a connection: {error}"));
                 self.session.give_up(cause, Fingerprint::NONE);
             }
-            if closing && self.farewell_is_over() {
+            if closing && self.hang_up_wait_is_over() {
                 return;
             }
         }
@@ -127,11 +127,11 @@ impl Service {
     /// Returns `true` if the coordinator has hung up, as it does after the goodbye, or has had long enough
     /// for it. If this side hung up first, with unread frames, the coordinator could lose frames that it has
     /// not read. Until then it gets heartbeats.
-    fn farewell_is_over(&mut self) -> bool {
+    fn hang_up_wait_is_over(&mut self) -> bool {
         let runtime = &self.session.runtime;
-        let farewell = *self.farewell.get_or_insert_with(|| runtime.deadline(GOODBYE_LIMIT));
-        self.next_heartbeat = self.next_heartbeat.earlier(farewell);
-        !self.connected || runtime.expired(farewell)
+        let hang_up_limit = *self.hang_up_limit.get_or_insert_with(|| runtime.deadline(GOODBYE_LIMIT));
+        self.next_heartbeat = self.next_heartbeat.earlier(hang_up_limit);
+        !self.connected || runtime.expired(hang_up_limit)
     }
 
     fn wait(&self) -> io::Result<()> {

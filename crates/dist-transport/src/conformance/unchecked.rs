@@ -1,5 +1,5 @@
 //! Direct access to shared memory for tests that keep its contract themselves.
-#![allow(unsafe_code, reason = "the contract is passed on to whoever makes one of these")]
+#![allow(unsafe_code, reason = "the contract is passed on to the code that makes one of these")]
 
 use std::ops::Range;
 

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_copies_go_past_the_caches_for_a_while() {
+    fn slow_copies_are_followed_by_non_temporal_ones() {
         let mut copy_policy = CopyPolicy::default();
         // The fourth copy is the first that is timed.
         assert_eq!(non_temporal_left(&mut copy_policy, 5, |_| SLOW), 0);

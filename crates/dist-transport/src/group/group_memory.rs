@@ -195,7 +195,7 @@ impl GroupMemory {
 
     /// Records the core of this rank, for ranks that could let it run there.
     pub(crate) fn note_core(&self, me: usize) -> Core {
-        Core::note(self.core(me))
+        Core::record(self.core(me))
     }
 
     /// Returns `true` if a rank could run if the rank on this core slept, as far as is known.
@@ -205,7 +205,7 @@ impl GroupMemory {
 
     /// Returns `true` if a rank was on this core when it last waited.
     pub(crate) fn is_on(&self, rank: usize, core: Core) -> bool {
-        core.is_noted(self.core(rank))
+        core.is_recorded(self.core(rank))
     }
 
     /// Returns the core that a rank was on when it last waited; 0 before that.
@@ -420,17 +420,17 @@ impl Core {
     const UNKNOWN: u32 = u32::MAX;
 
     /// Stores the core of this process in a word.
-    pub(crate) fn note(word: &AtomicU32) -> Self {
+    pub(crate) fn record(word: &AtomicU32) -> Self {
         let core = Self::current();
         // The other ranks read the word in every wait, so it is written only if it changes.
-        if !core.is_noted(word) {
+        if !core.is_recorded(word) {
             word.store(core.0, Ordering::Relaxed);
         }
         core
     }
 
     /// Returns `true` if a word holds this core.
-    pub(crate) fn is_noted(self, word: &AtomicU32) -> bool {
+    pub(crate) fn is_recorded(self, word: &AtomicU32) -> bool {
         word.load(Ordering::Relaxed) == self.0
     }
 

@@ -832,7 +832,7 @@ impl Direct for ShmGroup {
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
-        assert!(there.len() <= CHANGED_MAX, "so many are viewed at once");
+        assert!(there.len() <= CHANGED_MAX, "at most {CHANGED_MAX} places are viewed at once");
         self.traffic.bytes_received += (there.len() * len) as u64;
         let mut all: [&[u8]; CHANGED_MAX] = [&[]; CHANGED_MAX];
         for (one, &(rank, offset)) in all.iter_mut().zip(there) {

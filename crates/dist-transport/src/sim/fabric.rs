@@ -241,7 +241,7 @@ impl SimFabric {
     }
 
     /// Records the position of a rank.
-    pub(super) fn note(&self, end: ChannelEnd, position: Position) {
+    pub(super) fn set_position(&self, end: ChannelEnd, position: Position) {
         self.lock().member(end).position = position;
     }
 

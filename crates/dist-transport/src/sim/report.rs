@@ -78,11 +78,11 @@ fn wait(channel: &ChannelReport<'_>, rank: usize, on: WaitTarget, describe: Opti
     if channel.call_members.is_none() && channel.id != ChannelId::WORLD {
         line += &format!(" on channel {:016x}", channel.id.get());
     }
-    line + &whereabouts(peer, position.call, describe)
+    line + &describe_position(peer, position.call, describe)
 }
 
 /// Describes the position of the peer, as seen from a rank in this call.
-fn whereabouts(peer: &ChannelMember, call: Fingerprint, describe: Option<Describe>) -> String {
+fn describe_position(peer: &ChannelMember, call: Fingerprint, describe: Option<Describe>) -> String {
     match peer.presence {
         Presence::Gone => return ", which has left".to_owned(),
         Presence::Expected => return ", which has not come there".to_owned(),

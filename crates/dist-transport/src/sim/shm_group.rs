@@ -330,7 +330,7 @@ impl Direct for SimShmGroup {
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
-        assert!(there.len() <= CHANGED_MAX, "so many are viewed at once");
+        assert!(there.len() <= CHANGED_MAX, "at most {CHANGED_MAX} places are viewed at once");
         let mut all = vec![vec![Grain::ZERO; len.div_ceil(Grain::BYTES)]; there.len()];
         for (&(rank, offset), grains) in there.iter().zip(&mut all) {
             let range = offset..offset.saturating_add(len);

@@ -197,7 +197,7 @@ impl SchedulerState {
 
     /// A scheduling point of task `me`.
     pub(super) fn switch(&mut self, me: usize, event: Event, phase: Phase) -> Handover {
-        self.note(me, event);
+        self.record(me, event);
         let waits = matches!(phase, Phase::Waiter { .. });
         let woken = waits && std::mem::take(&mut self.tasks[me].woken);
         self.set_phase(me, if woken { Phase::Ready } else { phase });
@@ -228,7 +228,7 @@ impl SchedulerState {
 
     /// Ends task `me`, with a panic if there is a message.
     pub(super) fn end(&mut self, me: usize, panic: Option<String>) -> Handover {
-        self.note(me, Event::End);
+        self.record(me, Event::End);
         self.live.retain(|&task| task != me);
         self.set_phase(me, Phase::Ended);
         let task = &self.tasks[me];
@@ -384,7 +384,7 @@ impl SchedulerState {
         live.filter(|&task| wanted(task)).map(|task| task.name.clone()).collect()
     }
 
-    fn note(&mut self, me: usize, event: Event) {
+    fn record(&mut self, me: usize, event: Event) {
         self.steps += 1;
         self.yields_in_a_row = if event == Event::Yield { self.yields_in_a_row + 1 } else { 0 };
         self.trace(event as u64);

@@ -326,7 +326,7 @@ impl Transport for SimTransport {
 
     fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
-        self.fabric().note(self.own_end(), Position { call: *call, progress: None });
+        self.fabric().set_position(self.own_end(), Position { call: *call, progress: None });
     }
 
     fn announce(&mut self, call: &Fingerprint) {
@@ -488,7 +488,7 @@ impl Transport for SimTransport {
 
     fn set_progress(&mut self, progress: Progress) {
         let position = Position { call: self.call(), progress: Some(progress) };
-        self.fabric().note(self.own_end(), position);
+        self.fabric().set_position(self.own_end(), position);
     }
 
     fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {

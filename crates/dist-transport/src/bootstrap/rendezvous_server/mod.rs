@@ -14,7 +14,7 @@ use crate::bootstrap::abort_state::Waker;
 use crate::bootstrap::acceptor::{Acceptor, Admitted};
 use crate::bootstrap::auth::Purpose;
 use crate::bootstrap::control::{ControlConnection, FRAME_BYTES, Frame, PeerInfo, WaitReport};
-use crate::bootstrap::coordinator::{COORDINATOR, FAREWELL_LIMIT};
+use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
 use crate::bootstrap::session::lock;
 use crate::link::socket;
@@ -29,8 +29,8 @@ const ANSWER_GRACE_MAX: Duration = Duration::from_secs(1);
 /// How often one rank of each host is told for which ranks it waits.
 pub(crate) const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The most ranks of the previous world that are named to a rank which waits for the next, and the most missing ranks that are
-/// named to a rank which goes on waiting: as many as a connection takes at once.
+/// The most ranks that a notice names: ranks of the previous world that are still there, or missing ranks. A connection
+/// takes this number of frames at once.
 const NAMED_MAX: usize = 64;
 
 /// The worlds that meet at one coordinator.
@@ -68,7 +68,7 @@ pub(crate) struct RendezvousServer {
     other_size: Option<OtherSize>,
     /// Departures that were not sent to the other ranks yet. They are sent together, since often all ranks
     /// leave together.
-    leavings: Vec<[u8; FRAME_BYTES]>,
+    departures: Vec<[u8; FRAME_BYTES]>,
     /// The abort record: the first failure.
     abort_state: Arc<Mutex<Option<Abort>>>,
     /// The counts for the process that hosts the coordinator.
@@ -126,7 +126,7 @@ impl OtherSize {
 /// The state of a rank at the coordinator.
 enum RankSlot {
     Empty,
-    Taken(Box<Member>),
+    Joined(Box<Member>),
     /// It was told before the start that not all ranks have joined, and left. It may join again, and is not
     /// one of the missing ranks.
     GaveUp,
@@ -136,7 +136,7 @@ enum RankSlot {
 impl RankSlot {
     /// Returns `true` if a rank has joined and was not told the result yet.
     fn is_expectant(&self) -> bool {
-        matches!(self, Self::Taken(member) if member.answer_by.is_some())
+        matches!(self, Self::Joined(member) if member.answer_by.is_some())
     }
 }
 
@@ -178,7 +178,7 @@ impl RendezvousServer {
             slots: (0..world_size).map(|_| RankSlot::Empty).collect(),
             started: false,
             other_size: None,
-            leavings: Vec::new(),
+            departures: Vec::new(),
             abort_state,
             present,
             ended: BTreeSet::new(),
@@ -217,7 +217,7 @@ impl RendezvousServer {
         }
         // Comes before the arrivals: a rank that joins again has said goodbye before.
         ready.into_iter().for_each(|rank| self.read_frames(rank));
-        self.send_leavings();
+        self.send_departures();
         self.take_arrivals();
         self.abort_if_awaited_rank_ended();
         self.watch_silence(looked_at);
@@ -254,9 +254,9 @@ impl RendezvousServer {
     fn end_world(&mut self) {
         match self.worlds {
             Worlds::One => {
-                let farewell = self.runtime.deadline(FAREWELL_LIMIT);
+                let limit = self.runtime.deadline(LATE_RANKS_LIMIT);
                 let deadlines = self.arriving.iter_mut().map(|(_, _, deadline)| deadline);
-                deadlines.for_each(|deadline| *deadline = deadline.earlier(farewell));
+                deadlines.for_each(|deadline| *deadline = deadline.earlier(limit));
             }
             Worlds::InTurn if lock(&self.abort_state).is_none() => {
                 self.started = false;
@@ -283,8 +283,8 @@ impl RendezvousServer {
         let next = self.next_deadline().min(acceptor.and_then(Acceptor::look_again_in).unwrap_or(HEARTBEAT));
         socket::poll(&mut watched, next)?;
         // A read without bytes is a system call per rank, and every heartbeat of a rank ends this wait.
-        let taken = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, RankSlot::Taken(_)));
-        let ready = taken.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
+        let joined = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, RankSlot::Joined(_)));
+        let ready = joined.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
         Ok(ready.map(|((rank, _), _)| rank).collect())
     }
 
@@ -316,13 +316,13 @@ impl RendezvousServer {
     fn members(&self) -> impl Iterator<Item = &Member> {
         self.slots
             .iter()
-            .filter_map(|slot| if let RankSlot::Taken(member) = slot { Some(&**member) } else { None })
+            .filter_map(|slot| if let RankSlot::Joined(member) = slot { Some(&**member) } else { None })
     }
 
     fn members_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Member> {
         self.slots
             .iter_mut()
-            .filter_map(|slot| if let RankSlot::Taken(member) = slot { Some(&mut **member) } else { None })
+            .filter_map(|slot| if let RankSlot::Joined(member) = slot { Some(&mut **member) } else { None })
     }
 
     fn admit(&mut self, Admitted { stream, identity, .. }: Admitted) {
@@ -332,7 +332,7 @@ impl RendezvousServer {
                 self.arriving.push((identity.from, ControlConnection::new(stream), deadline));
             }
             Purpose::Probe if identity.to == COORDINATOR => {
-                if let Some(RankSlot::Taken(member)) = self.slots.get_mut(identity.from as usize) {
+                if let Some(RankSlot::Joined(member)) = self.slots.get_mut(identity.from as usize) {
                     member.last_seen = now;
                 }
             }
@@ -343,7 +343,7 @@ impl RendezvousServer {
     /// Aborts the job because a rank has connected and there is no descriptor for it.
     fn run_out_of_files(&mut self, error: &io::Error) {
         let missing =
-            self.slots.iter().position(|slot| !matches!(slot, RankSlot::Taken(_))).unwrap_or_default();
+            self.slots.iter().position(|slot| !matches!(slot, RankSlot::Joined(_))).unwrap_or_default();
         let rank = if self.worlds == Worlds::One { 0 } else { missing };
         let cause = Cause::gave_up(format_args!("the coordinator cannot accept its connection: {error}"));
         self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
@@ -414,20 +414,20 @@ impl RendezvousServer {
         let slot = &mut self.slots[rank as usize];
         let refusal = match slot {
             RankSlot::Empty | RankSlot::GaveUp => None,
-            RankSlot::Taken(_) => Some(Frame::Duplicate),
+            RankSlot::Joined(_) => Some(Frame::Duplicate),
             RankSlot::Left => Some(Frame::Over),
         };
         if let Some(refusal) = refusal {
             // All other ranks retry anyway.
             if refusal == Frame::Over && wait_policy < 2 * ANSWER_GRACE_MAX {
-                let mut still_there = those(&self.slots, |slot| matches!(slot, RankSlot::Taken(_)));
+                let mut still_there = those(&self.slots, |slot| matches!(slot, RankSlot::Joined(_)));
                 still_there.truncate(NAMED_MAX);
                 tell_missing(&mut line, &still_there, self.acceptor.refused());
             }
             let _ = line.push(refusal);
             return;
         }
-        *slot = RankSlot::Taken(Box::new(Member {
+        *slot = RankSlot::Joined(Box::new(Member {
             line,
             peer_info,
             answer_by: Some(self.runtime.deadline(wait_policy)),
@@ -454,7 +454,7 @@ impl RendezvousServer {
         let mut told = self.other_size.take().map(|other| other.told).unwrap_or_default();
         told.insert(rank);
         for (number, slot) in (0..).zip(&mut self.slots) {
-            if let RankSlot::Taken(member) = slot {
+            if let RankSlot::Joined(member) = slot {
                 member.answer_by = None;
                 let _ = member.line.push(Frame::OtherWorldSize { rank, size });
                 told.insert(number);
@@ -489,7 +489,7 @@ impl RendezvousServer {
         for rank in 0..self.slots.len() {
             // The first ranks wait for heartbeats while the last are told.
             self.heartbeat();
-            if let RankSlot::Taken(member) = &mut self.slots[rank] {
+            if let RankSlot::Joined(member) = &mut self.slots[rank] {
                 member.answer_by = None;
                 // It sends heartbeats from now on.
                 member.last_seen = self.runtime.now();
@@ -503,7 +503,7 @@ impl RendezvousServer {
     fn read_frames(&mut self, rank: usize) {
         let number = u32::try_from(rank).expect("checked when the coordinator was started");
         loop {
-            let RankSlot::Taken(member) = &mut self.slots[rank] else { return };
+            let RankSlot::Joined(member) = &mut self.slots[rank] else { return };
             // A broken connection reports its error after all frames were read: a rank that has said goodbye
             // may have hung up first.
             let _ = member.line.flush();
@@ -537,7 +537,7 @@ impl RendezvousServer {
                         self.count_present();
                     }
                     drop(left);
-                    self.leavings.push(Frame::Left { rank: number }.encode());
+                    self.departures.push(Frame::Left { rank: number }.encode());
                 }
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
@@ -548,18 +548,18 @@ impl RendezvousServer {
 
     /// Forwards a frame to a rank, unless it has left.
     fn pass_on(&mut self, to: u32, frame: Frame) {
-        if let Some(RankSlot::Taken(member)) = self.slots.get_mut(to as usize) {
+        if let Some(RankSlot::Joined(member)) = self.slots.get_mut(to as usize) {
             // A broken connection is noticed when it is read.
             let _ = member.line.push(frame);
         }
     }
 
     /// Tells the others which ranks have left, since they may wait for a connection of theirs.
-    fn send_leavings(&mut self) {
-        let leavings = std::mem::take(&mut self.leavings);
-        if !leavings.is_empty() {
+    fn send_departures(&mut self) {
+        let departures = std::mem::take(&mut self.departures);
+        if !departures.is_empty() {
             for member in self.members_mut() {
-                let _ = member.line.push_all(&leavings);
+                let _ = member.line.push_all(&departures);
             }
         }
     }
@@ -570,7 +570,7 @@ impl RendezvousServer {
     /// channels of one communicator.
     fn compare(&mut self, reporter: usize, calls: &[Fingerprint]) {
         let contradiction = self.slots.iter().enumerate().find_map(|(rank, slot)| {
-            let RankSlot::Taken(member) = slot else { return None };
+            let RankSlot::Joined(member) = slot else { return None };
             let contradiction = |(_, theirs): &(WaitReport, [Fingerprint; CALLS_MAX])| {
                 Fingerprint::contradiction(calls, theirs)
             };
@@ -597,7 +597,7 @@ impl RendezvousServer {
     }
 
     fn wait_of(&self, rank: usize, channel: ChannelId) -> Option<(WaitReport, [Fingerprint; CALLS_MAX])> {
-        let Some(RankSlot::Taken(member)) = self.slots.get(rank) else { return None };
+        let Some(RankSlot::Joined(member)) = self.slots.get(rank) else { return None };
         member.waiting.get(&channel).copied()
     }
 
@@ -609,7 +609,7 @@ impl RendezvousServer {
             self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
             return;
         }
-        let answered = matches!(&self.slots[rank], RankSlot::Taken(member) if member.answer_by.is_none());
+        let answered = matches!(&self.slots[rank], RankSlot::Joined(member) if member.answer_by.is_none());
         self.slots[rank] = if answered { RankSlot::GaveUp } else { RankSlot::Empty };
     }
 
@@ -619,7 +619,7 @@ impl RendezvousServer {
         if rank < self.slots.len() {
             self.read_frames(rank);
         }
-        if let Some(RankSlot::Taken(_)) = self.slots.get(rank) {
+        if let Some(RankSlot::Joined(_)) = self.slots.get(rank) {
             self.lose(rank, Cause::Died);
         }
     }
@@ -640,7 +640,7 @@ impl RendezvousServer {
 
     /// Returns the rank that another one waits for in this call, according to its last report.
     fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
-        let Some(RankSlot::Taken(member)) = self.slots.get(rank) else { return None };
+        let Some(RankSlot::Joined(member)) = self.slots.get(rank) else { return None };
         let (wait, _) = member.waiting.values().find(|(_, calls)| calls.contains(call))?;
         Some(wait.on as usize).filter(|&on| on != rank)
     }
@@ -659,7 +659,7 @@ impl RendezvousServer {
         self.judge_unreachable(looked_at);
         for rank in 0..self.slots.len() {
             let is_silent = |member: &Member| looked_at.saturating_sub(member.last_seen) > member.liveness;
-            if matches!(&self.slots[rank], RankSlot::Taken(member) if is_silent(member)) {
+            if matches!(&self.slots[rank], RankSlot::Joined(member) if is_silent(member)) {
                 // The rank is told as well, in case it still reads; but nobody waits for it any longer.
                 self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
                 self.slots[rank] = RankSlot::Left;
@@ -672,7 +672,7 @@ impl RendezvousServer {
     fn judge_unreachable(&mut self, now: Duration) {
         let slots = &self.slots;
         let is_certain = |(abort, reported): &mut (Abort, Duration)| match slots.get(abort.rank) {
-            Some(RankSlot::Taken(peer)) => {
+            Some(RankSlot::Joined(peer)) => {
                 peer.last_seen > *reported || now.saturating_sub(peer.last_seen) < 2 * HEARTBEAT
             }
             _ => true,

@@ -253,8 +253,8 @@ fn a_client_that_connects_after_all_have_left_does_not_keep_the_coordinator() {
     let (silent, _) = arrival(&mut rendezvous_server);
     ranks.iter_mut().for_each(|line| line.push(Frame::Goodbye).unwrap());
     assert!(!rendezvous_server.run_once(&stop));
-    let farewell = rendezvous_server.runtime.remaining(rendezvous_server.arriving[0].2);
-    assert!(farewell <= FAREWELL_LIMIT, "{farewell:?}");
+    let limit = rendezvous_server.runtime.remaining(rendezvous_server.arriving[0].2);
+    assert!(limit <= LATE_RANKS_LIMIT, "{limit:?}");
     assert!(rendezvous_server.is_over(), "nobody else is let in");
     drop(silent);
     assert!(rendezvous_server.run_once(&stop));
@@ -348,7 +348,7 @@ fn a_rank_that_stops_responding_is_named_alone_although_a_peer_cannot_reach_it()
     rendezvous_server.read_frames(1);
     let now = rendezvous_server.runtime.now() + 5 * HEARTBEAT;
     rendezvous_server.last_look = now;
-    let RankSlot::Taken(member) = &mut rendezvous_server.slots[3] else { panic!("it has come") };
+    let RankSlot::Joined(member) = &mut rendezvous_server.slots[3] else { panic!("it has come") };
     let silent_since = std::mem::take(&mut member.last_seen);
     rendezvous_server.members_mut().for_each(|member| member.last_seen = now);
     rendezvous_server.members_mut().last().expect("it has come").last_seen = silent_since;

@@ -349,7 +349,7 @@ impl Sleep {
     /// Returns `true` if the other side was on this core when it last waited. Records that this side waits
     /// here.
     pub(super) fn shares_core(&self) -> bool {
-        Core::note(self.core(self.mine)).is_noted(self.core(self.theirs))
+        Core::record(self.core(self.mine)).is_recorded(self.core(self.theirs))
     }
 
     /// Announces that this side is about to sleep. It checks the counters once more before it does.
