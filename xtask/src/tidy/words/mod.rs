@@ -11,7 +11,7 @@ use super::Finding;
 use super::tree::{File, Tree};
 use comments::Comment;
 use definitions::{Definition, Definitions, Kind};
-use table::{CRATES, METAPHORS, NAMES, SHARED_TYPE_NAMES, STAND_INS};
+use table::{CRATES, METAPHORS, NAMES, SHARED_TYPE_NAMES, STAND_IN};
 
 /// The most words that a sentence of a comment may have.
 const SENTENCE_WORDS_MAX: usize = 40;
@@ -131,7 +131,7 @@ impl<'a> CrateWords<'a> {
     fn own_types(&self) -> impl Iterator<Item = (&File, &Definition)> {
         let source = format!("crates/{}/src/", self.name);
         let files = self.files.iter().filter(move |words| {
-            words.file.path.starts_with(&source) && !STAND_INS.contains(&words.file.path.as_str())
+            words.file.path.starts_with(&source) && !words.file.path.ends_with(STAND_IN)
         });
         let names = files.flat_map(|words| words.names().map(move |definition| (words.file, definition)));
         names.filter(|(_, definition)| {
