@@ -269,7 +269,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
 
     /// Copies bytes between two buffers of this rank. Simulated memory charges time for it.
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        crate::copy(from, into);
+        crate::cpu::copy(from, into);
     }
 
     /// Like [`copy`](Direct::copy), with non-temporal stores if possible.

@@ -14,7 +14,7 @@ mod channel;
 mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod cpu;
+pub mod cpu;
 mod direct;
 mod error;
 mod fingerprint;
@@ -41,7 +41,6 @@ mod warning;
 
 pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
-pub use cpu::{copy, processor};
 pub use direct::{
     AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout,
     MemoryCosts, Place, Reach, SlotUse,

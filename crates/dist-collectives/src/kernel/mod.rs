@@ -9,7 +9,7 @@ mod native;
 mod pairs;
 mod scalar;
 
-use dist_transport::processor::is_intel;
+use dist_transport::cpu::tuning;
 use half::f16;
 use multiversion::multiversion;
 
@@ -70,7 +70,7 @@ pub(crate) fn sum_into_all<T: Element>(all: &mut [&mut [T]]) {
     assert!(all.iter().all(as_long), "what all have is of one length");
     // On Intel, a cache line of another core arrives late. Writing one line while reads of others are outstanding
     // delays both. On AMD, one loop is faster than pieces, and prefetching slows down large vectors.
-    all::sum(all, is_intel());
+    all::sum(all, tuning().sums_in_pieces);
 }
 
 /// Sums 4 or 8 slices in canonical order and leaves the sums in the first, in one loop over the memory of all

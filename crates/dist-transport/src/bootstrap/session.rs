@@ -21,7 +21,7 @@ use crate::bootstrap::probe::Probes;
 use crate::group::Heap;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
-use crate::processor::is_intel;
+use crate::cpu::tuning;
 use crate::runtime::Task;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
@@ -279,7 +279,7 @@ impl Session {
     /// Returns `true` if messages may be sent as single copies: the system then copies them faster than the
     /// two sides do.
     pub(crate) fn offers_single_copy(&self) -> bool {
-        is_intel() && self.reach >= Reach::Read
+        tuning().copies_by_system && self.reach >= Reach::Read
     }
 
     /// Records that memory cannot be shared with a rank, so that it is not tried again.

@@ -1,6 +1,6 @@
 //! Copies that are fast for every alignment.
 
-use crate::processor::is_intel;
+use super::tuning;
 
 /// The size from which on the C library copies by `rep movsb`.
 const LONG: usize = 2 << 10;
@@ -22,7 +22,7 @@ const LINE: usize = 64;
 /// If the lengths differ.
 #[inline]
 pub fn copy(from: &[u8], into: &mut [u8]) {
-    if cfg!(target_arch = "x86_64") && from.len() >= LONG && is_just_ahead(into, from) && !is_intel() {
+    if from.len() >= LONG && is_just_ahead(into, from) && tuning().copies_by_vectors {
         copy_by_vectors(from, into);
     } else {
         into.copy_from_slice(from);

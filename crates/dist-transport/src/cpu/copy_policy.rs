@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::group::mapping::{copy_non_temporal, string};
-use crate::processor::is_intel;
+use crate::cpu::tuning;
 
 /// The least number of bytes for which a copy is timed.
 pub(crate) const LONG_BYTES: usize = 32 << 10;
@@ -46,7 +46,7 @@ impl CopyPolicy {
             copy_non_temporal(from, into);
         } else if from.len() >= LONG_BYTES && self.judges() {
             let before = now();
-            crate::copy(from, into);
+            crate::cpu::copy(from, into);
             self.learn(from.len(), now().saturating_sub(before));
         } else {
             copy_to_reader(from, into);
@@ -83,10 +83,10 @@ impl CopyPolicy {
 /// If the lengths differ.
 #[inline(always)]
 pub(crate) fn copy_to_reader(from: &[u8], into: &mut [u8]) {
-    if string::BYTES.contains(&from.len()) && is_intel() {
+    if string::BYTES.contains(&from.len()) && tuning().copies_by_string {
         string::copy(from, into);
     } else {
-        crate::copy(from, into);
+        crate::cpu::copy(from, into);
     }
 }
 

@@ -1,8 +1,9 @@
-//! Methods that depend on the processor: its vendor, and fast copies.
+//! What depends on the processor: the fastest of several correct methods, and fast copies.
 
 mod copy;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 pub(crate) mod copy_policy;
-pub mod processor;
+mod tuning;
 
 pub use copy::copy;
+pub use tuning::{Tuning, tuning};

@@ -454,7 +454,7 @@ const fn pair(rank: usize, at: usize, generation: Generation) -> usize {
 }
 
 /// Half a page behind the beginning of a page, where no large vector begins. Copies between two buffers with
-/// nearly equal page offsets are [slow](crate::copy()).
+/// nearly equal page offsets are [slow](crate::cpu::copy).
 const fn slots_at(world_size: usize) -> usize {
     block(world_size).next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2
 }

@@ -461,7 +461,7 @@ pub(crate) mod string {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) mod string {
     pub(crate) const BYTES: std::ops::Range<usize> = 0..0;
-    pub(crate) use crate::copy;
+    pub(crate) use crate::cpu::copy;
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -13,11 +13,11 @@ use crate::bootstrap::failure::{ErrorContext, PeerError};
 use crate::bootstrap::session::{LongWait, Membership, WAITING_LIMIT, lock, number};
 use crate::bootstrap::{auth, dial};
 use crate::cpu::copy_policy::{CopyPolicy, LONG_BYTES};
+use crate::cpu::tuning;
 use crate::direct::sealed::Sealed;
 use crate::group::{self, Generation, GroupMemory, Mapping, Process, RegionOrigin, RemoteRegion};
 use crate::link::counts::MessageCounts;
 use crate::link::message::LinkError;
-use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
 use crate::wait::external_load::ExternalLoad;
 use crate::wait::group_wait::{self, GroupWaitPolicy, SHORT_SLICE, WaitStep};
@@ -699,7 +699,7 @@ impl Sealed for ShmGroup {}
 
 impl Direct for ShmGroup {
     fn shared(&self) -> GroupLayout {
-        GroupLayout { fast_attach: is_intel(), ..GroupLayout::on_host(self.reach) }
+        GroupLayout { fast_attach: tuning().copies_by_system, ..GroupLayout::on_host(self.reach) }
     }
 
     #[inline]
@@ -790,7 +790,7 @@ impl Direct for ShmGroup {
         self.wait_for_each(number, fetch, due)?;
         // All ranks have left the previous call. The lines that they read then are fetched back while this
         // call's bytes are added.
-        if is_intel() {
+        if tuning().prefetches_next_call {
             self.memory.claim(rank.index(), Generation::of(number + 1), place, range);
         }
         Ok(())
@@ -848,7 +848,7 @@ impl Direct for ShmGroup {
 
     unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: as the caller has promised.
-        unsafe { self.read_by(crate::copy, (rank, place, offset), into) }
+        unsafe { self.read_by(crate::cpu::copy, (rank, place, offset), into) }
     }
 
     unsafe fn read_non_temporal(
@@ -993,15 +993,14 @@ enum Located {
 /// signals at the same time. An earlier look would take the cache line away from the core that is about to
 /// write it.
 ///
-/// `spin_loop` would take too long. The delay is the measured cost of this many stores to the stack; Intel
-/// processors need more of them.
+/// `spin_loop` would take too long. The delay is the measured cost of this many stores to the stack.
 #[inline(always)]
 fn spin_delay() {
     #[inline(always)]
-    fn pass(rounds: u32) {
-        (0..rounds).for_each(|round| {
-            std::hint::black_box(round);
+    fn store(times: u32) {
+        (0..times).for_each(|time| {
+            std::hint::black_box(time);
         });
     }
-    if is_intel() { pass(80) } else { pass(60) }
+    if tuning().long_delay { store(80) } else { store(60) }
 }

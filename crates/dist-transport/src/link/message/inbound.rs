@@ -120,7 +120,7 @@ impl Inbound {
                     }
                     (_, Sink::Into(into)) => {
                         self.pull_from_memory(memory, scratch, self.length, &mut |offset, bytes| {
-                            crate::copy(bytes, &mut into[offset..][..bytes.len()]);
+                            crate::cpu::copy(bytes, &mut into[offset..][..bytes.len()]);
                         })?
                     }
                     (_, Sink::Each(sink)) => self.pull_from_memory(memory, scratch, self.length, sink)?,
