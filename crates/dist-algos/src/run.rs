@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 
-use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, Sink, copy};
+use dist_transport::cpu::copy;
+use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, Sink};
 use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, ScatteredPieces};

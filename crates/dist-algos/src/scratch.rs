@@ -1,6 +1,6 @@
 //! Memory beside the buffer that is kept between calls.
 
-use dist_transport::Grain;
+use dist_transport::cpu::CacheLine;
 
 /// Memory aligned to 64 bytes that is kept between calls. It grows as needed.
 ///
@@ -9,43 +9,43 @@ use dist_transport::Grain;
 /// [`RingTransport`](crate::RingTransport) can use another one for received data.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
-    grains: Vec<Grain>,
+    lines: Vec<CacheLine>,
     /// Data that has arrived and will replace the data that was sent.
-    staged: Vec<Grain>,
+    staged: Vec<CacheLine>,
 }
 
 impl Scratch {
     /// Returns empty memory.
     pub const fn new() -> Self {
-        Self { grains: Vec::new(), staged: Vec::new() }
+        Self { lines: Vec::new(), staged: Vec::new() }
     }
 
     /// Returns the number of bytes that are allocated.
     pub fn capacity_bytes(&self) -> usize {
-        (self.grains.len() + self.staged.len()) * Grain::BYTES
+        (self.lines.len() + self.staged.len()) * CacheLine::BYTES
     }
 
     /// Returns the first `len` bytes, aligned to 64. Their content is left from earlier calls.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
-        let grains = len.div_ceil(Grain::BYTES);
-        self.grow(grains);
-        &mut bytemuck::cast_slice_mut(&mut self.grains)[..len]
+        let lines = len.div_ceil(CacheLine::BYTES);
+        self.grow(lines);
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
     }
 
     /// Returns `len` bytes beside all slots.
     pub(crate) fn staged(&mut self, len: usize) -> &mut [u8] {
-        let grains = len.div_ceil(Grain::BYTES);
-        if self.staged.len() < grains {
-            self.staged.resize(grains, Grain::ZERO);
+        let lines = len.div_ceil(CacheLine::BYTES);
+        if self.staged.len() < lines {
+            self.staged.resize(lines, CacheLine::ZERO);
         }
         &mut bytemuck::cast_slice_mut(&mut self.staged)[..len]
     }
 
     /// Returns the first `len` bytes of a slot, if each slot has `slot_bytes` bytes.
     pub(crate) fn slot(&mut self, slot: usize, slot_bytes: usize, len: usize) -> &mut [u8] {
-        let grains = slot_bytes.div_ceil(Grain::BYTES);
-        self.grow((slot + 1) * grains);
-        &mut bytemuck::cast_slice_mut(&mut self.grains[slot * grains..])[..len]
+        let lines = slot_bytes.div_ceil(CacheLine::BYTES);
+        self.grow((slot + 1) * lines);
+        &mut bytemuck::cast_slice_mut(&mut self.lines[slot * lines..])[..len]
     }
 
     /// Returns the first `len` bytes of two different slots.
@@ -55,18 +55,18 @@ impl Scratch {
         slot_bytes: usize,
         len: usize,
     ) -> (&mut [u8], &mut [u8]) {
-        let grains = slot_bytes.div_ceil(Grain::BYTES);
+        let lines = slot_bytes.div_ceil(CacheLine::BYTES);
         let (low, high) = (slots.0.min(slots.1), slots.0.max(slots.1));
-        self.grow((high + 1) * grains);
-        let (before, after) = self.grains.split_at_mut(high * grains);
-        let low = &mut bytemuck::cast_slice_mut(&mut before[low * grains..])[..len];
+        self.grow((high + 1) * lines);
+        let (before, after) = self.lines.split_at_mut(high * lines);
+        let low = &mut bytemuck::cast_slice_mut(&mut before[low * lines..])[..len];
         let high = &mut bytemuck::cast_slice_mut(after)[..len];
         if slots.0 < slots.1 { (low, high) } else { (high, low) }
     }
 
-    fn grow(&mut self, grains: usize) {
-        if self.grains.len() < grains {
-            self.grains.resize(grains, Grain::ZERO);
+    fn grow(&mut self, lines: usize) {
+        if self.lines.len() < lines {
+            self.lines.resize(lines, CacheLine::ZERO);
         }
     }
 }

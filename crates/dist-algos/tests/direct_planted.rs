@@ -11,10 +11,8 @@ use dist_algos::direct::{
 };
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
-use dist_transport::{
-    ExposedRegion, Fingerprint, GroupLayout, LazyDeadline, Owned, Place, Rank, Reach, Result, SlotUse,
-    Transport, sim,
-};
+use dist_transport::direct::{ExposedRegion, GroupLayout, MemoryArea, Reach, SlotUse};
+use dist_transport::{Fingerprint, LazyDeadline, Owned, Rank, Result, Transport, sim};
 use rstest::rstest;
 
 const WORLD: usize = 3;
@@ -45,13 +43,13 @@ struct Wrong<'a> {
     waits: usize,
     signals: u32,
     /// Data that is published only after the signal.
-    late: Vec<(Place, usize, Vec<u8>)>,
+    late: Vec<(MemoryArea, usize, Vec<u8>)>,
 }
 
 impl Wrong<'_> {
-    fn place(&self, place: Place) -> Place {
+    fn place(&self, place: MemoryArea) -> MemoryArea {
         match place {
-            Place::Slot(slot) if self.mistake == Mistake::EarlyReuse => Place::Slot(slot % 2),
+            MemoryArea::Slot(slot) if self.mistake == Mistake::EarlyReuse => MemoryArea::Slot(slot % 2),
             place => place,
         }
     }
@@ -62,9 +60,9 @@ impl DirectAccess for Wrong<'_> {
         SHARED
     }
 
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         let place = self.place(place);
-        if self.mistake == Mistake::EarlySignal && place != Place::FlagLine {
+        if self.mistake == Mistake::EarlySignal && place != MemoryArea::FlagLine {
             self.late.push((place, offset, bytes.to_vec()));
         } else {
             self.inner.publish(place, offset, bytes);
@@ -94,7 +92,7 @@ impl DirectAccess for Wrong<'_> {
         &mut self,
         _: Rank,
         _: SlotUse,
-        to: (usize, Place, usize),
+        to: (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -104,7 +102,7 @@ impl DirectAccess for Wrong<'_> {
     fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
@@ -113,7 +111,7 @@ impl DirectAccess for Wrong<'_> {
 
     fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -121,11 +119,11 @@ impl DirectAccess for Wrong<'_> {
         self.inner.view_all(self.place(place), there, len, read)
     }
 
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         self.inner.read(rank, self.place(place), offset, into)
     }
 
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         self.inner.write(rank, self.place(place), offset, bytes)
     }
 

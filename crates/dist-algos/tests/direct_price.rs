@@ -9,7 +9,8 @@ use dist_algos::direct::{
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
-use dist_transport::{ExposedRegion, Fingerprint, GroupLayout, MemoryCosts, Owned, Reach, Transport, sim};
+use dist_transport::direct::{ExposedRegion, GroupLayout, MemoryCosts, Reach};
+use dist_transport::{Fingerprint, Owned, Transport, sim};
 use rstest::rstest;
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);

@@ -13,9 +13,8 @@ use dist_algos::direct::{
 };
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::{
-    CALLS_MAX, Deadline, GroupLayout, LazyDeadline, Place, Rank, Reach, Result, Runtime, SlotUse,
-};
+use dist_transport::direct::{CALLS_MAX, GroupLayout, MemoryArea, Reach, SlotUse};
+use dist_transport::{Deadline, LazyDeadline, Rank, Result, Runtime};
 use rstest::rstest;
 
 const SHARED: GroupLayout =
@@ -61,12 +60,12 @@ impl ThreadGroup {
         self.bases.len() - 1
     }
 
-    fn bytes(share: &mut Share, call: usize, place: Place) -> &mut Vec<u8> {
+    fn bytes(share: &mut Share, call: usize, place: MemoryArea) -> &mut Vec<u8> {
         match place {
-            Place::FlagLine => &mut share.lines[call % CALLS_MAX],
-            Place::EagerBuffer => &mut share.eager_buffers[call % CALLS_MAX],
-            Place::Slot(slot) => &mut share.slots[call % 2][slot],
-            Place::Memory => &mut share.memory,
+            MemoryArea::FlagLine => &mut share.lines[call % CALLS_MAX],
+            MemoryArea::EagerBuffer => &mut share.eager_buffers[call % CALLS_MAX],
+            MemoryArea::Slot(slot) => &mut share.slots[call % 2][slot],
+            MemoryArea::Exposed => &mut share.memory,
         }
     }
 
@@ -102,7 +101,7 @@ impl DirectAccess for ThreadGroup {
         &mut self,
         rank: Rank,
         slots: SlotUse,
-        (holder, place, offset): (usize, Place, usize),
+        (holder, place, offset): (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -120,7 +119,7 @@ impl DirectAccess for ThreadGroup {
         }
     }
 
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         let mut all = self.lock();
         Self::bytes(&mut all[self.rank], self.calls(), place)[offset..offset + bytes.len()]
             .copy_from_slice(bytes);
@@ -138,7 +137,7 @@ impl DirectAccess for ThreadGroup {
     fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: std::ops::Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
@@ -154,7 +153,7 @@ impl DirectAccess for ThreadGroup {
 
     fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -168,13 +167,13 @@ impl DirectAccess for ThreadGroup {
         Ok(())
     }
 
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         let mut all = self.lock();
         into.copy_from_slice(&Self::bytes(&mut all[rank], self.calls(), place)[offset..offset + into.len()]);
         Ok(())
     }
 
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         let mut all = self.lock();
         Self::bytes(&mut all[rank], self.calls(), place)[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
@@ -183,7 +182,7 @@ impl DirectAccess for ThreadGroup {
     /// Succeeds in every other call.
     fn change(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),

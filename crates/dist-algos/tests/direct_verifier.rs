@@ -5,7 +5,7 @@ use dist_algos::direct::verify::{DirectPrograms, check, plans, prove, prove_alon
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet};
 use dist_algos::verify::mutate::Score;
 use dist_algos::{Error, Source};
-use dist_transport::{GroupLayout, Place, Reach};
+use dist_transport::direct::{GroupLayout, MemoryArea, Reach};
 use rstest::rstest;
 
 /// All operations and algorithms in a world, with the first and the last root.
@@ -94,7 +94,7 @@ fn two_ranks_alternate_in_the_cells_for_each_other() {
         // Data in the flag line is in no slot.
         for plan in all.iter().filter(|plan| plan.slots() > 0) {
             let mut homes = Vec::new();
-            let slot = Place::Slot(0);
+            let slot = MemoryArea::Slot(0);
             for (from, to) in (0..world_size).flat_map(|from| (0..world_size).map(move |to| (from, to))) {
                 // If all ranks use one part, there is one cell for each rank.
                 let (part, back) = if plan.parts() == 1 { (0, 0) } else { (to, from) };
@@ -163,17 +163,22 @@ fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) ->
 
 /// Returns the step with another slot, as if there were only this many.
 fn with_slots(step: DirectStep, slots: usize) -> DirectStep {
-    let fewer = |place| if let Place::Slot(slot) = place { Place::Slot(slot % slots) } else { place };
+    let fewer =
+        |place| if let MemoryArea::Slot(slot) = place { MemoryArea::Slot(slot % slots) } else { place };
     match step {
         DirectStep::Publish { parts, block, of, .. } => {
-            DirectStep::Publish { parts, block, of, place: Place::Slot(block % slots) }
+            DirectStep::Publish { parts, block, of, place: MemoryArea::Slot(block % slots) }
         }
         DirectStep::Reduce { part, block, of, into } => {
-            let of = if fewer(of) == of && of == Place::Memory { of } else { Place::Slot(block % slots) };
+            let of = if fewer(of) == of && of == MemoryArea::Exposed {
+                of
+            } else {
+                MemoryArea::Slot(block % slots)
+            };
             DirectStep::Reduce { part, block, of, into }
         }
         DirectStep::Take { from, part, block, into, .. } => {
-            DirectStep::Take { from, part, block, of: Place::Slot(block % slots), into }
+            DirectStep::Take { from, part, block, of: MemoryArea::Slot(block % slots), into }
         }
         step => step,
     }
@@ -270,12 +275,12 @@ fn steps_that_name_missing_things_are_refused() {
     };
     let of = Source::Buffer;
     let publish = |part, place| DirectStep::Publish { parts: PartSet::One(part), block: 0, of, place };
-    assert!(matches!(with(publish(1, Place::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
-    assert_eq!(with(publish(0, Place::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });
+    assert!(matches!(with(publish(1, MemoryArea::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
+    assert_eq!(with(publish(0, MemoryArea::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });
     assert_eq!(
         with(DirectStep::Wait { ranks: PeerSet::One(2), signals: 1 }),
         Error::NoPeer { rank: 1, step: 0, peer: 2 }
     );
-    let read = DirectStep::Take { from: 0, part: 0, block: 0, of: Place::Memory, into: 0 };
+    let read = DirectStep::Take { from: 0, part: 0, block: 0, of: MemoryArea::Exposed, into: 0 };
     assert_eq!(with(read), Error::Closed { rank: 1, step: 0 });
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use dist_collectives::{AllReduce, Buffer, Communicator, Config, Error, ReduceOp};
 use dist_testkit::process;
-use dist_transport::Reach;
+use dist_transport::direct::Reach;
 use rstest::rstest;
 use tracing_subscriber::filter::LevelFilter;
 

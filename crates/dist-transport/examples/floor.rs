@@ -8,8 +8,9 @@
 use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
+use dist_transport::direct::{ExposedRegion, MemoryArea, SlotUse};
 use dist_transport::process::{Config, ProcessTransport};
-use dist_transport::{Error, ExposedRegion, Place, SlotUse, Transport};
+use dist_transport::{Error, Transport};
 
 const CALLS: u32 = 2_000;
 const SAMPLES: usize = 21;
@@ -53,7 +54,11 @@ fn call(
     sum: &mut [u64],
     deadline: dist_transport::Deadline,
 ) -> Result<(), Error> {
-    let place = if mine.len() <= direct.shared().flag_line_bytes { Place::FlagLine } else { Place::Slot(0) };
+    let place = if mine.len() <= direct.shared().flag_line_bytes {
+        MemoryArea::FlagLine
+    } else {
+        MemoryArea::Slot(0)
+    };
     direct.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &deadline.into())?;
     if !mine.is_empty() {
         direct.publish(place, 0, mine);

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::check::check_peer;
-use crate::{CALLS_MAX, ChannelId, Error, Fingerprint, Rank, Result, Traffic};
+use crate::direct::CALLS_MAX;
+use crate::{ChannelId, Error, Fingerprint, Rank, Result, Traffic};
 
 /// The time between two heartbeats of a process.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);

@@ -7,7 +7,8 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{LazyDeadline, Lent, Rank, Result};
+pub use crate::owned::Lent;
+use crate::{LazyDeadline, Rank, Result};
 
 /// The most ranks whose memory one [`change`](Direct::change) or one [`view_all`](Direct::view_all) reaches.
 pub const CHANGED_MAX: usize = 7;
@@ -55,35 +56,39 @@ pub const CALLS_MAX: usize = 4;
 /// A program without `unsafe` cannot read shared memory
 ///
 /// ```compile_fail,E0133
-/// # use dist_transport::{Direct, Place, Result};
+/// # use dist_transport::Result;
+/// # use dist_transport::direct::{Direct, MemoryArea};
 /// fn look(direct: &mut dyn Direct) -> Result<()> {
-///     direct.view(0, Place::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}"))
+///     direct.view(0, MemoryArea::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}"))
 /// }
 /// ```
 ///
 /// nor write it:
 ///
 /// ```compile_fail,E0133
-/// # use dist_transport::{Direct, Place, Result};
+/// # use dist_transport::Result;
+/// # use dist_transport::direct::{Direct, MemoryArea};
 /// fn change(direct: &mut dyn Direct) -> Result<()> {
-///     direct.write(0, Place::Memory, 0, &[1; 64])
+///     direct.write(0, MemoryArea::Exposed, 0, &[1; 64])
 /// }
 /// ```
 ///
 /// A program that keeps the contract can:
 ///
 /// ```
-/// # use dist_transport::{Direct, Place, Result};
+/// # use dist_transport::Result;
+/// # use dist_transport::direct::{Direct, MemoryArea};
 /// fn look(direct: &mut dyn Direct) -> Result<()> {
 ///     // SAFETY: rank 0 has published it before a signal that was waited for.
-///     unsafe { direct.view(0, Place::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}")) }
+///     unsafe { direct.view(0, MemoryArea::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}")) }
 /// }
 /// ```
 ///
 /// Lent memory belongs to its call, so the lender cannot take it back:
 ///
 /// ```compile_fail,E0382
-/// # use dist_transport::{Direct, LazyDeadline, CallEntry, ExposedRegion, Owned};
+/// # use dist_transport::{LazyDeadline, Owned};
+/// # use dist_transport::direct::{Direct, CallEntry, ExposedRegion};
 /// fn lend(direct: &mut dyn Direct, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) {
 ///     let lent = memory.lend();
 ///     // SAFETY: the ranks keep to the contract.
@@ -95,7 +100,8 @@ pub const CALLS_MAX: usize = 4;
 /// Only the call returns it:
 ///
 /// ```
-/// # use dist_transport::{Direct, LazyDeadline, CallEntry, ExposedRegion, Owned};
+/// # use dist_transport::{LazyDeadline, Owned};
+/// # use dist_transport::direct::{Direct, CallEntry, ExposedRegion};
 /// fn lend(direct: &mut dyn Direct, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) -> Option<Owned<u64>> {
 ///     let lent = memory.lend();
 ///     // SAFETY: the ranks keep to the contract.
@@ -139,11 +145,11 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// after the next [`signal`](Direct::signal).
     ///
     /// # Panics
-    /// If the bytes do not fit, or `place` is [`Place::Memory`].
+    /// If the bytes do not fit, or `place` is [`MemoryArea::Exposed`].
     ///
     /// # Safety
     /// See the contract of [`Direct`].
-    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
+    unsafe fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]);
 
     /// Signals to the other ranks that this rank has done its steps so far. Sleeping ranks are woken when
     /// this rank begins to wait, at the latest by [`wake_waiters`](Direct::wake_waiters).
@@ -176,7 +182,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     unsafe fn signal_and_wait(
         &mut self,
         entry: CallEntry,
-        (holder, place, offset): (usize, Place, usize),
+        (holder, place, offset): (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -215,7 +221,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     unsafe fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()>;
@@ -224,7 +230,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// `there` is a rank and an offset; the slices come in the same order.
     ///
     /// # Errors
-    /// If a rank has published no such range. [`Place::Memory`] always fails.
+    /// If a rank has published no such range. [`MemoryArea::Exposed`] always fails.
     ///
     /// # Panics
     /// If `there` has more than [`CHANGED_MAX`] elements.
@@ -233,7 +239,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// See the contract of [`Direct`].
     unsafe fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -246,7 +252,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     ///
     /// # Safety
     /// See the contract of [`Direct`].
-    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
+    unsafe fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()>;
 
     /// Like [`read`](Direct::read), with non-temporal stores if possible. Use it for bytes that are not used
     /// again before they would leave the caches. Destination lines are then not fetched first.
@@ -259,7 +265,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     unsafe fn read_non_temporal(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         offset: usize,
         into: &mut [u8],
     ) -> Result<()> {
@@ -284,7 +290,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     ///
     /// # Safety
     /// See the contract of [`Direct`].
-    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
+    unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()>;
 
     /// Calls `change` with equally long mutable ranges of slots, or of lent memory, of several ranks. Each
     /// element of `there` is a rank and an offset; the slices come in the same order.
@@ -296,13 +302,13 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// As for [`write`](Direct::write).
     ///
     /// # Panics
-    /// If two ranges overlap. For [`Place::Memory`] also if the ranks do not ascend, or one is this rank.
+    /// If two ranges overlap. For [`MemoryArea::Exposed`] also if the ranks do not ascend, or one is this rank.
     ///
     /// # Safety
     /// See the contract of [`Direct`].
     unsafe fn change(
         &mut self,
-        _place: Place,
+        _place: MemoryArea,
         _there: &[(usize, usize)],
         _len: usize,
         _change: &mut dyn FnMut(&mut [&mut [u8]]),
@@ -439,7 +445,7 @@ pub enum Reach {
 
 /// A place that holds bytes of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum MemoryArea {
     /// The flag line that counts the rank's signals. It can be written only before the first signal of a
     /// call.
     FlagLine,
@@ -464,10 +470,10 @@ pub enum SlotUse {
 impl SlotUse {
     /// Returns the slot use of a call that publishes in `place`.
     #[inline]
-    pub const fn of(place: Place) -> Self {
+    pub const fn of(place: MemoryArea) -> Self {
         match place {
-            Place::Slot(_) => Self::Used,
-            Place::FlagLine | Place::EagerBuffer | Place::Memory => Self::Unused,
+            MemoryArea::Slot(_) => Self::Used,
+            MemoryArea::FlagLine | MemoryArea::EagerBuffer | MemoryArea::Exposed => Self::Unused,
         }
     }
 
@@ -516,19 +522,19 @@ pub struct MemoryCosts {
 
 impl MemoryCosts {
     /// Returns the cost of copying this many bytes, in picoseconds.
-    pub const fn copied(&self, place: Place, bytes: usize) -> u64 {
+    pub const fn copied(&self, place: MemoryArea, bytes: usize) -> u64 {
         self.attached(place, bytes) + self.copied_byte_ps * bytes as u64
     }
 
     /// Returns the cost of viewing this many bytes, in picoseconds.
-    pub const fn viewed(&self, place: Place, bytes: usize) -> u64 {
+    pub const fn viewed(&self, place: MemoryArea, bytes: usize) -> u64 {
         self.attached(place, bytes) + self.viewed_byte_ps * bytes as u64
     }
 
-    const fn attached(&self, place: Place, bytes: usize) -> u64 {
+    const fn attached(&self, place: MemoryArea, bytes: usize) -> u64 {
         match place {
-            Place::Memory => self.attach_ps + self.attached_byte_ps * bytes as u64,
-            Place::FlagLine | Place::EagerBuffer | Place::Slot(_) => 0,
+            MemoryArea::Exposed => self.attach_ps + self.attached_byte_ps * bytes as u64,
+            MemoryArea::FlagLine | MemoryArea::EagerBuffer | MemoryArea::Slot(_) => 0,
         }
     }
 }

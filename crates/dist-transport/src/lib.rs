@@ -15,10 +15,9 @@ mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod cpu;
-mod direct;
+pub mod direct;
 mod error;
 mod fingerprint;
-mod grain;
 #[cfg(feature = "tcp")]
 #[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "group/absent.rs")]
 mod group;
@@ -41,14 +40,9 @@ mod warning;
 
 pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
-pub use direct::{
-    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout,
-    MemoryCosts, Place, Reach, SlotUse,
-};
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
-pub use grain::Grain;
-pub use owned::{Allocation, Lent, Owned};
+pub use owned::{Allocation, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, LazyDeadline, Runtime};
 pub use source::ErrorSource;

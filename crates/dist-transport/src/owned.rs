@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 
 use bytemuck::Pod;
 
-use crate::Grain;
+use crate::cpu::CacheLine;
 
 /// Memory that a [transport](crate::Transport::allocate) has allocated. If the transport supports it, the
 /// ranks of its host can map it.
@@ -26,10 +26,10 @@ impl Allocation {
     /// Allocates ordinary, zeroed memory of this process, for transports without shared memory. Returns
     /// `None` if there is not enough.
     pub fn private(len: usize) -> Option<Self> {
-        let mut grains = Vec::new();
-        grains.try_reserve_exact(len.div_ceil(Grain::BYTES)).ok()?;
-        grains.resize(len.div_ceil(Grain::BYTES), Grain::ZERO);
-        Some(Self(Box::new(PrivateMemory { grains, len })))
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(len.div_ceil(CacheLine::BYTES)).ok()?;
+        lines.resize(len.div_ceil(CacheLine::BYTES), CacheLine::ZERO);
+        Some(Self(Box::new(PrivateMemory { lines, len })))
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -61,17 +61,17 @@ impl fmt::Debug for Allocation {
 
 /// Memory of this process alone.
 struct PrivateMemory {
-    grains: Vec<Grain>,
+    lines: Vec<CacheLine>,
     len: usize,
 }
 
 impl Bytes for PrivateMemory {
     fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.grains)[..self.len]
+        &bytemuck::cast_slice(&self.lines)[..self.len]
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len]
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
     }
 }
 
@@ -193,7 +193,7 @@ impl<T> fmt::Debug for Owned<T> {
 ///
 /// If it is dropped, its memory is never freed, so a rank that writes late cannot corrupt other memory. Only
 /// [`into_owned`](Lent::into_owned) returns the memory. A `Lent` has one owner: while a call [has
-/// it](crate::ExposedRegion::Write), only the [end of that call](crate::Direct::reclaim) returns it.
+/// it](crate::direct::ExposedRegion::Write), only the [end of that call](crate::direct::Direct::reclaim) returns it.
 pub struct Lent {
     /// `None` after it was returned.
     memory: Option<LentMemory>,

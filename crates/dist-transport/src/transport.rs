@@ -3,7 +3,8 @@
 use std::fmt;
 use std::ops::Add;
 
-use crate::{Abort, Allocation, Cause, ChannelId, Direct, Fingerprint, LazyDeadline, Rank, Result, Runtime};
+use crate::direct::Direct;
+use crate::{Abort, Allocation, Cause, ChannelId, Fingerprint, LazyDeadline, Rank, Result, Runtime};
 
 /// An endpoint that moves bytes between the ranks of one group, on one channel.
 ///

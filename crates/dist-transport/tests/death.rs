@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use dist_testkit::process;
 use dist_transport::conformance::Unchecked;
+use dist_transport::direct::{ExposedRegion, SlotUse};
 use dist_transport::process::{Config, ProcessTransport};
-use dist_transport::{Cause, Error, ExposedRegion, Incoming, Outgoing, Sink, SlotUse, Transport};
+use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
+use dist_transport::direct::{CALLS_MAX, CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::{
-    Abort, CALLS_MAX, CHANGED_MAX, Cause, Deadline, Error, ExposedRegion, Fingerprint, Incoming, Outgoing,
-    Owned, Place, Reach, Runtime, Sink, SlotUse, Traffic, Transport,
+    Abort, Cause, Deadline, Error, Fingerprint, Incoming, Outgoing, Owned, Runtime, Sink, Traffic, Transport,
 };
 use rstest::rstest;
 
@@ -203,7 +203,7 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                 for peer in (0..3).filter(|&peer| peer != rank.index()) {
                     direct.wait(peer, 1, &deadline.into()).unwrap();
                     let mut word = [0; 8];
-                    direct.read(peer, Place::Memory, 3 * 4096 - 8, &mut word).unwrap();
+                    direct.read(peer, MemoryArea::Exposed, 3 * 4096 - 8, &mut word).unwrap();
                     sum += u64::from_ne_bytes(word);
                 }
                 direct.signal();
@@ -224,13 +224,13 @@ fn change_others(mut transport: ProcessTransport) -> [bool; 2] {
     let mut memory = Owned::<u8>::allocated(transport.allocate(64).unwrap());
     let others: Vec<usize> = (0..rank.world_size()).filter(|&peer| peer != rank.index()).collect();
     let there: Vec<(usize, usize)> = others.iter().map(|&peer| (peer, rank.index())).collect();
-    let changed = [(1, Place::Slot(0)), (2, Place::Memory)].map(|(number, place)| {
+    let changed = [(1, MemoryArea::Slot(0)), (2, MemoryArea::Exposed)].map(|(number, place)| {
         let mut call = Fingerprint::NONE;
         call.0[0] = number;
         transport.begin(&call);
         let mut direct = direct(&mut transport, deadline);
         let exposed = match place {
-            Place::Memory => ExposedRegion::Write(memory.take().unwrap().lend()),
+            MemoryArea::Exposed => ExposedRegion::Write(memory.take().unwrap().lend()),
             _ => ExposedRegion::Nothing,
         };
         direct.enter(2, SlotUse::Used, exposed, &deadline.into()).unwrap();
@@ -249,7 +249,7 @@ fn change_others(mut transport: ProcessTransport) -> [bool; 2] {
         direct.signal();
         others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
         direct.wake_waiters();
-        if place == Place::Memory {
+        if place == MemoryArea::Exposed {
             memory = direct.reclaim().unwrap().into_owned().ok();
             assert!(memory.is_some());
         }

@@ -2,7 +2,8 @@
 
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectPlan, Ownership, verify};
 use dist_algos::{Partition, Source};
-use dist_transport::{GroupLayout, Rank, Reach};
+use dist_transport::Rank;
+use dist_transport::direct::{GroupLayout, Reach};
 
 use super::{part, size};
 

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use dist_transport::{GroupLayout, LazyDeadline, Place, Rank, Result, SlotUse};
+use dist_transport::direct::{GroupLayout, MemoryArea, SlotUse};
+use dist_transport::{LazyDeadline, Rank, Result};
 
 /// One rank's access to the memory that the ranks of a group share.
 ///
-/// The methods correspond to the methods of [`dist_transport::Direct`] with the same names, where they are
+/// The methods correspond to the methods of [`dist_transport::direct::Direct`] with the same names, where they are
 /// described. They are safe to call here. An implementation on real shared memory is only given to
 /// [`run`](super::run()) and [`signal_and_wait`](super::signal_and_wait). These get the steps of a checked plan and call the methods as
 /// the steps say.
@@ -15,7 +16,7 @@ pub trait DirectAccess {
     fn shared(&self) -> GroupLayout;
 
     /// Copies bytes into this rank's flag line, its eager buffer or one of its slots.
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
+    fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]);
 
     /// Signals to the other ranks that this rank has completed its steps so far.
     fn signal(&mut self);
@@ -35,7 +36,7 @@ pub trait DirectAccess {
         &mut self,
         rank: Rank,
         slots: SlotUse,
-        to: (usize, Place, usize),
+        to: (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
@@ -48,7 +49,7 @@ pub trait DirectAccess {
     fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()>;
@@ -59,7 +60,7 @@ pub trait DirectAccess {
     /// If one of the ranks has published no such range.
     fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -69,19 +70,25 @@ pub trait DirectAccess {
     ///
     /// # Errors
     /// As for [`view`](Self::view).
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
+    fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()>;
 
     /// Copies like [`read`](Self::read), with non-temporal stores if possible.
     ///
     /// # Errors
     /// As for [`view`](Self::view).
-    fn read_non_temporal(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: MemoryArea,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         self.read(rank, place, offset, into)
     }
 
     /// Copies between buffers of this rank. Simulations charge the time for it.
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        dist_transport::copy(from, into);
+        dist_transport::cpu::copy(from, into);
     }
 
     /// Copies like [`copy`](Self::copy), with non-temporal stores if possible.
@@ -93,7 +100,7 @@ pub trait DirectAccess {
     ///
     /// # Errors
     /// If `rank` has no such slot and has lent no such memory, or the system fails to write it.
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
+    fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()>;
 
     /// Passes bytes in slots or lent memory of several ranks to `change`, all of them in place. Returns `false` and
     /// does nothing if that is impossible.
@@ -102,7 +109,7 @@ pub trait DirectAccess {
     /// As for [`write`](Self::write).
     fn change(
         &mut self,
-        _place: Place,
+        _place: MemoryArea,
         _there: &[(usize, usize)],
         _len: usize,
         _change: &mut dyn FnMut(&mut [&mut [u8]]),
@@ -123,7 +130,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.shared()
     }
 
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         self.publish(place, offset, bytes);
     }
 
@@ -139,7 +146,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         &mut self,
         _: Rank,
         _: SlotUse,
-        to: (usize, Place, usize),
+        to: (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -149,7 +156,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
     fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
@@ -158,7 +165,7 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
 
     fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -166,11 +173,17 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.view_all(place, there, len, read)
     }
 
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         self.read(rank, place, offset, into)
     }
 
-    fn read_non_temporal(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: MemoryArea,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         self.read_non_temporal(rank, place, offset, into)
     }
 
@@ -182,13 +195,13 @@ impl DirectAccess for dist_transport::conformance::Unchecked<'_> {
         self.copy_non_temporal(from, into);
     }
 
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         self.write(rank, place, offset, bytes)
     }
 
     fn change(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),

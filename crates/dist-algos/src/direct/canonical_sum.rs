@@ -1,6 +1,7 @@
 //! The sum of all ranks' contributions to a range of memory, in canonical order, computed by one rank.
 
-use dist_transport::{Place, Rank, Result};
+use dist_transport::direct::MemoryArea;
+use dist_transport::{Rank, Result};
 
 use super::{DirectAccess, DirectPlan};
 use crate::Scratch;
@@ -21,7 +22,7 @@ pub(super) struct CanonicalSum<'a, A: ?Sized, C: ?Sized> {
 /// The location of a range of a cell in other ranks' memory.
 #[derive(Clone, Copy)]
 pub(super) struct RemoteCell {
-    pub(super) of: Place,
+    pub(super) of: MemoryArea,
     /// The part and the block.
     pub(super) cell: (usize, usize),
     /// The distance between two places in a slot.
@@ -116,7 +117,7 @@ impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum
 #[inline]
 fn view_into(
     access: &mut (impl DirectAccess + ?Sized),
-    (rank, of, offset): (usize, Place, usize),
+    (rank, of, offset): (usize, MemoryArea, usize),
     into: &mut [u8],
     combine: &mut (impl FnMut(&mut [u8], &[u8]) + ?Sized),
 ) -> Result<()> {

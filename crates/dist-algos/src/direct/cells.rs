@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use dist_transport::Grain;
+use dist_transport::cpu::CacheLine;
 
 use crate::Partition;
 
@@ -16,15 +16,15 @@ pub(super) fn range(parts: &Partition<'_>, blocks: usize, (part, block): (usize,
     if blocks == 1 {
         return part;
     }
-    let grains = part.len().div_ceil(Grain::BYTES);
-    let border = |block: usize| part.start + (block * grains / blocks * Grain::BYTES).min(part.len());
+    let lines = part.len().div_ceil(CacheLine::BYTES);
+    let border = |block: usize| part.start + (block * lines / blocks * CacheLine::BYTES).min(part.len());
     border(block)..if block + 1 == blocks { part.end } else { border(block + 1) }
 }
 
 /// Returns the size of a place that can hold any cell, a multiple of 64 bytes. `part_bytes_max` is the size of the
 /// largest part.
 pub(super) const fn place_bytes(part_bytes_max: usize, blocks: usize) -> usize {
-    part_bytes_max.div_ceil(Grain::BYTES).div_ceil(blocks) * Grain::BYTES
+    part_bytes_max.div_ceil(CacheLine::BYTES).div_ceil(blocks) * CacheLine::BYTES
 }
 
 #[cfg(test)]
@@ -43,7 +43,7 @@ mod tests {
                     for block in 0..blocks {
                         let range = range(&parts, blocks, (part, block));
                         assert_eq!(range.start, end);
-                        let is_whole = (range.start - borders[part]).is_multiple_of(Grain::BYTES);
+                        let is_whole = (range.start - borders[part]).is_multiple_of(CacheLine::BYTES);
                         assert!(range.is_empty() || is_whole && range.len() <= place_bytes);
                         end = range.end;
                     }

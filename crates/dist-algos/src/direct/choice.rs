@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::schedule::SLOTS;
-use dist_transport::{GroupLayout, Reach};
+use dist_transport::direct::{GroupLayout, Reach};
 
 use super::{DirectAlgorithm, DirectCollective};
 
@@ -22,7 +22,7 @@ pub enum Ownership {
 ///
 /// ```
 /// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, DirectCollective};
-/// use dist_transport::{Reach, GroupLayout};
+/// use dist_transport::direct::{Reach, GroupLayout};
 ///
 /// let (memory, shared) = (Ownership::Borrowed, GroupLayout::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;

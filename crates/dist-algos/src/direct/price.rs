@@ -7,7 +7,8 @@
 use std::iter::Peekable;
 use std::time::Duration;
 
-use dist_transport::{MemoryCosts, Place, Rank};
+use dist_transport::Rank;
+use dist_transport::direct::{MemoryArea, MemoryCosts};
 
 use super::run::pieces;
 use super::volume::{MovedBytes, PartBytes};
@@ -100,7 +101,7 @@ impl DirectClock {
             }
             DirectStep::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
             DirectStep::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
-            DirectStep::Keep { .. } => self.work(costs.copied(Place::FlagLine, sizes.moved(step).kept)),
+            DirectStep::Keep { .. } => self.work(costs.copied(MemoryArea::FlagLine, sizes.moved(step).kept)),
             DirectStep::Reduce { of, .. } => {
                 let at_once = sizes.plan().adds_at_once();
                 let copied = if at_once { 0 } else { copied(rank.index(), 0, rank.world_size()).0 };
@@ -111,11 +112,11 @@ impl DirectClock {
     }
 
     /// Computes a sum. `copied` contributions are copied before others are added to them.
-    fn reduce(&mut self, of: Place, moved: MovedBytes, copied: u64, pace: &DirectCosts) {
+    fn reduce(&mut self, of: MemoryArea, moved: MovedBytes, copied: u64, pace: &DirectCosts) {
         let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
         let viewed = read as u64 - copied;
         // In slots the cost does not depend on the pieces.
-        let piece_bytes = if of == Place::Memory { pace.piece_bytes } else { bytes };
+        let piece_bytes = if of == MemoryArea::Exposed { pace.piece_bytes } else { bytes };
         for piece in pieces(bytes, piece_bytes) {
             let (copy, view) = (costs.copied(of, piece.len()), costs.viewed(of, piece.len()));
             self.work((copied + written as u64) * copy + viewed * view);

@@ -3,7 +3,8 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use dist_transport::{CHANGED_MAX, Combine, Error as TransportError, LazyDeadline, Place, Rank};
+use dist_transport::direct::{CHANGED_MAX, MemoryArea};
+use dist_transport::{Combine, Error as TransportError, LazyDeadline, Rank};
 use smallvec::SmallVec;
 
 use super::access::DirectAccess;
@@ -183,9 +184,9 @@ fn place_bytes(
     let part_bytes_max = published.max(memory.partition.chunk_bytes_max());
     let shared = access.shared();
     let (place_bytes, room) = match plan.where_published(0) {
-        Place::FlagLine => (part_bytes_max, shared.flag_line_bytes),
-        Place::EagerBuffer => (part_bytes_max, shared.eager_bytes),
-        Place::Slot(_) | Place::Memory => {
+        MemoryArea::FlagLine => (part_bytes_max, shared.flag_line_bytes),
+        MemoryArea::EagerBuffer => (part_bytes_max, shared.eager_bytes),
+        MemoryArea::Slot(_) | MemoryArea::Exposed => {
             (cells::place_bytes(part_bytes_max, plan.blocks()), shared.slot_bytes)
         }
     };
@@ -235,7 +236,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         parts: PartSet,
         block: usize,
         of: Source,
-        place: Place,
+        place: MemoryArea,
     ) -> Result<(), TransportError> {
         let (bytes, partition) = match (of, self.memory.input) {
             (Source::Input, Some(input)) => input,
@@ -269,7 +270,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     fn reduce(
         &mut self,
         (part, block): (usize, usize),
-        of: Place,
+        of: MemoryArea,
         into: SumTarget,
     ) -> Result<(), TransportError> {
         let (range, there) = (self.cell(part, block), self.there((part, block), of));
@@ -281,7 +282,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
             return Ok(());
         }
         let piece_bytes = match (of, into) {
-            (Place::Memory, _) => self.memory.piece_bytes,
+            (MemoryArea::Exposed, _) => self.memory.piece_bytes,
             // In one piece: nothing is read again.
             (_, SumTarget::Buffer) if alone => range.len(),
             _ => PIECE_BYTES,
@@ -335,20 +336,26 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
 
     /// Returns the location of a cell in other ranks' memory.
     #[inline]
-    fn there(&self, cell: (usize, usize), of: Place) -> RemoteCell {
+    fn there(&self, cell: (usize, usize), of: MemoryArea) -> RemoteCell {
         RemoteCell { of, cell, place_bytes: self.place_bytes, offset: self.start(cell, of) }
     }
 
     /// Returns the offset of a cell in another rank's exposed memory; 0 if the cell is published.
     #[inline]
-    fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
+    fn start(&self, (part, block): (usize, usize), of: MemoryArea) -> usize {
         match (of, self.memory.input) {
-            (Place::FlagLine | Place::EagerBuffer | Place::Slot(_), _) => 0,
-            (Place::Memory, _) if matches!(self.plan.collective(), DirectCollective::AllGather { .. }) => 0,
-            (Place::Memory, Some((_, partition))) if self.plan.collective().source() == Source::Input => {
+            (MemoryArea::FlagLine | MemoryArea::EagerBuffer | MemoryArea::Slot(_), _) => 0,
+            (MemoryArea::Exposed, _)
+                if matches!(self.plan.collective(), DirectCollective::AllGather { .. }) =>
+            {
+                0
+            }
+            (MemoryArea::Exposed, Some((_, partition)))
+                if self.plan.collective().source() == Source::Input =>
+            {
                 cells::range(&partition, self.plan.blocks(), (part, block)).start
             }
-            (Place::Memory, _) => self.cell(part, block).start,
+            (MemoryArea::Exposed, _) => self.cell(part, block).start,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::hash::{Hash, Hasher};
 
-use dist_transport::{GroupLayout, Place, Rank, SlotUse};
+use dist_transport::Rank;
+use dist_transport::direct::{GroupLayout, MemoryArea, SlotUse};
 
 use super::cells::place_bytes;
 use super::collective::BlockUse;
@@ -185,11 +186,11 @@ impl DirectPlan {
 
     /// Returns the place where a block is published.
     #[inline]
-    pub(super) const fn where_published(&self, block: usize) -> Place {
+    pub(super) const fn where_published(&self, block: usize) -> MemoryArea {
         match self.published {
-            PublishPlace::FlagLine => Place::FlagLine,
-            PublishPlace::EagerBuffer => Place::EagerBuffer,
-            PublishPlace::Slot => Place::Slot(block % SLOTS),
+            PublishPlace::FlagLine => MemoryArea::FlagLine,
+            PublishPlace::EagerBuffer => MemoryArea::EagerBuffer,
+            PublishPlace::Slot => MemoryArea::Slot(block % SLOTS),
         }
     }
 
@@ -199,13 +200,22 @@ impl DirectPlan {
     /// cell that it has read before. A processor does that several times faster than it writes memory that other
     /// cores have read since.
     #[inline(always)]
-    pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
+    pub const fn home(
+        &self,
+        rank: usize,
+        (part, block): (usize, usize),
+        place: MemoryArea,
+    ) -> (usize, usize) {
         match place {
-            Place::FlagLine | Place::EagerBuffer | Place::Memory => (rank, 0),
-            Place::Slot(_) if self.alternates_slots() && (self.generation + block / SLOTS) % 2 == 1 => {
-                if self.places() == 1 { (1 - rank, 0) } else { (part, rank) }
+            MemoryArea::FlagLine | MemoryArea::EagerBuffer | MemoryArea::Exposed => (rank, 0),
+            MemoryArea::Slot(_) if self.alternates_slots() && (self.generation + block / SLOTS) % 2 == 1 => {
+                if self.places() == 1 {
+                    (1 - rank, 0)
+                } else {
+                    (part, rank)
+                }
             }
-            Place::Slot(_) => (rank, self.place(part)),
+            MemoryArea::Slot(_) => (rank, self.place(part)),
         }
     }
 
@@ -358,7 +368,7 @@ impl DirectSchedule {
     }
 
     /// Returns the steps that use one block, which is available after this many signals.
-    fn used(&self, index: usize, block: usize, of: Place, signals: u32) -> PhaseStep {
+    fn used(&self, index: usize, block: usize, of: MemoryArea, signals: u32) -> PhaseStep {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
             (BlockUse::Wait | BlockUse::Reduce(_), 0) => {
@@ -429,14 +439,14 @@ impl DirectSchedule {
             2 => PhaseStep::DirectStep(DirectStep::Reduce {
                 part: rank,
                 block: 0,
-                of: Place::Memory,
+                of: MemoryArea::Exposed,
                 into: SumTarget::Buffer,
             }),
             _ if phase < 4 + 2 * takes => {
                 let from = self.rank.plus(1 + (phase - 4) / 2).index();
                 PhaseStep::DirectStep(match phase % 2 {
                     0 => DirectStep::Wait { ranks: PeerSet::One(from), signals: 2 },
-                    _ => DirectStep::Take { from, part: from, block: 0, of: Place::Memory, into: from },
+                    _ => DirectStep::Take { from, part: from, block: 0, of: MemoryArea::Exposed, into: from },
                 })
             }
             _ => self.leave(phase - 4 - 2 * takes, 3),
@@ -454,7 +464,7 @@ impl DirectSchedule {
         match phase {
             0 => PhaseStep::DirectStep(DirectStep::Signal),
             1 => self.kept(0),
-            _ if phase < 2 + uses => self.used(phase - 2, 0, Place::Memory, 1),
+            _ if phase < 2 + uses => self.used(phase - 2, 0, MemoryArea::Exposed, 1),
             _ => self.leave(phase - uses - 2, 2),
         }
     }
@@ -468,7 +478,7 @@ impl DirectSchedule {
             2 => PhaseStep::DirectStep(DirectStep::Reduce {
                 part,
                 block: 0,
-                of: Place::Memory,
+                of: MemoryArea::Exposed,
                 into: SumTarget::Back(PeerSet::Others),
             }),
             _ => self.leave(phase - 3, 2),

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use dist_transport::Place;
+use dist_transport::direct::MemoryArea;
 
 use crate::Source;
 
@@ -21,7 +21,7 @@ pub enum DirectStep {
         /// The memory that holds the parts.
         of: Source,
         /// The destination: the flag line, the eager buffer or a slot.
-        place: Place,
+        place: MemoryArea,
     },
     /// Signals that all steps so far are done.
     Signal,
@@ -39,7 +39,7 @@ pub enum DirectStep {
         /// Its block.
         block: usize,
         /// The place of the other ranks' data.
-        of: Place,
+        of: MemoryArea,
         /// The second destination of the sum.
         into: SumTarget,
     },
@@ -52,7 +52,7 @@ pub enum DirectStep {
         /// The block.
         block: usize,
         /// The place of that rank's data.
-        of: Place,
+        of: MemoryArea,
         /// The destination part of this rank's buffer.
         into: usize,
     },
@@ -156,11 +156,11 @@ impl fmt::Display for DirectStep {
     }
 }
 
-fn name(place: Place) -> String {
+fn name(place: MemoryArea) -> String {
     match place {
-        Place::FlagLine => "line".to_owned(),
-        Place::EagerBuffer => "eager".to_owned(),
-        Place::Slot(slot) => format!("s{slot}"),
-        Place::Memory => "m".to_owned(),
+        MemoryArea::FlagLine => "line".to_owned(),
+        MemoryArea::EagerBuffer => "eager".to_owned(),
+        MemoryArea::Slot(slot) => format!("s{slot}"),
+        MemoryArea::Exposed => "m".to_owned(),
     }
 }

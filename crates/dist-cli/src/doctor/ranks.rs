@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
+use dist_transport::direct::Reach;
 use dist_transport::process::{Config, Medium, ProcessTransport};
-use dist_transport::{LazyDeadline, Reach, Transport};
+use dist_transport::{LazyDeadline, Transport};
 
 use super::{Finding, machine};
 use crate::Error;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectCosts, DirectPlan, Ownership};
 use dist_algos::{Partition, Source};
 use dist_collectives::{Direct, Operation};
-use dist_transport::{GroupLayout, MemoryCosts, Reach};
+use dist_transport::direct::{GroupLayout, MemoryCosts, Reach};
 use serde::{Deserialize, Serialize};
 
 use super::fit;

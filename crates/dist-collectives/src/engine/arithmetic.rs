@@ -1,7 +1,8 @@
 //! The arithmetic of a reduction on one rank.
 
 use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
-use dist_transport::{CHANGED_MAX, Combine, LazyDeadline};
+use dist_transport::direct::CHANGED_MAX;
+use dist_transport::{Combine, LazyDeadline};
 use smallvec::SmallVec;
 
 use super::{CallOptions, Engine};

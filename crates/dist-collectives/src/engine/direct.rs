@@ -5,7 +5,8 @@ use dist_algos::direct::{
     Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, OwnMemory, Ownership,
     ReductionKernel, RemoteAccess,
 };
-use dist_transport::{Cause, GroupLayout, LazyDeadline, Reach};
+use dist_transport::direct::{GroupLayout, Reach};
+use dist_transport::{Cause, LazyDeadline};
 
 use super::arithmetic::Arithmetic;
 use super::direct_access::CheckedPlan;

@@ -1,7 +1,7 @@
 //! Executes checked plans on memory that ranks share: the only unsafe module of this crate.
 //!
 //! # Why this is sound
-//! This module upholds the contract of [`dist_transport::Direct`]:
+//! This module upholds the contract of [`dist_transport::direct::Direct`]:
 //!
 //! - **Steps.** [`CheckedPlan::new`] lets the verifier of direct schedules execute this plan for this number of
 //!   ranks. The verifier considers any two accesses of different ranks to the same memory, of which at least one is
@@ -31,10 +31,10 @@ use dist_algos::direct::{
     self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, OwnMemory, ReductionKernel, verify,
 };
 use dist_algos::{Partition, RunError, Scratch};
-use dist_transport::{
-    AbandonHandle, CallEntry, Direct, DirectCall, Error as TransportError, ExposedRegion, GroupLayout,
-    LazyDeadline, Lent, Place, Rank, Result, SlotUse,
+use dist_transport::direct::{
+    AbandonHandle, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, SlotUse,
 };
+use dist_transport::{Error as TransportError, LazyDeadline, Rank, Result};
 
 use crate::digest::digest;
 use crate::{Buffer, Call, Element};
@@ -249,7 +249,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         self.direct.shared()
     }
 
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.publish(place, offset, bytes) };
     }
@@ -268,7 +268,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         &mut self,
         _: Rank,
         slots: SlotUse,
-        to: (usize, Place, usize),
+        to: (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -281,7 +281,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
@@ -292,7 +292,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     #[inline(always)]
     fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -301,12 +301,18 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         unsafe { self.direct.view_all(place, there, len, read) }
     }
 
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.read(rank, place, offset, into) }
     }
 
-    fn read_non_temporal(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    fn read_non_temporal(
+        &mut self,
+        rank: usize,
+        place: MemoryArea,
+        offset: usize,
+        into: &mut [u8],
+    ) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.read_non_temporal(rank, place, offset, into) }
     }
@@ -319,14 +325,14 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         self.direct.copy_non_temporal(from, into);
     }
 
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
         unsafe { self.direct.write(rank, place, offset, bytes) }
     }
 
     fn change(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
@@ -412,7 +418,7 @@ impl<T: Element> WindowBuffer<T> {
         let (offset, into) = (start * size_of::<T>(), bytemuck::cast_slice_mut(into));
         // SAFETY: the peer has signalled that its buffer may be read. It waits for this rank's second signal before it
         // uses the buffer again.
-        unsafe { direct.read(peer, Place::Memory, offset, into) }?;
+        unsafe { direct.read(peer, MemoryArea::Exposed, offset, into) }?;
         direct.wake_waiters();
         Ok(())
     }
@@ -452,7 +458,7 @@ fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &LazyDeadline<'_>)
         direct.wait(peer, OPENED, due)?;
         // Looks up the peer's memory now, within the deadline of the call, and not when something is read.
         // SAFETY: the peer has signalled that its memory may be read, and zero bytes are read.
-        unsafe { direct.read(peer, Place::Memory, 0, &mut []) }?;
+        unsafe { direct.read(peer, MemoryArea::Exposed, 0, &mut []) }?;
     }
     direct.wake_waiters();
     Ok(())

@@ -346,8 +346,8 @@ fn room<'m, T: Element>(
     Ok(&mut bytemuck::cast_slice_mut(&mut memory[..words])[..len])
 }
 
-/// Copies elements to memory of the same length. The [copy](dist_transport::copy) is fast for any relative
+/// Copies elements to memory of the same length. The [copy](dist_transport::cpu::copy) is fast for any relative
 /// alignment.
 pub(crate) fn copy<T: Element>(from: &[T], into: &mut [T]) {
-    dist_transport::copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(into));
+    dist_transport::cpu::copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(into));
 }

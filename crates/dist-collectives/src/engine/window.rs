@@ -4,7 +4,8 @@
 //! it no longer reads. The caller decides how long the window stays open.
 
 use dist_algos::direct::{DirectCollective, Ownership};
-use dist_transport::{Cause, Chain, LazyDeadline, Reach};
+use dist_transport::direct::Reach;
+use dist_transport::{Cause, Chain, LazyDeadline};
 
 use super::direct_access::WindowBuffer;
 use super::plan_cache::{CallKey, Collective};

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, DirectAlgorithm, Error, Operation, ReduceOp};
-use dist_transport::CALLS_MAX;
+use dist_transport::direct::CALLS_MAX;
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
 

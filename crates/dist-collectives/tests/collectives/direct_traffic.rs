@@ -3,7 +3,8 @@
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};
 use dist_collectives::Traffic;
-use dist_transport::{GroupLayout, Rank, Reach};
+use dist_transport::Rank;
+use dist_transport::direct::{GroupLayout, Reach};
 use rstest::rstest;
 
 use crate::direct_calls::{all, call};

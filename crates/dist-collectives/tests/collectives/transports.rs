@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
+use dist_transport::direct::Direct;
 use dist_transport::process::{Coordinator, ProcessTransport};
 use dist_transport::{
-    Abort, Allocation, Cause, ChannelId, Combine, Direct, Incoming, LazyDeadline, Outgoing, Rank, Result,
-    Traffic, Transport,
+    Abort, Allocation, Cause, ChannelId, Combine, Incoming, LazyDeadline, Outgoing, Rank, Result, Traffic,
+    Transport,
 };
 
 /// A transport that passes another call to its shared memory than the current one, or returns another group's

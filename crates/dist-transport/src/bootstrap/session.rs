@@ -18,12 +18,13 @@ use crate::bootstrap::control::{Cores, Frame, Missing, PeerInfo, WaitReport};
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::probe::Probes;
+use crate::cpu::tuning;
+use crate::direct::Reach;
 use crate::group::Heap;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
-use crate::cpu::tuning;
 use crate::runtime::Task;
-use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
+use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
 pub(crate) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);

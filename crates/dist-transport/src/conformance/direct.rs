@@ -1,9 +1,7 @@
 //! Memory that all ranks of a group share. A transport without it keeps these promises trivially.
 
-use crate::{
-    Abort, CALLS_MAX, Cause, Error, ExposedRegion, Fingerprint, LazyDeadline, Place, Result, SlotUse,
-    Transport,
-};
+use crate::direct::{CALLS_MAX, ExposedRegion, MemoryArea, SlotUse};
+use crate::{Abort, Cause, Error, Fingerprint, LazyDeadline, Result, Transport};
 
 use super::Unchecked;
 use super::backend::{Backend, Fabric, LONG};
@@ -61,9 +59,10 @@ pub fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'static 
         transport.begin(&call(number as u64, 0));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let shared = direct.shared();
-        let sheet = (Place::EagerBuffer, 0, shared.eager_bytes);
-        let places = [(Place::FlagLine, 0, shared.flag_line_bytes), sheet, (Place::Slot(0), 64, 1000)];
-        let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
+        let sheet = (MemoryArea::EagerBuffer, 0, shared.eager_bytes);
+        let places =
+            [(MemoryArea::FlagLine, 0, shared.flag_line_bytes), sheet, (MemoryArea::Slot(0), 64, 1000)];
+        let last = (MemoryArea::Slot(shared.slots - 1), 0, shared.slot_bytes);
         direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         for (place, offset, len) in places.into_iter().chain([last]) {
             let bytes = payload(rank, number, len);
@@ -107,10 +106,10 @@ pub fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dy
         transport.begin(&call(number as u64, 0));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let (place, shift, len) = match number % 4 {
-            0 => (Place::FlagLine, 0, 40),
-            1 => (Place::Slot(0), 0, 1000),
-            2 => (Place::EagerBuffer, 0, 2000),
-            _ => (Place::Slot(1), 1, 5000),
+            0 => (MemoryArea::FlagLine, 0, 40),
+            1 => (MemoryArea::Slot(0), 0, 1000),
+            2 => (MemoryArea::EagerBuffer, 0, 2000),
+            _ => (MemoryArea::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
         direct.signal_and_wait((rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
@@ -127,7 +126,7 @@ pub fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dy
         let view = &mut |all: &[&[u8]]| seen.extend(all.iter().map(|one| one.to_vec()));
         direct.view_all(place, &there, len - 8, view).unwrap();
         assert!(seen == expected, "{place:?} of all in call {number}");
-        let nothing = direct.view_all(Place::Memory, &there, 1, &mut |all| assert!(all.is_empty()));
+        let nothing = direct.view_all(MemoryArea::Exposed, &there, 1, &mut |all| assert!(all.is_empty()));
         assert!(there.is_empty() || matches!(nothing, Err(Error::OutOfReach { .. })), "{nothing:?}");
     }
     for world_size in [1, 2, 4] {
@@ -151,7 +150,7 @@ pub fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dyn Fabri
         direct.enter(signals, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         let mut word = number + rank.index() as u64;
         for signal in 1..=signals {
-            let slot = Place::Slot(signal as usize % 2);
+            let slot = MemoryArea::Slot(signal as usize % 2);
             direct.publish(slot, 8, &word.to_le_bytes());
             direct.signal();
             // Neither neighbour may be more than a slot ahead.
@@ -179,14 +178,14 @@ pub fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static d
     let backend = Backend(fabric);
     const CALLS: u64 = 240;
     /// Returns the place in which the first rank, which waits for nobody, publishes in a call.
-    fn place_in(number: u64) -> Place {
+    fn place_in(number: u64) -> MemoryArea {
         match number % 60 {
-            0..20 => Place::FlagLine,
-            20..40 => Place::EagerBuffer,
-            40..50 if number.is_multiple_of(2) => Place::Slot(0),
-            40..50 => Place::EagerBuffer,
-            _ if number.is_multiple_of(2) => Place::FlagLine,
-            _ => Place::Slot(1),
+            0..20 => MemoryArea::FlagLine,
+            20..40 => MemoryArea::EagerBuffer,
+            40..50 if number.is_multiple_of(2) => MemoryArea::Slot(0),
+            40..50 => MemoryArea::EagerBuffer,
+            _ if number.is_multiple_of(2) => MemoryArea::FlagLine,
+            _ => MemoryArea::Slot(1),
         }
     }
     let program = |mut transport: Box<dyn Transport>| {
@@ -384,12 +383,12 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
         let (rank, due) = (transport.rank(), soon(transport));
         let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return Vec::new() };
         direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
-        direct.publish(Place::FlagLine, 0, &number.to_le_bytes());
+        direct.publish(MemoryArea::FlagLine, 0, &number.to_le_bytes());
         direct.signal();
         let hear = |peer| {
             direct.wait(peer, 1, &due).unwrap();
             let mut word = [0; 8];
-            direct.read(peer, Place::FlagLine, 0, &mut word).unwrap();
+            direct.read(peer, MemoryArea::FlagLine, 0, &mut word).unwrap();
             u64::from_le_bytes(word)
         };
         let heard = (0..rank.world_size()).filter(|&peer| peer != rank.index()).map(hear).collect();
@@ -427,9 +426,9 @@ pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
 
 fn look_at_itself(direct: &mut Unchecked<'_>, me: usize, due: &LazyDeadline<'_>) {
     direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, due).unwrap();
-    direct.publish(Place::Slot(0), 128, b"hello");
+    direct.publish(MemoryArea::Slot(0), 128, b"hello");
     let mut seen = [0; 5];
-    direct.read(me, Place::Slot(0), 128, &mut seen).unwrap();
+    direct.read(me, MemoryArea::Slot(0), 128, &mut seen).unwrap();
     assert_eq!(&seen, b"hello");
     direct.signal();
     direct.wait(me, 1, due).unwrap();

@@ -1,6 +1,7 @@
 //! Memory that ranks expose to each other.
 
-use crate::{CHANGED_MAX, Error, ExposedRegion, Owned, Place, Reach, SlotUse, Transport};
+use crate::direct::{CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
+use crate::{Error, Owned, Transport};
 
 use super::Unchecked;
 use super::backend::{Backend, Fabric};
@@ -34,19 +35,19 @@ fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: 
         direct.wait(peer.index(), 1, &due).unwrap();
         let expected = payload(peer, number, len);
         let mut seen = vec![0; len];
-        direct.read(peer.index(), Place::Memory, place(peer.index()).start, &mut seen).unwrap();
+        direct.read(peer.index(), MemoryArea::Exposed, place(peer.index()).start, &mut seen).unwrap();
         assert!(seen == expected, "read from {peer}");
         let mut pieces = Vec::new();
         let view = &mut |at: usize, piece: &[u8]| {
             assert_eq!((at, at % 64), (pieces.len(), 0));
             pieces.extend_from_slice(piece);
         };
-        direct.view(peer.index(), Place::Memory, place(peer.index()), view).unwrap();
+        direct.view(peer.index(), MemoryArea::Exposed, place(peer.index()), view).unwrap();
         assert!(pieces == expected, "view of {peer}");
         if reach == Reach::Write {
-            direct.write(peer.index(), Place::Memory, half + place(me).start, &seen).unwrap();
+            direct.write(peer.index(), MemoryArea::Exposed, half + place(me).start, &seen).unwrap();
         }
-        let outside = direct.read(peer.index(), Place::Memory, 2 * half, &mut [0]).unwrap_err();
+        let outside = direct.read(peer.index(), MemoryArea::Exposed, 2 * half, &mut [0]).unwrap_err();
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
     }
     assert!(direct.reclaim().is_none(), "not every rank has signalled for the last time");
@@ -121,7 +122,7 @@ pub fn lent_memory_is_returned_by_its_own_call_only(fabric: &'static dyn Fabric)
 
 /// The memory, or a slot, of each other rank has a part for every rank. The rank changes its part of all
 /// others at once, or by reading and writing if it cannot. Returns the memory.
-fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Place) -> Owned<u8> {
+fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: MemoryArea) -> Owned<u8> {
     const LEN: usize = 640;
     let (rank, due) = (transport.rank(), soon(transport));
     let (me, world_size) = (rank.index(), rank.world_size());
@@ -131,7 +132,7 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Pl
     memory[..parts.len()].copy_from_slice(&parts);
     let mut direct = Unchecked::of(transport, &due).unwrap().expect("as before");
     let mut kept = None;
-    if place == Place::Memory {
+    if place == MemoryArea::Exposed {
         direct.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap();
     } else {
         direct.enter(2, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
@@ -196,11 +197,11 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
                 change_in_all(&mut *transport, memory, place)
             };
             for _ in 0..3 {
-                private = change(private, Place::Slot(0));
+                private = change(private, MemoryArea::Slot(0));
                 if reach == Reach::Write {
-                    private = change(private, Place::Memory);
+                    private = change(private, MemoryArea::Exposed);
                 }
-                allocated = allocated.map(|allocated| change(allocated, Place::Memory));
+                allocated = allocated.map(|allocated| change(allocated, MemoryArea::Exposed));
             }
             barrier(&mut *transport).unwrap();
         };
@@ -244,10 +245,10 @@ pub fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'static dy
                     assert!(bytes.iter().all(|&byte| byte == 1), "borrowed bytes have changed");
                 }
             };
-            let viewed = direct.view(0, Place::Memory, 0..LEN, view);
+            let viewed = direct.view(0, MemoryArea::Exposed, 0..LEN, view);
             assert!(viewed.is_err() || seen.iter().all(|&byte| byte == 1), "{viewed:?} gave {}", seen[0]);
             let mut seen = vec![0; LEN];
-            let read = direct.read(0, Place::Memory, 0, &mut seen);
+            let read = direct.read(0, MemoryArea::Exposed, 0, &mut seen);
             assert!(read.is_err() || seen.iter().all(|&byte| byte == 1), "{read:?} gave {}", seen[0]);
         }
     };
@@ -270,27 +271,27 @@ pub fn memory_that_is_not_exposed_is_out_of_reach_without_harm(fabric: &'static 
                 direct.wait(peer, 1, &due).unwrap();
                 let beyond = if readable { 100 } else { 0 };
                 let wrong = [
-                    direct.read(peer, Place::Memory, beyond, &mut [0]),
-                    direct.read(peer, Place::FlagLine, shared.flag_line_bytes, &mut [0]),
-                    direct.read(peer, Place::EagerBuffer, shared.eager_bytes, &mut [0]),
-                    direct.read(peer, Place::Slot(shared.slots), 0, &mut [0]),
-                    direct.read(peer, Place::Slot(0), shared.slot_bytes, &mut [0]),
-                    direct.view(peer, Place::Memory, 0..101, &mut |_, _| panic!("nothing is there")),
-                    direct.write(peer, Place::Memory, 0, &[1]),
-                    direct.write(peer, Place::FlagLine, 0, &[1]),
-                    direct.write(peer, Place::EagerBuffer, 0, &[1]),
-                    direct.write(peer, Place::Slot(shared.slots), 0, &[1]),
-                    direct.write(peer, Place::Slot(0), shared.slot_bytes, &[1]),
+                    direct.read(peer, MemoryArea::Exposed, beyond, &mut [0]),
+                    direct.read(peer, MemoryArea::FlagLine, shared.flag_line_bytes, &mut [0]),
+                    direct.read(peer, MemoryArea::EagerBuffer, shared.eager_bytes, &mut [0]),
+                    direct.read(peer, MemoryArea::Slot(shared.slots), 0, &mut [0]),
+                    direct.read(peer, MemoryArea::Slot(0), shared.slot_bytes, &mut [0]),
+                    direct.view(peer, MemoryArea::Exposed, 0..101, &mut |_, _| panic!("nothing is there")),
+                    direct.write(peer, MemoryArea::Exposed, 0, &[1]),
+                    direct.write(peer, MemoryArea::FlagLine, 0, &[1]),
+                    direct.write(peer, MemoryArea::EagerBuffer, 0, &[1]),
+                    direct.write(peer, MemoryArea::Slot(shared.slots), 0, &[1]),
+                    direct.write(peer, MemoryArea::Slot(0), shared.slot_bytes, &[1]),
                 ];
                 for outcome in wrong {
                     assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
                 let nowhere = [
-                    (Place::Memory, 0),
-                    (Place::FlagLine, 0),
-                    (Place::EagerBuffer, 0),
-                    (Place::Slot(shared.slots), 0),
-                    (Place::Slot(0), shared.slot_bytes),
+                    (MemoryArea::Exposed, 0),
+                    (MemoryArea::FlagLine, 0),
+                    (MemoryArea::EagerBuffer, 0),
+                    (MemoryArea::Slot(shared.slots), 0),
+                    (MemoryArea::Slot(0), shared.slot_bytes),
                 ];
                 for (place, offset) in nowhere {
                     let outcome =

@@ -3,10 +3,8 @@
 
 use std::ops::Range;
 
-use crate::{
-    CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, LazyDeadline, Lent, Place, Rank, Result,
-    SlotUse, Transport,
-};
+use crate::direct::{CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, SlotUse};
+use crate::{LazyDeadline, Rank, Result, Transport};
 
 /// The methods of [`Direct`] as safe functions, for programs that keep its contract without a checked plan:
 /// tests and measurements. Ranks agree on nothing beside the fingerprint when they enter a call.
@@ -87,7 +85,7 @@ impl<'a> Unchecked<'a> {
     }
 
     /// As [`Direct::publish`].
-    pub fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    pub fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         // SAFETY: promised when this was made.
         unsafe { self.0.publish(place, offset, bytes) };
     }
@@ -112,7 +110,7 @@ impl<'a> Unchecked<'a> {
     /// As there.
     pub fn signal_and_wait(
         &mut self,
-        to: (usize, Place, usize),
+        to: (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -128,7 +126,7 @@ impl<'a> Unchecked<'a> {
     pub fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
@@ -142,7 +140,7 @@ impl<'a> Unchecked<'a> {
     /// As there.
     pub fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -155,7 +153,7 @@ impl<'a> Unchecked<'a> {
     ///
     /// # Errors
     /// As there.
-    pub fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    pub fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: promised when this was made.
         unsafe { self.0.read(rank, place, offset, into) }
     }
@@ -167,7 +165,7 @@ impl<'a> Unchecked<'a> {
     pub fn read_non_temporal(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         offset: usize,
         into: &mut [u8],
     ) -> Result<()> {
@@ -189,7 +187,7 @@ impl<'a> Unchecked<'a> {
     ///
     /// # Errors
     /// As there.
-    pub fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    pub fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: promised when this was made.
         unsafe { self.0.write(rank, place, offset, bytes) }
     }
@@ -200,7 +198,7 @@ impl<'a> Unchecked<'a> {
     /// As there.
     pub fn change(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),

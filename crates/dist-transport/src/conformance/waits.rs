@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{Abort, Activity, Cause, Error, ExposedRegion, Fingerprint, LazyDeadline, SlotUse, Transport};
+use crate::direct::{ExposedRegion, SlotUse};
+use crate::{Abort, Activity, Cause, Error, Fingerprint, LazyDeadline, Transport};
 
 use super::Unchecked;
 use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};

@@ -13,14 +13,23 @@ pub struct Tuning {
     pub(crate) copies_by_vectors: bool,
     /// Copies of 1 to 4 KiB into memory that another core has read use `rep movsb`, which the C library uses
     /// for larger ones only.
-    #[cfg_attr(not(all(feature = "shm", target_os = "linux")), allow(dead_code, reason = "for shared memory"))]
+    #[cfg_attr(
+        not(all(feature = "shm", target_os = "linux")),
+        allow(dead_code, reason = "for shared memory")
+    )]
     pub(crate) copies_by_string: bool,
     /// Of two ranks, each waits for a third longer between its signal and its first look for the other one.
-    #[cfg_attr(not(all(feature = "shm", target_os = "linux")), allow(dead_code, reason = "for shared memory"))]
+    #[cfg_attr(
+        not(all(feature = "shm", target_os = "linux")),
+        allow(dead_code, reason = "for shared memory")
+    )]
     pub(crate) long_delay: bool,
     /// After a fused barrier of more than two ranks, a rank prefetches for writing what it publishes in the
     /// next call.
-    #[cfg_attr(not(all(feature = "shm", target_os = "linux")), allow(dead_code, reason = "for shared memory"))]
+    #[cfg_attr(
+        not(all(feature = "shm", target_os = "linux")),
+        allow(dead_code, reason = "for shared memory")
+    )]
     pub(crate) prefetches_next_call: bool,
     /// The system copies large ordinary memory between processes faster than the two sides copy it through
     /// shared memory.

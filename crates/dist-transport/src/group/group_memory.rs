@@ -23,13 +23,15 @@ use super::futex;
 use super::generation::Generation;
 use super::mapping::{self, Mapping, Pages};
 use super::remote_region::RemoteRegion;
+use crate::cpu::CacheLine;
+use crate::direct::{CALLS_MAX, CHANGED_MAX, GroupLayout, MemoryArea, Reach};
 use crate::link::shm::segment::Nonce;
-use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, GroupLayout, Place, Rank, Reach};
+use crate::{Fingerprint, Rank};
 
 const SLOTS: usize = GroupLayout::on_host(Reach::Slots).slots;
 const SLOT_BYTES: usize = GroupLayout::on_host(Reach::Slots).slot_bytes;
 const EAGER_BYTES: usize = GroupLayout::on_host(Reach::Slots).eager_bytes;
-const FLAG_DATA_BYTES: usize = Grain::BYTES - FLAG_DATA_AT;
+const FLAG_DATA_BYTES: usize = CacheLine::BYTES - FLAG_DATA_AT;
 const _: () =
     assert!(FLAG_DATA_BYTES == GroupLayout::on_host(Reach::Slots).flag_line_bytes, "as it is predicted");
 
@@ -287,7 +289,7 @@ impl GroupMemory {
         &self,
         rank: usize,
         generation: Generation,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
     ) -> Option<&[u8]> {
         let at = self.place(rank, generation, place, &range)?;
@@ -297,7 +299,7 @@ impl GroupMemory {
 
     /// Prefetches published bytes of a rank, if there is such a place, before they are read.
     #[inline]
-    pub(crate) fn fetch(&self, rank: usize, generation: Generation, place: Place, range: Range<usize>) {
+    pub(crate) fn fetch(&self, rank: usize, generation: Generation, place: MemoryArea, range: Range<usize>) {
         if let Some(at) = self.place(rank, generation, place, &range) {
             self.mapping.fetch(at, range.len());
         }
@@ -306,7 +308,7 @@ impl GroupMemory {
     /// Prefetches a place of this rank for writing, if there is such a place, which takes its lines back from
     /// other cores.
     #[inline]
-    pub(crate) fn claim(&self, me: usize, generation: Generation, place: Place, range: Range<usize>) {
+    pub(crate) fn claim(&self, me: usize, generation: Generation, place: MemoryArea, range: Range<usize>) {
         if let Some(at) = self.place(me, generation, place, &range) {
             self.mapping.claim(at, range.len());
         }
@@ -320,7 +322,7 @@ impl GroupMemory {
         &self,
         rank: usize,
         generation: Generation,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         write: &mut dyn FnMut(&mut [u8]),
     ) -> Option<()> {
@@ -339,7 +341,7 @@ impl GroupMemory {
         &self,
         rank: usize,
         generation: Generation,
-        place: Place,
+        place: MemoryArea,
         offset: usize,
         bytes: &[u8],
     ) -> Option<()> {
@@ -359,7 +361,7 @@ impl GroupMemory {
     pub(crate) unsafe fn change(
         &self,
         generation: Generation,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
@@ -391,21 +393,21 @@ impl GroupMemory {
         &self,
         rank: usize,
         generation: Generation,
-        place: Place,
+        place: MemoryArea,
         range: &Range<usize>,
     ) -> Option<usize> {
         self.check(rank);
         let (start, len) = match place {
-            Place::FlagLine => (self.flag_line(rank, generation) + FLAG_DATA_AT, FLAG_DATA_BYTES),
-            Place::Slot(slot) if slot < SLOTS => {
+            MemoryArea::FlagLine => (self.flag_line(rank, generation) + FLAG_DATA_AT, FLAG_DATA_BYTES),
+            MemoryArea::Slot(slot) if slot < SLOTS => {
                 let number = generation.parity() * SLOTS + slot;
                 (self.slots_at + rank * LARGE_BYTES + number * SLOT_BYTES, SLOT_BYTES)
             }
-            Place::EagerBuffer => {
+            MemoryArea::EagerBuffer => {
                 let start = EAGER_AT + generation.index() * EAGER_BYTES;
                 (self.slots_at + rank * LARGE_BYTES + start, EAGER_BYTES)
             }
-            Place::Slot(_) | Place::Memory => return None,
+            MemoryArea::Slot(_) | MemoryArea::Exposed => return None,
         };
         (range.start <= range.end && range.end <= len).then_some(start + range.start)
     }
@@ -475,15 +477,16 @@ mod tests {
         let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
         let all = || {
             let calls = (0..3).flat_map(|rank| (0..CALLS_MAX).map(move |call| (rank, call)));
-            let slots = |call| (0..SLOTS).filter(move |_| call < 2).map(Place::Slot);
-            let places = move |call| [Place::FlagLine, Place::EagerBuffer].into_iter().chain(slots(call));
+            let slots = |call| (0..SLOTS).filter(move |_| call < 2).map(MemoryArea::Slot);
+            let places =
+                move |call| [MemoryArea::FlagLine, MemoryArea::EagerBuffer].into_iter().chain(slots(call));
             calls.flat_map(move |(rank, call)| {
                 places(call).map(move |place| (rank, Generation::of(call), place))
             })
         };
         let size = |place| match place {
-            Place::FlagLine => FLAG_DATA_BYTES,
-            Place::EagerBuffer => EAGER_BYTES,
+            MemoryArea::FlagLine => FLAG_DATA_BYTES,
+            MemoryArea::EagerBuffer => EAGER_BYTES,
             _ => SLOT_BYTES,
         };
         for (number, (rank, generation, place)) in (1..).zip(all()) {
@@ -530,11 +533,11 @@ mod tests {
     fn places_beyond_flag_lines_eager_buffers_and_slots_do_not_exist() {
         let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
         for (place, range) in [
-            (Place::FlagLine, 0..FLAG_DATA_BYTES + 1),
-            (Place::EagerBuffer, 0..EAGER_BYTES + 1),
-            (Place::Slot(SLOTS), 0..1),
-            (Place::Slot(0), SLOT_BYTES..SLOT_BYTES + 1),
-            (Place::Memory, 0..1),
+            (MemoryArea::FlagLine, 0..FLAG_DATA_BYTES + 1),
+            (MemoryArea::EagerBuffer, 0..EAGER_BYTES + 1),
+            (MemoryArea::Slot(SLOTS), 0..1),
+            (MemoryArea::Slot(0), SLOT_BYTES..SLOT_BYTES + 1),
+            (MemoryArea::Exposed, 0..1),
         ] {
             // SAFETY: nobody else has the memory.
             assert_eq!(unsafe { memory.published(0, Generation::of(0), place, range) }, None);
@@ -544,11 +547,12 @@ mod tests {
     #[rstest]
     #[should_panic = "rank 3 is one of 3"]
     fn a_rank_outside_the_group_has_no_places(
-        #[values(Place::FlagLine, Place::EagerBuffer, Place::Slot(0), Place::Memory)] place: Place,
+        #[values(MemoryArea::FlagLine, MemoryArea::EagerBuffer, MemoryArea::Slot(0), MemoryArea::Exposed)]
+        place: MemoryArea,
     ) {
         let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
         match place {
-            Place::Memory => drop(memory.region(3, Generation::of(0))),
+            MemoryArea::Exposed => drop(memory.region(3, Generation::of(0))),
             // SAFETY: nobody else has the memory.
             _ => drop(unsafe { memory.published(3, Generation::of(0), place, 0..1) }.map(<[u8]>::len)),
         }

@@ -19,8 +19,9 @@ use rustix::fs::FallocateFlags;
 use super::address_colouring::HASHED_BYTES;
 use super::mapping::{Mapping, Pages, Region};
 use super::ranges::Ranges;
+use crate::Allocation;
+use crate::cpu::CacheLine;
 use crate::owned::Bytes;
-use crate::{Allocation, Grain};
 
 /// Bytes of an arena, unless one allocation needs more. Pages are allocated on first touch.
 const ARENA_BYTES: usize = 256 << 20;
@@ -219,7 +220,7 @@ impl Drop for Allocated {
     }
 }
 
-const _: () = assert!(UNIT_BYTES.is_multiple_of(Grain::BYTES), "allocations begin where a grain can");
+const _: () = assert!(UNIT_BYTES.is_multiple_of(CacheLine::BYTES), "allocations begin where a line can");
 const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped with different colours");
 
 #[cfg(test)]

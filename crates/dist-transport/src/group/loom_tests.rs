@@ -15,7 +15,7 @@ use rstest::rstest;
 
 use super::super::generation::is_same_call;
 use super::*;
-use crate::CALLS_MAX;
+use crate::direct::CALLS_MAX;
 use crate::link::shm::cursor::{Consumed, Produced};
 use crate::link::shm::segment::RING_BYTES;
 

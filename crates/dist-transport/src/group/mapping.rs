@@ -25,9 +25,9 @@ use smallvec::SmallVec;
 
 use super::PAGE_BYTES;
 use super::address_colouring::{self, HASHED_BYTES};
-use crate::CHANGED_MAX;
 use crate::cpu::copy_policy::copy_to_reader;
-use crate::grain::Grain;
+use crate::direct::CHANGED_MAX;
+use crate::line::CacheLine;
 
 /// Whether a segment's pages are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl Mapping {
     #[inline]
     fn lines(&self, offset: usize, len: usize) -> impl Iterator<Item = *const u8> {
         let place = self.at(offset, len).as_ptr();
-        (0..len).step_by(Grain::BYTES).map(move |line| place.wrapping_add(line).cast_const())
+        (0..len).step_by(CacheLine::BYTES).map(move |line| place.wrapping_add(line).cast_const())
     }
 
     /// Calls `write` with bytes of the segment.

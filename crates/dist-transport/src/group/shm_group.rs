@@ -12,20 +12,21 @@ use crate::bootstrap::control::{Missing, WaitReport};
 use crate::bootstrap::failure::{ErrorContext, PeerError};
 use crate::bootstrap::session::{LongWait, Membership, WAITING_LIMIT, lock, number};
 use crate::bootstrap::{auth, dial};
+use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::{CopyPolicy, LONG_BYTES};
 use crate::cpu::tuning;
 use crate::direct::sealed::Sealed;
+use crate::direct::{
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent,
+    MemoryArea, Reach, SlotUse,
+};
 use crate::group::{self, Generation, GroupMemory, Mapping, Process, RegionOrigin, RemoteRegion};
 use crate::link::counts::MessageCounts;
 use crate::link::message::LinkError;
 use crate::runtime::{Unparker, Wake};
 use crate::wait::external_load::ExternalLoad;
 use crate::wait::group_wait::{self, GroupWaitPolicy, SHORT_SLICE, WaitStep};
-use crate::{
-    AbandonHandle, Activity, CALLS_MAX, CHANGED_MAX, CallEntry, ChannelId, Deadline, Direct, DirectCall,
-    Error, ExposedRegion, Fingerprint, Grain, GroupLayout, LazyDeadline, Lent, Owned, Place, Rank, Reach,
-    Result, SlotUse, Traffic,
-};
+use crate::{Activity, ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Owned, Rank, Result, Traffic};
 
 /// One rank's handle on its group's shared memory.
 ///
@@ -70,7 +71,7 @@ pub(crate) struct ShmGroup {
     lent: Option<Lent>,
     /// The number of this memory within the process.
     group: u64,
-    scratch: Vec<Grain>,
+    scratch: Vec<CacheLine>,
     copy_policy: CopyPolicy,
     traffic: Traffic,
 }
@@ -233,12 +234,12 @@ impl ShmGroup {
     unsafe fn read_by(
         &mut self,
         copy: impl FnOnce(&[u8], &mut [u8]),
-        (rank, place, offset): (usize, Place, usize),
+        (rank, place, offset): (usize, MemoryArea, usize),
         into: &mut [u8],
     ) -> Result<()> {
         let range = offset..offset.saturating_add(into.len());
         self.traffic.bytes_received += range.len() as u64;
-        if place != Place::Memory {
+        if place != MemoryArea::Exposed {
             // SAFETY: as the caller has promised.
             let bytes =
                 unsafe { self.memory.published(rank, self.current.generation(), place, range.clone()) };
@@ -496,7 +497,7 @@ impl ShmGroup {
     /// Calls `read` with memory that a rank has exposed.
     ///
     /// # Safety
-    /// See the contract of [`Direct`](crate::Direct).
+    /// See the contract of [`Direct`](crate::direct::Direct).
     #[inline(never)]
     unsafe fn view_exposed(
         &mut self,
@@ -511,7 +512,7 @@ impl ShmGroup {
             }
             Located::Process(process, address) => {
                 let mut scratch = std::mem::take(&mut self.scratch);
-                scratch.resize(PIECE_BYTES / Grain::BYTES, Grain::ZERO);
+                scratch.resize(PIECE_BYTES / CacheLine::BYTES, CacheLine::ZERO);
                 let pieces: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
                 let outcome = (0..range.len()).step_by(PIECE_BYTES).try_for_each(|start| {
                     let piece = &mut pieces[..PIECE_BYTES.min(range.len() - start)];
@@ -529,7 +530,7 @@ impl ShmGroup {
     /// Copies bytes into memory that a rank has lent.
     ///
     /// # Safety
-    /// See the contract of [`Direct`](crate::Direct).
+    /// See the contract of [`Direct`](crate::direct::Direct).
     #[inline(never)]
     unsafe fn write_lent(&mut self, rank: usize, range: &Range<usize>, bytes: &[u8]) -> Result<()> {
         match self.locate(rank, range, true)? {
@@ -618,7 +619,7 @@ impl ShmGroup {
         // rank's memory it writes only its own cell, after that rank's first signal and before its own last.
         unsafe { self.enter(entry, ExposedRegion::Write(Owned::from(cells).lend()), due) }?;
         // SAFETY: as above.
-        unsafe { self.publish(Place::FlagLine, 0, &number.to_ne_bytes()) };
+        unsafe { self.publish(MemoryArea::FlagLine, 0, &number.to_ne_bytes()) };
         // SAFETY: as above.
         unsafe { self.signal() };
         let (mut reads, mut writes) = (true, limit == Reach::Write);
@@ -626,7 +627,7 @@ impl ShmGroup {
             self.wait(peer, 1, due)?;
             let (mut told, mut found) = ([0; 8], [0; 8]);
             // SAFETY: as above; the rank has signalled.
-            unsafe { self.read(peer, Place::FlagLine, 0, &mut told) }?;
+            unsafe { self.read(peer, MemoryArea::FlagLine, 0, &mut told) }?;
             let mut process = None;
             reads &= self.reach_into(peer, |number, address| {
                 // Opened before the number is read, so that the number is not found in another process.
@@ -680,14 +681,14 @@ impl ShmGroup {
         // SAFETY: all ranks do these steps: each writes its own line before its signal, and reads others' after theirs.
         unsafe { self.enter(entry, ExposedRegion::Nothing, due) }?;
         // SAFETY: as above.
-        unsafe { self.publish(Place::FlagLine, 0, &[found as u8]) };
+        unsafe { self.publish(MemoryArea::FlagLine, 0, &[found as u8]) };
         // SAFETY: as above.
         unsafe { self.signal() };
         for peer in self.others() {
             self.wait(peer, 1, due)?;
             let mut theirs = [0];
             // SAFETY: as above; the rank has signalled.
-            unsafe { self.read(peer, Place::FlagLine, 0, &mut theirs) }?;
+            unsafe { self.read(peer, MemoryArea::FlagLine, 0, &mut theirs) }?;
             least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
         }
         self.wake_waiters();
@@ -727,7 +728,7 @@ impl Direct for ShmGroup {
     }
 
     #[inline(always)]
-    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    unsafe fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         let (me, generation) = (self.rank.index(), self.current.generation());
         // On a shared core, ranks read better from caches, and a copy may be interrupted by any of them.
         let published = if bytes.len() < LONG_BYTES || !self.is_lockstep {
@@ -760,7 +761,7 @@ impl Direct for ShmGroup {
     unsafe fn signal_and_wait(
         &mut self,
         entry: CallEntry,
-        (holder, place, offset): (usize, Place, usize),
+        (holder, place, offset): (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -808,12 +809,12 @@ impl Direct for ShmGroup {
     unsafe fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
         self.traffic.bytes_received += range.len() as u64;
-        if place == Place::Memory {
+        if place == MemoryArea::Exposed {
             // SAFETY: as the caller has promised.
             return unsafe { self.view_exposed(rank, range, read) };
         }
@@ -827,7 +828,7 @@ impl Direct for ShmGroup {
 
     unsafe fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -846,7 +847,7 @@ impl Direct for ShmGroup {
         Ok(())
     }
 
-    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: as the caller has promised.
         unsafe { self.read_by(crate::cpu::copy, (rank, place, offset), into) }
     }
@@ -854,7 +855,7 @@ impl Direct for ShmGroup {
     unsafe fn read_non_temporal(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         offset: usize,
         into: &mut [u8],
     ) -> Result<()> {
@@ -866,25 +867,25 @@ impl Direct for ShmGroup {
         group::copy_non_temporal(from, into);
     }
 
-    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         match place {
-            Place::FlagLine | Place::EagerBuffer => Err(self.out_of_reach(rank, &range)),
-            Place::Slot(_) => {
+            MemoryArea::FlagLine | MemoryArea::EagerBuffer => Err(self.out_of_reach(rank, &range)),
+            MemoryArea::Slot(_) => {
                 // SAFETY: as the caller has promised.
                 let written =
                     unsafe { self.memory.publish(rank, self.current.generation(), place, offset, bytes) };
                 written.ok_or_else(|| self.out_of_reach(rank, &range))
             }
             // SAFETY: as the caller has promised.
-            Place::Memory => unsafe { self.write_lent(rank, &range, bytes) },
+            MemoryArea::Exposed => unsafe { self.write_lent(rank, &range, bytes) },
         }
     }
 
     unsafe fn change(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
@@ -894,18 +895,18 @@ impl Direct for ShmGroup {
         }
         let range = |offset: usize| offset..offset.saturating_add(len);
         match place {
-            Place::FlagLine | Place::EagerBuffer => {
+            MemoryArea::FlagLine | MemoryArea::EagerBuffer => {
                 let nothing = |&(rank, offset)| Err(self.out_of_reach(rank, &range(offset)));
                 return there.first().map_or(Ok(false), nothing);
             }
-            Place::Slot(_) => {
+            MemoryArea::Slot(_) => {
                 // SAFETY: as the caller has promised.
                 let changed =
                     unsafe { self.memory.change(self.current.generation(), place, there, len, change) };
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
             // Does not check for a failed call: the memory is then leaked, and nobody reads it.
-            Place::Memory => {
+            MemoryArea::Exposed => {
                 let others = there.iter().all(|&(rank, _)| rank != self.rank.index());
                 let rise = there.is_sorted_by(|(left, _), (right, _)| left < right);
                 assert!(others && rise, "memory of other ranks is changed, in their order");

@@ -1,6 +1,6 @@
 //! A buffer for bytes between their arrival and their delivery.
 
-use crate::Grain;
+use crate::cpu::CacheLine;
 
 /// The most bytes that are received before they are delivered.
 const BYTES: usize = 256 << 10;
@@ -11,7 +11,7 @@ const BYTES: usize = 256 << 10;
 pub(crate) struct StagingBuffer {
     /// A small message to be sent, in one piece.
     pub(crate) outgoing: Vec<u8>,
-    grains: Vec<Grain>,
+    lines: Vec<CacheLine>,
     start: usize,
     end: usize,
 }
@@ -52,10 +52,10 @@ impl StagingBuffer {
 
     /// Returns the free memory behind the staged bytes.
     pub(crate) fn room(&mut self) -> &mut [u8] {
-        if self.grains.is_empty() {
-            self.grains = vec![Grain::ZERO; BYTES / Grain::BYTES];
+        if self.lines.is_empty() {
+            self.lines = vec![CacheLine::ZERO; BYTES / CacheLine::BYTES];
         }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.grains);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.lines);
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.end == bytes.len() && self.start > 0 {
@@ -69,6 +69,6 @@ impl StagingBuffer {
     pub(crate) fn take(&mut self, count: usize) -> &[u8] {
         let taken = self.start..self.start + count;
         self.start = taken.end;
-        &bytemuck::cast_slice(&self.grains)[taken]
+        &bytemuck::cast_slice(&self.lines)[taken]
     }
 }

@@ -11,10 +11,11 @@ use std::sync::atomic::Ordering;
 use super::process_transport::{ProcessTransport, unconnected};
 use crate::bootstrap::auth;
 use crate::bootstrap::failure::PeerError;
+use crate::direct::Reach;
 use crate::group::GroupMemory;
 use crate::link::message::LinkError;
 use crate::link::shm::ShmLink;
-use crate::{Activity, Incoming, LazyDeadline, Outgoing, Reach, Sink};
+use crate::{Activity, Incoming, LazyDeadline, Outgoing, Sink};
 
 /// The rank that creates the memory.
 const CREATOR: usize = 0;

@@ -34,11 +34,12 @@ use crate::{
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use super::group_agreement::GroupAgreement;
 #[cfg(all(feature = "shm", target_os = "linux"))]
+use crate::Allocation;
+use crate::direct::Direct;
+#[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::group::ShmGroup;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::link::shm::ShmLink;
-#[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::{Allocation, Direct};
 
 /// One channel of a process that is connected to its peers by TCP or shared memory.
 #[derive(Debug)]

@@ -11,10 +11,12 @@ use crate::bootstrap::auth::Key;
 use crate::bootstrap::rendezvous_server::Worlds;
 use crate::bootstrap::session::Membership;
 use crate::direct::sealed::Sealed;
+use crate::direct::{
+    AbandonHandle, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea,
+};
 use crate::{
-    AbandonHandle, Abort, Allocation, CallEntry, Cause, Chain, ChannelId, Combine, Direct, DirectCall, Error,
-    ExposedRegion, Fingerprint, GroupLayout, Incoming, LazyDeadline, Lent, Outgoing, Place, Progress, Rank,
-    Result, Runtime, Sink, Traffic, Transport,
+    Abort, Allocation, Cause, Chain, ChannelId, Combine, Error, Fingerprint, Incoming, LazyDeadline,
+    Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the
@@ -388,7 +390,7 @@ impl Direct for HostGroup {
         entered.map_err(|error| self.in_world(error))
     }
 
-    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    unsafe fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         // SAFETY: as the caller has promised.
         unsafe { self.memory_mut().publish(place, offset, bytes) };
     }
@@ -406,7 +408,7 @@ impl Direct for HostGroup {
     unsafe fn signal_and_wait(
         &mut self,
         entry: CallEntry,
-        to: (usize, Place, usize),
+        to: (usize, MemoryArea, usize),
         bytes: &[u8],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -418,7 +420,7 @@ impl Direct for HostGroup {
     unsafe fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
@@ -429,7 +431,7 @@ impl Direct for HostGroup {
 
     unsafe fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
@@ -439,7 +441,7 @@ impl Direct for HostGroup {
         viewed.map_err(|error| self.in_world(error))
     }
 
-    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: as the caller has promised.
         let read = unsafe { self.memory_mut().read(rank, place, offset, into) };
         read.map_err(|error| self.in_world(error))
@@ -448,7 +450,7 @@ impl Direct for HostGroup {
     unsafe fn read_non_temporal(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         offset: usize,
         into: &mut [u8],
     ) -> Result<()> {
@@ -461,7 +463,7 @@ impl Direct for HostGroup {
         self.memory_mut().copy_non_temporal(from, into);
     }
 
-    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: as the caller has promised.
         let written = unsafe { self.memory_mut().write(rank, place, offset, bytes) };
         written.map_err(|error| self.in_world(error))
@@ -469,7 +471,7 @@ impl Direct for HostGroup {
 
     unsafe fn change(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),

@@ -14,8 +14,9 @@ use super::scheduler::{Failure, Scheduler, Statistics};
 use super::shm_group::Segments;
 use super::world::World;
 use super::{Outcome, SimTransport};
+use crate::direct::MemoryCosts;
 use crate::runtime::Executor;
-use crate::{MemoryCosts, Rank, Runtime};
+use crate::{Rank, Runtime};
 
 /// A network in one process: its ranks, their hosts, its links, and the seed that decides everything else.
 ///

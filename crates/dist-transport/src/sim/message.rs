@@ -3,14 +3,15 @@
 use std::ops::Range;
 
 use crate::bookkeeping::HEADER_BYTES;
-use crate::{Fingerprint, Grain, Outgoing};
+use crate::cpu::CacheLine;
+use crate::{Fingerprint, Outgoing};
 
 /// A message in flight.
 #[derive(Debug)]
 pub(super) struct SimMessage {
     /// The call that the sender was in.
     pub(super) call: Fingerprint,
-    grains: Vec<Grain>,
+    lines: Vec<CacheLine>,
     len: usize,
     /// The effect of a changed byte on its header, if it has one.
     pub(super) spoilt: Option<Spoilt>,
@@ -31,20 +32,20 @@ impl SimMessage {
     /// Copies a message to be sent.
     pub(super) fn new(call: Fingerprint, outgoing: Outgoing<'_>) -> Self {
         let len = outgoing.len();
-        let mut grains = vec![Grain::ZERO; len.div_ceil(Grain::BYTES)];
-        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut grains);
+        let mut lines = vec![CacheLine::ZERO; len.div_ceil(CacheLine::BYTES)];
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
         for part in outgoing.parts {
             let (head, tail) = rest.split_at_mut(part.len());
             head.copy_from_slice(part);
             rest = tail;
         }
-        Self { call, grains, len, spoilt: None }
+        Self { call, lines, len, spoilt: None }
     }
 
     /// Changes one bit of one byte. Bytes are counted as TCP sends them, modulo their number: 8 bytes of
     /// magic, 8 of the length, those of the call, and the payload.
     pub(super) fn change_byte(&mut self, byte: usize) {
-        let payload: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len];
+        let payload: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len];
         match byte % (HEADER_BYTES + payload.len()) {
             0..8 => self.spoilt = Some(Spoilt::Garbage),
             byte @ 8..16 => self.spoilt = Some(Spoilt::Length(self.len as u64 ^ 1 << (8 * (byte - 8)))),
@@ -58,7 +59,7 @@ impl SimMessage {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.grains)[..self.len]
+        &bytemuck::cast_slice(&self.lines)[..self.len]
     }
 
     /// Splits the message as [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
@@ -66,7 +67,7 @@ impl SimMessage {
     pub(super) fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let len = self.len;
         let mut end = 0;
-        let mut size = Grain::BYTES;
+        let mut size = CacheLine::BYTES;
         std::iter::from_fn(move || {
             let start = end;
             end = len.min(start + size);

@@ -14,11 +14,14 @@ use std::time::Duration;
 use super::fabric::Sent;
 use super::message::SimMessage;
 use super::transport::SimTransport;
+use crate::cpu::CacheLine;
 use crate::direct::sealed::Sealed;
+use crate::direct::{
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent,
+    MemoryArea, MemoryCosts, Reach,
+};
 use crate::{
-    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, ChannelId, Deadline, Direct, DirectCall, Error,
-    ExposedRegion, Fingerprint, Grain, GroupLayout, LazyDeadline, Lent, MemoryCosts, Outgoing, Place, Rank,
-    Reach, Result, Traffic, Transport,
+    ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Outgoing, Rank, Result, Traffic, Transport,
 };
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
@@ -113,17 +116,17 @@ impl Segment {
 
 impl RankMemory {
     /// Returns a place as it is in this call, extended to `end`. Returns `None` if the place is too small.
-    fn place(&mut self, call: usize, place: Place, end: usize) -> Option<&mut Vec<u8>> {
+    fn place(&mut self, call: usize, place: MemoryArea, end: usize) -> Option<&mut Vec<u8>> {
         let call_memory = &mut self.calls[call % CALLS_MAX];
         let (bytes, max) = match place {
-            Place::FlagLine => (&mut call_memory.line, SHARED.flag_line_bytes),
-            Place::EagerBuffer => (&mut call_memory.sheet, SHARED.eager_bytes),
-            Place::Slot(slot) => (self.slots[call % 2].get_mut(slot)?, SHARED.slot_bytes),
-            Place::Memory if call_memory.readable => {
+            MemoryArea::FlagLine => (&mut call_memory.line, SHARED.flag_line_bytes),
+            MemoryArea::EagerBuffer => (&mut call_memory.sheet, SHARED.eager_bytes),
+            MemoryArea::Slot(slot) => (self.slots[call % 2].get_mut(slot)?, SHARED.slot_bytes),
+            MemoryArea::Exposed if call_memory.readable => {
                 let len = call_memory.exposed.len();
                 (&mut call_memory.exposed, len)
             }
-            Place::Memory => return None,
+            MemoryArea::Exposed => return None,
         };
         bytes.resize(bytes.len().max(end.min(max)), 0);
         (end <= max).then_some(bytes)
@@ -213,7 +216,7 @@ impl SimShmGroup {
     fn with<T>(
         &self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: &Range<usize>,
         work: impl FnOnce(&mut [u8]) -> T,
     ) -> Result<T> {
@@ -276,8 +279,8 @@ impl Direct for SimShmGroup {
         Ok(())
     }
 
-    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        assert!(place != Place::Memory, "memory is not published");
+    unsafe fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
+        assert!(place != MemoryArea::Exposed, "memory is not published");
         self.traffic.bytes_sent += bytes.len() as u64;
         self.spend(self.costs.copied(place, bytes.len()));
         let range = offset..offset + bytes.len();
@@ -309,15 +312,15 @@ impl Direct for SimShmGroup {
     unsafe fn view(
         &mut self,
         rank: usize,
-        place: Place,
+        place: MemoryArea,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
         self.traffic.bytes_received += range.len() as u64;
         self.spend(self.costs.viewed(place, range.len()));
         // Readers of real shared memory get aligned bytes, so these are aligned too.
-        let mut grains = vec![Grain::ZERO; range.len().div_ceil(Grain::BYTES)];
-        let bytes = &mut bytemuck::cast_slice_mut(&mut grains)[..range.len()];
+        let mut lines = vec![CacheLine::ZERO; range.len().div_ceil(CacheLine::BYTES)];
+        let bytes = &mut bytemuck::cast_slice_mut(&mut lines)[..range.len()];
         self.with(rank, place, &range, |found| bytes.copy_from_slice(found))?;
         read(0, bytes);
         Ok(())
@@ -325,29 +328,29 @@ impl Direct for SimShmGroup {
 
     unsafe fn view_all(
         &mut self,
-        place: Place,
+        place: MemoryArea,
         there: &[(usize, usize)],
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
         assert!(there.len() <= CHANGED_MAX, "at most {CHANGED_MAX} places are viewed at once");
-        let mut all = vec![vec![Grain::ZERO; len.div_ceil(Grain::BYTES)]; there.len()];
-        for (&(rank, offset), grains) in there.iter().zip(&mut all) {
+        let mut all = vec![vec![CacheLine::ZERO; len.div_ceil(CacheLine::BYTES)]; there.len()];
+        for (&(rank, offset), lines) in there.iter().zip(&mut all) {
             let range = offset..offset.saturating_add(len);
-            if place == Place::Memory {
+            if place == MemoryArea::Exposed {
                 return Err(self.out_of_reach(rank, &range));
             }
             self.traffic.bytes_received += len as u64;
             self.spend(self.costs.viewed(place, len));
-            let bytes = &mut bytemuck::cast_slice_mut(grains)[..len];
+            let bytes = &mut bytemuck::cast_slice_mut(lines)[..len];
             self.with(rank, place, &range, |found| bytes.copy_from_slice(found))?;
         }
-        let all: Vec<&[u8]> = all.iter().map(|grains| &bytemuck::cast_slice(grains)[..len]).collect();
+        let all: Vec<&[u8]> = all.iter().map(|lines| &bytemuck::cast_slice(lines)[..len]).collect();
         read(&all);
         Ok(())
     }
 
-    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         let range = offset..offset.saturating_add(into.len());
         self.traffic.bytes_received += range.len() as u64;
         self.spend(self.costs.copied(place, range.len()));
@@ -355,24 +358,24 @@ impl Direct for SimShmGroup {
     }
 
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        self.spend(self.costs.copied(Place::FlagLine, from.len()));
+        self.spend(self.costs.copied(MemoryArea::FlagLine, from.len()));
         into.copy_from_slice(from);
     }
 
-    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         self.spend(self.costs.copied(place, range.len()));
         let writable = match place {
-            Place::FlagLine | Place::EagerBuffer => false,
-            Place::Slot(_) => true,
-            Place::Memory => self.shared_by(&mut self.segment.lock(), rank).writable,
+            MemoryArea::FlagLine | MemoryArea::EagerBuffer => false,
+            MemoryArea::Slot(_) => true,
+            MemoryArea::Exposed => self.shared_by(&mut self.segment.lock(), rank).writable,
         };
         if !writable {
             return Err(self.out_of_reach(rank, &range));
         }
         self.with(rank, place, &range, |room| room.copy_from_slice(bytes))?;
-        if place == Place::Memory {
+        if place == MemoryArea::Exposed {
             self.shared_by(&mut self.segment.lock(), rank).written.push(range);
         }
         Ok(())

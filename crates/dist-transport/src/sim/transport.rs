@@ -14,9 +14,10 @@ use super::waiting::WaitTarget;
 use super::world::World;
 use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_peer};
+use crate::direct::Direct;
 use crate::runtime::Unparker;
 use crate::{
-    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Error, Fingerprint, Incoming,
+    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming,
     LazyDeadline, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 

@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, TransportProgram};
+use dist_transport::direct::Reach;
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport, WithSharedMemory};
 use dist_transport::sim;
-use dist_transport::{Reach, Runtime, Transport};
+use dist_transport::{Runtime, Transport};
 
 /// The in-process network in virtual time, in several interleavings.
 struct Simulated;

@@ -10,7 +10,7 @@ use crate::verify::table;
 ///
 /// ```
 /// use dist_algos::direct::{DirectAlgorithm, DirectPlan, DirectCollective, verify::draw};
-/// use dist_transport::{Reach, GroupLayout};
+/// use dist_transport::direct::{Reach, GroupLayout};
 ///
 /// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) };
 /// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();

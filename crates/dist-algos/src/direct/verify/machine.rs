@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::iter::Peekable;
 
-use dist_transport::{CALLS_MAX, Place};
+use dist_transport::direct::{CALLS_MAX, MemoryArea};
 
 use super::DirectReport;
 use crate::direct::digest::Digest;
@@ -17,7 +17,7 @@ enum Location {
     /// In a rank's own memory.
     OwnMemory { of: Source, part: usize, block: usize },
     /// At a place of the flag line, the eager buffer or a slot, of this generation.
-    Published { generation: usize, of: Place, place: usize },
+    Published { generation: usize, of: MemoryArea, place: usize },
 }
 
 /// The content of a location.
@@ -213,7 +213,7 @@ impl DirectMachine {
         &mut self,
         at: &CallPosition<'_>,
         (part, block): (usize, usize),
-        of: Place,
+        of: MemoryArea,
         into: SumTarget,
     ) -> Result<()> {
         let plan = at.plan;
@@ -349,9 +349,11 @@ impl DirectMachine {
             if exists { Ok(()) } else { Err(Error::NoChunk { rank, step: index, chunks, parts }) }
         };
         let open = at.plan.algorithm().remote_access();
-        let place = |place: Place| match place {
-            Place::Slot(slot) if slot >= at.plan.slots() => Err(Error::BadSlot { rank, step: index, slot }),
-            Place::Memory if open == RemoteAccess::Nothing => Err(Error::Closed { rank, step: index }),
+        let place = |place: MemoryArea| match place {
+            MemoryArea::Slot(slot) if slot >= at.plan.slots() => {
+                Err(Error::BadSlot { rank, step: index, slot })
+            }
+            MemoryArea::Exposed if open == RemoteAccess::Nothing => Err(Error::Closed { rank, step: index }),
             _ => Ok(()),
         };
         match step {
@@ -361,7 +363,8 @@ impl DirectMachine {
                 place: to,
                 ..
             } => {
-                if to == Place::Memory || to == Place::FlagLine && self.ranks[rank].clock[rank] > self.base()
+                if to == MemoryArea::Exposed
+                    || to == MemoryArea::FlagLine && self.ranks[rank].clock[rank] > self.base()
                 {
                     return Err(Error::BadSlot { rank, step: index, slot: 0 });
                 }
@@ -373,15 +376,15 @@ impl DirectMachine {
             DirectStep::Reduce { part, block, of, into } => {
                 let target = match (into, of) {
                     (SumTarget::Buffer, _) => Ok(()),
-                    (SumTarget::Back(PeerSet::One(one)), Place::Slot(_)) => peer(one),
-                    (SumTarget::Back(PeerSet::Others), Place::Slot(_)) => Ok(()),
-                    (SumTarget::Back(_), Place::Memory) if open == RemoteAccess::Write => Ok(()),
+                    (SumTarget::Back(PeerSet::One(one)), MemoryArea::Slot(_)) => peer(one),
+                    (SumTarget::Back(PeerSet::Others), MemoryArea::Slot(_)) => Ok(()),
+                    (SumTarget::Back(_), MemoryArea::Exposed) if open == RemoteAccess::Write => Ok(()),
                     (SumTarget::Back(_), _) => Err(Error::Closed { rank, step: index }),
                 };
                 cell(part, block).and_then(|()| place(of)).and(target)
             }
             DirectStep::Take { from, part, block, of, into } => Ok(from)
-                .and_then(|from| if from == rank && of != Place::Memory { Ok(()) } else { peer(from) })
+                .and_then(|from| if from == rank && of != MemoryArea::Exposed { Ok(()) } else { peer(from) })
                 .and_then(|()| cell(part, block))
                 .and_then(|()| cell(into, block))
                 .and_then(|()| place(of)),
@@ -393,11 +396,13 @@ impl DirectMachine {
         &self,
         plan: &DirectPlan,
         rank: usize,
-        of: Place,
+        of: MemoryArea,
         (part, block): (usize, usize),
     ) -> (usize, Location) {
         match of {
-            Place::Memory => (rank, Location::OwnMemory { of: plan.collective().source(), part, block }),
+            MemoryArea::Exposed => {
+                (rank, Location::OwnMemory { of: plan.collective().source(), part, block })
+            }
             place => self.published(plan, rank, place, (part, block)),
         }
     }
@@ -406,10 +411,10 @@ impl DirectMachine {
         &self,
         plan: &DirectPlan,
         rank: usize,
-        of: Place,
+        of: MemoryArea,
         cell: (usize, usize),
     ) -> (usize, Location) {
-        let generations = if let Place::Slot(_) = of { 2 } else { CALLS_MAX };
+        let generations = if let MemoryArea::Slot(_) = of { 2 } else { CALLS_MAX };
         let (holder, place) = plan.home(rank, cell, of);
         (holder, Location::Published { generation: self.calls % generations, of, place })
     }

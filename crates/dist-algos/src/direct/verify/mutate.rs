@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_transport::Place;
+use dist_transport::direct::MemoryArea;
 
 use super::{DirectPrograms, check};
 use crate::direct::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget};
@@ -171,7 +171,9 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
         // If all parts have one place, it does not matter which part is copied from there.
         (
             DirectMutation::AnotherPart,
-            DirectStep::Take { of: Place::FlagLine | Place::EagerBuffer | Place::Slot(_), .. },
+            DirectStep::Take {
+                of: MemoryArea::FlagLine | MemoryArea::EagerBuffer | MemoryArea::Slot(_), ..
+            },
         ) if plan.places() == 1 => {}
         (
             DirectMutation::AnotherPart,
@@ -189,12 +191,12 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
         ) => *block = (*block + 1) % blocks,
         (
             DirectMutation::AnotherSlot,
-            DirectStep::Publish { place: Place::Slot(slot), .. }
-            | DirectStep::Reduce { of: Place::Slot(slot), .. }
-            | DirectStep::Take { of: Place::Slot(slot), .. },
+            DirectStep::Publish { place: MemoryArea::Slot(slot), .. }
+            | DirectStep::Reduce { of: MemoryArea::Slot(slot), .. }
+            | DirectStep::Take { of: MemoryArea::Slot(slot), .. },
         ) => *slot = (*slot + 1) % plan.slots(),
         (DirectMutation::AnotherPlace, DirectStep::Reduce { of, .. } | DirectStep::Take { of, .. }) => {
-            *of = if *of == Place::Memory { Place::Slot(0) } else { Place::Memory };
+            *of = if *of == MemoryArea::Exposed { MemoryArea::Slot(0) } else { MemoryArea::Exposed };
         }
         (DirectMutation::AnotherMemory, DirectStep::Publish { of, .. }) => {
             *of = if *of == Source::Buffer { Source::Input } else { Source::Buffer };
@@ -202,7 +204,7 @@ fn change(step: &mut DirectStep, mutation: DirectMutation, rank: usize, plan: &D
         (DirectMutation::AnotherTarget, DirectStep::Reduce { of, into, .. }) => {
             *into = match into {
                 SumTarget::Back(_) => SumTarget::Buffer,
-                SumTarget::Buffer if *of == Place::Memory => SumTarget::Back(PeerSet::Others),
+                SumTarget::Buffer if *of == MemoryArea::Exposed => SumTarget::Back(PeerSet::Others),
                 // No rank reads the data that is written back there.
                 SumTarget::Buffer => SumTarget::Buffer,
             };

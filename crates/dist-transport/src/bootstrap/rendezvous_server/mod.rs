@@ -17,8 +17,9 @@ use crate::bootstrap::control::{ControlConnection, FRAME_BYTES, Frame, PeerInfo,
 use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
 use crate::bootstrap::session::lock;
+use crate::direct::CALLS_MAX;
 use crate::link::socket;
-use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
+use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
 /// How long an authenticated connection may take to send a join.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);

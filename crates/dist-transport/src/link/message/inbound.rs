@@ -9,11 +9,12 @@ use super::{
     COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
     SINGLE_COPY_MAGIC,
 };
+use crate::cpu::CacheLine;
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::{NextMessage, ShmLink};
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
-use crate::{Combine, Fingerprint, Grain, Sink};
+use crate::{Combine, Fingerprint, Sink};
 
 /// The source of a message's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +81,11 @@ impl Inbound {
 
     /// Returns the offset up to which bytes may be combined: at most as far as `outbound` has sent.
     fn lockstep(&self, outbound: &Outbound) -> usize {
-        if outbound.done() { self.length } else { outbound.payload_sent() / Grain::BYTES * Grain::BYTES }
+        if outbound.done() {
+            self.length
+        } else {
+            outbound.payload_sent() / CacheLine::BYTES * CacheLine::BYTES
+        }
     }
 
     /// Receives and delivers the bytes that have arrived, through `scratch` if the pieces are unaligned.
@@ -278,7 +283,8 @@ impl Inbound {
             return false;
         }
         let staged = scratch.staged();
-        let whole = if self.received == self.length { staged } else { staged / Grain::BYTES * Grain::BYTES };
+        let whole =
+            if self.received == self.length { staged } else { staged / CacheLine::BYTES * CacheLine::BYTES };
         let ready = whole.min(limit.saturating_sub(self.delivered));
         if ready > 0 {
             sink(self.delivered, scratch.take(ready));

@@ -1,6 +1,6 @@
 //! Message framing on one connection: a header of 64 bytes, then the payload. Nothing here waits.
 //!
-//! A socket moves any number of bytes. Shared memory moves whole grains of 64 bytes, and received bytes are
+//! A socket moves any number of bytes. Shared memory moves whole cache lines of 64 bytes, and received bytes are
 //! delivered in place.
 
 mod inbound;

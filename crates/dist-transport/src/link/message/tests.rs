@@ -7,11 +7,12 @@ use socket2::{Domain, Socket, Type};
 
 use super::outbound::SingleCopy;
 use super::{Inbound, LinkError, Outbound};
+use crate::cpu::CacheLine;
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::ShmLink;
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
-use crate::{Activity, Fingerprint, Grain, Sink};
+use crate::{Activity, Fingerprint, Sink};
 
 const CALL: Fingerprint = Fingerprint([7; 48]);
 const MIB: usize = 1 << 20;
@@ -84,8 +85,8 @@ fn a_large_message_is_sent_as_a_single_copy(
     for _ in 0..2 {
         let mut received = vec![0; if into { len } else { 0 }];
         let mut append = |offset: usize, piece: &[u8]| {
-            assert_eq!((offset, offset % Grain::BYTES), (received.len(), 0));
-            assert!(piece.as_ptr().addr().is_multiple_of(Grain::BYTES));
+            assert_eq!((offset, offset % CacheLine::BYTES), (received.len(), 0));
+            assert!(piece.as_ptr().addr().is_multiple_of(CacheLine::BYTES));
             received.extend_from_slice(piece);
         };
         let was_lent = match into {

@@ -1,12 +1,12 @@
 //! The cursors of a ring: positions only, no memory.
 //!
 //! Counters count bytes since the beginning and never decrease. A position is a counter modulo the ring's
-//! length. All counters are whole grains, so contiguous bytes are aligned.
+//! length. All counters are whole cache lines, so contiguous bytes are aligned.
 
 use std::ops::Range;
 
 use super::segment::RING_BYTES;
-use crate::Grain;
+use crate::cpu::CacheLine;
 
 /// How much is consumed before the room is given back: often enough for the producer, and rare for small
 /// messages.
@@ -71,7 +71,7 @@ impl Consumed {
     pub(crate) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
             let counted = produced();
-            // Skipped grains may not be counted yet.
+            // Skipped cache lines may not be counted yet.
             let now = counted.max(self.produced);
             if now - self.given_back > RING_BYTES as u64 || !is_whole(counted) {
                 return None;
@@ -83,12 +83,12 @@ impl Consumed {
         Some(start..start + there.min(max).min(RING_BYTES - start))
     }
 
-    /// Returns the counter behind the next grain.
+    /// Returns the counter behind the next cache line.
     pub(crate) const fn next_grain(&self) -> u64 {
-        self.consumed + Grain::BYTES as u64
+        self.consumed + CacheLine::BYTES as u64
     }
 
-    /// Counts the next grain as present, because the producer has skipped it.
+    /// Counts the next cache line as present, because the producer has skipped it.
     pub(crate) fn skip(&mut self) {
         self.produced = self.produced.max(self.next_grain());
     }
@@ -105,9 +105,9 @@ impl Consumed {
     }
 }
 
-/// Returns `true` if a counter is a whole number of grains.
+/// Returns `true` if a counter is a whole number of cache lines.
 fn is_whole(counter: u64) -> bool {
-    counter.is_multiple_of(Grain::BYTES as u64)
+    counter.is_multiple_of(CacheLine::BYTES as u64)
 }
 
 fn position(counter: u64) -> usize {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::cursor::{Consumed, Produced};
-use crate::Grain;
+use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::CopyPolicy;
 use crate::group::mapping::Pages;
 use crate::group::{Core, Mapping, PAGE_BYTES};
@@ -33,7 +33,7 @@ const FASTBOXES_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
 /// In the first line of a fastbox.
 const FASTBOX_COUNTER_BYTES: usize = size_of::<u64>();
 /// Behind the counter: the header of the message.
-const FASTBOX_HEADER_BYTES: usize = Grain::BYTES - FASTBOX_COUNTER_BYTES;
+const FASTBOX_HEADER_BYTES: usize = CacheLine::BYTES - FASTBOX_COUNTER_BYTES;
 const FASTBOX_STEP: usize = PAGE_BYTES + FASTBOX_BYTES;
 const SEGMENT_BYTES: usize = FASTBOXES_AT + 2 * FASTBOX_STEP;
 
@@ -139,7 +139,7 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// Returns how many bytes there is room for, if `wanted` are needed; whole grains.
+    /// Returns how many bytes there is room for, if `wanted` are needed; whole cache lines.
     pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Broken> {
         let consumed = self.ring.consumed(&self.mapping);
         self.cursor.room(wanted, || consumed.load(Ordering::Acquire)).ok_or(Broken)
@@ -163,16 +163,16 @@ impl Producer {
         }
     }
 
-    /// Publishes the next bytes, rounded up to whole grains.
+    /// Publishes the next bytes, rounded up to whole cache lines.
     pub(super) fn publish(&mut self, bytes: usize) {
-        let count = self.cursor.advance(bytes.next_multiple_of(Grain::BYTES));
+        let count = self.cursor.advance(bytes.next_multiple_of(CacheLine::BYTES));
         self.ring.produced(&self.mapping).store(count, Ordering::Release);
     }
 
-    /// Skips a grain for a message in a fastbox, and returns the counter behind it. The next publication
+    /// Skips a cache line for a message in a fastbox, and returns the counter behind it. The next publication
     /// includes it.
     pub(super) fn skip(&mut self) -> u64 {
-        self.cursor.advance(Grain::BYTES)
+        self.cursor.advance(CacheLine::BYTES)
     }
 
     /// Returns the word of single-copy sends in this direction.
@@ -191,7 +191,7 @@ pub(super) struct Consumer {
 
 impl Consumer {
     /// Returns the oldest bytes, at most `max` and contiguous. Returns none if none have arrived. All pieces
-    /// of a message except the last are whole, aligned grains.
+    /// of a message except the last are whole, aligned cache lines.
     pub(super) fn peek(&mut self, max: usize) -> Result<&[u8], Broken> {
         let produced = self.ring.produced(&self.mapping);
         let place = self.cursor.next(max, || produced.load(Ordering::Acquire)).ok_or(Broken)?;
@@ -200,24 +200,24 @@ impl Consumer {
         Ok(unsafe { self.mapping.bytes(self.ring.offset(place.start), place.len()) })
     }
 
-    /// Consumes these bytes, rounded up to whole grains. Returns `true` if room was given back.
+    /// Consumes these bytes, rounded up to whole cache lines. Returns `true` if room was given back.
     pub(super) fn advance(&mut self, bytes: usize) -> bool {
-        let given_back = self.cursor.advance(bytes.next_multiple_of(Grain::BYTES));
+        let given_back = self.cursor.advance(bytes.next_multiple_of(CacheLine::BYTES));
         if let Some(count) = given_back {
             self.ring.consumed(&self.mapping).store(count, Ordering::Release);
         }
         given_back.is_some()
     }
 
-    /// Returns the counter behind the next grain.
+    /// Returns the counter behind the next cache line.
     pub(super) const fn next(&self) -> u64 {
         self.cursor.next_grain()
     }
 
-    /// Consumes a grain that the other side has skipped. Returns `true` if room was given back.
+    /// Consumes a cache line that the other side has skipped. Returns `true` if room was given back.
     pub(super) fn skip(&mut self) -> bool {
         self.cursor.skip();
-        self.advance(Grain::BYTES)
+        self.advance(CacheLine::BYTES)
     }
 
     /// Returns the word of single-copy sends in this direction.
@@ -235,13 +235,13 @@ impl Consumer {
 /// accesses a fastbox.
 ///
 /// The first line of a fastbox holds its counter and the header of the message. The counter is that of the
-/// ring behind a skipped grain, which stands for the message, and includes the number of the ring. Messages
+/// ring behind a skipped cache line, which stands for the message, and includes the number of the ring. Messages
 /// in fastboxes and in the ring therefore keep their order, and a small message moves only the lines that it
 /// lies on.
 #[derive(Debug)]
 pub(super) struct Fastboxes {
     mapping: Arc<Mapping>,
-    /// The number of this side's ring. Counters are whole grains, so their low bits have room for it.
+    /// The number of this side's ring. Counters are whole cache lines, so their low bits have room for it.
     ring: usize,
     /// The fastboxes that are here, then those that are not, each in the order in which they are sent.
     order: [usize; 2],
@@ -269,10 +269,10 @@ impl Fastboxes {
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(self.takes(at + bytes.len()), "a fastbox is here and has room");
         // SAFETY: this side has the fastbox, so the other does not reach into it.
-        unsafe { self.mapping.copy_in(self.offset(0) + Grain::BYTES + at, bytes) };
+        unsafe { self.mapping.copy_in(self.offset(0) + CacheLine::BYTES + at, bytes) };
     }
 
-    /// Hands it over, with the header and the counter behind the skipped grain.
+    /// Hands it over, with the header and the counter behind the skipped cache line.
     pub(super) fn hand_over(&mut self, about: &[u8], count: u64) {
         assert!(about.len() == FASTBOX_HEADER_BYTES, "it fills the line");
         let offset = self.offset(0);
@@ -312,7 +312,9 @@ impl Fastboxes {
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
         assert!(self.occupied && range.end <= FASTBOX_BYTES, "a message of that length has come");
         // SAFETY: this side has the fastbox, and hands it over only with `self` borrowed exclusively.
-        unsafe { self.mapping.bytes(self.offset(self.here - 1) + Grain::BYTES + range.start, range.len()) }
+        unsafe {
+            self.mapping.bytes(self.offset(self.here - 1) + CacheLine::BYTES + range.start, range.len())
+        }
     }
 
     /// Marks the message as delivered.

@@ -176,11 +176,11 @@ proptest! {
         }
     }
 
-    /// A ring is a queue of grains: everything written is read once, in order, in aligned pieces.
+    /// A ring is a queue of cache lines: everything written is read once, in order, in aligned pieces.
     #[test]
     fn a_ring_is_a_queue(moves in prop::collection::vec((any::<bool>(), 1..RING_BYTES), 1..60)) {
         let (mut maker, mut taker) = pair();
-        // Padding bytes of a grain may be anything.
+        // Padding bytes of a cache line may be anything.
         let (mut written, mut queue) = (0_u8, VecDeque::<Option<u8>>::new());
         for (write, bytes) in moves {
             if write {

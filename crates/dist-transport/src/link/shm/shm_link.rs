@@ -9,7 +9,7 @@ use socket2::Socket;
 use super::offer::{FILE, GOODBYE, SharedSegment, WAKE, receive_with_file, send_byte, send_file};
 use super::segment::{Broken, Consumer, Ends, FASTBOX_BYTES, Fastboxes, Producer, RING_BYTES, Sleep};
 use super::single_copy;
-use crate::Grain;
+use crate::cpu::CacheLine;
 use crate::group::{peer_of, read_process};
 
 /// Bytes that are read at once from the peer's socket.
@@ -85,7 +85,7 @@ impl ShmLink {
         }
     }
 
-    /// Returns how many bytes can be written, if `wanted` are needed; whole grains.
+    /// Returns how many bytes can be written, if `wanted` are needed; whole cache lines.
     pub(crate) fn room(&mut self, wanted: usize) -> Result<usize, StreamEnd> {
         match (self.outgoing.room(wanted)?, self.ended) {
             (0, Some(end)) => Err(end),
@@ -106,7 +106,7 @@ impl ShmLink {
         parts: &[&[u8]],
         bytes: usize,
     ) -> Result<bool, StreamEnd> {
-        if !self.fastboxes.takes(bytes) || self.room(Grain::BYTES)? == 0 {
+        if !self.fastboxes.takes(bytes) || self.room(CacheLine::BYTES)? == 0 {
             return Ok(false);
         }
         let mut at = 0;
@@ -125,7 +125,7 @@ impl ShmLink {
         let Self { incoming, fastboxes, ended, .. } = self;
         let count = incoming.next();
         let in_ring = incoming.peek(header)?;
-        // Read after the ring: a side that sees a published grain of the ring also sees the fastbox that it
+        // Read after the ring: a side that sees a published cache line of the ring also sees the fastbox that it
         // stands for.
         Ok(match (fastboxes.look(count), in_ring) {
             (Some(about), _) => Some(NextMessage::InFastbox(about)),
@@ -163,11 +163,11 @@ impl ShmLink {
     /// messages are not offered, or there is no room. A message that fits into the ring is not offered,
     /// because its sender would have to wait for the peer.
     pub(crate) fn offer_message(&mut self, header: &[u8], message: &[u8]) -> Result<bool, StreamEnd> {
-        let bytes = header.len() + Grain::BYTES;
+        let bytes = header.len() + CacheLine::BYTES;
         if !self.offers_single_copy || message.len() < RING_BYTES || self.room(bytes)? < bytes {
             return Ok(false);
         }
-        let mut place = [0; Grain::BYTES];
+        let mut place = [0; CacheLine::BYTES];
         place[..8].copy_from_slice(&(message.as_ptr().expose_provenance() as u64).to_ne_bytes());
         single_copy::offer(self.outgoing.single_copy());
         self.is_offered = true;
@@ -198,9 +198,9 @@ impl ShmLink {
 
     /// Returns the address of the message whose header was read last.
     pub(crate) fn receive_offer(&mut self) -> Result<u64, StreamEnd> {
-        let place = self.peek(Grain::BYTES)?;
+        let place = self.peek(CacheLine::BYTES)?;
         let address = place.first_chunk().copied().map(u64::from_ne_bytes).ok_or(StreamEnd::Broken)?;
-        self.advance(Grain::BYTES);
+        self.advance(CacheLine::BYTES);
         Ok(address)
     }
 
@@ -236,7 +236,7 @@ impl ShmLink {
         self.gets = false;
     }
 
-    /// Publishes the next bytes, rounded up to whole grains.
+    /// Publishes the next bytes, rounded up to whole cache lines.
     pub(crate) fn publish(&mut self, bytes: usize) {
         self.outgoing.publish(bytes);
         self.wake_peer();
@@ -256,7 +256,7 @@ impl ShmLink {
         self.next(1).map(|next| next.is_some())
     }
 
-    /// Consumes these bytes, rounded up to whole grains.
+    /// Consumes these bytes, rounded up to whole cache lines.
     pub(crate) fn advance(&mut self, bytes: usize) {
         if self.incoming.advance(bytes) {
             self.wake_peer();
