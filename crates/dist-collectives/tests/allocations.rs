@@ -7,12 +7,10 @@ use std::fmt;
 use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder, f16};
+use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::Coordinator;
 use dist_transport::runtime::Runtime;
-use dist_transport::{
-    Abort, Cause, ChannelId, Combine, Error as TransportError, Fingerprint, Incoming, LazyDeadline, Outgoing,
-    Rank, Traffic, Transport, sim,
-};
+use dist_transport::{Combine, Error as TransportError, Incoming, LazyDeadline, Outgoing, Transport, sim};
 use rstest::rstest;
 
 /// Input and output of every operation, allocated before anything is counted.
@@ -270,25 +268,15 @@ impl fmt::Debug for Uncounted {
     }
 }
 
-impl Transport for Uncounted {
-    fn rank(&self) -> Rank {
-        self.0.rank()
+impl ForwardingTransport for Uncounted {
+    type Inner = dyn Transport;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.0
     }
 
-    fn members(&self) -> &[usize] {
-        self.0.members()
-    }
-
-    fn channel(&self) -> ChannelId {
-        self.0.channel()
-    }
-
-    fn runtime(&self) -> &Runtime {
-        self.0.runtime()
-    }
-
-    fn begin(&mut self, call: &Fingerprint) {
-        self.0.begin(call);
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.0
     }
 
     fn exchange(
@@ -319,31 +307,7 @@ impl Transport for Uncounted {
         self.uncounted(|transport| transport.exchange_all(sends, receives, due))
     }
 
-    fn wait_any_peer(
-        &mut self,
-        peers: &[usize],
-        due: &LazyDeadline<'_>,
-    ) -> Result<Vec<usize>, TransportError> {
-        self.0.wait_any_peer(peers, due)
-    }
-
-    fn hosts(&self) -> Vec<u64> {
-        self.0.hosts()
-    }
-
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>, TransportError> {
-        Ok(self.0.fork(members)?.map(|fork| -> Box<dyn Transport> { Box::new(Self(fork)) }))
-    }
-
-    fn abort(&mut self, cause: Cause) {
-        self.0.abort(cause);
-    }
-
-    fn aborted(&self) -> Option<Abort> {
-        self.0.aborted()
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.0.traffic()
+        Ok((*self.0).fork(members)?.map(|fork| -> Box<dyn Transport> { Box::new(Self(fork)) }))
     }
 }

@@ -18,6 +18,7 @@ pub mod cpu;
 pub mod direct;
 mod error;
 mod fingerprint;
+pub mod forwarding;
 #[cfg(feature = "tcp")]
 #[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "group/absent.rs")]
 mod group;

@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dist_collectives::{
-    Abort, Cause, ChannelId, Communicator, Error, Fingerprint, ReduceOp, Runtime, Traffic, Transport,
-    TransportError,
-};
+use dist_collectives::{Communicator, Error, ReduceOp, Runtime, Transport, TransportError};
+use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::runtime::{Executor, Unparker, Wake};
-use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Rank, sim};
+use dist_transport::sim;
 
 /// The system's threads, except the first one that rank 0 asks for.
 struct Reluctant {
@@ -93,82 +91,20 @@ impl fmt::Debug for Single {
     }
 }
 
-impl Transport for Single {
-    fn rank(&self) -> Rank {
-        self.transport.rank()
+impl ForwardingTransport for Single {
+    type Inner = sim::SimTransport;
+
+    fn inner(&self) -> &Self::Inner {
+        &self.transport
     }
 
-    fn members(&self) -> &[usize] {
-        self.transport.members()
-    }
-
-    fn channel(&self) -> ChannelId {
-        self.transport.channel()
-    }
-
-    fn runtime(&self) -> &Runtime {
-        self.transport.runtime()
-    }
-
-    fn begin(&mut self, call: &Fingerprint) {
-        self.transport.begin(call);
-    }
-
-    fn exchange(
-        &mut self,
-        send: Option<Outgoing<'_>>,
-        receive: Option<Incoming<'_>>,
-        due: &LazyDeadline<'_>,
-    ) -> Result<(), TransportError> {
-        self.transport.exchange(send, receive, due)
-    }
-
-    fn exchange_in_place(
-        &mut self,
-        peer: usize,
-        buffer: &mut [u8],
-        combine: &mut Combine<'_>,
-        due: &LazyDeadline<'_>,
-    ) -> Result<(), TransportError> {
-        self.transport.exchange_in_place(peer, buffer, combine, due)
-    }
-
-    fn exchange_all(
-        &mut self,
-        sends: &[Outgoing<'_>],
-        receives: &mut [Incoming<'_>],
-        due: &LazyDeadline<'_>,
-    ) -> Result<(), TransportError> {
-        self.transport.exchange_all(sends, receives, due)
-    }
-
-    fn wait_any_peer(
-        &mut self,
-        peers: &[usize],
-        due: &LazyDeadline<'_>,
-    ) -> Result<Vec<usize>, TransportError> {
-        self.transport.wait_any_peer(peers, due)
-    }
-
-    fn hosts(&self) -> Vec<u64> {
-        self.transport.hosts()
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut self.transport
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>, TransportError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Err(TransportError::Members { members: members.to_vec() })
-    }
-
-    fn abort(&mut self, cause: Cause) {
-        self.transport.abort(cause);
-    }
-
-    fn aborted(&self) -> Option<Abort> {
-        self.transport.aborted()
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.transport.traffic()
     }
 }
 

@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
 use dist_transport::direct::Direct;
+use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::{Coordinator, ProcessTransport};
-use dist_transport::{
-    Abort, Allocation, Cause, ChannelId, Combine, Incoming, LazyDeadline, Outgoing, Rank, Result, Traffic,
-    Transport,
-};
+use dist_transport::{LazyDeadline, Result, Transport};
 
 /// A transport that passes another call to its shared memory than the current one, or returns another group's
 /// memory.
@@ -25,21 +23,15 @@ struct Lying {
     swaps_at: usize,
 }
 
-impl Transport for Lying {
-    fn rank(&self) -> Rank {
-        self.inner.rank()
+impl ForwardingTransport for Lying {
+    type Inner = ProcessTransport;
+
+    fn inner(&self) -> &Self::Inner {
+        &self.inner
     }
 
-    fn members(&self) -> &[usize] {
-        self.inner.members()
-    }
-
-    fn channel(&self) -> ChannelId {
-        self.inner.channel()
-    }
-
-    fn runtime(&self) -> &Runtime {
-        self.inner.runtime()
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut self.inner
     }
 
     fn begin(&mut self, call: &Fingerprint) {
@@ -48,72 +40,16 @@ impl Transport for Lying {
         same.0[..8].copy_from_slice(&call.0[..8]);
         self.inner.begin(&same);
         if let Some(other) = &mut self.other {
-            other.begin(&same);
+            (**other).begin(&same);
         }
-    }
-
-    fn exchange(
-        &mut self,
-        send: Option<Outgoing<'_>>,
-        receive: Option<Incoming<'_>>,
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        self.inner.exchange(send, receive, due)
-    }
-
-    fn exchange_in_place(
-        &mut self,
-        peer: usize,
-        buffer: &mut [u8],
-        combine: &mut Combine<'_>,
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        self.inner.exchange_in_place(peer, buffer, combine, due)
-    }
-
-    fn exchange_all(
-        &mut self,
-        sends: &[Outgoing<'_>],
-        receives: &mut [Incoming<'_>],
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        self.inner.exchange_all(sends, receives, due)
-    }
-
-    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
-        self.inner.wait_any_peer(peers, due)
-    }
-
-    fn hosts(&self) -> Vec<u64> {
-        self.inner.hosts()
-    }
-
-    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        self.inner.fork(members)
-    }
-
-    fn abort(&mut self, cause: Cause) {
-        self.inner.abort(cause);
-    }
-
-    fn aborted(&self) -> Option<Abort> {
-        self.inner.aborted()
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.inner.traffic()
     }
 
     fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
         self.asked += 1;
         match &mut self.other {
-            Some(other) if self.asked > self.swaps_at => other.direct(due),
+            Some(other) if self.asked > self.swaps_at => (**other).direct(due),
             _ => self.inner.direct(due),
         }
-    }
-
-    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
-        self.inner.allocate(bytes)
     }
 }
 
@@ -133,8 +69,8 @@ fn run<T: Send + 'static>(
             let mut inner = ProcessTransport::join(&config).unwrap();
             let due = inner.runtime().deadline(Duration::from_secs(60)).into();
             let other = swaps_at.map(|_| inner.fork(&[0, 1]).unwrap().unwrap()).map(|mut other| {
-                other.begin(&Fingerprint([2; Fingerprint::SIZE]));
-                other.direct(&due).unwrap().unwrap();
+                (*other).begin(&Fingerprint([2; Fingerprint::SIZE]));
+                (*other).direct(&due).unwrap().unwrap();
                 other
             });
             let swaps_at = swaps_at.unwrap_or(usize::MAX);

@@ -14,9 +14,10 @@ use crate::direct::sealed::Sealed;
 use crate::direct::{
     AbandonHandle, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea,
 };
+use crate::forwarding::ForwardingTransport;
 use crate::{
-    Abort, Allocation, Cause, Chain, ChannelId, Combine, Error, Fingerprint, Incoming, LazyDeadline,
-    Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
+    Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
+    Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the
@@ -86,7 +87,7 @@ impl WithSharedMemory {
         match joined.form_host_group(due) {
             Ok(()) => Ok(joined),
             Err(error) => {
-                joined.messages.abort(Cause::gave_up(Chain(&error)));
+                (*joined.messages).abort(Cause::gave_up(Chain(&error)));
                 Err(error)
             }
         }
@@ -100,7 +101,7 @@ impl WithSharedMemory {
         else {
             return Ok(());
         };
-        self.messages.begin(&Fingerprint(*b"dist-transport: the ranks of a host meet on it  "));
+        (*self.messages).begin(&Fingerprint(*b"dist-transport: the ranks of a host meet on it  "));
         let offer = if place == 0 { self.offer(&here, due)? } else { self.hear_offer(here[0], due)? };
         let [1, low, high, ref secret @ ..] = offer else { return Ok(()) };
         let address = format!("127.0.0.1:{}", u16::from_le_bytes([low, high]));
@@ -134,7 +135,7 @@ impl WithSharedMemory {
             Err(error) => tracing::info!(error = %Chain(&error), "the ranks of this host share no memory"),
         }
         for &to in &here[1..] {
-            self.messages.exchange(Some(Outgoing { to, parts: &[&offer] }), None, due)?;
+            (*self.messages).exchange(Some(Outgoing { to, parts: &[&offer] }), None, due)?;
         }
         Ok(offer)
     }
@@ -142,7 +143,7 @@ impl WithSharedMemory {
     fn hear_offer(&mut self, from: usize, due: &LazyDeadline<'_>) -> Result<[u8; OFFER_BYTES]> {
         let mut offer = [0; OFFER_BYTES];
         let receive = Incoming { from, len: OFFER_BYTES, sink: Sink::Into(&mut offer) };
-        self.messages.exchange(None, Some(receive), due)?;
+        (*self.messages).exchange(None, Some(receive), due)?;
         Ok(offer)
     }
 
@@ -165,9 +166,9 @@ impl WithSharedMemory {
 
     fn pass_aborts_on(&mut self) {
         let Some(host) = &mut self.host else { return };
-        match (self.messages.aborted(), host.aborted()) {
+        match ((*self.messages).aborted(), host.aborted()) {
             (Some(abort), None) => host.transport.abort(Cause::gave_up(abort)),
-            (None, Some(abort)) => self.messages.abort(Cause::gave_up(abort)),
+            (None, Some(abort)) => (*self.messages).abort(Cause::gave_up(abort)),
             _ => {}
         }
     }
@@ -227,25 +228,19 @@ impl HostGroup {
     }
 }
 
-impl Transport for WithSharedMemory {
-    fn rank(&self) -> Rank {
-        self.messages.rank()
+impl ForwardingTransport for WithSharedMemory {
+    type Inner = dyn Transport;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.messages
     }
 
-    fn members(&self) -> &[usize] {
-        self.messages.members()
-    }
-
-    fn channel(&self) -> ChannelId {
-        self.messages.channel()
-    }
-
-    fn runtime(&self) -> &Runtime {
-        self.messages.runtime()
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.messages
     }
 
     fn begin(&mut self, call: &Fingerprint) {
-        self.messages.begin(call);
+        (*self.messages).begin(call);
         if let Some(host) = &mut self.host {
             host.transport.begin(call);
         }
@@ -283,19 +278,15 @@ impl Transport for WithSharedMemory {
         self.with_messages(|messages| messages.wait_any_peer(peers, due))
     }
 
-    fn hosts(&self) -> Vec<u64> {
-        self.messages.hosts()
-    }
-
     fn cores(&self) -> usize {
         match &self.host {
             Some(host) => host.transport.cores(),
-            None => self.messages.cores(),
+            None => (*self.messages).cores(),
         }
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let child = self.messages.fork(members)?;
+        let child = (*self.messages).fork(members)?;
         let Some(host) = &mut self.host else {
             return Ok(child);
         };
@@ -315,18 +306,18 @@ impl Transport for WithSharedMemory {
     }
 
     fn abort(&mut self, cause: Cause) {
-        self.messages.abort(cause.clone());
+        (*self.messages).abort(cause.clone());
         if let Some(host) = &mut self.host {
             host.transport.abort(cause);
         }
     }
 
     fn aborted(&self) -> Option<Abort> {
-        self.messages.aborted().or_else(|| self.host.as_ref()?.aborted())
+        (*self.messages).aborted().or_else(|| self.host.as_ref()?.aborted())
     }
 
     fn traffic(&self) -> Traffic {
-        let messages = self.messages.traffic();
+        let messages = (*self.messages).traffic();
         self.host.as_ref().map_or(messages, |host| messages + host.transport.traffic())
     }
 
@@ -342,14 +333,6 @@ impl Transport for WithSharedMemory {
 
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         self.host.as_mut()?.transport.allocate(bytes)
-    }
-
-    fn set_progress(&mut self, progress: Progress) {
-        self.messages.set_progress(progress);
-    }
-
-    fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
-        self.messages.set_call_formatter(describe);
     }
 }
 

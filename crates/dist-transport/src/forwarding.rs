@@ -1,0 +1,261 @@
+//! Transports that change a few methods of another transport.
+
+use std::fmt;
+
+use crate::direct::Direct;
+use crate::{
+    Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Incoming, LazyDeadline, Outgoing, Progress,
+    Rank, Result, Runtime, Traffic, Transport,
+};
+
+/// A [`Transport`] that passes every call on to an inner transport, except the methods that it overrides.
+///
+/// ```
+/// use dist_transport::forwarding::ForwardingTransport;
+/// use dist_transport::{Fingerprint, Runtime, Transport, sim};
+///
+/// /// A transport that counts calls.
+/// #[derive(Debug)]
+/// struct Counting(sim::SimTransport, usize);
+///
+/// impl ForwardingTransport for Counting {
+///     type Inner = sim::SimTransport;
+///
+///     fn inner(&self) -> &Self::Inner {
+///         &self.0
+///     }
+///
+///     fn inner_mut(&mut self) -> &mut Self::Inner {
+///         &mut self.0
+///     }
+///
+///     fn begin(&mut self, call: &Fingerprint) {
+///         self.1 += 1;
+///         self.0.begin(call);
+///     }
+/// }
+///
+/// let mut alone = Counting(sim::network(&Runtime::system(), 1).remove(0), 0);
+/// let transport: &mut dyn Transport = &mut alone;
+/// transport.begin(&Fingerprint([1; 48]));
+/// assert_eq!((transport.rank().index(), alone.1), (0, 1));
+/// ```
+pub trait ForwardingTransport: Send + fmt::Debug {
+    /// The type of the inner transport.
+    type Inner: Transport + ?Sized;
+
+    /// Returns the inner transport.
+    fn inner(&self) -> &Self::Inner;
+
+    /// Like [`inner`](Self::inner), but mutable.
+    fn inner_mut(&mut self) -> &mut Self::Inner;
+
+    /// See [`Transport::begin`].
+    fn begin(&mut self, call: &Fingerprint) {
+        self.inner_mut().begin(call);
+    }
+
+    /// See [`Transport::exchange`].
+    ///
+    /// # Errors
+    /// As there.
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.inner_mut().exchange(send, receive, due)
+    }
+
+    /// See [`Transport::exchange_in_place`].
+    ///
+    /// # Errors
+    /// As there.
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.inner_mut().exchange_in_place(peer, buffer, combine, due)
+    }
+
+    /// See [`Transport::exchange_all`].
+    ///
+    /// # Errors
+    /// As there.
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.inner_mut().exchange_all(sends, receives, due)
+    }
+
+    /// See [`Transport::wait_any_peer`].
+    ///
+    /// # Errors
+    /// As there.
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
+        self.inner_mut().wait_any_peer(peers, due)
+    }
+
+    /// See [`Transport::cores`].
+    fn cores(&self) -> usize {
+        self.inner().cores()
+    }
+
+    /// See [`Transport::fork`].
+    ///
+    /// # Errors
+    /// As there.
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        self.inner_mut().fork(members)
+    }
+
+    /// See [`Transport::abort`].
+    fn abort(&mut self, cause: Cause) {
+        self.inner_mut().abort(cause);
+    }
+
+    /// See [`Transport::aborted`].
+    fn aborted(&self) -> Option<Abort> {
+        self.inner().aborted()
+    }
+
+    /// See [`Transport::traffic`].
+    fn traffic(&self) -> Traffic {
+        self.inner().traffic()
+    }
+
+    /// See [`Transport::direct`].
+    ///
+    /// # Errors
+    /// As there.
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+        self.inner_mut().direct(due)
+    }
+
+    /// See [`Transport::allocate`].
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
+        self.inner_mut().allocate(bytes)
+    }
+}
+
+impl<T: ForwardingTransport> Transport for T {
+    fn rank(&self) -> Rank {
+        self.inner().rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.inner().members()
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.inner().channel()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.inner().runtime()
+    }
+
+    fn begin(&mut self, call: &Fingerprint) {
+        ForwardingTransport::begin(self, call);
+    }
+
+    fn announce(&mut self, call: &Fingerprint) {
+        self.inner_mut().announce(call);
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        ForwardingTransport::exchange(self, send, receive, due)
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        ForwardingTransport::exchange_in_place(self, peer, buffer, combine, due)
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        ForwardingTransport::exchange_all(self, sends, receives, due)
+    }
+
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
+        ForwardingTransport::wait_any_peer(self, peers, due)
+    }
+
+    fn unread(&mut self) -> Option<usize> {
+        self.inner_mut().unread()
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.inner().hosts()
+    }
+
+    fn cores(&self) -> usize {
+        ForwardingTransport::cores(self)
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        ForwardingTransport::fork(self, members)
+    }
+
+    fn abort(&mut self, cause: Cause) {
+        ForwardingTransport::abort(self, cause);
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        ForwardingTransport::aborted(self)
+    }
+
+    fn traffic(&self) -> Traffic {
+        ForwardingTransport::traffic(self)
+    }
+
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+        ForwardingTransport::direct(self, due)
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
+        ForwardingTransport::allocate(self, bytes)
+    }
+
+    fn set_progress(&mut self, progress: Progress) {
+        self.inner_mut().set_progress(progress);
+    }
+
+    fn set_call_formatter(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        self.inner_mut().set_call_formatter(describe);
+    }
+}
+
+/// A boxed transport is a transport, such as one from [`fork`](Transport::fork).
+impl<T: Transport + ?Sized> ForwardingTransport for Box<T> {
+    type Inner = T;
+
+    fn inner(&self) -> &T {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut T {
+        self
+    }
+}
