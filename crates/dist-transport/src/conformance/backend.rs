@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::Transport;
+use crate::direct::{Direct, Reach};
+use crate::forwarding::ForwardingTransport;
+use crate::{Allocation, LazyDeadline, Result, Transport};
 
 /// A kind of transport for [`conformance`](mod@crate::conformance) to check.
 pub trait Fabric: Sync {
@@ -13,6 +15,11 @@ pub trait Fabric: Sync {
     /// # Panics
     /// If `program` panics on some rank, with that rank's panic.
     fn run(&self, run: u64, world_size: usize, program: TransportProgram);
+
+    /// Returns whether the ranks of a world share memory, and how far they reach at least into each other's
+    /// ordinary memory. If they share none, promises about shared memory are kept trivially. If they do,
+    /// a promise fails on a transport that offers no memory or less reach.
+    fn shared_memory(&self) -> Option<Reach>;
 
     /// Returns how often each program runs. Runs of a simulated network may all differ.
     fn runs(&self) -> u64 {
@@ -46,9 +53,10 @@ impl Backend {
             let results: Arc<Mutex<Vec<Option<T>>>> =
                 Arc::new(Mutex::new((0..world_size).map(|_| None).collect()));
             let (program, of_ranks) = (program.clone(), results.clone());
-            let keep = move |transport: Box<dyn Transport>| {
-                let rank = transport.rank().index();
-                let result = program(transport);
+            let shared_memory = self.0.shared_memory();
+            let keep = move |inner: Box<dyn Transport>| {
+                let rank = inner.rank().index();
+                let result = program(Box::new(CheckedTransport { inner, shared_memory }));
                 of_ranks.lock().unwrap_or_else(PoisonError::into_inner)[rank] = Some(result);
             };
             self.0.run(run, world_size, Arc::new(keep));
@@ -65,6 +73,57 @@ impl Backend {
     /// Returns a timeout for a wait that must time out.
     pub(super) fn short(self) -> Duration {
         self.0.short()
+    }
+}
+
+/// A transport of a fabric that offers the memory which the fabric has stated.
+#[derive(Debug)]
+struct CheckedTransport {
+    inner: Box<dyn Transport>,
+    shared_memory: Option<Reach>,
+}
+
+impl ForwardingTransport for CheckedTransport {
+    type Inner = dyn Transport;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.inner
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        let shared_memory = self.shared_memory;
+        let fork = (*self.inner).fork(members)?;
+        Ok(fork.map(|inner| -> Box<dyn Transport> { Box::new(Self { inner, shared_memory }) }))
+    }
+
+    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+        let is_group = self.inner.rank().world_size() > 1;
+        let direct = (*self.inner).direct(due)?;
+        let reach = direct.as_ref().map(|direct| direct.shared().reach);
+        if is_group || reach.is_some() {
+            assert!(
+                reach >= self.shared_memory,
+                "{reach:?} is less than the fabric's {:?}",
+                self.shared_memory
+            );
+            assert_eq!(
+                reach.is_some(),
+                self.shared_memory.is_some(),
+                "the fabric states that nothing is shared"
+            );
+        }
+        Ok(direct)
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
+        let allocation = (*self.inner).allocate(bytes);
+        let is_group = self.inner.rank().world_size() > 1;
+        assert!(allocation.is_some() || !is_group || self.shared_memory.is_none(), "{bytes} B are allocated");
+        allocation
     }
 }
 

@@ -32,7 +32,7 @@ fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
 }
 
 /// All ranks of a group share memory, or none does.
-pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabric) {
+pub(super) fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [1, 2, 5] {
         let program = |mut transport: Box<dyn Transport>| {
@@ -52,7 +52,7 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
 }
 
 /// A rank that waits for a signal sees the bytes published before it.
-pub fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
@@ -99,7 +99,7 @@ pub fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'static 
 
 /// After a fused barrier every rank has the bytes of all ranks: in the flag line, in the eager buffer, in
 /// slots, and in each other's slots.
-pub fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dyn Fabric) {
+pub(super) fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn meet(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
@@ -139,7 +139,7 @@ pub fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dy
 }
 
 /// Each signal of a call publishes the bytes written before it.
-pub fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dyn Fabric) {
+pub(super) fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     /// A number goes round: each rank adds one to the number that its left neighbour has written.
     fn go_round(transport: &mut dyn Transport, number: u64) {
@@ -174,7 +174,7 @@ pub fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dyn Fabri
 }
 
 /// Nobody overwrites bytes that a rank is still reading, however many calls it is behind.
-pub fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static dyn Fabric) {
+pub(super) fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     const CALLS: u64 = 240;
     /// Returns the place in which the first rank, which waits for nobody, publishes in a call.
@@ -215,7 +215,7 @@ pub fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static d
 }
 
 /// All ranks in shared memory whose calls differ are told.
-pub fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'static dyn Fabric) {
+pub(super) fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 4] {
         /// Returns whether there was memory to disagree in.
@@ -238,7 +238,7 @@ pub fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'static d
 }
 
 /// Ranks whose calls differ are told even if none of them waits for another in these calls.
-pub fn differing_calls_are_noticed_even_if_nobody_waits_in_them(fabric: &'static dyn Fabric) {
+pub(super) fn differing_calls_are_noticed_even_if_nobody_waits_in_them(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     /// Makes calls in which nobody waits, all but the first equal, and one barrier, unless the difference is
     /// noticed before it.
@@ -267,7 +267,7 @@ pub fn differing_calls_are_noticed_even_if_nobody_waits_in_them(fabric: &'static
 
 /// Contradicting calls are reported long before the deadline, also by ranks that ran ahead of one that waits
 /// for a message.
-pub fn contradicting_calls_are_reported_by_ranks_that_ran_ahead(fabric: &'static dyn Fabric) {
+pub(super) fn contradicting_calls_are_reported_by_ranks_that_ran_ahead(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn disagree(transport: &mut dyn Transport) -> Result<()> {
         barrier(transport)?;
@@ -336,12 +336,12 @@ fn check_end(
 }
 
 /// A rank that leaves shared memory is named.
-pub fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fabric) {
     check_end(Backend(fabric), drop, |abort| assert_eq!((&abort.cause, abort.rank), (&Cause::Left, 1)));
 }
 
 /// A rank that leaves a group before it uses the group's memory is named.
-pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'static dyn Fabric) {
     /// Returns whether there was memory in which the rank was waited for.
     fn lose_the_second(transport: &mut dyn Transport) -> Result<bool> {
         barrier(transport)?;
@@ -369,7 +369,7 @@ pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'sta
 }
 
 /// An abort wakes ranks that wait in shared memory.
-pub fn an_abort_wakes_ranks_that_wait_in_shared_memory(fabric: &'static dyn Fabric) {
+pub(super) fn an_abort_wakes_ranks_that_wait_in_shared_memory(fabric: &'static dyn Fabric) {
     let end = |mut transport: Box<dyn Transport>| transport.abort(Cause::gave_up("enough"));
     check_end(Backend(fabric), end, |abort| {
         assert_eq!((&abort.cause, abort.rank), (&Cause::gave_up("enough"), 1));
@@ -377,7 +377,7 @@ pub fn an_abort_wakes_ranks_that_wait_in_shared_memory(fabric: &'static dyn Fabr
 }
 
 /// Each group has its own shared memory.
-pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
+pub(super) fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, due) = (transport.rank(), soon(transport));
@@ -412,7 +412,7 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
 }
 
 /// A rank sees its own published bytes without waiting.
-pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (me, due) = (transport.rank().index(), soon(&*transport));

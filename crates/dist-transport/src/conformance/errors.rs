@@ -33,7 +33,7 @@ fn combine_refused(transport: &mut dyn Transport, peer: usize, len: usize) -> Er
 }
 
 /// A message of another call is refused on every rank before a byte is delivered.
-pub fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered(
+pub(super) fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered(
     fabric: &'static dyn Fabric,
 ) {
     let backend = Backend(fabric);
@@ -77,7 +77,7 @@ pub fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_deliv
 }
 
 /// A message of another length is refused on every rank before a byte is delivered.
-pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered(
+pub(super) fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered(
     fabric: &'static dyn Fabric,
 ) {
     let backend = Backend(fabric);
@@ -125,7 +125,7 @@ pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_del
 }
 
 /// An exchange in place with a peer that disagrees combines nothing.
-pub fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: &'static dyn Fabric) {
+pub(super) fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, call: Fingerprint, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -157,7 +157,7 @@ pub fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: 
 }
 
 /// A rank that leaves is named after its last message has arrived.
-pub fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -199,7 +199,7 @@ pub fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fabric: &'
 }
 
 /// An abort wakes every wait and stands for ever.
-pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric) {
+pub(super) fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -239,7 +239,7 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
 }
 
 /// A panic while a rank has the transport is the cause on every rank.
-pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
+pub(super) fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -271,7 +271,7 @@ pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'stat
 
 /// A panic of a function that receives bytes is the cause on every rank, even if it is caught: the message is
 /// half received.
-pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
+pub(super) fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, in_place: bool, from: usize) {
         const LEN: usize = 100_000;
@@ -332,7 +332,7 @@ pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric:
 }
 
 /// A peer outside the group is refused without harm.
-pub fn a_peer_outside_the_group_is_refused_without_harm(fabric: &'static dyn Fabric) {
+pub(super) fn a_peer_outside_the_group_is_refused_without_harm(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -359,7 +359,7 @@ pub fn a_peer_outside_the_group_is_refused_without_harm(fabric: &'static dyn Fab
 }
 
 /// Receiving into memory of another length is refused without harm.
-pub fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &'static dyn Fabric) {
+pub(super) fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -380,7 +380,7 @@ pub fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &
 }
 
 /// Contradicting calls are reported long before the deadline.
-pub fn contradicting_calls_are_reported_long_before_the_deadline(fabric: &'static dyn Fabric) {
+pub(super) fn contradicting_calls_are_reported_long_before_the_deadline(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         /// The first call of all ranks, in one of two forms.
@@ -405,7 +405,7 @@ pub fn contradicting_calls_are_reported_long_before_the_deadline(fabric: &'stati
 }
 
 /// A rank that leaves before anybody has heard from it is named.
-pub fn a_rank_that_leaves_before_anybody_has_heard_of_it_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_leaves_before_anybody_has_heard_of_it_is_named(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, leaver: usize) {
         let program = move |mut transport: Box<dyn Transport>| {

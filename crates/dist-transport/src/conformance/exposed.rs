@@ -72,7 +72,7 @@ fn memory_place(of: usize, len: usize) -> std::ops::Range<usize> {
 }
 
 /// Exposed memory is read and written.
-pub fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
+pub(super) fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 3] {
         let program = |mut transport: Box<dyn Transport>| {
@@ -95,7 +95,7 @@ pub fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
 
 /// Memory lent to the call of one group is returned only at the end of that call: another group's calls may
 /// be over.
-pub fn lent_memory_is_returned_by_its_own_call_only(fabric: &'static dyn Fabric) {
+pub(super) fn lent_memory_is_returned_by_its_own_call_only(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (me, due) = (transport.rank().index(), soon(&*transport));
@@ -181,7 +181,7 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Me
 }
 
 /// Each rank finds the bytes that another rank has changed in several ranks' memory at once.
-pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
+pub(super) fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, CHANGED_MAX + 1, CHANGED_MAX + 2] {
         let program = |mut transport: Box<dyn Transport>| {
@@ -211,7 +211,7 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
 
 /// Bytes read from a rank's memory after the call has failed there, and after the rank has overwritten them,
 /// are no result. Mapped memory does not change under its readers.
-pub fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'static dyn Fabric) {
+pub(super) fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'static dyn Fabric) {
     const LEN: usize = 100_000;
     let backend = Backend(fabric);
     let short = backend.short();
@@ -258,7 +258,7 @@ pub fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'static dy
 }
 
 /// Memory that is not exposed is out of reach, and the attempt harms nothing.
-pub fn memory_that_is_not_exposed_is_out_of_reach_without_harm(fabric: &'static dyn Fabric) {
+pub(super) fn memory_that_is_not_exposed_is_out_of_reach_without_harm(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (peer, due) = (transport.rank().right().index(), soon(&*transport));

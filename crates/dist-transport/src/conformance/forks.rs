@@ -19,7 +19,7 @@ fn pass_own(transport: &mut dyn Transport, salt: usize) {
 }
 
 /// Messages of different channels never mix.
-pub fn messages_of_different_channels_never_mix(fabric: &'static dyn Fabric) {
+pub(super) fn messages_of_different_channels_never_mix(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -54,7 +54,7 @@ pub fn messages_of_different_channels_never_mix(fabric: &'static dyn Fabric) {
 
 /// A waiting channel does not delay another: rank 0's message is sent while another of its threads waits for
 /// the answer to it.
-pub fn a_channel_that_waits_does_not_hold_up_another(fabric: &'static dyn Fabric) {
+pub(super) fn a_channel_that_waits_does_not_hold_up_another(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -83,7 +83,7 @@ pub fn a_channel_that_waits_does_not_hold_up_another(fabric: &'static dyn Fabric
 }
 
 /// A group is numbered in the order of its list, and other ranks get none.
-pub fn a_group_is_numbered_in_the_order_of_its_list_and_others_get_none(fabric: &'static dyn Fabric) {
+pub(super) fn a_group_is_numbered_in_the_order_of_its_list_and_others_get_none(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, members: &'static [usize]) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -114,7 +114,7 @@ pub fn a_group_is_numbered_in_the_order_of_its_list_and_others_get_none(fabric: 
 }
 
 /// A group of a group is translated twice.
-pub fn a_group_of_a_group_is_translated_twice(fabric: &'static dyn Fabric) {
+pub(super) fn a_group_of_a_group_is_translated_twice(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let rank = transport.rank();
@@ -135,7 +135,7 @@ pub fn a_group_of_a_group_is_translated_twice(fabric: &'static dyn Fabric) {
 }
 
 /// One call makes several groups that share no rank.
-pub fn one_call_makes_several_groups_that_share_no_rank(fabric: &'static dyn Fabric) {
+pub(super) fn one_call_makes_several_groups_that_share_no_rank(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let rank = transport.rank().index();
@@ -160,7 +160,7 @@ pub fn one_call_makes_several_groups_that_share_no_rank(fabric: &'static dyn Fab
 }
 
 /// A list of members that makes no group is refused without harm.
-pub fn a_list_of_members_that_makes_no_group_is_refused_without_harm(fabric: &'static dyn Fabric) {
+pub(super) fn a_list_of_members_that_makes_no_group_is_refused_without_harm(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -184,7 +184,7 @@ pub fn a_list_of_members_that_makes_no_group_is_refused_without_harm(fabric: &'s
 }
 
 /// An error in a group ends the job, and ranks are named by their numbers in the world.
-pub fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabric: &'static dyn Fabric) {
+pub(super) fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let call = Fingerprint([8; Fingerprint::SIZE]);
     let program = move |mut transport: Box<dyn Transport>| {
@@ -217,7 +217,7 @@ pub fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabric: &'s
 }
 
 /// A rank that nobody waits for may leave.
-pub fn a_rank_that_nobody_waits_for_may_leave(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_nobody_waits_for_may_leave(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -240,7 +240,9 @@ pub fn a_rank_that_nobody_waits_for_may_leave(fabric: &'static dyn Fabric) {
 }
 
 /// A rank that leaves a group is noticed there although it stays in the job.
-pub fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(
+    fabric: &'static dyn Fabric,
+) {
     let backend = Backend(fabric);
     fn check(backend: Backend, leaving: usize, with_its_parent: bool) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -274,7 +276,7 @@ pub fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(
 }
 
 /// A rank that enters a group late is waited for.
-pub fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, late: usize) {
         let program = move |mut transport: Box<dyn Transport>| {

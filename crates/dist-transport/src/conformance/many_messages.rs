@@ -74,7 +74,7 @@ fn exchange_with_all(transport: &mut dyn Transport, in_pieces: bool) {
 }
 
 /// Every rank sends several messages to every rank at once.
-pub fn every_rank_sends_several_messages_to_every_rank_at_once(fabric: &'static dyn Fabric) {
+pub(super) fn every_rank_sends_several_messages_to_every_rank_at_once(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, in_pieces: bool) {
         let program = move |mut transport: Box<dyn Transport>| exchange_with_all(&mut *transport, in_pieces);
@@ -88,7 +88,7 @@ pub fn every_rank_sends_several_messages_to_every_rank_at_once(fabric: &'static 
 }
 
 /// Several messages at once are refused like single ones.
-pub fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabric) {
+pub(super) fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let due = soon(&*transport);
@@ -109,7 +109,7 @@ pub fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabr
 }
 
 /// Peers without a message are returned, and nothing is harmed.
-pub fn peers_without_a_message_are_returned_without_harm(fabric: &'static dyn Fabric) {
+pub(super) fn peers_without_a_message_are_returned_without_harm(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| match transport.rank().index() {
         0 => {
@@ -146,7 +146,7 @@ pub fn peers_without_a_message_are_returned_without_harm(fabric: &'static dyn Fa
 }
 
 /// A rank that looks repeatedly and never waits sees the first message of another arrive.
-pub fn a_rank_that_polls_for_messages_sees_them_arrive(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_polls_for_messages_sees_them_arrive(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, listener: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let (peer, due) = (transport.rank().right().index(), soon(&*transport));
@@ -167,7 +167,7 @@ pub fn a_rank_that_polls_for_messages_sees_them_arrive(fabric: &'static dyn Fabr
 }
 
 /// A peer without a message does not delay the message of another.
-pub fn a_peer_without_a_message_does_not_delay_another(fabric: &'static dyn Fabric) {
+pub(super) fn a_peer_without_a_message_does_not_delay_another(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, [listener, silent, other]: [usize; 3]) {
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
@@ -203,7 +203,7 @@ fn look(transport: &mut dyn Transport, peers: &[usize], time: Duration) -> Vec<u
 }
 
 /// A rank sees its own messages, and ranks outside the group are refused.
-pub fn a_rank_sees_its_own_messages_and_refuses_ranks_outside_the_group(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_sees_its_own_messages_and_refuses_ranks_outside_the_group(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
         let short = transport.runtime().deadline(backend.short());
@@ -218,7 +218,7 @@ pub fn a_rank_sees_its_own_messages_and_refuses_ranks_outside_the_group(fabric: 
 }
 
 /// A wait for any peer ends with the job.
-pub fn a_wait_for_any_peer_ends_with_the_job(fabric: &'static dyn Fabric) {
+pub(super) fn a_wait_for_any_peer_ends_with_the_job(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
         // The waiting ranks are connected with rank 2 already, or not yet.
@@ -240,7 +240,7 @@ pub fn a_wait_for_any_peer_ends_with_the_job(fabric: &'static dyn Fabric) {
 }
 
 /// A rank that waits for any peer in a contradicting call is told long before the deadline.
-pub fn calls_of_ranks_that_wait_for_any_peer_are_compared_too(fabric: &'static dyn Fabric) {
+pub(super) fn calls_of_ranks_that_wait_for_any_peer_are_compared_too(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool) {
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
@@ -265,7 +265,7 @@ pub fn calls_of_ranks_that_wait_for_any_peer_are_compared_too(fabric: &'static d
 }
 
 /// Ranks that share a machine have one host number.
-pub fn ranks_that_share_a_machine_have_one_host(fabric: &'static dyn Fabric) {
+pub(super) fn ranks_that_share_a_machine_have_one_host(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let fork = transport.fork(&[2, 0]).unwrap();

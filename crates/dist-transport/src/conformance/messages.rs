@@ -6,7 +6,7 @@ use super::backend::{Backend, Fabric};
 use super::calls::{pass_round, payload, receive, send, soon};
 
 /// Messages go round a ring.
-pub fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
+pub(super) fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -30,7 +30,7 @@ pub fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
 
 /// The first messages between ranks go round a ring one after the other. One rank already waits for the
 /// returning message when it sends.
-pub fn first_messages_wait_for_nobody_but_their_receiver(fabric: &'static dyn Fabric) {
+pub(super) fn first_messages_wait_for_nobody_but_their_receiver(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, first: usize, upwards: bool, messages: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let (rank, due) = (transport.rank(), soon(&*transport));
@@ -65,7 +65,7 @@ pub fn first_messages_wait_for_nobody_but_their_receiver(fabric: &'static dyn Fa
 }
 
 /// A rank exchanges with itself.
-pub fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -91,7 +91,7 @@ pub fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
 }
 
 /// Messages of a pair arrive in order whatever their length.
-pub fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static dyn Fabric) {
+pub(super) fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         const ROUNDS: usize = 40;
@@ -122,7 +122,7 @@ pub fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static
 }
 
 /// The send and the receive of an exchange may differ in peer and length.
-pub fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
+pub(super) fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
@@ -145,7 +145,7 @@ pub fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
 }
 
 /// Pieces tile the message and are aligned.
-pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
+pub(super) fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
@@ -173,7 +173,7 @@ pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
 }
 
 /// An exchange in place combines every byte once with the original of the peer.
-pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer(
+pub(super) fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer(
     fabric: &'static dyn Fabric,
 ) {
     let backend = Backend(fabric);
@@ -212,7 +212,7 @@ pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_pe
 }
 
 /// Messages and bytes are counted.
-pub fn messages_and_bytes_are_counted(fabric: &'static dyn Fabric) {
+pub(super) fn messages_and_bytes_are_counted(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {

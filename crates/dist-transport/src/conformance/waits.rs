@@ -18,7 +18,7 @@ const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 const SAID: Duration = Duration::from_millis(300);
 
 /// A wait ends at its deadline and names the peer.
-pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
+pub(super) fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, at_once: bool) {
         let expected = if at_once { Duration::ZERO } else { backend.short() };
@@ -57,7 +57,7 @@ pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabri
 
 /// If ranks wait for each other in a chain, the last is named: it delays all others. In a cycle no rank is
 /// the last.
-pub fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, is_circle: bool) {
         let rank = if is_circle { 1 } else { 3 };
         let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
@@ -96,7 +96,7 @@ pub fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fabric) {
 }
 
 /// A rank that has waited and waits no longer delays the ranks that wait for it itself.
-pub fn a_rank_that_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_connected: bool, listens: bool) {
         let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: OURS };
         let told = record.clone();
@@ -135,7 +135,7 @@ pub fn a_rank_that_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
 }
 
 /// A wait in shared memory ends at its deadline and names the peer, by its number in the world.
-pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
+pub(super) fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, members: [usize; 3]) {
         let program = move |mut transport: Box<dyn Transport>| {
             let mut group = transport.fork(&members).unwrap().unwrap();
@@ -167,7 +167,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
 }
 
 /// If ranks wait for each other's signals in a chain, the last is named.
-pub fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;
@@ -189,7 +189,7 @@ pub fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric: &'sta
 }
 
 /// A rank that has waited for signals and waits no longer delays the ranks that wait for it itself.
-pub fn a_rank_that_waits_no_longer_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
+pub(super) fn a_rank_that_waits_no_longer_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
     let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: call(1, 0) };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;

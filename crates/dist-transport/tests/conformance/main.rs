@@ -14,6 +14,10 @@ use dist_transport::{Runtime, Transport};
 struct Simulated;
 
 impl Fabric for Simulated {
+    fn shared_memory(&self) -> Option<Reach> {
+        None
+    }
+
     fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
         let outcome = sim::run(run, world_size, move |transport| program(Box::new(transport)));
         assert_eq!(outcome.results.len(), world_size);
@@ -32,6 +36,10 @@ impl Fabric for Simulated {
 struct SimulatedMemory;
 
 impl Fabric for SimulatedMemory {
+    fn shared_memory(&self) -> Option<Reach> {
+        Some(Reach::Write)
+    }
+
     fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
         let jitter = Duration::from_micros(1);
         let link = sim::Link::new(Duration::from_micros(1), 10_000_000_000).with_jitter(jitter);
@@ -54,6 +62,10 @@ impl Fabric for SimulatedMemory {
 struct SimulatedLinks;
 
 impl Fabric for SimulatedLinks {
+    fn shared_memory(&self) -> Option<Reach> {
+        None
+    }
+
     fn run(&self, run: u64, world_size: usize, program: TransportProgram) {
         let jitter = Duration::from_micros(50);
         let link = sim::Link::new(Duration::from_micros(20), 1_000_000_000).with_jitter(jitter);
@@ -75,6 +87,10 @@ impl Fabric for SimulatedLinks {
 struct Threads;
 
 impl Fabric for Threads {
+    fn shared_memory(&self) -> Option<Reach> {
+        None
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         let network = sim::network(&Runtime::system(), world_size);
         run_threads(
@@ -88,6 +104,10 @@ impl Fabric for Threads {
 struct Processes(Medium, Reach);
 
 impl Fabric for Processes {
+    fn shared_memory(&self) -> Option<Reach> {
+        (self.0 == Medium::Shm).then_some(self.1)
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         let coordinator = Coordinator::start("127.0.0.1:0", world_size, "suite", None).unwrap();
         let address = coordinator.address().to_string();
@@ -133,6 +153,10 @@ mod simulated_links {
 struct MemoryBeside;
 
 impl Fabric for MemoryBeside {
+    fn shared_memory(&self) -> Option<Reach> {
+        Some(Reach::Write)
+    }
+
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         let network = sim::network(&Runtime::system(), world_size);
         let joins = network.into_iter().map(|messages| {
@@ -197,19 +221,15 @@ mod shm_within_limits {
 
     use super::{Medium, Processes, Reach};
 
+    const EXPOSED: &str = "exposed::memory_that_is_exposed_is_read_and_written";
+
     #[test]
     fn memory_that_is_exposed_is_out_of_reach_but_for_the_heap() {
-        conformance::exposed::memory_that_is_exposed_is_read_and_written(&Processes(
-            Medium::Shm,
-            Reach::Slots,
-        ));
+        conformance::check(EXPOSED, &Processes(Medium::Shm, Reach::Slots));
     }
 
     #[test]
     fn memory_that_is_exposed_is_read_only_but_for_the_heap() {
-        conformance::exposed::memory_that_is_exposed_is_read_and_written(&Processes(
-            Medium::Shm,
-            Reach::Read,
-        ));
+        conformance::check(EXPOSED, &Processes(Medium::Shm, Reach::Read));
     }
 }
