@@ -69,7 +69,7 @@ enum Command {
 }
 
 /// What is logged unless `DIST_LOG` says otherwise. Why a job ended is told anyway.
-const WORDS: &str = "warn,dist_transport::bootstrap::rendezvous_server=error";
+const WORDS: &str = "warn,dist_transport::coordinator=error";
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter()).with_writer(|| Patient(io::stderr().lock())).init();

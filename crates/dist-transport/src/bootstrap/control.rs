@@ -201,83 +201,34 @@ impl Frame {
     pub(crate) fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
         match *self {
-            Self::Join { world_size, timeout_ms, liveness_ms, peer_info } => {
-                frame
-                    .number(0_u32)
-                    .number(world_size)
-                    .number(timeout_ms)
-                    .number(liveness_ms)
-                    .peer_info(peer_info);
-            }
-            Self::Peer { rank, peer_info } => {
-                frame.number(1_u32).number(rank).peer_info(peer_info);
-            }
-            Self::Missing { rank, refused } => {
-                frame.number(2_u32).number(rank).bytes(&refused.to_le_bytes());
-            }
-            Self::NotAll => {
-                frame.number(3_u32);
-            }
-            Self::NotYet { missing } => {
-                frame.number(16_u32).number(missing);
-            }
-            Self::Duplicate => {
-                frame.number(4_u32);
-            }
-            Self::Over => {
-                frame.number(14_u32);
-            }
-            Self::WorldSize { expected } => {
-                frame.number(5_u32).number(expected);
-            }
-            Self::OtherWorldSize { rank, size } => {
-                frame.number(13_u32).number(rank).number(size);
-            }
-            Self::Beat => {
-                frame.number(6_u32);
-            }
-            Self::Ended { rank } => {
-                frame.number(15_u32).number(rank);
-            }
-            Self::Abort(ref abort) => {
-                let (kind, details) = encode_cause(&abort.cause);
-                let word = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
-                frame.number(7_u32).number(kind).number(word(abort.rank)).number(word(abort.reporter));
-                frame.bytes(&abort.call.0).bytes(&details);
-            }
-            Self::Goodbye => {
-                frame.number(8_u32);
-            }
-            Self::Left { rank } => {
-                frame.number(10_u32).number(rank);
-            }
-            Self::Ask { rank, origin } => {
-                frame.number(11_u32).number(rank).origin(&origin);
-            }
-            Self::LeftChannel { rank, channel } => {
-                frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
-            }
-            Self::OtherMembers { rank, channel, ref members } => {
-                let members = &members[..members.len().min(MEMBERS_MAX)];
-                frame.number(20_u32).number(rank).bytes(&channel.get().to_le_bytes());
-                frame.number(u32::try_from(members.len()).expect("a frame is short"));
-                for &member in members {
-                    frame.number(member);
-                }
-            }
+            Self::Join { world_size, timeout_ms, liveness_ms, peer_info } => frame
+                .number(0_u32)
+                .number(world_size)
+                .number(timeout_ms)
+                .number(liveness_ms)
+                .peer_info(peer_info),
+            Self::Peer { rank, peer_info } => frame.number(1_u32).number(rank).peer_info(peer_info),
+            Self::Missing { rank, refused } => frame.number(2_u32).number(rank).long(refused),
+            Self::NotAll => frame.number(3_u32),
+            Self::Duplicate => frame.number(4_u32),
+            Self::WorldSize { expected } => frame.number(5_u32).number(expected),
+            Self::Beat => frame.number(6_u32),
+            Self::Abort(ref abort) => frame.number(7_u32).abort(abort),
+            Self::Goodbye => frame.number(8_u32),
             Self::Waiting { channel, wait, calls } => {
-                let (kind, count) = match wait.missing {
-                    Missing::Anything => (0_u32, 0),
-                    Missing::Message(received) => (1, received),
-                    Missing::Signal(seen) => (2, seen),
-                };
-                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).number(wait.on);
-                frame.bytes(bytemuck::cast_slice(&calls.map(|call| call.0))).number(kind);
-                [count, wait.messages, wait.signals].iter().for_each(|count| {
-                    frame.bytes(&count.to_le_bytes());
-                });
+                frame.number(9_u32).long(channel.get()).wait(wait, calls)
             }
-        }
+            Self::Left { rank } => frame.number(10_u32).number(rank),
+            Self::Ask { rank, origin } => frame.number(11_u32).number(rank).origin(&origin),
+            Self::LeftChannel { rank, channel } => frame.number(12_u32).number(rank).long(channel.get()),
+            Self::OtherWorldSize { rank, size } => frame.number(13_u32).number(rank).number(size),
+            Self::Over => frame.number(14_u32),
+            Self::Ended { rank } => frame.number(15_u32).number(rank),
+            Self::NotYet { missing } => frame.number(16_u32).number(missing),
+            Self::OtherMembers { rank, channel, ref members } => {
+                frame.number(20_u32).number(rank).long(channel.get()).members(members)
+            }
+        };
         frame.bytes
     }
 
@@ -294,24 +245,10 @@ impl Frame {
             4 => Self::Duplicate,
             5 => Self::WorldSize { expected: frame.number() },
             6 => Self::Beat,
-            7 => {
-                let kind = frame.number();
-                let (rank, reporter) = (frame.number() as usize, frame.number() as usize);
-                let (call, details) = (Fingerprint(frame.bytes()), frame.bytes());
-                Self::Abort(Abort { cause: decode_cause(kind, details)?, rank, reporter, call })
-            }
+            7 => Self::Abort(frame.abort()?),
             8 => Self::Goodbye,
             9 => {
-                let (channel, on) = (frame.channel(), frame.number());
-                let calls = [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes()));
-                let (kind, count) = (frame.number(), frame.long());
-                let missing = match kind {
-                    0 => Missing::Anything,
-                    1 => Missing::Message(count),
-                    2 => Missing::Signal(count),
-                    _ => return None,
-                };
-                let wait = WaitReport { on, missing, messages: frame.long(), signals: frame.long() };
+                let (channel, (wait, calls)) = (frame.channel(), frame.wait()?);
                 Self::Waiting { channel, wait, calls }
             }
             10 => Self::Left { rank: frame.number() },
@@ -319,13 +256,13 @@ impl Frame {
             12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
             13 => Self::OtherWorldSize { rank: frame.number(), size: frame.number() },
             14 => Self::Over,
-            20 => {
-                let (rank, channel, count) = (frame.number(), frame.channel(), frame.number() as usize);
-                let members = (0..count.min(MEMBERS_MAX)).map(|_| frame.number()).collect();
-                Self::OtherMembers { rank, channel, members }
-            }
             15 => Self::Ended { rank: frame.number() },
             16 => Self::NotYet { missing: frame.number() },
+            20 => Self::OtherMembers {
+                rank: frame.number(),
+                channel: frame.channel(),
+                members: frame.members(),
+            },
             _ => return None,
         })
     }
@@ -401,6 +338,34 @@ impl Encoder {
         self.bytes(&number.to_le_bytes())
     }
 
+    fn long(&mut self, number: u64) -> &mut Self {
+        self.bytes(&number.to_le_bytes())
+    }
+
+    fn abort(&mut self, abort: &Abort) -> &mut Self {
+        let (kind, details) = encode_cause(&abort.cause);
+        let [rank, reporter] =
+            [abort.rank, abort.reporter].map(|rank| u32::try_from(rank).unwrap_or(u32::MAX));
+        self.number(kind).number(rank).number(reporter).bytes(&abort.call.0).bytes(&details)
+    }
+
+    fn wait(&mut self, wait: WaitReport, calls: [Fingerprint; CALLS_MAX]) -> &mut Self {
+        let (kind, count) = match wait.missing {
+            Missing::Anything => (0, 0),
+            Missing::Message(received) => (1, received),
+            Missing::Signal(seen) => (2, seen),
+        };
+        self.number(wait.on).bytes(bytemuck::cast_slice(&calls.map(|call| call.0))).number(kind);
+        self.long(count).long(wait.messages).long(wait.signals)
+    }
+
+    /// Encodes the first members, as many as a frame can name.
+    fn members(&mut self, members: &[u32]) -> &mut Self {
+        let members = &members[..members.len().min(MEMBERS_MAX)];
+        self.number(u32::try_from(members.len()).expect("a frame is short"));
+        members.iter().fold(self, |frame, &member| frame.number(member))
+    }
+
     fn origin(&mut self, origin: &ForkPath) -> &mut Self {
         self.number(u32::try_from(origin.forks().len()).expect("a fork path is short"));
         for fork in origin.forks() {
@@ -450,6 +415,31 @@ impl Decoder<'_> {
 
     fn channel(&mut self) -> ChannelId {
         ChannelId::from_number(self.long())
+    }
+
+    fn abort(&mut self) -> Option<Abort> {
+        let kind = self.number();
+        let (rank, reporter) = (self.number() as usize, self.number() as usize);
+        let (call, details) = (Fingerprint(self.bytes()), self.bytes());
+        Some(Abort { cause: decode_cause(kind, details)?, rank, reporter, call })
+    }
+
+    fn wait(&mut self) -> Option<(WaitReport, [Fingerprint; CALLS_MAX])> {
+        let on = self.number();
+        let calls = [(); CALLS_MAX].map(|()| Fingerprint(self.bytes()));
+        let (kind, count) = (self.number(), self.long());
+        let missing = match kind {
+            0 => Missing::Anything,
+            1 => Missing::Message(count),
+            2 => Missing::Signal(count),
+            _ => return None,
+        };
+        Some((WaitReport { on, missing, messages: self.long(), signals: self.long() }, calls))
+    }
+
+    fn members(&mut self) -> Vec<u32> {
+        let count = (self.number() as usize).min(MEMBERS_MAX);
+        (0..count).map(|_| self.number()).collect()
     }
 
     /// Returns `None` if the path is too long.

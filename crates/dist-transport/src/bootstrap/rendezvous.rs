@@ -38,33 +38,7 @@ const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
 pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
-    let session = |peer_infos, liveness| -> Result<Arc<Session>> {
-        Ok(Arc::new(Session {
-            rank: config.rank,
-            runtime: runtime.clone(),
-            key: key.clone(),
-            epoch: config.epoch,
-            peer_infos,
-            coordinator: config.host,
-            liveness,
-            liveness_between_hosts: config.liveness(false),
-            medium: config.medium,
-            reach: config.reach,
-            heap: Arc::default(),
-            #[cfg(all(feature = "shm", target_os = "linux"))]
-            arenas: Mutex::default(),
-            unshareable: Mutex::default(),
-            abort_state: AbortState::new()?,
-            arrivals: Arrivals::default(),
-            channels: Channels::new(),
-            left: Mutex::default(),
-            announced: Mutex::default(),
-            probes: Probes::default(),
-            outgoing: FrameQueue::new(),
-            closing: AtomicBool::new(false),
-            service_waker: Waker::new()?,
-        }))
-    };
+    let session = |peer_infos, liveness| new_session(config, runtime, key.clone(), peer_infos, liveness);
     if config.rank.world_size() == 1 {
         let (address, host) = ((Ipv4Addr::LOCALHOST, 0).into(), host::id(config.host_id.as_deref()));
         let session = session(vec![PeerInfo::here(address, host, None)], config.liveness(true))?;
@@ -79,31 +53,14 @@ pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let joined = match join_at_coordinator(config, &key, runtime, deadline) {
         Ok(joined) => joined,
         Err(error) => {
-            // Other ranks may be about to join, and would find nobody who tells them.
-            let concerns_all = matches!(
-                error,
-                Error::OtherWorldSize { .. }
-                    | Error::Aborted(_)
-                    | Error::FilesLimit { .. }
-                    | Error::Resources { .. }
-            );
-            if let Some(coordinator) = coordinator.filter(|_| concerns_all) {
+            if let Some(coordinator) = coordinator.filter(|_| concerns_all(&error)) {
                 coordinator.serve_late_ranks(runtime);
             }
             return Err(error);
         }
     };
     let Joined { line, listener, host_listener, peer_infos } = joined;
-    if let Some((inside, outside)) = parted_by_loopback(&peer_infos) {
-        // The ranks on loopback share one machine: the first one speaks for all.
-        if config.rank.index() == inside {
-            warning::show(format_args!(
-                "rank {inside} came to the coordinator by loopback, from {}, and rank {outside} from another machine, which does \
-                 not reach it there: give all ranks an address of the coordinator's machine that others reach (MASTER_ADDR)",
-                peer_infos[inside].address
-            ));
-        }
-    }
+    warn_if_parted(config.rank.index(), &peer_infos);
     let session = session(peer_infos, config.liveness(socket::is_within_host(&line.stream)))?;
     let service = Service::new(session.clone(), listener, host_listener, line);
     let service = runtime
@@ -111,6 +68,62 @@ pub(crate) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         .map_err(|source| Error::Resources { what: "thread", source })?;
     tracing::info!(rank = %config.rank, "joined the job");
     Ok(Membership { session, service: Some(service), coordinator })
+}
+
+fn new_session(
+    config: &Config,
+    runtime: &Runtime,
+    key: Key,
+    peer_infos: Vec<PeerInfo>,
+    liveness: Duration,
+) -> Result<Arc<Session>> {
+    Ok(Arc::new(Session {
+        rank: config.rank,
+        runtime: runtime.clone(),
+        key,
+        epoch: config.epoch,
+        peer_infos,
+        coordinator: config.host,
+        liveness,
+        liveness_between_hosts: config.liveness(false),
+        medium: config.medium,
+        reach: config.reach,
+        heap: Arc::default(),
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        arenas: Mutex::default(),
+        unshareable: Mutex::default(),
+        abort_state: AbortState::new()?,
+        arrivals: Arrivals::default(),
+        channels: Channels::new(),
+        left: Mutex::default(),
+        announced: Mutex::default(),
+        probes: Probes::default(),
+        outgoing: FrameQueue::new(),
+        closing: AtomicBool::new(false),
+        service_waker: Waker::new()?,
+    }))
+}
+
+/// Returns `true` if an error of this rank ends the job. Other ranks may be about to join, and would find
+/// nobody who tells them.
+const fn concerns_all(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::OtherWorldSize { .. } | Error::Aborted(_) | Error::FilesLimit { .. } | Error::Resources { .. }
+    )
+}
+
+/// Warns if some ranks are reachable from their own machine only. They share that machine: the first of them
+/// speaks for all.
+fn warn_if_parted(rank: usize, peer_infos: &[PeerInfo]) {
+    let Some((inside, outside)) = parted_by_loopback(peer_infos).filter(|&(inside, _)| inside == rank) else {
+        return;
+    };
+    warning::show(format_args!(
+        "rank {inside} came to the coordinator by loopback, from {}, and rank {outside} from another machine, which does \
+         not reach it there: give all ranks an address of the coordinator's machine that others reach (MASTER_ADDR)",
+        peer_infos[inside].address
+    ));
 }
 
 /// Tells the coordinator that the processes of these ranks have ended.
@@ -338,77 +351,123 @@ fn introduce(
     runtime: &Runtime,
     deadline: Deadline,
 ) -> Result<Result<Vec<PeerInfo>, PreviousWorld>> {
-    let answer_by = runtime.deadline(runtime.remaining(deadline) + answer_grace(config.timeout));
-    let watch = ConnectionWait::before_the_job(runtime, answer_by);
-    let activity = Activity::Rendezvous;
-    let coordinator = || config.coordinator.clone();
-    let gone = |source| match config.host {
-        CoordinatorHost::RankZero => Error::Io { activity, peer: 0, source },
-        CoordinatorHost::Launcher => Error::Address {
-            activity,
-            action: "go on with the coordinator at",
-            address: coordinator(),
-            source,
-        },
-    };
-    let late = || match config.host {
-        CoordinatorHost::RankZero => timeout(runtime, activity, 0, deadline),
-        CoordinatorHost::Launcher => {
-            let source = io::ErrorKind::TimedOut.into();
-            Error::NoCoordinator { address: coordinator(), limit: config.timeout, source }
+    let (peer_infos, missing, refusals) = (Vec::new(), Vec::new(), 0);
+    Introduction { own_info, config, runtime, deadline, peer_infos, missing, refusals }.run(line)
+}
+
+/// One rank's introduction, and what the coordinator has told so far.
+struct Introduction<'a> {
+    own_info: PeerInfo,
+    config: &'a Config,
+    runtime: &'a Runtime,
+    deadline: Deadline,
+    peer_infos: Vec<PeerInfo>,
+    /// The ranks of the list of missing ranks that is being received.
+    missing: Vec<usize>,
+    /// How many connections the coordinator has refused.
+    refusals: u64,
+}
+
+impl Introduction<'_> {
+    fn run(mut self, line: &mut ControlConnection) -> Result<Result<Vec<PeerInfo>, PreviousWorld>> {
+        let answer_by =
+            self.runtime.deadline(self.runtime.remaining(self.deadline) + answer_grace(self.config.timeout));
+        let watch = ConnectionWait::before_the_job(self.runtime, answer_by);
+        line.push(self.join_frame(line)?).map_err(|error| self.gone(error))?;
+        while self.peer_infos.len() < self.config.rank.world_size() {
+            match line.pull().map_err(|error| self.gone(error))? {
+                Some(Frame::Over) => return Ok(Err(self.previous_world())),
+                Some(frame) => self.take(frame)?,
+                None => watch.ready(&line.stream, PollFlags::IN).map_err(|error| match error {
+                    WaitError::Late | WaitError::Unanswered => self.late(),
+                    WaitError::Aborted(abort) => Error::Aborted(abort),
+                    WaitError::Failed(error) => self.gone(error),
+                })?,
+            }
         }
-    };
-    let milliseconds = |time: Duration| u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
-    let timeout_ms = milliseconds(runtime.remaining(deadline));
-    let liveness_ms = milliseconds(config.liveness(socket::is_within_host(&line.stream)));
-    let world_size = number(config.rank.world_size())?;
-    line.push(Frame::Join { world_size, timeout_ms, liveness_ms, peer_info: own_info }).map_err(gone)?;
-    let mut peer_infos = Vec::new();
-    let mut missing = Vec::new();
-    let mut refusals = 0;
-    while peer_infos.len() < config.rank.world_size() {
-        match line.pull().map_err(gone)? {
-            Some(Frame::Peer { rank, peer_info }) if rank as usize == peer_infos.len() => {
-                peer_infos.push(peer_info)
+        Ok(Ok(self.peer_infos))
+    }
+
+    fn join_frame(&self, line: &ControlConnection) -> Result<Frame> {
+        let milliseconds =
+            |time: Duration| u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
+        Ok(Frame::Join {
+            world_size: number(self.config.rank.world_size())?,
+            timeout_ms: milliseconds(self.runtime.remaining(self.deadline)),
+            liveness_ms: milliseconds(self.config.liveness(socket::is_within_host(&line.stream))),
+            peer_info: self.own_info,
+        })
+    }
+
+    /// Takes what the coordinator has told. Returns an error if this rank cannot join.
+    fn take(&mut self, frame: Frame) -> Result<()> {
+        let ours = self.config.rank.world_size();
+        match frame {
+            Frame::Peer { rank, peer_info } if rank as usize == self.peer_infos.len() => {
+                self.peer_infos.push(peer_info);
             }
-            Some(Frame::Beat) => {}
-            Some(Frame::Missing { rank, refused }) => {
-                missing.push(rank as usize);
-                refusals = refused;
+            Frame::Beat => {}
+            Frame::Missing { rank, refused } => {
+                self.missing.push(rank as usize);
+                self.refusals = refused;
             }
-            Some(Frame::NotYet { missing: count }) => {
-                let missing = std::mem::take(&mut missing);
-                let waited = runtime.elapsed(deadline);
+            Frame::NotYet { missing: count } => {
+                let missing = std::mem::take(&mut self.missing);
+                let waited = self.runtime.elapsed(self.deadline);
                 let missing = (&missing[..], count as usize);
-                warning::show(still_waiting(config, waited, own_info.address, missing, refusals));
+                let address = self.own_info.address;
+                warning::show(still_waiting(self.config, waited, address, missing, self.refusals));
             }
-            Some(Frame::Over) if missing.is_empty() => return Ok(Err(PreviousWorld(None))),
-            Some(over @ (Frame::NotAll | Frame::Over)) => {
-                let error = Error::Missing { missing, refused: refusals, limit: config.timeout };
-                return if over == Frame::Over { Ok(Err(PreviousWorld(Some(error)))) } else { Err(error) };
-            }
-            Some(Frame::Duplicate) => return Err(Error::DuplicateRank { rank: config.rank.index() }),
-            Some(Frame::WorldSize { expected }) => {
-                let (ours, theirs) = (config.rank.world_size(), expected as usize);
-                return Err(match config.host {
+            Frame::NotAll => return Err(self.missing_error()),
+            Frame::Duplicate => return Err(Error::DuplicateRank { rank: self.config.rank.index() }),
+            Frame::WorldSize { expected } => {
+                let theirs = expected as usize;
+                return Err(match self.config.host {
                     CoordinatorHost::RankZero => Error::OtherWorldSize { rank: 0, ours, theirs },
                     CoordinatorHost::Launcher => Error::WorldSize { ours, theirs },
                 });
             }
-            Some(Frame::OtherWorldSize { rank, size }) => {
-                let ours = config.rank.world_size();
+            Frame::OtherWorldSize { rank, size } => {
                 return Err(Error::OtherWorldSize { rank: rank as usize, ours, theirs: size as usize });
             }
-            Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
-            Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
-            None => watch.ready(&line.stream, PollFlags::IN).map_err(|error| match error {
-                WaitError::Late | WaitError::Unanswered => late(),
-                WaitError::Aborted(abort) => Error::Aborted(abort),
-                WaitError::Failed(e) => gone(e),
-            })?,
+            Frame::Abort(abort) => return Err(Error::Aborted(abort)),
+            _ => return Err(self.gone(io::ErrorKind::InvalidData.into())),
+        }
+        Ok(())
+    }
+
+    /// Returns the previous world, of which the coordinator has named the ranks that are still there.
+    fn previous_world(&mut self) -> PreviousWorld {
+        PreviousWorld(if self.missing.is_empty() { None } else { Some(self.missing_error()) })
+    }
+
+    fn missing_error(&mut self) -> Error {
+        let missing = std::mem::take(&mut self.missing);
+        Error::Missing { missing, refused: self.refusals, limit: self.config.timeout }
+    }
+
+    /// Returns the error of a connection to the coordinator that has ended.
+    fn gone(&self, source: io::Error) -> Error {
+        let activity = Activity::Rendezvous;
+        match self.config.host {
+            CoordinatorHost::RankZero => Error::Io { activity, peer: 0, source },
+            CoordinatorHost::Launcher => {
+                let action = "go on with the coordinator at";
+                Error::Address { activity, action, address: self.config.coordinator.clone(), source }
+            }
         }
     }
-    Ok(Ok(peer_infos))
+
+    /// Returns the error of a coordinator that does not answer in time.
+    fn late(&self) -> Error {
+        match self.config.host {
+            CoordinatorHost::RankZero => timeout(self.runtime, Activity::Rendezvous, 0, self.deadline),
+            CoordinatorHost::Launcher => {
+                let (source, limit) = (io::ErrorKind::TimedOut.into(), self.config.timeout);
+                Error::NoCoordinator { address: self.config.coordinator.clone(), limit, source }
+            }
+        }
+    }
 }
 
 /// Says for whom a rank waits to join.

@@ -21,6 +21,9 @@ use crate::direct::CALLS_MAX;
 use crate::link::socket;
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
+/// The target of the coordinator's log lines. Programs that report aborts themselves filter by it.
+const LOG_TARGET: &str = "dist_transport::coordinator";
+
 /// How long an authenticated connection may take to send a join.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
@@ -201,7 +204,7 @@ impl RendezvousServer {
         let ready = match self.wait(stop) {
             Ok(ready) => ready,
             Err(e) => {
-                tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
+                tracing::error!(target: LOG_TARGET, error = %e, "the coordinator cannot wait for its ranks and ends");
                 return true;
             }
         };
@@ -263,7 +266,7 @@ impl RendezvousServer {
                 self.started = false;
                 self.slots.fill_with(|| RankSlot::Empty);
                 self.unreachable.clear();
-                tracing::debug!("all ranks have left: the next world may meet");
+                tracing::debug!(target: LOG_TARGET, "all ranks have left: the next world may meet");
             }
             Worlds::InTurn => {}
         }
@@ -437,7 +440,7 @@ impl RendezvousServer {
             liveness,
             waiting: HashMap::new(),
         }));
-        tracing::debug!(rank, address = %peer_info.address, "joined");
+        tracing::debug!(target: LOG_TARGET, rank, address = %peer_info.address, "joined");
         // A rank that was told that not all have joined is about to leave, and may join again.
         if self.slots.iter().all(RankSlot::is_expectant) {
             self.start();
@@ -636,7 +639,7 @@ impl RendezvousServer {
         }
         *lock(&self.abort_state) = Some(abort.clone());
         // Last, because a log may block its writer.
-        tracing::warn!(%abort, "the job is aborted");
+        tracing::warn!(target: LOG_TARGET, %abort, "the job is aborted");
     }
 
     /// Returns the rank that another one waits for in this call, according to its last report.
