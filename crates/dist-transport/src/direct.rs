@@ -443,7 +443,7 @@ pub enum Reach {
     Write,
 }
 
-/// A place that holds bytes of a rank.
+/// An area of memory that holds bytes of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryArea {
     /// The flag line that counts the rank's signals. It can be written only before the first signal of a
@@ -454,7 +454,7 @@ pub enum MemoryArea {
     /// The slot with this number.
     Slot(usize),
     /// The memory that the rank has exposed.
-    Memory,
+    Exposed,
 }
 
 /// Whether a call publishes or writes in slots. Slots are double-buffered: a rank enters a call that uses

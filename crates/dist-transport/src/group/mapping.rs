@@ -25,9 +25,9 @@ use smallvec::SmallVec;
 
 use super::PAGE_BYTES;
 use super::address_colouring::{self, HASHED_BYTES};
+use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::copy_to_reader;
 use crate::direct::CHANGED_MAX;
-use crate::line::CacheLine;
 
 /// Whether a segment's pages are allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
