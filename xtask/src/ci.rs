@@ -18,6 +18,7 @@ Runs these steps, and stops at the first that fails:
   packages  cargo package, which needs all metadata of every crate
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   test      cargo xtask test
+  features  tests of crates alone without the features that change what is tested
   demo      two steps of the program that cargo demo runs
 
 It covers the default members. .ci/run installs cargo-deny and mdBook, which are needed beyond Rust and a C
@@ -38,6 +39,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("packages", || show(&mut cargo("package --workspace --no-verify --allow-dirty --quiet")))?;
     steps.step("deny", deny)?;
     test::add_steps(&mut steps)?;
+    steps.step("tests without features", without_features)?;
     // `cargo demo` builds the same program with optimisation, which takes five minutes more.
     steps.step("demo", || {
         show(&mut cargo(&format!("run {features} --example train_lm -- --steps 2 --out target/demo")))
@@ -59,6 +61,22 @@ const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-cli", &[""]),
     ("dist-testkit", &[""]),
 ];
+
+/// Test targets of a crate that test something else if a feature is missing. `cargo xtask test` runs all tests with all
+/// features.
+const WITHOUT_FEATURES: &[(&str, &str, &str)] = &[
+    // Without shared memory, processes of one host are connected by TCP.
+    ("dist-transport", "tcp,sim,conformance", "--lib --test conformance --test tcp"),
+    // Without sockets, all ranks are threads of a simulated network.
+    ("dist-collectives", "sim", "--test collectives"),
+];
+
+fn without_features() -> Result<(), Failure> {
+    WITHOUT_FEATURES.iter().try_for_each(|(package, features, targets)| {
+        let only = format!("--package {package} --no-default-features --features={features}");
+        show(&mut cargo(&format!("test {only} {targets}")))
+    })
+}
 
 fn each_alone() -> Result<(), Failure> {
     for (package, combinations) in COMBINATIONS {

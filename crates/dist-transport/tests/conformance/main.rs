@@ -1,12 +1,15 @@
 //! Runs the conformance suite on the transports of this crate.
-#![cfg(all(feature = "sim", feature = "shm", target_os = "linux"))]
+#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::direct::Reach;
-use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport, WithSharedMemory};
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use dist_transport::process::WithSharedMemory;
+#[cfg(feature = "tcp")]
+use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::sim;
 use dist_transport::{Runtime, Transport};
 
@@ -101,8 +104,10 @@ impl Fabric for Threads {
 }
 
 /// Threads of the system that are connected like processes.
+#[cfg(feature = "tcp")]
 struct Processes(Medium, Reach);
 
+#[cfg(feature = "tcp")]
 impl Fabric for Processes {
     fn shared_memory(&self) -> Option<Reach> {
         (self.0 == Medium::Shm).then_some(self.1)
@@ -150,8 +155,10 @@ mod simulated_links {
 }
 
 /// Threads that have shared memory beside another transport's messages.
+#[cfg(all(feature = "shm", target_os = "linux"))]
 struct MemoryBeside;
 
+#[cfg(all(feature = "shm", target_os = "linux"))]
 impl Fabric for MemoryBeside {
     fn shared_memory(&self) -> Option<Reach> {
         Some(Reach::Write)
@@ -171,6 +178,7 @@ impl Fabric for MemoryBeside {
 
 /// Promises about shared memory. An abort has a separate record on either side, so promises of one record are
 /// left out.
+#[cfg(all(feature = "shm", target_os = "linux"))]
 mod memory_beside {
     dist_transport::conformance! { super::MemoryBeside =>
         direct {
@@ -207,15 +215,18 @@ mod threads {
     dist_transport::conformance!(super::Threads);
 }
 
+#[cfg(feature = "tcp")]
 mod tcp {
     dist_transport::conformance!(super::Processes(super::Medium::Tcp, super::Reach::Write));
 }
 
+#[cfg(all(feature = "shm", target_os = "linux"))]
 mod shm {
     dist_transport::conformance!(super::Processes(super::Medium::Shm, super::Reach::Write));
 }
 
 /// As if the system did not let processes access each other's memory, or only let them read it.
+#[cfg(all(feature = "shm", target_os = "linux"))]
 mod shm_within_limits {
     use dist_transport::conformance;
 
