@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -24,8 +25,7 @@ use crate::group::{self, Generation, GroupMemory, Mapping, Process, RegionOrigin
 use crate::link::counts::MessageCounts;
 use crate::link::message::LinkError;
 use crate::runtime::{Unparker, Wake};
-use crate::wait::external_load::ExternalLoad;
-use crate::wait::group_wait::{self, GroupWaitPolicy, SHORT_SLICE, WaitStep};
+use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{Activity, ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Owned, Rank, Result, Traffic};
 
 /// One rank's handle on its group's shared memory.
@@ -46,9 +46,7 @@ pub(crate) struct ShmGroup {
     calls: CallHistory,
     /// The message counts of the transport, for the same reports.
     counts: Arc<MessageCounts>,
-    wait_policy: GroupWaitPolicy,
-    /// Measures who had this core recently, while yields are measured.
-    external_load: Option<ExternalLoad>,
+    wait_policy: WaitPolicy,
     /// Whether this rank waits for the other ranks in each call, even if it could run ahead. Running ahead
     /// saves switches between ranks on one core. With a core per rank, cache lines move faster between ranks
     /// that stay in lockstep.
@@ -82,6 +80,9 @@ const FETCHED_BYTES_MAX: usize = 1 << 10;
 
 /// Bytes that one system call reads from another process: small enough for the cache.
 const PIECE_BYTES: usize = 128 << 10;
+
+/// The scheduler slice that ranks ask for under external load: the shortest that the system grants.
+const SHORT_SLICE: Duration = Duration::from_micros(100);
 
 /// How often to look for a signal before looking at anything else, which takes longer.
 const LOOKS: usize = 16;
@@ -146,8 +147,7 @@ impl ShmGroup {
             rank,
             calls,
             counts,
-            wait_policy: GroupWaitPolicy::new(session.has_core_per_rank()),
-            external_load: None,
+            wait_policy: WaitPolicy::new(session.has_core_per_rank()),
             is_lockstep: session.has_core_per_rank(),
             uses_short_slices: false,
             owes_wake: false,
@@ -360,85 +360,39 @@ impl ShmGroup {
         wanted: u64,
         due: &LazyDeadline<'_>,
     ) -> Result<u64> {
+        let signal = AwaitedSignal { peer, generation, wanted };
         if !self.is_wanted()
-            && let Some(seen) = self.memory.look(peer, generation, wanted, LOOKS)
+            && let Some(seen) = signal.look(&self.memory, LOOKS)
         {
             return Ok(seen);
         }
         let deadline = due.deadline();
-        self.wait_long((peer, generation), wanted, deadline)
+        self.wait_long(signal, deadline)
             .map_err(|link_error| self.fail(generation, (peer, link_error), deadline))
     }
 
-    fn wait_long(
-        &mut self,
-        (peer, generation): (usize, Generation),
-        wanted: u64,
-        deadline: Deadline,
-    ) -> Result<u64, LinkError> {
-        let look = |memory: &GroupMemory, times| memory.look(peer, generation, wanted, times);
+    fn wait_long(&mut self, signal: AwaitedSignal, deadline: Deadline) -> Result<u64, LinkError> {
         // The awaited rank may sleep for this one.
         self.wake_waiters();
+        self.shorten_slices();
         let session = &*self.membership.session;
+        let (mut wait, mut long) = (Wait::default(), LongWait::default());
         let mut now = session.runtime.now();
-        let mut wait = group_wait::GroupWait::begin(now);
-        let mut long = LongWait::default();
         let seen = loop {
-            if !self.uses_short_slices && self.memory.has_external_load() {
-                self.uses_short_slices = true;
-                if let Err(error) = group::request_short_slices(SHORT_SLICE) {
-                    tracing::debug!(%error, "the system grants no short scheduler slices");
-                }
-            }
-            let is_wanted = self.is_wanted();
-            match self.wait_policy.next(&mut wait, now, is_wanted) {
+            let demand = if self.is_wanted() { CoreDemand::Wanted } else { CoreDemand::Free };
+            match self.wait_policy.next(&mut wait, now, demand) {
                 WaitStep::Spin => {}
                 WaitStep::Yield => {
-                    let is_measuring = self.wait_policy.is_measuring(now);
-                    if is_measuring
-                        && self.external_load.as_ref().is_none_or(|external_load| external_load.is_old(now))
-                    {
-                        self.external_load = ExternalLoad::begin(&self.memory, self.rank, &session.runtime);
-                    }
-                    session.runtime.yield_now();
-                    // The awaited signal may be there now; the time that the core was away is recorded all
-                    // the same.
-                    let after = session.runtime.now();
-                    let external_load = self.external_load.as_ref().filter(|_| is_measuring);
-                    let lost = || external_load.and_then(|external_load| external_load.lost(after));
-                    if self.wait_policy.record_yield(after, after - now, lost) {
-                        self.memory.note_external_load();
-                    }
+                    self.wait_policy.yield_to_rank((&self.memory, self.rank), now, &session.runtime);
                 }
-                WaitStep::Sleep => {
-                    self.external_load = None;
-                    let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
-                    let ready = || {
-                        look(&self.memory, 1).is_some()
-                            || self.memory.has_left(peer)
-                            || session.abort_state.get().is_some()
-                    };
-                    self.memory.sleep(self.rank.index(), peer, limit, ready);
-                    let seen = self.memory.all_signals(peer, self.current.number);
-                    let wait = || WaitReport {
-                        on: number(self.members[peer]),
-                        // A signal that has arrived meanwhile is not missing.
-                        missing: if seen < wanted { Missing::Signal(seen) } else { Missing::Anything },
-                        messages: self.counts.sent(peer),
-                        signals: self.signals(),
-                    };
-                    long.report_if_due(session, self.channel, &self.calls, wait);
-                }
+                WaitStep::Sleep => self.sleep(signal, deadline, &mut long),
             }
-            if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {
+            let looks = if demand == CoreDemand::Wanted { 1 } else { LOOKS };
+            if let Some(seen) = signal.look(&self.memory, looks) {
                 break seen;
             }
-            if let Some(abort) = session.abort_state.get() {
-                return Err(LinkError::Aborted(abort));
-            }
-            if self.memory.has_left(peer) {
-                // The rank may have signalled before it left.
-                break look(&self.memory, 1).ok_or(LinkError::Goodbye)?;
+            if let Some(seen) = self.look_at_end(signal)? {
+                break seen;
             }
             now = session.runtime.now();
             if deadline.has_passed(now) {
@@ -447,6 +401,50 @@ impl ShmGroup {
         };
         long.end(session, self.channel, &self.calls);
         Ok(seen)
+    }
+
+    /// Asks for short scheduler slices if any rank has detected external load.
+    fn shorten_slices(&mut self) {
+        if !self.uses_short_slices && self.memory.has_external_load() {
+            self.uses_short_slices = true;
+            if let Err(error) = group::request_short_slices(SHORT_SLICE) {
+                tracing::debug!(%error, "the system grants no short scheduler slices");
+            }
+        }
+    }
+
+    /// Sleeps until the signal is there, the peer leaves, the job is aborted, or the deadline passes. Reports
+    /// a long wait.
+    fn sleep(&self, signal: AwaitedSignal, deadline: Deadline, long: &mut LongWait) {
+        let session = &*self.membership.session;
+        let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
+        let ready = || {
+            signal.look(&self.memory, 1).is_some()
+                || self.memory.has_left(signal.peer)
+                || session.abort_state.get().is_some()
+        };
+        self.memory.sleep(self.rank.index(), signal.peer, limit, ready);
+        let seen = self.memory.all_signals(signal.peer, self.current.number);
+        let wait = || WaitReport {
+            on: number(self.members[signal.peer]),
+            // A signal that has arrived meanwhile is not missing.
+            missing: if seen < signal.wanted { Missing::Signal(seen) } else { Missing::Anything },
+            messages: self.counts.sent(signal.peer),
+            signals: self.signals(),
+        };
+        long.report_if_due(session, self.channel, &self.calls, wait);
+    }
+
+    /// Fails if the job is aborted, or if the peer has left without the signal.
+    fn look_at_end(&self, signal: AwaitedSignal) -> Result<Option<u64>, LinkError> {
+        if let Some(abort) = self.membership.session.abort_state.get() {
+            return Err(LinkError::Aborted(abort));
+        }
+        if !self.memory.has_left(signal.peer) {
+            return Ok(None);
+        }
+        // The rank may have signalled before it left.
+        signal.look(&self.memory, 1).map(Some).ok_or(LinkError::Goodbye)
     }
 
     /// Returns `true` if a rank of the group that is behind this one waits for this core.
@@ -979,6 +977,22 @@ struct GroupWaker {
 impl Wake for GroupWaker {
     fn wake(&self) {
         self.memory.wake(self.rank);
+    }
+}
+
+/// A signal that this rank waits for.
+#[derive(Debug, Clone, Copy)]
+struct AwaitedSignal {
+    peer: usize,
+    generation: Generation,
+    /// The number of signals of the peer, over all calls.
+    wanted: u64,
+}
+
+impl AwaitedSignal {
+    /// See [`GroupMemory::look`].
+    fn look(self, memory: &GroupMemory, times: usize) -> Option<u64> {
+        memory.look(self.peer, self.generation, self.wanted, times)
     }
 }
 

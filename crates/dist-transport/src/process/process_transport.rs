@@ -25,7 +25,7 @@ use crate::link::peer_link::PeerLink;
 use crate::link::socket;
 use crate::link::staging_buffer::StagingBuffer;
 use crate::runtime::Unparker;
-use crate::wait::link_wait::{self, LinkWaitPolicy};
+use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, LazyDeadline,
     Outgoing, Rank, Result, Runtime, Sink, Traffic, Transport,
@@ -61,7 +61,7 @@ pub struct ProcessTransport {
     scratches: Vec<StagingBuffer>,
     /// The last calls, reported if this rank waits long.
     calls: CallHistory,
-    wait_policy: LinkWaitPolicy,
+    wait_policy: WaitPolicy,
     traffic: Traffic,
     /// The shared memory of the group. The outer option is `None` until the ranks have agreed; the inner one
     /// is `None` if they share no memory.
@@ -104,7 +104,7 @@ impl ProcessTransport {
             scratch: StagingBuffer::default(),
             scratches: Vec::new(),
             calls: CallHistory::NONE,
-            wait_policy: LinkWaitPolicy::new(core_per_rank),
+            wait_policy: WaitPolicy::new(core_per_rank),
             traffic: Traffic::default(),
             #[cfg(all(feature = "shm", target_os = "linux"))]
             shm_group: None,
@@ -530,10 +530,18 @@ impl ProcessTransport {
         if runtime.expired(deadline) {
             return Err(peer_error(LinkError::TimedOut));
         }
-        if moved || self.wait_policy.wait_again(short, runtime) {
+        if moved {
             return Ok(());
         }
-        self.sleep(waits, false, waiting, deadline)
+        let now = runtime.now();
+        match self.wait_policy.next(short, now, CoreDemand::Unknown) {
+            WaitStep::Spin => Ok(()),
+            WaitStep::Yield => {
+                self.wait_policy.yield_core(now, runtime);
+                Ok(())
+            }
+            WaitStep::Sleep => self.sleep(waits, false, waiting, deadline),
+        }
     }
 
     /// Takes connections that are waited for and that peers have opened meanwhile. Returns `true` if there
@@ -837,7 +845,7 @@ const SINGLE_COPY_BYTES_MIN: usize = 1 << 20;
 /// The state of a wait in which nothing has moved.
 #[derive(Default)]
 struct WaitState {
-    short: link_wait::LinkWait,
+    short: Wait,
     long: LongWait,
     /// Notified if a connection may have arrived. Made when a connection is first waited for.
     waker: Option<Arc<Waker>>,

@@ -1,7 +1,7 @@
-//! Wait policies: spin, yield or sleep, for links and for shared memory.
+//! How a rank waits for another: it spins, yields its core, or sleeps.
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
-pub(crate) mod external_load;
-#[cfg(all(feature = "shm", target_os = "linux"))]
-pub(crate) mod group_wait;
-pub(crate) mod link_wait;
+mod external_load;
+mod wait_policy;
+
+pub(crate) use wait_policy::{CoreDemand, Wait, WaitPolicy, WaitStep};
