@@ -7,7 +7,7 @@
 mod world;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use dist_collectives::{Algorithm, Direct, Operation, TwoLevel};
+use dist_collectives::{Algorithm, Operation};
 use std::time::Duration;
 
 pub use world::{Case, Network, World};
@@ -31,11 +31,13 @@ pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]
             let mut world = World::start(network, ranks);
             let hosts = World::hosts(ranks);
             for &operation in operations {
-                let two_level = TwoLevel::of(operation.name()).filter(|two| two.supports(&hosts));
-                let all = Algorithm::of(operation).chain(two_level.map(Algorithm::TwoLevel));
-                let direct = Direct::of(operation).filter(|_| network == Network::Shm);
-                let all = all.chain(direct.map(Algorithm::Direct));
-                for algorithm in all.filter(|algorithm| names.contains(&algorithm.name())) {
+                let serves = |algorithm: &Algorithm| match algorithm {
+                    Algorithm::Messages(_) => true,
+                    Algorithm::TwoLevel(two) => two.supports(&hosts),
+                    Algorithm::Direct(_) => network == Network::Shm,
+                };
+                let named = operation.algorithms().filter(|algorithm| names.contains(&algorithm.name()));
+                for algorithm in named.filter(serves) {
                     points(criterion, &mut world, algorithm);
                 }
             }
@@ -44,7 +46,7 @@ pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]
 }
 
 fn points(criterion: &mut Criterion, world: &mut World, algorithm: Algorithm) {
-    let operation = algorithm.operation();
+    let operation = Operation::from(algorithm.collective());
     let sizes: &[usize] = if operation == Operation::Barrier { &[0] } else { &BYTES };
     let mut group = criterion.benchmark_group(format!("{algorithm}/{operation}"));
     for &bytes in sizes {

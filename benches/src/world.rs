@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::{
-    Algorithm, Buffer, Communicator, CostModel, DirectAlgorithm, Hosts, Operation, ReduceOp, ReductionOrder,
-    Result,
+    Algorithm, Buffer, Communicator, CostModel, Hosts, Operation, ReduceOp, ReductionOrder, Result,
 };
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::runtime::{Mailbox, Receiver, Task};
@@ -164,13 +163,14 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     let world_size = comm.world_size();
     // Memory that was never written is one page of zeros for all.
     let mut input = vec![WRITTEN; len];
-    let mut output = match case.algorithm.operation() {
+    let operation = Operation::from(case.algorithm.collective());
+    let mut output = match operation {
         Operation::ReduceScatter | Operation::Scatter => vec![WRITTEN; len / world_size],
         Operation::AllGather | Operation::Gather => vec![WRITTEN; len * world_size],
         Operation::AllToAll => vec![WRITTEN; len / world_size * world_size],
         _ => Vec::new(),
     };
-    let writes = matches!(case.algorithm, Algorithm::Direct(direct) if direct.algorithm() == DirectAlgorithm::WriteToAll);
+    let writes = case.algorithm.name() == "direct/write_to_all";
     let mut shared = if writes { comm.alloc(len)? } else { Buffer::from(Vec::<f32>::new()) };
     shared.fill(WRITTEN);
     // What is cut into one part for each rank.
@@ -181,7 +181,7 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     let start = runtime.now();
     for call in 0..calls {
         let root = usize::try_from(call).map_or(0, |call| call % world_size);
-        match case.algorithm.operation() {
+        match operation {
             Operation::AllReduce if writes => comm.all_reduce_buffer(&mut shared, ReduceOp::Sum)?,
             Operation::AllReduce => comm.all_reduce(&mut input, ReduceOp::Sum)?,
             Operation::ReduceScatter => {

@@ -8,8 +8,65 @@
 use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
-use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Phases, ReceiveHalf, Schedule, SendHalf,
+    Source, Step,
+};
+
+/// Sends every chunk to its rank, with several in flight at once: [`windowed`]. It is the cheapest algorithm for chunks
+/// of any sizes.
+pub static WINDOWED: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllToAll,
+    name: "windowed",
+    about: "Every chunk to its rank, four of them under way at once.",
+    chunks: |world_size| world_size,
+    cost: |world_size| {
+        let rounds = (world_size - 1).div_ceil(WINDOW);
+        Cost { rounds, depth: Messages::new(rounds, rounds), ..pairwise_cost(world_size) }
+    },
+    sends_from: |_| Source::Input,
+    phases: |rank, _| Phases::one(rank, windowed(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Sends every chunk to its rank, one after the other: [`pairwise`].
+pub static PAIRWISE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllToAll,
+    name: "pairwise",
+    about: "Every chunk to its rank, one after the other; at powers of two, ranks swap.",
+    chunks: |world_size| world_size,
+    cost: pairwise_cost,
+    sends_from: |_| Source::Input,
+    phases: |rank, _| Phases::one(rank, pairwise(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Sends half of all chunks in each of few rounds: [`bruck`].
+pub static BRUCK: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllToAll,
+    name: "bruck",
+    about: "Chunk j of the work buffer has j places to go, and takes the steps that the binary digits of j say.",
+    chunks: |world_size| world_size,
+    cost: bruck_cost,
+    phases: |rank, _| Phases::one(rank, bruck(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Returns the cost of [`pairwise`].
+const fn pairwise_cost(world_size: usize) -> Cost {
+    Cost::alike(world_size, world_size - 1, world_size - 1, 0)
+}
+
+/// Returns the cost of [`bruck`].
+const fn bruck_cost(world_size: usize) -> Cost {
+    let rounds = log2_ceil(world_size);
+    let (mut round, mut path) = (0, 0);
+    while round < rounds {
+        path += moved(world_size, round).len();
+        round += 1;
+    }
+    Cost::alike(world_size, rounds, path, 0)
+}
 
 /// The number of distances that [`windowed`] has in flight at once. It is large enough to hide latency and small
 /// enough to leave a receiver some buffer space.
@@ -19,22 +76,24 @@ pub const WINDOW: usize = 4;
 /// exchanges with one peer after the other, in p − 1 rounds. If p is a power of two, a rank sends to the rank that
 /// it receives from.
 pub const fn pairwise(rank: Rank) -> Schedule {
-    Schedule::new(rank, rank.world_size() - 1, Kind::PairwiseAllToAll)
+    Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(pairwise_step(rank, index)))
 }
 
 /// Like [`pairwise`], with [`WINDOW`] peers at a time.
 pub const fn windowed(rank: Rank) -> Schedule {
-    Schedule::new(rank, (rank.world_size() - 1).div_ceil(WINDOW), Kind::WindowedAllToAll)
+    Schedule::new(rank, (rank.world_size() - 1).div_ceil(WINDOW), |rank, _, index| {
+        Some(windowed_step(rank, index))
+    })
 }
 
 /// Moves chunk `j` of the buffer of rank `r`, which is for rank `r + j` at first. At the end it is from rank `r −
 /// j`, modulo the world size. It takes ⌈log₂ p⌉ rounds of at most half the buffer, and all chunks must have the
 /// same length.
 pub const fn bruck(rank: Rank) -> Schedule {
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BruckAllToAll)
+    Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(bruck_step(rank, round)))
 }
 
-pub(crate) fn pairwise_step(rank: Rank, index: usize) -> Step {
+fn pairwise_step(rank: Rank, index: usize) -> Step {
     let distance = index + 1;
     let (to, from) = if rank.world_size().is_power_of_two() {
         (rank.index() ^ distance, rank.index() ^ distance)
@@ -44,19 +103,19 @@ pub(crate) fn pairwise_step(rank: Rank, index: usize) -> Step {
     Step::exchange(SendHalf::input(to, Chunks::one(to)), ReceiveHalf::replace(from, Chunks::one(from)))
 }
 
-pub(crate) fn windowed_step(rank: Rank, index: usize) -> Step {
+fn windowed_step(rank: Rank, index: usize) -> Step {
     let first = index * WINDOW + 1;
     Step::Window { first, last: (first + WINDOW).min(rank.world_size()) - 1 }
 }
 
 /// A chunk at distance `j` takes the steps of the binary digits of `j`.
-pub(crate) fn bruck_step(rank: Rank, round: usize) -> Step {
+fn bruck_step(rank: Rank, round: usize) -> Step {
     let (to, from) = (rank.plus(1 << round).index(), rank.minus(1 << round).index());
     let chunks = moved(rank.world_size(), round);
     Step::exchange(SendHalf::buffer(to, chunks), ReceiveHalf::replace(from, chunks))
 }
 
 /// Returns the chunks that [`bruck`] moves in a round.
-pub(crate) const fn moved(world_size: usize, round: usize) -> Chunks {
+const fn moved(world_size: usize, round: usize) -> Chunks {
     Chunks::with_bit(round, world_size)
 }

@@ -5,8 +5,32 @@
 use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
-use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Phases, ReceiveHalf, Schedule, SendHalf, Step,
+};
+
+/// Passes a token around the ring twice: [`ring`].
+pub static RING: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Barrier,
+    name: "ring",
+    about: "A token goes round twice.",
+    cost: |world_size| {
+        let rounds = Messages::new(2 * world_size - 1, 0);
+        Cost { rounds: rounds.count, all: rounds, depth: rounds, ..Cost::NOTHING }
+    },
+    phases: |rank, _| Phases::one(rank, ring(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Every rank signals ranks at distance 1, 2, 4, …: [`dissemination`].
+pub static DISSEMINATION: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Barrier,
+    name: "dissemination",
+    about: "Everybody tells ranks at distance 1, 2, 4, … what it knows.",
+    cost: |world_size| Cost::alike(world_size, log2_ceil(world_size), 0, 0),
+    phases: |rank, _| Phases::one(rank, dissemination(rank)),
+    ..MessageAlgorithm::NOTHING
+};
 
 /// Passes a token around the ring twice. When it returns to rank 0, all ranks have entered; the second time it
 /// releases every rank, up to the last one. 2p − 1 rounds.
@@ -17,15 +41,15 @@ pub const fn ring(rank: Rank) -> Schedule {
         (index, world_size) if index == world_size - 1 => 3,
         _ => 4,
     };
-    Schedule::new(rank, steps, Kind::RingBarrier)
+    Schedule::new(rank, steps, |rank, _, index| Some(ring_step(rank, index)))
 }
 
 /// In round k every rank tells the rank 2^k to its right which ranks have entered. ⌈log₂ p⌉ rounds.
 pub const fn dissemination(rank: Rank) -> Schedule {
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::DisseminationBarrier)
+    Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(dissemination_step(rank, round)))
 }
 
-pub(crate) const fn ring_step(rank: Rank, index: usize) -> Step {
+const fn ring_step(rank: Rank, index: usize) -> Step {
     let sends_first = rank.index() == 0;
     if index.is_multiple_of(2) == sends_first {
         Step::send(rank.right().index(), Chunks::NONE)
@@ -34,7 +58,7 @@ pub(crate) const fn ring_step(rank: Rank, index: usize) -> Step {
     }
 }
 
-pub(crate) const fn dissemination_step(rank: Rank, round: usize) -> Step {
+const fn dissemination_step(rank: Rank, round: usize) -> Step {
     let (to, from) = (rank.plus(1 << round).index(), rank.minus(1 << round).index());
     Step::exchange(SendHalf::buffer(to, Chunks::NONE), ReceiveHalf::replace(from, Chunks::NONE))
 }

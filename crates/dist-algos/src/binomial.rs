@@ -8,8 +8,88 @@
 use dist_transport::Rank;
 
 use crate::cost::{halvings, log2_ceil};
-use crate::schedule::Kind;
-use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Order, Phases, ReceiveHalf, Schedule, SendHalf,
+    Step,
+};
+
+/// All_reduce: [`reduce`] to rank 0, then [`broadcast`] from it.
+pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllReduce,
+    name: "binomial",
+    about: "A reduce to rank 0 and a broadcast from it, along one tree.",
+    order: |_| Some(Order::Canonical),
+    cost: all_reduce_cost,
+    phases: |rank, _| Phases {
+        first: reduce(rank, 0),
+        owned: if rank.index() == 0 { WHOLE } else { Chunks::NONE },
+        second: broadcast(rank, 0),
+    },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Broadcast: the whole buffer down the tree.
+pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Broadcast,
+    name: "binomial",
+    about: "Down the canonical tree: whoever has the buffer sends it on, twice as many each round.",
+    cost: |world_size| Cost::tree(world_size, log2_ceil(world_size), log2_ceil(world_size)),
+    phases: |rank, root| Phases::one(rank, broadcast(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Reduce: the whole buffer up the tree.
+pub static REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Reduce,
+    name: "binomial",
+    about: "Up the canonical tree, whichever rank is the root.",
+    order: |_| Some(Order::Canonical),
+    cost: |world_size| {
+        let (rounds, peers) = (log2_ceil(world_size), world_size - 1);
+        let tree = Cost::tree(world_size, rounds, rounds);
+        Cost { sent_max: 1, reduced_max: rounds, reduced: peers, ..tree }
+    },
+    phases: |rank, root| Phases::one(rank, reduce(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Gather: chunks up the tree.
+pub static GATHER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Gather,
+    name: "binomial",
+    about: "Up a tree whose subtrees are neighbours.",
+    chunks: |world_size| world_size,
+    cost: |world_size| Cost { sent_max: world_size.next_power_of_two() / 2, ..rooted_cost(world_size) },
+    held: gather_held,
+    phases: |rank, root| Phases::one(rank, gather(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Scatter: chunks down the tree.
+pub static SCATTER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Scatter,
+    name: "binomial",
+    about: "Down a tree whose subtrees are neighbours.",
+    chunks: |world_size| world_size,
+    cost: rooted_cost,
+    held: scatter_held,
+    phases: |rank, root| Phases::one(rank, scatter(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Returns the cost of [`reduce`] to rank 0 and [`broadcast`] from it.
+const fn all_reduce_cost(world_size: usize) -> Cost {
+    let (depth, peers, waits) = (log2_ceil(world_size), world_size - 1, 2 * world_size.ilog2() as usize);
+    Cost {
+        rounds: 2 * depth,
+        path: 2 * depth,
+        sent_max: depth,
+        reduced_max: depth,
+        all: Messages::new(2 * peers, 2 * peers),
+        depth: Messages::new(waits, waits),
+        reduced: peers,
+    }
+}
 
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
@@ -17,34 +97,30 @@ const WHOLE: Chunks = Chunks::one(0);
 /// Moves the sum of the whole buffer, which is one chunk, to `root`. On other ranks the buffer holds a partial sum
 /// afterwards. A root outside the world is taken modulo its size.
 pub const fn reduce(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialReduce { root })
+    Schedule::rooted(rank, root, log2_ceil(rank.world_size()), reduce_step)
 }
 
 /// Copies the buffer of `root`, which is one chunk, to every rank. A root outside the world is taken modulo its
 /// size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialBroadcast { root })
+    Schedule::rooted(rank, root, log2_ceil(rank.world_size()), broadcast_step)
 }
 
 /// Moves chunk `r` of every other rank `r` to the root's buffer. A rank that forwards no chunks
-/// ([`Gather::held`](crate::Gather::held)) sends from its input; the others have their own chunk in the buffer. A
+/// ([`MessageAlgorithm::held`]) sends from its input; the others have their own chunk in the buffer. A
 /// root outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialGather { root })
+    Schedule::rooted(rank, root, log2_ceil(rank.world_size()), gather_step)
 }
 
 /// Moves chunk `r` of the root's input to every other rank `r`. A root outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialScatter { root })
+    Schedule::rooted(rank, root, log2_ceil(rank.world_size()), scatter_step)
 }
 
 /// Returns the chunks that pass through the buffer of a rank in [`gather`]: those of all ranks that it gathers
 /// from, and its own if there are others.
-pub(crate) fn gather_held(rank: Rank, root: usize) -> Chunks {
+fn gather_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root {
         return Chunks::all(rank.world_size());
     }
@@ -54,14 +130,14 @@ pub(crate) fn gather_held(rank: Rank, root: usize) -> Chunks {
 
 /// Returns the chunks that pass through the buffer of a rank in [`scatter`]; none on the root, which sends from its
 /// input.
-pub(crate) fn scatter_held(rank: Rank, root: usize) -> Chunks {
+fn scatter_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root { Chunks::NONE } else { subtree(rank, root) }
 }
 
 /// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
 /// rank, which is the root of a scatter. The most expensive root is in the smallest block, because larger blocks
 /// are moved as a whole.
-pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
+const fn rooted_cost(world_size: usize) -> Cost {
     let (peers, rounds, whole_tree) = (world_size - 1, log2_ceil(world_size), world_size.next_power_of_two());
     let mut moved = world_size - (1 << world_size.trailing_zeros());
     let mut bit = 0;
@@ -81,14 +157,14 @@ pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     }
 }
 
-pub(crate) fn reduce_step(rank: Rank, root: usize, level: usize) -> Option<Step> {
+fn reduce_step(rank: Rank, root: usize, level: usize) -> Option<Step> {
     match edge(rank, root, level)? {
         Edge::Up(parent, _) => Some(Step::send(parent, WHOLE)),
         Edge::Down(child, _) => Some(Step::receive(ReceiveHalf::reduce(child, WHOLE))),
     }
 }
 
-pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let level = log2_ceil(rank.world_size()) - 1 - index;
     match edge(rank, root, level)? {
         Edge::Up(parent, _) => Some(Step::receive(ReceiveHalf::replace(parent, WHOLE))),
@@ -96,7 +172,7 @@ pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<St
     }
 }
 
-pub(crate) fn gather_step(rank: Rank, root: usize, level: usize) -> Option<Step> {
+fn gather_step(rank: Rank, root: usize, level: usize) -> Option<Step> {
     match edge(rank, root, level)? {
         Edge::Up(parent, chunks) if chunks.len() == 1 => {
             Some(Step::send_half(SendHalf::input(parent, chunks)))
@@ -106,7 +182,7 @@ pub(crate) fn gather_step(rank: Rank, root: usize, level: usize) -> Option<Step>
     }
 }
 
-pub(crate) fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let level = log2_ceil(rank.world_size()) - 1 - index;
     match edge(rank, root, level)? {
         Edge::Up(parent, chunks) => Some(Step::receive(ReceiveHalf::replace(parent, chunks))),

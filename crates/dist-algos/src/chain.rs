@@ -5,22 +5,45 @@
 
 use dist_transport::Rank;
 
-use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Phases, ReceiveHalf, Schedule, SendHalf, Step,
+};
+
+/// Broadcast: chunk by chunk from rank to rank.
+pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Broadcast,
+    name: "chain",
+    about: "From rank to rank in 32 chunks, one behind the other.",
+    chunks: |_| CHUNKS,
+    cost,
+    phases: |rank, root| Phases::one(rank, broadcast(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
+
+const fn cost(world_size: usize) -> Cost {
+    let (rounds, peers) = (CHUNKS + world_size - 2, world_size - 1);
+    Cost {
+        rounds,
+        path: rounds,
+        sent_max: CHUNKS,
+        all: Messages::new(CHUNKS * peers, CHUNKS * peers),
+        depth: Messages::new(peers, peers),
+        ..Cost::NOTHING
+    }
+}
 
 /// The number of chunks of the buffer.
-pub(crate) const CHUNKS: usize = 32;
+const CHUNKS: usize = 32;
 
-/// Copies the buffer of `root`, in the chunks of [`Broadcast::Chain`](crate::Broadcast::chunks), to every rank. The
+/// Copies the buffer of `root`, in the chunks of [`BROADCAST`], to every rank. The
 /// chain begins at the root and goes to the right. A root outside the world is taken modulo its size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
     let steps = if rank.world_size() == 1 { 0 } else { CHUNKS + 1 };
-    Schedule::new(rank, steps, Kind::ChainBroadcast { root })
+    Schedule::rooted(rank, root, steps, broadcast_step)
 }
 
 /// Receives a chunk while the previous one is sent.
-pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let (left, right) = (rank.left().index(), rank.right().index());
     let send = index.checked_sub(1).filter(|_| right != root);
     let send = send.map(|chunk| SendHalf::buffer(right, Chunks::one(chunk)));

@@ -9,36 +9,115 @@
 use dist_transport::Rank;
 
 use crate::cost::{halvings, log2_ceil};
-use crate::schedule::Kind;
-use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Order, Phases, ReceiveHalf, Schedule, SendHalf,
+    Source, Step,
+};
+
+/// All_reduce: [`reduce_scatter`], then [`all_gather`].
+pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllReduce,
+    name: "circulant",
+    about: "The reduce_scatter and the all_gather of the same name: few rounds and the fewest bytes, in every world.",
+    chunks: |world_size| world_size,
+    order: |world_size| Some(order(world_size)),
+    cost: |world_size| {
+        Cost::alike(world_size, 2 * log2_ceil(world_size), 2 * (world_size - 1), world_size - 1)
+    },
+    phases: |rank, _| Phases {
+        first: reduce_scatter(rank),
+        owned: Chunks::one(rank.index()),
+        second: all_gather(rank),
+    },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Reduce_scatter over distances p/2, p/4, …
+pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::ReduceScatter,
+    name: "circulant",
+    about: "All ranks talk over the same distances: half the world, a quarter, an eighth, …, rounded up.",
+    chunks: |world_size| world_size,
+    order: |world_size| Some(order(world_size)),
+    cost: |world_size| Cost::alike(world_size, log2_ceil(world_size), world_size - 1, world_size - 1),
+    // Three ranks send no sums either, but were not measured.
+    sends_from: |world_size| if world_size <= 2 { Source::Input } else { Source::Buffer },
+    phases: |rank, _| Phases::one(rank, reduce_scatter(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// All_gather over distances …, p/4, p/2.
+pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllGather,
+    name: "circulant",
+    about: "The way of the circulant reduce_scatter back.",
+    chunks: |world_size| world_size,
+    cost: all_gather_cost,
+    phases: |rank, _| Phases::one(rank, all_gather(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// All_gather over distances 1, 2, 4, …: [`bruck`].
+pub static BRUCK: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllGather,
+    name: "bruck",
+    about: "Ranks get all that the rank at distance 1, 2, 4, … has, whatever the world.",
+    chunks: |world_size| world_size,
+    cost: all_gather_cost,
+    phases: |rank, _| Phases::one(rank, bruck(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Broadcast: [`scatter`], then [`all_gather`].
+pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Broadcast,
+    name: "scatter_circulant",
+    about: "A chunk to every rank, then a circulant all_gather.",
+    chunks: |world_size| world_size,
+    cost: |world_size| rooted_cost(world_size).then(all_gather_cost(world_size)),
+    phases: |rank, root| Phases { first: scatter(rank, root), owned: Chunks::NONE, second: all_gather(rank) },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Returns the order in which [`reduce_scatter`] adds.
+const fn order(world_size: usize) -> Order {
+    match world_size {
+        0..=2 => Order::Canonical,
+        _ if world_size.is_power_of_two() => Order::Uniform,
+        _ => Order::Any,
+    }
+}
+
+/// Returns the cost of [`all_gather`] and of [`bruck`].
+pub(crate) const fn all_gather_cost(world_size: usize) -> Cost {
+    Cost::alike(world_size, log2_ceil(world_size), world_size - 1, 0)
+}
 
 /// Moves chunk `r` of the sum to rank `r`, in ⌈log₂ p⌉ rounds. The other chunks hold partial sums afterwards.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantReduceScatter)
+    Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(reduce_scatter_step(rank, round)))
 }
 
 /// Copies chunk `r` of rank `r` to every rank, in ⌈log₂ p⌉ rounds. It is [`reduce_scatter`] backwards.
 pub const fn all_gather(rank: Rank) -> Schedule {
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantAllGather)
+    Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, index| Some(all_gather_step(rank, index)))
 }
 
 /// Like [`all_gather`], over distances 1, 2, 4, …
 pub const fn bruck(rank: Rank) -> Schedule {
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BruckAllGather)
+    Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(bruck_step(rank, round)))
 }
 
 /// Moves chunk `r` of the root's buffer to every rank `r`, in ⌈log₂ p⌉ rounds. A rank with a run of chunks sends
 /// the farther half to the first rank of that half. A root outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantScatter { root })
+    Schedule::rooted(rank, root, log2_ceil(rank.world_size()), scatter_step)
 }
 
 /// Moves chunk `r` of every rank `r` to the root; it is [`scatter`] backwards. The other chunks of other ranks are
 /// lost. A root outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantGather { root })
+    Schedule::rooted(rank, root, log2_ceil(rank.world_size()), gather_step)
 }
 
 /// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
@@ -57,19 +136,19 @@ pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
 
 /// Before a round a rank has sums of its own chunk and the following ones, as many as the distance. It sends those
 /// beyond the next distance.
-pub(crate) const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
+const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
     let (near, far) = distances(rank, round);
     let (to, from) = (rank.plus(near).index(), rank.minus(near).index());
     let (sent, received) = (run(rank, near, far - near), run(rank, 0, far - near));
     Step::exchange(SendHalf::buffer(to, sent), ReceiveHalf::reduce(from, received))
 }
 
-pub(crate) const fn all_gather_step(rank: Rank, index: usize) -> Step {
+const fn all_gather_step(rank: Rank, index: usize) -> Step {
     let (near, far) = distances(rank, log2_ceil(rank.world_size()) - 1 - index);
     grow(rank, near, far)
 }
 
-pub(crate) const fn bruck_step(rank: Rank, round: usize) -> Step {
+const fn bruck_step(rank: Rank, round: usize) -> Step {
     let (near, twice) = (1 << round, 2 << round);
     let far = if twice < rank.world_size() { twice } else { rank.world_size() };
     grow(rank, near, far)
@@ -83,14 +162,14 @@ const fn grow(rank: Rank, near: usize, far: usize) -> Step {
     Step::exchange(SendHalf::buffer(to, sent), ReceiveHalf::replace(from, received))
 }
 
-pub(crate) fn scatter_step(rank: Rank, root: usize, round: usize) -> Option<Step> {
+fn scatter_step(rank: Rank, root: usize, round: usize) -> Option<Step> {
     Some(match share(rank, root, round)? {
         ScatterStep::Given { to, chunks } => Step::send(to, chunks),
         ScatterStep::Taken { from, chunks } => Step::receive(ReceiveHalf::replace(from, chunks)),
     })
 }
 
-pub(crate) fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     Some(match share(rank, root, log2_ceil(rank.world_size()) - 1 - index)? {
         ScatterStep::Given { to, chunks } => Step::receive(ReceiveHalf::replace(to, chunks)),
         ScatterStep::Taken { from, chunks } => Step::send(from, chunks),

@@ -1,6 +1,6 @@
 //! A test suite for implementations of [`RingTransport`].
 //!
-//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm. It
+//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm of this crate. It
 //! panics at the first broken promise and names it.
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_transport::{Incoming, LazyDeadline, Outgoing, Rank, Runtime, Sink};
 
-use crate::{AllReduce, Memory, Partition, RingTransport, Scratch, run};
+use crate::{ALGORITHMS, CollectiveKind, Memory, MessageAlgorithm, Partition, RingTransport, Scratch, run};
 
 /// The world sizes to check: one rank, a pair, odd numbers and a power of two.
 const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
@@ -58,7 +58,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         }
         self.order();
         self.all_at_once();
-        for algorithm in AllReduce::ALL.iter().copied() {
+        for algorithm in ALGORITHMS.messages().filter(|it| it.collective == CollectiveKind::AllReduce) {
             for elements in [0, 1, 7, 1000] {
                 self.all_reduce(algorithm, elements);
             }
@@ -140,7 +140,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         }
     }
 
-    fn all_reduce(&mut self, algorithm: AllReduce, elements: usize) {
+    fn all_reduce(&mut self, algorithm: &MessageAlgorithm, elements: usize) {
         let (rank, due) = (self.link.rank(), &LazyDeadline::from(self.runtime.deadline(LIMIT)));
         let world_size = rank.world_size();
         let mut buffer = vec![u8::try_from(rank.index() + 1).unwrap(); elements];
@@ -148,13 +148,13 @@ impl<L: RingTransport> RankUnderTest<L> {
         let mut add = |ours: &mut [u8], theirs: &[u8]| {
             ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = ours.wrapping_add(*theirs));
         };
-        let phases = algorithm.phases(rank);
+        let phases = algorithm.phases(rank, 0);
         let mut scratch = Scratch::new();
-        for steps in [phases.reduce, phases.gather] {
+        for steps in [phases.first, phases.second] {
             let memory = Memory::new(&mut buffer, cut);
             run(&mut self.link, steps, memory, &mut add, &mut scratch, due).unwrap();
         }
         let sum = u8::try_from(world_size * (world_size + 1) / 2).unwrap();
-        assert_eq!(buffer, vec![sum; elements], "all_reduce by {algorithm} sums");
+        assert_eq!(buffer, vec![sum; elements], "all_reduce by {} sums", algorithm.name);
     }
 }

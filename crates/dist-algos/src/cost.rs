@@ -32,7 +32,7 @@ pub struct Messages {
 
 impl Messages {
     /// Returns `count` messages with `chunks` chunks together.
-    pub(crate) const fn new(count: usize, chunks: usize) -> Self {
+    pub const fn new(count: usize, chunks: usize) -> Self {
         Self { count, chunks }
     }
 
@@ -68,7 +68,7 @@ impl Cost {
     };
 
     /// Returns the cost if every rank sends in every round, sends `chunks` chunks in all and reduces `reduced`.
-    pub(crate) const fn alike(world_size: usize, rounds: usize, chunks: usize, reduced: usize) -> Self {
+    pub const fn alike(world_size: usize, rounds: usize, chunks: usize, reduced: usize) -> Self {
         let depth = Messages::new(rounds, chunks);
         Self {
             rounds,
@@ -79,6 +79,14 @@ impl Cost {
             depth,
             reduced: reduced * world_size,
         }
+    }
+
+    /// Returns the cost of a tree of whole buffers whose root sends in this many rounds, and whose deepest rank is
+    /// `depth` messages away from it.
+    pub(crate) const fn tree(world_size: usize, rounds: usize, depth: usize) -> Self {
+        let peers = world_size - 1;
+        let (all, depth) = (Messages::new(peers, peers), Messages::new(depth, depth));
+        Self { rounds, path: rounds, sent_max: rounds, all, depth, ..Self::NOTHING }
     }
 
     /// Returns the cost if each chunk is replaced by `each` chunks.
@@ -125,12 +133,15 @@ impl Cost {
 /// The costs of messages in picoseconds. They are integers so that every machine makes the same choice.
 ///
 /// ```
-/// use dist_algos::{AllReduce, Choice, CostModel, Order};
+/// use dist_algos::{ALGORITHMS, CollectiveKind, CostModel, Order, Placement};
 ///
 /// let (slow, fast) = (CostModel::default(), CostModel { round_ps: 500_000, ..CostModel::default() });
-/// let suggest = |model: &CostModel| AllReduce::suggest(8, 65_536, Order::Canonical, model);
-/// assert_eq!(suggest(&slow), AllReduce::RecursiveDoubling);
-/// assert_eq!(suggest(&fast), AllReduce::HalvingDoubling);
+/// let suggest = |model: &CostModel| {
+///     let (ranks, order) = (Placement::dedicated(8), Order::Canonical);
+///     ALGORITHMS.suggest(CollectiveKind::AllReduce, ranks, 65_536, order, model).unwrap().name
+/// };
+/// assert_eq!(suggest(&slow), "recursive_doubling");
+/// assert_eq!(suggest(&fast), "halving_doubling");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CostModel {

@@ -12,8 +12,36 @@
 use dist_transport::Rank;
 
 use crate::binary_blocks::{Block, BlockAssignment, levels, strided_count};
-use crate::schedule::Kind;
-use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Order, Phases, ReceiveHalf, Schedule, SendHalf,
+    Source, Step,
+};
+
+/// All_reduce: [`reduce`], then [`gather`].
+pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllReduce,
+    name: "halving_doubling",
+    about: "A half, a quarter, an eighth, … of the buffer, and back. A world that is no power of two is divided into blocks \
+            that are; smaller blocks give their sums to larger ones.",
+    chunks,
+    order: |_| Some(Order::Canonical),
+    cost,
+    phases: |rank, _| Phases { first: reduce(rank), owned: owned(rank), second: gather(rank) },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Reduce_scatter: the first half of the all_reduce, in other chunks.
+pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::ReduceScatter,
+    name: "halving_doubling",
+    about: "Ranks at distance 1, 2, 4, … give each other the half of their sums that the other needs.",
+    chunks: |world_size| world_size,
+    order: |_| Some(Order::Canonical),
+    cost: reduce_scatter_cost,
+    sends_from: |world_size| if world_size <= 2 { Source::Input } else { Source::Buffer },
+    phases: |rank, _| Phases::one(rank, reduce_scatter(rank)),
+    ..MessageAlgorithm::NOTHING
+};
 
 /// Returns the number of chunks for [`reduce`] and [`gather`]: the largest power of two in the world.
 pub const fn chunks(world_size: usize) -> usize {
@@ -23,7 +51,7 @@ pub const fn chunks(world_size: usize) -> usize {
 /// Moves every chunk of the sum to the rank of the largest block that [`owned`] names. The sets of chunks are
 /// contiguous, because chunks are assigned in bit-reversed order.
 pub const fn reduce(rank: Rank) -> Schedule {
-    Schedule::new(rank, reduce_steps(rank), Kind::HalvingReduce)
+    Schedule::new(rank, reduce_steps(rank), |rank, _, index| reduce_step(rank, BlockAssignment::Runs, index))
 }
 
 /// Returns the chunks of a rank after [`reduce`]: one, or none outside of the largest block.
@@ -37,11 +65,11 @@ pub const fn owned(rank: Rank) -> Chunks {
 
 /// Copies every chunk from the rank that [`owned`] names to every rank.
 pub const fn gather(rank: Rank) -> Schedule {
-    Schedule::new(rank, 2 * levels(rank.world_size()) + 1, Kind::HalvingGather)
+    Schedule::new(rank, 2 * levels(rank.world_size()) + 1, |rank, _, index| gather_step(rank, index))
 }
 
 /// Returns the cost of [`reduce`] and [`gather`] together.
-pub(crate) const fn cost(world_size: usize) -> Cost {
+const fn cost(world_size: usize) -> Cost {
     let (levels, chunks) = (levels(world_size), chunks(world_size));
     // From the smallest block to the largest: the time at which the last of its ranks has the sum of all blocks so
     // far.
@@ -84,11 +112,11 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
 /// Moves chunk `r` of the sum to rank `r`; there are as many chunks as ranks. If a rank of the largest block has a
 /// counterpart in the smaller ones, it has two sums at the end and sends one to the counterpart.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
-    Schedule::new(rank, reduce_steps(rank) + 1, Kind::HalvingReduceScatter)
+    Schedule::new(rank, reduce_steps(rank) + 1, |rank, _, index| reduce_scatter_step(rank, index))
 }
 
 /// Returns the cost of [`reduce_scatter`].
-pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
+const fn reduce_scatter_cost(world_size: usize) -> Cost {
     let levels = levels(world_size);
     let (mut rounds, mut path) = (0, 0);
     let (mut all, mut depth) = (Messages::new(0, 0), Messages::new(0, 0));
@@ -148,7 +176,7 @@ const fn reduce_steps(rank: Rank) -> usize {
     block.bits + 1 + block.feeds(rank)
 }
 
-pub(crate) fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
+fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
     let steps = reduce_steps(rank);
     if index < steps {
         return reduce_step(rank, BlockAssignment::Strided, index);
@@ -165,7 +193,7 @@ pub(crate) fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
 
 /// Returns a step of a block: its rounds of halving, the messages from the next smaller block, and the messages to
 /// the next larger one, whose last rank gets its data first.
-pub(crate) fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> {
+fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> {
     let block = Block::of(rank);
     if index < block.bits {
         let peer = across(rank, index);
@@ -187,7 +215,7 @@ pub(crate) fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Op
 
 /// Returns a step from single chunks back to all. Every level has one message between the largest block and a
 /// smaller one that begins there, then one round of doubling.
-pub(crate) fn gather_step(rank: Rank, index: usize) -> Option<Step> {
+fn gather_step(rank: Rank, index: usize) -> Option<Step> {
     let block = Block::of(rank);
     let level = levels(rank.world_size()) - index / 2;
     if level > block.bits {

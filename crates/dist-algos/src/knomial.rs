@@ -7,8 +7,17 @@
 use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
-use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, Step};
+use crate::{Chunks, CollectiveKind, Cost, MessageAlgorithm, Phases, ReceiveHalf, Schedule, Step};
+
+/// Broadcast: the whole buffer down the tree.
+pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Broadcast,
+    name: "knomial",
+    about: "Down a flatter tree, in which a rank has up to three children on a level.",
+    cost: |world_size| Cost::tree(world_size, rounds(world_size), depth(world_size)),
+    phases: |rank, root| Phases::one(rank, broadcast(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
 
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
@@ -22,13 +31,12 @@ const CHILDREN: usize = (1 << BITS) - 1;
 /// Copies the buffer of `root`, which is one chunk, to every rank. A root outside the world is taken modulo its
 /// size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, levels(rank.world_size()) * CHILDREN, Kind::KnomialBroadcast { root })
+    Schedule::rooted(rank, root, levels(rank.world_size()) * CHILDREN, broadcast_step)
 }
 
 /// Returns the number of messages of the root, which is also the length of the longest chain: its children on the
 /// highest level, and three on every other level.
-pub(crate) const fn rounds(world_size: usize) -> usize {
+const fn rounds(world_size: usize) -> usize {
     match levels(world_size) {
         0 => 0,
         levels => ((world_size - 1) >> ((levels - 1) * BITS)) + (levels - 1) * CHILDREN,
@@ -37,7 +45,7 @@ pub(crate) const fn rounds(world_size: usize) -> usize {
 
 /// Returns the longest chain of messages in which each must arrive before the next can leave. It is the maximum
 /// number of non-zero digits of a rank's number.
-pub(crate) const fn depth(world_size: usize) -> usize {
+const fn depth(world_size: usize) -> usize {
     let (mut depth, mut ones) = (0, 1);
     while ones < world_size {
         (depth, ones) = (depth + 1, (ones << BITS) + 1);
@@ -46,7 +54,7 @@ pub(crate) const fn depth(world_size: usize) -> usize {
 }
 
 /// From the highest level down, the parent of a group sends to the first rank of each other part of the group.
-pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let level = levels(rank.world_size()) - 1 - index / CHILDREN;
     let distance = (index % CHILDREN + 1) << (level * BITS);
     let place = rank.index() + if rank.index() < root { rank.world_size() } else { 0 } - root;

@@ -8,6 +8,7 @@ pub mod binomial;
 pub mod chain;
 mod chunks;
 pub mod circulant;
+mod collective;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod cost;
@@ -19,6 +20,7 @@ pub mod hierarchical;
 mod hosts;
 pub mod knomial;
 pub mod linear;
+mod message_algorithm;
 pub mod neighbour;
 mod order;
 pub mod pairwise;
@@ -32,21 +34,22 @@ pub mod scan;
 mod schedule;
 mod scratch;
 mod step;
+mod table;
 mod validate;
 pub mod verify;
 
-pub use algorithm::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Phases, Reduce, ReduceScatter, Scan,
-    Scatter,
-};
+pub use algorithm::Algorithm;
 pub use chunks::Chunks;
+pub use collective::CollectiveKind;
 pub use cost::{Cost, CostModel, Messages, Placement};
 pub use error::{Error, Result, RunError};
 pub use hosts::Hosts;
+pub use message_algorithm::MessageAlgorithm;
 pub use order::Order;
 pub use partition::Partition;
 pub use ring_transport::RingTransport;
 pub use run::{Memory, run};
-pub use schedule::Schedule;
+pub use schedule::{Phases, Schedule, StepFn};
 pub use scratch::Scratch;
 pub use step::{ChunkLocation, OnArrival, ReceiveHalf, SLOTS_MAX, SendHalf, Source, Step};
+pub use table::{ALGORITHMS, AlgorithmTable};

@@ -4,26 +4,50 @@
 
 use dist_transport::Rank;
 
-use crate::schedule::Kind;
-use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Source, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Phases, ReceiveHalf, Schedule, SendHalf,
+    Source, Step,
+};
+
+/// Gather: every rank sends to the root.
+pub static GATHER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Gather,
+    name: "linear",
+    about: "Every rank to the root, one after the other.",
+    chunks: |world_size| world_size,
+    cost: |world_size| Cost { sent_max: 1, ..cost(world_size) },
+    held: |rank, root| if rank.index() == root { Chunks::all(rank.world_size()) } else { Chunks::NONE },
+    phases: |rank, root| Phases::one(rank, gather(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Scatter: the root sends to every rank.
+pub static SCATTER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Scatter,
+    name: "linear",
+    about: "The root to every rank, one after the other.",
+    chunks: |world_size| world_size,
+    cost,
+    held: |rank, root| if rank.index() == root { Chunks::NONE } else { Chunks::one(rank.index()) },
+    phases: |rank, root| Phases::one(rank, scatter(rank, root)),
+    ..MessageAlgorithm::NOTHING
+};
 
 /// Moves chunk `r` of the root's input to the buffer of every other rank `r`. A root outside the world is taken
 /// modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, rank.world_size() - 1, Kind::LinearScatter { root })
+    Schedule::rooted(rank, root, rank.world_size() - 1, scatter_step)
 }
 
 /// Moves chunk `r` of the input of every other rank `r` to the root's buffer. A root outside the world is taken
 /// modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
-    let root = root % rank.world_size();
-    Schedule::new(rank, rank.world_size() - 1, Kind::LinearGather { root })
+    Schedule::rooted(rank, root, rank.world_size() - 1, gather_step)
 }
 
 /// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
 /// rank, which is the root of a scatter.
-pub(crate) const fn cost(world_size: usize) -> Cost {
+const fn cost(world_size: usize) -> Cost {
     let peers = world_size - 1;
     Cost {
         rounds: peers,
@@ -35,7 +59,7 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
     }
 }
 
-pub(crate) fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let peer = (root + 1 + index) % rank.world_size();
     let chunks = Chunks::one(peer);
     if rank.index() == root {
@@ -44,7 +68,7 @@ pub(crate) fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step
     (rank.index() == peer).then(|| Step::receive(ReceiveHalf::replace(root, chunks)))
 }
 
-pub(crate) fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let peer = (root + 1 + index) % rank.world_size();
     let chunks = Chunks::one(peer);
     if rank.index() == root {

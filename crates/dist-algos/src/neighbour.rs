@@ -6,14 +6,25 @@
 
 use dist_transport::Rank;
 
-use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{Chunks, CollectiveKind, Cost, MessageAlgorithm, Phases, ReceiveHalf, Schedule, SendHalf, Step};
+
+/// All_gather, for even numbers of ranks.
+pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllGather,
+    name: "neighbour_exchange",
+    about: "The left and the right neighbour in turn, two chunks at a time.",
+    supports: |world_size| world_size.is_multiple_of(2),
+    chunks: |world_size| world_size,
+    cost: |world_size| Cost::alike(world_size, world_size / 2, world_size - 1, 0),
+    phases: |rank, _| Phases::one(rank, all_gather(rank).unwrap_or(Schedule::nothing(rank))),
+    ..MessageAlgorithm::NOTHING
+};
 
 /// Copies chunk `r` of rank `r` to every rank, in p/2 rounds. Returns `None` if the world size is odd.
 pub const fn all_gather(rank: Rank) -> Option<Schedule> {
     let pairs = rank.world_size() / 2;
     if rank.world_size().is_multiple_of(2) {
-        Some(Schedule::new(rank, pairs, Kind::NeighbourAllGather))
+        Some(Schedule::new(rank, pairs, |rank, _, round| Some(all_gather_step(rank, round))))
     } else {
         None
     }
@@ -21,7 +32,7 @@ pub const fn all_gather(rank: Rank) -> Option<Schedule> {
 
 /// First the two ranks of a pair exchange their chunks. Then every rank forwards the two chunks that it received
 /// last.
-pub(crate) const fn all_gather_step(rank: Rank, round: usize) -> Step {
+const fn all_gather_step(rank: Rank, round: usize) -> Step {
     let even = rank.index().is_multiple_of(2);
     let peer = if even == round.is_multiple_of(2) { rank.right().index() } else { rank.left().index() };
     if round == 0 {

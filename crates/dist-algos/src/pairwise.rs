@@ -8,13 +8,75 @@ use dist_transport::Rank;
 use smallvec::SmallVec;
 
 use crate::ring::left_by;
-use crate::schedule::Kind;
-use crate::{ChunkLocation, Chunks, OnArrival, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    ChunkLocation, Chunks, CollectiveKind, Cost, MessageAlgorithm, OnArrival, Order, Phases, ReceiveHalf,
+    Schedule, SendHalf, Source, Step, circulant,
+};
+
+/// All_reduce: [`reduce_scatter`], then a [`circulant`] all_gather.
+pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllReduce,
+    name: "pairwise_circulant",
+    about: "The pairwise reduce_scatter, then the circulant all_gather.",
+    chunks: |world_size| world_size,
+    order: |_| Some(Order::Canonical),
+    cost: |world_size| cost(world_size).then(circulant::all_gather_cost(world_size)),
+    phases: |rank, _| Phases {
+        first: reduce_scatter(rank),
+        owned: Chunks::one(rank.index()),
+        second: circulant::all_gather(rank),
+    },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Reduce_scatter: every rank sends to every rank.
+pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::ReduceScatter,
+    name: "pairwise",
+    about: "Every rank gets its chunk from every other and adds up in the order of the canonical tree.",
+    chunks: |world_size| world_size,
+    order: |_| Some(Order::Canonical),
+    cost,
+    sends_from: |_| Source::Input,
+    phases: |rank, _| Phases::one(rank, reduce_scatter(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Reduce: [`reduce_scatter`], then a [`circulant`] gather.
+pub static REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Reduce,
+    name: "pairwise_gather",
+    about: "The pairwise reduce_scatter, then every chunk to the root.",
+    chunks: |world_size| world_size,
+    order: |_| Some(Order::Canonical),
+    cost: |world_size| {
+        let gather = Cost { sent_max: world_size / 2, ..circulant::rooted_cost(world_size) };
+        cost(world_size).then(gather)
+    },
+    phases: |rank, root| Phases {
+        first: reduce_scatter(rank),
+        owned: Chunks::NONE,
+        second: circulant::gather(rank, root),
+    },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Returns the cost of [`reduce_scatter`].
+const fn cost(world_size: usize) -> Cost {
+    Cost::alike(world_size, world_size - 1, world_size - 1, world_size - 1)
+}
 
 /// Moves chunk `r` of the sum to rank `r`, in p − 1 rounds of one chunk. The other chunks do not change. At most
 /// 2⌈log₂ p⌉ slots are used.
 pub fn reduce_scatter(rank: Rank) -> Schedule {
-    Schedule::new(rank, rank.world_size() - 1, Kind::Pairwise(Merge::new(rank)))
+    let (mut merge, mut distance) = (Merge::new(rank), 0);
+    Schedule::iterated(std::iter::from_fn(move || {
+        if let Some(step) = merge.combine(rank) {
+            return Some(step);
+        }
+        distance += 1;
+        (distance < rank.world_size()).then(|| merge.receive(rank, distance))
+    }))
 }
 
 /// A node of T(p): the 2^level ranks from `index·2^level` on, or as many as there are.
@@ -26,7 +88,7 @@ struct TreeNode {
 
 /// The complete nodes of the tree and their locations.
 #[derive(Clone, Debug)]
-pub(crate) struct Merge {
+struct Merge {
     /// The node that contains the rank's own contribution; it is in the buffer.
     own: TreeNode,
     /// Complete nodes that wait for their siblings, and their slots. With more than four nodes there are enough messages
@@ -42,7 +104,7 @@ impl Merge {
 
     /// Returns the exchange with the ranks at this distance. The arriving contribution is reduced into its sibling
     /// if that is complete, otherwise it is stored in a free slot.
-    pub(crate) fn receive(&mut self, rank: Rank, distance: usize) -> Step {
+    fn receive(&mut self, rank: Rank, distance: usize) -> Step {
         let (from, to) = (left_by(rank, distance), left_by(rank, rank.world_size() - distance));
         let leaf = TreeNode { level: 0, index: from }.topmost(rank.world_size());
         let (place, then) = self.add(leaf, rank.world_size());
@@ -51,7 +113,7 @@ impl Merge {
     }
 
     /// Returns the next merge of two complete nodes.
-    pub(crate) fn combine(&mut self, rank: Rank) -> Option<Step> {
+    fn combine(&mut self, rank: Rank) -> Option<Step> {
         let (position, sibling) = self.held.iter().enumerate().find_map(|(position, &(node, _))| {
             let sibling = node.sibling();
             let there = self.own == sibling || self.held.iter().any(|&(other, _)| other == sibling);

@@ -5,22 +5,69 @@
 
 use dist_transport::Rank;
 
-use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    Chunks, CollectiveKind, Cost, MessageAlgorithm, Order, Phases, ReceiveHalf, Schedule, SendHalf, Source,
+    Step,
+};
+
+/// All_reduce: [`reduce_scatter`], then [`all_gather`].
+pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllReduce,
+    name: "ring",
+    about: "Chunks go once round the ring and are added up, then once more to be handed out.",
+    chunks: |world_size| world_size,
+    order: |world_size| Some(order(world_size)),
+    cost: |world_size| Cost::alike(world_size, 2 * (world_size - 1), 2 * (world_size - 1), world_size - 1),
+    phases: |rank, _| Phases {
+        first: reduce_scatter(rank),
+        owned: Chunks::one(rank.index()),
+        second: all_gather(rank),
+    },
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Reduce_scatter: once around the ring.
+pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::ReduceScatter,
+    name: "ring",
+    about: "Every chunk sets out on its right neighbour, goes round, and comes home.",
+    chunks: |world_size| world_size,
+    order: |world_size| Some(order(world_size)),
+    cost: |world_size| Cost::alike(world_size, world_size - 1, world_size - 1, world_size - 1),
+    sends_from: |world_size| if world_size <= 2 { Source::Input } else { Source::Buffer },
+    phases: |rank, _| Phases::one(rank, reduce_scatter(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// All_gather: once around the ring.
+pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::AllGather,
+    name: "ring",
+    about: "Every chunk goes once round.",
+    chunks: |world_size| world_size,
+    cost: |world_size| Cost::alike(world_size, world_size - 1, world_size - 1, 0),
+    phases: |rank, _| Phases::one(rank, all_gather(rank)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Returns the order in which the ring adds: each chunk begins at another rank.
+const fn order(world_size: usize) -> Order {
+    if world_size <= 2 { Order::Canonical } else { Order::Any }
+}
 
 /// Moves chunk `r` of the sum to rank `r`, in p − 1 rounds of one chunk. The other chunks hold partial sums
 /// afterwards.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
-    Schedule::new(rank, rank.world_size() - 1, Kind::RingReduceScatter)
+    Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(reduce_scatter_step(rank, index)))
 }
 
 /// Copies chunk `r` of rank `r` to every rank, in p − 1 rounds of one chunk.
 pub const fn all_gather(rank: Rank) -> Schedule {
-    Schedule::new(rank, rank.world_size() - 1, Kind::RingAllGather)
+    Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(all_gather_step(rank, index)))
 }
 
 /// Chunk c starts at the right neighbour of rank c and goes once around the ring to rank c.
-pub(crate) const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
+const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
     let sent = Chunks::one(left_by(rank, index + 1));
     let received = Chunks::one(left_by(rank, index + 2));
     let (left, right) = (left_by(rank, 1), left_by(rank, rank.world_size() - 1));
@@ -28,7 +75,7 @@ pub(crate) const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
 }
 
 /// Chunk c starts at rank c and goes once around the ring.
-pub(crate) const fn all_gather_step(rank: Rank, index: usize) -> Step {
+const fn all_gather_step(rank: Rank, index: usize) -> Step {
     let sent = Chunks::one(left_by(rank, index));
     let received = Chunks::one(left_by(rank, index + 1));
     let (left, right) = (left_by(rank, 1), left_by(rank, rank.world_size() - 1));

@@ -11,8 +11,32 @@
 use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
-use crate::schedule::Kind;
-use crate::{ChunkLocation, Chunks, Cost, Messages, OnArrival, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{
+    ChunkLocation, Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, OnArrival, Order, Phases,
+    ReceiveHalf, Schedule, SendHalf, Step,
+};
+
+/// Scan: sends the sums of blocks to ranks at distance 1, 2, 4, ….
+pub static SCAN: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::Scan,
+    name: "recursive_doubling",
+    about: "Blocks of 1, 2, 4, … ranks tell each other their sums; what comes from the left is added.",
+    order: |_| Some(Order::Canonical),
+    cost: |world_size| cost(world_size, Extent::Inclusive),
+    phases: |rank, _| Phases::one(rank, recursive_doubling(rank, Extent::Inclusive)),
+    ..MessageAlgorithm::NOTHING
+};
+
+/// Exclusive scan: the same without the rank's own contribution.
+pub static EXCLUSIVE_SCAN: MessageAlgorithm = MessageAlgorithm {
+    collective: CollectiveKind::ExclusiveScan,
+    name: "recursive_doubling",
+    about: "The same without the rank's own part.",
+    order: |_| Some(Order::Canonical),
+    cost: |world_size| cost(world_size, Extent::Exclusive),
+    phases: |rank, _| Phases::one(rank, recursive_doubling(rank, Extent::Exclusive)),
+    ..MessageAlgorithm::NOTHING
+};
 
 /// The ranks whose contributions are in a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,18 +62,25 @@ const PARTS: usize = 4;
 
 /// Replaces the buffer, which is one chunk, by the sum of the ranks up to this one.
 pub const fn recursive_doubling(rank: Rank, extent: Extent) -> Schedule {
-    let rounds = log2_ceil(rank.world_size());
-    Schedule::new(rank, rounds * PARTS + 2, Kind::DoublingScan { extent, rounds })
+    let steps = log2_ceil(rank.world_size()) * PARTS + 2;
+    match extent {
+        Extent::Inclusive => {
+            Schedule::new(rank, steps, |rank, _, index| step(rank, Extent::Inclusive, index))
+        }
+        Extent::Exclusive => {
+            Schedule::new(rank, steps, |rank, _, index| step(rank, Extent::Exclusive, index))
+        }
+    }
 }
 
 /// Returns a step: first the result is copied out of the buffer, then there are rounds, then it is copied back.
-pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> Option<Step> {
+fn step(rank: Rank, extent: Extent, index: usize) -> Option<Step> {
     let apart = result(rank) == RESULT;
     let copy = |from, into| Some(Step::Copy { chunk: 0, from, into });
     let Some(after) = index.checked_sub(1) else {
         return if apart && extent == Extent::Inclusive { copy(ChunkLocation::Buffer, RESULT) } else { None };
     };
-    if after / PARTS < rounds {
+    if after / PARTS < log2_ceil(rank.world_size()) {
         return ScanRound::of(rank, extent, after / PARTS)?.part(after % PARTS);
     }
     let empty = extent == Extent::Exclusive && rank.index() == 0;
@@ -65,7 +96,7 @@ const fn result(rank: Rank) -> ChunkLocation {
 
 /// Returns the cost. A rank receives once for each sum that it reduces, and once more for the first sum of an
 /// exclusive scan.
-pub(crate) const fn cost(world_size: usize, extent: Extent) -> Cost {
+const fn cost(world_size: usize, extent: Extent) -> Cost {
     let rounds = log2_ceil(world_size);
     let (mut index, mut received, mut reduced, mut reduced_max) = (0, 0, 0, 0);
     while index < world_size {

@@ -1,105 +1,54 @@
 //! The iterator over one rank's steps.
 
+use std::fmt;
+use std::iter::Chain;
+
 use dist_transport::Rank;
 
-use crate::binary_blocks::BlockAssignment;
-use crate::{
-    Step, all_to_all, barrier, binomial, chain, circulant, halving_doubling, knomial, linear, neighbour,
-    pairwise, recursive_doubling, ring, scan,
-};
+use crate::{Chunks, Step};
 
 /// All steps of one rank, computed one at a time, in some tens of nanoseconds each.
 ///
 /// [`Iterator::chain`] runs one schedule after another.
-#[derive(Clone, Debug)]
-pub struct Schedule {
-    rank: Rank,
-    next: usize,
-    end: usize,
-    kind: Kind,
+#[derive(Debug)]
+pub struct Schedule(Steps);
+
+/// The source of the steps.
+enum Steps {
+    Indexed {
+        rank: Rank,
+        root: usize,
+        next: usize,
+        end: usize,
+        step: StepFn,
+    },
+    /// Steps that depend on the steps before them.
+    Iterated(Box<dyn Iterator<Item = Step> + Send>),
 }
 
-/// The kinds of schedules; the functions of the algorithms' modules describe them.
-#[derive(Clone, Debug)]
-pub(crate) enum Kind {
-    Nothing,
-    RingReduceScatter,
-    RingAllGather,
-    DoublingReduce,
-    DoublingRelease,
-    DoublingAllGather,
-    HalvingReduceScatter,
-    HalvingReduce,
-    HalvingGather,
-    CirculantReduceScatter,
-    CirculantAllGather,
-    CirculantScatter { root: usize },
-    CirculantGather { root: usize },
-    BruckAllGather,
-    NeighbourAllGather,
-    Pairwise(pairwise::Merge),
-    BinomialReduce { root: usize },
-    BinomialBroadcast { root: usize },
-    KnomialBroadcast { root: usize },
-    ChainBroadcast { root: usize },
-    BinomialGather { root: usize },
-    BinomialScatter { root: usize },
-    LinearGather { root: usize },
-    LinearScatter { root: usize },
-    PairwiseAllToAll,
-    WindowedAllToAll,
-    BruckAllToAll,
-    DoublingScan { extent: scan::Extent, rounds: usize },
-    RingBarrier,
-    DisseminationBarrier,
-}
+/// Returns the step of a rank, for this root, with this index. Returns `None` if the rank takes no part in it.
+pub type StepFn = fn(Rank, usize, usize) -> Option<Step>;
 
 impl Schedule {
     /// Returns the empty schedule.
     pub const fn nothing(rank: Rank) -> Self {
-        Self::new(rank, 0, Kind::Nothing)
+        Self::new(rank, 0, |_, _, _| None)
     }
 
-    /// Returns the schedule of the steps with indices below `end`.
-    pub(crate) const fn new(rank: Rank, end: usize, kind: Kind) -> Self {
-        Self { rank, next: 0, end, kind }
+    /// Returns the schedule of the steps with indices below `end`. They have no root.
+    pub const fn new(rank: Rank, end: usize, step: StepFn) -> Self {
+        Self::rooted(rank, 0, end, step)
     }
 
-    /// Returns the step with this index, if this rank takes part in it.
-    fn step(&mut self, index: usize) -> Option<Step> {
-        let rank = self.rank;
-        match &mut self.kind {
-            Kind::Nothing => None,
-            Kind::RingReduceScatter => Some(ring::reduce_scatter_step(rank, index)),
-            Kind::RingAllGather => Some(ring::all_gather_step(rank, index)),
-            Kind::DoublingReduce => recursive_doubling::reduce_step(rank, index),
-            Kind::DoublingRelease => recursive_doubling::release_step(rank),
-            Kind::DoublingAllGather => Some(recursive_doubling::all_gather_step(rank, index)),
-            Kind::HalvingReduceScatter => halving_doubling::reduce_scatter_step(rank, index),
-            Kind::HalvingReduce => halving_doubling::reduce_step(rank, BlockAssignment::Runs, index),
-            Kind::HalvingGather => halving_doubling::gather_step(rank, index),
-            Kind::CirculantReduceScatter => Some(circulant::reduce_scatter_step(rank, index)),
-            Kind::CirculantAllGather => Some(circulant::all_gather_step(rank, index)),
-            Kind::CirculantScatter { root } => circulant::scatter_step(rank, *root, index),
-            Kind::CirculantGather { root } => circulant::gather_step(rank, *root, index),
-            Kind::BruckAllGather => Some(circulant::bruck_step(rank, index)),
-            Kind::NeighbourAllGather => Some(neighbour::all_gather_step(rank, index)),
-            Kind::Pairwise(merge) => Some(merge.receive(rank, index + 1)),
-            Kind::BinomialReduce { root } => binomial::reduce_step(rank, *root, index),
-            Kind::BinomialBroadcast { root } => binomial::broadcast_step(rank, *root, index),
-            Kind::KnomialBroadcast { root } => knomial::broadcast_step(rank, *root, index),
-            Kind::ChainBroadcast { root } => chain::broadcast_step(rank, *root, index),
-            Kind::BinomialGather { root } => binomial::gather_step(rank, *root, index),
-            Kind::BinomialScatter { root } => binomial::scatter_step(rank, *root, index),
-            Kind::LinearGather { root } => linear::gather_step(rank, *root, index),
-            Kind::LinearScatter { root } => linear::scatter_step(rank, *root, index),
-            Kind::PairwiseAllToAll => Some(all_to_all::pairwise_step(rank, index)),
-            Kind::WindowedAllToAll => Some(all_to_all::windowed_step(rank, index)),
-            Kind::BruckAllToAll => Some(all_to_all::bruck_step(rank, index)),
-            Kind::DoublingScan { extent, rounds } => scan::step(rank, *extent, *rounds, index),
-            Kind::RingBarrier => Some(barrier::ring_step(rank, index)),
-            Kind::DisseminationBarrier => Some(barrier::dissemination_step(rank, index)),
-        }
+    /// Returns the schedule of the steps with indices below `end`, for a root. A root outside the world is taken
+    /// modulo its size.
+    pub const fn rooted(rank: Rank, root: usize, end: usize, step: StepFn) -> Self {
+        Self(Steps::Indexed { rank, root: root % rank.world_size(), next: 0, end, step })
+    }
+
+    /// Returns the schedule of these steps, each of which may depend on those before it.
+    pub fn iterated(steps: impl Iterator<Item = Step> + Send + 'static) -> Self {
+        Self(Steps::Iterated(Box::new(steps)))
     }
 }
 
@@ -107,18 +56,63 @@ impl Iterator for Schedule {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
-        if let Kind::Pairwise(merge) = &mut self.kind
-            && let Some(step) = merge.combine(self.rank)
-        {
-            return Some(step);
+        match &mut self.0 {
+            Steps::Iterated(steps) => steps.next(),
+            Steps::Indexed { rank, root, next, end, step } => loop {
+                let index = *next;
+                if index >= *end {
+                    return None;
+                }
+                *next += 1;
+                if let Some(step) = step(*rank, *root, index) {
+                    return Some(step);
+                }
+            },
         }
-        while self.next < self.end {
-            let index = self.next;
-            self.next += 1;
-            if let Some(step) = self.step(index) {
-                return Some(step);
+    }
+}
+
+impl fmt::Debug for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Indexed { rank, root, next, end, .. } => {
+                write!(f, "steps {next} to {end} of {rank:?}, root {root}")
             }
+            Self::Iterated(_) => f.write_str("steps that depend on one another"),
         }
-        None
+    }
+}
+
+/// One rank's schedule, in two phases. The second phase may be empty.
+///
+/// Between the two phases of an all_reduce, the owner of each chunk completes its sum once, for example by the
+/// division of a mean. If all ranks own a chunk, each of them completes it.
+#[derive(Debug)]
+pub struct Phases<S = Schedule> {
+    /// The first steps. In an all_reduce they bring the sum of every chunk to its owners.
+    pub first: S,
+    /// The chunks that this rank then owns, in an all_reduce.
+    pub owned: Chunks,
+    /// The other steps. In an all_reduce they bring every chunk from its owners to the other ranks.
+    pub second: S,
+}
+
+impl Phases {
+    /// Returns a schedule of one phase.
+    pub const fn one(rank: Rank, first: Schedule) -> Self {
+        Self { first, owned: Chunks::NONE, second: Schedule::nothing(rank) }
+    }
+}
+
+impl<S: Iterator<Item = Step>> Phases<S> {
+    /// Computes all steps.
+    pub fn computed(self) -> Phases<Vec<Step>> {
+        let Self { first, owned, second } = self;
+        Phases { first: first.collect(), owned, second: second.collect() }
+    }
+
+    /// Returns the steps of both phases.
+    pub fn steps(self) -> Chain<S, S> {
+        self.first.chain(self.second)
     }
 }

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    DirectAlgorithm, DirectCollective, DirectCosts, DirectMemory, DirectPlan, ExposedMemory, OwnMemory,
-    ReductionKernel, exposed_memory, run, signal_and_wait,
+    DirectCollective, DirectCosts, DirectMemory, DirectPlan, ExposedMemory, OwnMemory, ReductionKernel,
+    RemoteAccess, exposed_memory, one_shot, run, signal_and_wait,
 };
-use dist_algos::{Partition, Scratch, Source};
+use dist_algos::{ALGORITHMS, Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
 use dist_transport::direct::{ExposedRegion, GroupLayout, MemoryCosts, Reach};
 use dist_transport::{Fingerprint, Owned, Transport, sim};
@@ -49,13 +49,11 @@ fn simulated(plan: DirectPlan, seed: u64, partition: Partition<'static>) -> Dura
             return;
         }
         let lent = Owned::from(buffer.clone());
-        let part =
-            partition.range(if plan.algorithm() == DirectAlgorithm::WriteToAll { rank.index() } else { 0 });
-        let own = match plan.algorithm() {
-            DirectAlgorithm::WriteToAll => {
-                OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] }
-            }
-            _ => OwnMemory::Borrowed(&mut buffer),
+        let writes = plan.algorithm().remote_access == RemoteAccess::Write;
+        let part = partition.range(if writes { rank.index() } else { 0 });
+        let own = match writes {
+            true => OwnMemory::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] },
+            false => OwnMemory::Borrowed(&mut buffer),
         };
         let memory = &mut DirectMemory { own, partition, input, piece_bytes: PACE.piece_bytes };
         let kernel =
@@ -73,14 +71,14 @@ fn simulated(plan: DirectPlan, seed: u64, partition: Partition<'static>) -> Dura
 
 #[rstest]
 fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: usize) {
-    let forms = |collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm));
-    let all = DirectCollective::all(world_size / 2)
-        .into_iter()
-        .flat_map(forms)
-        .filter(|(collective, algorithm)| algorithm.serves(*collective));
+    let algorithms = |collective: DirectCollective| {
+        let served = ALGORITHMS.direct().filter(move |algorithm| algorithm.collective == collective.kind());
+        served.map(move |algorithm| (collective, algorithm))
+    };
+    let all = DirectCollective::all(world_size / 2).into_iter().flat_map(algorithms);
     for (collective, algorithm) in all {
         for len in [0, 1, 40, 1000, 10_000] {
-            let partition = Partition::new(len, 1, collective.parts(algorithm, world_size)).unwrap();
+            let partition = Partition::new(len, 1, algorithm.parts(world_size)).unwrap();
             let plan = DirectPlan::new(
                 (collective, algorithm),
                 world_size,
@@ -92,7 +90,7 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
             let predicted = plan.duration(partition, Some(partition), &PACE);
             for seed in [0, 1] {
                 let took = simulated(plan, seed, partition);
-                assert_eq!(took, predicted, "{collective:?} {algorithm}, {len} bytes, {world_size} ranks");
+                assert_eq!(took, predicted, "{collective:?} {algorithm:?}, {len} bytes, {world_size} ranks");
             }
         }
     }
@@ -102,7 +100,7 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
 fn a_barrier_takes_a_signal_and_its_notice() {
     let partition = Partition::new(0, 1, 1).unwrap();
     let barrier = |ranks| {
-        DirectPlan::new((DirectCollective::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap()
+        DirectPlan::new((DirectCollective::Barrier, &one_shot::BARRIER), ranks, 0, 0, SHARED).unwrap()
     };
     let time = |ranks| barrier(ranks).duration(partition, None, &PACE);
     assert_eq!(time(1), Duration::from_nanos(20));

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use dist_algos::direct::{
     DirectAccess, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, ExposedMemory, OwnMemory,
-    ReductionKernel, SumKernel, exposed_memory, run, signal_and_wait,
+    ReductionKernel, RemoteAccess, SumKernel, exposed_memory, one_shot, run, signal_and_wait, staged,
+    write_to_all,
 };
-use dist_algos::{Partition, RunError, Scratch, Source};
+use dist_algos::{ALGORITHMS, Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
 use dist_transport::direct::{CALLS_MAX, GroupLayout, MemoryArea, Reach, SlotUse};
 use dist_transport::{Deadline, LazyDeadline, Rank, Result, Runtime};
@@ -246,14 +247,14 @@ enum FusedCall {
 fn once(
     direct: &mut ThreadGroup,
     rank: Rank,
-    (collective, algorithm): (DirectCollective, DirectAlgorithm),
+    (collective, algorithm): (DirectCollective, &'static DirectAlgorithm),
     len: usize,
     meeting: FusedCall,
 ) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
     let input = buffer.clone();
-    let parts = collective.parts(algorithm, world_size);
+    let parts = algorithm.parts(world_size);
     let partition = Partition::new(buffer.len(), 4, parts).unwrap();
     let plan = DirectPlan::new((collective, algorithm), world_size, partition.chunk_bytes_max(), 512, SHARED)
         .unwrap();
@@ -289,7 +290,7 @@ fn once(
         return buffer;
     }
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
-    let (lent, lends) = (bytes.to_vec(), algorithm == DirectAlgorithm::WriteToAll);
+    let (lent, lends) = (bytes.to_vec(), algorithm.remote_access == RemoteAccess::Write);
     let own_part = partition.range(if lends { rank.index() } else { 0 });
     let own = if lends {
         OwnMemory::Lent { len: lent.len(), start: own_part.start, part: &mut bytes[own_part.clone()] }
@@ -355,13 +356,12 @@ fn every_algorithm_gives_the_result_of_the_oracle(
 ) {
     let root = world_size - 1;
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
-    let forms = DirectAlgorithm::ALL;
-    let all: Vec<(DirectCollective, DirectAlgorithm)> = DirectCollective::all(root)
-        .into_iter()
-        .flat_map(|collective| forms.map(|algorithm| (collective, algorithm)))
-        .collect();
-    let calls: Vec<(DirectCollective, DirectAlgorithm)> =
-        all.into_iter().filter(|(collective, algorithm)| algorithm.serves(*collective)).collect();
+    let algorithms = |collective: DirectCollective| {
+        let served = ALGORITHMS.direct().filter(move |algorithm| algorithm.collective == collective.kind());
+        served.map(move |algorithm| (collective, algorithm))
+    };
+    let calls: Vec<(DirectCollective, &DirectAlgorithm)> =
+        DirectCollective::all(root).into_iter().flat_map(algorithms).collect();
     let results = on_every_rank(world_size, |rank, direct| {
         calls.iter().map(|&call| once(direct, rank, call, len, meeting)).collect::<Vec<_>>()
     });
@@ -372,7 +372,7 @@ fn every_algorithm_gives_the_result_of_the_oracle(
                 let same = promised.is_none_or(|promised| promised.to_bits() == got.to_bits());
                 assert!(
                     same,
-                    "{collective:?} {algorithm}, rank {rank}, element {index}: {got}, not {promised:?}"
+                    "{collective:?} {algorithm:?}, rank {rank}, element {index}: {got}, not {promised:?}"
                 );
             }
         }
@@ -383,7 +383,7 @@ fn every_algorithm_gives_the_result_of_the_oracle(
 fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
     let error_of = |collective: DirectCollective,
-                    algorithm: DirectAlgorithm,
+                    algorithm: &'static DirectAlgorithm,
                     bytes: &mut [u8],
                     partition: Partition<'_>| {
         let mut direct = ThreadGroup { rank: 0, all: Arc::default(), bases: vec![0], generation: 0 };
@@ -412,19 +412,19 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let partition = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
     use dist_algos::Error as Wrong;
     assert_eq!(
-        error(DirectAlgorithm::OneShot, &mut [0; 63], partition(64, 1)),
+        error(&one_shot::ALL_REDUCE, &mut [0; 63], partition(64, 1)),
         Wrong::BufferLength { expected: 64, got: 63 }
     );
     assert_eq!(
-        error(DirectAlgorithm::OneShot, &mut [0; 64], partition(64, 2)),
+        error(&one_shot::ALL_REDUCE, &mut [0; 64], partition(64, 2)),
         Wrong::Parts { expected: 1, got: 2 }
     );
-    assert_eq!(error(DirectAlgorithm::WriteToAll, &mut [0; 64], partition(64, 1)), Wrong::Borrowed);
-    let too_long = error(DirectAlgorithm::OneShot, &mut [0; 2048], partition(2048, 1));
+    assert_eq!(error(&write_to_all::ALL_REDUCE, &mut [0; 64], partition(64, 1)), Wrong::Borrowed);
+    let too_long = error(&one_shot::ALL_REDUCE, &mut [0; 2048], partition(2048, 1));
     assert_eq!(too_long, Wrong::Slots { needed: 2048, slot_bytes: 1024 });
     let too_long = error_of(
         DirectCollective::Broadcast { root: 0 },
-        DirectAlgorithm::OneShot,
+        &one_shot::BROADCAST,
         &mut [0; 5000],
         partition(5000, 1),
     );
@@ -434,37 +434,28 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
 #[test]
 fn a_plan_fits_its_slots_or_there_is_none() {
     let plan = |parts: usize, bytes: usize| {
-        DirectPlan::new((DirectCollective::AllToAll, DirectAlgorithm::OneShot), parts, bytes, 512, SHARED)
+        DirectPlan::new((DirectCollective::AllToAll, &one_shot::ALL_TO_ALL), parts, bytes, 512, SHARED)
     };
     assert_eq!(plan(4, 1000).map(|plan| plan.blocks()), Some(8));
     assert_eq!(plan(17, 64), None, "seventeen places of 64 bytes do not fit");
     let root = DirectCollective::Broadcast { root: 3 };
-    assert_eq!(
-        DirectPlan::new((root, DirectAlgorithm::OneShot), 3, 64, 512, SHARED),
-        None,
-        "there is no rank 3"
-    );
-    assert_eq!(DirectPlan::new((root, DirectAlgorithm::Staged), 4, 64, 512, SHARED), None);
+    assert_eq!(DirectPlan::new((root, &one_shot::BROADCAST), 3, 64, 512, SHARED), None, "there is no rank 3");
+    assert_eq!(DirectPlan::new((root, &staged::ALL_REDUCE), 4, 64, 512, SHARED), None);
 }
 
 #[rstest]
-#[case(DirectCollective::AllGather { of: Source::Input }, 2, (32 << 20) / 6 + 1)]
-#[case(DirectCollective::AllGather { of: Source::Buffer }, 4, (32 << 20) / 20 + 1)]
-#[case(DirectCollective::AllToAll, 4, 1 << 20)]
+#[case(DirectCollective::AllGather { of: Source::Input }, &one_shot::ALL_GATHER, 2, (32 << 20) / 6 + 1)]
+#[case(DirectCollective::AllGather { of: Source::Buffer }, &one_shot::ALL_GATHER, 4, (32 << 20) / 20 + 1)]
+#[case(DirectCollective::AllToAll, &one_shot::ALL_TO_ALL, 4, 1 << 20)]
 fn data_beyond_the_last_level_cache_is_copied_with_non_temporal_stores(
     #[case] collective: DirectCollective,
+    #[case] algorithm: &'static DirectAlgorithm,
     #[case] world_size: usize,
     #[case] part_bytes: usize,
 ) {
     let shared = GroupLayout { slot_bytes: 256 << 10, ..SHARED };
     let leaves = |part_bytes| {
-        let plan = DirectPlan::new(
-            (collective, DirectAlgorithm::OneShot),
-            world_size,
-            part_bytes,
-            256 << 10,
-            shared,
-        );
+        let plan = DirectPlan::new((collective, algorithm), world_size, part_bytes, 256 << 10, shared);
         plan.unwrap().leaves_caches()
     };
     assert_eq!([part_bytes - 1, part_bytes].map(leaves), [false, true]);

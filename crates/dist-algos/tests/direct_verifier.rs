@@ -2,21 +2,25 @@
 
 use dist_algos::direct::verify::mutate::DirectMutation;
 use dist_algos::direct::verify::{DirectPrograms, check, plans, prove, prove_alone};
-use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet};
+use dist_algos::direct::{
+    DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, one_shot, read_from_all,
+    staged, write_to_all,
+};
 use dist_algos::verify::mutate::Score;
-use dist_algos::{Error, Source};
+use dist_algos::{ALGORITHMS, Algorithm, Error, Source};
 use dist_transport::direct::{GroupLayout, MemoryArea, Reach};
 use rstest::rstest;
 
 /// All operations and algorithms in a world, with the first and the last root.
-fn all(world_size: usize) -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
+fn all(world_size: usize) -> impl Iterator<Item = (DirectCollective, &'static DirectAlgorithm)> {
     let last = DirectCollective::all(world_size - 1)
         .into_iter()
         .filter(move |collective| world_size > 1 && collective.root().is_some());
     let collectives = DirectCollective::all(0).into_iter().chain(last);
-    collectives
-        .flat_map(|collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm)))
-        .filter(|(collective, algorithm)| algorithm.serves(*collective))
+    collectives.flat_map(|collective| {
+        let served = ALGORITHMS.direct().filter(move |algorithm| algorithm.collective == collective.kind());
+        served.map(move |algorithm| (collective, algorithm))
+    })
 }
 
 #[test]
@@ -24,7 +28,8 @@ fn every_schedule_is_proven_in_every_world() {
     for world_size in 1..=40 {
         for (collective, algorithm) in all(world_size) {
             let plans = plans(collective, algorithm, world_size);
-            prove(&plans).unwrap_or_else(|error| panic!("{collective:?} {algorithm} {world_size}: {error}"));
+            prove(&plans)
+                .unwrap_or_else(|error| panic!("{collective:?} {algorithm:?} {world_size}: {error}"));
         }
     }
 }
@@ -90,7 +95,9 @@ fn two_ranks_alternate_in_the_cells_for_each_other() {
         .into_iter()
         .flat_map(|p| DirectCollective::all(0).into_iter().filter(is_for_one).map(move |t| (t, p)));
     for (collective, world_size) in scatters.chain([(DirectCollective::AllReduce, 2)]) {
-        let all = plans(collective, DirectAlgorithm::OneShot, world_size);
+        let one_shot = ALGORITHMS.find(collective.kind(), "direct/one_shot");
+        let Ok(Algorithm::Direct(one_shot)) = one_shot else { panic!("{one_shot:?}") };
+        let all = plans(collective, one_shot, world_size);
         // Data in the flag line is in no slot.
         for plan in all.iter().filter(|plan| plan.slots() > 0) {
             let mut homes = Vec::new();
@@ -143,7 +150,7 @@ fn mutants_are_rejected() {
                     assert_eq!(
                         mutant.mutation,
                         DirectMutation::SwappedWithNext,
-                        "{collective:?} {algorithm} {world_size}: {mutant}"
+                        "{collective:?} {algorithm:?} {world_size}: {mutant}"
                     );
                     swaps += 1;
                 }
@@ -154,7 +161,7 @@ fn mutants_are_rejected() {
 }
 
 /// Three calls of one all_reduce by three ranks, with changed steps.
-fn planted(algorithm: DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) -> Result<(), Error> {
+fn planted(algorithm: &'static DirectAlgorithm, change: impl Fn(&mut Vec<DirectStep>)) -> Result<(), Error> {
     let plan = plans(DirectCollective::AllReduce, algorithm, 3)[3];
     let mut calls = vec![DirectPrograms::new(plan); 3];
     calls.iter_mut().flat_map(|call| &mut call.programs).for_each(change);
@@ -185,10 +192,10 @@ fn with_slots(step: DirectStep, slots: usize) -> DirectStep {
 }
 
 #[rstest]
-#[case::one_shot(DirectAlgorithm::OneShot, 3)]
-#[case::staged(DirectAlgorithm::Staged, 2)]
+#[case::one_shot(&one_shot::ALL_REDUCE, 3)]
+#[case::staged(&staged::ALL_REDUCE, 2)]
 fn slots_that_are_used_again_too_early_are_a_race(
-    #[case] algorithm: DirectAlgorithm,
+    #[case] algorithm: &'static DirectAlgorithm,
     #[case] too_few: usize,
 ) {
     assert_eq!(planted(algorithm, |_| ()), Ok(()));
@@ -204,7 +211,7 @@ fn slots_that_are_used_again_too_early_are_a_race(
 #[test]
 fn a_pipeline_of_two_slots_waits_for_ever() {
     let with_waits = |slots: usize| {
-        planted(DirectAlgorithm::OneShot, |program| {
+        planted(&one_shot::ALL_REDUCE, |program| {
             let free = |step: &DirectStep| match *step {
                 DirectStep::Publish { block, .. } if block >= slots => {
                     let signals = u32::try_from(block + 3 - slots).unwrap();
@@ -220,11 +227,11 @@ fn a_pipeline_of_two_slots_waits_for_ever() {
 }
 
 #[rstest]
-#[case::one_shot(DirectAlgorithm::OneShot)]
-#[case::staged(DirectAlgorithm::Staged)]
-#[case::read_from_all(DirectAlgorithm::ReadFromAll)]
-#[case::write_to_all(DirectAlgorithm::WriteToAll)]
-fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
+#[case::one_shot(&one_shot::ALL_REDUCE)]
+#[case::staged(&staged::ALL_REDUCE)]
+#[case::read_from_all(&read_from_all::ALL_REDUCE)]
+#[case::write_to_all(&write_to_all::ALL_REDUCE)]
+fn a_wait_that_is_missing_is_noticed(#[case] algorithm: &'static DirectAlgorithm) {
     let waits = |program: &[DirectStep]| {
         program.iter().filter(|step| matches!(step, DirectStep::Wait { .. })).count()
     };
@@ -246,13 +253,13 @@ fn a_wait_that_is_missing_is_noticed(#[case] algorithm: DirectAlgorithm) {
 
 #[test]
 fn a_signal_before_its_data_is_a_race() {
-    let error = planted(DirectAlgorithm::OneShot, |program| program.swap(0, 1));
+    let error = planted(&one_shot::ALL_REDUCE, |program| program.swap(0, 1));
     assert!(matches!(error, Err(Error::Race { .. })), "{error:?}");
 }
 
 #[test]
 fn a_rank_that_signals_less_often_than_the_others_is_named() {
-    let plan = plans(DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot, 3)[1];
+    let plan = plans(DirectCollective::Broadcast { root: 0 }, &one_shot::BROADCAST, 3)[1];
     let mut call = DirectPrograms::new(plan);
     call.programs[2].retain(|step| *step != DirectStep::Signal);
     assert_eq!(check(&[call]), Err(Error::Signals { rank: 2, expected: 1, got: 0 }));
@@ -260,14 +267,14 @@ fn a_rank_that_signals_less_often_than_the_others_is_named() {
 
 #[test]
 fn a_barrier_that_can_be_left_early_is_none() {
-    let mut call = DirectPrograms::new(plans(DirectCollective::Barrier, DirectAlgorithm::OneShot, 3)[0]);
+    let mut call = DirectPrograms::new(plans(DirectCollective::Barrier, &one_shot::BARRIER, 3)[0]);
     call.programs[1][1] = DirectStep::Wait { ranks: PeerSet::One(0), signals: 1 };
     assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
 }
 
 #[test]
 fn steps_that_name_missing_things_are_refused() {
-    let plan = plans(DirectCollective::AllReduce, DirectAlgorithm::OneShot, 2)[1];
+    let plan = plans(DirectCollective::AllReduce, &one_shot::ALL_REDUCE, 2)[1];
     let with = |step: DirectStep| {
         let mut call = DirectPrograms::new(plan);
         call.programs[1][0] = step;

@@ -5,7 +5,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dist_algos::{AllReduce, Memory, Partition, RingTransport, Scratch, Step, run};
+use dist_algos::{
+    ALGORITHMS, CollectiveKind, Memory, MessageAlgorithm, Partition, RingTransport, Scratch, Step,
+    recursive_doubling, ring, run,
+};
 use dist_transport::sim::{Network, SimTransport};
 use dist_transport::{
     Combine, Error, Incoming, LazyDeadline, Outgoing, Rank, Result, Runtime, Sink, Transport,
@@ -177,7 +180,7 @@ fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
 }
 
 /// Sums in a group by an algorithm and the real runner. Wrong sums panic.
-fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
+fn sums(mut end: Wrong, group: u8, algorithm: &'static MessageAlgorithm) -> Box<dyn Transport> {
     let rank = Transport::rank(&end.inner);
     let due = &LazyDeadline::from(end.inner.runtime().deadline(Duration::from_secs(60)));
     let partition = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
@@ -186,8 +189,8 @@ fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
         let mut add = |into: &mut [u8], from: &[u8]| {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
-        let phases = algorithm.phases(rank);
-        for phase in [phases.reduce, phases.gather] {
+        let phases = algorithm.phases(rank, 0);
+        for phase in [phases.first, phases.second] {
             let memory = Memory::new(&mut buffer, partition);
             let steps = steps(rank, phase, end.mistake);
             run(&mut end, steps, memory, &mut add, &mut Scratch::new(), due).unwrap();
@@ -199,7 +202,7 @@ fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
 }
 
 /// Runs both groups at once, each on its own thread.
-fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
+fn groups(mut transport: SimTransport, algorithm: &'static MessageAlgorithm, mistake: Mistake) {
     let (everybody, runtime): (Vec<usize>, Runtime) = ((0..WORLD).collect(), transport.runtime().clone());
     let swaps = mistake == Mistake::SwapsEnds && RingTransport::rank(&transport).index() == WRONG;
     let fork = |_| Some(transport.fork(&everybody).unwrap().unwrap());
@@ -233,7 +236,7 @@ fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
 }
 
 /// Returns the first seed that shows the mistake.
-fn found(algorithm: AllReduce, mistake: Mistake, seeds: u64) -> Option<u64> {
+fn found(algorithm: &'static MessageAlgorithm, mistake: Mistake, seeds: u64) -> Option<u64> {
     let network = Network::new(WORLD).with_window(16);
     let found = network.find(0..seeds, move |transport| groups(transport, algorithm, mistake));
     found.map(|found| found.seed())
@@ -252,17 +255,18 @@ fn found(algorithm: AllReduce, mistake: Mistake, seeds: u64) -> Option<u64> {
 #[case::takes_any_end(Mistake::TakesAnyEnd)]
 #[case::swaps_ends(Mistake::SwapsEnds)]
 fn a_mistake_is_found(#[case] mistake: Mistake) {
-    assert!(found(AllReduce::Ring, mistake, SEEDS).is_some());
+    assert!(found(&ring::ALL_REDUCE, mistake, SEEDS).is_some());
 }
 
 #[test]
 fn combining_before_sending_is_found_where_it_is_done_in_place() {
-    assert!(found(AllReduce::RecursiveDoubling, Mistake::CombinesFirst, SEEDS).is_some());
+    assert!(found(&recursive_doubling::ALL_REDUCE, Mistake::CombinesFirst, SEEDS).is_some());
 }
 
 #[test]
 fn nothing_is_found_where_there_is_no_mistake() {
-    for algorithm in AllReduce::ALL.iter().copied().filter(|algorithm| algorithm.supports(WORLD)) {
-        assert_eq!(found(algorithm, Mistake::None, SEEDS / 20), None, "{algorithm}");
+    let all_reduces = ALGORITHMS.messages().filter(|it| it.collective == CollectiveKind::AllReduce);
+    for algorithm in all_reduces.filter(|algorithm| algorithm.supports(WORLD)) {
+        assert_eq!(found(algorithm, Mistake::None, SEEDS / 20), None, "{algorithm:?}");
     }
 }

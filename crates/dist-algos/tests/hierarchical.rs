@@ -1,8 +1,8 @@
 //! Two-level schedules are proven for many layouts of ranks on hosts.
 
-use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
+use dist_algos::hierarchical::{self, TwoLevelAlgorithm};
 use dist_algos::verify::{self, Report};
-use dist_algos::{AllReduce, Broadcast, CostModel, Error, Hosts, Order, Reduce};
+use dist_algos::{ALGORITHMS, CollectiveKind, CostModel, Error, Hosts, Order, binomial};
 use dist_transport::Rank;
 use rstest::rstest;
 
@@ -31,12 +31,20 @@ fn all_layouts() -> impl Iterator<Item = Hosts> {
 
 #[rstest]
 fn every_schedule_is_proven_on_every_layout_with_every_root(
-    #[values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")] operation: &str,
+    #[values(
+        CollectiveKind::AllReduce,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllGather,
+        CollectiveKind::Broadcast,
+        CollectiveKind::Reduce,
+        CollectiveKind::Barrier
+    )]
+    collective: CollectiveKind,
 ) {
     let mut proofs = 0;
     for hosts in all_layouts() {
-        for two in TwoLevel::of(operation).filter(|two| two.supports(&hosts)) {
-            for root in two.roots(&hosts) {
+        for two in of(collective).filter(|two| two.supports(&hosts)) {
+            for root in collective.roots(hosts.world_size()) {
                 prove(two, &hosts, root);
                 proofs += 1;
             }
@@ -45,24 +53,27 @@ fn every_schedule_is_proven_on_every_layout_with_every_root(
     assert!(proofs > 0);
 }
 
+/// Returns the two-level algorithms of an operation.
+fn of(collective: CollectiveKind) -> impl Iterator<Item = &'static TwoLevelAlgorithm> {
+    ALGORITHMS.two_level().filter(move |two| two.collective == collective)
+}
+
 #[track_caller]
-fn prove(two: TwoLevel, hosts: &Hosts, root: usize) -> Report {
+fn prove(two: &TwoLevelAlgorithm, hosts: &Hosts, root: usize) -> Report {
     verify::two_level(two, hosts, root)
-        .unwrap_or_else(|error| panic!("{two}, root {root}, {hosts:?}: {error}"))
+        .unwrap_or_else(|error| panic!("{two:?}, root {root}, {hosts:?}: {error}"))
 }
 
 #[test]
 fn schedules_serve_every_layout_but_where_parts_need_regular_hosts() {
     for hosts in all_layouts() {
-        for two in TwoLevel::all() {
-            let serves = match two {
-                TwoLevel::AllReduce(TwoLevelAllReduce { participants: HostParticipants::Parts, .. }) => {
-                    hosts.regular().is_some()
-                }
-                TwoLevel::ReduceScatter | TwoLevel::AllGather => hosts.contiguous().is_some(),
+        for two in ALGORITHMS.two_level() {
+            let serves = match two.collective {
+                CollectiveKind::AllReduce if two.name.contains("parts") => hosts.regular().is_some(),
+                CollectiveKind::ReduceScatter | CollectiveKind::AllGather => hosts.contiguous().is_some(),
                 _ => true,
             };
-            assert_eq!(two.supports(&hosts), serves, "{two} on {hosts:?}");
+            assert_eq!(two.supports(&hosts), serves, "{two:?} on {hosts:?}");
         }
     }
 }
@@ -70,10 +81,10 @@ fn schedules_serve_every_layout_but_where_parts_need_regular_hosts() {
 #[test]
 fn all_reduce_on_regular_hosts_costs_what_is_said() {
     for hosts in all_layouts().filter(|hosts| hosts.regular().is_some()) {
-        for two in TwoLevel::of("all_reduce") {
+        for two in of(CollectiveKind::AllReduce) {
             let (report, costs) = (prove(two, &hosts, 0), two.cost(&hosts));
-            assert_eq!(report.rounds, costs.inside.rounds + costs.across.rounds, "{two} {hosts:?}");
-            assert_eq!(report.path, costs.inside.path + costs.across.path, "{two} {hosts:?}");
+            assert_eq!(report.rounds, costs.inside.rounds + costs.across.rounds, "{two:?} {hosts:?}");
+            assert_eq!(report.path, costs.inside.path + costs.across.path, "{two:?} {hosts:?}");
         }
     }
 }
@@ -81,7 +92,7 @@ fn all_reduce_on_regular_hosts_costs_what_is_said() {
 #[test]
 fn all_gather_and_reduce_scatter_move_as_little_as_can_be() {
     for hosts in all_layouts().filter(|hosts| hosts.contiguous().is_some()) {
-        for two in [TwoLevel::AllGather, TwoLevel::ReduceScatter] {
+        for two in [&hierarchical::ALL_GATHER, &hierarchical::REDUCE_SCATTER] {
             let report = prove(two, &hosts, 0);
             assert_eq!(report.chunks_sent_max(), hosts.world_size() - 1, "{hosts:?}");
             assert_eq!(report.path, hosts.world_size() - 1, "{hosts:?}");
@@ -96,19 +107,14 @@ fn of_sizes(sizes: &[usize]) -> Hosts {
 }
 
 #[rstest]
-#[case::neighbours(&[4, 4, 4], HostParticipants::Leaders, Order::Canonical)]
-#[case::the_last_smaller(&[4, 4, 3], HostParticipants::Leaders, Order::Canonical)]
-#[case::the_last_larger(&[3, 4], HostParticipants::Leaders, Order::Uniform)]
-#[case::no_power_of_two(&[3, 3], HostParticipants::Leaders, Order::Uniform)]
-#[case::neighbours_in_parts(&[8, 8, 8], HostParticipants::Parts, Order::Canonical)]
-#[case::parts_of_no_power_of_two(&[3, 3], HostParticipants::Parts, Order::Any)]
-fn orders_are_as_documented(
-    #[case] sizes: &[usize],
-    #[case] participants: HostParticipants,
-    #[case] order: Order,
-) {
+#[case::neighbours(&[4, 4, 4], &hierarchical::LEADERS_HALVING_DOUBLING, Order::Canonical)]
+#[case::the_last_smaller(&[4, 4, 3], &hierarchical::LEADERS_HALVING_DOUBLING, Order::Canonical)]
+#[case::the_last_larger(&[3, 4], &hierarchical::LEADERS_HALVING_DOUBLING, Order::Uniform)]
+#[case::no_power_of_two(&[3, 3], &hierarchical::LEADERS_HALVING_DOUBLING, Order::Uniform)]
+#[case::neighbours_in_parts(&[8, 8, 8], &hierarchical::PARTS_HALVING_DOUBLING, Order::Canonical)]
+#[case::parts_of_no_power_of_two(&[3, 3], &hierarchical::PARTS_HALVING_DOUBLING, Order::Any)]
+fn orders_are_as_documented(#[case] sizes: &[usize], #[case] two: &TwoLevelAlgorithm, #[case] order: Order) {
     let hosts = of_sizes(sizes);
-    let two = TwoLevel::AllReduce(TwoLevelAllReduce { participants, across: AllReduce::HalvingDoubling });
     assert_eq!(two.order(&hosts), Some(order));
     assert_eq!(prove(two, &hosts, 0).order, Some(order));
 }
@@ -116,10 +122,7 @@ fn orders_are_as_documented(
 #[test]
 fn parts_send_across_what_a_host_has_to() {
     let hosts = of_sizes(&[4, 4]);
-    let two = TwoLevel::AllReduce(TwoLevelAllReduce {
-        participants: HostParticipants::Parts,
-        across: AllReduce::RecursiveDoubling,
-    });
+    let two = &hierarchical::PARTS_RECURSIVE_DOUBLING;
     let costs = two.cost(&hosts);
     // Four ranks, each a quarter.
     assert_eq!((two.chunks(&hosts), costs.across.sent_max), (4, 1));
@@ -132,11 +135,17 @@ fn parts_are_suggested_where_hosts_are_regular_and_leaders_elsewhere() {
     let inside = CostModel { round_ps: 500_000, byte_ps: 100, ..CostModel::default() };
     let suggest = |sizes: &[usize], bytes| {
         let hosts = of_sizes(sizes);
-        let found = TwoLevel::suggest("all_reduce", &hosts, bytes, Order::Canonical, &inside, &across);
+        let found = ALGORITHMS.suggest_two_level(
+            CollectiveKind::AllReduce,
+            &hosts,
+            bytes,
+            Order::Canonical,
+            [&inside, &across],
+        );
         found.map(|(two, time)| {
             let costs = two.cost(&hosts);
             assert_eq!(time, costs.picoseconds(&inside, &across, bytes, two.chunks(&hosts)));
-            two.name()
+            two.name
         })
     };
     assert_eq!(suggest(&[4, 4, 4, 4], 8), Some("two_level/parts/recursive_doubling"));
@@ -148,38 +157,31 @@ fn parts_are_suggested_where_hosts_are_regular_and_leaders_elsewhere() {
 #[test]
 fn hosts_of_another_world_have_no_schedule() {
     let (hosts, rank) = (of_sizes(&[2, 2]), Rank::new(0, 5).unwrap());
-    for two in TwoLevel::all() {
-        assert!(two.steps(rank, &hosts, 0).is_none(), "{two}");
+    for two in ALGORITHMS.two_level() {
+        assert!(two.steps(rank, &hosts, 0).is_none(), "{two:?}");
     }
 }
 
 #[test]
 fn layouts_and_roots_that_are_not_served_are_refused() {
-    let check = |two: TwoLevel, hosts: &Hosts, root| {
-        let (operation, algorithm, world_size) = (two.operation(), two.name(), hosts.world_size());
+    let check = |two: &TwoLevelAlgorithm, hosts: &Hosts, root| {
+        let (operation, algorithm, world_size) = (two.collective.name(), two.name, hosts.world_size());
         let refused = Err(Error::Unsupported { operation, algorithm, world_size });
         assert_eq!(verify::two_level(two, hosts, root), refused);
     };
     let (uneven, cards) = (of_sizes(&[2, 3]), Hosts::new(&[0, 1, 0, 1]));
-    check(
-        TwoLevel::AllReduce(TwoLevelAllReduce {
-            participants: HostParticipants::Parts,
-            across: AllReduce::Ring,
-        }),
-        &uneven,
-        0,
-    );
-    check(TwoLevel::AllGather, &cards, 0);
-    check(TwoLevel::ReduceScatter, &cards, 0);
-    check(TwoLevel::Reduce(Reduce::Binomial), &uneven, 5);
-    for two in TwoLevel::all() {
+    check(&hierarchical::PARTS_RING, &uneven, 0);
+    check(&hierarchical::ALL_GATHER, &cards, 0);
+    check(&hierarchical::REDUCE_SCATTER, &cards, 0);
+    check(&hierarchical::REDUCE_BINOMIAL, &uneven, 5);
+    for two in ALGORITHMS.two_level() {
         check(two, &Hosts::new(&[]), 0);
     }
 }
 
 #[test]
 fn a_two_level_broadcast_crosses_once_to_each_host() {
-    let (hosts, two) = (of_sizes(&[5, 5, 5, 5]), TwoLevel::Broadcast(Broadcast::Binomial));
-    assert_eq!(two.cost(&hosts).across, Broadcast::Binomial.cost(4));
+    let (hosts, two) = (of_sizes(&[5, 5, 5, 5]), &hierarchical::BROADCAST_BINOMIAL);
+    assert_eq!(two.cost(&hosts).across, binomial::BROADCAST.cost(4));
     assert_eq!(prove(two, &hosts, 7).rounds, 5);
 }

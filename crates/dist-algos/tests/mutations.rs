@@ -1,9 +1,8 @@
 //! The verifier notices when a schedule is changed: a wrong peer, a wrong chunk, a missing step …
 
-use dist_algos::hierarchical::TwoLevel;
 use dist_algos::verify::mutate::{Mutation, Score};
 use dist_algos::verify::{self, Goal};
-use dist_algos::{AllReduce, Hosts};
+use dist_algos::{ALGORITHMS, CollectiveKind, Hosts};
 
 #[derive(Default)]
 struct Total {
@@ -22,17 +21,18 @@ impl Total {
 #[test]
 fn mutants_are_rejected() {
     let mut total = Total::default();
-    for (subject, world_size, score) in Score::of_all([2, 3, 4, 5, 7, 8]) {
-        assert!(score.mutants > 0, "{subject:?} of {world_size}: the original is right");
-        total.add(&format!("{subject:?} of {world_size}"), &score);
+    for (algorithm, world_size, score) in Score::of_all(ALGORITHMS, [2, 3, 4, 5, 7, 8]) {
+        assert!(score.mutants > 0, "{algorithm:?} of {world_size}: the original is right");
+        total.add(&format!("{algorithm:?} of {world_size}"), &score);
     }
     for names in [&[0, 0, 1, 1][..], &[0, 1, 0, 1, 0], &[0, 0, 1, 1, 2, 2]] {
         let hosts = Hosts::new(names);
-        for two in TwoLevel::of(AllReduce::OPERATION).filter(|two| two.supports(&hosts)) {
+        let all_reduces = ALGORITHMS.two_level().filter(|two| two.collective == CollectiveKind::AllReduce);
+        for two in all_reduces.filter(|two| two.supports(&hosts)) {
             let (programs, chunks) = (verify::two_level_programs(two, &hosts, 0), two.chunks(&hosts));
             let proven = |programs: &[_]| verify::check(Goal::AllReduce, chunks, programs);
             let score = Score::of(chunks, &programs, proven).expect("the original is right");
-            total.add(&format!("{two} on {names:?}"), &score);
+            total.add(&format!("{two:?} on {names:?}"), &score);
         }
     }
     let Total { mutants, survivors } = total;

@@ -3,11 +3,11 @@
 use std::ops::RangeInclusive;
 
 use dist_algos::all_to_all::WINDOW;
-use dist_algos::scan::Extent;
-use dist_algos::verify::{self, Finish, Goal, RankProgram, Report, Subject};
+use dist_algos::verify::{self, Finish, Goal, RankProgram, Report};
 use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, ChunkLocation, Chunks, Error, Gather, OnArrival,
-    Order, Partition, ReceiveHalf, Reduce, ReduceScatter, Scan, Scatter, SendHalf, Step,
+    ALGORITHMS, ChunkLocation, Chunks, Error, MessageAlgorithm, OnArrival, Order, Partition, ReceiveHalf,
+    SendHalf, Step, all_to_all, barrier, binomial, circulant, halving_doubling, neighbour, pairwise,
+    recursive_doubling, ring, scan,
 };
 use dist_transport::Rank;
 use rstest::rstest;
@@ -17,21 +17,21 @@ const WORLDS: RangeInclusive<usize> = 1..=40;
 
 #[test]
 fn every_schedule_is_proven_for_every_world_and_root() {
-    for subject in Subject::all() {
-        let what = format!("{} by {}", subject.operation(), subject.algorithm());
-        for world_size in WORLDS.filter(|&world_size| subject.supports(world_size)) {
-            let proof = subject
-                .prove_world(world_size)
+    for algorithm in ALGORITHMS.messages() {
+        let what = format!("{} by {}", algorithm.collective, algorithm.name);
+        for world_size in WORLDS.filter(|&world_size| algorithm.supports(world_size)) {
+            let proof = verify::prove_world(algorithm, world_size)
                 .unwrap_or_else(|error| panic!("{what} in a world of {world_size}: {error}"));
-            let (bound, chunks) = (subject.goal(0).lower_bound(world_size), subject.chunks(world_size));
+            let goal = Goal::of(algorithm, world_size, 0);
+            let (bound, chunks) = (goal.lower_bound(world_size), algorithm.chunks(world_size));
             // The bound assumes that ranks send one message at a time.
-            let at_once = if subject == Subject::AllToAll(AllToAll::Windowed) { WINDOW } else { 1 };
+            let at_once = if algorithm.name == "windowed" { WINDOW } else { 1 };
             assert!(proof.cost.rounds * at_once >= bound.rounds, "{what} in a world of {world_size}");
             assert!(
                 proof.cost.path * world_size >= bound.moved * chunks,
                 "{what} in a world of {world_size}"
             );
-            assert_eq!(proof.order, subject.order(world_size));
+            assert_eq!(proof.order, algorithm.order(world_size));
         }
     }
 }
@@ -40,63 +40,63 @@ fn every_schedule_is_proven_for_every_world_and_root() {
 fn the_best_algorithms_meet_the_lower_bounds() {
     for world_size in WORLDS {
         let bound = Goal::AllReduce.lower_bound(world_size);
-        for algorithm in [AllReduce::Ring, AllReduce::PairwiseCirculant] {
-            assert_eq!(Subject::AllReduce(algorithm).prove(world_size, 0).unwrap().path, bound.moved);
+        for algorithm in [&ring::ALL_REDUCE, &pairwise::ALL_REDUCE] {
+            assert_eq!(verify::prove(algorithm, world_size, 0).unwrap().path, bound.moved);
         }
-        let circulant = Subject::AllReduce(AllReduce::Circulant).prove(world_size, 0).unwrap();
+        let circulant = verify::prove(&circulant::ALL_REDUCE, world_size, 0).unwrap();
         assert_eq!((circulant.path, circulant.rounds), (bound.moved, 2 * bound.rounds));
         let bound = Goal::AllGather.lower_bound(world_size);
-        for algorithm in [AllGather::Bruck, AllGather::Circulant] {
-            let report = Subject::AllGather(algorithm).prove(world_size, 0).unwrap();
+        for algorithm in [&circulant::BRUCK, &circulant::ALL_GATHER] {
+            let report = verify::prove(algorithm, world_size, 0).unwrap();
             assert_eq!((report.path, report.rounds), (bound.moved, bound.rounds));
         }
         if world_size.is_power_of_two() {
             let bound = Goal::AllReduce.lower_bound(world_size);
-            let halving = Subject::AllReduce(AllReduce::HalvingDoubling).prove(world_size, 0).unwrap();
+            let halving = verify::prove(&halving_doubling::ALL_REDUCE, world_size, 0).unwrap();
             assert_eq!((halving.path, halving.rounds), (bound.moved, 2 * bound.rounds));
-            let doubling = Subject::AllReduce(AllReduce::RecursiveDoubling).prove(world_size, 0).unwrap();
+            let doubling = verify::prove(&recursive_doubling::ALL_REDUCE, world_size, 0).unwrap();
             assert_eq!(doubling.rounds, bound.rounds);
             let bound = Goal::ReduceScatter.lower_bound(world_size);
-            let halving =
-                Subject::ReduceScatter(ReduceScatter::HalvingDoubling).prove(world_size, 0).unwrap();
+            let halving = verify::prove(&halving_doubling::REDUCE_SCATTER, world_size, 0).unwrap();
             assert_eq!((halving.path, halving.rounds), (bound.moved, bound.rounds));
         }
         let rounds = Goal::Barrier.lower_bound(world_size).rounds;
-        assert_eq!(Subject::Barrier(Barrier::Dissemination).prove(world_size, 0).unwrap().rounds, rounds);
-        assert_eq!(Subject::Broadcast(Broadcast::Binomial).prove(world_size, 0).unwrap().rounds, rounds);
-        assert_eq!(
-            Subject::Reduce(Reduce::Binomial).prove(world_size, world_size - 1).unwrap().rounds,
-            rounds
-        );
+        assert_eq!(verify::prove(&barrier::DISSEMINATION, world_size, 0).unwrap().rounds, rounds);
+        assert_eq!(verify::prove(&binomial::BROADCAST, world_size, 0).unwrap().rounds, rounds);
+        assert_eq!(verify::prove(&binomial::REDUCE, world_size, world_size - 1).unwrap().rounds, rounds);
     }
 }
 
 #[rstest]
-#[case::two_ranks(AllReduce::Ring, 2, Order::Canonical)]
-#[case::a_ring(AllReduce::Ring, 3, Order::Any)]
-#[case::a_power_of_two(AllReduce::RecursiveDoubling, 8, Order::Canonical)]
-#[case::pairs_that_fill_subtrees(AllReduce::RecursiveDoubling, 6, Order::Canonical)]
-#[case::pairs_across_subtrees(AllReduce::RecursiveDoubling, 5, Order::Uniform)]
-#[case::halving_in_blocks(AllReduce::HalvingDoubling, 11, Order::Canonical)]
-#[case::halving_at_a_power_of_two(AllReduce::HalvingDoubling, 16, Order::Canonical)]
-#[case::a_circle(AllReduce::Circulant, 6, Order::Any)]
-#[case::a_circle_of_a_power_of_two(AllReduce::Circulant, 16, Order::Uniform)]
-#[case::any_world(AllReduce::PairwiseCirculant, 13, Order::Canonical)]
-fn orders_are_as_documented(#[case] algorithm: AllReduce, #[case] world_size: usize, #[case] order: Order) {
-    assert_eq!(Subject::AllReduce(algorithm).prove(world_size, 0).unwrap().order, Some(order));
+#[case::two_ranks(&ring::ALL_REDUCE, 2, Order::Canonical)]
+#[case::a_ring(&ring::ALL_REDUCE, 3, Order::Any)]
+#[case::a_power_of_two(&recursive_doubling::ALL_REDUCE, 8, Order::Canonical)]
+#[case::pairs_that_fill_subtrees(&recursive_doubling::ALL_REDUCE, 6, Order::Canonical)]
+#[case::pairs_across_subtrees(&recursive_doubling::ALL_REDUCE, 5, Order::Uniform)]
+#[case::halving_in_blocks(&halving_doubling::ALL_REDUCE, 11, Order::Canonical)]
+#[case::halving_at_a_power_of_two(&halving_doubling::ALL_REDUCE, 16, Order::Canonical)]
+#[case::a_circle(&circulant::ALL_REDUCE, 6, Order::Any)]
+#[case::a_circle_of_a_power_of_two(&circulant::ALL_REDUCE, 16, Order::Uniform)]
+#[case::any_world(&pairwise::ALL_REDUCE, 13, Order::Canonical)]
+fn orders_are_as_documented(
+    #[case] algorithm: &MessageAlgorithm,
+    #[case] world_size: usize,
+    #[case] order: Order,
+) {
+    assert_eq!(verify::prove(algorithm, world_size, 0).unwrap().order, Some(order));
 }
 
 #[test]
 fn slots_grow_with_the_logarithm_and_only_pairwise_needs_any() {
     for world_size in WORLDS {
         let depth = world_size.next_power_of_two().ilog2() as usize;
-        let pairwise = Subject::ReduceScatter(ReduceScatter::Pairwise).prove(world_size, 0).unwrap();
+        let pairwise = verify::prove(&pairwise::REDUCE_SCATTER, world_size, 0).unwrap();
         assert!(pairwise.slots_max <= 2 * depth, "{} slots for {world_size}", pairwise.slots_max);
         for rank in 0..world_size {
             assert_eq!(pairwise.reductions(rank), world_size - 1);
         }
-        assert_eq!(Subject::ReduceScatter(ReduceScatter::Ring).prove(world_size, 0).unwrap().slots_max, 0);
-        assert_eq!(Subject::AllReduce(AllReduce::HalvingDoubling).prove(world_size, 0).unwrap().slots_max, 0);
+        assert_eq!(verify::prove(&ring::REDUCE_SCATTER, world_size, 0).unwrap().slots_max, 0);
+        assert_eq!(verify::prove(&halving_doubling::ALL_REDUCE, world_size, 0).unwrap().slots_max, 0);
     }
 }
 
@@ -111,7 +111,7 @@ fn halving_in_blocks_costs_more_the_smaller_the_smallest_block(
     #[case] path: usize,
     #[case] sent: usize,
 ) {
-    let report = Subject::AllReduce(AllReduce::HalvingDoubling).prove(world_size, 0).unwrap();
+    let report = verify::prove(&halving_doubling::ALL_REDUCE, world_size, 0).unwrap();
     assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
 }
 
@@ -126,17 +126,17 @@ fn scattering_in_blocks_has_fewer_rounds_than_pairwise_if_they_are_of_like_sizes
     #[case] path: usize,
     #[case] sent: usize,
 ) {
-    let report = Subject::ReduceScatter(ReduceScatter::HalvingDoubling).prove(world_size, 0).unwrap();
+    let report = verify::prove(&halving_doubling::REDUCE_SCATTER, world_size, 0).unwrap();
     assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
     assert_eq!(report.order, Some(Order::Canonical));
 }
 
 #[test]
 fn a_ring_needs_two_peers_and_doubling_a_logarithm_of_them() {
-    assert_eq!(Subject::AllReduce(AllReduce::Ring).prove(64, 0).unwrap().peers_max, 2);
-    assert_eq!(Subject::AllGather(AllGather::NeighbourExchange).prove(64, 0).unwrap().peers_max, 2);
-    assert_eq!(Subject::AllReduce(AllReduce::RecursiveDoubling).prove(64, 0).unwrap().peers_max, 6);
-    assert_eq!(Subject::AllReduce(AllReduce::PairwiseCirculant).prove(64, 0).unwrap().peers_max, 63);
+    assert_eq!(verify::prove(&ring::ALL_REDUCE, 64, 0).unwrap().peers_max, 2);
+    assert_eq!(verify::prove(&neighbour::ALL_GATHER, 64, 0).unwrap().peers_max, 2);
+    assert_eq!(verify::prove(&recursive_doubling::ALL_REDUCE, 64, 0).unwrap().peers_max, 6);
+    assert_eq!(verify::prove(&pairwise::ALL_REDUCE, 64, 0).unwrap().peers_max, 63);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn bytes_are_counted_for_every_length() {
     for world_size in 1..=9 {
         for elements in [0, 1, world_size - 1, world_size, 1009] {
             let partition = Partition::new(elements, 4, world_size).unwrap();
-            let report = Subject::AllReduce(AllReduce::Ring).prove(world_size, 0).unwrap();
+            let report = verify::prove(&ring::ALL_REDUCE, world_size, 0).unwrap();
             let ranks: Vec<_> = (0..world_size).map(|rank| report.traffic(rank, &partition, None)).collect();
             let sent: u64 = ranks.iter().map(|traffic| traffic.bytes_sent).sum();
             let received: u64 = ranks.iter().map(|traffic| traffic.bytes_received).sum();
@@ -159,25 +159,25 @@ fn bytes_are_counted_for_every_length() {
 #[test]
 fn worlds_and_roots_that_do_not_exist_are_refused() {
     let unsupported = |result: Result<Report, Error>| matches!(result, Err(Error::Unsupported { .. }));
-    assert!(unsupported(Subject::AllReduce(AllReduce::RecursiveDoubling).prove(0, 0)));
-    assert!(unsupported(Subject::ReduceScatter(ReduceScatter::HalvingDoubling).prove(0, 0)));
-    assert!(unsupported(Subject::AllGather(AllGather::RecursiveDoubling).prove(3, 0)));
-    assert!(unsupported(Subject::AllGather(AllGather::NeighbourExchange).prove(5, 0)));
-    assert!(unsupported(Subject::Broadcast(Broadcast::Binomial).prove(4, 4)));
-    assert!(unsupported(Subject::Reduce(Reduce::PairwiseGather).prove(4, 9)));
+    assert!(unsupported(verify::prove(&recursive_doubling::ALL_REDUCE, 0, 0)));
+    assert!(unsupported(verify::prove(&halving_doubling::REDUCE_SCATTER, 0, 0)));
+    assert!(unsupported(verify::prove(&recursive_doubling::ALL_GATHER, 3, 0)));
+    assert!(unsupported(verify::prove(&neighbour::ALL_GATHER, 5, 0)));
+    assert!(unsupported(verify::prove(&binomial::BROADCAST, 4, 4)));
+    assert!(unsupported(verify::prove(&pairwise::REDUCE, 4, 9)));
     assert!(verify::check(Goal::AllReduce, 3, &[]).is_ok_and(|report| report.messages() == 0));
-    for &algorithm in AllReduce::ALL {
+    for algorithm in ALGORITHMS.messages() {
         assert_eq!(algorithm.cost(0).rounds, 0);
-        assert!(algorithm.order(0) >= Order::Uniform);
+        assert!(algorithm.keeps(Order::Uniform, 0));
         assert!(!algorithm.supports(0));
     }
 }
 
 #[test]
 fn scans_are_canonical_on_every_rank() {
-    for extent in [Extent::Inclusive, Extent::Exclusive] {
+    for algorithm in [&scan::SCAN, &scan::EXCLUSIVE_SCAN] {
         for world_size in 2..=200 {
-            let report = Subject::Scan(Scan::RecursiveDoubling, extent).prove(world_size, 0).unwrap();
+            let report = verify::prove(algorithm, world_size, 0).unwrap();
             assert_eq!(report.order, Some(Order::Canonical));
             assert!(report.slots_max <= 3);
         }
@@ -193,19 +193,19 @@ fn bruck_takes_few_rounds_of_about_half_the_buffer(
     #[case] rounds: usize,
     #[case] sent: usize,
 ) {
-    let report = Subject::AllToAll(AllToAll::Bruck).prove(world_size, 0).unwrap();
+    let report = verify::prove(&all_to_all::BRUCK, world_size, 0).unwrap();
     assert_eq!((report.rounds, report.chunks_sent_max()), (rounds, sent));
 }
 
 #[test]
 fn trees_hold_the_chunks_of_their_subtrees() {
     let rank = |index| Rank::new(index, 6).unwrap();
-    let gather = [4, 0, 1, 2, 3, 5].map(|index| Gather::Binomial.held(rank(index), 4));
+    let gather = [4, 0, 1, 2, 3, 5].map(|index| binomial::GATHER.held(rank(index), 4));
     let [all, none] = [Chunks::all(6), Chunks::NONE];
     assert_eq!(gather, [all, Chunks::range(0, 4), none, Chunks::range(2, 2), none, none]);
-    assert_eq!(Scatter::Binomial.held(rank(4), 4), none);
-    assert_eq!(Scatter::Binomial.held(rank(2), 4), Chunks::range(2, 2));
-    assert_eq!(Scatter::Binomial.held(rank(5), 4), Chunks::one(5));
+    assert_eq!(binomial::SCATTER.held(rank(4), 4), none);
+    assert_eq!(binomial::SCATTER.held(rank(2), 4), Chunks::range(2, 2));
+    assert_eq!(binomial::SCATTER.held(rank(5), 4), Chunks::one(5));
 }
 
 /// Two ranks send each other a chunk of their inputs.

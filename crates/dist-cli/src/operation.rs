@@ -1,7 +1,7 @@
 //! What is measured and predicted: collectives, and single messages between two ranks.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use dist_collectives::{Algorithm, Operation};
+use dist_collectives::Operation;
 
 use crate::parse::{possible_value, same_name};
 
@@ -18,7 +18,7 @@ pub(crate) fn parse(name: &str) -> Option<Operation> {
 
 /// All that there are algorithms of. An exclusive scan is measured and predicted as a scan.
 pub(crate) fn collectives() -> impl Iterator<Item = Operation> {
-    let has_algorithms = |operation: &Operation| Algorithm::of(*operation).next().is_some();
+    let has_algorithms = |operation: &Operation| operation.algorithms().next().is_some();
     Operation::ALL
         .into_iter()
         .filter(has_algorithms)

@@ -5,8 +5,7 @@ mod documented;
 
 use std::process::{Command, Output};
 
-use dist_algos::verify::Subject;
-use dist_collectives::{Direct, Operation};
+use dist_algos::ALGORITHMS;
 use serde_json::Value;
 
 fn verify(arguments: &[&str]) -> Output {
@@ -20,12 +19,12 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     lines.iter().for_each(|line| documented::check("distctl verify", line));
-    for subject in Subject::all() {
+    for algorithm in ALGORITHMS.messages() {
         let is_its = |line: &&Value| {
-            line["operation"] == subject.operation() && line["algorithm"] == subject.algorithm()
+            line["operation"] == algorithm.collective.name() && line["algorithm"] == algorithm.name
         };
         let line = lines.iter().find(is_its).unwrap();
-        let supported = (1..=6).filter(|&world_size| subject.supports(world_size)).count();
+        let supported = (1..=6).filter(|&world_size| algorithm.supports(world_size)).count();
         assert_eq!((&line["worlds"], &line["wrong"]), (&supported.into(), &Value::Null));
         let largest = &line["largest"];
         documented::check("distctl verify", largest);
@@ -35,8 +34,8 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
     assert_eq!(two_levels.len(), 6);
     // 2 and 3 hosts of 2 ranks, 2 hosts of 3.
     assert!(two_levels.iter().all(|line| line["worlds"] == 3), "{two_levels:?}");
-    for direct in Operation::ALL.into_iter().flat_map(Direct::of) {
-        let (operation, algorithm) = (direct.operation().name(), direct.name());
+    for direct in ALGORITHMS.direct() {
+        let (operation, algorithm) = (direct.collective.name(), direct.name);
         let is_its = |line: &&Value| line["operation"] == operation && line["algorithm"] == algorithm;
         let line = lines.iter().find(is_its).unwrap();
         assert_eq!((&line["worlds"], &line["wrong"]), (&6.into(), &Value::Null));

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::ops::Range;
 
+use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind};
 use dist_transport::Fingerprint;
 
 use crate::history::HistoryDigest;
-use crate::{Algorithm, DType, ReduceKind, ReductionOrder};
+use crate::{DType, ReduceKind, ReductionOrder};
 
 /// An operation of the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,17 +69,17 @@ impl Operation {
     /// Returns the name in lower case.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::AllReduce => "all_reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Scan => "scan",
-            Self::ExclusiveScan => "exclusive_scan",
-            Self::Barrier => "barrier",
+            Self::AllReduce => CollectiveKind::AllReduce.name(),
+            Self::ReduceScatter => CollectiveKind::ReduceScatter.name(),
+            Self::AllGather => CollectiveKind::AllGather.name(),
+            Self::Broadcast => CollectiveKind::Broadcast.name(),
+            Self::Reduce => CollectiveKind::Reduce.name(),
+            Self::Gather => CollectiveKind::Gather.name(),
+            Self::Scatter => CollectiveKind::Scatter.name(),
+            Self::AllToAll => CollectiveKind::AllToAll.name(),
+            Self::Scan => CollectiveKind::Scan.name(),
+            Self::ExclusiveScan => CollectiveKind::ExclusiveScan.name(),
+            Self::Barrier => CollectiveKind::Barrier.name(),
             Self::MonitoredBarrier => "monitored_barrier",
             Self::Message => "message",
             Self::Window => "window",
@@ -86,9 +87,49 @@ impl Operation {
         }
     }
 
+    /// Returns the collective operation, if there are algorithms for it.
+    pub fn collective(self) -> Option<CollectiveKind> {
+        CollectiveKind::ALL.into_iter().find(|&kind| Self::from(kind) == self)
+    }
+
+    /// Returns the algorithms of the operation; none if it has only one.
+    pub fn algorithms(self) -> impl Iterator<Item = Algorithm> + Clone {
+        self.collective().into_iter().flat_map(|kind| ALGORITHMS.of(kind))
+    }
+
+    /// Returns the algorithm of the operation with this name.
+    ///
+    /// ```
+    /// use dist_collectives::{Algorithm, Operation, algorithms::ring};
+    ///
+    /// assert_eq!(Operation::AllReduce.algorithm("ring"), Some(Algorithm::from(&ring::ALL_REDUCE)));
+    /// ```
+    pub fn algorithm(self, name: &str) -> Option<Algorithm> {
+        self.algorithms().find(|algorithm| algorithm.name() == name)
+    }
+
     /// Returns the operation with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|operation| operation.name() == name)
+    }
+}
+
+impl From<CollectiveKind> for Operation {
+    #[inline(always)]
+    fn from(kind: CollectiveKind) -> Self {
+        match kind {
+            CollectiveKind::AllReduce => Self::AllReduce,
+            CollectiveKind::ReduceScatter => Self::ReduceScatter,
+            CollectiveKind::AllGather => Self::AllGather,
+            CollectiveKind::Broadcast => Self::Broadcast,
+            CollectiveKind::Reduce => Self::Reduce,
+            CollectiveKind::Gather => Self::Gather,
+            CollectiveKind::Scatter => Self::Scatter,
+            CollectiveKind::AllToAll => Self::AllToAll,
+            CollectiveKind::Scan => Self::Scan,
+            CollectiveKind::ExclusiveScan => Self::ExclusiveScan,
+            CollectiveKind::Barrier => Self::Barrier,
+        }
     }
 }
 
@@ -199,8 +240,7 @@ impl Call {
         bytes[44] = code(&Operation::ALL, Some(self.operation)) | (u8::from(self.started) << 7);
         bytes[45] = code(&DType::ALL, self.dtype) | (code(&ReduceKind::ALL, self.op) << 4);
         bytes[46] = code(&ReductionOrder::ALL, self.order) | (VERSION << 2);
-        bytes[47] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1))
-            | (u8::from(self.after_agreement) << 7);
+        bytes[47] = code_of_algorithm(self.algorithm) | (u8::from(self.after_agreement) << 7);
         Fingerprint(bytes)
     }
 
@@ -244,7 +284,7 @@ impl Call {
         let operation = decoded(&Operation::ALL, bytes[44] & 0x7f)??;
         let algorithm = match bytes[47] & 0x7f {
             0 => None,
-            code => Some(Algorithm::nth(operation, usize::from(code) - 1)?),
+            code => Some(operation.algorithms().nth(usize::from(code) - 1)?),
         };
         let number = u64::from_le_bytes(word(bytes, 0));
         let (sequence, part) = match operation {
@@ -334,6 +374,14 @@ fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
     })
 }
 
+/// Returns the algorithm's position among all algorithms of its operation, counted from 1; 0 for none.
+pub(crate) fn code_of_algorithm(algorithm: Option<Algorithm>) -> u8 {
+    algorithm.map_or(0, |algorithm| {
+        let position = ALGORITHMS.of(algorithm.collective()).position(|other| other == algorithm);
+        small(1 + position.expect("calls use algorithms of the table"))
+    })
+}
+
 /// Returns `None` for an invalid code, `Some(None)` for 0.
 fn decoded<T: Copy>(all: &[T], code: u8) -> Option<Option<T>> {
     match usize::from(code).checked_sub(1) {
@@ -352,7 +400,7 @@ fn word<const N: usize>(bytes: &[u8], start: usize) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
-    use dist_algos::AllReduce;
+    use dist_algos::{halving_doubling, ring};
     use proptest::prelude::*;
 
     use super::*;
@@ -367,7 +415,7 @@ mod tests {
         sizes: 0,
         op: Some(ReduceKind::Sum),
         root: None,
-        algorithm: Some(Algorithm::AllReduce(AllReduce::HalvingDoubling)),
+        algorithm: Some(Algorithm::Messages(&halving_doubling::ALL_REDUCE)),
         order: Some(ReductionOrder::Canonical),
         part: 0,
         past: NOTHING,
@@ -418,7 +466,7 @@ mod tests {
             Call { sizes: 1, ..SUM },
             Call { op: Some(ReduceKind::Max), ..SUM },
             Call { root: Some(0), ..SUM },
-            Call { algorithm: Some(Algorithm::AllReduce(AllReduce::Ring)), ..SUM },
+            Call { algorithm: Some(Algorithm::Messages(&ring::ALL_REDUCE)), ..SUM },
             Call { order: Some(ReductionOrder::Any), ..SUM },
             Call { started: true, ..SUM },
             Call { part: 1, ..SUM },
@@ -460,7 +508,7 @@ mod tests {
             algorithm in 0_usize..9,
             (started, part, past, after_agreement) in any::<(bool, u8, [u8; 8], bool)>(),
         ) {
-            let algorithm = Algorithm::of(operation).nth(algorithm);
+            let algorithm = operation.algorithms().nth(algorithm);
             let (sequence, past) = (sequence >> 9, HistoryDigest::from_bytes(past));
             let call = Call {
                 channel, sequence, started, operation, dtype, count, sizes, op, root, algorithm, order, part, past,

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dist_algos::{CostModel, Hosts};
+use dist_algos::{Algorithm, CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::{
@@ -18,7 +18,7 @@ use crate::history::History;
 use crate::settings::Settings;
 use crate::two_level::{HostLevels, SubgroupHosts};
 use crate::worker::Worker;
-use crate::{Algorithm, Buffer, Call, Element, Error, Operation, ReductionOrder, Result};
+use crate::{Buffer, Call, Element, Error, Operation, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
 use crate::{CostCache, crossovers_from_env};
 
@@ -95,7 +95,7 @@ impl Communicator {
     /// `DIST_COSTS=off` selects fixed costs, `DIST_COSTS=FILE` another file.
     ///
     /// `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M` sets the sizes from which
-    /// ranks that share memory use these [algorithms](crate::DirectAlgorithm). Entries may be left out. All ranks
+    /// ranks that share memory use these [algorithms](dist_algos::direct). Entries may be left out. All ranks
     /// must have the same value.
     ///
     /// # Errors
@@ -266,10 +266,24 @@ impl Communicator {
 
     /// Returns the communicator with this algorithm for its operation while the guard lives. A call that the
     /// algorithm does not support, or not in the requested order, is refused. Other operations are not affected.
+    ///
+    /// An algorithm is given by the path of its record or by its [name](Operation::algorithm):
+    ///
+    /// ```
+    /// # use dist_collectives::{Communicator, ReduceOp, Operation, algorithms::ring};
+    /// # fn example(comm: &mut Communicator) -> dist_collectives::Result<()> {
+    /// let mut sums = [1.0, 2.0];
+    /// comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut sums, ReduceOp::Sum)?;
+    /// let ring = Operation::AllReduce.algorithm("ring").unwrap();
+    /// comm.with_algorithm(ring).all_reduce(&mut sums, ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn with_algorithm(&mut self, algorithm: impl Into<Algorithm>) -> Scoped<'_> {
         let algorithm = algorithm.into();
-        let before = self.settings.force(algorithm.operation(), Some(algorithm));
-        Scoped { communicator: self, before: SavedSetting::Algorithm(algorithm.operation(), before) }
+        let operation = algorithm.collective().into();
+        let before = self.settings.force(operation, Some(algorithm));
+        Scoped { communicator: self, before: SavedSetting::Algorithm(operation, before) }
     }
 
     /// Creates another communicator of the same ranks, for another thread. Nothing is communicated. Every rank of

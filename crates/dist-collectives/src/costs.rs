@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
+use dist_algos::{Algorithm, CostModel};
 
 use crate::communicator::WorkerState;
 use crate::cost_cache::{CostCache, TopologyKey};
 use crate::engine::copy;
-use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
+use crate::{Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
 /// # Costs of messages
 impl Communicator {
@@ -71,8 +71,11 @@ impl Communicator {
                 }
             }
         }
+        let Some(collective) = operation.collective() else { return Ok(None) };
+        let (placement, levels) = (self.engine.placement(), self.engine.levels());
         let at_once = self.engine.bytes_at_once(operation, bytes);
-        Algorithm::chosen(operation, &self.settings, self.engine.placement(), at_once, self.engine.levels())
+        let chosen = self.settings.choose(collective, placement, at_once, levels)?;
+        Ok(Some(chosen.algorithm()))
     }
 
     /// Measures the cost of messages and reductions in this group, on all ranks at once. Every rank gets the same

@@ -4,10 +4,11 @@ use std::collections::TryReserveError;
 use std::io;
 use std::time::Duration;
 
+use dist_algos::Algorithm;
 use dist_transport::{Cause, Error as TransportError, ErrorSource};
 
 use crate::history::HistoryDigest;
-use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
+use crate::{Call, DType, Operation, ReduceKind, ReductionOrder};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -190,7 +191,7 @@ pub enum Error {
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
     /// The forced algorithm has no schedule for this world.
-    #[error("{} by {algorithm} does not work for a group of {world_size}", .algorithm.operation())]
+    #[error("{} by {algorithm} does not work for a group of {world_size}", .algorithm.collective())]
     Unsupported {
         /// The algorithm.
         algorithm: Algorithm,
@@ -198,20 +199,20 @@ pub enum Error {
         world_size: usize,
     },
     /// The forced algorithm needs to know the hosts of the ranks.
-    #[error("{} by {algorithm} needs to know which ranks share a host", .algorithm.operation())]
+    #[error("{} by {algorithm} needs to know which ranks share a host", .algorithm.collective())]
     NoHosts {
         /// The algorithm.
         algorithm: Algorithm,
     },
     /// The forced algorithm needs memory that the ranks share, and they share none.
-    #[error("{} by {algorithm} needs ranks that share memory", .algorithm.operation())]
+    #[error("{} by {algorithm} needs ranks that share memory", .algorithm.collective())]
     NotShared {
         /// The algorithm.
         algorithm: Algorithm,
     },
     /// The forced algorithm needs access to memory that other ranks do not have: write access to the caller's
     /// memory, or access to ordinary memory that the system does not permit.
-    #[error("{} by {algorithm} needs memory that the other ranks may reach into", .algorithm.operation())]
+    #[error("{} by {algorithm} needs memory that the other ranks may reach into", .algorithm.collective())]
     NotOpen {
         /// The algorithm.
         algorithm: Algorithm,
@@ -225,7 +226,7 @@ pub enum Error {
         world_size: usize,
     },
     /// The forced algorithm does not support parts of different sizes.
-    #[error("{} by {algorithm} needs parts of one size", .algorithm.operation())]
+    #[error("{} by {algorithm} needs parts of one size", .algorithm.collective())]
     NeedsEvenParts {
         /// The algorithm.
         algorithm: Algorithm,
@@ -237,7 +238,7 @@ pub enum Error {
         op: ReduceKind,
     },
     /// The forced algorithm does not reduce in the required order.
-    #[error("{} by {algorithm} does not reduce in {order} order in a group of {world_size}", .algorithm.operation())]
+    #[error("{} by {algorithm} does not reduce in {order} order in a group of {world_size}", .algorithm.collective())]
     Order {
         /// The algorithm.
         algorithm: Algorithm,

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use dist_algos::Algorithm;
+
+use crate::call::code_of_algorithm;
 use crate::digest::digest;
-use crate::{Algorithm, Call, Element, Operation, ReduceOp, ReductionOrder};
+use crate::{Call, Element, Operation, ReduceOp, ReductionOrder};
 
 /// The collectives that this rank has called or started on a communicator, and the forks and subgroups it has made.
 ///
@@ -226,7 +229,7 @@ impl StartedOperation {
 
     /// Adds the order and the forced algorithm, if there is one.
     pub(crate) fn done_by(self, order: ReductionOrder, forced: Option<Algorithm>) -> Self {
-        self.with(5, order as u64).with(6, forced.map_or(0, |algorithm| algorithm.index() as u64 + 1))
+        self.with(5, order as u64).with(6, u64::from(code_of_algorithm(forced)))
     }
 
     pub(crate) const fn operation(&self) -> Operation {

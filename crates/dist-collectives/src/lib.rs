@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod algorithm;
 mod buffer;
 mod call;
 mod coalesced;
@@ -10,7 +9,6 @@ mod communicator;
 mod cost_cache;
 mod costs;
 mod digest;
-mod direct;
 mod dtype;
 mod engine;
 mod error;
@@ -30,27 +28,22 @@ mod variables;
 mod window;
 mod worker;
 
-pub use algorithm::{
-    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan,
-    Scatter,
-};
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
 pub use cost_cache::{CostCache, TopologyKey};
-pub use direct::Direct;
+/// The records of all algorithms, each in the module of its schedule, for [`Communicator::with_algorithm`].
+#[doc(no_inline)]
+pub use dist_algos as algorithms;
 /// The error of the runner of algorithms, in [`Error::Schedule`].
 #[doc(no_inline)]
 pub use dist_algos::Error as AlgorithmError;
-/// Algorithms on shared memory, and the kinds of memory that they work on.
+/// The choice of algorithms on shared memory, and the kinds of memory that they work on.
 #[doc(no_inline)]
-pub use dist_algos::direct::{Crossovers, CrossoversError, DirectAlgorithm, Ownership};
-/// Two-level algorithms, which [`Communicator::set_topology`] enables.
+pub use dist_algos::direct::{Crossovers, CrossoversError, Ownership};
+/// Algorithms, and the values by which they are chosen.
 #[doc(no_inline)]
-pub use dist_algos::hierarchical::{HostParticipants, TwoLevel, TwoLevelAllReduce};
-/// The values by which algorithms are chosen.
-#[doc(no_inline)]
-pub use dist_algos::{CostModel, Hosts};
+pub use dist_algos::{Algorithm, CostModel, Hosts};
 /// The error of a transport, as a source of errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_algos::direct::Crossovers;
-use dist_algos::{CostModel, Placement};
+use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind, CostModel, Placement};
 
-use crate::algorithm::OneOf;
 use crate::two_level::{ChosenAlgorithm, HostLevels};
-use crate::{Algorithm, Error, Operation, ReductionOrder, Result};
+use crate::{Error, Operation, ReductionOrder, Result};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
@@ -57,34 +56,54 @@ impl Settings {
 
     /// Chooses the algorithm of an operation on this many bytes. Every rank chooses for itself, from values that
     /// all ranks have in common. The choice is part of the call, which the ranks compare.
-    pub(crate) fn choose<A: OneOf>(
+    pub(crate) fn choose(
         &self,
+        collective: CollectiveKind,
         placement: Placement,
         bytes: usize,
         levels: Option<&Arc<HostLevels>>,
-    ) -> Result<ChosenAlgorithm<A>> {
-        let Self { order, ref model, .. } = *self;
-        let (world_size, least) = (placement.ranks, order.least());
-        let Some(algorithm) = self.forced(A::SERVES) else {
-            let flat = A::suggest_for(placement, bytes, least, model);
-            let two_level = levels.and_then(|levels| {
-                let (two, time) = levels.suggest(A::SERVES, bytes, least, model)?;
-                let faster = time < flat.picoseconds(placement, bytes, model);
-                faster.then(|| ChosenAlgorithm::TwoLevel(two, Arc::clone(levels)))
-            });
-            return Ok(two_level.unwrap_or(ChosenAlgorithm::Flat(flat)));
-        };
-        let (supported, keeps, chosen) = match (A::of(algorithm), algorithm) {
-            (Some(flat), _) => {
+    ) -> Result<ChosenAlgorithm> {
+        match self.forced(collective.into()) {
+            Some(algorithm) => self.check_forced(algorithm, placement.ranks, levels),
+            None => Ok(self.suggest(collective, placement, bytes, levels)),
+        }
+    }
+
+    fn suggest(
+        &self,
+        collective: CollectiveKind,
+        placement: Placement,
+        bytes: usize,
+        levels: Option<&Arc<HostLevels>>,
+    ) -> ChosenAlgorithm {
+        let (model, least) = (&self.model, self.order.least());
+        let flat = ALGORITHMS.suggest(collective, placement, bytes, least, model);
+        let flat = flat.expect("every operation has a canonical algorithm for every world");
+        let two_level = levels.and_then(|levels| {
+            let (two, time) = levels.suggest(collective, bytes, least, model)?;
+            let faster = time < flat.picoseconds(placement, bytes, model);
+            faster.then(|| ChosenAlgorithm::TwoLevel(two, Arc::clone(levels)))
+        });
+        two_level.unwrap_or(ChosenAlgorithm::Flat(flat))
+    }
+
+    fn check_forced(
+        &self,
+        algorithm: Algorithm,
+        world_size: usize,
+        levels: Option<&Arc<HostLevels>>,
+    ) -> Result<ChosenAlgorithm> {
+        let (order, least) = (self.order, self.order.least());
+        let (supported, keeps, chosen) = match algorithm {
+            Algorithm::Messages(flat) => {
                 (flat.supports(world_size), flat.keeps(least, world_size), ChosenAlgorithm::Flat(flat))
             }
-            (None, Algorithm::TwoLevel(two)) => {
+            Algorithm::TwoLevel(two) => {
                 let levels = levels.ok_or(Error::NoHosts { algorithm })?;
                 let chosen = ChosenAlgorithm::TwoLevel(two, Arc::clone(levels));
                 (two.supports(&levels.hosts), two.keeps(least, &levels.hosts), chosen)
             }
-            (None, Algorithm::Direct(_)) => return Err(Error::NotShared { algorithm }),
-            (None, _) => unreachable!("every algorithm is forced for its operation"),
+            Algorithm::Direct(_) => return Err(Error::NotShared { algorithm }),
         };
         if !supported {
             return Err(Error::Unsupported { algorithm, world_size });

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use dist_algos::{CostModel, Hosts, Order};
+use dist_algos::hierarchical::TwoLevelAlgorithm;
+use dist_algos::{
+    ALGORITHMS, Algorithm, CollectiveKind, CostModel, Hosts, MessageAlgorithm, Order, Phases, Step,
+};
+use dist_transport::Rank;
 
-use crate::algorithm::OneOf;
 use crate::digest::digest;
-use crate::{Algorithm, Operation, TwoLevel};
 
 /// The hosts of a communicator's ranks and the costs inside hosts.
 #[derive(Debug)]
@@ -38,12 +40,12 @@ impl HostLevels {
     /// time.
     pub(crate) fn suggest(
         &self,
-        operation: Operation,
+        collective: CollectiveKind,
         bytes: usize,
         order: Order,
         across: &CostModel,
-    ) -> Option<(TwoLevel, u128)> {
-        TwoLevel::suggest(operation.name(), &self.hosts, bytes, order, &self.inside, across)
+    ) -> Option<(&'static TwoLevelAlgorithm, u128)> {
+        ALGORITHMS.suggest_two_level(collective, &self.hosts, bytes, order, [&self.inside, across])
     }
 }
 
@@ -58,16 +60,16 @@ pub(crate) enum SubgroupHosts {
 
 /// The algorithm of a call: a flat one, which treats all ranks alike, or a two-level one.
 #[derive(Clone, Debug)]
-pub(crate) enum ChosenAlgorithm<A> {
-    Flat(A),
-    TwoLevel(TwoLevel, Arc<HostLevels>),
+pub(crate) enum ChosenAlgorithm {
+    Flat(&'static MessageAlgorithm),
+    TwoLevel(&'static TwoLevelAlgorithm, Arc<HostLevels>),
 }
 
-impl<A: OneOf> ChosenAlgorithm<A> {
+impl ChosenAlgorithm {
     pub(crate) fn algorithm(&self) -> Algorithm {
         match self {
-            Self::Flat(algorithm) => (*algorithm).into(),
-            Self::TwoLevel(two, _) => Algorithm::TwoLevel(*two),
+            Self::Flat(algorithm) => Algorithm::Messages(algorithm),
+            Self::TwoLevel(two, _) => Algorithm::TwoLevel(two),
         }
     }
 
@@ -86,32 +88,14 @@ impl<A: OneOf> ChosenAlgorithm<A> {
             Self::TwoLevel(_, levels) => Some(levels.digest),
         }
     }
-}
 
-pub(crate) const SUPPORTED: &str = "settings choose what these hosts support, in a group of their ranks";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_in_their_operation_and_numbers_lead_back() {
-        for operation in Operation::ALL {
-            let all: Vec<Algorithm> = Algorithm::every(operation).collect();
-            let mut names: Vec<_> = all.iter().map(|algorithm| algorithm.name()).collect();
-            for algorithm in &all {
-                assert_eq!(Algorithm::nth(operation, algorithm.index()), Some(*algorithm));
-            }
-            names.sort_unstable();
-            names.dedup();
-            assert_eq!(names.len(), all.len(), "{operation}");
-        }
-    }
-
-    #[test]
-    fn every_two_level_algorithm_is_of_the_operation_of_its_name() {
-        for two in TwoLevel::all() {
-            assert_eq!(Algorithm::from(two).operation().name(), two.operation());
+    /// Returns the steps of a rank in two phases; see [`Phases`].
+    pub(crate) fn phases(&self, rank: Rank, root: usize) -> Phases<Vec<Step>> {
+        match self {
+            Self::Flat(algorithm) => algorithm.phases(rank, root).computed(),
+            Self::TwoLevel(two, levels) => two.phases(rank, &levels.hosts, root).expect(SUPPORTED).computed(),
         }
     }
 }
+
+const SUPPORTED: &str = "settings choose what these hosts support, in a group of their ranks";

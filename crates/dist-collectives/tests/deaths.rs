@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Config, Direct, DirectAlgorithm, Operation, ReduceOp, Runtime};
+use dist_collectives::{Buffer, Communicator, Config, Operation, ReduceOp, Runtime};
 use dist_testkit::process;
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -24,8 +24,7 @@ const LEN: usize = 200_000;
 fn rank(moment: Duration, allocated: bool) {
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
     comm.set_timeout(LIMIT);
-    let algorithm =
-        Direct::of(Operation::AllReduce).find(|direct| direct.algorithm() == DirectAlgorithm::WriteToAll);
+    let algorithm = Operation::AllReduce.algorithm("direct/write_to_all");
     let beside = vec![7_u8; 4 * LEN];
     let mut buffer = Buffer::from(vec![0.0_f32; LEN]);
     if allocated {

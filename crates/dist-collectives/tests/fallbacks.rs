@@ -16,7 +16,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Buffer, Communicator, Config, Error, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Config, Error, ReduceOp, algorithms::binomial};
 use dist_testkit::process;
 use dist_transport::direct::Reach;
 use rstest::rstest;
@@ -38,7 +38,7 @@ fn rank() {
     for len in [1, 100_000] {
         let (one, sum) = (vec![1.0_f32; len], vec![3.0; len]);
         let mut borrowed = one.clone();
-        comm.with_algorithm(AllReduce::Binomial).all_reduce(&mut borrowed, ReduceOp::Sum).unwrap();
+        comm.with_algorithm(&binomial::ALL_REDUCE).all_reduce(&mut borrowed, ReduceOp::Sum).unwrap();
         assert_eq!(borrowed, sum);
         let mut borrowed = one.clone();
         comm.all_reduce(&mut borrowed, ReduceOp::Sum).unwrap();
@@ -175,7 +175,7 @@ fn sum_if_possible() -> Result<(), Error> {
     comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum)?;
     assert_eq!(*buffer, [3.0; 100_000]);
     let mut borrowed = [1.0_f32; 1000];
-    comm.with_algorithm(AllReduce::Binomial).all_reduce(&mut borrowed, ReduceOp::Sum)?;
+    comm.with_algorithm(&binomial::ALL_REDUCE).all_reduce(&mut borrowed, ReduceOp::Sum)?;
     assert_eq!(borrowed, [3.0; 1000]);
     comm.barrier()
 }

@@ -1,11 +1,13 @@
 //! The part of docs/algorithms.md on ranks that share memory.
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectPlan, Ownership, verify};
-use dist_algos::{Partition, Source};
+use dist_algos::direct::{
+    Crossovers, DirectAlgorithm, DirectCase, DirectCollective, DirectPlan, Ownership, verify,
+};
+use dist_algos::{AlgorithmTable, Partition, Source};
 use dist_transport::Rank;
 use dist_transport::direct::{GroupLayout, Reach};
 
-use super::{part, size};
+use super::{from_smallest, part};
 
 const INTRODUCTION: &str = "
 ## Ranks that share memory
@@ -40,21 +42,20 @@ const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 /// The numbers of ranks in the table of moved data.
 const RANKS: [usize; 4] = [2, 3, 4, 8];
 
-pub(super) fn section() -> String {
-    let mut page = INTRODUCTION.to_owned() + &table() + &choices();
-    for (collective, algorithm) in all() {
-        page += &format!("\n### {}: {algorithm}\n\n", name(collective));
+pub(super) fn section(table: AlgorithmTable<'_>) -> String {
+    let mut page = INTRODUCTION.to_owned() + &costs(table) + &choices(table);
+    for (collective, algorithm) in all(table) {
+        page += &format!("\n### {}: {}\n\n", name(collective), algorithm.short_name());
         page += &format!("```text\n{}```\n", verify::draw(plan(collective, algorithm, 3, 2)));
     }
     page
 }
 
-fn all() -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
-    let forms = |collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm));
-    DirectCollective::all(0)
-        .into_iter()
-        .flat_map(forms)
-        .filter(|(collective, algorithm)| algorithm.serves(*collective))
+fn all(table: AlgorithmTable<'_>) -> impl Iterator<Item = (DirectCollective, &'static DirectAlgorithm)> {
+    DirectCollective::all(0).into_iter().flat_map(move |collective| {
+        let served = table.direct().filter(move |algorithm| algorithm.collective == collective.kind());
+        served.map(move |algorithm| (collective, algorithm))
+    })
 }
 
 fn name(collective: DirectCollective) -> String {
@@ -69,29 +70,29 @@ fn name(collective: DirectCollective) -> String {
 /// Returns a plan with this many blocks in each part, if the algorithm has blocks.
 fn plan(
     collective: DirectCollective,
-    algorithm: DirectAlgorithm,
+    algorithm: &'static DirectAlgorithm,
     world_size: usize,
     blocks: usize,
 ) -> DirectPlan {
-    let places = collective.places(algorithm, world_size);
+    let places = algorithm.places(world_size);
     DirectPlan::new((collective, algorithm), world_size, 64 * blocks, 64 * places, SHARED)
         .expect("it serves and fits")
 }
 
 /// Returns the table of signals and moved data.
-fn table() -> String {
-    let mut table = format!("\n| | |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
-    table += &format!("|---|---|{}\n", "---|".repeat(RANKS.len()));
-    for (collective, algorithm) in all() {
+fn costs(table: AlgorithmTable<'_>) -> String {
+    let mut lines = format!("\n| | |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
+    lines += &format!("|---|---|{}\n", "---|".repeat(RANKS.len()));
+    for (collective, algorithm) in all(table) {
         let cells = RANKS.map(|ranks| format!(" {} |", moved(collective, algorithm, ranks)));
-        table += &format!("| {} | {algorithm} |{}\n", name(collective), cells.concat());
+        lines += &format!("| {} | {} |{}\n", name(collective), algorithm.short_name(), cells.concat());
     }
-    table
+    lines
 }
 
 /// Formats for example `2 / 1, 3`, for a buffer with one block in each part.
-fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize) -> String {
-    let (plan, parts) = (plan(collective, algorithm, ranks, 1), collective.parts(algorithm, ranks));
+fn moved(collective: DirectCollective, algorithm: &'static DirectAlgorithm, ranks: usize) -> String {
+    let (plan, parts) = (plan(collective, algorithm, ranks, 1), algorithm.parts(ranks));
     let bytes = if collective == DirectCollective::Barrier { 0 } else { 64 * parts };
     let partition = Partition::new(bytes, 1, parts).expect("it fits");
     let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, partition, Some(partition)));
@@ -101,8 +102,8 @@ fn moved(collective: DirectCollective, algorithm: DirectAlgorithm, ranks: usize)
 }
 
 /// Returns the chosen algorithm for each kind of memory, from the smallest buffers to the largest.
-fn choices() -> String {
-    let mut table = "
+fn choices(table: AlgorithmTable<'_>) -> String {
+    let mut lines = "
 What is chosen, by whose memory it is: borrowed, which others may read at most; owned by the operation, which they may
 write into where the system lets them; allocated in the memory that all share.
 
@@ -113,28 +114,22 @@ write into where the system lets them; allocated in the memory that all share.
     for collective in DirectCollective::all(0) {
         for ranks in [2, 4] {
             let cells = [Ownership::Borrowed, Ownership::Owned, Ownership::Allocated]
-                .map(|ownership| format!(" {} |", choice(collective, ranks, ownership)));
-            table += &format!("| {} | {ranks} |{}\n", name(collective), cells.concat());
+                .map(|ownership| format!(" {} |", choice(table, collective, ranks, ownership)));
+            lines += &format!("| {} | {ranks} |{}\n", name(collective), cells.concat());
         }
     }
-    table
+    lines
 }
 
-fn choice(collective: DirectCollective, ranks: usize, ownership: Ownership) -> String {
-    let (mut text, mut last) = (String::new(), None);
-    for power in 3..=30 {
-        let algorithm = DirectAlgorithm::suggest(
-            collective,
-            ranks,
-            1 << power,
-            (ownership, &SHARED),
-            Crossovers::default(),
-        );
-        if last != Some(algorithm) {
-            let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
-            text += &format!("{from}{algorithm}");
-            last = Some(algorithm);
-        }
-    }
-    text
+fn choice(
+    table: AlgorithmTable<'_>,
+    collective: DirectCollective,
+    world_size: usize,
+    ownership: Ownership,
+) -> String {
+    let crossovers = Crossovers::default();
+    from_smallest(|bytes| {
+        let case = DirectCase { world_size, bytes, ownership, shared: &SHARED, crossovers };
+        table.suggest_direct(collective.kind(), &case).expect("there is one").short_name()
+    })
 }

@@ -5,8 +5,8 @@ mod direct;
 #[path = "two_level.rs"]
 mod two_level;
 
-use dist_algos::verify::{Subject, draw};
-use dist_algos::{CostModel, Order};
+use dist_algos::verify::{Goal, draw};
+use dist_algos::{AlgorithmTable, CollectiveKind, CostModel, MessageAlgorithm, Order, Placement};
 
 const INTRODUCTION: &str = "\
 # Algorithms
@@ -31,45 +31,41 @@ below are those of the default, for which a round takes as long as 64 KiB; a mac
 /// The numbers of ranks in the tables of costs.
 const RANKS: [usize; 5] = [2, 5, 8, 12, 64];
 
-/// Returns the page.
-pub(crate) fn algorithms() -> String {
+/// Returns the page on the algorithms of a table.
+pub(crate) fn algorithms(table: AlgorithmTable<'_>) -> String {
     let mut page = INTRODUCTION.to_owned();
-    let mut subjects: Vec<Subject> = Subject::all().collect();
-    while let Some(&first) = subjects.first() {
-        let of_operation = |subject: &Subject| subject.operation() == first.operation();
-        let operation: Vec<Subject> = subjects.iter().copied().filter(of_operation).collect();
-        subjects.retain(|subject| !of_operation(subject));
-        page += &format!("\n## {}\n\n", first.operation());
-        page += &costs(&operation);
-        page += &choices(first);
-        for subject in operation {
-            let size =
-                [5, 4, 6].into_iter().find(|&size| subject.supports(size)).expect("one of them is supported");
-            page += &format!("\n### {} by {}\n\n", subject.operation(), subject.algorithm());
-            page += &format!("{}\n\n```text\n{}```\n", wrapped(about(subject)), draw(subject, size, 0));
+    for collective in CollectiveKind::ALL {
+        let of_operation = || table.messages().filter(move |algorithm| algorithm.collective == collective);
+        page += &format!("\n## {collective}\n\n");
+        page += &costs(collective, of_operation());
+        page += &choices(table, collective);
+        for algorithm in of_operation() {
+            let size = [5, 4, 6].into_iter().find(|&size| algorithm.supports(size));
+            let size = size.expect("one of them is supported");
+            page += &format!("\n### {collective} by {}\n\n", algorithm.name);
+            page += &format!("{}\n\n```text\n{}```\n", wrapped(algorithm.about), draw(algorithm, size, 0));
         }
     }
-    page + &two_level::section() + &direct::section()
+    page + &two_level::section(table) + &direct::section(table)
 }
 
 /// Returns the rounds, bytes and orders of an operation's algorithms.
-fn costs(operation: &[Subject]) -> String {
-    let goal = operation[0].goal(0);
+fn costs(collective: CollectiveKind, algorithms: impl Iterator<Item = &'static MessageAlgorithm>) -> String {
     let mut table = format!("| algorithm |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
     table += &format!("|---|{}\n", "---|".repeat(RANKS.len()));
-    for subject in operation {
+    for algorithm in algorithms {
         let cell = |ranks: usize| {
-            if !subject.supports(ranks) {
+            if !algorithm.supports(ranks) {
                 return " – |".to_owned();
             }
-            let (cost, chunks) = (subject.cost(ranks), subject.chunks(ranks));
-            let order = subject.order(ranks).map_or(String::new(), |order| format!(", {order}"));
+            let (cost, chunks) = (algorithm.cost(ranks), algorithm.chunks(ranks));
+            let order = algorithm.order(ranks).map_or(String::new(), |order| format!(", {order}"));
             format!(" {} / {}{order} |", cost.rounds, part(cost.path, chunks))
         };
-        table += &format!("| {} |{}\n", subject.algorithm(), RANKS.map(cell).concat());
+        table += &format!("| {} |{}\n", algorithm.name, RANKS.map(cell).concat());
     }
     let bound = |ranks: usize| {
-        let bound = goal.lower_bound(ranks);
+        let bound = Goal::of_collective(collective, 0).lower_bound(ranks);
         format!(" {} / {} |", bound.rounds, part(bound.moved, ranks))
     };
     table + &format!("| least |{}\n", RANKS.map(bound).concat())
@@ -97,28 +93,33 @@ fn part(count: usize, of: usize) -> String {
 }
 
 /// Returns the chosen algorithms, in canonical order and in any order, from the smallest buffers to the largest.
-fn choices(subject: Subject) -> String {
-    let reduces = subject.order(2).is_some();
-    let orders: &[(Order, &str)] = match reduces {
+fn choices(table: AlgorithmTable<'_>, collective: CollectiveKind) -> String {
+    let orders: &[(Order, &str)] = match Goal::of_collective(collective, 0).reduces() {
         true => &[(Order::Canonical, "canonical order"), (Order::Any, "any order")],
         false => &[(Order::Any, "chosen")],
     };
-    let mut table =
+    let mut lines =
         format!("\n| ranks |{}\n", orders.iter().map(|(_, title)| format!(" {title} |")).collect::<String>());
-    table += &format!("|---|{}\n", "---|".repeat(orders.len()));
+    lines += &format!("|---|{}\n", "---|".repeat(orders.len()));
     for ranks in RANKS {
-        let cells = orders.iter().map(|&(order, _)| format!(" {} |", choice(subject, ranks, order)));
-        table += &format!("| {ranks} |{}\n", cells.collect::<String>());
+        let chosen = |order| {
+            let (placement, model) = (Placement::dedicated(ranks), CostModel::default());
+            from_smallest(|bytes| {
+                table.suggest(collective, placement, bytes, order, &model).expect("there is one").name
+            })
+        };
+        let cells = orders.iter().map(|&(order, _)| format!(" {} |", chosen(order)));
+        lines += &format!("| {ranks} |{}\n", cells.collect::<String>());
     }
-    table
+    lines
 }
 
-/// Formats a choice, for example `recursive_doubling, from 512 KiB halving_doubling`.
-fn choice(subject: Subject, ranks: usize, order: Order) -> String {
+/// Formats a choice by size, for example `recursive_doubling, from 512 KiB halving_doubling`.
+fn from_smallest(chosen: impl Fn(usize) -> &'static str) -> String {
     let mut text = String::new();
     let mut last = "";
     for power in 3..=30 {
-        let name = subject.suggested(ranks, 1 << power, order, &CostModel::default());
+        let name = chosen(1 << power);
         if name != last {
             let from = if last.is_empty() { String::new() } else { format!(", from {} ", size(power)) };
             text += &format!("{from}{name}");
@@ -133,76 +134,5 @@ fn size(power: u32) -> String {
         0..10 => format!("{} B", 1_usize << power),
         10..20 => format!("{} KiB", 1_usize << (power - 10)),
         _ => format!("{} MiB", 1_usize << (power - 20)),
-    }
-}
-
-/// Returns a short description of an algorithm.
-fn about(subject: Subject) -> &'static str {
-    match (subject.operation(), subject.algorithm()) {
-        ("all_reduce", "recursive_doubling") => {
-            "Ranks at distance 1, 2, 4, … exchange the whole buffer. Of a world that is no power of two, some ranks give \
-             their buffers to a neighbour first and get the result last."
-        }
-        ("all_reduce", "halving_doubling") => {
-            "A half, a quarter, an eighth, … of the buffer, and back. A world that is no power of two is divided into blocks \
-             that are; smaller blocks give their sums to larger ones."
-        }
-        ("all_reduce", "circulant") => {
-            "The reduce_scatter and the all_gather of the same name: few rounds and the fewest bytes, in every world."
-        }
-        ("all_reduce", "binomial") => "A reduce to rank 0 and a broadcast from it, along one tree.",
-        ("all_reduce", "ring") => {
-            "Chunks go once round the ring and are added up, then once more to be handed out."
-        }
-        ("all_reduce", "pairwise_circulant") => "The pairwise reduce_scatter, then the circulant all_gather.",
-        ("reduce_scatter", "halving_doubling") => {
-            "Ranks at distance 1, 2, 4, … give each other the half of their sums that the other needs."
-        }
-        ("reduce_scatter", "circulant") => {
-            "All ranks talk over the same distances: half the world, a quarter, an eighth, …, rounded up."
-        }
-        ("reduce_scatter", "ring") => {
-            "Every chunk sets out on its right neighbour, goes round, and comes home."
-        }
-        ("reduce_scatter", "pairwise") => {
-            "Every rank gets its chunk from every other and adds up in the order of the canonical tree."
-        }
-        ("all_gather", "recursive_doubling") => "Ranks at distance 1, 2, 4, … exchange all that they have.",
-        ("all_gather", "bruck") => {
-            "Ranks get all that the rank at distance 1, 2, 4, … has, whatever the world."
-        }
-        ("all_gather", "circulant") => "The way of the circulant reduce_scatter back.",
-        ("all_gather", "neighbour_exchange") => {
-            "The left and the right neighbour in turn, two chunks at a time."
-        }
-        ("all_gather", "ring") => "Every chunk goes once round.",
-        ("broadcast", "binomial") => {
-            "Down the canonical tree: each rank that has the buffer sends it on, and their number doubles every round."
-        }
-        ("broadcast", "knomial") => {
-            "Down a flatter tree, in which a rank has up to three children on a level."
-        }
-        ("broadcast", "chain") => "From rank to rank in 32 chunks, one behind the other.",
-        ("broadcast", "scatter_circulant") => "A chunk to every rank, then a circulant all_gather.",
-        ("reduce", "binomial") => "Up the canonical tree, whichever rank is the root.",
-        ("reduce", "pairwise_gather") => "The pairwise reduce_scatter, then every chunk to the root.",
-        ("gather", "linear") => "Every rank to the root, one after the other.",
-        ("gather", "binomial") => "Up a tree whose subtrees are neighbours.",
-        ("scatter", "linear") => "The root to every rank, one after the other.",
-        ("scatter", "binomial") => "Down a tree whose subtrees are neighbours.",
-        ("all_to_all", "windowed") => "Every chunk to its rank, four of them under way at once.",
-        ("all_to_all", "pairwise") => {
-            "Every chunk to its rank, one after the other; at powers of two, ranks swap."
-        }
-        ("all_to_all", "bruck") => {
-            "Chunk j of the work buffer has j places to go, and takes the steps that the binary digits of j say."
-        }
-        ("scan", _) => {
-            "Blocks of 1, 2, 4, … ranks tell each other their sums; what comes from the left is added."
-        }
-        ("exclusive_scan", _) => "The same without the rank's own part.",
-        ("barrier", "ring") => "A token goes round twice.",
-        ("barrier", "dissemination") => "Everybody tells ranks at distance 1, 2, 4, … what it knows.",
-        (operation, algorithm) => panic!("say here what {operation} by {algorithm} does"),
     }
 }

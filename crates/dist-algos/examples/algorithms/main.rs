@@ -4,5 +4,5 @@
 mod document;
 
 fn main() {
-    print!("{}", document::algorithms());
+    print!("{}", document::algorithms(dist_algos::ALGORITHMS));
 }

@@ -1,10 +1,10 @@
 //! The part of docs/algorithms.md on two-level schedules.
 
-use dist_algos::hierarchical::{HostParticipants, LevelCosts, TwoLevel, TwoLevelAllReduce};
+use dist_algos::hierarchical::{self, LevelCosts, TwoLevelAlgorithm};
 use dist_algos::verify::{draw_programs, two_level_programs};
-use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Hosts, Order, Placement, Reduce};
+use dist_algos::{AlgorithmTable, CollectiveKind, CostModel, Hosts, Order, Placement};
 
-use super::{part, size};
+use super::{from_smallest, part};
 
 const INTRODUCTION: &str = "
 ## Two levels
@@ -33,32 +33,23 @@ fn hosts(count: u64, each: usize) -> Hosts {
 }
 
 /// The algorithms on the page and their descriptions.
-const SHOWN: [(TwoLevel, &str); 7] = [
+static SHOWN: [(&TwoLevelAlgorithm, &str); 7] = [
+    (&hierarchical::LEADERS_BINOMIAL, "To the first rank of each host, among these, and back."),
     (
-        TwoLevel::AllReduce(TwoLevelAllReduce {
-            participants: HostParticipants::Leaders,
-            across: AllReduce::Binomial,
-        }),
-        "To the first rank of each host, among these, and back.",
-    ),
-    (
-        TwoLevel::AllReduce(TwoLevelAllReduce {
-            participants: HostParticipants::Parts,
-            across: AllReduce::PairwiseCirculant,
-        }),
+        &hierarchical::PARTS_PAIRWISE,
         "A reduce_scatter on each host, an all_reduce of each part across, and an all_gather on each host.",
     ),
-    (TwoLevel::ReduceScatter, "A reduce_scatter on each host, then one across."),
-    (TwoLevel::AllGather, "An all_gather across, then one on each host."),
-    (TwoLevel::Broadcast(Broadcast::Binomial), "To one rank of each host, then to the others."),
-    (TwoLevel::Reduce(Reduce::Binomial), "To one rank of each host, then from these to the root."),
+    (&hierarchical::REDUCE_SCATTER, "A reduce_scatter on each host, then one across."),
+    (&hierarchical::ALL_GATHER, "An all_gather across, then one on each host."),
+    (&hierarchical::BROADCAST_BINOMIAL, "To one rank of each host, then to the others."),
+    (&hierarchical::REDUCE_BINOMIAL, "To one rank of each host, then from these to the root."),
     (
-        TwoLevel::Barrier(Barrier::Dissemination),
+        &hierarchical::BARRIER_DISSEMINATION,
         "The first rank of each host hears of the others, then of the other hosts, and tells its own.",
     ),
 ];
 
-pub(super) fn section() -> String {
+pub(super) fn section(table: AlgorithmTable<'_>) -> String {
     let hosts = hosts(3, 2);
     let mut page = INTRODUCTION.to_owned() + "| schedule | inside | across | order |\n|---|---|---|---|\n";
     for (two, _) in SHOWN {
@@ -66,47 +57,35 @@ pub(super) fn section() -> String {
         let order = two.order(&hosts).map_or("–".to_owned(), |order| order.to_string());
         let [inside, across] =
             [inside, across].map(|cost| format!("{} / {}", cost.rounds, part(cost.path, two.chunks(&hosts))));
-        page += &format!("| {} by {two} | {inside} | {across} | {order} |\n", two.operation());
+        page += &format!("| {} by {} | {inside} | {across} | {order} |\n", two.collective, two.name);
     }
     page += CHOICES;
-    page += &choices();
+    page += &choices(table);
     for (two, about) in SHOWN {
         let drawn = draw_programs(&two_level_programs(two, &hosts, 0));
-        page += &format!("\n### {} by {two}\n\n{about}\n\n```text\n{drawn}```\n", two.operation());
+        page += &format!("\n### {} by {}\n\n{about}\n\n```text\n{drawn}```\n", two.collective, two.name);
     }
     page
 }
 
 /// Returns the chosen algorithms of all_reduce, from the smallest buffers to the largest.
-fn choices() -> String {
-    let mut table = "| hosts | ranks on each | canonical order | any order |\n|---|---|---|---|\n".to_owned();
+fn choices(table: AlgorithmTable<'_>) -> String {
+    let mut lines = "| hosts | ranks on each | canonical order | any order |\n|---|---|---|---|\n".to_owned();
     for (count, each) in [(3, 2), (2, 4), (4, 8), (8, 3)] {
         let hosts = hosts(count, each);
-        let [canonical, any] = [Order::Canonical, Order::Any].map(|order| choice(&hosts, order));
-        table += &format!("| {count} | {each} | {canonical} | {any} |\n");
+        let [canonical, any] = [Order::Canonical, Order::Any]
+            .map(|order| from_smallest(|bytes| chosen(table, &hosts, bytes, order)));
+        lines += &format!("| {count} | {each} | {canonical} | {any} |\n");
     }
-    table
+    lines
 }
 
-fn choice(hosts: &Hosts, order: Order) -> String {
-    let (mut text, mut last) = (String::new(), String::new());
-    for power in 3..=30 {
-        let name = chosen(hosts, 1 << power, order);
-        if name != last {
-            let from = if last.is_empty() { String::new() } else { format!(", from {} ", size(power)) };
-            text += &format!("{from}{name}");
-            last = name;
-        }
-    }
-    text
-}
-
-fn chosen(hosts: &Hosts, bytes: usize, order: Order) -> String {
+fn chosen(table: AlgorithmTable<'_>, hosts: &Hosts, bytes: usize, order: Order) -> &'static str {
     let across = CostModel::default();
     let inside = CostModel { round_ps: across.round_ps / 10, byte_ps: across.byte_ps / 10, ..across };
-    let ranks = hosts.world_size();
-    let flat = AllReduce::suggest(ranks, bytes, order, &across);
-    let flat_time = flat.picoseconds(Placement::dedicated(ranks), bytes, &across);
-    let two_level = TwoLevel::suggest(AllReduce::OPERATION, hosts, bytes, order, &inside, &across);
-    two_level.filter(|&(_, time)| time < flat_time).map_or(flat.name(), |(two, _)| two.name()).to_owned()
+    let (collective, ranks) = (CollectiveKind::AllReduce, Placement::dedicated(hosts.world_size()));
+    let flat = table.suggest(collective, ranks, bytes, order, &across).expect("there is one");
+    let flat_time = flat.picoseconds(ranks, bytes, &across);
+    let two_level = table.suggest_two_level(collective, hosts, bytes, order, [&inside, &across]);
+    two_level.filter(|&(_, time)| time < flat_time).map_or(flat.name, |(two, _)| two.name)
 }

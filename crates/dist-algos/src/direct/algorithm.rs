@@ -1,24 +1,55 @@
-//! The algorithms of direct schedules.
+//! The record of an algorithm for ranks that share memory.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
-use super::DirectCollective;
+use dist_transport::direct::GroupLayout;
 
-/// An algorithm for ranks that share memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DirectAlgorithm {
-    /// Every rank publishes its data, and then every rank computes its own result from all of it. With more than
-    /// one block it is a pipeline: the next block is published before a block is used.
-    OneShot,
-    /// One rank reduces each part of the published data and writes the sum back, from where the other ranks copy
-    /// it.
-    Staged,
-    /// Like `Staged`, but reads the other ranks' own memory, and nothing is published. If no work is divided among
-    /// ranks, there is only one phase.
-    ReadFromAll,
-    /// One rank reduces each part from the other ranks' own memory and writes the sum into that memory.
-    WriteToAll,
+use super::schedule::PhaseStep;
+use super::{Crossovers, DirectCollective, DirectSchedule, Ownership};
+use crate::CollectiveKind;
+
+/// The record of an algorithm for ranks that share memory.
+///
+/// Two records are equal if the operation and the name are equal.
+pub struct DirectAlgorithm {
+    /// The operation.
+    pub collective: CollectiveKind,
+    /// The name, which is unique among the algorithms of the operation: `direct/` and the form of the schedule.
+    pub name: &'static str,
+    /// The access that other ranks need to a rank's own memory.
+    pub remote_access: RemoteAccess,
+    /// The partition of the memory.
+    pub division: Division,
+    /// `true` if every rank publishes each block and then uses what the others have published, and does nothing else.
+    /// Short data is then published in a flag line or an eager buffer, and ranks alternate in the use of slots.
+    pub is_one_shot: bool,
+    /// Returns `true` if the algorithm is faster than those before it in the table. The first algorithm of an operation
+    /// always fits.
+    pub fits: fn(&DirectCase<'_>) -> bool,
+    /// Returns the size of a block for a buffer of this many bytes.
+    pub block_bytes: fn(usize) -> usize,
+    /// Returns the number of rounds for a plan with this many blocks.
+    pub rounds: fn(usize) -> usize,
+    /// Returns how many times every rank signals for a plan with this many blocks.
+    pub signals: fn(usize) -> usize,
+    /// Returns the step at a position, counted from 0, in a round.
+    pub step: fn(&DirectSchedule, usize, usize) -> PhaseStep,
+}
+
+/// The values that the choice of an algorithm for ranks that share memory depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectCase<'a> {
+    /// The number of ranks.
+    pub world_size: usize,
+    /// Bytes of the buffer.
+    pub bytes: usize,
+    /// The owner and kind of the memory.
+    pub ownership: Ownership,
+    /// The memory that the ranks share.
+    pub shared: &'a GroupLayout,
+    /// The sizes from which another algorithm is chosen.
+    pub crossovers: Crossovers,
 }
 
 /// The access that other ranks need to a rank's own memory.
@@ -32,45 +63,62 @@ pub enum RemoteAccess {
     Write,
 }
 
+/// The partition of the memory that an algorithm works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// The memory is one part.
+    Whole,
+    /// There is one part for each rank.
+    PerRank,
+}
+
 impl DirectAlgorithm {
-    /// All algorithms.
-    pub const ALL: [Self; 4] = [Self::OneShot, Self::Staged, Self::ReadFromAll, Self::WriteToAll];
-
-    /// Returns `true` if the algorithm supports this operation.
-    pub const fn serves(self, collective: DirectCollective) -> bool {
-        match self {
-            Self::OneShot => true,
-            Self::Staged => {
-                matches!(collective, DirectCollective::AllReduce | DirectCollective::Reduce { .. })
-            }
-            Self::ReadFromAll => !matches!(collective, DirectCollective::Barrier),
-            Self::WriteToAll => matches!(collective, DirectCollective::AllReduce),
-        }
+    /// Returns `true` if the algorithm is one of this operation.
+    pub(super) fn serves(&self, collective: DirectCollective) -> bool {
+        self.collective == collective.kind()
     }
 
-    /// Returns the access that the algorithm needs to the ranks' own memory.
+    /// Returns the name without `direct/`.
+    pub fn short_name(&self) -> &'static str {
+        self.name.strip_prefix("direct/").unwrap_or(self.name)
+    }
+
+    /// Returns the number of parts of the memory.
     #[inline]
-    pub const fn remote_access(self) -> RemoteAccess {
-        match self {
-            Self::OneShot | Self::Staged => RemoteAccess::Nothing,
-            Self::ReadFromAll => RemoteAccess::Read,
-            Self::WriteToAll => RemoteAccess::Write,
+    pub const fn parts(&self, world_size: usize) -> usize {
+        match self.division {
+            Division::Whole => 1,
+            Division::PerRank => world_size,
         }
     }
 
-    /// Returns the name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::OneShot => "one_shot",
-            Self::Staged => "staged",
-            Self::ReadFromAll => "read_from_all",
-            Self::WriteToAll => "write_to_all",
+    /// Returns the number of places in a slot. If there is one, every part uses it; otherwise each part has its own
+    /// place.
+    #[inline]
+    pub const fn places(&self, world_size: usize) -> usize {
+        match self.collective {
+            CollectiveKind::AllGather => 1,
+            _ => self.parts(world_size),
         }
     }
 }
 
-impl fmt::Display for DirectAlgorithm {
+impl PartialEq for DirectAlgorithm {
+    fn eq(&self, other: &Self) -> bool {
+        (self.collective, self.name) == (other.collective, other.name)
+    }
+}
+
+impl Eq for DirectAlgorithm {}
+
+impl Hash for DirectAlgorithm {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.collective, self.name).hash(state);
+    }
+}
+
+impl fmt::Debug for DirectAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        write!(f, "{}/{}", self.collective, self.name)
     }
 }

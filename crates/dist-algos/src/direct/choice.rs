@@ -1,11 +1,6 @@
-//! The choice of a direct algorithm, based on measurements on two cores of one host.
+//! The values that the choice of a direct algorithm depends on. The measurements were made on two cores of one host.
 
 use std::str::FromStr;
-
-use super::schedule::SLOTS;
-use dist_transport::direct::{GroupLayout, Reach};
-
-use super::{DirectAlgorithm, DirectCollective};
 
 /// The owner and kind of the memory that an operation works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,137 +16,37 @@ pub enum Ownership {
 /// The buffer sizes from which another algorithm is chosen. `None` selects the measured value.
 ///
 /// ```
-/// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, DirectCollective};
-/// use dist_transport::direct::{Reach, GroupLayout};
+/// use dist_algos::direct::{Crossovers, DirectCase, Ownership};
+/// use dist_algos::{ALGORITHMS, CollectiveKind};
+/// use dist_transport::direct::{GroupLayout, Reach};
 ///
-/// let (memory, shared) = (Ownership::Borrowed, GroupLayout::on_host(Reach::Read));
+/// let (ownership, shared) = (Ownership::Borrowed, &GroupLayout::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
-/// let algorithm = |bytes| DirectAlgorithm::suggest(DirectCollective::AllReduce, 2, bytes, (memory, &shared), crossovers);
-/// assert_eq!([algorithm((64 << 10) - 1), algorithm(64 << 10)], [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
+/// let algorithm = |bytes| {
+///     let case = DirectCase { world_size: 2, bytes, ownership, shared, crossovers };
+///     ALGORITHMS.suggest_direct(CollectiveKind::AllReduce, &case).unwrap().name
+/// };
+/// assert_eq!([algorithm((64 << 10) - 1), algorithm(64 << 10)], ["direct/one_shot", "direct/staged"]);
 /// # Ok::<_, dist_algos::direct::CrossoversError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Crossovers {
-    /// [`DirectAlgorithm::Staged`] in place of [`DirectAlgorithm::OneShot`]. For all_reduce, 256 KiB with two ranks
+    /// [`staged`](super::staged) in place of [`one_shot`](super::one_shot). For all_reduce, 256 KiB with two ranks
     /// and 32 KiB with more. For reduce, where only the root reduces, 4 MiB with more than two ranks.
     pub staged: Option<usize>,
-    /// [`DirectAlgorithm::WriteToAll`] of allocated memory in place of these; 8 KiB with two ranks and 16 KiB with
+    /// [`write_to_all`](super::write_to_all) of allocated memory in place of these; 8 KiB with two ranks and 16 KiB with
     /// more.
     pub write_to_all: Option<usize>,
-    /// [`DirectAlgorithm::ReadFromAll`] of allocated memory in place of [`DirectAlgorithm::OneShot`], for
+    /// [`read_from_all`](super::read_from_all) of allocated memory in place of [`one_shot`](super::one_shot), for
     /// reduce_scatter, all_to_all and, with two ranks, all_gather; 1 MiB.
     pub read_from_all: Option<usize>,
-    /// [`DirectAlgorithm::ReadFromAll`] of ordinary memory that others may read in place of
-    /// [`DirectAlgorithm::OneShot`]. It applies to all_to_all and, with two ranks, all_gather, if the buffers of
+    /// [`read_from_all`](super::read_from_all) of ordinary memory that others may read in place of
+    /// [`one_shot`](super::one_shot). It applies to all_to_all and, with two ranks, all_gather, if the buffers of
     /// all ranks have at most 32 MiB together. The value is 1 MiB if the system copies
-    /// [fast](GroupLayout::fast_attach); otherwise it is never chosen.
+    /// [fast](dist_transport::direct::GroupLayout::fast_attach); otherwise it is never chosen.
     pub read_ordinary: Option<usize>,
 }
-
-/// The size of a block of a large buffer.
-const BLOCK_BYTES: usize = 256 << 10;
-/// The minimum size of a block, if a buffer is divided into several blocks.
-const BLOCK_BYTES_MIN: usize = 64 << 10;
-
-impl DirectAlgorithm {
-    /// Returns the fastest algorithm for a buffer of this many bytes, for ranks that share this memory.
-    pub fn suggest(
-        collective: DirectCollective,
-        world_size: usize,
-        bytes: usize,
-        (ownership, shared): (Ownership, &GroupLayout),
-        crossovers: Crossovers,
-    ) -> Self {
-        let Crossovers { staged, write_to_all, read_from_all, read_ordinary } = crossovers;
-        match (collective, ownership) {
-            (DirectCollective::AllReduce, Ownership::Allocated)
-                if bytes >= write_to_all.unwrap_or_else(|| write_to_all_from(world_size)) =>
-            {
-                Self::WriteToAll
-            }
-            (_, Ownership::Allocated)
-                if is_read_in_place(collective, world_size)
-                    && bytes >= read_from_all.unwrap_or(READ_FROM_ALL_FROM) =>
-            {
-                Self::ReadFromAll
-            }
-            (_, Ownership::Borrowed | Ownership::Owned)
-                if is_copied_in_place(collective, world_size, bytes, shared)
-                    && bytes >= read_ordinary.unwrap_or_else(|| read_ordinary_from(shared)) =>
-            {
-                Self::ReadFromAll
-            }
-            (DirectCollective::AllReduce | DirectCollective::Reduce { .. }, _)
-                if bytes >= staged.unwrap_or_else(|| staged_from(collective, world_size)) =>
-            {
-                Self::Staged
-            }
-            _ => Self::OneShot,
-        }
-    }
-
-    /// Returns the block size for a buffer of `bytes` bytes. It is the same on all ranks that use the algorithm, no
-    /// matter if it was suggested or forced.
-    pub fn block_bytes(self, collective: DirectCollective, bytes: usize) -> usize {
-        match (self, collective) {
-            // Readers begin with the first block while the second one is written, and no slot is written twice.
-            (Self::OneShot, DirectCollective::Broadcast { .. } | DirectCollective::Reduce { .. }) => {
-                bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES)
-            }
-            _ => BLOCK_BYTES,
-        }
-    }
-}
-
-/// Returns the size from which it is faster if one rank reduces each part than if every rank reduces everything.
-const fn staged_from(collective: DirectCollective, world_size: usize) -> usize {
-    match (collective, world_size) {
-        (DirectCollective::Reduce { .. }, 2) => usize::MAX,
-        (DirectCollective::Reduce { .. }, _) => 4 << 20,
-        (_, 2) => 256 << 10,
-        _ => 32 << 10,
-    }
-}
-
-/// Returns the same if the sum is written into the memory of all ranks.
-const fn write_to_all_from(world_size: usize) -> usize {
-    if world_size == 2 { 8 << 10 } else { 16 << 10 }
-}
-
-/// Returns `true` if reading the data in place is faster than publishing it. Data that all ranks read is published
-/// once for all of them.
-const fn is_read_in_place(collective: DirectCollective, world_size: usize) -> bool {
-    match collective {
-        DirectCollective::ReduceScatter { .. } | DirectCollective::AllToAll => true,
-        DirectCollective::AllGather { .. } => world_size == 2,
-        _ => false,
-    }
-}
-
-/// The size from which data is read in place.
-const READ_FROM_ALL_FROM: usize = 1 << 20;
-
-/// Returns `true` if it may be faster to let the system copy the data from its owner than to publish it.
-fn is_copied_in_place(
-    collective: DirectCollective,
-    world_size: usize,
-    bytes: usize,
-    shared: &GroupLayout,
-) -> bool {
-    let is_copied = is_read_in_place(collective, world_size)
-        && !matches!(collective, DirectCollective::ReduceScatter { .. });
-    is_copied && shared.reach >= Reach::Read && bytes.saturating_mul(world_size) <= COPIED_BYTES_MAX
-}
-
-/// Returns the size from which ordinary memory is read in place.
-const fn read_ordinary_from(shared: &GroupLayout) -> usize {
-    if shared.fast_attach { 1 << 20 } else { usize::MAX }
-}
-
-/// The maximum size of all ranks' buffers together. Larger buffers are copied through slots with non-temporal
-/// stores, which the system's copy does not use.
-const COPIED_BYTES_MAX: usize = 32 << 20;
 
 impl FromStr for Crossovers {
     type Err = CrossoversError;
@@ -190,10 +85,12 @@ fn parse_bytes(text: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use dist_transport::direct::{GroupLayout, Reach};
     use rstest::rstest;
 
+    use super::super::DirectCase;
     use super::*;
-    use crate::Source;
+    use crate::{ALGORITHMS, CollectiveKind};
 
     const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
@@ -220,72 +117,75 @@ mod tests {
         assert_eq!(text.parse().ok(), expected);
     }
 
+    /// Returns the name of the algorithm of an operation on this many bytes.
+    fn suggest(
+        collective: CollectiveKind,
+        world_size: usize,
+        bytes: usize,
+        (ownership, shared): (Ownership, &GroupLayout),
+        crossovers: Crossovers,
+    ) -> &'static str {
+        let case = DirectCase { world_size, bytes, ownership, shared, crossovers };
+        ALGORITHMS.suggest_direct(collective, &case).unwrap().short_name()
+    }
+
     #[rstest]
-    #[case(DirectCollective::AllReduce, 2, 256 << 10)]
-    #[case(DirectCollective::AllReduce, 4, 32 << 10)]
-    #[case(DirectCollective::Reduce { root: 0 }, 4, 4 << 20)]
+    #[case(CollectiveKind::AllReduce, 2, 256 << 10)]
+    #[case(CollectiveKind::AllReduce, 4, 32 << 10)]
+    #[case(CollectiveKind::Reduce, 4, 4 << 20)]
     fn large_buffers_are_staged(
-        #[case] collective: DirectCollective,
+        #[case] collective: CollectiveKind,
         #[case] world_size: usize,
         #[case] from: usize,
     ) {
         let memory = (Ownership::Borrowed, &SHARED);
-        let algorithm =
-            |bytes| DirectAlgorithm::suggest(collective, world_size, bytes, memory, Crossovers::default());
-        assert_eq!([from - 1, from].map(algorithm), [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
+        let algorithm = |bytes| suggest(collective, world_size, bytes, memory, Crossovers::default());
+        assert_eq!([from - 1, from].map(algorithm), ["one_shot", "staged"]);
     }
 
     #[rstest]
     #[case(2, 8 << 10)]
     #[case(4, 16 << 10)]
     fn large_allocated_buffers_are_written_to_all(#[case] world_size: usize, #[case] from: usize) {
-        let suggest = |bytes| {
-            let memory = (Ownership::Allocated, &SHARED);
-            DirectAlgorithm::suggest(
-                DirectCollective::AllReduce,
-                world_size,
-                bytes,
-                memory,
-                Crossovers::default(),
-            )
-        };
-        assert_eq!([from - 1, from].map(suggest), [DirectAlgorithm::OneShot, DirectAlgorithm::WriteToAll]);
+        let memory = (Ownership::Allocated, &SHARED);
+        let algorithm =
+            |bytes| suggest(CollectiveKind::AllReduce, world_size, bytes, memory, Crossovers::default());
+        assert_eq!([from - 1, from].map(algorithm), ["one_shot", "write_to_all"]);
     }
 
     #[rstest]
-    #[case(DirectCollective::ReduceScatter { of: Source::Input }, 2, true)]
-    #[case(DirectCollective::ReduceScatter { of: Source::Buffer }, 4, true)]
-    #[case(DirectCollective::AllToAll, 4, true)]
-    #[case(DirectCollective::AllGather { of: Source::Buffer }, 2, true)]
-    #[case(DirectCollective::AllGather { of: Source::Buffer }, 3, false)]
-    #[case(DirectCollective::Broadcast { root: 0 }, 2, false)]
+    #[case(CollectiveKind::ReduceScatter, 2, true)]
+    #[case(CollectiveKind::ReduceScatter, 4, true)]
+    #[case(CollectiveKind::AllToAll, 4, true)]
+    #[case(CollectiveKind::AllGather, 2, true)]
+    #[case(CollectiveKind::AllGather, 3, false)]
+    #[case(CollectiveKind::Broadcast, 2, false)]
     fn large_allocated_inputs_are_read_in_place(
-        #[case] collective: DirectCollective,
+        #[case] collective: CollectiveKind,
         #[case] world_size: usize,
         #[case] read: bool,
     ) {
-        let suggest = |bytes, ownership| {
+        let from_2_mib = |bytes, ownership| {
             let crossovers = "read_from_all=2M".parse().unwrap();
-            DirectAlgorithm::suggest(collective, world_size, bytes, (ownership, &SHARED), crossovers)
+            suggest(collective, world_size, bytes, (ownership, &SHARED), crossovers)
         };
-        assert_eq!(suggest((2 << 20) - 1, Ownership::Allocated), DirectAlgorithm::OneShot);
-        assert_eq!(suggest(2 << 20, Ownership::Owned), DirectAlgorithm::OneShot);
-        assert_eq!(suggest(2 << 20, Ownership::Allocated) == DirectAlgorithm::ReadFromAll, read);
+        assert_eq!(from_2_mib((2 << 20) - 1, Ownership::Allocated), "one_shot");
+        assert_eq!(from_2_mib(2 << 20, Ownership::Owned), "one_shot");
+        assert_eq!(from_2_mib(2 << 20, Ownership::Allocated) == "read_from_all", read);
         let memory = (Ownership::Allocated, &SHARED);
-        let default =
-            DirectAlgorithm::suggest(collective, world_size, 1 << 20, memory, Crossovers::default());
-        assert_eq!(default == DirectAlgorithm::ReadFromAll, read);
+        let default = suggest(collective, world_size, 1 << 20, memory, Crossovers::default());
+        assert_eq!(default == "read_from_all", read);
     }
 
     #[rstest]
-    #[case(DirectCollective::AllToAll, 2, Some(16 << 20))]
-    #[case(DirectCollective::AllToAll, 4, Some(8 << 20))]
-    #[case(DirectCollective::AllGather { of: Source::Input }, 2, Some(16 << 20))]
-    #[case(DirectCollective::AllGather { of: Source::Input }, 3, None)]
-    #[case(DirectCollective::ReduceScatter { of: Source::Input }, 2, None)]
-    #[case(DirectCollective::AllReduce, 2, None)]
+    #[case(CollectiveKind::AllToAll, 2, Some(16 << 20))]
+    #[case(CollectiveKind::AllToAll, 4, Some(8 << 20))]
+    #[case(CollectiveKind::AllGather, 2, Some(16 << 20))]
+    #[case(CollectiveKind::AllGather, 3, None)]
+    #[case(CollectiveKind::ReduceScatter, 2, None)]
+    #[case(CollectiveKind::AllReduce, 2, None)]
     fn large_ordinary_inputs_are_read_in_place_where_the_system_is_fast(
-        #[case] collective: DirectCollective,
+        #[case] collective: CollectiveKind,
         #[case] world_size: usize,
         #[case] to: Option<usize>,
         #[values(Ownership::Borrowed, Ownership::Owned)] ownership: Ownership,
@@ -293,8 +193,7 @@ mod tests {
         let fast = GroupLayout { fast_attach: true, ..GroupLayout::on_host(Reach::Read) };
         let forbidden = GroupLayout { reach: Reach::Slots, ..fast };
         let is_read = |bytes, shared, crossovers| {
-            DirectAlgorithm::suggest(collective, world_size, bytes, (ownership, shared), crossovers)
-                == DirectAlgorithm::ReadFromAll
+            suggest(collective, world_size, bytes, (ownership, shared), crossovers) == "read_from_all"
         };
         let by_default = |bytes, shared| is_read(bytes, shared, Crossovers::default());
         for bytes in [(1 << 20) - 1, 1 << 20, 16 << 20, (16 << 20) + 1] {
@@ -309,21 +208,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Crossovers::default(), Ownership::Borrowed, [DirectAlgorithm::OneShot, DirectAlgorithm::OneShot, DirectAlgorithm::OneShot])]
-    #[case(Crossovers::default(), Ownership::Allocated, [DirectAlgorithm::OneShot, DirectAlgorithm::WriteToAll, DirectAlgorithm::WriteToAll])]
+    #[case(Crossovers::default(), Ownership::Borrowed, ["one_shot", "one_shot", "one_shot"])]
+    #[case(Crossovers::default(), Ownership::Allocated, ["one_shot", "write_to_all", "write_to_all"])]
     #[case(
         Crossovers { staged: Some(8192), write_to_all: Some(8193), ..Crossovers::default() },
         Ownership::Allocated,
-        [DirectAlgorithm::OneShot, DirectAlgorithm::Staged, DirectAlgorithm::WriteToAll],
+        ["one_shot", "staged", "write_to_all"],
     )]
-    fn forms_are_chosen_by_size_and_memory(
+    fn algorithms_are_chosen_by_size_and_memory(
         #[case] crossovers: Crossovers,
         #[case] ownership: Ownership,
-        #[case] expected: [DirectAlgorithm; 3],
+        #[case] expected: [&str; 3],
     ) {
-        let algorithm = |bytes| {
-            DirectAlgorithm::suggest(DirectCollective::AllReduce, 2, bytes, (ownership, &SHARED), crossovers)
-        };
+        let memory = (ownership, &SHARED);
+        let algorithm = |bytes| suggest(CollectiveKind::AllReduce, 2, bytes, memory, crossovers);
         assert_eq!([8191, 8192, 8193].map(algorithm), expected);
     }
 }

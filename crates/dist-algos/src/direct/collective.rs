@@ -1,7 +1,7 @@
 //! The collective operations of ranks that share memory.
 
-use super::{DirectAlgorithm, PartSet, PeerSet};
-use crate::Source;
+use super::{Division, PartSet, PeerSet};
+use crate::{CollectiveKind, Source};
 
 /// A collective operation, as a direct schedule executes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,17 +63,23 @@ impl DirectCollective {
         ]
     }
 
+    /// Returns the kind of the operation.
+    #[inline(always)]
+    pub const fn kind(self) -> CollectiveKind {
+        match self {
+            Self::AllReduce => CollectiveKind::AllReduce,
+            Self::Reduce { .. } => CollectiveKind::Reduce,
+            Self::ReduceScatter { .. } => CollectiveKind::ReduceScatter,
+            Self::AllGather { .. } => CollectiveKind::AllGather,
+            Self::Broadcast { .. } => CollectiveKind::Broadcast,
+            Self::AllToAll => CollectiveKind::AllToAll,
+            Self::Barrier => CollectiveKind::Barrier,
+        }
+    }
+
     /// Returns the name of the operation.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::Reduce { .. } => "reduce",
-            Self::ReduceScatter { .. } => "reduce_scatter",
-            Self::AllGather { .. } => "all_gather",
-            Self::Broadcast { .. } => "broadcast",
-            Self::AllToAll => "all_to_all",
-            Self::Barrier => "barrier",
-        }
+        self.kind().name()
     }
 
     /// Returns the root, if the operation has one.
@@ -104,33 +110,11 @@ impl DirectCollective {
         }
     }
 
-    /// Returns the number of parts of the memory.
-    #[inline]
-    pub const fn parts(self, algorithm: DirectAlgorithm, world_size: usize) -> usize {
-        match (self, algorithm) {
-            (Self::Broadcast { .. } | Self::Barrier, _) => 1,
-            (Self::AllReduce | Self::Reduce { .. }, DirectAlgorithm::OneShot) => 1,
-            _ => world_size,
-        }
-    }
-
-    /// Returns the number of places in a slot. If there is one, every part uses it; otherwise each part has its own
-    /// place.
-    #[inline]
-    pub const fn places(self, algorithm: DirectAlgorithm, world_size: usize) -> usize {
-        match self {
-            Self::AllGather { .. } => 1,
-            _ => self.parts(algorithm, world_size),
-        }
-    }
-
     /// Returns the parts that a rank publishes of each block.
-    pub(super) fn publishes(self, algorithm: DirectAlgorithm, rank: usize) -> Option<PartSet> {
+    pub(super) fn publishes(self, division: Division, rank: usize) -> Option<PartSet> {
         match self {
-            Self::AllReduce if algorithm == DirectAlgorithm::OneShot => Some(PartSet::One(0)),
-            Self::Reduce { root } if algorithm == DirectAlgorithm::OneShot => {
-                (rank != root).then_some(PartSet::One(0))
-            }
+            Self::AllReduce if division == Division::Whole => Some(PartSet::One(0)),
+            Self::Reduce { root } if division == Division::Whole => (rank != root).then_some(PartSet::One(0)),
             Self::Broadcast { root } => (rank == root).then_some(PartSet::One(0)),
             Self::AllGather { .. } => Some(PartSet::One(rank)),
             Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll => {

@@ -14,20 +14,27 @@ mod cells;
 mod choice;
 mod collective;
 mod digest;
+pub mod one_shot;
 mod price;
+pub mod read_from_all;
 mod run;
 mod schedule;
+pub mod staged;
 mod step;
 pub mod verify;
 mod volume;
+pub mod write_to_all;
 
 pub use access::DirectAccess;
-pub use algorithm::{DirectAlgorithm, RemoteAccess};
+pub use algorithm::{DirectAlgorithm, DirectCase, Division, RemoteAccess};
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use collective::DirectCollective;
 pub use price::DirectCosts;
 pub use run::{
     DirectMemory, ExposedMemory, OwnMemory, ReductionKernel, SumKernel, exposed_memory, run, signal_and_wait,
 };
-pub use schedule::{DirectPlan, DirectSchedule};
+pub use schedule::{DirectPlan, DirectSchedule, PhaseStep};
 pub use step::{DirectStep, PartSet, PeerSet, SumTarget};
+
+/// The size of a block of a large buffer.
+const BLOCK_BYTES: usize = 256 << 10;

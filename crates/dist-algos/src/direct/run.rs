@@ -80,7 +80,7 @@ impl std::fmt::Debug for ReductionKernel<'_> {
 /// this memory.
 #[inline]
 pub fn exposed_memory<'m>(plan: &DirectPlan, rank: Rank, memory: &'m DirectMemory<'_>) -> ExposedMemory<'m> {
-    match (plan.algorithm().remote_access(), &memory.own) {
+    match (plan.algorithm().remote_access, &memory.own) {
         (RemoteAccess::Nothing, _) => ExposedMemory::Nothing,
         (RemoteAccess::Write, OwnMemory::Lent { .. }) => ExposedMemory::OwnMemory,
         _ => ExposedMemory::Read(contribution(plan, rank, memory)),
@@ -177,7 +177,7 @@ fn place_bytes(
     plan: &DirectPlan,
     memory: &DirectMemory<'_>,
 ) -> Result<usize, Error> {
-    if plan.algorithm().remote_access() != RemoteAccess::Nothing {
+    if plan.algorithm().remote_access != RemoteAccess::Nothing {
         return Ok(0);
     }
     let published = memory.input.map_or(0, |(_, partition)| partition.chunk_bytes_max());
@@ -224,7 +224,7 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
 
     #[inline]
     fn signal(&mut self) {
-        match (self.plan.algorithm().remote_access(), self.plan.collective().source()) {
+        match (self.plan.algorithm().remote_access, self.plan.collective().source()) {
             (RemoteAccess::Nothing | RemoteAccess::Write, _) | (_, Source::Input) => {}
             _ => self.access.update_exposed(contribution(self.plan, self.rank, self.memory)),
         }
@@ -396,7 +396,7 @@ fn check(
     if parts != plan.parts() {
         return Err(Error::Parts { expected: plan.parts(), got: parts });
     }
-    match (plan.algorithm().remote_access(), own) {
+    match (plan.algorithm().remote_access, own) {
         (RemoteAccess::Write, OwnMemory::Borrowed(_)) => Err(Error::Borrowed),
         _ => Ok(()),
     }

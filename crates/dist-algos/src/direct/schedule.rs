@@ -15,7 +15,7 @@ use crate::Source;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DirectPlan {
     collective: DirectCollective,
-    algorithm: DirectAlgorithm,
+    algorithm: &'static DirectAlgorithm,
     world_size: usize,
     blocks: usize,
     published: PublishPlace,
@@ -36,7 +36,7 @@ impl DirectPlan {
     /// than `block_bytes`. Returns `None` if the algorithm does not support the operation, if the memory does not
     /// allow the access or is too small, or if there is no such root.
     pub fn new(
-        (collective, algorithm): (DirectCollective, DirectAlgorithm),
+        (collective, algorithm): (DirectCollective, &'static DirectAlgorithm),
         world_size: usize,
         part_bytes_max: usize,
         block_bytes: usize,
@@ -50,14 +50,14 @@ impl DirectPlan {
         let plan =
             Self { collective, algorithm, world_size, blocks: 1, published, generation: 0, leaves_caches };
         let places = plan.places();
-        if algorithm.remote_access() != RemoteAccess::Nothing {
+        if algorithm.remote_access != RemoteAccess::Nothing {
             return Some(plan);
         }
-        if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.flag_line_bytes {
+        if algorithm.is_one_shot && places == 1 && part_bytes_max <= shared.flag_line_bytes {
             return Some(Self { published: PublishPlace::FlagLine, ..plan });
         }
         // If one rank waits for nobody, or only one rank waits, the other ranks can continue to the next call.
-        let goes_ahead = algorithm == DirectAlgorithm::OneShot && collective.root().is_some();
+        let goes_ahead = algorithm.is_one_shot && collective.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.eager_bytes) {
             return Some(Self { published: PublishPlace::EagerBuffer, ..plan });
         }
@@ -70,7 +70,7 @@ impl DirectPlan {
 
     /// Returns a plan with this many blocks, at least one. Only slots can hold more than one block.
     pub(super) const fn in_blocks(
-        (collective, algorithm): (DirectCollective, DirectAlgorithm),
+        (collective, algorithm): (DirectCollective, &'static DirectAlgorithm),
         world_size: usize,
         blocks: usize,
         published: PublishPlace,
@@ -86,7 +86,7 @@ impl DirectPlan {
 
     /// Returns the algorithm.
     #[inline]
-    pub const fn algorithm(&self) -> DirectAlgorithm {
+    pub const fn algorithm(&self) -> &'static DirectAlgorithm {
         self.algorithm
     }
 
@@ -105,13 +105,13 @@ impl DirectPlan {
     /// Returns the number of parts.
     #[inline]
     pub const fn parts(&self) -> usize {
-        self.collective.parts(self.algorithm, self.world_size)
+        self.algorithm.parts(self.world_size)
     }
 
-    /// Returns the number of places in a slot; see [`DirectCollective::places`].
+    /// Returns the number of places in a slot; see [`DirectAlgorithm::places`].
     #[inline]
     pub const fn places(&self) -> usize {
-        self.collective.places(self.algorithm, self.world_size)
+        self.algorithm.places(self.world_size)
     }
 
     /// Returns the place of a part in a slot.
@@ -122,7 +122,7 @@ impl DirectPlan {
     /// Returns the number of slots that each rank uses.
     #[inline]
     pub const fn slots(&self) -> usize {
-        match (self.algorithm.remote_access(), self.published) {
+        match (self.algorithm.remote_access, self.published) {
             (RemoteAccess::Nothing, PublishPlace::Slot) if self.blocks < SLOTS => self.blocks,
             (RemoteAccess::Nothing, PublishPlace::Slot) => SLOTS,
             _ => 0,
@@ -221,7 +221,8 @@ impl DirectPlan {
 
     #[inline(always)]
     const fn alternates_slots(&self) -> bool {
-        matches!((self.algorithm, self.published), (DirectAlgorithm::OneShot, PublishPlace::Slot))
+        self.algorithm.is_one_shot
+            && matches!(self.published, PublishPlace::Slot)
             && self.collective.root().is_none()
             && (self.world_size == 2 || self.places() > 1)
     }
@@ -230,10 +231,9 @@ impl DirectPlan {
     /// data. [`signal_and_wait`](super::signal_and_wait) does that in one step.
     #[inline]
     pub const fn is_fused(&self) -> bool {
-        matches!(
-            (self.collective, self.algorithm),
-            (DirectCollective::AllReduce | DirectCollective::Barrier, DirectAlgorithm::OneShot)
-        ) && self.blocks == 1
+        matches!(self.collective, DirectCollective::AllReduce | DirectCollective::Barrier)
+            && self.algorithm.is_one_shot
+            && self.blocks == 1
     }
 
     /// Returns `true` if the contributions are added in one loop, if there is such a loop. Each rank begins with
@@ -251,24 +251,12 @@ impl DirectPlan {
     /// Returns how many times every rank signals.
     #[inline]
     pub fn signals(&self) -> u32 {
-        let signals = match self.algorithm {
-            DirectAlgorithm::OneShot => self.blocks,
-            DirectAlgorithm::Staged => self.blocks + 1,
-            DirectAlgorithm::ReadFromAll if self.in_two_phases() => 3,
-            DirectAlgorithm::ReadFromAll | DirectAlgorithm::WriteToAll => 2,
-        };
-        u32::try_from(signals).expect("memory has fewer than 2^32 blocks")
+        signals((self.algorithm.signals)(self.blocks))
     }
 
-    /// Returns `true` if one rank computes something for all other ranks before they use it.
-    const fn in_two_phases(&self) -> bool {
-        matches!(
-            (self.collective, self.algorithm),
-            (
-                DirectCollective::AllReduce | DirectCollective::Reduce { .. },
-                DirectAlgorithm::ReadFromAll | DirectAlgorithm::Staged
-            )
-        )
+    /// Returns the parts that a rank publishes of each block.
+    pub(super) fn publishes(&self, rank: usize) -> Option<PartSet> {
+        self.collective.publishes(self.algorithm.division, rank)
     }
 
     /// Returns the steps of this rank.
@@ -291,10 +279,13 @@ pub struct DirectSchedule {
 }
 
 /// The step at a position in a round.
-enum PhaseStep {
+#[derive(Clone, Copy, Debug)]
+pub enum PhaseStep {
+    /// A step.
     DirectStep(DirectStep),
     /// There is no step for this rank in this round.
     Nothing,
+    /// There are no more steps in this round.
     EndOfRound,
 }
 
@@ -309,66 +300,15 @@ impl DirectSchedule {
         self.rank
     }
 
-    fn rounds(&self) -> usize {
-        match self.plan.algorithm {
-            DirectAlgorithm::OneShot => self.plan.blocks + 1,
-            DirectAlgorithm::Staged => self.plan.blocks + 2,
-            DirectAlgorithm::ReadFromAll | DirectAlgorithm::WriteToAll => 1,
-        }
-    }
-
-    fn at(&self, round: usize, phase: usize) -> PhaseStep {
-        match self.plan.algorithm {
-            DirectAlgorithm::OneShot => self.one_shot(round, phase),
-            DirectAlgorithm::Staged => self.staged(round, phase),
-            DirectAlgorithm::ReadFromAll if self.plan.in_two_phases() => self.read_in_two_phases(phase),
-            DirectAlgorithm::ReadFromAll => self.read_at_once(phase),
-            DirectAlgorithm::WriteToAll => self.write_to_all(phase),
-        }
-    }
-
-    /// Round `i` publishes block `i`, copies this rank's own part of it, and uses block `i − 1`.
-    fn one_shot(&self, round: usize, phase: usize) -> PhaseStep {
-        let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
-        match phase {
-            0 => self.free(round),
-            1 if round < blocks => PhaseStep::of(
-                collective.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)),
-            ),
-            2 if round < blocks => PhaseStep::DirectStep(DirectStep::Signal),
-            3 if round < blocks => self.kept(round),
-            1..=3 => PhaseStep::Nothing,
-            _ if round == 0 => PhaseStep::EndOfRound,
-            _ => self.used(phase - 4, round - 1, self.plan.where_published(round - 1), signals(round)),
-        }
-    }
-
-    /// Waits before a slot is written again: the ranks that use its content have signalled in the second round
-    /// after.
-    fn free(&self, round: usize) -> PhaseStep {
-        let DirectPlan { collective, blocks, .. } = self.plan;
-        if round < SLOTS || round >= blocks {
-            return PhaseStep::Nothing;
-        }
-        // A rank that waits for all other ranks in each round has already done so in the round before.
-        let awaits_all = matches!(
-            collective.uses(self.rank.index()),
-            BlockUse::Reduce(_) | BlockUse::Take(PeerSet::Others)
-        );
-        let users =
-            collective.users(self.rank.index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
-        PhaseStep::of(users.map(|ranks| DirectStep::Wait { ranks, signals: signals(round + 3 - SLOTS) }))
-    }
-
     /// Copies this rank's own part of a block, while the input is in the cache and no rank waits for this one.
-    fn kept(&self, block: usize) -> PhaseStep {
+    pub(super) fn kept(&self, block: usize) -> PhaseStep {
         PhaseStep::of(
             self.plan.collective.keeps(self.rank.index()).map(|part| DirectStep::Keep { part, block }),
         )
     }
 
     /// Returns the steps that use one block, which is available after this many signals.
-    fn used(&self, index: usize, block: usize, of: MemoryArea, signals: u32) -> PhaseStep {
+    pub(super) fn used(&self, index: usize, block: usize, of: MemoryArea, signals: u32) -> PhaseStep {
         let rank = self.rank.index();
         let step = match (self.plan.collective.uses(rank), index) {
             (BlockUse::Wait | BlockUse::Reduce(_), 0) => {
@@ -389,104 +329,8 @@ impl DirectSchedule {
         step.map_or(PhaseStep::EndOfRound, PhaseStep::DirectStep)
     }
 
-    /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies the returned sums of
-    /// block `i − 2`.
-    ///
-    /// Sums are written back to the contributions. Writing cache lines that this core has just read from another
-    /// core is cheaper than writing own lines that all other cores have read.
-    fn staged(&self, round: usize, phase: usize) -> PhaseStep {
-        let DirectPlan { collective, algorithm, blocks, .. } = self.plan;
-        let rank = self.rank.index();
-        let last = blocks + usize::from(self.takers().is_some());
-        match phase {
-            0 if round < blocks => {
-                PhaseStep::of(collective.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
-            }
-            1 if round >= 1 && round <= last => {
-                PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: signals(round) })
-            }
-            2 if round >= 1 && round <= blocks => {
-                let of = self.plan.where_published(round - 1);
-                let into = collective.wants_sum(rank).map_or(SumTarget::Buffer, SumTarget::Back);
-                PhaseStep::DirectStep(DirectStep::Reduce { part: rank, block: round - 1, of, into })
-            }
-            0..=2 => PhaseStep::Nothing,
-            _ => {
-                let takers = self.takers().filter(|_| round >= 2);
-                let peer = takers.and_then(|peers| self.peer(peers, phase - 3));
-                let count = takers.map_or(0, |_| self.rank.world_size() - 1);
-                match peer {
-                    Some(part) => {
-                        let (block, of) = (round - 2, self.plan.where_published(round - 2));
-                        PhaseStep::DirectStep(DirectStep::Take { from: rank, part, block, of, into: part })
-                    }
-                    None if phase == 3 + count && round <= blocks => {
-                        PhaseStep::DirectStep(DirectStep::Signal)
-                    }
-                    None => PhaseStep::EndOfRound,
-                }
-            }
-        }
-    }
-
-    /// Every rank reduces its part of all ranks' memory; then the other ranks copy the sums.
-    fn read_in_two_phases(&self, phase: usize) -> PhaseStep {
-        let rank = self.rank.index();
-        let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
-        match phase {
-            0 | 3 => PhaseStep::DirectStep(DirectStep::Signal),
-            1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
-            2 => PhaseStep::DirectStep(DirectStep::Reduce {
-                part: rank,
-                block: 0,
-                of: MemoryArea::Exposed,
-                into: SumTarget::Buffer,
-            }),
-            _ if phase < 4 + 2 * takes => {
-                let from = self.rank.plus(1 + (phase - 4) / 2).index();
-                PhaseStep::DirectStep(match phase % 2 {
-                    0 => DirectStep::Wait { ranks: PeerSet::One(from), signals: 2 },
-                    _ => DirectStep::Take { from, part: from, block: 0, of: MemoryArea::Exposed, into: from },
-                })
-            }
-            _ => self.leave(phase - 4 - 2 * takes, 3),
-        }
-    }
-
-    /// Every rank gets its result directly from the other ranks' memory.
-    fn read_at_once(&self, phase: usize) -> PhaseStep {
-        let uses = match self.plan.collective.uses(self.rank.index()) {
-            BlockUse::Nothing => 0,
-            BlockUse::Wait => 1,
-            BlockUse::Reduce(_) | BlockUse::Take(PeerSet::One(_)) => 2,
-            BlockUse::Take(PeerSet::Others) => 2 * (self.rank.world_size() - 1),
-        };
-        match phase {
-            0 => PhaseStep::DirectStep(DirectStep::Signal),
-            1 => self.kept(0),
-            _ if phase < 2 + uses => self.used(phase - 2, 0, MemoryArea::Exposed, 1),
-            _ => self.leave(phase - uses - 2, 2),
-        }
-    }
-
-    /// Every rank reduces its part of all ranks' memory and writes the sum into their memory.
-    fn write_to_all(&self, phase: usize) -> PhaseStep {
-        let part = self.rank.index();
-        match phase {
-            0 => PhaseStep::DirectStep(DirectStep::Signal),
-            1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
-            2 => PhaseStep::DirectStep(DirectStep::Reduce {
-                part,
-                block: 0,
-                of: MemoryArea::Exposed,
-                into: SumTarget::Back(PeerSet::Others),
-            }),
-            _ => self.leave(phase - 3, 2),
-        }
-    }
-
     /// Signals for the last time, and waits until no other rank accesses this rank's memory any more.
-    fn leave(&self, index: usize, signals: u32) -> PhaseStep {
+    pub(super) fn leave(&self, index: usize, signals: u32) -> PhaseStep {
         match index {
             0 => PhaseStep::DirectStep(DirectStep::Signal),
             1 => PhaseStep::of(
@@ -499,7 +343,7 @@ impl DirectSchedule {
         }
     }
 
-    fn publish(&self, parts: PartSet, block: usize) -> DirectStep {
+    pub(super) fn publish(&self, parts: PartSet, block: usize) -> DirectStep {
         DirectStep::Publish {
             parts,
             block,
@@ -509,12 +353,12 @@ impl DirectSchedule {
     }
 
     /// Returns the ranks whose sums this rank copies.
-    fn takers(&self) -> Option<PeerSet> {
+    pub(super) fn takers(&self) -> Option<PeerSet> {
         let takes = self.plan.collective.root().is_none_or(|root| root == self.rank.index());
         takes.then_some(PeerSet::Others)
     }
 
-    fn peer(&self, peers: PeerSet, index: usize) -> Option<usize> {
+    pub(super) fn peer(&self, peers: PeerSet, index: usize) -> Option<usize> {
         match peers {
             PeerSet::One(peer) => (index == 0).then_some(peer),
             PeerSet::Others => {
@@ -525,7 +369,8 @@ impl DirectSchedule {
 }
 
 impl PhaseStep {
-    fn of(step: Option<DirectStep>) -> Self {
+    /// Returns the step, if there is one.
+    pub fn of(step: Option<DirectStep>) -> Self {
         step.map_or(Self::Nothing, Self::DirectStep)
     }
 }
@@ -534,8 +379,9 @@ impl Iterator for DirectSchedule {
     type Item = DirectStep;
 
     fn next(&mut self) -> Option<DirectStep> {
-        while self.round < self.rounds() {
-            let at = self.at(self.round, self.phase);
+        let DirectPlan { algorithm, blocks, .. } = self.plan;
+        while self.round < (algorithm.rounds)(blocks) {
+            let at = (algorithm.step)(self, self.round, self.phase);
             self.phase += 1;
             match at {
                 PhaseStep::DirectStep(step) => return Some(step),
@@ -561,6 +407,6 @@ const fn leaves_caches(collective: DirectCollective, world_size: usize, part_byt
 /// twice as long; for larger buffers they take a fifth less.
 const CACHED_BYTES_MAX: usize = 32 << 20;
 
-fn signals(count: usize) -> u32 {
+pub(super) fn signals(count: usize) -> u32 {
     u32::try_from(count).expect("memory has fewer than 2^32 blocks")
 }

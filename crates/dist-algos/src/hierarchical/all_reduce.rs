@@ -1,122 +1,142 @@
 //! Two-level all_reduce.
 
-use std::fmt;
-
 use dist_transport::Rank;
 
-use super::LevelCosts;
 use super::level::{ChunkMap, Steps};
 use super::position::HostPosition;
-use crate::{AllGather, AllReduce, Chunks, Hosts, Order, Phases, ReduceScatter, binomial};
+use super::scattered::{gathering, scattering};
+use super::{LevelCosts, TwoLevelAlgorithm};
+use crate::{
+    Chunks, CollectiveKind, Hosts, MessageAlgorithm, Phases, binomial, circulant, halving_doubling, pairwise,
+    recursive_doubling, ring,
+};
 
-/// A two-level all_reduce: an algorithm inside hosts and one between hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TwoLevelAllReduce {
-    /// The ranks of a host that communicate with other hosts.
-    pub participants: HostParticipants,
-    /// The algorithm that sums the hosts' sums.
-    pub across: AllReduce,
-}
+/// An all_reduce [`by_leaders`] with [`recursive_doubling::ALL_REDUCE`] between hosts.
+pub static LEADERS_RECURSIVE_DOUBLING: TwoLevelAlgorithm =
+    by_leaders("two_level/leaders/recursive_doubling", &recursive_doubling::ALL_REDUCE);
+/// An all_reduce [`by_leaders`] with [`halving_doubling::ALL_REDUCE`] between hosts.
+pub static LEADERS_HALVING_DOUBLING: TwoLevelAlgorithm =
+    by_leaders("two_level/leaders/halving_doubling", &halving_doubling::ALL_REDUCE);
+/// An all_reduce [`by_leaders`] with [`circulant::ALL_REDUCE`] between hosts.
+pub static LEADERS_CIRCULANT: TwoLevelAlgorithm =
+    by_leaders("two_level/leaders/circulant", &circulant::ALL_REDUCE);
+/// An all_reduce [`by_leaders`] with [`binomial::ALL_REDUCE`] between hosts.
+pub static LEADERS_BINOMIAL: TwoLevelAlgorithm =
+    by_leaders("two_level/leaders/binomial", &binomial::ALL_REDUCE);
+/// An all_reduce [`by_leaders`] with [`ring::ALL_REDUCE`] between hosts.
+pub static LEADERS_RING: TwoLevelAlgorithm = by_leaders("two_level/leaders/ring", &ring::ALL_REDUCE);
+/// An all_reduce [`by_leaders`] with [`pairwise::ALL_REDUCE`] between hosts.
+pub static LEADERS_PAIRWISE: TwoLevelAlgorithm =
+    by_leaders("two_level/leaders/pairwise_circulant", &pairwise::ALL_REDUCE);
+/// An all_reduce [`by_parts`] with [`recursive_doubling::ALL_REDUCE`] between hosts.
+pub static PARTS_RECURSIVE_DOUBLING: TwoLevelAlgorithm =
+    by_parts("two_level/parts/recursive_doubling", &recursive_doubling::ALL_REDUCE);
+/// An all_reduce [`by_parts`] with [`halving_doubling::ALL_REDUCE`] between hosts.
+pub static PARTS_HALVING_DOUBLING: TwoLevelAlgorithm =
+    by_parts("two_level/parts/halving_doubling", &halving_doubling::ALL_REDUCE);
+/// An all_reduce [`by_parts`] with [`circulant::ALL_REDUCE`] between hosts.
+pub static PARTS_CIRCULANT: TwoLevelAlgorithm = by_parts("two_level/parts/circulant", &circulant::ALL_REDUCE);
+/// An all_reduce [`by_parts`] with [`binomial::ALL_REDUCE`] between hosts.
+pub static PARTS_BINOMIAL: TwoLevelAlgorithm = by_parts("two_level/parts/binomial", &binomial::ALL_REDUCE);
+/// An all_reduce [`by_parts`] with [`ring::ALL_REDUCE`] between hosts.
+pub static PARTS_RING: TwoLevelAlgorithm = by_parts("two_level/parts/ring", &ring::ALL_REDUCE);
+/// An all_reduce [`by_parts`] with [`pairwise::ALL_REDUCE`] between hosts.
+pub static PARTS_PAIRWISE: TwoLevelAlgorithm =
+    by_parts("two_level/parts/pairwise_circulant", &pairwise::ALL_REDUCE);
 
-/// The ranks of a host that communicate with other hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum HostParticipants {
-    /// The first rank of each host, to which the whole buffer is reduced. It supports any hosts and uses one
-    /// connection between two of them.
-    Leaders,
-    /// All ranks, each for its part of the buffer: a reduce_scatter on the host comes before and an all_gather
-    /// after. It moves the fewest bytes, and all hosts must have the same number of ranks.
-    Parts,
-}
-
-impl HostParticipants {
-    /// Returns the name in lower case.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Leaders => "leaders",
-            Self::Parts => "parts",
-        }
+/// Returns an all_reduce in which the first rank of each host, to which the whole buffer is reduced, communicates with
+/// other hosts by this algorithm. It supports any hosts and uses one connection between two of them.
+pub const fn by_leaders(name: &'static str, across: &'static MessageAlgorithm) -> TwoLevelAlgorithm {
+    TwoLevelAlgorithm {
+        collective: CollectiveKind::AllReduce,
+        name,
+        across,
+        supports: |across, hosts| across.supports(hosts.count()),
+        chunks: |across, hosts| across.chunks(hosts.count()),
+        order: |across, hosts| Some(hosts.order().min(across.order(hosts.count())?)),
+        cost: |across, hosts| {
+            let inside = binomial::ALL_REDUCE.cost(hosts.largest());
+            let chunks = across.chunks(hosts.count());
+            LevelCosts { inside: inside.magnified(chunks), across: across.cost(hosts.count()) }
+        },
+        phases: leaders_phases,
     }
 }
 
-/// Writes the algorithm, for example `parts/halving_doubling`.
-impl fmt::Display for TwoLevelAllReduce {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.participants.name(), self.across)
+/// Returns an all_reduce in which all ranks communicate with other hosts by this algorithm, each for its part of the
+/// buffer: a reduce_scatter on the host comes before and an all_gather after. It moves the fewest bytes, and all hosts
+/// must have the same number of ranks.
+pub const fn by_parts(name: &'static str, across: &'static MessageAlgorithm) -> TwoLevelAlgorithm {
+    TwoLevelAlgorithm {
+        collective: CollectiveKind::AllReduce,
+        name,
+        across,
+        supports: |across, hosts| across.supports(hosts.count()) && hosts.regular().is_some(),
+        chunks: |across, hosts| hosts.largest() * across.chunks(hosts.count()),
+        order: |across, hosts| {
+            let inside = scattering(hosts.largest(), &circulant::REDUCE_SCATTER).order(hosts.largest())?;
+            Some(hosts.order().min(inside).min(across.order(hosts.count())?))
+        },
+        cost: |across, hosts| {
+            let (count, size) = (hosts.count(), hosts.largest());
+            let scatter = scattering(size, &circulant::REDUCE_SCATTER).cost(size);
+            let inside = scatter.then(gathering(size, &circulant::ALL_GATHER).cost(size));
+            LevelCosts { inside: inside.magnified(across.chunks(count)), across: across.cost(count) }
+        },
+        phases: parts_phases,
     }
 }
 
-impl TwoLevelAllReduce {
-    /// Returns `true` if there are schedules for these hosts.
-    pub(super) fn supports(self, hosts: &Hosts) -> bool {
-        self.across.supports(hosts.count())
-            && (self.participants == HostParticipants::Leaders || hosts.regular().is_some())
-    }
-
-    /// Returns the number of chunks of the buffer.
-    pub(super) fn chunks(self, hosts: &Hosts) -> usize {
-        match self.participants {
-            HostParticipants::Leaders => self.across.chunks(hosts.count()),
-            HostParticipants::Parts => hosts.largest() * self.across.chunks(hosts.count()),
-        }
-    }
-
-    /// Returns the order in which it reduces, or a weaker one. It is canonical only if [`Hosts::order`] is
-    /// canonical.
-    pub(super) fn order(self, hosts: &Hosts) -> Order {
-        let inside = match self.participants {
-            HostParticipants::Leaders => Order::Canonical,
-            HostParticipants::Parts => scattering(hosts.largest()).order(hosts.largest()),
-        };
-        hosts.order().min(inside).min(self.across.order(hosts.count()))
-    }
-
-    /// Returns the cost for supported hosts.
-    pub(super) fn cost(self, hosts: &Hosts) -> LevelCosts {
-        let (count, size) = (hosts.count(), hosts.largest());
-        let inside = match self.participants {
-            HostParticipants::Leaders => AllReduce::Binomial.cost(size),
-            HostParticipants::Parts => scattering(size).cost(size).then(gathering(size).cost(size)),
-        };
-        LevelCosts { inside: inside.magnified(self.across.chunks(count)), across: self.across.cost(count) }
-    }
-
-    /// Returns the schedules of a rank; `None` if the hosts are not supported or belong to another world.
-    pub fn phases(self, rank: Rank, hosts: &Hosts) -> Option<Phases<Steps<'_>>> {
-        let position = HostPosition::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
-        let (phases, chunks) = (self.across.phases(position.across), self.across.chunks(hosts.count()));
-        let each = ChunkMap::Neighbours { first: 0, each: chunks };
-        let (inside, across, owned) = match self.participants {
-            HostParticipants::Leaders => (
-                [binomial::reduce(position.inside, 0), binomial::broadcast(position.inside, 0)],
-                [position.among_leaders(phases.reduce), position.among_leaders(phases.gather)],
-                if position.inside.index() == 0 { phases.owned } else { Chunks::NONE },
-            ),
-            HostParticipants::Parts => {
-                let size = position.inside.world_size();
-                let own = ChunkMap::Neighbours { first: position.inside.index() * chunks, each: 1 };
-                let inside =
-                    [scattering(size).schedule(position.inside)?, gathering(size).schedule(position.inside)?];
-                let across = [phases.reduce, phases.gather].map(|half| position.among_places(half, own));
-                (inside, across, own.of(phases.owned))
-            }
-        };
-        let ([before, after], [reduce, gather]) =
-            (inside.map(|half| position.among_members(half, each)), across);
-        Some(Phases {
-            reduce: Steps::new([before, reduce, position.nothing()]),
-            owned,
-            gather: Steps::new([gather, after, position.nothing()]),
-        })
-    }
+fn leaders_phases<'a>(
+    across: &MessageAlgorithm,
+    rank: Rank,
+    hosts: &'a Hosts,
+    _: usize,
+) -> Option<Phases<Steps<'a>>> {
+    let position = HostPosition::of(rank, hosts, 0)?;
+    let Phases { first, owned, second } = across.phases(position.across, 0);
+    let whole = HostPosition::whole(across.chunks(hosts.count()));
+    let (up, down) = (binomial::reduce(position.inside, 0), binomial::broadcast(position.inside, 0));
+    Some(Phases {
+        first: Steps::new([
+            position.among_members(up, whole),
+            position.among_leaders(first),
+            position.nothing(),
+        ]),
+        owned: if position.inside.index() == 0 { owned } else { Chunks::NONE },
+        second: Steps::new([
+            position.among_leaders(second),
+            position.among_members(down, whole),
+            position.nothing(),
+        ]),
+    })
 }
 
-/// Returns the algorithm by which the ranks of a host compute the parts of their sum.
-const fn scattering(ranks: usize) -> ReduceScatter {
-    if ranks.is_power_of_two() { ReduceScatter::HalvingDoubling } else { ReduceScatter::Circulant }
-}
-
-/// Returns the algorithm by which the ranks of a host exchange their parts of the result.
-const fn gathering(ranks: usize) -> AllGather {
-    if ranks.is_power_of_two() { AllGather::RecursiveDoubling } else { AllGather::Circulant }
+fn parts_phases<'a>(
+    across: &MessageAlgorithm,
+    rank: Rank,
+    hosts: &'a Hosts,
+    _: usize,
+) -> Option<Phases<Steps<'a>>> {
+    let size = hosts.regular()?;
+    let position = HostPosition::of(rank, hosts, 0)?;
+    let chunks = across.chunks(hosts.count());
+    let Phases { first, owned, second } = across.phases(position.across, 0);
+    let whole = HostPosition::whole(chunks);
+    let own = ChunkMap::Neighbours { first: position.inside.index() * chunks, each: 1 };
+    let scatter = scattering(size, &circulant::REDUCE_SCATTER).phases(position.inside, 0).first;
+    let gather = gathering(size, &circulant::ALL_GATHER).phases(position.inside, 0).first;
+    Some(Phases {
+        first: Steps::new([
+            position.among_members(scatter, whole),
+            position.among_places(first, own),
+            position.nothing(),
+        ]),
+        owned: own.of(owned),
+        second: Steps::new([
+            position.among_places(second, own),
+            position.among_members(gather, whole),
+            position.nothing(),
+        ]),
+    })
 }

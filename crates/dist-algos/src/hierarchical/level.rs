@@ -3,13 +3,13 @@
 use crate::{Chunks, Hosts, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// One rank's steps of a two-level schedule: the steps of one level after the other.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Steps<'a> {
     levels: [LevelSchedule<'a>; 3],
 }
 
 /// A schedule among the ranks of one level. Its ranks and chunks are numbered within the level.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct LevelSchedule<'a> {
     pub(super) schedule: Schedule,
     pub(super) ranks: LevelRanks<'a>,

@@ -4,16 +4,22 @@
 //! this crate's other schedules with renumbered ranks and chunks. They return `None` for a rank of another world
 //! than that of the hosts. Roots outside the world are taken modulo its size.
 
+mod algorithm;
 mod all_reduce;
+mod barrier;
 mod level;
 mod position;
-mod two_level;
+mod rooted;
+mod scattered;
 
 use crate::{Cost, CostModel};
 
-pub use all_reduce::{HostParticipants, TwoLevelAllReduce};
+pub use algorithm::{TwoLevelAlgorithm, TwoLevelPhases};
+pub use all_reduce::*;
+pub use barrier::*;
 pub use level::Steps;
-pub use two_level::TwoLevel;
+pub use rooted::*;
+pub use scattered::{ALL_GATHER, REDUCE_SCATTER};
 
 /// The maximum cost of a two-level schedule, in its own chunks. If hosts have different numbers of ranks, the
 /// smaller ones wait for the larger.

@@ -2,8 +2,9 @@
 
 use dist_transport::Rank;
 
+use super::Steps;
 use super::level::{ChunkMap, LevelRanks, LevelSchedule};
-use crate::{Hosts, Schedule};
+use crate::{Chunks, Hosts, Phases, Schedule};
 
 /// The position of a rank.
 pub(super) struct HostPosition<'a> {
@@ -61,5 +62,11 @@ impl<'a> HostPosition<'a> {
 
     pub(super) const fn nothing(&self) -> LevelSchedule<'a> {
         self.among_places(Schedule::nothing(self.rank), ChunkMap::SAME)
+    }
+
+    /// Returns a schedule of one phase.
+    pub(super) const fn one_phase(&self, levels: [LevelSchedule<'a>; 3]) -> Phases<Steps<'a>> {
+        let nothing = [self.nothing(), self.nothing(), self.nothing()];
+        Phases { first: Steps::new(levels), owned: Chunks::NONE, second: Steps::new(nothing) }
     }
 }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use dist_transport::Rank;
 
-use super::{RankProgram, Subject};
-use crate::{ChunkLocation, Chunks, OnArrival, ReceiveHalf, SendHalf, Source, Step};
+use super::{RankProgram, programs};
+use crate::{ChunkLocation, Chunks, MessageAlgorithm, OnArrival, ReceiveHalf, SendHalf, Source, Step};
 
 /// Maximum number of rounds of a drawing; of more rounds, the middle is left out.
 const ROUNDS_MAX: usize = 12;
@@ -18,10 +18,9 @@ const ROUNDS_MAX: usize = 12;
 /// - `s1+s0` reduces slot 0 into slot 1, `b+s0` reduces it into the buffer, and `b=s0` copies it there.
 ///
 /// ```
-/// use dist_algos::verify::{Subject, draw};
-/// use dist_algos::AllGather;
+/// use dist_algos::{ring, verify::draw};
 ///
-/// let drawing = draw(Subject::AllGather(AllGather::Ring), 3, 0);
+/// let drawing = draw(&ring::ALL_GATHER, 3, 0);
 /// let expected = "\
 /// round  rank 0       rank 1       rank 2
 ///     1  →1 0  ←2 =2  →2 1  ←0 =0  →0 2  ←1 =1
@@ -29,8 +28,8 @@ const ROUNDS_MAX: usize = 12;
 /// ";
 /// assert_eq!(drawing, expected);
 /// ```
-pub fn draw(subject: Subject, world_size: usize, root: usize) -> String {
-    draw_programs(&subject.programs(world_size, root))
+pub fn draw(algorithm: &MessageAlgorithm, world_size: usize, root: usize) -> String {
+    draw_programs(&programs(algorithm, world_size, root))
 }
 
 /// Draws programs, one for each rank, as [`draw`] does.

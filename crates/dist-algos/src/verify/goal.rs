@@ -2,7 +2,7 @@
 
 use crate::cost::log2_ceil;
 use crate::scan::Extent;
-use crate::{Chunks, Source};
+use crate::{Chunks, CollectiveKind, MessageAlgorithm, Source};
 
 /// The result that the schedules of all ranks must achieve together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +74,31 @@ pub(super) enum RequiredContent {
 }
 
 impl Goal {
+    /// Returns the goal of an algorithm in a world of this size, for this root. The root is ignored if the operation has none.
+    pub fn of(algorithm: &MessageAlgorithm, world_size: usize, root: usize) -> Self {
+        match (algorithm.collective, algorithm.sends_from(world_size)) {
+            (CollectiveKind::AllToAll, Source::Buffer) => Self::AllToAllTurned,
+            (collective, _) => Self::of_collective(collective, root),
+        }
+    }
+
+    /// Returns the goal of an operation, for this root. An all_to_all sends from the input.
+    pub const fn of_collective(collective: CollectiveKind, root: usize) -> Self {
+        match collective {
+            CollectiveKind::AllReduce => Self::AllReduce,
+            CollectiveKind::ReduceScatter => Self::ReduceScatter,
+            CollectiveKind::AllGather => Self::AllGather,
+            CollectiveKind::Broadcast => Self::Broadcast { root },
+            CollectiveKind::Reduce => Self::Reduce { root },
+            CollectiveKind::Gather => Self::Gather { root },
+            CollectiveKind::Scatter => Self::Scatter { root },
+            CollectiveKind::AllToAll => Self::AllToAll,
+            CollectiveKind::Scan => Self::Scan(Extent::Inclusive),
+            CollectiveKind::ExclusiveScan => Self::Scan(Extent::Exclusive),
+            CollectiveKind::Barrier => Self::Barrier,
+        }
+    }
+
     /// Returns the fewest rounds and bytes for this goal; one schedule may not be able to achieve both. Rounds
     /// assume that ranks send one message at a time: with several messages in flight at once, there can be fewer.
     pub const fn lower_bound(self, world_size: usize) -> LowerBound {
@@ -89,7 +114,7 @@ impl Goal {
     }
 
     /// Returns `true` if data is reduced, so that the order matters.
-    pub(super) const fn reduces(self) -> bool {
+    pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce { .. } | Self::Scan(_))
     }
 

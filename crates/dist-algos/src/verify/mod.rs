@@ -7,14 +7,17 @@
 //! algorithm declares are compared with the results.
 //!
 //! ```
-//! use dist_algos::verify::Subject;
-//! use dist_algos::{AllReduce, Order, Partition};
+//! use dist_algos::{ALGORITHMS, Order, Partition, pairwise, verify};
 //!
-//! let report = Subject::AllReduce(AllReduce::PairwiseCirculant).prove(5, 0)?;
+//! let report = verify::prove(&pairwise::ALL_REDUCE, 5, 0)?;
 //! assert_eq!(report.order, Some(Order::Canonical));
 //! assert_eq!(report.rounds, 7);
 //! let partition = Partition::new(1000, 4, 5).unwrap();
 //! assert_eq!(report.traffic(0, &partition, None).bytes_sent, 2 * 4 * 800);
+//!
+//! for algorithm in ALGORITHMS.messages().filter(|algorithm| algorithm.supports(6)) {
+//!     verify::prove_world(algorithm, 6)?;
+//! }
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
 
@@ -22,15 +25,15 @@ mod draw;
 mod forest;
 mod goal;
 mod machine;
+mod messages;
 pub mod mutate;
 mod report;
-mod subject;
 pub mod symmetry;
 mod two_level;
 
 use std::ops::Range;
 
-use crate::{Chunks, Error, Messages, Order, Result, Step};
+use crate::{Chunks, CollectiveKind, Error, Messages, Order, Phases, Result, Step};
 use forest::{Forest, SumId};
 use goal::RequiredContent;
 use machine::Machine;
@@ -38,8 +41,8 @@ use machine::Machine;
 pub(crate) use draw::table;
 pub use draw::{draw, draw_programs};
 pub use goal::{Goal, LowerBound};
+pub use messages::{Proof, programs, prove, prove_world};
 pub use report::Report;
-pub use subject::{Proof, Subject};
 pub use two_level::{two_level, two_level_programs};
 
 /// The steps of one rank.
@@ -102,6 +105,14 @@ fn check_roots(
 }
 
 impl RankProgram {
+    /// Returns the program of a schedule. An all_reduce finishes its sums between the two phases.
+    fn new(collective: CollectiveKind, phases: Phases<impl Iterator<Item = Step>>) -> Self {
+        let Phases { first: mut steps, owned, second } = phases.computed();
+        let finish = Finish { after: steps.len(), owned };
+        steps.extend(second);
+        Self { steps, finish: (collective == CollectiveKind::AllReduce).then_some(finish) }
+    }
+
     /// Returns the steps that both begin with; none if sums are finished.
     fn common(&self, other: &Self) -> Self {
         let same = self.steps.iter().zip(&other.steps).take_while(|(step, other)| step == other).count();

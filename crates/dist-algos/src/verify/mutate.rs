@@ -4,8 +4,9 @@ use std::fmt;
 
 use dist_transport::Rank;
 
-use super::{RankProgram, Report, Subject};
-use crate::{ChunkLocation, Chunks, OnArrival, Result, Source, Step};
+use super::messages::prove_programs;
+use super::{RankProgram, Report, programs};
+use crate::{AlgorithmTable, ChunkLocation, Chunks, MessageAlgorithm, OnArrival, Result, Source, Step};
 
 /// A change of a step or of its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,23 +94,26 @@ impl Score {
     ///
     /// # Errors
     /// If the schedules are not proven.
-    fn of_subject(subject: Subject, world_size: usize, root: usize) -> Result<Self> {
-        let programs = subject.programs(world_size, root);
-        Self::of(subject.chunks(world_size), &programs, |programs| subject.prove_programs(programs, root))
+    fn of_algorithm(algorithm: &MessageAlgorithm, world_size: usize, root: usize) -> Result<Self> {
+        let programs = programs(algorithm, world_size, root);
+        Self::of(algorithm.chunks(world_size), &programs, |programs| {
+            prove_programs(algorithm, programs, root)
+        })
     }
 
-    /// Tries every mutant of every algorithm in worlds of these sizes, with the first and the last root. An
+    /// Tries every mutant of every algorithm of a table in worlds of these sizes, with the first and the last root. An
     /// original that is not proven is left out, because other checks report it.
     pub fn of_all(
+        table: AlgorithmTable<'_>,
         world_sizes: impl IntoIterator<Item = usize>,
-    ) -> impl Iterator<Item = (Subject, usize, Self)> {
-        let of_world = |world_size: usize| {
-            let supported = move |subject: &Subject| subject.supports(world_size);
-            Subject::all().filter(supported).flat_map(move |subject| {
-                let mut roots = vec![0, subject.roots(world_size).end - 1];
+    ) -> impl Iterator<Item = (&'static MessageAlgorithm, usize, Self)> {
+        let of_world = move |world_size: usize| {
+            let supported = table.messages().filter(move |algorithm| algorithm.supports(world_size));
+            supported.flat_map(move |algorithm| {
+                let mut roots = vec![0, algorithm.collective.roots(world_size).end - 1];
                 roots.dedup();
-                let score = move |root| Self::of_subject(subject, world_size, root).unwrap_or_default();
-                roots.into_iter().map(move |root| (subject, world_size, score(root)))
+                let score = move |root| Self::of_algorithm(algorithm, world_size, root).unwrap_or_default();
+                roots.into_iter().map(move |root| (algorithm, world_size, score(root)))
             })
         };
         world_sizes.into_iter().flat_map(of_world)

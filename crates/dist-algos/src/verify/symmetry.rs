@@ -11,9 +11,11 @@ use dist_transport::Rank;
 use smallvec::{SmallVec, smallvec};
 
 use super::goal::{Piece, RequiredContent};
-use super::{Goal, RankProgram, Subject};
+use super::messages::{check_cost, program};
+use super::{Goal, RankProgram};
 use crate::{
-    ChunkLocation, Chunks, Cost, Error, Messages, OnArrival, ReceiveHalf, Result, SendHalf, Source, Step,
+    ChunkLocation, Chunks, Cost, Error, MessageAlgorithm, Messages, OnArrival, ReceiveHalf, Result, SendHalf,
+    Source, Step,
 };
 
 /// The relation between the chunk numbers of different ranks.
@@ -93,13 +95,13 @@ impl Rotation {
 /// Returns `true` if these programs for a root are those for root 0, rotated by the root. Then they are correct if
 /// those are, except for the order of additions.
 pub(super) fn are_turned(
-    subject: Subject,
+    chunks: usize,
     first: &[RankProgram],
     programs: &[RankProgram],
     root: usize,
 ) -> bool {
     let world_size = programs.len();
-    let circles = [ChunkNumbering::Fixed, ChunkNumbering::Rotating(subject.chunks(world_size))];
+    let circles = [ChunkNumbering::Fixed, ChunkNumbering::Rotating(chunks)];
     circles.into_iter().any(|numbering| {
         let rotation = Rotation { by: root, world_size, numbering };
         (0..world_size).all(|rank| rotation.is_of(&programs[rotation.rank(rank)], &first[rank]))
@@ -111,12 +113,12 @@ pub(super) fn are_turned(
 ///
 /// # Errors
 /// The error of rank 0, or if the algorithm does not have the declared properties.
-pub fn prove(subject: Subject, world_size: usize) -> Result<Option<Cost>> {
-    let Some(rank) = Rank::new(0, world_size).filter(|_| subject.supports(world_size)) else {
+pub fn prove(algorithm: &MessageAlgorithm, world_size: usize) -> Result<Option<Cost>> {
+    let Some(rank) = Rank::new(0, world_size).filter(|_| algorithm.supports(world_size)) else {
         return Ok(None);
     };
-    let chunks = subject.chunks(world_size);
-    let goal = subject.goal(0);
+    let chunks = algorithm.chunks(world_size);
+    let goal = Goal::of(algorithm, world_size, 0);
     let numbering = match goal {
         Goal::AllReduce | Goal::ReduceScatter | Goal::AllGather | Goal::AllToAll if chunks == world_size => {
             ChunkNumbering::Rotating(chunks)
@@ -124,23 +126,23 @@ pub fn prove(subject: Subject, world_size: usize) -> Result<Option<Cost>> {
         Goal::AllToAllTurned | Goal::Barrier => ChunkNumbering::Fixed,
         _ => return Ok(None),
     };
-    let program = subject.program(rank, 0);
+    let own = program(algorithm, rank, 0);
     let turned = |other: Rank| {
-        Rotation { by: other.index(), world_size, numbering }.is_of(&subject.program(other, 0), &program)
+        Rotation { by: other.index(), world_size, numbering }.is_of(&program(algorithm, other, 0), &own)
     };
     if !Rank::all(world_size).skip(1).all(turned) {
         return Ok(None);
     }
     let mut one = RepresentativeRank::new(goal, chunks, world_size, numbering);
-    for (index, step) in program.steps.iter().enumerate() {
-        one.finish(&program, index)?;
+    for (index, step) in own.steps.iter().enumerate() {
+        one.finish(&own, index)?;
         if !one.step(rank, index, *step)? {
             return Ok(None);
         }
     }
-    one.finish(&program, program.steps.len())?;
-    one.check_result(program.steps.len())?;
-    subject.check_cost(world_size, one.cost, |found, claimed| found == claimed)?;
+    one.finish(&own, own.steps.len())?;
+    one.check_result(own.steps.len())?;
+    check_cost(algorithm, world_size, one.cost, |found, claimed| found == claimed)?;
     Ok(Some(one.cost))
 }
 
@@ -368,7 +370,8 @@ impl CyclicRanks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AllReduce, AllToAll, Barrier};
+    use crate::verify::prove_world;
+    use crate::{ALGORITHMS, all_to_all, barrier, binomial, circulant, ring};
 
     fn set(ranks: &[usize]) -> CyclicRanks {
         let mut set = CyclicRanks { runs: SmallVec::new(), world_size: 7 };
@@ -392,14 +395,11 @@ mod tests {
 
     #[test]
     fn symmetry_finds_what_the_machine_finds() {
-        for subject in Subject::all() {
-            for world_size in (2..20).filter(|&world_size| subject.supports(world_size)) {
-                if let Some(cost) = prove(subject, world_size).expect("no schedule is wrong") {
-                    assert_eq!(
-                        cost,
-                        subject.prove_world(world_size).expect("it is proven").cost,
-                        "{subject:?}"
-                    );
+        for algorithm in ALGORITHMS.messages() {
+            for world_size in (2..20).filter(|&world_size| algorithm.supports(world_size)) {
+                if let Some(cost) = prove(algorithm, world_size).expect("no schedule is wrong") {
+                    let proof = prove_world(algorithm, world_size).expect("it is proven");
+                    assert_eq!(cost, proof.cost, "{algorithm:?}");
                 }
             }
         }
@@ -407,16 +407,15 @@ mod tests {
 
     #[test]
     fn rings_and_circles_are_symmetric_and_trees_are_not() {
-        let is_symmetric = |subject| prove(subject, 6).expect("it is right").is_some();
-        for algorithm in [AllReduce::Ring, AllReduce::Circulant] {
-            assert!(is_symmetric(Subject::AllReduce(algorithm)), "{algorithm}");
+        let rings = [&ring::ALL_REDUCE, &circulant::ALL_REDUCE, &barrier::DISSEMINATION];
+        let exchanges = [&all_to_all::WINDOWED, &all_to_all::PAIRWISE, &all_to_all::BRUCK];
+        let others = [&barrier::RING, &binomial::ALL_REDUCE];
+        for (algorithms, expected) in [(&rings[..], true), (&exchanges, true), (&others, false)] {
+            for algorithm in algorithms {
+                let proven = prove(algorithm, 6).expect("it is right");
+                assert_eq!(proven.is_some(), expected, "{algorithm:?}");
+            }
         }
-        for &algorithm in AllToAll::ALL {
-            assert!(is_symmetric(Subject::AllToAll(algorithm)), "{algorithm}");
-        }
-        assert!(is_symmetric(Subject::Barrier(Barrier::Dissemination)));
-        assert!(!is_symmetric(Subject::Barrier(Barrier::Ring)));
-        assert!(!is_symmetric(Subject::AllReduce(AllReduce::Binomial)));
     }
 
     /// Returns the error of rank 0, if all ranks execute these steps, rotated.

@@ -1,8 +1,8 @@
 //! Proofs of [two-level](crate::hierarchical) schedules for given hosts.
 
-use super::{Finish, Goal, RankProgram, Report, check};
-use crate::hierarchical::{LevelCosts, TwoLevel};
-use crate::{Error, Hosts, Order, Result, Step};
+use super::{Goal, RankProgram, Report, check};
+use crate::hierarchical::{LevelCosts, TwoLevelAlgorithm};
+use crate::{Error, Hosts, Order, Result};
 use dist_transport::Rank;
 
 /// Proves a two-level algorithm for these hosts and one root. The root is ignored if the operation has none.
@@ -10,41 +10,20 @@ use dist_transport::Rank;
 /// # Errors
 /// As for [`check`], if the hosts are not supported or have no such root, or if the cost or the order is worse than
 /// declared.
-pub fn two_level(two: TwoLevel, hosts: &Hosts, root: usize) -> Result<Report> {
-    if !two.supports(hosts) || !two.roots(hosts).contains(&root) {
-        let (operation, algorithm) = (two.operation(), two.name());
+pub fn two_level(two: &TwoLevelAlgorithm, hosts: &Hosts, root: usize) -> Result<Report> {
+    if !two.supports(hosts) || !two.collective.roots(hosts.world_size()).contains(&root) {
+        let (operation, algorithm) = (two.collective.name(), two.name);
         return Err(Error::Unsupported { operation, algorithm, world_size: hosts.world_size() });
     }
-    let report = check(goal(two, root), two.chunks(hosts), &two_level_programs(two, hosts, root))?;
+    let goal = Goal::of_collective(two.collective, root);
+    let report = check(goal, two.chunks(hosts), &two_level_programs(two, hosts, root))?;
     claims(report, two.cost(hosts), two.order(hosts))
 }
 
 /// Returns the programs of a two-level algorithm, one for each rank; none if the hosts are not supported.
-pub fn two_level_programs(two: TwoLevel, hosts: &Hosts, root: usize) -> Vec<RankProgram> {
-    let program = |rank| {
-        let steps: Vec<Step> = two.steps(rank, hosts, root)?.collect();
-        let finish = match two {
-            TwoLevel::AllReduce(plan) => {
-                let phases = plan.phases(rank, hosts)?;
-                Some(Finish { after: phases.reduce.count(), owned: phases.owned })
-            }
-            _ => None,
-        };
-        Some(RankProgram { steps, finish })
-    };
+pub fn two_level_programs(two: &TwoLevelAlgorithm, hosts: &Hosts, root: usize) -> Vec<RankProgram> {
+    let program = |rank| Some(RankProgram::new(two.collective, two.phases(rank, hosts, root)?));
     Rank::all(hosts.world_size()).filter_map(program).collect()
-}
-
-/// Returns the goal.
-const fn goal(two: TwoLevel, root: usize) -> Goal {
-    match two {
-        TwoLevel::AllReduce(_) => Goal::AllReduce,
-        TwoLevel::ReduceScatter => Goal::ReduceScatter,
-        TwoLevel::AllGather => Goal::AllGather,
-        TwoLevel::Broadcast(_) => Goal::Broadcast { root },
-        TwoLevel::Reduce(_) => Goal::Reduce { root },
-        TwoLevel::Barrier(_) => Goal::Barrier,
-    }
 }
 
 /// Compares the declared properties of the schedules with the proven ones, which may be better.

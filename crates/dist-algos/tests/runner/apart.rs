@@ -1,16 +1,16 @@
 //! Operations with separate input and output, with chunks of any sizes; and scans.
 
-use dist_algos::scan::Extent;
-use dist_algos::verify::Subject;
+use dist_algos::verify::prove;
 use dist_algos::{
-    AllToAll, Chunks, Gather, Memory, Partition, RingTransport, Scan, Scatter, Scratch, Step, run,
+    Chunks, CollectiveKind, Memory, MessageAlgorithm, Partition, RingTransport, Scratch, Step, all_to_all,
+    run, scan,
 };
 use dist_testkit::oracle::{self, Reduction};
 use dist_transport::{Deadline, Rank, Traffic};
 use rstest::rstest;
 
 use crate::network::{End, Network};
-use crate::sum;
+use crate::{of, sum};
 
 /// Elements and their boundaries.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +77,8 @@ fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
     #[values(1, 2, 3, 4, 5, 7, 8, 11)] world_size: usize,
     #[values(Sizes::Even(0), Sizes::Even(33), Sizes::Uneven)] sizes: Sizes,
 ) {
-    for algorithm in [AllToAll::Windowed, AllToAll::Pairwise] {
-        let report = Subject::AllToAll(algorithm).prove(world_size, 0).unwrap();
+    for algorithm in [&all_to_all::WINDOWED, &all_to_all::PAIRWISE] {
+        let report = prove(algorithm, world_size, 0).unwrap();
         network.run(world_size, move |end, deadline| {
             let rank = RingTransport::rank(end);
             let own = rank.index();
@@ -87,8 +87,8 @@ fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
             let mut buffer = vec![0; expected.elements.len()];
             buffer[expected.borders[own]..expected.borders[own + 1]].copy_from_slice(input.chunk(own));
             let (partition, from) = (expected.partition(), Some((&input.elements[..], input.partition())));
-            let traffic = run_on(end, algorithm.schedule(rank), &mut buffer, partition, from, deadline);
-            assert_eq!(buffer, expected.elements, "{algorithm}, {rank}");
+            let traffic = run_on(end, algorithm.steps(rank, 0), &mut buffer, partition, from, deadline);
+            assert_eq!(buffer, expected.elements, "{algorithm:?}, {rank}");
             assert_eq!(traffic, report.traffic(own, &partition, Some(&input.partition())));
         });
     }
@@ -100,15 +100,15 @@ fn bruck_replaces_chunks_for_others_by_chunks_from_others(
     #[values(1, 2, 3, 4, 5, 7, 8, 11)] world_size: usize,
     #[values(0, 1, 33)] len: usize,
 ) {
-    let (algorithm, sizes) = (AllToAll::Bruck, Sizes::Even(len));
-    let report = Subject::AllToAll(algorithm).prove(world_size, 0).unwrap();
+    let (algorithm, sizes) = (&all_to_all::BRUCK, Sizes::Even(len));
+    let report = prove(algorithm, world_size, 0).unwrap();
     network.run(world_size, move |end, deadline| {
         let rank = RingTransport::rank(end);
-        let before = |chunk| sizes.message(rank.index(), algorithm.before(rank, chunk));
-        let after = |chunk| sizes.message(algorithm.after(rank, chunk), rank.index());
+        let before = |chunk| sizes.message(rank.index(), rank.plus(chunk).index());
+        let after = |chunk| sizes.message(rank.minus(chunk).index(), rank.index());
         let mut work = Boundaries::new((0..world_size).map(before));
         let partition = Partition::new(world_size * len, 8, world_size).unwrap();
-        let traffic = run_on(end, algorithm.schedule(rank), &mut work.elements, partition, None, deadline);
+        let traffic = run_on(end, algorithm.steps(rank, 0), &mut work.elements, partition, None, deadline);
         assert_eq!(work, Boundaries::new((0..world_size).map(after)));
         assert_eq!(traffic, report.traffic(rank.index(), &partition, None));
     });
@@ -129,8 +129,8 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
     #[values(Sizes::Even(0), Sizes::Even(33), Sizes::Uneven)] sizes: Sizes,
 ) {
     for root in 0..world_size {
-        for &algorithm in Gather::ALL {
-            let report = Subject::Gather(algorithm).prove(world_size, root).unwrap();
+        for algorithm in of(CollectiveKind::Gather) {
+            let report = prove(algorithm, world_size, root).unwrap();
             network.run(world_size, move |end, deadline| {
                 let rank = RingTransport::rank(end);
                 let held = algorithm.held(rank, root);
@@ -143,17 +143,17 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
                     }));
                 let input = Boundaries::new([sizes.message(rank.index(), root)]);
                 let (partition, from) = (among(&expected, held, world_size), among_one(&input, rank));
-                let schedule = algorithm.schedule(rank, root);
+                let schedule = algorithm.steps(rank, root);
                 let own = Some((&input.elements[..], from));
                 let traffic = run_on(end, schedule, &mut buffer.elements, partition, own, deadline);
                 if rank.index() == root {
-                    assert_eq!(buffer, expected, "{algorithm} to {root}");
+                    assert_eq!(buffer, expected, "{algorithm:?} to {root}");
                 }
                 assert_eq!(traffic, report.traffic(rank.index(), &partition, Some(&from)));
             });
         }
-        for &algorithm in Scatter::ALL {
-            let report = Subject::Scatter(algorithm).prove(world_size, root).unwrap();
+        for algorithm in of(CollectiveKind::Scatter) {
+            let report = prove(algorithm, world_size, root).unwrap();
             network.run(world_size, move |end, deadline| {
                 let rank = RingTransport::rank(end);
                 let held = algorithm.held(rank, root);
@@ -162,9 +162,9 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
                 let mut buffer = vec![0; expected.elements.len()];
                 let partition = among(&expected, held, world_size);
                 let input = (rank.index() == root).then(|| (&whole.elements[..], whole.partition()));
-                let schedule = algorithm.schedule(rank, root);
+                let schedule = algorithm.steps(rank, root);
                 let traffic = run_on(end, schedule, &mut buffer, partition, input, deadline);
-                assert_eq!(buffer, expected.elements, "{algorithm} from {root}, {rank}");
+                assert_eq!(buffer, expected.elements, "{algorithm:?} from {root}, {rank}");
                 assert_eq!(
                     traffic,
                     report.traffic(rank.index(), &partition, input.map(|(_, partition)| partition).as_ref())
@@ -184,9 +184,9 @@ fn scans_are_the_oracles_sums_of_the_first_ranks(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 13)] world_size: usize,
     #[values(0, 1, 100)] len: usize,
-    #[values(Extent::Inclusive, Extent::Exclusive)] extent: Extent,
+    #[values(&scan::SCAN, &scan::EXCLUSIVE_SCAN)] algorithm: &'static MessageAlgorithm,
 ) {
-    let report = Subject::Scan(Scan::RecursiveDoubling, extent).prove(world_size, 0).unwrap();
+    let report = prove(algorithm, world_size, 0).unwrap();
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| oracle::sample(11, rank, len)).collect();
     let begin = inputs.clone();
     let ranks = network.run(world_size, move |end, deadline| {
@@ -194,16 +194,16 @@ fn scans_are_the_oracles_sums_of_the_first_ranks(
         let mut buffer = begin[rank.index()].clone();
         let partition = Partition::new(len, 4, 1).unwrap();
         let memory = Memory::new(bytemuck::cast_slice_mut(&mut buffer), partition);
-        let schedule = Scan::RecursiveDoubling.schedule(rank, extent);
+        let schedule = algorithm.steps(rank, 0);
         run(end, schedule, memory, &mut sum::<f32>, &mut Scratch::new(), &deadline.into()).expect("it runs");
         assert_eq!(end.traffic(), report.traffic(rank.index(), &partition, None));
         buffer
     });
     for (rank, buffer) in ranks.iter().enumerate() {
-        let count = if extent == Extent::Inclusive { rank + 1 } else { rank };
+        let count = if algorithm.collective == CollectiveKind::Scan { rank + 1 } else { rank };
         if count > 0 {
             crate::assert_same(
-                &format!("{extent:?}, {rank} of {world_size}"),
+                &format!("{algorithm:?}, {rank} of {world_size}"),
                 buffer,
                 &oracle::all_reduce(&inputs[..count], Reduction::Sum),
             );

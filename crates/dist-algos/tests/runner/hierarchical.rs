@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dist_algos::hierarchical::TwoLevel;
-use dist_algos::{Hosts, Order, Scratch, verify};
+use dist_algos::hierarchical::{self, TwoLevelAlgorithm};
+use dist_algos::{ALGORITHMS, CollectiveKind, Hosts, Order, Scratch, verify};
 use dist_testkit::oracle::{self, Number, Reduction};
 use rstest::rstest;
 
@@ -17,8 +17,8 @@ const LAYOUTS: [&[u64]; 6] =
 const NETWORKS: [Network; 2] = [Network::Mailboxes, Network::Simulated { seed: 11 }];
 
 /// Returns the algorithms of an operation that support these hosts.
-fn supported<'a>(operation: &'a str, hosts: &'a Hosts) -> impl Iterator<Item = TwoLevel> + 'a {
-    TwoLevel::of(operation).filter(|two| two.supports(hosts))
+fn supported(collective: CollectiveKind, hosts: &Hosts) -> impl Iterator<Item = &'static TwoLevelAlgorithm> {
+    ALGORITHMS.two_level().filter(move |two| two.collective == collective && two.supports(hosts))
 }
 
 /// Returns the results for these inputs.
@@ -26,7 +26,7 @@ fn supported<'a>(operation: &'a str, hosts: &'a Hosts) -> impl Iterator<Item = T
 fn run<N: Number + bytemuck::Pod + Send + Sync>(
     network: Network,
     inputs: &[Vec<N>],
-    two: TwoLevel,
+    two: &'static TwoLevelAlgorithm,
     hosts: &Arc<Hosts>,
     root: usize,
 ) -> Vec<Vec<N>> {
@@ -41,16 +41,16 @@ fn run<N: Number + bytemuck::Pod + Send + Sync>(
 #[rstest]
 fn all_reduce_is_the_oracles_to_the_last_bit(#[values(0, 1, 2, 3, 4, 5)] layout: usize) {
     let hosts = Arc::new(Hosts::new(LAYOUTS[layout]));
-    let all = supported("all_reduce", &hosts);
+    let all = supported(CollectiveKind::AllReduce, &hosts);
     for (two, network) in all.flat_map(|two| NETWORKS.map(|network| (two, network))) {
         for len in lengths(hosts.world_size()) {
             let inputs = inputs::<f32>(hosts.world_size(), len);
             let buffers = run(network, &inputs, two, &hosts, 0);
             let expected = oracle::all_reduce(&inputs, Reduction::Sum);
             for buffer in &buffers {
-                assert_same(&format!("{two}, {len} elements, ranks agree"), buffer, &buffers[0]);
+                assert_same(&format!("{two:?}, {len} elements, ranks agree"), buffer, &buffers[0]);
                 if two.order(&hosts) == Some(Order::Canonical) {
-                    assert_same(&format!("{two}, {len} elements"), buffer, &expected);
+                    assert_same(&format!("{two:?}, {len} elements"), buffer, &expected);
                 }
             }
         }
@@ -60,11 +60,11 @@ fn all_reduce_is_the_oracles_to_the_last_bit(#[values(0, 1, 2, 3, 4, 5)] layout:
 #[rstest]
 fn integers_come_out_whatever_the_order(#[values(0, 1, 2, 3, 4, 5)] layout: usize) {
     let hosts = Arc::new(Hosts::new(LAYOUTS[layout]));
-    for two in supported("all_reduce", &hosts) {
+    for two in supported(CollectiveKind::AllReduce, &hosts) {
         let inputs = inputs::<u64>(hosts.world_size(), 101);
         let buffers = run(Network::Mailboxes, &inputs, two, &hosts, 0);
         let expected = oracle::all_reduce(&inputs, Reduction::Sum);
-        buffers.iter().for_each(|buffer| assert_same(two.name(), buffer, &expected));
+        buffers.iter().for_each(|buffer| assert_same(two.name, buffer, &expected));
     }
 }
 
@@ -77,13 +77,13 @@ fn reduce_and_broadcast_work_with_every_root(
     let inputs = inputs::<u64>(hosts.world_size(), len);
     let expected = oracle::all_reduce(&inputs, Reduction::Sum);
     for root in 0..hosts.world_size() {
-        for two in supported("reduce", &hosts) {
+        for two in supported(CollectiveKind::Reduce, &hosts) {
             let buffers = run(Network::Mailboxes, &inputs, two, &hosts, root);
-            assert_same(&format!("{two} to {root}"), &buffers[root], &expected);
+            assert_same(&format!("{two:?} to {root}"), &buffers[root], &expected);
         }
-        for two in supported("broadcast", &hosts) {
+        for two in supported(CollectiveKind::Broadcast, &hosts) {
             for buffer in run(Network::Mailboxes, &inputs, two, &hosts, root) {
-                assert_same(&format!("{two} from {root}"), &buffer, &inputs[root]);
+                assert_same(&format!("{two:?} from {root}"), &buffer, &inputs[root]);
             }
         }
     }
@@ -100,7 +100,7 @@ fn all_gather_and_reduce_scatter_work_on_contiguous_hosts(
         let inputs = inputs::<u64>(world_size, len);
         let (sums, partition) =
             (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
-        let scattered = run(Network::Mailboxes, &inputs, TwoLevel::ReduceScatter, &hosts, 0);
+        let scattered = run(Network::Mailboxes, &inputs, &hierarchical::REDUCE_SCATTER, &hosts, 0);
         for (rank, buffer) in scattered.iter().enumerate() {
             assert_same(
                 &format!("rank {rank}"),
@@ -108,7 +108,7 @@ fn all_gather_and_reduce_scatter_work_on_contiguous_hosts(
                 &sums[partition.range(rank)],
             );
         }
-        let gathered = run(Network::Mailboxes, &scattered, TwoLevel::AllGather, &hosts, 0);
+        let gathered = run(Network::Mailboxes, &scattered, &hierarchical::ALL_GATHER, &hosts, 0);
         gathered.iter().for_each(|buffer| assert_same(&format!("{len} elements"), buffer, &sums));
     }
 }
@@ -117,7 +117,7 @@ fn all_gather_and_reduce_scatter_work_on_contiguous_hosts(
 fn barriers_send_messages_of_no_bytes() {
     for layout in LAYOUTS {
         let hosts = Arc::new(Hosts::new(layout));
-        for two in supported("barrier", &hosts) {
+        for two in supported(CollectiveKind::Barrier, &hosts) {
             run(Network::Mailboxes, &inputs::<u64>(layout.len(), 0), two, &hosts, 0);
         }
     }

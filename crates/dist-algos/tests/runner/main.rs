@@ -8,10 +8,10 @@ mod network;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use dist_algos::verify::{Report, Subject};
+use dist_algos::verify::{Report, prove};
 use dist_algos::{
-    AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Memory, Order, Partition, Reduce, ReduceScatter,
-    RingTransport, RunError, Scratch, Step, pairwise, run,
+    ALGORITHMS, Chunks, CollectiveKind, Error, Memory, MessageAlgorithm, Order, Partition, RingTransport,
+    RunError, Scratch, Step, pairwise, ring, run,
 };
 use dist_testkit::oracle::{self, Number, Reduction};
 use dist_transport::{Deadline, Rank, Runtime};
@@ -44,6 +44,11 @@ fn sum<N: Number + bytemuck::Pod>(into: &mut [u8], from: &[u8]) {
     for (into, from) in into.iter_mut().zip(from) {
         *into = into.sum(*from);
     }
+}
+
+/// Returns the algorithms of an operation.
+fn of(collective: CollectiveKind) -> impl Iterator<Item = &'static MessageAlgorithm> {
+    ALGORITHMS.messages().filter(move |algorithm| algorithm.collective == collective)
 }
 
 fn partition<N>(len: usize, chunks: usize) -> Partition<'static> {
@@ -94,22 +99,22 @@ fn lengths(world_size: usize) -> [usize; 6] {
 #[track_caller]
 fn check_all_reduce<N: Number + bytemuck::Pod + Send + Sync>(
     network: Network,
-    algorithm: AllReduce,
+    algorithm: &'static MessageAlgorithm,
     world_size: usize,
 ) {
-    let (report, chunks) = (Subject::AllReduce(algorithm).prove(world_size, 0), algorithm.chunks(world_size));
+    let (report, chunks) = (prove(algorithm, world_size, 0), algorithm.chunks(world_size));
     let report = report.expect("it is proven");
     for len in lengths(world_size) {
         let inputs = inputs::<N>(world_size, len);
         let buffers = check_ranks(network, &inputs, &report, chunks, move |bench| {
-            let phases = algorithm.phases(bench.rank());
+            let phases = algorithm.phases(bench.rank(), 0);
             let scratch = &mut Scratch::new();
-            bench.run(phases.reduce, chunks, scratch);
-            bench.run(phases.gather, chunks, scratch);
+            bench.run(phases.first, chunks, scratch);
+            bench.run(phases.second, chunks, scratch);
         });
         let expected = oracle::all_reduce(&inputs, Reduction::Sum);
         for (rank, buffer) in buffers.iter().enumerate() {
-            assert_same(&format!("{algorithm}, {len} elements, rank {rank}"), buffer, &expected);
+            assert_same(&format!("{algorithm:?}, {len} elements, rank {rank}"), buffer, &expected);
         }
     }
 }
@@ -119,9 +124,9 @@ fn all_reduce_is_the_oracles_to_the_last_bit(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9)] world_size: usize,
 ) {
-    for &algorithm in AllReduce::ALL {
+    for algorithm in of(CollectiveKind::AllReduce) {
         check_all_reduce::<u64>(network, algorithm, world_size);
-        if algorithm.order(world_size) == Order::Canonical {
+        if algorithm.order(world_size) == Some(Order::Canonical) {
             check_all_reduce::<f32>(network, algorithm, world_size);
             check_all_reduce::<half::f16>(network, algorithm, world_size);
         }
@@ -131,20 +136,19 @@ fn all_reduce_is_the_oracles_to_the_last_bit(
 #[track_caller]
 fn check_reduce_scatter<N: Number + bytemuck::Pod + Send + Sync>(
     network: Network,
-    algorithm: ReduceScatter,
+    algorithm: &'static MessageAlgorithm,
     world_size: usize,
 ) {
-    let report = Subject::ReduceScatter(algorithm).prove(world_size, 0).expect("it is proven");
+    let report = prove(algorithm, world_size, 0).expect("it is proven");
     for len in lengths(world_size) {
         let inputs = inputs::<N>(world_size, len);
         let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
-            let schedule = algorithm.schedule(bench.rank()).expect("it is supported");
-            bench.run(schedule, world_size, &mut Scratch::new());
+            bench.run(algorithm.steps(bench.rank(), 0), world_size, &mut Scratch::new());
         });
         let (expected, partition) =
             (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
         for (rank, buffer) in buffers.iter().enumerate() {
-            let (own, what) = (partition.range(rank), format!("{algorithm}, {len} elements, rank {rank}"));
+            let (own, what) = (partition.range(rank), format!("{algorithm:?}, {len} elements, rank {rank}"));
             assert_same(&what, &buffer[own.clone()], &expected[own]);
         }
     }
@@ -155,9 +159,9 @@ fn reduce_scatter_is_the_oracles_to_the_last_bit(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 4, 5, 6, 7, 8)] world_size: usize,
 ) {
-    for &algorithm in ReduceScatter::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
+    for algorithm in of(CollectiveKind::ReduceScatter) {
         check_reduce_scatter::<u64>(network, algorithm, world_size);
-        if algorithm.order(world_size) == Order::Canonical {
+        if algorithm.order(world_size) == Some(Order::Canonical) {
             check_reduce_scatter::<f32>(network, algorithm, world_size);
         }
     }
@@ -168,11 +172,8 @@ fn all_gather_brings_every_chunk_to_every_rank(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 4, 5, 6, 8)] world_size: usize,
 ) {
-    for &algorithm in AllGather::ALL {
-        if !algorithm.supports(world_size) {
-            continue;
-        }
-        let report = Subject::AllGather(algorithm).prove(world_size, 0).unwrap();
+    for algorithm in of(CollectiveKind::AllGather).filter(|algorithm| algorithm.supports(world_size)) {
+        let report = prove(algorithm, world_size, 0).unwrap();
         for len in lengths(world_size) {
             let whole: Vec<u64> = oracle::sample(3, 0, len);
             let partition = partition::<u8>(len, world_size);
@@ -183,11 +184,10 @@ fn all_gather_brings_every_chunk_to_every_rank(
                 })
                 .collect();
             let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
-                let schedule = algorithm.schedule(bench.rank()).expect("it is supported");
-                bench.run(schedule, world_size, &mut Scratch::new());
+                bench.run(algorithm.steps(bench.rank(), 0), world_size, &mut Scratch::new());
             });
             for buffer in buffers {
-                assert_same(&format!("{algorithm}, {len} elements"), &buffer, &whole);
+                assert_same(&format!("{algorithm:?}, {len} elements"), &buffer, &whole);
             }
         }
     }
@@ -201,24 +201,22 @@ fn broadcast_and_reduce_work_with_every_root(
 ) {
     for root in 0..world_size {
         let inputs = inputs::<f32>(world_size, len);
-        for &algorithm in Broadcast::ALL {
-            let (report, chunks) =
-                (Subject::Broadcast(algorithm).prove(world_size, root), algorithm.chunks(world_size));
+        for algorithm in of(CollectiveKind::Broadcast) {
+            let (report, chunks) = (prove(algorithm, world_size, root), algorithm.chunks(world_size));
             let buffers = check_ranks(network, &inputs, &report.unwrap(), chunks, move |bench| {
-                bench.run(algorithm.schedule(bench.rank(), root), chunks, &mut Scratch::new());
+                bench.run(algorithm.steps(bench.rank(), root), chunks, &mut Scratch::new());
             });
             for buffer in buffers {
-                assert_same(&format!("{algorithm} from {root}"), &buffer, &inputs[root]);
+                assert_same(&format!("{algorithm:?} from {root}"), &buffer, &inputs[root]);
             }
         }
         let expected = oracle::all_reduce(&inputs, Reduction::Sum);
-        for &algorithm in Reduce::ALL {
-            let (report, chunks) =
-                (Subject::Reduce(algorithm).prove(world_size, root), algorithm.chunks(world_size));
+        for algorithm in of(CollectiveKind::Reduce) {
+            let (report, chunks) = (prove(algorithm, world_size, root), algorithm.chunks(world_size));
             let buffers = check_ranks(network, &inputs, &report.unwrap(), chunks, move |bench| {
-                bench.run(algorithm.schedule(bench.rank(), root), chunks, &mut Scratch::new());
+                bench.run(algorithm.steps(bench.rank(), root), chunks, &mut Scratch::new());
             });
-            assert_same(&format!("{algorithm} to {root}"), &buffers[root], &expected);
+            assert_same(&format!("{algorithm:?} to {root}"), &buffers[root], &expected);
         }
     }
 }
@@ -228,17 +226,17 @@ fn barriers_send_messages_of_no_bytes(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 8)] world_size: usize,
 ) {
-    for &algorithm in Barrier::ALL {
-        let report = Subject::Barrier(algorithm).prove(world_size, 0).unwrap();
+    for algorithm in of(CollectiveKind::Barrier) {
+        let report = prove(algorithm, world_size, 0).unwrap();
         check_ranks(network, &inputs::<u64>(world_size, 0), &report, 1, move |bench| {
-            bench.run(algorithm.schedule(bench.rank()), 1, &mut Scratch::new());
+            bench.run(algorithm.steps(bench.rank(), 0), 1, &mut Scratch::new());
         });
     }
 }
 
 #[test]
 fn scratch_is_as_large_as_the_slots_and_serves_again() {
-    let slots = Subject::ReduceScatter(ReduceScatter::Pairwise).prove(7, 0).unwrap().slots_max;
+    let slots = prove(&pairwise::REDUCE_SCATTER, 7, 0).unwrap().slots_max;
     let ranks = Network::Mailboxes.run(7, |end, deadline| {
         let rank = RingTransport::rank(end);
         let mut bench = Bench { end, buffer: vec![0_u64; 700], deadline };
@@ -261,11 +259,10 @@ fn scratch_is_as_large_as_the_slots_and_serves_again() {
 
 #[test]
 fn a_ring_adds_in_another_order_than_the_tree() {
-    let report = Subject::AllReduce(AllReduce::Ring).prove(5, 0).unwrap();
+    let report = prove(&ring::ALL_REDUCE, 5, 0).unwrap();
     let inputs = inputs::<f32>(5, 1000);
     let buffers = check_ranks(Network::Mailboxes, &inputs, &report, 5, move |bench| {
-        let phases = AllReduce::Ring.phases(bench.rank());
-        bench.run(phases.reduce.chain(phases.gather), 5, &mut Scratch::new());
+        bench.run(ring::ALL_REDUCE.steps(bench.rank(), 0), 5, &mut Scratch::new());
     });
     let canonical = oracle::all_reduce(&inputs, Reduction::Sum);
     let same = |left: &[f32], right: &[f32]| left.iter().zip(right).all(|(left, right)| left.same(*right));
@@ -346,7 +343,7 @@ fn a_failing_transport_names_its_step() {
     drop(peer);
     let deadline = runtime.deadline(Duration::from_secs(1));
     let partition = partition::<u64>(2, 2);
-    let steps = AllReduce::Ring.phases(RingTransport::rank(&link)).reduce;
+    let steps = ring::reduce_scatter(RingTransport::rank(&link));
     let result = run(
         &mut link,
         steps,

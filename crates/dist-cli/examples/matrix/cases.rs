@@ -2,11 +2,7 @@
 
 use std::fmt;
 
-use dist_algos::Order;
-use dist_collectives::{
-    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, DType, Gather, Reduce, ReduceOp,
-    ReduceScatter, ReductionOrder, Scan, Scatter,
-};
+use dist_collectives::{Algorithm, DType, Operation, ReduceOp, ReductionOrder};
 
 /// One case: a row of calls that differ only in their length.
 #[derive(Debug, Clone, Copy)]
@@ -102,24 +98,24 @@ impl Case {
     pub(crate) fn all(world_size: usize) -> Vec<Self> {
         let n = world_size;
         let reducing = [
-            (Action::AllReduce, ways!(AllReduce, n, |a: AllReduce| a.order(n))),
+            (Action::AllReduce, ways(Operation::AllReduce, n)),
             (Action::StartAllReduce, CHOSEN.to_vec()),
             (Action::SubgroupAllReduce, CHOSEN.to_vec()),
             (Action::SplitAllReduce, CHOSEN[..1].to_vec()),
             (Action::MeshAllReduce, CHOSEN[..1].to_vec()),
-            (Action::ReduceScatter, ways!(ReduceScatter, n, |a: ReduceScatter| a.order(n))),
-            (Action::ReduceScatterV, ways!(ReduceScatter, n, |a: ReduceScatter| a.order(n))),
-            (Action::Reduce, ways!(Reduce, n, |a: Reduce| a.order(n))),
-            (Action::Scan, ways!(Scan, n, |a: Scan| a.order(n))),
-            (Action::ExclusiveScan, ways!(Scan, n, |a: Scan| a.order(n))),
+            (Action::ReduceScatter, ways(Operation::ReduceScatter, n)),
+            (Action::ReduceScatterV, ways(Operation::ReduceScatter, n)),
+            (Action::Reduce, ways(Operation::Reduce, n)),
+            (Action::Scan, ways(Operation::Scan, n)),
+            (Action::ExclusiveScan, ways(Operation::ExclusiveScan, n)),
         ];
         let moving = [
-            (Action::AllGather, ways!(AllGather, n, |_| Order::Canonical)),
-            (Action::AllGatherV, ways!(AllGather, n, |_| Order::Canonical)),
-            (Action::Broadcast, ways!(Broadcast, n, |_| Order::Canonical)),
-            (Action::Gather, ways!(Gather, n, |_| Order::Canonical)),
-            (Action::Scatter, ways!(Scatter, n, |_| Order::Canonical)),
-            (Action::AllToAll, ways!(AllToAll, n, |_| Order::Canonical)),
+            (Action::AllGather, ways(Operation::AllGather, n)),
+            (Action::AllGatherV, ways(Operation::AllGather, n)),
+            (Action::Broadcast, ways(Operation::Broadcast, n)),
+            (Action::Gather, ways(Operation::Gather, n)),
+            (Action::Scatter, ways(Operation::Scatter, n)),
+            (Action::AllToAll, ways(Operation::AllToAll, n)),
             (Action::AllToAllV, CHOSEN[..1].to_vec()),
             (Action::Message, CHOSEN[..1].to_vec()),
         ];
@@ -140,7 +136,7 @@ impl Case {
                 cases.extend(ways.iter().map(|&way| Self::new(action, way, dtype, ReduceOp::Sum)));
             }
         }
-        let barriers = ways!(Barrier, n, |_| Order::Canonical);
+        let barriers = ways(Operation::Barrier, n);
         let barriers = barriers.into_iter().map(|way| (Action::Barrier, way));
         let barriers = barriers.chain([(Action::MonitoredBarrier, CHOSEN[0])]);
         cases.extend(barriers.map(|(action, way)| Self::new(action, way, DType::U8, ReduceOp::Sum)));
@@ -152,22 +148,17 @@ impl Case {
     }
 }
 
-/// The library's choice in every order, and every algorithm that serves the world.
-macro_rules! ways {
-    ($algorithm:ident, $world_size:ident, $order:expr) => {{
-        let mut ways = CHOSEN.to_vec();
-        for &algorithm in $algorithm::ALL {
-            if algorithm.supports($world_size) {
-                let order: Order = $order(algorithm);
-                let order =
-                    if order == Order::Canonical { ReductionOrder::Canonical } else { ReductionOrder::Any };
-                ways.push((Some(algorithm.into()), order));
-            }
-        }
-        ways
-    }};
+/// The library's choice in every order, and every algorithm by messages that serves the world.
+fn ways(operation: Operation, world_size: usize) -> Vec<Way> {
+    let by_messages = operation.algorithms().filter(|it| matches!(it, Algorithm::Messages(_)));
+    let way = |algorithm: Algorithm| {
+        let canonical = algorithm.keeps(ReductionOrder::Canonical.least(), world_size);
+        let order = if canonical { ReductionOrder::Canonical } else { ReductionOrder::Any };
+        (Some(algorithm), order)
+    };
+    let served = by_messages.filter(|algorithm| algorithm.supports(world_size)).map(way);
+    CHOSEN.into_iter().chain(served).collect()
 }
-use ways;
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use dist_collectives::{Algorithm, Communicator, Direct, Operation as Collective, Ownership, ReductionOrder};
+use dist_collectives::{Algorithm, Communicator, Operation as Collective, Ownership, ReductionOrder};
 
 use crate::Error;
 use crate::operation::{self, Messages, bus_factor};
@@ -111,8 +111,8 @@ impl Operation {
 
     /// The algorithms that can be asked for.
     pub(super) fn algorithms(self) -> Vec<Algorithm> {
-        let direct = |collective| Direct::of(collective).map(Algorithm::from);
-        self.collective().into_iter().flat_map(|it| Algorithm::of(it).chain(direct(it))).collect()
+        let all = self.collective().into_iter().flat_map(Collective::algorithms);
+        all.filter(|algorithm| !matches!(algorithm, Algorithm::TwoLevel(_))).collect()
     }
 
     /// The name of the algorithm that serves inputs of so many bytes.
@@ -144,7 +144,7 @@ pub(super) fn check_algorithm(
     if !algorithm.supports(world_size) {
         return Err(Error::Usage(format!("{algorithm} cannot serve {world_size} ranks")));
     }
-    if !algorithm.keeps(order, world_size) {
+    if !algorithm.keeps(order.least(), world_size) {
         return Err(Error::Usage(format!(
             "{algorithm} does not reduce in canonical order on {world_size} ranks: add --order any"
         )));

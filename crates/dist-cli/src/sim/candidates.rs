@@ -1,10 +1,8 @@
 //! The algorithms of each operation, ready to be predicted.
 
-use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
-    ReduceScatter, Scan, Scatter, Step,
-};
-use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation, TwoLevel};
+use dist_algos::hierarchical::TwoLevelAlgorithm;
+use dist_algos::{AlgorithmTable, CollectiveKind, Hosts, MessageAlgorithm, Order, Partition, Step};
+use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation};
 use dist_predict::{NetworkModel, Prediction, STEPS_MAX, Workload};
 use dist_transport::Rank;
 
@@ -134,65 +132,60 @@ struct Traits {
 }
 
 impl<'a> Case<'a> {
-    /// All algorithms that serve so many ranks.
-    pub(super) fn candidates(&self) -> Result<Vec<Candidate<'a>>, Error> {
-        let mut all = match self.operation {
-            Operation::AllReduce => self.all::<AllReduce>()?,
-            Operation::ReduceScatter => self.all::<ReduceScatter>()?,
-            Operation::AllGather => self.all::<AllGather>()?,
-            Operation::Broadcast => self.all::<Broadcast>()?,
-            Operation::Reduce => self.all::<Reduce>()?,
-            Operation::AllToAll => self.all::<AllToAll>()?,
-            Operation::Gather => self.all::<Gather>()?,
-            Operation::Scatter => self.all::<Scatter>()?,
-            Operation::Scan => self.all::<Scan>()?,
-            Operation::Barrier => self.all::<Barrier>()?,
-            other => return Err(Error::Usage(format!("{other} has no algorithms to choose from"))),
+    /// All algorithms of a table that serve so many ranks.
+    pub(super) fn candidates(&self, table: AlgorithmTable<'_>) -> Result<Vec<Candidate<'a>>, Error> {
+        let Some(collective) = self.operation.collective() else {
+            return Err(Error::Usage(format!("{} has no algorithms to choose from", self.operation)));
         };
+        let mut all = self.by_messages(table, collective)?;
         if let Some(hosts) = self.world.shared_hosts() {
-            all.extend(self.two_levels(hosts)?);
+            let two_level = table.two_level().filter(|two| two.collective == collective);
+            for two in two_level.filter(|two| two.supports(hosts)) {
+                all.push(self.two_level(two, hosts)?);
+            }
         }
         Ok(all)
     }
 
-    /// What there is for ranks that share hosts.
-    fn two_levels(&self, hosts: &'a Hosts) -> Result<Vec<Candidate<'a>>, Error> {
-        let candidate = |two: TwoLevel| {
-            let cost = two.cost(hosts);
-            let traits = Traits {
-                name: two.name().to_owned(),
-                order: two.order(hosts),
-                rounds: cost.inside.rounds + cost.across.rounds,
-                two_levels: true,
-                chunks: two.chunks(hosts),
-                // Its steps reduce into their input.
-                copied: if self.operation == Operation::ReduceScatter { two.chunks(hosts) } else { 0 },
-                // None is chosen by costs that are the same everywhere.
-                chosen: false,
-            };
-            self.candidate(traits, move |rank, root| {
-                two.steps(rank, hosts, root).expect("they are supported")
-            })
+    fn two_level(&self, two: &'static TwoLevelAlgorithm, hosts: &'a Hosts) -> Result<Candidate<'a>, Error> {
+        let cost = two.cost(hosts);
+        let traits = Traits {
+            name: two.name.to_owned(),
+            order: two.order(hosts),
+            rounds: cost.inside.rounds + cost.across.rounds,
+            two_levels: true,
+            chunks: two.chunks(hosts),
+            // Its steps reduce into their input.
+            copied: if self.operation == Operation::ReduceScatter { two.chunks(hosts) } else { 0 },
+            // None is chosen by costs that are the same everywhere.
+            chosen: false,
         };
-        TwoLevel::of(self.operation.name()).filter(|two| two.supports(hosts)).map(candidate).collect()
+        self.candidate(traits, move |rank, root| two.steps(rank, hosts, root).expect("they are supported"))
     }
 
-    fn all<A: Choice>(&self) -> Result<Vec<Candidate<'a>>, Error> {
+    /// What there is for ranks that are all alike.
+    fn by_messages(
+        &self,
+        table: AlgorithmTable<'_>,
+        collective: CollectiveKind,
+    ) -> Result<Vec<Candidate<'a>>, Error> {
         let (ranks, bytes) = (self.world.ranks(), self.whole()?);
-        let chosen = A::suggest_for(self.world.placement(), bytes, self.order, self.world.costs());
-        let candidate = |algorithm: A| {
+        let (placement, costs) = (self.world.placement(), self.world.costs());
+        let chosen = table.suggest(collective, placement, bytes, self.order, costs);
+        let candidate = |algorithm: &'static MessageAlgorithm| {
             let traits = Traits {
-                name: algorithm.name().to_owned(),
+                name: algorithm.name.to_owned(),
                 order: algorithm.order(ranks),
                 rounds: algorithm.cost(ranks).rounds,
                 two_levels: false,
                 chunks: algorithm.chunks(ranks),
                 copied: algorithm.copied(ranks),
-                chosen: algorithm == chosen,
+                chosen: chosen.is_some_and(|chosen| chosen.name == algorithm.name),
             };
             self.candidate(traits, move |rank, root| algorithm.steps(rank, root))
         };
-        A::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
+        let of_operation = table.messages().filter(|algorithm| algorithm.collective == collective);
+        of_operation.filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
     }
 
     /// Bytes that a rank works on again and again, before it goes on to others, which it has to fetch. What an operation
@@ -262,6 +255,7 @@ const WHOLE_MAX: usize = 1 << 50;
 
 #[cfg(test)]
 mod tests {
+    use dist_algos::{ALGORITHMS, Algorithm, ring};
     use rstest::rstest;
 
     use super::super::model::Model;
@@ -281,7 +275,27 @@ mod tests {
     ) {
         let world = World::like(4, &Model::default(), true);
         let case = Case { operation, bytes: 4096, order: Order::Any, world: &world };
-        let all = case.candidates().unwrap();
+        let all = case.candidates(ALGORITHMS).unwrap();
         assert_eq!(all.iter().find(|candidate| candidate.name == name).unwrap().copied, copied);
+    }
+
+    /// A ring that says it costs nothing, so that it is chosen.
+    static FREE_RING: MessageAlgorithm =
+        MessageAlgorithm { name: "free_ring", cost: |_| dist_algos::Cost::NOTHING, ..ring::ALL_REDUCE };
+
+    #[test]
+    fn an_algorithm_more_in_the_table_is_chosen_and_predicted() {
+        let world = World::like(4, &Model::default(), true);
+        let case = Case { operation: Operation::AllReduce, bytes: 1 << 20, order: Order::Any, world: &world };
+        let mut algorithms = ALGORITHMS.to_vec();
+        algorithms.push(Algorithm::from(&FREE_RING));
+        let all = case.candidates(AlgorithmTable::new(&algorithms)).unwrap();
+        let predicted = |name| {
+            let candidate = all.iter().find(|candidate| candidate.name == name).unwrap();
+            (candidate.chosen, candidate.predict(&world).unwrap().seconds)
+        };
+        let ((chosen, seconds), (ring_chosen, ring_seconds)) = (predicted("free_ring"), predicted("ring"));
+        assert!(chosen && !ring_chosen);
+        assert!(seconds > 0.0 && (seconds - ring_seconds).abs() < 1e-12, "{seconds} {ring_seconds}");
     }
 }

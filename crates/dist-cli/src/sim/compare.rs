@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
-use dist_algos::Order;
 use dist_algos::direct::DirectCosts;
-use dist_collectives::{Direct, Operation};
+use dist_algos::{ALGORITHMS, Order};
+use dist_collectives::{Algorithm, Operation};
 use dist_transport::process::Medium;
 use serde::{Deserialize, Serialize};
 
@@ -276,14 +276,14 @@ fn line(point: &Measured, predicted_us: f64, bound: bool) -> Line {
 /// A line of a direct schedule that can be predicted, and its operation.
 fn direct_point(point: &Measured) -> Option<(&Measured, Operation)> {
     let operation = operation::parse(&point.op)?;
-    let known = Direct::of(operation).any(|direct| direct.name() == point.algorithm);
+    let known = matches!(operation.algorithm(&point.algorithm), Some(Algorithm::Direct(_)));
     (known && (2..=direct::RANKS_MAX).contains(&point.ranks) && point.median_us > 0.0)
         .then_some((point, operation))
 }
 
 fn direct_us(point: &Measured, operation: Operation, pace: &DirectCosts) -> Option<f64> {
-    let all = direct::predict(operation, point.ranks, point.bytes, pace);
-    let found = all.iter().find(|direct| direct.algorithm.name() == point.algorithm);
+    let all = direct::predict(ALGORITHMS, operation, point.ranks, point.bytes, pace);
+    let found = all.iter().find(|direct| direct.algorithm.name == point.algorithm);
     found.map(|direct| direct.seconds * 1e6)
 }
 
@@ -305,7 +305,7 @@ fn candidate<'a>(point: &Measured, world: &'a World) -> Result<Option<Candidate<
     }
     let Some(operation) = operation::parse(&point.op) else { return Ok(None) };
     let case = Case { operation, bytes: point.bytes, order: Order::Any, world };
-    Ok(case.candidates()?.into_iter().find(|candidate| candidate.name == point.algorithm))
+    Ok(case.candidates(ALGORITHMS)?.into_iter().find(|candidate| candidate.name == point.algorithm))
 }
 
 /// What it takes to wake a thread, in seconds.

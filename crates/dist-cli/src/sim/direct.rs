@@ -4,9 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCollective, DirectCosts, DirectPlan, Ownership};
-use dist_algos::{Partition, Source};
-use dist_collectives::{Direct, Operation};
+use dist_algos::direct::{
+    Crossovers, DirectAlgorithm, DirectCase, DirectCollective, DirectCosts, DirectPlan, Ownership,
+};
+use dist_algos::{AlgorithmTable, Partition, Source};
+use dist_collectives::Operation;
 use dist_transport::direct::{GroupLayout, MemoryCosts, Reach};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +19,7 @@ use crate::quantity::rounded;
 /// A way to do an operation directly.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prediction {
-    pub(super) algorithm: Direct,
+    pub(super) algorithm: &'static DirectAlgorithm,
     /// Whether it is the one that would be chosen for borrowed memory.
     pub(super) chosen: bool,
     pub(super) seconds: f64,
@@ -28,21 +30,23 @@ pub(super) const RANKS_MAX: usize = 1024;
 
 /// What every form of an operation takes, on so many bytes of each rank; none for operations that have none.
 pub(super) fn predict(
+    table: AlgorithmTable<'_>,
     operation: Operation,
     ranks: usize,
     bytes: usize,
     pace: &DirectCosts,
 ) -> Vec<Prediction> {
-    let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
-    let prediction = |direct: Direct| {
-        let (collective, whole) = (collective(operation)?, whole(operation, ranks, bytes)?);
-        let shared = GroupLayout::on_host(Reach::Write);
-        let memory = (Ownership::Borrowed, &shared);
-        let chosen = DirectAlgorithm::suggest(collective, ranks, whole, memory, Crossovers::default());
-        let algorithm = direct.algorithm();
+    let Some(collective) = collective(operation) else { return Vec::new() };
+    let of_operation = table.direct().filter(|algorithm| algorithm.collective == collective.kind());
+    let prediction = |algorithm: &'static DirectAlgorithm| {
+        let whole = whole(operation, ranks, bytes)?;
+        let (shared, ownership) = (GroupLayout::on_host(Reach::Write), Ownership::Borrowed);
+        let crossovers = Crossovers::default();
+        let case = DirectCase { world_size: ranks, bytes: whole, ownership, shared: &shared, crossovers };
+        let chosen = table.suggest_direct(collective.kind(), &case);
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
-        let partition = Partition::new(whole / size, size, collective.parts(algorithm, ranks))?;
-        let block_bytes = algorithm.block_bytes(collective, whole);
+        let partition = Partition::new(whole / size, size, algorithm.parts(ranks))?;
+        let block_bytes = (algorithm.block_bytes)(whole);
         let plan = DirectPlan::new(
             (collective, algorithm),
             ranks,
@@ -51,9 +55,9 @@ pub(super) fn predict(
             shared,
         )?;
         let seconds = plan.duration(partition, Some(partition), pace).as_secs_f64();
-        Some(Prediction { algorithm: direct, chosen: algorithm == chosen, seconds })
+        Some(Prediction { algorithm, chosen: chosen == Some(algorithm), seconds })
     };
-    forms.filter_map(prediction).collect()
+    of_operation.filter(|_| (2..=RANKS_MAX).contains(&ranks)).filter_map(prediction).collect()
 }
 
 /// The operation as direct schedules know it; roots are rank 0.
@@ -175,6 +179,8 @@ pub(super) fn fit(error: impl Fn(&DirectCosts) -> f64) -> DirectCosts {
 
 #[cfg(test)]
 mod tests {
+    use dist_algos::ALGORITHMS;
+
     use super::*;
 
     fn pace(post_ns: f64, copied_byte_ns: f64) -> DirectCosts {
@@ -184,15 +190,15 @@ mod tests {
     #[test]
     fn forms_take_what_can_be_computed_by_hand() {
         let (ranks, bytes) = (2, 1024);
-        let all = predict(Operation::AllReduce, ranks, bytes, &pace(20.0, 0.1));
+        let all = predict(ALGORITHMS, Operation::AllReduce, ranks, bytes, &pace(20.0, 0.1));
         assert_eq!(all.len(), 4);
         // It copies its buffer into a slot, posts, and views the other's; to the whole nanosecond below.
-        let one_shot = all.iter().find(|one| one.algorithm.algorithm() == DirectAlgorithm::OneShot).unwrap();
+        let one_shot = all.iter().find(|one| one.algorithm.is_one_shot).unwrap();
         let expected = 1024.0 * 0.1 + 20.0 + 75.0 + 1024.0 * 0.2;
         assert!((one_shot.seconds * 1e9 - expected).abs() <= 1.0, "{one_shot:?}");
         assert!(one_shot.chosen && all.iter().filter(|one| one.chosen).count() == 1);
-        assert!(predict(Operation::Scan, ranks, bytes, &pace(20.0, 0.1)).is_empty());
-        assert!(predict(Operation::AllReduce, 1, bytes, &pace(20.0, 0.1)).is_empty());
+        assert!(predict(ALGORITHMS, Operation::Scan, ranks, bytes, &pace(20.0, 0.1)).is_empty());
+        assert!(predict(ALGORITHMS, Operation::AllReduce, 1, bytes, &pace(20.0, 0.1)).is_empty());
     }
 
     #[test]
@@ -201,7 +207,8 @@ mod tests {
         let times = |pace: &DirectCosts| {
             let all = [Operation::Barrier, Operation::AllReduce, Operation::Broadcast];
             let points = all.into_iter().flat_map(|op| [8, 4096, 1 << 20].map(|bytes| (op, bytes)));
-            let seconds = points.flat_map(|(op, bytes)| predict(op, 2, bytes, pace)).map(|one| one.seconds);
+            let seconds =
+                points.flat_map(|(op, bytes)| predict(ALGORITHMS, op, 2, bytes, pace)).map(|one| one.seconds);
             seconds.collect::<Vec<_>>()
         };
         let expected = times(&truth);

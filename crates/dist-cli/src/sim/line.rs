@@ -79,7 +79,7 @@ impl Line {
             ranks,
             hosts,
             bytes: case.bytes,
-            algorithm: direct.algorithm.name().to_owned(),
+            algorithm: direct.algorithm.name.to_owned(),
             order: reduces.then(|| Order::Canonical.to_string()),
             chosen: direct.chosen,
             fastest: false,

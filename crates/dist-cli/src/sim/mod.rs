@@ -15,6 +15,7 @@ mod world;
 
 use std::path::PathBuf;
 
+use dist_algos::ALGORITHMS;
 use dist_collectives::{Operation, ReductionOrder};
 
 use crate::Error;
@@ -124,8 +125,9 @@ fn point(
 ) -> Result<Vec<Line>, Error> {
     progress.doing(format!("predicting {operation} of {bytes} bytes on {} ranks", world.ranks()));
     let case = Case { operation, bytes, order: arguments.order.least(), world };
-    let directs = pace.map_or(Vec::new(), |pace| direct::predict(operation, world.ranks(), bytes, pace));
-    let mut all = case.candidates()?;
+    let directs =
+        pace.map_or(Vec::new(), |pace| direct::predict(ALGORITHMS, operation, world.ranks(), bytes, pace));
+    let mut all = case.candidates(ALGORITHMS)?;
     // Ranks that share memory do not go by messages.
     all.iter_mut().for_each(|candidate| candidate.chosen &= directs.is_empty());
     let wanted = |name: &str, chosen: bool| match arguments.algorithm.as_str() {
@@ -135,9 +137,9 @@ fn point(
     };
     let found: Vec<_> = all.iter().filter(|candidate| wanted(&candidate.name, candidate.chosen)).collect();
     let found_directs: Vec<_> =
-        directs.iter().filter(|direct| wanted(direct.algorithm.name(), direct.chosen)).collect();
+        directs.iter().filter(|direct| wanted(direct.algorithm.name, direct.chosen)).collect();
     if found.is_empty() && found_directs.is_empty() {
-        let direct_names = directs.iter().map(|direct| direct.algorithm.name());
+        let direct_names = directs.iter().map(|direct| direct.algorithm.name);
         let names: Vec<_> = all.iter().map(|candidate| candidate.name.as_str()).chain(direct_names).collect();
         let text = format!(
             "{} on {} ranks is done by all, auto, {}, not by {:?}",

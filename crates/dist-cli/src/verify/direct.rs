@@ -1,25 +1,23 @@
 //! What is proven of schedules for ranks that share memory.
 
-use dist_algos::Order;
 use dist_algos::direct::verify::{plans, prove};
 use dist_algos::direct::{DirectAlgorithm, DirectCollective};
 use dist_algos::verify::mutate::Score;
-use dist_collectives::{Direct, Operation};
+use dist_algos::{AlgorithmTable, Order};
 
 use super::line::{Line, Mutants};
 use super::roots;
 
-/// Proves every form of every operation in all worlds up to so many ranks.
-pub(super) fn lines(max_ranks: usize) -> impl Iterator<Item = Line> {
-    Operation::ALL.into_iter().flat_map(Direct::of).map(move |direct| line(direct, max_ranks))
+/// Proves every algorithm in all worlds up to so many ranks.
+pub(super) fn lines(table: AlgorithmTable<'_>, max_ranks: usize) -> impl Iterator<Item = Line> {
+    table.direct().map(move |algorithm| line(algorithm, max_ranks))
 }
 
-fn line(direct: Direct, max_ranks: usize) -> Line {
-    let (operation, algorithm) = (direct.operation().name(), direct.algorithm());
-    let mut line = Line::new(operation, direct.name());
+fn line(algorithm: &'static DirectAlgorithm, max_ranks: usize) -> Line {
+    let mut line = Line::new(algorithm.collective.name(), algorithm.name);
     for world_size in 1..=max_ranks {
-        for collective in collectives(&roots(world_size))
-            .filter(|collective| collective.name() == operation && algorithm.serves(*collective))
+        for collective in
+            collectives(&roots(world_size)).filter(|collective| collective.kind() == algorithm.collective)
         {
             if let Err(error) = prove(&plans(collective, algorithm, world_size)) {
                 line.wrong = Some(format!("{world_size} ranks: {error}"));
@@ -40,13 +38,11 @@ const MUTATED: [usize; 3] = [2, 3, 4];
 const CALLS: [usize; 3] = [0, 1, 2];
 
 /// Changes every step of every rank in small worlds, of one call among others.
-pub(super) fn mutants(max_ranks: usize) -> Mutants {
+pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Mutants {
     let mut mutants = Mutants::default();
-    let served = |collective| {
-        DirectAlgorithm::ALL
-            .into_iter()
-            .filter(move |algorithm| algorithm.serves(collective))
-            .map(move |algorithm| (collective, algorithm))
+    let served = |collective: DirectCollective| {
+        let of_operation = table.direct().filter(move |algorithm| algorithm.collective == collective.kind());
+        of_operation.map(move |algorithm| (collective, algorithm))
     };
     for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
         for (collective, algorithm) in collectives(&[0, world_size - 1]).flat_map(served) {
@@ -54,8 +50,8 @@ pub(super) fn mutants(max_ranks: usize) -> Mutants {
                 // A schedule that is wrong itself has its own line.
                 let score =
                     Score::of_call(&plans(collective, algorithm, world_size), mutated).unwrap_or_default();
-                let name =
-                    |mutant| format!("{} by {algorithm} of {world_size} ranks: {mutant}", collective.name());
+                let (operation, name) = (collective.name(), algorithm.short_name());
+                let name = |mutant| format!("{operation} by {name} of {world_size} ranks: {mutant}");
                 mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
             }
         }

@@ -1,7 +1,7 @@
 //! Worlds beyond the bound.
 
-use dist_algos::verify::{Subject, symmetry};
-use dist_algos::{Error, Result};
+use dist_algos::verify::{self, symmetry};
+use dist_algos::{Error, MessageAlgorithm, Result};
 
 /// The largest world that is tried.
 const RANKS_MAX: usize = 4096;
@@ -21,21 +21,21 @@ pub(super) fn worlds(bound: usize, seed: u64) -> Vec<usize> {
 }
 
 /// Proves a larger world: by symmetry if all ranks do the same, else for one root. `false` if it was left out.
-pub(super) fn prove(subject: Subject, world_size: usize) -> Result<bool, Error> {
-    if !subject.supports(world_size) {
+pub(super) fn prove(algorithm: &MessageAlgorithm, world_size: usize) -> Result<bool, Error> {
+    if !algorithm.supports(world_size) {
         return Ok(false);
     }
-    let cost = subject.cost(world_size);
+    let cost = algorithm.cost(world_size);
     let steps = cost.rounds.saturating_mul(world_size);
-    if steps <= WORK_MAX && symmetry::prove(subject, world_size)?.is_some() {
+    if steps <= WORK_MAX && symmetry::prove(algorithm, world_size)?.is_some() {
         return Ok(true);
     }
-    let moved = cost.path.max(subject.chunks(world_size)).saturating_mul(world_size);
+    let moved = cost.path.max(algorithm.chunks(world_size)).saturating_mul(world_size);
     if steps > WORK_MAX || moved > WORK_MAX {
         return Ok(false);
     }
-    let root = subject.roots(world_size).end / 3;
-    subject.prove(world_size, root).map(|_| true)
+    let root = algorithm.collective.roots(world_size).end / 3;
+    verify::prove(algorithm, world_size, root).map(|_| true)
 }
 
 #[cfg(test)]

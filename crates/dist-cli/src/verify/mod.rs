@@ -6,7 +6,7 @@ mod line;
 mod survey;
 mod two_levels;
 
-use dist_algos::verify::Subject;
+use dist_algos::ALGORITHMS;
 
 use crate::Error;
 use crate::outcome::Outcome;
@@ -40,25 +40,28 @@ const ALL_ROOTS_MAX: usize = 16;
 
 /// Proves everything; fails if a schedule is wrong or too many changed ones pass.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let table = ALGORITHMS;
     let larger = large::worlds(arguments.max_ranks, arguments.seed);
     let mut all_right = true;
     let progress = Progress::start()?;
     if !arguments.json {
         print(Line::HEADER)?;
     }
-    for subject in Subject::all() {
-        progress.doing(format!("proving {} by {}", subject.operation(), subject.algorithm()));
-        let line = survey::line(subject, arguments.max_ranks, &larger);
+    for algorithm in table.messages() {
+        progress.doing(format!("proving {} by {}", algorithm.collective, algorithm.name));
+        let line = survey::line(algorithm, arguments.max_ranks, &larger);
         all_right &= line.wrong.is_none();
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
     progress.doing("proving schedules on two levels and in shared memory");
-    for line in two_levels::lines(arguments.max_ranks).chain(direct::lines(arguments.max_ranks)) {
+    let two_levels = two_levels::lines(table, arguments.max_ranks);
+    for line in two_levels.chain(direct::lines(table, arguments.max_ranks)) {
         all_right &= line.wrong.is_none();
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
     progress.doing("changing schedules, which are to be rejected");
-    let (mut mutants, direct) = (survey::mutants(arguments.max_ranks), direct::mutants(arguments.max_ranks));
+    let mut mutants = survey::mutants(table, arguments.max_ranks);
+    let direct = direct::mutants(table, arguments.max_ranks);
     all_right &= mutants.is_enough() && direct.is_enough();
     mutants.add(direct.mutants, direct.rejected, direct.survivors);
     print(&if arguments.json { mutants.json() } else { mutants.text() })?;

@@ -1,7 +1,9 @@
 //! Operations in which every rank sends a part to every other rank.
 
 use dist_algos::direct::DirectCollective;
-use dist_algos::{Choice, CostModel, Order, Source};
+use dist_algos::{
+    ALGORITHMS, Algorithm, CollectiveKind, CostModel, MessageAlgorithm, Order, Source, all_to_all,
+};
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
@@ -9,9 +11,8 @@ use super::direct::Input;
 use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, room};
-use crate::algorithm::OneOf;
 use crate::digest::digest;
-use crate::{AllToAll, Call, Element, Error, Operation, Result};
+use crate::{Call, Element, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn all_to_all<T: Element>(
@@ -27,7 +28,7 @@ impl Engine {
         let (input, ownership) = (input.elements(), input.ownership());
         let collective = Collective::Direct(DirectCollective::AllToAll);
         let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
-        match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), options)? {
+        match self.begin_collective(&key, |_| part * size_of::<T>(), options)? {
             ProgramKind::Direct { .. } => {
                 let partition = layout.partition::<T>();
                 self.run_directly(
@@ -56,17 +57,15 @@ impl Engine {
         let received = self.check_dealt(input.len(), send_counts, receive_counts)?;
         Self::check_length(operation, "output", received, output.len())?;
         let algorithm = match options.settings.forced(operation) {
-            None => AllToAll::UNEVEN,
-            Some(algorithm) => {
-                let serves = AllToAll::of(algorithm).filter(|&algorithm| !passes_on(algorithm));
-                serves.ok_or(Error::NeedsEvenParts { algorithm })?
-            }
+            None => &all_to_all::WINDOWED,
+            Some(Algorithm::Messages(algorithm)) if !self.forwards(algorithm) => algorithm,
+            Some(algorithm) => return Err(Error::NeedsEvenParts { algorithm }),
         };
         // All ranks agree that their parts are uneven, and on nothing else.
         let sizes = digest((options.sizes != 0).then_some(options.sizes));
         let key = CallKey::of::<T>(Collective::Direct(DirectCollective::AllToAll), 0, 0, sizes);
         let call = self.call_of(operation, &key, options.settings.order);
-        let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
+        let call = self.begin(Call { algorithm: Some(Algorithm::Messages(algorithm)), ..call });
         self.compare_counts(&call, send_counts, receive_counts, options)?;
         let [sent, received] = [send_counts, receive_counts].map(RankLayout::counted);
         self.deal(&call, algorithm, (input, &sent), (output, &received), &options.due)
@@ -89,18 +88,23 @@ impl Engine {
     fn deal<T: Element>(
         &mut self,
         call: &Call,
-        algorithm: AllToAll,
+        algorithm: &MessageAlgorithm,
         (input, sent): (&[T], &RankLayout),
         (output, received): (&mut [T], &RankLayout),
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        if passes_on(algorithm) {
+        if self.forwards(algorithm) {
             return self.pass_on(call, algorithm, (input, sent), output, due);
         }
         let own = self.rank().index();
         copy(&input[sent.range(own)], &mut output[received.range(own)]);
         let memory = from_input((input, sent.partition::<T>()), (output, received.partition::<T>()));
-        self.run_in(call, algorithm.schedule(self.rank()), memory, &mut nothing_to_combine, due)
+        self.run_in(call, algorithm.steps(self.rank(), 0), memory, &mut nothing_to_combine, due)
+    }
+
+    /// Returns `true` if an algorithm forwards parts through other ranks. All parts must then have the same length.
+    fn forwards(&self, algorithm: &MessageAlgorithm) -> bool {
+        algorithm.sends_from(self.world_size()) == Source::Buffer
     }
 
     /// Runs an algorithm that forwards parts through other ranks. Parts that travel together are stored in the
@@ -108,7 +112,7 @@ impl Engine {
     fn pass_on<T: Element>(
         &mut self,
         call: &Call,
-        algorithm: AllToAll,
+        algorithm: &MessageAlgorithm,
         (input, layout): (&[T], &RankLayout),
         output: &mut [T],
         due: &LazyDeadline<'_>,
@@ -117,13 +121,13 @@ impl Engine {
         let mut memory = std::mem::take(&mut self.copy);
         let parts = room(&mut memory, input.len(), &mut *self.transport)?;
         for place in 0..rank.world_size() {
-            copy(&input[layout.range(algorithm.before(rank, place))], &mut parts[layout.range(place)]);
+            copy(&input[layout.range(rank.plus(place).index())], &mut parts[layout.range(place)]);
         }
-        let steps = algorithm.schedule(rank);
+        let steps = algorithm.steps(rank, 0);
         let passed = in_place(parts, layout.partition::<T>());
         let done = self.run_in(call, steps, passed, &mut nothing_to_combine, due);
         for place in 0..rank.world_size() {
-            copy(&parts[layout.range(place)], &mut output[layout.range(algorithm.after(rank, place))]);
+            copy(&parts[layout.range(place)], &mut output[layout.range(rank.minus(place).index())]);
         }
         self.copy = memory;
         done
@@ -144,7 +148,9 @@ impl Engine {
         let layout = RankLayout::even(1, world_size);
         // This choice is not part of a fingerprint, so it must not depend on the cost model of a rank.
         let model = &CostModel::default();
-        let algorithm = AllToAll::suggest_for(self.placement, size_of_val(&*sent), Order::Canonical, model);
+        let (collective, bytes) = (CollectiveKind::AllToAll, size_of_val(&*sent));
+        let algorithm = ALGORITHMS.suggest(collective, self.placement, bytes, Order::Canonical, model);
+        let algorithm = algorithm.expect("every operation has an algorithm for every world");
         self.deal(call, algorithm, (&sent, &layout), (&mut announced, &layout), &options.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
@@ -160,11 +166,6 @@ impl Engine {
         let (from, to) = (self.in_world(rank(from)), self.in_world(rank(to)));
         Err(Error::Disagreement { from, to, sent, expected })
     }
-}
-
-/// Returns `true` if parts are forwarded through other ranks. All parts must then have the same length.
-fn passes_on(algorithm: AllToAll) -> bool {
-    algorithm.source() == Source::Buffer
 }
 
 /// A disagreement is a tuple of sender, receiver, sent length and expected length. This value is greater than any

@@ -1,6 +1,6 @@
 //! The arithmetic of a reduction on one rank.
 
-use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
+use dist_algos::{ALGORITHMS, CollectiveKind, CostModel, Memory, Order, Partition, Placement};
 use dist_transport::direct::CHANGED_MAX;
 use dist_transport::{Combine, LazyDeadline};
 use smallvec::SmallVec;
@@ -74,12 +74,13 @@ impl Engine {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let world_size = self.world_size();
-        let algorithm = AllReduce::suggest(world_size, value.len(), Order::Canonical, &CostModel::default());
+        let (kind, ranks) = (CollectiveKind::AllReduce, Placement::dedicated(world_size));
+        let algorithm = ALGORITHMS.suggest(kind, ranks, value.len(), Order::Canonical, &CostModel::default());
+        let algorithm = algorithm.expect("every operation has a canonical algorithm for every world");
         let partition = Partition::new(1, value.len(), algorithm.chunks(world_size))
             .expect("the sizes of values divide 64");
-        let phases = algorithm.phases(self.rank());
         let memory = Memory::new(value, partition);
-        self.run_in(call, phases.reduce.chain(phases.gather), memory, combine, due)
+        self.run_in(call, algorithm.steps(self.rank(), 0), memory, combine, due)
     }
 }
 

@@ -8,11 +8,11 @@ use dist_transport::{Abort, Cause, Incoming, LazyDeadline, Outgoing, Sink};
 
 use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::{CallOptions, Engine, in_place, nothing_to_combine, partition};
-use crate::{Barrier, Call, Error, Operation, Result};
+use crate::{Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
-        match self.begin_collective::<Barrier>(&of_nothing(options), |_| 0, options)? {
+        match self.begin_collective(&of_nothing(options), |_| 0, options)? {
             ProgramKind::Direct { .. } => {
                 self.signal_and_wait(&mut [], nothing_to_combine, None::<&mut SumKernel<'_>>, &options.due)
             }

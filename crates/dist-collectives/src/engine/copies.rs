@@ -1,15 +1,14 @@
 //! Operations that copy elements of some ranks to all ranks, or to one rank.
 
-use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
+use dist_algos::{MessageAlgorithm, Source};
 
 use super::arithmetic::Arithmetic;
 use super::direct::{Input, ReductionBuffer};
 use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, partition, room};
-use crate::algorithm::OneOf;
-use crate::{AllGather, Broadcast, Element, Gather, Operation, Result, Scatter};
+use crate::{Element, Operation, Result};
 
 impl Engine {
     pub(crate) fn broadcast<T: Element>(
@@ -22,7 +21,7 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::Broadcast { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        match self.begin_collective::<Broadcast>(&key, largest, options)? {
+        match self.begin_collective(&key, largest, options)? {
             ProgramKind::Direct { parts } => {
                 let partition = partition::<T>(buffer.len(), parts);
                 self.run_directly((buffer, partition), None, &Arithmetic::NONE, &options.due)
@@ -45,8 +44,7 @@ impl Engine {
         let layout = &self.layout(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Input });
-        let program =
-            self.begin_with_layout::<T, AllGather>(collective, None, input.ownership(), layout, options)?;
+        let program = self.begin_with_layout::<T>(collective, None, input.ownership(), layout, options)?;
         let input = input.elements();
         match program {
             ProgramKind::Direct { .. } => {
@@ -71,8 +69,7 @@ impl Engine {
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let layout = RankLayout::even(part, self.world_size());
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Buffer });
-        let program =
-            self.begin_with_layout::<T, AllGather>(collective, None, ownership, &layout, options)?;
+        let program = self.begin_with_layout::<T>(collective, None, ownership, &layout, options)?;
         let partition = layout.partition::<T>();
         match program {
             ProgramKind::Direct { .. } => {
@@ -96,7 +93,7 @@ impl Engine {
         let layout = &self.layout(Operation::Gather, counts, ("input", input.len()), whole)?;
         self.check_root(Operation::Gather, root)?;
         let (rank, collective) = (self.rank, Collective::Gather { root });
-        let algorithm: Gather = self.begin_rooted::<T, _>(collective, layout, options)?;
+        let algorithm = self.begin_rooted::<T>(collective, layout, options)?;
         let own = layout.of(rank.index()..rank.index() + 1);
         let held = algorithm.held(rank, root);
         let passing = layout.of(held.first()..held.end());
@@ -126,7 +123,7 @@ impl Engine {
         let layout = &self.layout(Operation::Scatter, counts, ("output", output.len()), whole)?;
         self.check_root(Operation::Scatter, root)?;
         let (rank, collective) = (self.rank, Collective::Scatter { root });
-        let algorithm: Scatter = self.begin_rooted::<T, _>(collective, layout, options)?;
+        let algorithm = self.begin_rooted::<T>(collective, layout, options)?;
         let held = algorithm.held(rank, root);
         let passing = layout.of(held.first()..held.end());
         let source = layout.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
@@ -155,13 +152,13 @@ impl Engine {
     }
 
     /// Begins a gather or a scatter and returns the algorithm.
-    fn begin_rooted<T: Element, A: OneOf>(
+    fn begin_rooted<T: Element>(
         &mut self,
         collective: Collective,
         layout: &RankLayout,
         options: &CallOptions<'_>,
-    ) -> Result<A> {
-        self.begin_with_layout::<T, A>(collective, None, [Ownership::Borrowed; 2], layout, options)?;
+    ) -> Result<&'static MessageAlgorithm> {
+        self.begin_with_layout::<T>(collective, None, [Ownership::Borrowed; 2], layout, options)?;
         Ok(self.flat().1)
     }
 }

@@ -1,10 +1,10 @@
 //! Operations of ranks that share memory. They run direct schedules instead of sending messages.
 
-use dist_algos::Partition;
 use dist_algos::direct::{
-    Crossovers, DirectAlgorithm, DirectCollective, DirectMemory, DirectPlan, OwnMemory, Ownership,
-    ReductionKernel, RemoteAccess,
+    Crossovers, DirectAlgorithm, DirectCase, DirectMemory, DirectPlan, OwnMemory, Ownership, ReductionKernel,
+    RemoteAccess,
 };
+use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind, Partition};
 use dist_transport::direct::{GroupLayout, Reach};
 use dist_transport::{Cause, LazyDeadline};
 
@@ -12,8 +12,7 @@ use super::arithmetic::Arithmetic;
 use super::direct_access::CheckedPlan;
 use super::plan_cache::{CallKey, Collective};
 use super::{CallOptions, Engine};
-use crate::algorithm::OneOf;
-use crate::{Algorithm, Buffer, Direct, Element, Error, Operation, Result};
+use crate::{Buffer, Element, Error, Operation, Result};
 
 /// The memory that the ranks of the group share.
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +54,15 @@ pub(crate) struct Input<'a, T> {
 
 impl Engine {
     /// Returns the direct plan of an operation; `None` if the operation is done by messages.
-    pub(super) fn plan<A: OneOf>(
+    pub(super) fn plan(
         &mut self,
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         options: &CallOptions<'_>,
     ) -> Result<Option<DirectPlan>> {
-        let forced = match options.settings.forced(A::SERVES) {
+        let kind = key.collective.kind();
+        let operation = Operation::from(kind);
+        let forced = match options.settings.forced(operation) {
             None if !self.uses_hierarchical() => None,
             Some(Algorithm::Direct(direct)) => Some(direct),
             _ => return Ok(None),
@@ -70,18 +71,17 @@ impl Engine {
         if self.world_size() == 1 {
             return Ok(None);
         }
-        let Some(shared) = self.shared_memory(A::SERVES, key, options)? else { return Ok(None) };
+        let Some(shared) = self.shared_memory(operation, key, options)? else { return Ok(None) };
         let world_size = self.world_size();
-        let suggest = || {
-            let crossovers = options.settings.crossovers;
-            DirectAlgorithm::suggest(collective, world_size, key.bytes, (key.ownership, &shared), crossovers)
-        };
-        let algorithm = forced.map_or_else(suggest, Direct::algorithm);
-        let part_bytes_max = part_bytes_max(collective.parts(algorithm, world_size));
-        let block_bytes = algorithm.block_bytes(collective, key.bytes);
+        let crossovers = options.settings.crossovers;
+        let suggest = || suggest(kind, world_size, key.bytes, (key.ownership, &shared), crossovers);
+        let Some(algorithm) = forced.or_else(suggest) else { return Ok(None) };
+        let part_bytes_max = part_bytes_max(algorithm.parts(world_size));
+        let block_bytes = (algorithm.block_bytes)(key.bytes);
         let plan = DirectPlan::new((collective, algorithm), world_size, part_bytes_max, block_bytes, shared);
         let Some(plan) = plan else {
-            let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
+            let unsupported =
+                |direct| Error::Unsupported { algorithm: Algorithm::Direct(direct), world_size };
             return forced.map(unsupported).map_or(Ok(None), Err);
         };
         let is_open = |ownership| reaches(algorithm, ownership, shared.reach);
@@ -90,11 +90,11 @@ impl Engine {
         }
         if is_open(key.ownership) {
             // The other ranks can reach this memory and wait for this rank.
-            let error = Error::OutOfReach { operation: A::SERVES, bytes: key.bytes };
+            let error = Error::OutOfReach { operation, bytes: key.bytes };
             self.transport.abort(Cause::gave_up(&error));
             return Err(error);
         }
-        forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: direct.into() }))
+        forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: Algorithm::Direct(direct) }))
     }
 
     /// Returns the direct algorithm that would be chosen for an operation, as far as this rank knows the shared
@@ -105,20 +105,18 @@ impl Engine {
         bytes: usize,
         ownership: Ownership,
         crossovers: Crossovers,
-    ) -> Option<Direct> {
+    ) -> Option<&'static DirectAlgorithm> {
         let SharedMemory::Memory(shared) = &self.shared_memory else { return None };
-        let collective =
-            DirectCollective::all(0).into_iter().find(|collective| collective.name() == operation.name())?;
         let algorithm =
-            DirectAlgorithm::suggest(collective, self.world_size(), bytes, (ownership, shared), crossovers);
-        (!self.uses_hierarchical()).then_some(Direct::new(operation, algorithm))
+            suggest(operation.collective()?, self.world_size(), bytes, (ownership, shared), crossovers);
+        algorithm.filter(|_| !self.uses_hierarchical())
     }
 
     /// Checks that a requested algorithm supports memory of this kind, as far as this rank knows the shared memory.
-    pub(crate) fn check_direct(&self, direct: Direct, ownership: Ownership) -> Result<()> {
-        let algorithm = direct.into();
+    pub(crate) fn check_direct(&self, direct: &'static DirectAlgorithm, ownership: Ownership) -> Result<()> {
+        let algorithm = Algorithm::Direct(direct);
         match self.shared_memory {
-            SharedMemory::Memory(shared) if !reaches(direct.algorithm(), ownership, shared.reach) => {
+            SharedMemory::Memory(shared) if !reaches(direct, ownership, shared.reach) => {
                 Err(Error::NotOpen { algorithm })
             }
             SharedMemory::Nothing => Err(Error::NotShared { algorithm }),
@@ -218,9 +216,7 @@ impl Engine {
         let plan = self.plan_cache.current().plan();
         let partition = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
-            ReductionBuffer::Owned(buffer) if plan.algorithm().remote_access() == RemoteAccess::Write => {
-                buffer
-            }
+            ReductionBuffer::Owned(buffer) if plan.algorithm().remote_access == RemoteAccess::Write => buffer,
             ReductionBuffer::Owned(buffer) => {
                 return self.run_directly((&mut **buffer, partition), None, arithmetic, due);
             }
@@ -286,9 +282,21 @@ impl Engine {
     }
 }
 
+/// Returns the fastest algorithm of an operation on a buffer of this many bytes, for ranks that share this memory.
+fn suggest(
+    collective: CollectiveKind,
+    world_size: usize,
+    bytes: usize,
+    (ownership, shared): (Ownership, &GroupLayout),
+    crossovers: Crossovers,
+) -> Option<&'static DirectAlgorithm> {
+    let case = DirectCase { world_size, bytes, ownership, shared, crossovers };
+    ALGORITHMS.suggest_direct(collective, &case)
+}
+
 /// Returns `true` if an algorithm can use memory of this kind.
-const fn reaches(algorithm: DirectAlgorithm, ownership: Ownership, reach: Reach) -> bool {
-    match (algorithm.remote_access(), ownership) {
+const fn reaches(algorithm: &DirectAlgorithm, ownership: Ownership, reach: Reach) -> bool {
+    match (algorithm.remote_access, ownership) {
         (RemoteAccess::Nothing, _) | (_, Ownership::Allocated) => true,
         (RemoteAccess::Read, _) => !matches!(reach, Reach::Slots),
         (RemoteAccess::Write, Ownership::Owned) => matches!(reach, Reach::Write),

@@ -2,21 +2,17 @@
 
 use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
 use dist_algos::scan::Extent;
-use dist_algos::{Chunks, CostModel, Phases, Source, Step};
+use dist_algos::{Algorithm, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
 
 use super::direct::SharedMemory;
 use super::direct_access::CheckedPlan;
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine};
-use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::history::{History, HistoryEvent};
-use crate::two_level::{ChosenAlgorithm, SUPPORTED};
-use crate::{
-    Algorithm, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
-    TwoLevel,
-};
+use crate::two_level::ChosenAlgorithm;
+use crate::{Call, DType, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result};
 
 /// The key of a compiled call. Calls with equal keys are executed in the same way.
 #[derive(Clone, Copy, Debug)]
@@ -95,11 +91,15 @@ impl Collective {
         }
     }
 
-    /// Returns the operation; it is one that the algorithm `A` serves.
-    const fn operation<A: OneOf>(self) -> Operation {
+    /// Returns the kind of the operation.
+    #[inline(always)]
+    pub(super) const fn kind(self) -> CollectiveKind {
         match self {
-            Self::Scan(Extent::Exclusive) => Operation::ExclusiveScan,
-            _ => A::SERVES,
+            Self::Direct(collective) => collective.kind(),
+            Self::Gather { .. } => CollectiveKind::Gather,
+            Self::Scatter { .. } => CollectiveKind::Scatter,
+            Self::Scan(Extent::Inclusive) => CollectiveKind::Scan,
+            Self::Scan(Extent::Exclusive) => CollectiveKind::ExclusiveScan,
         }
     }
 }
@@ -184,18 +184,6 @@ impl CompiledSchedule {
     /// Returns the remaining steps of an all_reduce.
     pub(super) fn gather(&self) -> &[Step] {
         &self.steps[self.sums_complete..]
-    }
-
-    fn filled(
-        mut self,
-        reduce: impl IntoIterator<Item = Step>,
-        owned: Chunks,
-        gather: impl IntoIterator<Item = Step>,
-    ) -> Self {
-        self.steps.extend(reduce);
-        self.sums_complete = self.steps.len();
-        self.steps.extend(gather);
-        Self { owned, ..self }
     }
 }
 
@@ -328,16 +316,17 @@ impl Engine {
 
     /// Begins an operation. All ranks choose the same program.
     #[inline(always)]
-    pub(super) fn begin_collective<A: OneOf>(
+    pub(super) fn begin_collective(
         &mut self,
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         options: &CallOptions<'_>,
     ) -> Result<ProgramKind> {
         let settings = options.settings;
-        let preferences = Preferences { order: settings.order, forced: settings.forced(A::SERVES) };
+        let forced = settings.forced(key.collective.kind().into());
+        let preferences = Preferences { order: settings.order, forced };
         if !self.plan_cache.find(key, preferences, &settings.model) {
-            let compiled = self.compile::<A>(key, preferences, part_bytes_max, options)?;
+            let compiled = self.compile(key, preferences, part_bytes_max, options)?;
             self.plan_cache.keep(compiled);
         }
         self.plan_cache.begin(&mut self.history, &mut *self.transport);
@@ -350,7 +339,7 @@ impl Engine {
     }
 
     /// Begins an operation on memory in which every rank has a part.
-    pub(super) fn begin_with_layout<T: Element, A: OneOf>(
+    pub(super) fn begin_with_layout<T: Element>(
         &mut self,
         collective: Collective,
         op: Option<ReduceOp>,
@@ -362,33 +351,33 @@ impl Engine {
         let key =
             CallKey::of::<T>(collective, layout.count(), bytes, layout.digest(options.sizes)).on(ownership);
         let key = CallKey { op: op.map(ReduceOp::kind), dtype: Some(options.dtype::<T>()), ..key };
-        self.begin_collective::<A>(&key, |_| layout.partition::<T>().chunk_bytes_max(), options)
+        self.begin_collective(&key, |_| layout.partition::<T>().chunk_bytes_max(), options)
     }
 
     #[inline(never)]
-    fn compile<A: OneOf>(
+    fn compile(
         &mut self,
         key: &CallKey,
         preferences: Preferences,
         part_bytes_max: impl Fn(usize) -> usize,
         options: &CallOptions<'_>,
     ) -> Result<CompiledCall> {
-        let plan = self.plan::<A>(key, part_bytes_max, options)?;
-        let operation = key.collective.operation::<A>();
+        let plan = self.plan(key, part_bytes_max, options)?;
+        let kind = key.collective.kind();
+        let operation = Operation::from(kind);
         let call = self.call_of(operation, key, preferences.order);
         if let Some(plan) = plan {
-            let direct = Direct::new(A::SERVES, plan.algorithm());
-            let call = Call { algorithm: Some(direct.into()), ..call };
+            let algorithm = Algorithm::Direct(plan.algorithm());
+            let call = Call { algorithm: Some(algorithm), ..call };
             if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
                 return Ok(CompiledCall::new(*key, preferences, Program::Direct(checked), call));
             }
             if preferences.forced.is_some() {
-                return Err(Error::Unsupported { algorithm: direct.into(), world_size: self.world_size() });
+                return Err(Error::Unsupported { algorithm, world_size: self.world_size() });
             }
         }
         let bytes = self.bytes_at_once(operation, key.bytes);
-        let chosen: ChosenAlgorithm<A> =
-            options.settings.choose(self.placement, bytes, self.levels.as_ref())?;
+        let chosen = options.settings.choose(kind, self.placement, bytes, self.levels.as_ref())?;
         let schedule = self.compile_schedule(&chosen, key.collective, options.settings.model);
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
@@ -396,48 +385,34 @@ impl Engine {
     }
 
     /// Compiles the schedule of this rank.
-    fn compile_schedule<A: OneOf>(
+    fn compile_schedule(
         &self,
-        chosen: &ChosenAlgorithm<A>,
+        chosen: &ChosenAlgorithm,
         collective: Collective,
         model: CostModel,
     ) -> CompiledSchedule {
-        let rank = self.rank;
-        let (chunks, of, owned) = (chosen.chunks(rank.world_size()), Source::Buffer, Chunks::NONE);
-        let empty = CompiledSchedule { model, of, chunks, steps: Vec::new(), sums_complete: 0, owned };
-        let root = collective.root().unwrap_or_default();
-        match chosen {
-            ChosenAlgorithm::Flat(flat) => match (chosen.algorithm(), collective) {
-                (Algorithm::AllReduce(algorithm), _) => {
-                    let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
-                    empty.filled(reduce, owned, gather)
-                }
-                // An all_to_all computes its steps during the call, because it also supports uneven parts, which
-                // are not cached.
-                (Algorithm::AllToAll(_), _) => empty,
-                (
-                    Algorithm::ReduceScatter(scatter),
-                    Collective::Direct(DirectCollective::ReduceScatter { of }),
-                ) if of == Source::Input && scatter.sends_no_sums(rank.world_size()) => {
-                    CompiledSchedule { of, ..empty }.filled(
-                        flat.steps(rank, root).map(Step::from_input),
-                        owned,
-                        [],
-                    )
-                }
-                (Algorithm::Scan(scan), Collective::Scan(extent)) => {
-                    empty.filled(scan.schedule(rank, extent), owned, [])
-                }
-                _ => empty.filled(flat.steps(rank, root), owned, []),
-            },
-            ChosenAlgorithm::TwoLevel(TwoLevel::AllReduce(plan), levels) => {
-                let phases = plan.phases(rank, &levels.hosts).expect(SUPPORTED);
-                empty.filled(phases.reduce, phases.owned, phases.gather)
-            }
-            ChosenAlgorithm::TwoLevel(two, levels) => {
-                empty.filled(two.steps(rank, &levels.hosts, root).expect(SUPPORTED), owned, [])
-            }
-        }
+        let (rank, kind) = (self.rank, collective.kind());
+        let Phases { first, owned, second } = match kind {
+            // An all_to_all computes its steps during the call, because it also supports uneven parts, which are not
+            // cached.
+            CollectiveKind::AllToAll => Phases { first: Vec::new(), owned: Chunks::NONE, second: Vec::new() },
+            _ => chosen.phases(rank, collective.root().unwrap_or_default()),
+        };
+        let of = match (chosen, collective) {
+            (
+                ChosenAlgorithm::Flat(flat),
+                Collective::Direct(DirectCollective::ReduceScatter { of: Source::Input }),
+            ) => flat.sends_from(rank.world_size()),
+            _ => Source::Buffer,
+        };
+        let sums = first.len() + if kind == CollectiveKind::AllReduce { 0 } else { second.len() };
+        let steps = first.into_iter().chain(second);
+        let steps = match of {
+            Source::Input => steps.map(Step::from_input).collect(),
+            Source::Buffer => steps.collect(),
+        };
+        let chunks = chosen.chunks(rank.world_size());
+        CompiledSchedule { model, of, chunks, steps, sums_complete: sums, owned }
     }
 
     /// Returns the next call, without an algorithm.
@@ -461,19 +436,15 @@ impl Engine {
     }
 
     /// Returns the current call and its algorithm, for an operation by messages without two-level algorithms.
-    pub(super) fn flat<A: OneOf>(&self) -> (Call, A) {
+    pub(super) fn flat(&self) -> (Call, &'static MessageAlgorithm) {
         let CompiledCall { call, .. } = self.plan_cache.current();
-        let flat = call.algorithm.and_then(A::of);
-        (*call, flat.expect("an algorithm is chosen for its operation"))
+        let Some(Algorithm::Messages(algorithm)) = call.algorithm else { unreachable!("{NOT_FLAT}") };
+        (*call, algorithm)
     }
 
     /// Begins an operation that always goes by messages. Returns the number of chunks of its memory.
-    pub(super) fn begin_by_messages<A: OneOf>(
-        &mut self,
-        key: &CallKey,
-        options: &CallOptions<'_>,
-    ) -> Result<usize> {
-        let program = self.begin_collective::<A>(key, |_| 0, options)?;
+    pub(super) fn begin_by_messages(&mut self, key: &CallKey, options: &CallOptions<'_>) -> Result<usize> {
+        let program = self.begin_collective(key, |_| 0, options)?;
         let ProgramKind::Messages { chunks } = program else {
             unreachable!("it is no task for memory that is shared")
         };
@@ -481,6 +452,7 @@ impl Engine {
     }
 }
 
+const NOT_FLAT: &str = "the operation has only flat algorithms by messages";
 const NOT_DIRECT: &str = "a call's plan is asked for where it was begun directly";
 const NOT_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
 

@@ -11,7 +11,7 @@ use super::plan_cache::{CallKey, Collective, CompiledSchedule, ProgramKind};
 use super::rank_layout::RankLayout;
 use super::wide::widening;
 use super::{CallOptions, Engine, copy, from_input, in_place, partition, room};
-use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
+use crate::{Element, Error, Operation, ReduceOp, Result};
 
 /// Bytes per rank of the blocks in which the ranks of one host reduce. Two ranks over TCP reduced 128 MiB fastest
 /// in blocks of 1 MiB, and 16 MiB in blocks of 1 and 2 MiB. Four ranks were fastest with 1 and 2 MiB.
@@ -40,7 +40,7 @@ impl Engine {
         let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(held.ownership());
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        let program = self.begin_collective::<AllReduce>(&key, largest, options)?;
+        let program = self.begin_collective(&key, largest, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
         match program {
             ProgramKind::Direct { .. } => self.reduce_held(held, &arithmetic, &options.due),
@@ -123,7 +123,7 @@ impl Engine {
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        let program = self.begin_collective::<Reduce>(&key, largest, options)?;
+        let program = self.begin_collective(&key, largest, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
         arithmetic.prepare(buffer);
         match program {
@@ -169,8 +169,7 @@ impl Engine {
             false => (Source::Input, input.ownership()),
         };
         let collective = Collective::Direct(DirectCollective::ReduceScatter { of });
-        let program =
-            self.begin_with_layout::<T, ReduceScatter>(collective, Some(op), ownership, layout, options)?;
+        let program = self.begin_with_layout::<T>(collective, Some(op), ownership, layout, options)?;
         let input = input.elements();
         let arithmetic = self.arithmetic::<T>(op, options)?;
         let own = self.rank.index();
@@ -233,8 +232,7 @@ impl Engine {
     ) -> Result<&'a mut [T]> {
         let (buffer, ownership) = held.into_parts();
         let collective = Collective::Direct(DirectCollective::ReduceScatter { of: Source::Buffer });
-        let program =
-            self.begin_with_layout::<T, ReduceScatter>(collective, Some(op), ownership, layout, options)?;
+        let program = self.begin_with_layout::<T>(collective, Some(op), ownership, layout, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
         self.reduce_scatter_in(program, layout, buffer, &arithmetic, options)
     }
@@ -279,7 +277,7 @@ impl Engine {
             op: Some(op.kind()),
             ..CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), options.sizes)
         };
-        let chunks = self.begin_by_messages::<Scan>(&key, options)?;
+        let chunks = self.begin_by_messages(&key, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), chunks);

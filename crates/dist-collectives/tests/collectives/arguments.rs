@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dist_collectives::{
-    AllGather, AllReduce, Communicator, CostModel, DType, Error, Gather, Operation, ReduceKind, ReduceOp,
-    ReductionOrder, Scatter,
+    Communicator, CostModel, DType, Error, Operation, ReduceKind, ReduceOp, ReductionOrder,
+    algorithms::{binomial, recursive_doubling, ring},
 };
 use dist_transport::sim;
 use half::{bf16, f16};
@@ -113,12 +113,12 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (2, |comm| comm.recv(&mut [1_u8], 2), "rank 2 is outside a group of 2"),
     (
         3,
-        |comm| comm.with_algorithm(AllReduce::Ring).all_reduce(&mut [1.0_f32], ReduceOp::Sum),
+        |comm| comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut [1.0_f32], ReduceOp::Sum),
         "all_reduce by ring does not reduce in canonical order in a group of 3",
     ),
     (
         3,
-        |comm| comm.with_algorithm(AllGather::RecursiveDoubling).all_gather(&[0_u8], &mut [0; 3]),
+        |comm| comm.with_algorithm(&recursive_doubling::ALL_GATHER).all_gather(&[0_u8], &mut [0; 3]),
         "all_gather by recursive_doubling does not work for a group of 3",
     ),
     (2, |comm| comm.subgroup(&[]).map(drop), "a group cannot be made of these ranks"),
@@ -161,7 +161,7 @@ fn a_guard_changes_the_settings_for_one_call() {
             let both = scoped.with_order(ReductionOrder::Any);
             assert_eq!((both.timeout(), both.order()), (second, ReductionOrder::Any));
         }
-        comm.with_timeout(second).with_algorithm(AllReduce::Ring).barrier().unwrap();
+        comm.with_timeout(second).with_algorithm(&ring::ALL_REDUCE).barrier().unwrap();
         assert_eq!((comm.timeout(), comm.order()), before);
     });
 }
@@ -175,13 +175,13 @@ fn a_guard_gives_back_what_it_changed_and_nothing_else() {
             let mut scoped = comm.with_timeout(second);
             scoped.set_order(ReductionOrder::Any);
             scoped.set_cost_model(costs);
-            let mut forced = scoped.with_algorithm(AllReduce::Ring);
-            assert_eq!(forced.algorithm(Operation::AllReduce, 8).unwrap(), Some(AllReduce::Ring.into()));
+            let mut forced = scoped.with_algorithm(&ring::ALL_REDUCE);
+            assert_eq!(forced.algorithm(Operation::AllReduce, 8).unwrap(), Some((&ring::ALL_REDUCE).into()));
             forced.set_timeout(second * 2);
         }
         assert_eq!((comm.timeout(), comm.order()), (timeout, ReductionOrder::Any));
         assert_eq!(comm.cost_model(), costs);
-        assert_ne!(comm.algorithm(Operation::AllReduce, 8).unwrap(), Some(AllReduce::Ring.into()));
+        assert_ne!(comm.algorithm(Operation::AllReduce, 8).unwrap(), Some((&ring::ALL_REDUCE).into()));
     });
 }
 
@@ -209,10 +209,10 @@ fn move_counted(scatters: bool, absurd: usize) -> Vec<Error> {
         comm.set_timeout(Duration::from_secs(1));
         let counts = [1, 1, 1, absurd];
         if scatters {
-            let mut comm = comm.with_algorithm(Scatter::Binomial);
+            let mut comm = comm.with_algorithm(&binomial::SCATTER);
             comm.scatter_v(&[1.0_f32; 4], &counts, &mut [0.0], 0).unwrap_err()
         } else {
-            let mut comm = comm.with_algorithm(Gather::Binomial);
+            let mut comm = comm.with_algorithm(&binomial::GATHER);
             comm.gather_v(&[1.0_f32], &counts, &mut [0.0; 4], 0).unwrap_err()
         }
     });

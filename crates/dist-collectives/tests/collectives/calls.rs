@@ -13,13 +13,18 @@ pub(crate) enum CallForm {
     Started,
 }
 
+/// Returns the algorithms of an operation that send messages and treat all ranks alike.
+pub(crate) fn by_messages(operation: Operation) -> impl Iterator<Item = Algorithm> {
+    operation.algorithms().filter(|algorithm| matches!(algorithm, Algorithm::Messages(_)))
+}
+
 /// Returns all operations in all forms for a world of this size, without two-level and direct algorithms.
 pub(crate) fn every(world_size: usize) -> impl Iterator<Item = (Operation, CallForm)> {
     // Windows need shared memory, and announced calls move nothing.
     let others = [Operation::Window, Operation::Announced];
     let operations = Operation::ALL.into_iter().filter(move |operation| !others.contains(operation));
     operations.flat_map(move |operation| {
-        let algorithms = Algorithm::of(operation).filter(move |algorithm| algorithm.supports(world_size));
+        let algorithms = by_messages(operation).filter(move |algorithm| algorithm.supports(world_size));
         let mut ways: Vec<CallForm> = algorithms.map(|algorithm| CallForm::Even(Some(algorithm))).collect();
         if ways.is_empty() {
             ways.push(CallForm::Even(None));

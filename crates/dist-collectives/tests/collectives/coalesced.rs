@@ -1,6 +1,6 @@
 //! Many buffers as one operation.
 
-use dist_collectives::{AllReduce, Buffer, Communicator, Element, Error, ReduceOp, bf16, f16};
+use dist_collectives::{Buffer, Communicator, Element, Error, ReduceOp, algorithms::ring, bf16, f16};
 use dist_transport::Cause;
 use rstest::rstest;
 
@@ -106,8 +106,9 @@ fn ranks_with_different_lists_get_an_error(
 fn a_refused_call_leaves_no_trace_in_the_next() {
     worlds::run(Network::Simulated, 3, |mut comm| {
         let mut list = buffers::<f32>(0, &[2, 3]);
-        let refused =
-            comm.with_algorithm(AllReduce::Ring).all_reduce_coalesced(&mut slices(&mut list), ReduceOp::Sum);
+        let refused = comm
+            .with_algorithm(&ring::ALL_REDUCE)
+            .all_reduce_coalesced(&mut slices(&mut list), ReduceOp::Sum);
         assert!(matches!(refused, Err(Error::Order { .. })), "{refused:?}");
         // Nothing was sent, and the digest of the refused call is not in the next one.
         comm.all_reduce(&mut list[0], ReduceOp::Sum).unwrap();

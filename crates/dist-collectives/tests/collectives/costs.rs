@@ -3,7 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use dist_collectives::{AllReduce, Communicator, CostCache, CostModel, Operation, ReduceOp};
+use dist_collectives::{
+    Algorithm, Communicator, CostCache, CostModel, Operation, ReduceOp,
+    algorithms::{halving_doubling, recursive_doubling},
+};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -107,7 +110,8 @@ fn the_choice_goes_by_the_costs_that_were_set() {
         let (child, sent) = (comm.fork().unwrap(), comm.traffic().bytes_sent);
         (by_default, chosen(&comm), chosen(&child), sent)
     });
-    let (few_rounds, few_bytes) = (AllReduce::RecursiveDoubling.into(), AllReduce::HalvingDoubling.into());
+    let few_rounds = Algorithm::from(&recursive_doubling::ALL_REDUCE);
+    let few_bytes = Algorithm::from(&halving_doubling::ALL_REDUCE);
     // Halving-doubling sends 2·3/4 of the buffer, recursive doubling twice the buffer.
     assert!(
         outcome
@@ -152,7 +156,7 @@ fn a_cached_plan_is_not_used_after_a_setting_has_changed() {
         comm.set_cost_model(CostModel { round_ps: 1, ..CostModel::default() });
         let quick = sent(&mut comm, 1024);
         comm.set_cost_model(CostModel::default());
-        let forced = sent(&mut comm.with_algorithm(AllReduce::HalvingDoubling), 1024);
+        let forced = sent(&mut comm.with_algorithm(&halving_doubling::ALL_REDUCE), 1024);
         (first, quick, [forced, sent(&mut comm, 1024)])
     });
     // Halving-doubling sends 2·3/4 of the buffer, recursive doubling twice the buffer.

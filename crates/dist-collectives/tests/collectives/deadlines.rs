@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Chain, Communicator, Error, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::{Chain, Communicator, Error, Operation, ReduceOp, ReductionOrder, algorithms::ring};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -124,7 +124,7 @@ fn a_simulated_run_tells_what_every_rank_waited_for() {
             _ => MINUTE,
         };
         comm.set_timeout(timeout);
-        let mut scoped = comm.with_algorithm(AllReduce::Ring);
+        let mut scoped = comm.with_algorithm(&ring::ALL_REDUCE);
         scoped.with_order(ReductionOrder::Any).all_reduce(&mut [1_i32; 6], ReduceOp::Sum).unwrap_err();
     });
     let call = "all_reduce #1 of 6 i32 (sum, any, ring)";

@@ -1,9 +1,7 @@
 //! Ranks that share memory: every operation by every direct algorithm, in every kind of memory, has the bits of the
 //! oracle.
 
-use dist_collectives::{
-    Algorithm, Buffer, Communicator, Direct, DirectAlgorithm, Element, Error, Operation, Ownership, ReduceOp,
-};
+use dist_collectives::{Algorithm, Buffer, Communicator, Element, Error, Operation, Ownership, ReduceOp};
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
@@ -14,9 +12,14 @@ use crate::worlds::{self, Network};
 /// Lengths: zero, less than a part for each rank, a flag line, a slot, and a pipeline of more blocks than slots.
 const LENGTHS: [usize; 6] = [0, 1, 12, 1000, 40_001, 400_003];
 
+/// Returns every direct algorithm of an operation.
+fn direct(operation: Operation) -> impl Iterator<Item = Algorithm> {
+    operation.algorithms().filter(|algorithm| matches!(algorithm, Algorithm::Direct(_)))
+}
+
 /// Returns every direct algorithm of an operation, and the library's choice.
 fn ways(operation: Operation) -> impl Iterator<Item = Option<Algorithm>> {
-    Direct::of(operation).map(|direct| Some(direct.into())).chain([None])
+    direct(operation).map(Some).chain([None])
 }
 
 /// Makes a call by this algorithm. Returns `false` if it was refused because of the kind of memory.
@@ -171,9 +174,9 @@ fn more_ranks_than_are_summed_up_at_once_have_the_bits_of_the_oracle(#[values(8,
 fn have_the_bits_of_messages<T: Element + Number>(comm: &mut Communicator, op: ReduceOp) {
     let input: Vec<T> = oracle::sample(3, comm.rank(), 30_000);
     let mut by_messages = input.clone();
-    let binomial = dist_collectives::AllReduce::Binomial;
+    let binomial = &dist_algos::binomial::ALL_REDUCE;
     comm.with_algorithm(binomial).all_reduce(&mut by_messages, op).unwrap();
-    for way in Direct::of(Operation::AllReduce) {
+    for way in direct(Operation::AllReduce) {
         let mut allocated = comm.alloc(input.len()).unwrap();
         allocated.copy_from_slice(&input);
         comm.with_algorithm(way).all_reduce_buffer(&mut allocated, op).unwrap();
@@ -207,9 +210,9 @@ fn means_and_factors_are_applied_once_by_the_rank_that_computes_the_sum() {
         let means = move |mut comm: Communicator| {
             let input: Vec<f32> = oracle::sample(3, comm.rank(), 30_000);
             let mut by_messages = input.clone();
-            let binomial = dist_collectives::AllReduce::Binomial;
+            let binomial = &dist_algos::binomial::ALL_REDUCE;
             comm.with_algorithm(binomial).all_reduce(&mut by_messages, op).unwrap();
-            for way in Direct::of(Operation::AllReduce) {
+            for way in direct(Operation::AllReduce) {
                 let mut buffer = Buffer::from(input.clone());
                 comm.with_algorithm(way).all_reduce_buffer(&mut buffer, op).unwrap();
                 assert_same(&buffer, &by_messages, &format!("{op} {way}"));
@@ -275,8 +278,7 @@ fn an_allocation_on_some_ranks_only_is_reported() {
 #[test]
 fn a_direct_algorithm_is_refused_without_shared_memory() {
     let refused = worlds::run(Network::Tcp, 2, |mut comm| {
-        let direct =
-            Direct::of(Operation::AllReduce).find(|direct| direct.algorithm() == DirectAlgorithm::OneShot);
+        let direct = Operation::AllReduce.algorithm("direct/one_shot");
         let error =
             comm.with_algorithm(direct.unwrap()).all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
         let mut values = [1.0_f32];
@@ -291,7 +293,7 @@ fn a_direct_algorithm_is_refused_without_shared_memory() {
 #[test]
 fn ranks_that_force_different_algorithms_get_an_error() {
     let errors = |mut comm: Communicator| {
-        let forms: Vec<Direct> = Direct::of(Operation::AllReduce).collect();
+        let forms: Vec<Algorithm> = direct(Operation::AllReduce).collect();
         let mut comm = comm.with_algorithm(forms[comm.rank()]);
         comm.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum).unwrap_err().to_string()
     };

@@ -1,35 +1,27 @@
 //! All direct operations and algorithms, as calls of a communicator.
 
-use dist_algos::Source;
-use dist_algos::direct::DirectCollective;
-use dist_collectives::{Communicator, Direct, DirectAlgorithm, Error, Operation, ReduceOp};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective};
+use dist_algos::{ALGORITHMS, Source};
+use dist_collectives::{Communicator, Error, ReduceOp};
 
 /// Returns all operations by all algorithms, with this root.
-pub(crate) fn all(root: usize) -> impl Iterator<Item = (DirectCollective, DirectAlgorithm)> {
-    let forms = |collective| DirectAlgorithm::ALL.map(|algorithm| (collective, algorithm));
-    DirectCollective::all(root)
-        .into_iter()
-        .flat_map(forms)
-        .filter(|(collective, algorithm)| algorithm.serves(*collective))
-}
-
-/// Returns an algorithm of an operation, to force it.
-pub(crate) fn direct(operation: Operation, algorithm: DirectAlgorithm) -> Direct {
-    Direct::of(operation).find(|direct| direct.algorithm() == algorithm).expect("it serves the operation")
+pub(crate) fn all(root: usize) -> impl Iterator<Item = (DirectCollective, &'static DirectAlgorithm)> {
+    DirectCollective::all(root).into_iter().flat_map(|collective| {
+        let served = ALGORITHMS.direct().filter(move |algorithm| algorithm.collective == collective.kind());
+        served.map(move |algorithm| (collective, algorithm))
+    })
 }
 
 /// Runs an operation once, on parts of this many elements, or on a buffer of this many if there are no parts.
 pub(crate) fn call(
     comm: &mut Communicator,
-    (collective, algorithm): (DirectCollective, DirectAlgorithm),
+    (collective, algorithm): (DirectCollective, &'static DirectAlgorithm),
     len: usize,
 ) -> Result<(), Error> {
     let world_size = comm.world_size();
-    let mut operations = Operation::ALL.into_iter();
-    let operation = operations.find(|operation| operation.name() == collective.name()).expect("there is one");
     let mut buffer = comm.alloc::<f32>(len)?;
     let (mut part, mut whole) = (vec![0.5_f32; len], vec![1.0_f32; len * world_size]);
-    let mut comm = comm.with_algorithm(direct(operation, algorithm));
+    let mut comm = comm.with_algorithm(algorithm);
     let op = ReduceOp::Sum;
     match collective {
         DirectCollective::AllReduce => comm.all_reduce_buffer(&mut buffer, op),

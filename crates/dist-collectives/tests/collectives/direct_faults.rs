@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, DirectAlgorithm, Error, Operation, ReduceOp};
+use dist_algos::direct::{DirectAlgorithm, RemoteAccess, write_to_all};
+use dist_algos::{ALGORITHMS, CollectiveKind};
+use dist_collectives::{Buffer, Communicator, Error, ReduceOp};
 use dist_transport::direct::CALLS_MAX;
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
 
-use crate::direct_calls::{all, call, direct};
+use crate::direct_calls::{all, call};
 use crate::faults::culprit;
 
 const WORLD: usize = 3;
@@ -95,7 +97,7 @@ fn a_rank_that_dies_while_windows_are_open_is_named() {
 /// Sums in place, again and again. Returns the error, if any, and the length of the buffer afterwards.
 fn sums(
     comm: &mut Communicator,
-    algorithm: DirectAlgorithm,
+    algorithm: &'static DirectAlgorithm,
     allocated: bool,
     op: ReduceOp,
 ) -> (Option<Error>, usize) {
@@ -106,7 +108,7 @@ fn sums(
     }
     for _ in 0..3 {
         buffer.fill(comm.rank() as u64);
-        let mut comm = comm.with_algorithm(direct(Operation::AllReduce, algorithm));
+        let mut comm = comm.with_algorithm(algorithm);
         if let Err(error) = comm.all_reduce_buffer(&mut buffer, op) {
             return (Some(error), buffer.len());
         }
@@ -115,13 +117,17 @@ fn sums(
     (None, buffer.len())
 }
 
+fn all_reduces() -> impl Iterator<Item = &'static DirectAlgorithm> {
+    ALGORITHMS.direct().filter(|algorithm| algorithm.collective == CollectiveKind::AllReduce)
+}
+
 #[rstest]
 fn memory_that_was_open_to_the_dead_is_given_up(#[values(true, false)] allocated: bool) {
-    for algorithm in DirectAlgorithm::ALL {
-        let writes = algorithm == DirectAlgorithm::WriteToAll;
+    for algorithm in all_reduces() {
+        let writes = algorithm.remote_access == RemoteAccess::Write;
         let program = move |comm: &mut Communicator| sums(comm, algorithm, allocated, ReduceOp::Sum);
         die_at_every_moment(program, |(error, left)| {
-            assert_eq!(left == 0, writes && error.is_some(), "{algorithm}");
+            assert_eq!(left == 0, writes && error.is_some(), "{algorithm:?}");
             error.iter().for_each(assert_names_the_victim);
         });
     }
@@ -139,7 +145,7 @@ fn faults_are_reported_through_shared_memory_too(
     #[case] fault: Fault,
     #[case] expected: Option<&'static str>,
 ) {
-    for (algorithm, seed) in DirectAlgorithm::ALL.into_iter().zip(0..) {
+    for (algorithm, seed) in all_reduces().zip(0..) {
         let network = network(seed).with_fault(When::At(3 * POST), fault.clone());
         let outcome = network.try_run(move |transport| {
             let mut comm = Communicator::new(transport);
@@ -151,14 +157,14 @@ fn faults_are_reported_through_shared_memory_too(
         assert_eq!(outcome.faults.len(), 1);
         for (rank, end) in outcome.results.into_iter().enumerate() {
             let Some((time, told)) = end else {
-                assert_eq!(rank, VICTIM, "{algorithm}");
+                assert_eq!(rank, VICTIM, "{algorithm:?}");
                 continue;
             };
             // If the launcher is lost, each rank reports itself.
             let whose = if expected == Some("launcher lost") { rank } else { VICTIM };
-            assert_eq!(told, expected.map(|cause| (whose, cause)), "{algorithm}: rank {rank}");
+            assert_eq!(told, expected.map(|cause| (whose, cause)), "{algorithm:?}: rank {rank}");
             let by = if rank == VICTIM { 6 * SECOND } else { 3 * SECOND };
-            assert!(if expected.is_some() { time <= by } else { time >= SECOND }, "{algorithm}: {time:?}");
+            assert!(if expected.is_some() { time <= by } else { time >= SECOND }, "{algorithm:?}: {time:?}");
         }
     }
 }
@@ -177,7 +183,7 @@ fn run<T: Send + 'static>(program: impl Fn(&mut Communicator) -> T + Send + Sync
 fn a_rank_in_another_call_is_told_and_so_are_all(#[values(true, false)] allocated: bool) {
     let ends = run(move |comm| {
         let op = if comm.rank() == VICTIM { ReduceOp::Max } else { ReduceOp::Sum };
-        sums(comm, DirectAlgorithm::WriteToAll, allocated, op)
+        sums(comm, &write_to_all::ALL_REDUCE, allocated, op)
     });
     for (error, left) in ends {
         let error = error.expect("they disagree");
@@ -193,7 +199,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(#[values(true, false)] all
         if comm.rank() == VICTIM {
             comm.runtime().sleep(2 * TIMEOUT);
         }
-        let (error, left) = sums(comm, DirectAlgorithm::WriteToAll, allocated, ReduceOp::Sum);
+        let (error, left) = sums(comm, &write_to_all::ALL_REDUCE, allocated, ReduceOp::Sum);
         (error.expect("one of them is late"), left, comm.runtime().now())
     });
     for (rank, (error, left, time)) in ends.into_iter().enumerate() {

@@ -17,8 +17,8 @@ const PART: usize = 10_007;
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
 /// Returns the traffic of a rank's schedule.
-fn counted(collective: DirectCollective, algorithm: DirectAlgorithm, rank: Rank) -> Traffic {
-    let (world_size, parts) = (rank.world_size(), collective.parts(algorithm, rank.world_size()));
+fn counted(collective: DirectCollective, algorithm: &'static DirectAlgorithm, rank: Rank) -> Traffic {
+    let (world_size, parts) = (rank.world_size(), algorithm.parts(rank.world_size()));
     let cut = |len: usize| Partition::new(len, 4, parts).unwrap();
     let whole = cut(PART * world_size);
     let part_bytes = 4 * PART.div_ceil(if collective.source() == Source::Input { 1 } else { parts });
@@ -60,7 +60,7 @@ fn every_algorithm_moves_the_bytes_of_its_schedule(#[values(2, 3, 4, 5)] world_s
                         || collective.root().is_some()
                 );
                 sum = sum + counted;
-                assert_eq!(moved, sum, "{collective:?} {algorithm}, {rank:?} over {network:?}");
+                assert_eq!(moved, sum, "{collective:?} {algorithm:?}, {rank:?} over {network:?}");
             }
         }
     }

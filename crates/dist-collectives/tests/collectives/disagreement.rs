@@ -3,9 +3,10 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use dist_algos::MessageAlgorithm;
 use dist_collectives::{
-    Algorithm, AllReduce, Broadcast, Call, Communicator, DType, Direct, Error, Operation, ReduceOp,
-    ReductionOrder,
+    Algorithm, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder,
+    algorithms::{pairwise, ring},
 };
 use dist_transport::Cause;
 use dist_transport::sim;
@@ -57,7 +58,7 @@ fn sum(comm: &mut Communicator) -> Result<(), Error> {
     comm.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)
 }
 
-fn sum_by(comm: &mut Communicator, algorithm: AllReduce) -> Result<(), Error> {
+fn sum_by(comm: &mut Communicator, algorithm: &'static MessageAlgorithm) -> Result<(), Error> {
     comm.set_order(ReductionOrder::Any);
     comm.with_algorithm(algorithm).all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)
 }
@@ -102,8 +103,8 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
         ("Some(Canonical)", "Some(Any)"),
     ),
     (
-        |comm| sum_by(comm, AllReduce::Ring),
-        |comm| sum_by(comm, AllReduce::PairwiseCirculant),
+        |comm| sum_by(comm, &ring::ALL_REDUCE),
+        |comm| sum_by(comm, &pairwise::ALL_REDUCE),
         |call| call.algorithm.map_or("none", Algorithm::name).to_owned(),
         ("ring", "pairwise_circulant"),
     ),
@@ -221,7 +222,7 @@ fn a_rank_in_another_first_call_is_reported_while_the_others_find_their_shared_m
     const OTHERS: &[Program] = &[
         |comm| comm.scatter(&[1_u8; 20][..20 * usize::from(comm.rank() == 0)], &mut [0; 10], 0),
         |comm| comm.gather(&[1_u8; 10], &mut [0; 20][..20 * comm.rank()], 1),
-        |comm| sum_by(comm, AllReduce::Ring),
+        |comm| sum_by(comm, &ring::ALL_REDUCE),
         |comm| comm.barrier(),
     ];
     for &unusual in OTHERS {
@@ -347,13 +348,10 @@ fn calls_of_which_only_some_share_memory_are_told_apart_at_once(
     let outcome = network.run(move |transport| {
         let mut comm = Communicator::new(transport);
         let operation = if window.is_none() { Operation::AllReduce } else { Operation::Broadcast };
-        let direct = Direct::of(operation).next().expect("there is a direct form");
-        let exchanges: Algorithm = match operation {
-            Operation::AllReduce => AllReduce::Binomial.into(),
-            _ => Broadcast::Binomial.into(),
-        };
+        let direct = operation.algorithm("direct/one_shot").expect("there is a direct form");
+        let exchanges = operation.algorithm("binomial").expect("there is one by messages");
         let meets = (comm.rank() == 0) == window.is_none();
-        let algorithm = if meets { direct.into() } else { exchanges };
+        let algorithm = if meets { direct } else { exchanges };
         let error = usual(&mut comm.with_algorithm(algorithm)).unwrap_err();
         assert!(calls(&error, 0).is_some(), "{error:?}");
     });

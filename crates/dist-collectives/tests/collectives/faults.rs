@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Communicator, Error, ReduceOp, ReductionOrder};
+use dist_collectives::{Communicator, Error, ReduceOp, ReductionOrder, algorithms::ring};
 use dist_transport::Cause;
 use dist_transport::sim::{Directions, Fault, Link, Network, When};
 use rstest::rstest;
@@ -22,7 +22,7 @@ fn sums(network: &Network) -> Vec<Option<End>> {
         comm.set_order(ReductionOrder::Any);
         for _ in 0..100 {
             let mut values = [comm.rank() as u64; 8];
-            let summed = comm.with_algorithm(AllReduce::Ring).all_reduce(&mut values, ReduceOp::Sum);
+            let summed = comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut values, ReduceOp::Sum);
             if let Err(error) = summed {
                 return (comm.runtime().now(), Some(culprit(&error)));
             }
@@ -173,7 +173,7 @@ fn a_changed_payload_is_summed_because_no_layer_checks_it() {
         let mut comm = Communicator::new(transport);
         let mut values = [4_u64, 6];
         comm.set_order(ReductionOrder::Any);
-        comm.with_algorithm(AllReduce::Ring).all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut values, ReduceOp::Sum).unwrap();
         values
     });
     let [first, second] = outcome.results[..] else { panic!("two ranks") };
@@ -191,7 +191,7 @@ fn late_sum(network: &Network) -> Vec<End> {
             comm.runtime().sleep(TIMEOUT / 10 * 9);
         }
         let began = comm.runtime().now();
-        let summed = comm.with_algorithm(AllReduce::Ring).all_reduce(&mut [1_u64; WORLD], ReduceOp::Sum);
+        let summed = comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut [1_u64; WORLD], ReduceOp::Sum);
         (comm.runtime().now() - began, summed.err().map(|error| culprit(&error)))
     });
     outcome.results

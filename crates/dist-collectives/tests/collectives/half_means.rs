@@ -2,13 +2,14 @@
 //! once.
 
 use dist_collectives::{
-    Algorithm, AllReduce, Buffer, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder,
+    Buffer, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder, algorithms::binomial,
     bf16, f16,
 };
 use dist_testkit::oracle;
 use proptest::prelude::*;
 use rstest::rstest;
 
+use crate::calls::by_messages;
 use crate::oracle::assert_same;
 use crate::worlds::{self, Network};
 
@@ -207,7 +208,7 @@ fn every_algorithm_of_any_order_carries_f32(#[values(2, 3, 5, 8, 9)] ranks: usiz
     let results = worlds::run(Network::Simulated, ranks, move |mut comm| {
         comm.set_order(ReductionOrder::Any);
         let mut results = Vec::new();
-        for algorithm in Algorithm::of(Operation::AllReduce) {
+        for algorithm in by_messages(Operation::AllReduce) {
             let mut comm = comm.with_algorithm(algorithm);
             let own = large_inputs(ranks, 100).swap_remove(comm.rank());
             let (mut exact, mut noisy) = ([f16::from_f32(10_000.0), f16::MAX], own);
@@ -245,7 +246,7 @@ fn a_mean_of_f16_moves_the_bytes_of_one_of_f32(#[values(2, 3, 4, 8)] ranks: usiz
         }
         let sum = |comm: &mut Communicator, len| comm.all_reduce(&mut vec![f16::ONE; len], ReduceOp::Sum);
         let by_doubling =
-            |len| move |comm: &mut Communicator| sum(&mut comm.with_algorithm(AllReduce::Binomial), len);
+            |len| move |comm: &mut Communicator| sum(&mut comm.with_algorithm(&binomial::ALL_REDUCE), len);
         assert_eq!(2 * moved(&by_doubling(len)), moved(&by_doubling(2 * len)), "sums travel as f16");
     });
 }

@@ -1,8 +1,9 @@
 //! The use of hosts by a communicator.
 
+use dist_algos::MessageAlgorithm;
 use dist_collectives::{
-    Algorithm, AllReduce, Broadcast, Communicator, CostModel, Error, HostParticipants, Hosts, Operation,
-    ReduceOp, ReductionOrder, TwoLevel, TwoLevelAllReduce,
+    Algorithm, Communicator, CostModel, Error, Hosts, Operation, ReduceOp, ReductionOrder,
+    algorithms::{halving_doubling, hierarchical, recursive_doubling, ring},
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -44,7 +45,7 @@ fn the_chosen_algorithm_is_executed() {
     worlds::run(Network::Simulated, 8, |mut comm| {
         on_two_hosts(&mut comm);
         let plain = comm.traffic();
-        comm.with_algorithm(AllReduce::Ring).with_order(ReductionOrder::Any).barrier().unwrap();
+        comm.with_algorithm(&ring::ALL_REDUCE).with_order(ReductionOrder::Any).barrier().unwrap();
         let barrier = comm.traffic().messages_sent - plain.messages_sent;
         // A two-level barrier: only the leaders communicate with the other host.
         assert!(barrier <= if comm.rank().is_multiple_of(4) { 3 } else { 1 + 1 }, "{barrier}");
@@ -90,7 +91,7 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let error = comm.set_topology(Hosts::new(&[0, 0, 1]), NEAR).unwrap_err();
         assert_eq!(error.to_string(), "these are the hosts of 3 ranks, not of 2");
-        let two = TwoLevel::Broadcast(Broadcast::Binomial);
+        let two = &hierarchical::BROADCAST_BINOMIAL;
         let error = comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap_err();
         assert!(matches!(error, Error::NoHosts { .. }), "{error:?}");
         assert_eq!(
@@ -99,11 +100,7 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
         );
         comm.set_topology(Hosts::new(&[0, 1]), NEAR).unwrap();
         comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap();
-        let ring = TwoLevel::AllReduce(TwoLevelAllReduce {
-            participants: HostParticipants::Leaders,
-            across: AllReduce::Ring,
-        });
-        comm.with_algorithm(ring).all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap();
+        comm.with_algorithm(&hierarchical::LEADERS_RING).all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap();
     });
 }
 
@@ -124,10 +121,7 @@ fn ranks_with_different_hosts_get_an_error() {
         let hosts: &[u64] = if comm.rank() == 2 { &[0, 0, 0, 1] } else { &[0, 0, 1, 1] };
         comm.set_topology(Hosts::new(hosts), NEAR).unwrap();
         comm.set_order(ReductionOrder::Any);
-        let two = TwoLevel::AllReduce(TwoLevelAllReduce {
-            participants: HostParticipants::Leaders,
-            across: AllReduce::RecursiveDoubling,
-        });
+        let two = &hierarchical::LEADERS_RECURSIVE_DOUBLING;
         let done = comm.with_algorithm(two).all_reduce(&mut [1_u8], ReduceOp::Sum);
         done.and_then(|()| comm.barrier()).unwrap_err()
     });
@@ -138,7 +132,11 @@ fn ranks_with_different_hosts_get_an_error() {
 
 /// Returns the sum and the mean of this many elements with these hosts, and the number of messages of rank 0 for
 /// the sum.
-fn reduced(hosts: &[u64], algorithm: AllReduce, len: usize) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
+fn reduced(
+    hosts: &[u64],
+    algorithm: &'static MessageAlgorithm,
+    len: usize,
+) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
     let outcome = sim::Network::new(hosts.len()).with_hosts(hosts).run(move |transport| {
         let mut comm = Communicator::new(transport);
         let rank = comm.rank();
@@ -157,7 +155,8 @@ fn reduced(hosts: &[u64], algorithm: AllReduce, len: usize) -> Vec<(Vec<u32>, Ve
 #[rstest]
 fn ranks_of_one_host_reduce_large_buffers_in_blocks_to_the_same_bits(
     #[values(2, 3, 4)] ranks: usize,
-    #[values(AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling)] algorithm: AllReduce,
+    #[values(&recursive_doubling::ALL_REDUCE, &halving_doubling::ALL_REDUCE)]
+    algorithm: &'static MessageAlgorithm,
 ) {
     // Three blocks of 128 Ki elements for every rank; the last one is short.
     let len = 2 * ranks * (128 << 10) + 5;

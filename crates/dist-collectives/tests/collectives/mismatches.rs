@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Broadcast, Chain, Communicator, Element, Error, Pending, ReduceOp, Transport};
+use dist_collectives::{
+    Chain, Communicator, Element, Error, Pending, ReduceOp, Transport, algorithms::binomial,
+};
 use dist_transport::{Cause, sim};
 use fastrand::Rng;
 use rstest::rstest;
@@ -129,7 +131,7 @@ fn calls_with_other_arguments_are_said_to_differ_in_these() {
             sum(&mut comm).unwrap();
             // Each rank is its own root and only sends.
             let root = comm.rank();
-            comm.with_algorithm(Broadcast::Binomial).broadcast(&mut [1_u8; 5], root).unwrap();
+            comm.with_algorithm(&binomial::BROADCAST).broadcast(&mut [1_u8; 5], root).unwrap();
             sum(&mut comm).unwrap_err().to_string()
         });
         let hint = ": an earlier call differed: the call before this one, both called broadcast, but with different arguments";

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Barrier, Communicator, Error, Message, ReduceOp, ReductionOrder};
+use dist_algos::MessageAlgorithm;
+use dist_collectives::{
+    Communicator, Error, Message, ReduceOp, ReductionOrder,
+    algorithms::{barrier, ring},
+};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -117,7 +121,7 @@ fn a_ring_sends_two_n_minus_one_nths_of_the_buffer(#[values(2, 3, 5, 8)] world_s
     worlds::run(Network::Simulated, world_size, move |mut comm| {
         let mut buffer = vec![1.0_f32; 60 * world_size];
         let mut comm = comm.with_order(ReductionOrder::Any);
-        comm.with_algorithm(AllReduce::Ring).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
+        comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         let nth = size_of_val(&*buffer) / world_size;
         assert_eq!(comm.traffic().bytes_sent, (2 * (world_size - 1) * nth) as u64);
         assert_eq!(comm.traffic().messages_sent, 2 * (world_size - 1) as u64);
@@ -127,7 +131,7 @@ fn a_ring_sends_two_n_minus_one_nths_of_the_buffer(#[values(2, 3, 5, 8)] world_s
 /// In each round another rank comes a second after the others.
 #[rstest]
 fn barriers_back_to_back_let_nobody_out_before_the_last_is_in(
-    #[values(Barrier::Ring, Barrier::Dissemination)] barrier: Barrier,
+    #[values(&barrier::RING, &barrier::DISSEMINATION)] algorithm: &'static MessageAlgorithm,
     #[values(2, 3, 6)] world_size: usize,
 ) {
     let second = Duration::from_secs(1);
@@ -141,7 +145,7 @@ fn barriers_back_to_back_let_nobody_out_before_the_last_is_in(
                     comm.runtime().park(Some(late));
                 }
             }
-            comm.with_algorithm(barrier).barrier().unwrap();
+            comm.with_algorithm(algorithm).barrier().unwrap();
             left.push(comm.runtime().now());
         }
         left

@@ -109,7 +109,7 @@ const REFUSED: &[(Call, &str)] = &[
     ),
     (
         |comm| {
-            let mut comm = comm.with_algorithm(dist_collectives::AllToAll::Bruck);
+            let mut comm = comm.with_algorithm(&dist_algos::all_to_all::BRUCK);
             comm.all_to_all_v(&[1_u8; 2], &[1, 1], &mut [0; 2], &[1, 1])
         },
         "all_to_all by bruck needs parts of one size",

@@ -1,12 +1,10 @@
 //! The traffic equals that of the forced schedule, as the verifier counts it, to the byte.
 
-use dist_algos::scan::Extent;
-use dist_algos::verify::{self, Report, Subject};
-use dist_algos::{Choice, CostModel, Order, Partition};
-use dist_collectives::{
-    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Hosts,
-    Operation, Reduce, ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic, TwoLevel,
+use dist_algos::verify::{self, Report};
+use dist_algos::{
+    ALGORITHMS, CollectiveKind, CostModel, MessageAlgorithm, Order, Partition, Placement, barrier,
 };
+use dist_collectives::{Algorithm, Communicator, Error, Hosts, ReduceOp, ReductionOrder, Traffic};
 use rstest::rstest;
 
 use crate::worlds::{self, Network};
@@ -19,10 +17,11 @@ const LEN: usize = 1009;
 /// Makes a call by each two-level algorithm of an operation that supports these hosts, and compares the traffic.
 /// The buffer has this many elements.
 #[track_caller]
-fn check_two_levels(hosts: &'static [u64], operation: Operation, len: usize, call: Call) {
+fn check_two_levels(hosts: &'static [u64], collective: CollectiveKind, len: usize, call: Call) {
     let known = Hosts::new(hosts);
-    for two in TwoLevel::of(operation.name()).filter(|two| two.supports(&known)) {
-        let root = two.roots(&known).end - 1;
+    let of_operation = ALGORITHMS.two_level().filter(|two| two.collective == collective);
+    for two in of_operation.filter(|two| two.supports(&known)) {
+        let root = collective.roots(known.world_size()).end - 1;
         let report = verify::two_level(two, &known, root).expect("what serves hosts is proven for them");
         let call = move |comm: &mut Communicator| {
             let model = CostModel::default();
@@ -30,7 +29,7 @@ fn check_two_levels(hosts: &'static [u64], operation: Operation, len: usize, cal
         };
         let cut = cut(len, two.chunks(&known));
         // The order does not change; the algorithm is forced after the hosts are set.
-        check(hosts.len(), Barrier::Ring, call, |rank| report.traffic(rank, &cut, None));
+        check(hosts.len(), &barrier::RING, call, |rank| report.traffic(rank, &cut, None));
     }
 }
 
@@ -49,21 +48,17 @@ fn check(
         comm.traffic()
     });
     for (rank, moved) in moved.into_iter().enumerate() {
-        let operation = algorithm.operation();
-        assert_eq!(moved, counted(rank), "rank {rank} of {world_size} in {operation} by {algorithm}");
+        assert_eq!(moved, counted(rank), "rank {rank} of {world_size} in {algorithm:?}");
     }
 }
 
 /// Returns the algorithms that support a world, and their reports of the verifier.
-fn proven<A: Copy>(
-    all: &[A],
-    supports: impl Fn(A) -> bool,
-    prove: impl Fn(A) -> dist_algos::Result<Report>,
-) -> Vec<(A, Report)> {
-    let proven: Vec<_> = all
-        .iter()
-        .filter(|&&algorithm| supports(algorithm))
-        .map(|&algorithm| (algorithm, prove(algorithm).expect("what serves a world is proven for it")))
+fn proven(collective: CollectiveKind, n: usize, root: usize) -> Vec<(&'static MessageAlgorithm, Report)> {
+    let of_operation = ALGORITHMS.messages().filter(|algorithm| algorithm.collective == collective);
+    let prove = |algorithm| verify::prove(algorithm, n, root).expect("what serves a world is proven for it");
+    let proven: Vec<_> = of_operation
+        .filter(|algorithm| algorithm.supports(n))
+        .map(|algorithm| (algorithm, prove(algorithm)))
         .collect();
     assert!(!proven.is_empty(), "an algorithm serves every world");
     proven
@@ -88,35 +83,25 @@ fn borders(counts: &[usize]) -> Vec<usize> {
 
 #[rstest]
 fn reductions(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
-    for (algorithm, report) in
-        proven(AllReduce::ALL, |it| it.supports(n), |algorithm| Subject::AllReduce(algorithm).prove(n, 0))
-    {
+    for (algorithm, report) in proven(CollectiveKind::AllReduce, n, 0) {
         let call = |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum);
         check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
     }
     let root = n / 2;
-    for (algorithm, report) in
-        proven(Reduce::ALL, |it| it.supports(n), |algorithm| Subject::Reduce(algorithm).prove(n, root))
-    {
+    for (algorithm, report) in proven(CollectiveKind::Reduce, n, root) {
         let call = move |comm: &mut Communicator| comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Max, root);
         check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
     }
-    let extents: [(Extent, Call); 2] = [
-        (Extent::Inclusive, |comm| comm.scan(&mut [1.0_f32; LEN], ReduceOp::Sum)),
-        (Extent::Exclusive, |comm| comm.exclusive_scan(&mut [1.0_f32; LEN], ReduceOp::Sum)),
+    let scans: [(CollectiveKind, Call); 2] = [
+        (CollectiveKind::Scan, |comm| comm.scan(&mut [1.0_f32; LEN], ReduceOp::Sum)),
+        (CollectiveKind::ExclusiveScan, |comm| comm.exclusive_scan(&mut [1.0_f32; LEN], ReduceOp::Sum)),
     ];
-    for (extent, call) in extents {
-        for (algorithm, report) in
-            proven(Scan::ALL, |it| it.supports(n), |algorithm| Subject::Scan(algorithm, extent).prove(n, 0))
-        {
+    for (scan, call) in scans {
+        for (algorithm, report) in proven(scan, n, 0) {
             check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
         }
     }
-    for (algorithm, report) in proven(
-        ReduceScatter::ALL,
-        |it| it.supports(n),
-        |algorithm| Subject::ReduceScatter(algorithm).prove(n, 0),
-    ) {
+    for (algorithm, report) in proven(CollectiveKind::ReduceScatter, n, 0) {
         let call = |comm: &mut Communicator| {
             let part = [1_i32; 10];
             comm.reduce_scatter(&part.repeat(comm.world_size()), &mut [0; 10], ReduceOp::Sum)
@@ -137,15 +122,11 @@ fn reductions(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
 fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     let (root, borders) = (n / 2, borders(&counts(n)));
     let (even, uneven) = (cut(10 * n, n), Partition::at(&borders, 4).unwrap());
-    for (algorithm, report) in
-        proven(Broadcast::ALL, |it| it.supports(n), |algorithm| Subject::Broadcast(algorithm).prove(n, root))
-    {
+    for (algorithm, report) in proven(CollectiveKind::Broadcast, n, root) {
         let call = move |comm: &mut Communicator| comm.broadcast(&mut [1.0_f32; LEN], root);
         check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
     }
-    for (algorithm, report) in
-        proven(AllGather::ALL, |it| it.supports(n), |algorithm| Subject::AllGather(algorithm).prove(n, 0))
-    {
+    for (algorithm, report) in proven(CollectiveKind::AllGather, n, 0) {
         let call =
             |comm: &mut Communicator| comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()]);
         check(n, algorithm, call, |rank| report.traffic(rank, &even, None));
@@ -156,9 +137,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         };
         check(n, algorithm, call, |rank| report.traffic(rank, &uneven, None));
     }
-    for (algorithm, report) in
-        proven(Gather::ALL, |it| it.supports(n), |algorithm| Subject::Gather(algorithm).prove(n, root))
-    {
+    for (algorithm, report) in proven(CollectiveKind::Gather, n, root) {
         let call = move |comm: &mut Communicator| {
             comm.gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()], root)
         };
@@ -170,9 +149,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         };
         check(n, algorithm, call, |rank| report.traffic(rank, &uneven, Some(&uneven)));
     }
-    for (algorithm, report) in
-        proven(Scatter::ALL, |it| it.supports(n), |algorithm| Subject::Scatter(algorithm).prove(n, root))
-    {
+    for (algorithm, report) in proven(CollectiveKind::Scatter, n, root) {
         let call = move |comm: &mut Communicator| {
             comm.scatter(&vec![1_u32; 10 * comm.world_size()], &mut [0; 10], root)
         };
@@ -184,32 +161,33 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         };
         check(n, algorithm, call, |rank| report.traffic(rank, &uneven, Some(&uneven)));
     }
-    for (algorithm, report) in
-        proven(Barrier::ALL, |it| it.supports(n), |algorithm| Subject::Barrier(algorithm).prove(n, 0))
-    {
+    for (algorithm, report) in proven(CollectiveKind::Barrier, n, 0) {
         check(n, algorithm, |comm| comm.barrier(), |rank| report.traffic(rank, &cut(0, 1), None));
     }
 }
 
 /// The traffic of a value that all ranks agree on in one small all_reduce.
 fn agreement(rank: usize, n: usize, bytes: usize) -> Traffic {
-    let algorithm = AllReduce::suggest(n, bytes, Order::Canonical, &CostModel::default());
+    let algorithm = suggested(CollectiveKind::AllReduce, n, bytes);
     let cut = Partition::new(1, bytes, algorithm.chunks(n)).unwrap();
-    Subject::AllReduce(algorithm).prove(n, 0).unwrap().traffic(rank, &cut, None)
+    verify::prove(algorithm, n, 0).unwrap().traffic(rank, &cut, None)
+}
+
+fn suggested(collective: CollectiveKind, n: usize, bytes: usize) -> &'static MessageAlgorithm {
+    let (ranks, model) = (Placement::dedicated(n), CostModel::default());
+    ALGORITHMS.suggest(collective, ranks, bytes, Order::Canonical, &model).expect("there is one")
 }
 
 #[rstest]
 fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     let even = cut(10 * n, n);
-    for (algorithm, report) in
-        proven(AllToAll::ALL, |it| it.supports(n), |algorithm| Subject::AllToAll(algorithm).prove(n, 0))
-    {
+    for (algorithm, report) in proven(CollectiveKind::AllToAll, n, 0) {
         let call = |comm: &mut Communicator| {
             let (input, mut output) = (vec![1_u32; 10 * comm.world_size()], vec![0; 10 * comm.world_size()]);
             comm.all_to_all(&input, &mut output)
         };
         check(n, algorithm, call, |rank| report.traffic(rank, &even, Some(&even)));
-        if algorithm == AllToAll::Bruck {
+        if algorithm.name == "bruck" {
             continue;
         }
         // Every rank sends `counts` to the others, so it receives its own count from each of them.
@@ -223,10 +201,9 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
             let (sent, received) = (borders(&counts(n)), borders(&vec![counts(n)[rank]; n]));
             let (sent, received) = (Partition::at(&sent, 4).unwrap(), Partition::at(&received, 4).unwrap());
             let data = report.traffic(rank, &received, Some(&sent));
-            let announcing = AllToAll::suggest(n, 8 * n, Order::Canonical, &CostModel::default());
+            let announcing = suggested(CollectiveKind::AllToAll, n, 8 * n);
             let numbers = Partition::new(n, 8, n).unwrap();
-            let announced =
-                Subject::AllToAll(announcing).prove(n, 0).unwrap().traffic(rank, &numbers, Some(&numbers));
+            let announced = verify::prove(announcing, n, 0).unwrap().traffic(rank, &numbers, Some(&numbers));
             data + announced + agreement(rank, n, 32)
         });
     }
@@ -234,9 +211,7 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
 
 #[rstest]
 fn a_weighted_mean_moves_one_number_more(#[values(1, 2, 5, 8)] n: usize) {
-    for (algorithm, report) in
-        proven(AllReduce::ALL, |it| it.supports(n), |algorithm| Subject::AllReduce(algorithm).prove(n, 0))
-    {
+    for (algorithm, report) in proven(CollectiveKind::AllReduce, n, 0) {
         let call =
             |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::WeightedMean(0.5));
         let mean = |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None);
@@ -249,18 +224,18 @@ fn two_levels(
     #[values(&[0, 0, 1, 1, 2, 2], &[0, 1, 0, 1], &[0, 0, 0, 1, 1], &[0, 0], &[4, 3])] hosts: &'static [u64],
 ) {
     let check = |operation, len, call| check_two_levels(hosts, operation, len, call);
-    check(Operation::AllReduce, LEN, |comm| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum));
-    check(Operation::Broadcast, LEN, |comm| comm.broadcast(&mut [1.0_f32; LEN], comm.world_size() - 1));
-    check(Operation::Reduce, LEN, |comm| {
+    check(CollectiveKind::AllReduce, LEN, |comm| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum));
+    check(CollectiveKind::Broadcast, LEN, |comm| comm.broadcast(&mut [1.0_f32; LEN], comm.world_size() - 1));
+    check(CollectiveKind::Reduce, LEN, |comm| {
         comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Sum, comm.world_size() - 1)
     });
-    check(Operation::AllGather, 10 * hosts.len(), |comm| {
+    check(CollectiveKind::AllGather, 10 * hosts.len(), |comm| {
         comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()])
     });
-    check(Operation::ReduceScatter, 10 * hosts.len(), |comm| {
+    check(CollectiveKind::ReduceScatter, 10 * hosts.len(), |comm| {
         comm.reduce_scatter(&vec![1_i32; 10 * comm.world_size()], &mut [0; 10], ReduceOp::Sum)
     });
-    check(Operation::Barrier, 0, |comm| comm.barrier());
+    check(CollectiveKind::Barrier, 0, |comm| comm.barrier());
 }
 
 /// Each rank reports its arrival and, after an answer, its remaining time in 8 bytes. It receives one bit for every

@@ -1,6 +1,6 @@
 //! Every hook over a simulated network: the same bits everywhere, the bytes that it states, unusual gradients.
 
-use dist_collectives::{AllGather, AllReduce, AllToAll};
+use dist_collectives::algorithms::{all_to_all, halving_doubling, ring};
 use dist_transport::sim;
 use half::bf16;
 use proptest::prelude::*;
@@ -229,9 +229,9 @@ fn bytes_sent(text: &'static str, ranks: usize, shapes: &'static [&'static [usiz
         let tensors = tensors(shapes);
         let mut values = gradients(comm.rank(), 0, len(&tensors));
         let mut hook = hook(text);
-        let mut comm = comm.with_algorithm(AllReduce::HalvingDoubling);
-        let mut comm = comm.with_algorithm(AllGather::Ring);
-        let mut comm = comm.with_algorithm(AllToAll::Pairwise);
+        let mut comm = comm.with_algorithm(&halving_doubling::ALL_REDUCE);
+        let mut comm = comm.with_algorithm(&ring::ALL_GATHER);
+        let mut comm = comm.with_algorithm(&all_to_all::PAIRWISE);
         let bucket = BucketGradients { bucket: 0, tensors: &tensors, values: ValuesMut::F32(&mut values) };
         hook.sum(bucket, &mut comm).unwrap();
         comm.traffic().bytes_sent

@@ -1,7 +1,7 @@
 //! Bytes on the wire for any number of ranks: those that the verifier counts for the schedules that were chosen.
 
 use dist_algos::Partition;
-use dist_algos::verify::Subject;
+use dist_algos::verify::prove;
 use dist_collectives::{Algorithm, Communicator, Operation};
 use dist_parallel::{
     BucketBytes, BucketPlan, Ddp, DdpOptions, Fsdp, FsdpOptions, Loaded, Params, ShardingStrategy,
@@ -20,16 +20,9 @@ const F32: usize = 4;
 fn sent(comm: &Communicator, operation: Operation, len: usize, size: usize) -> u64 {
     let (ranks, rank) = (comm.world_size(), comm.rank());
     let Some(algorithm) = comm.algorithm(operation, len * size).unwrap() else { panic!("{operation:?}") };
-    let (report, chunks) = match algorithm {
-        Algorithm::AllReduce(algorithm) => {
-            (Subject::AllReduce(algorithm).prove(ranks, 0), algorithm.chunks(ranks))
-        }
-        Algorithm::ReduceScatter(algorithm) => (Subject::ReduceScatter(algorithm).prove(ranks, 0), ranks),
-        Algorithm::AllGather(algorithm) => (Subject::AllGather(algorithm).prove(ranks, 0), ranks),
-        other => panic!("{other:?}"),
-    };
-    let cut = Partition::new(len, size, chunks.max(1)).unwrap();
-    report.unwrap().traffic(rank, &cut, Some(&cut)).bytes_sent
+    let Algorithm::Messages(algorithm) = algorithm else { panic!("{algorithm:?}") };
+    let cut = Partition::new(len, size, algorithm.chunks(ranks)).unwrap();
+    prove(algorithm, ranks, 0).unwrap().traffic(rank, &cut, Some(&cut)).bytes_sent
 }
 
 /// What a step of so many rounds sends, by the operations that each strategy says it makes.

@@ -4,15 +4,18 @@
 mod schedules;
 mod simulated;
 
-use dist_algos::verify::Subject;
-use dist_algos::{AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear};
+use dist_algos::verify::prove;
+use dist_algos::{
+    ALGORITHMS, Chunks, CollectiveKind, Error, MessageAlgorithm, Partition, ReceiveHalf, Step, all_to_all,
+    binomial, halving_doubling, linear, recursive_doubling, ring,
+};
 use dist_predict::{
     LinkModel, MessageCosts, Method, NetworkModel, Prediction, Straggler, predict, queues, symmetric,
     timeline, wavefront,
 };
 use rstest::rstest;
 
-use schedules::{Schedules, all_reduce, all_schedules, plan};
+use schedules::{Schedules, all_schedules, plan, schedules};
 
 /// Links and ranks with costs that are easy to add up: 8 s of latency, 2 s per byte.
 const LINK: LinkModel = LinkModel { latency: 8.0, byte: 2.0 };
@@ -27,21 +30,21 @@ fn assert_close(left: f64, right: f64, what: &str) {
 
 /// 64 bytes each, latency 8, 2 per byte: a round of k bytes takes 8 + 2k, or 2k if its data had arrived before.
 #[rstest]
-#[case(AllReduce::RecursiveDoubling, 8, 3.0 * (8.0 + 128.0))]
-#[case(AllReduce::RecursiveDoubling, 5, 4.0 * 128.0 + 2.0 * 8.0)]
-#[case(AllReduce::HalvingDoubling, 8, 2.0 * (3.0 * 8.0 + 2.0 * 56.0))]
-#[case(AllReduce::Ring, 8, 14.0 * (8.0 + 16.0))]
-#[case(AllReduce::Binomial, 4, 2.0 * 2.0 * (8.0 + 128.0))]
-#[case(AllReduce::Ring, 1, 0.0)]
+#[case(&recursive_doubling::ALL_REDUCE, 8, 3.0 * (8.0 + 128.0))]
+#[case(&recursive_doubling::ALL_REDUCE, 5, 4.0 * 128.0 + 2.0 * 8.0)]
+#[case(&halving_doubling::ALL_REDUCE, 8, 2.0 * (3.0 * 8.0 + 2.0 * 56.0))]
+#[case(&ring::ALL_REDUCE, 8, 14.0 * (8.0 + 16.0))]
+#[case(&binomial::ALL_REDUCE, 4, 2.0 * 2.0 * (8.0 + 128.0))]
+#[case(&ring::ALL_REDUCE, 1, 0.0)]
 fn links_alone_cost_what_is_computed_by_hand(
-    #[case] algorithm: AllReduce,
+    #[case] algorithm: &'static MessageAlgorithm,
     #[case] world_size: usize,
     #[case] seconds: f64,
 ) {
-    let schedules = all_reduce(algorithm);
+    let schedules = schedules(algorithm, 0);
     let plan = plan(&schedules, algorithm.chunks(world_size), 64);
     let network = NetworkModel::new(world_size, LINK, NO_WORK);
-    assert_close(predict(&plan, &network).unwrap().seconds, seconds, algorithm.name());
+    assert_close(predict(&plan, &network).unwrap().seconds, seconds, algorithm.name);
 }
 
 /// One exchange of 64 bytes between two ranks. Work of a rank adds up; data that arrives meanwhile does not.
@@ -61,7 +64,7 @@ fn links_alone_cost_what_is_computed_by_hand(
 #[case(MessageCosts { byte: 4.0, reduce: 5.0, shared: true, ..NO_WORK }, 256.0 + 320.0)]
 #[case(MessageCosts { byte: 4.0, reduce: 3.0, shared: true, ..NO_WORK }, 256.0 + 256.0)]
 fn a_rank_works_while_bytes_are_on_their_way(#[case] work: MessageCosts, #[case] seconds: f64) {
-    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let schedules = schedules(&recursive_doubling::ALL_REDUCE, 0);
     let plan = plan(&schedules, 1, 64);
     let network = NetworkModel::new(2, LINK, work);
     assert_close(wavefront(&plan, &network).unwrap().seconds, seconds, "wavefront");
@@ -81,12 +84,10 @@ fn latencies_of_messages_that_follow_one_another_are_not_added_up() {
 
 #[test]
 fn messages_that_are_under_way_together_wait_for_each_other_only_on_the_link() {
-    let schedule =
-        |algorithm: AllToAll| -> Schedules { Box::new(move |rank| Box::new(algorithm.schedule(rank))) };
     let network = NetworkModel::new(5, LINK, NO_WORK);
-    let seconds = |algorithm| wavefront(&plan(&schedule(algorithm), 5, 50), &network).unwrap().seconds;
-    assert_close(seconds(AllToAll::Pairwise), 4.0 * (20.0 + 8.0), "one by one");
-    assert_close(seconds(AllToAll::Windowed), 4.0 * 20.0 + 8.0, "together");
+    let seconds = |algorithm| wavefront(&plan(&schedules(algorithm, 0), 5, 50), &network).unwrap().seconds;
+    assert_close(seconds(&all_to_all::PAIRWISE), 4.0 * (20.0 + 8.0), "one by one");
+    assert_close(seconds(&all_to_all::WINDOWED), 4.0 * 20.0 + 8.0, "together");
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn queues_that_nobody_else_waits_in_change_nothing() {
 #[test]
 fn ranks_that_share_a_link_wait_for_one_another() {
     // Eight ranks on two hosts; in the last round every rank exchanges 64 bytes with one of the other host.
-    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let schedules = schedules(&recursive_doubling::ALL_REDUCE, 0);
     let plan = plan(&schedules, 1, 64);
     let within = LinkModel { latency: 0.0, byte: 0.0 };
     let network = NetworkModel::new(8, LINK, NO_WORK).on_hosts_of(4, within);
@@ -170,7 +171,7 @@ fn ranks_that_share_a_link_wait_for_one_another() {
 #[test]
 fn hosts_of_a_rack_share_its_link_and_a_pair_of_hosts_its_own() {
     // Two racks of two hosts; in the last round every rank exchanges 64 bytes with one of the other rack.
-    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let schedules = schedules(&recursive_doubling::ALL_REDUCE, 0);
     let plan = plan(&schedules, 1, 64);
     let racks = NetworkModel::new(4, LINK, NO_WORK).in_racks_of(2, LinkModel { latency: 100.0, byte: 3.0 });
     assert_eq!((racks.racks(), racks.link(0, 1), racks.link(1, 2).latency), (2, LINK, 108.0));
@@ -228,7 +229,7 @@ fn messages_to_one_rank_share_the_link_to_it_and_those_of_a_connection_keep_thei
 
 #[test]
 fn ranks_that_share_a_core_take_turns() {
-    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let schedules = schedules(&recursive_doubling::ALL_REDUCE, 0);
     let plan = plan(&schedules, 1, 64);
     let free = LinkModel { latency: 0.0, byte: 0.0 };
     let network = NetworkModel::new(2, free, MessageCosts { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
@@ -238,7 +239,7 @@ fn ranks_that_share_a_core_take_turns() {
 
 #[test]
 fn a_late_rank_delays_those_who_need_it_and_a_slow_one_does_more_work() {
-    let schedules = all_reduce(AllReduce::Ring);
+    let schedules = schedules(&ring::ALL_REDUCE, 0);
     let plan = plan(&schedules, 16, 1600);
     let network = NetworkModel::new(16, LINK, WORK);
     let on_time = wavefront(&plan, &network).unwrap().seconds;
@@ -251,7 +252,7 @@ fn a_late_rank_delays_those_who_need_it_and_a_slow_one_does_more_work() {
 
 #[test]
 fn a_pair_of_hosts_may_have_its_own_link() {
-    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let schedules = schedules(&recursive_doubling::ALL_REDUCE, 0);
     let plan = plan(&schedules, 1, 64);
     let network =
         NetworkModel::new(4, LINK, NO_WORK).with_pair(1, 0, LinkModel { latency: 100.0, byte: 2.0 });
@@ -262,17 +263,17 @@ fn a_pair_of_hosts_may_have_its_own_link() {
 #[test]
 fn as_many_bytes_are_predicted_as_the_verifier_counts() {
     for world_size in [2, 5, 8, 21] {
-        for &algorithm in AllReduce::ALL {
-            let schedules = all_reduce(algorithm);
+        for algorithm in ALGORITHMS.messages().filter(|it| it.collective == CollectiveKind::AllReduce) {
+            let schedules = schedules(algorithm, 0);
             let parts = algorithm.chunks(world_size);
             let predicted =
                 wavefront(&plan(&schedules, parts, 1000), &NetworkModel::new(world_size, LINK, WORK))
                     .unwrap();
-            let report = Subject::AllReduce(algorithm).prove(world_size, 0).unwrap();
+            let report = prove(algorithm, world_size, 0).unwrap();
             let partition = Partition::new(1000, 1, parts).unwrap();
             let sent = (0..world_size).map(|rank| report.traffic(rank, &partition, None).bytes_sent);
-            assert_eq!(predicted.sent_total, sent.clone().sum::<u64>(), "{algorithm} {world_size}");
-            assert_eq!(predicted.sent_max, sent.max().unwrap(), "{algorithm} {world_size}");
+            assert_eq!(predicted.sent_total, sent.clone().sum::<u64>(), "{algorithm:?} {world_size}");
+            assert_eq!(predicted.sent_max, sent.max().unwrap(), "{algorithm:?} {world_size}");
         }
     }
 }
@@ -297,7 +298,7 @@ fn schedules_that_do_not_fit_together_are_refused() {
 #[test]
 fn a_ring_of_a_hundred_thousand_ranks_is_followed_on_one() {
     let world_size = 100_000;
-    let schedules = all_reduce(AllReduce::Ring);
+    let schedules = schedules(&ring::ALL_REDUCE, 0);
     let plan = plan(&schedules, world_size, 10 * world_size);
     let prediction = predict(&plan, &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Symmetric);
@@ -307,7 +308,7 @@ fn a_ring_of_a_hundred_thousand_ranks_is_followed_on_one() {
 #[test]
 fn a_tree_of_thirty_thousand_ranks_is_followed_on_all() {
     let world_size = 30_000;
-    let schedules: Schedules = Box::new(|rank| Box::new(Broadcast::Binomial.schedule(rank, 0)));
+    let schedules: Schedules = schedules(&binomial::BROADCAST, 0);
     let prediction =
         predict(&plan(&schedules, 1, 10), &NetworkModel::new(world_size, LINK, NO_WORK)).unwrap();
     assert_eq!(prediction.engine, Method::Wavefront);

@@ -9,11 +9,11 @@ use crate::verify::table;
 /// has the steps after all signals. Steps are written as [`DirectStep`] says.
 ///
 /// ```
-/// use dist_algos::direct::{DirectAlgorithm, DirectPlan, DirectCollective, verify::draw};
-/// use dist_transport::direct::{Reach, GroupLayout};
+/// use dist_algos::direct::{DirectPlan, DirectCollective, one_shot, verify::draw};
+/// use dist_transport::direct::{GroupLayout, Reach};
 ///
 /// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) };
-/// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, DirectAlgorithm::OneShot), 2, 4096, 4096, shared).unwrap();
+/// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, &one_shot::BROADCAST), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
 /// signals  rank 0       rank 1
 ///       1  eager=0.0 !  !

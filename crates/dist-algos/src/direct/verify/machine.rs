@@ -348,7 +348,7 @@ impl DirectMachine {
             let chunks = crate::Chunks::one(part);
             if exists { Ok(()) } else { Err(Error::NoChunk { rank, step: index, chunks, parts }) }
         };
-        let open = at.plan.algorithm().remote_access();
+        let open = at.plan.algorithm().remote_access;
         let place = |place: MemoryArea| match place {
             MemoryArea::Slot(slot) if slot >= at.plan.slots() => {
                 Err(Error::BadSlot { rank, step: index, slot })

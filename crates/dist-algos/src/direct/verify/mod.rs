@@ -12,9 +12,9 @@
 //! caller again.
 //!
 //! ```
-//! use dist_algos::direct::{DirectAlgorithm, DirectCollective, verify};
+//! use dist_algos::direct::{DirectCollective, staged, verify};
 //!
-//! let report = verify::prove(&verify::plans(DirectCollective::AllReduce, DirectAlgorithm::Staged, 5))?;
+//! let report = verify::prove(&verify::plans(DirectCollective::AllReduce, &staged::ALL_REDUCE, 5))?;
 //! assert_eq!(report.calls, 5);
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
@@ -63,17 +63,21 @@ impl DirectPrograms {
 /// Returns calls that show everything that an algorithm can do. There are pipelines shorter and longer than the
 /// number of slots, and short calls with other roots between them. If ranks can run ahead, there are enough calls
 /// in a row to reuse every place. The result is empty if the algorithm does not support the operation.
-pub fn plans(collective: DirectCollective, algorithm: DirectAlgorithm, world_size: usize) -> Vec<DirectPlan> {
+pub fn plans(
+    collective: DirectCollective,
+    algorithm: &'static DirectAlgorithm,
+    world_size: usize,
+) -> Vec<DirectPlan> {
     if !algorithm.serves(collective) {
         return Vec::new();
     }
     let is_pipeline =
-        algorithm.remote_access() == RemoteAccess::Nothing && collective != DirectCollective::Barrier;
+        algorithm.remote_access == RemoteAccess::Nothing && collective != DirectCollective::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
     let in_slots =
         |&blocks| DirectPlan::in_blocks((collective, algorithm), world_size, blocks, PublishPlace::Slot);
     let mut plans: Vec<DirectPlan> = blocks.iter().map(in_slots).collect();
-    let in_line = algorithm == DirectAlgorithm::OneShot && collective.places(algorithm, world_size) == 1;
+    let in_line = algorithm.is_one_shot && algorithm.places(world_size) == 1;
     let turned = collective.rooted_at(world_size - 1);
     let short =
         |collective, published| DirectPlan::in_blocks((collective, algorithm), world_size, 1, published);

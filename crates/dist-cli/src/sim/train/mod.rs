@@ -10,6 +10,7 @@ mod timeline;
 use std::fs;
 use std::path::PathBuf;
 
+use dist_algos::ALGORITHMS;
 use dist_collectives::{Operation, ReductionOrder};
 use dist_parallel::FloatType;
 use serde::Serialize;
@@ -267,7 +268,7 @@ impl Arguments {
         };
         let order = self.order.least();
         let seconds = |world: &World, operation: Operation, bytes: usize| {
-            let candidates = Case { operation, bytes, order, world }.candidates()?;
+            let candidates = Case { operation, bytes, order, world }.candidates(ALGORITHMS)?;
             let chosen = candidates.iter().find(|candidate| candidate.chosen);
             let chosen = chosen.expect("one of the algorithms is chosen");
             Ok(chosen.predict(world)?)

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 
 use dist_algos::Order;
 use dist_collectives::{
-    Algorithm, Communicator, CostModel, Element, Error, Hosts, Operation, ReductionOrder, TwoLevel,
+    Algorithm, Communicator, CostModel, Element, Error, Hosts, Operation, ReductionOrder,
 };
 use dist_testkit::oracle::{self, Number};
 
@@ -50,8 +50,8 @@ pub(crate) fn assert_same<T: Number>(found: &[T], expected: &[T], context: &dyn 
 
 /// Returns the library's choice and all algorithms of the operation; two-level ones apply if hosts are known.
 fn ways(operation: Operation) -> impl Iterator<Item = Option<Algorithm>> {
-    let two_level = TwoLevel::of(operation.name()).map(Algorithm::from);
-    std::iter::once(None).chain(Algorithm::of(operation).chain(two_level).map(Some))
+    let by_messages = operation.algorithms().filter(|algorithm| !matches!(algorithm, Algorithm::Direct(_)));
+    std::iter::once(None).chain(by_messages.map(Some))
 }
 
 /// Layouts of ranks on hosts: regular, alternating, one rank per host, all on one host, and irregular.
@@ -124,17 +124,7 @@ impl World {
             (Algorithm::TwoLevel(two), Some(hosts)) => {
                 (two.supports(hosts), two.order(hosts).unwrap_or(Order::Canonical))
             }
-            (Algorithm::AllReduce(flat), _) => (flat.supports(n), flat.order(n)),
-            (Algorithm::ReduceScatter(flat), _) => (flat.supports(n), flat.order(n)),
-            (Algorithm::Reduce(flat), _) => (flat.supports(n), flat.order(n)),
-            (Algorithm::Scan(flat), _) => (flat.supports(n), flat.order(n)),
-            (Algorithm::AllGather(flat), _) => (flat.supports(n), Order::Canonical),
-            (Algorithm::Broadcast(flat), _) => (flat.supports(n), Order::Canonical),
-            (Algorithm::Gather(flat), _) => (flat.supports(n), Order::Canonical),
-            (Algorithm::Scatter(flat), _) => (flat.supports(n), Order::Canonical),
-            (Algorithm::AllToAll(flat), _) => (flat.supports(n), Order::Canonical),
-            (Algorithm::Barrier(flat), _) => (flat.supports(n), Order::Canonical),
-            (other, _) => panic!("say here where {other:?} is to be refused"),
+            (Algorithm::Messages(flat), _) => (flat.supports(n), flat.order(n).unwrap_or(Order::Canonical)),
         };
         let canonical = self.comm.order() == ReductionOrder::Canonical;
         match supported {

@@ -1,13 +1,13 @@
 //! Reductions: canonical order bit for bit, any order if the result is exact.
 
-use dist_collectives::{
-    Algorithm, Communicator, Direct, DirectAlgorithm, Operation, ReduceOp, ReductionOrder,
-};
+use dist_algos::direct::RemoteAccess;
+use dist_collectives::{Algorithm, Communicator, Operation, ReduceOp, ReductionOrder};
 use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
 
 use super::{HOSTS, Probe, World, assert_same, inputs, lengths, part_of, parts, ways};
+use crate::calls::by_messages;
 use crate::worlds::{self, Network};
 
 fn reduction(op: ReduceOp) -> Reduction {
@@ -145,8 +145,11 @@ fn chosen(_: Operation) -> Vec<Option<Algorithm>> {
 
 /// Returns the library's choice and all algorithms on shared memory that support borrowed memory.
 fn direct(operation: Operation) -> Vec<Option<Algorithm>> {
-    let forms = Direct::of(operation).filter(|direct| direct.algorithm() != DirectAlgorithm::WriteToAll);
-    forms.map(|direct| Some(direct.into())).chain([None]).collect()
+    let reads = |algorithm: &Algorithm| match algorithm {
+        Algorithm::Direct(direct) => direct.remote_access != RemoteAccess::Write,
+        _ => false,
+    };
+    operation.algorithms().filter(reads).map(Some).chain([None]).collect()
 }
 
 /// Checks every reduction of a type, by the library's choice.
@@ -298,7 +301,7 @@ fn any_order_gives_exact_sums_and_the_same_bits_on_every_rank(
             case.all_reduce(&mut comm);
             case.reduce(&mut comm, len % world_size);
             case.reduce_scatter(&mut comm);
-            for algorithm in Algorithm::of(Operation::AllReduce) {
+            for algorithm in by_messages(Operation::AllReduce) {
                 let mut noisy = oracle::sample::<bf16>(5, comm.rank(), len);
                 comm.with_algorithm(algorithm).all_reduce(&mut noisy, ReduceOp::Mean).expect("any order");
                 noisy_sums.push(noisy);
@@ -413,7 +416,7 @@ fn a_nan_on_one_rank_is_the_least_and_the_greatest(#[values(1, 2, 3, 7, 8)] worl
 #[test]
 fn the_input_of_a_reduce_scatter_stays_as_it_is() {
     worlds::run(Network::Simulated, 4, |mut comm| {
-        for algorithm in Algorithm::of(Operation::ReduceScatter) {
+        for algorithm in by_messages(Operation::ReduceScatter) {
             let input = oracle::sample::<f32>(1, comm.rank(), 40);
             let mut part = [0.0; 10];
             let mut comm = comm.with_order(ReductionOrder::Any);

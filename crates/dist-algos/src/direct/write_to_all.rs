@@ -1,0 +1,43 @@
+//! Schedules in which one rank reduces each part from the other ranks' own memory and writes the sum into that memory.
+
+use dist_transport::direct::MemoryArea;
+
+use super::schedule::PhaseStep;
+use super::{
+    BLOCK_BYTES, DirectAlgorithm, DirectSchedule, DirectStep, Division, Ownership, PeerSet, RemoteAccess,
+    SumTarget,
+};
+use crate::CollectiveKind;
+
+/// All_reduce, for large buffers in memory that all ranks share.
+pub static ALL_REDUCE: DirectAlgorithm = DirectAlgorithm {
+    collective: CollectiveKind::AllReduce,
+    name: "direct/write_to_all",
+    remote_access: RemoteAccess::Write,
+    division: Division::PerRank,
+    is_one_shot: false,
+    fits: |case| {
+        let from = if case.world_size == 2 { 8 << 10 } else { 16 << 10 };
+        case.ownership == Ownership::Allocated && case.bytes >= case.crossovers.write_to_all.unwrap_or(from)
+    },
+    block_bytes: |_| BLOCK_BYTES,
+    rounds: |_| 1,
+    signals: |_| 2,
+    step: |schedule, _, phase| write_to_all(schedule, phase),
+};
+
+/// Every rank reduces its part of all ranks' memory and writes the sum into their memory.
+fn write_to_all(schedule: &DirectSchedule, phase: usize) -> PhaseStep {
+    let part = schedule.rank().index();
+    match phase {
+        0 => PhaseStep::DirectStep(DirectStep::Signal),
+        1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
+        2 => PhaseStep::DirectStep(DirectStep::Reduce {
+            part,
+            block: 0,
+            of: MemoryArea::Exposed,
+            into: SumTarget::Back(PeerSet::Others),
+        }),
+        _ => schedule.leave(phase - 3, 2),
+    }
+}
