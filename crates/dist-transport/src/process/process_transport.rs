@@ -35,6 +35,7 @@ use crate::{
 use super::group_agreement::GroupAgreement;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::Allocation;
+#[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::direct::Direct;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::group::ShmGroup;
