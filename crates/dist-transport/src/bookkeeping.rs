@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::check::check_peer;
 use crate::direct::CALLS_MAX;
-use crate::{ChannelId, Error, Fingerprint, Rank, Result, Traffic};
+use crate::{ChannelId, Error, Fingerprint, Rank, Result};
 
 /// The time between two heartbeats of a process.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -54,16 +54,6 @@ impl CallHistory {
     #[cfg(feature = "sim")]
     pub(crate) const fn all(&self) -> &[Fingerprint; CALLS_MAX] {
         &self.all
-    }
-}
-
-impl Traffic {
-    /// Counts the messages and bytes of one exchange.
-    pub(crate) fn count(&mut self, sent: Option<usize>, received: Option<usize>) {
-        self.messages_sent += u64::from(sent.is_some());
-        self.bytes_sent += sent.unwrap_or(0) as u64;
-        self.messages_received += u64::from(received.is_some());
-        self.bytes_received += received.unwrap_or(0) as u64;
     }
 }
 

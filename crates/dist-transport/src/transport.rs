@@ -243,6 +243,17 @@ pub struct Traffic {
     pub bytes_received: u64,
 }
 
+#[cfg(any(feature = "tcp", feature = "sim"))]
+impl Traffic {
+    /// Counts the messages and bytes of one exchange.
+    pub(crate) fn count(&mut self, sent: Option<usize>, received: Option<usize>) {
+        self.messages_sent += u64::from(sent.is_some());
+        self.bytes_sent += sent.unwrap_or(0) as u64;
+        self.messages_received += u64::from(received.is_some());
+        self.bytes_received += received.unwrap_or(0) as u64;
+    }
+}
+
 impl Add for Traffic {
     type Output = Self;
 

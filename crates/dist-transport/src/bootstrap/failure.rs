@@ -20,29 +20,6 @@ pub(crate) struct PeerError {
     pub(crate) link_error: LinkError,
 }
 
-impl LinkError {
-    /// Returns the link error for a connection that could not be opened. If the connection was only late, the
-    /// error is a timeout.
-    pub(crate) fn unconnected(error: WaitError<Error>) -> Self {
-        match error {
-            WaitError::Late | WaitError::Unanswered => Self::TimedOut,
-            WaitError::Aborted(abort) => Self::Aborted(abort),
-            WaitError::Failed(error) => Self::Unconnected(error),
-        }
-    }
-
-    /// Returns `true` if the coordinator may know the reason. A connection breaks or is refused if the peer
-    /// dies, but also if the peer gave up because of another rank. If this process lacks a resource, that is
-    /// the reason itself, and the other ranks wait for it.
-    fn may_be_explained(&self) -> bool {
-        match self {
-            Self::Closed | Self::Io(_) => true,
-            Self::Unconnected(error) => !lacks_resource(error),
-            _ => false,
-        }
-    }
-}
-
 /// Aborts the job if it is dropped, which only a panic does. The panic comes from a function that was
 /// receiving bytes of a message. The message is then half received, even if somebody catches the panic.
 pub(crate) struct AbortOnUnwind<'a> {
@@ -75,7 +52,7 @@ impl ErrorContext<'_> {
     ) -> Error {
         let (session, ours) = (self.session, self.call);
         let peer = self.members[peer];
-        if link_error.may_be_explained() {
+        if may_be_explained(&link_error) {
             self.wait_for_reason(peer, deadline);
         }
         if let Some(abort) = session.why_ended() {
@@ -142,6 +119,17 @@ impl ErrorContext<'_> {
     }
 }
 
+/// Returns `true` if the coordinator may know the reason. A connection breaks or is refused if the peer dies,
+/// but also if the peer gave up because of another rank. If this process lacks a resource, that is the reason
+/// itself, and the other ranks wait for it.
+fn may_be_explained(link_error: &LinkError) -> bool {
+    match link_error {
+        LinkError::Closed | LinkError::Io(_) => true,
+        LinkError::Unconnected(error) => !lacks_resource(error),
+        _ => false,
+    }
+}
+
 /// Returns `true` if a connection could not be opened because of this process, not because of the peer.
 fn is_own_failure(error: &Error) -> bool {
     let is_refusal =
@@ -174,12 +162,12 @@ mod tests {
             address: "10.0.0.1:1".to_owned(),
             source: rustix::io::Errno::TIMEDOUT.into(),
         };
-        let link_error = LinkError::unconnected(unreached.into());
+        let link_error = LinkError::from(WaitError::from(unreached));
         assert!(
             matches!(&link_error, LinkError::Unconnected(error) if !is_own_failure(error)),
             "{link_error:?}"
         );
-        let link_error = LinkError::unconnected(WaitError::Late);
+        let link_error = LinkError::from(WaitError::<Error>::Late);
         assert!(matches!(link_error, LinkError::TimedOut), "{link_error:?}");
     }
 }

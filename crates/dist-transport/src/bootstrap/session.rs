@@ -21,6 +21,7 @@ use crate::bootstrap::probe::Probes;
 use crate::cpu::tuning;
 use crate::direct::Reach;
 use crate::group::Heap;
+use crate::link::message::LinkError;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
 use crate::runtime::Task;
@@ -385,6 +386,17 @@ impl<E> WaitError<E> {
             Self::Unanswered => WaitError::Unanswered,
             Self::Aborted(abort) => WaitError::Aborted(abort),
             Self::Failed(error) => WaitError::Failed(say(error)),
+        }
+    }
+}
+
+/// A connection that could not be opened. If it was only late, the link error is a timeout.
+impl From<WaitError<Error>> for LinkError {
+    fn from(error: WaitError<Error>) -> Self {
+        match error {
+            WaitError::Late | WaitError::Unanswered => Self::TimedOut,
+            WaitError::Aborted(abort) => Self::Aborted(abort),
+            WaitError::Failed(error) => Self::Unconnected(error),
         }
     }
 }

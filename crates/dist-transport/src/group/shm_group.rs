@@ -582,7 +582,7 @@ impl ShmGroup {
             None => {
                 let mapped = dial::map_arena(session, member, number, session.watch(self.deadline));
                 let mapping = mapped.map_err(|e| {
-                    self.fail(self.current.generation(), (rank, LinkError::unconnected(e)), self.deadline)
+                    self.fail(self.current.generation(), (rank, LinkError::from(e)), self.deadline)
                 })?;
                 let mapping = Arc::new(mapping);
                 lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()

@@ -234,7 +234,7 @@ impl ProcessTransport {
         let membership = self.membership.clone();
         let watch = membership.session.watch(deadline);
         peers.iter().try_for_each(|&peer| {
-            self.dial(peer, watch).map_err(|error| unconnected(peer)(LinkError::unconnected(error)))
+            self.dial(peer, watch).map_err(|error| unconnected(peer)(LinkError::from(error)))
         })
     }
 
@@ -426,7 +426,7 @@ impl ProcessTransport {
         for &peer in peers {
             match self.dial(peer, watch) {
                 Ok(()) | Err(WaitError::Late) => {}
-                Err(error) => return Err(unconnected(peer)(LinkError::unconnected(error))),
+                Err(error) => return Err(unconnected(peer)(LinkError::from(error))),
             }
         }
         Ok(())

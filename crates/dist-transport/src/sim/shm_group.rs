@@ -11,8 +11,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::fabric::Sent;
-use super::message::SimMessage;
 use super::transport::SimTransport;
 use crate::cpu::CacheLine;
 use crate::direct::sealed::Sealed;
@@ -20,9 +18,7 @@ use crate::direct::{
     AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent,
     MemoryArea, MemoryCosts, Reach,
 };
-use crate::{
-    ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Outgoing, Rank, Result, Traffic, Transport,
-};
+use crate::{ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Rank, Result, Traffic, Transport};
 
 const SHARED: GroupLayout = GroupLayout::on_host(Reach::Write);
 
@@ -411,15 +407,5 @@ impl Direct for SimShmGroup {
     fn abandon_handle(&self) -> AbandonHandle {
         // Other ranks see copies only.
         AbandonHandle::new(|| ())
-    }
-}
-
-impl SimTransport {
-    /// Signals to a peer, if the peer has not left.
-    fn signal_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
-        match self.send_of(SimMessage::new(call, Outgoing { to: peer, parts: &[] }), peer) {
-            Sent::Queued | Sent::Left => Ok(()),
-            Sent::Aborted(abort) => Err(Error::Aborted(abort)),
-        }
     }
 }

@@ -138,7 +138,7 @@ impl SimTransport {
         }
     }
 
-    pub(super) fn send_of(&self, message: SimMessage, peer: usize) -> Sent {
+    fn send_of(&self, message: SimMessage, peer: usize) -> Sent {
         self.runtime.interleave();
         self.pause();
         self.fabric().send(self.own_end(), self.end(peer), message, self.world.clock.now())
@@ -305,6 +305,14 @@ impl SimTransport {
 
     fn record(&self, rank: usize, cause: Cause) -> Abort {
         Abort { cause, rank: self.members[rank], reporter: self.world_rank(), call: self.call() }
+    }
+
+    /// Signals to a peer, if the peer has not left.
+    pub(super) fn signal_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
+        match self.send_of(SimMessage::new(call, Outgoing { to: peer, parts: &[] }), peer) {
+            Sent::Queued | Sent::Left => Ok(()),
+            Sent::Aborted(abort) => Err(Error::Aborted(abort)),
+        }
     }
 }
 
