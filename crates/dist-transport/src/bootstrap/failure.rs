@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::bookkeeping::CallHistory;
-use crate::bootstrap::session::{Session, WaitError, timeout};
+use crate::bootstrap::session::{Session, timeout};
 use crate::link::message::LinkError;
 use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
@@ -153,6 +153,7 @@ fn lacks_resource(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::session::WaitError;
 
     #[test]
     fn a_peer_that_the_system_does_not_reach_is_not_late_and_no_failure_of_ours() {
