@@ -1,7 +1,7 @@
 //! Benches of barrier: two waves round the ring, and dissemination.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn barrier(criterion: &mut Criterion) {
     let operations = [Operation::Barrier];

@@ -1,7 +1,7 @@
 //! Benches of binomial: trees of logarithmic depth.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn binomial(criterion: &mut Criterion) {
     let operations = [

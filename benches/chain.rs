@@ -1,7 +1,7 @@
 //! Benches of chain: chunk by chunk from rank to rank.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn chain(criterion: &mut Criterion) {
     let operations = [Operation::Broadcast];

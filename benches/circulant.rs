@@ -1,7 +1,7 @@
 //! Benches of circulant: distances p/2, p/4, …, or 1, 2, 4, ….
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn circulant(criterion: &mut Criterion) {
     let operations = [

@@ -1,7 +1,7 @@
 //! Benches of direct schedules: ranks that share memory, each in the memory of the others.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn direct(criterion: &mut Criterion) {
     let operations = [

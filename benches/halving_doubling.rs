@@ -1,7 +1,7 @@
 //! Benches of halving doubling: halves, quarters, eighths, and back.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn halving_doubling(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter];

@@ -1,7 +1,7 @@
 //! Benches of knomial: a tree of half the depth.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn knomial(criterion: &mut Criterion) {
     let operations = [Operation::Broadcast];

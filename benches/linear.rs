@@ -1,7 +1,7 @@
 //! Benches of gather and scatter in which the root talks to everybody.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn linear(criterion: &mut Criterion) {
     let operations = [Operation::Gather, Operation::Scatter];

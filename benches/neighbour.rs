@@ -1,7 +1,7 @@
 //! Benches of neighbour exchange: two chunks to the left and to the right in turn.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn neighbour(criterion: &mut Criterion) {
     let operations = [Operation::AllGather];

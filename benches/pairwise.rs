@@ -1,7 +1,7 @@
 //! Benches of pairwise: every pair once, the owner adds.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn pairwise(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::Reduce, Operation::AllToAll];

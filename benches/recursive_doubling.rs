@@ -1,7 +1,7 @@
 //! Benches of recursive doubling: the whole buffer to ranks at distance 1, 2, 4.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn recursive_doubling(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::AllGather, Operation::Scan];

@@ -1,7 +1,7 @@
 //! Benches of ring: neighbours in a ring.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn ring(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather];

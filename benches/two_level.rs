@@ -1,7 +1,7 @@
 //! Benches of algorithms that know of hosts: two ranks on each, so they say.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 fn two_level(criterion: &mut Criterion) {
     let operations = [

@@ -7,7 +7,7 @@
 mod world;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use dist_collectives::{Algorithm, Operation};
+use dist_collectives::tuning::{Algorithm, Operation};
 use std::time::Duration;
 
 pub use world::{Case, Network, World};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{
-    Algorithm, Buffer, Communicator, CostModel, Hosts, Operation, ReduceOp, ReductionOrder, Result,
-};
+use dist_collectives::tuning::{Algorithm, CostModel, Hosts, Operation};
+use dist_collectives::{Buffer, Communicator, ReduceOp, ReductionOrder, Result};
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 use dist_transport::{Runtime, sim};

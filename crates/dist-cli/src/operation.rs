@@ -1,7 +1,7 @@
 //! What is measured and predicted: collectives, and single messages between two ranks.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 
 use crate::parse::{possible_value, same_name};
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use dist_collectives::{Communicator, CostCache, CostModel, TopologyKey};
+use dist_collectives::Communicator;
+use dist_collectives::tuning::{CostCache, CostModel, TopologyKey};
 use dist_transport::process::{Config, ProcessTransport};
 use serde::Serialize;
 

@@ -100,7 +100,8 @@ impl Operation {
     /// Returns the algorithm of the operation with this name.
     ///
     /// ```
-    /// use dist_collectives::{Algorithm, Operation, algorithms::ring};
+    /// use dist_collectives::algorithms::ring;
+    /// use dist_collectives::tuning::{Algorithm, Operation};
     ///
     /// assert_eq!(Operation::AllReduce.algorithm("ring"), Some(Algorithm::from(&ring::ALL_REDUCE)));
     /// ```

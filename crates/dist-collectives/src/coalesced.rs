@@ -1,6 +1,5 @@
 //! Operations on many small buffers at once.
 
-use crate::engine::CallOptions;
 use crate::history::StartedOperation;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
@@ -32,10 +31,13 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce). The lengths of the buffers are part of the call.
     #[doc(alias = "allreduce_coalesced")]
     #[doc(alias = "ncclGroupStart")]
+    #[doc(alias = "_coalescing_manager")]
     pub fn all_reduce_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine
-            .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
+        self.call(|engine, options| {
+            engine.coalesced(buffers, &options, |engine, packed, options| {
+                engine.all_reduce(packed, op, options)
+            })
+        })
     }
 
     /// Broadcasts each buffer like [`broadcast`](Self::broadcast), in one operation.
@@ -44,12 +46,16 @@ impl Communicator {
     /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
     #[doc(alias = "_broadcast_coalesced")]
     pub fn broadcast_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine
-            .coalesced(buffers, options, |engine, packed, options| engine.broadcast(packed, root, options))
+        self.call(|engine, options| {
+            engine.coalesced(buffers, &options, |engine, packed, options| {
+                engine.broadcast(packed, root, options)
+            })
+        })
     }
 
     /// Starts an [`all_reduce_coalesced`](Self::all_reduce_coalesced).
+    #[doc(alias = "allreduce_coalesced")]
+    #[doc(alias = "async_op")]
     pub fn start_all_reduce_coalesced<T: Element>(
         &mut self,
         buffers: Vec<Buffer<T>>,
@@ -64,6 +70,8 @@ impl Communicator {
     }
 
     /// Starts a [`broadcast_coalesced`](Self::broadcast_coalesced).
+    #[doc(alias = "_broadcast_coalesced")]
+    #[doc(alias = "async_op")]
     pub fn start_broadcast_coalesced<T: Element>(
         &mut self,
         buffers: Vec<Buffer<T>>,

@@ -2,7 +2,6 @@
 
 use dist_algos::scan::Extent;
 
-use crate::engine::CallOptions;
 use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 
 /// # Operations of all ranks
@@ -16,8 +15,7 @@ impl Communicator {
     #[doc(alias = "allreduce")]
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_reduce(buffer, op, options)
+        self.call(|engine, options| engine.all_reduce(buffer, op, &options))
     }
 
     /// Reduces like [`all_reduce`](Self::all_reduce), on memory that the operation owns while it runs. Ranks that
@@ -26,9 +24,9 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). The buffer may be empty then; see [`Buffer`].
+    #[doc(alias = "MPI_Allreduce")]
     pub fn all_reduce_buffer<T: Element>(&mut self, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_reduce(buffer, op, options)
+        self.call(|engine, options| engine.all_reduce(buffer, op, &options))
     }
 
     /// Reduces the inputs of all ranks, element by element. Rank `r` gets part `r` of the result; there are as many
@@ -39,9 +37,9 @@ impl Communicator {
     #[doc(alias = "MPI_Reduce_scatter_block")]
     #[doc(alias = "ncclReduceScatter")]
     #[doc(alias = "reduce_scatter_tensor")]
+    #[doc(alias = "reduce_scatter_base")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), None, output, op, options)
+        self.call(|engine, options| engine.reduce_scatter(input.into(), None, output, op, &options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter). Ranks that share a host may read an
@@ -50,14 +48,14 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`reduce_scatter`](Self::reduce_scatter).
+    #[doc(alias = "MPI_Reduce_scatter_block")]
     pub fn reduce_scatter_buffer<T: Element>(
         &mut self,
         input: &Buffer<T>,
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), None, output, op, options)
+        self.call(|engine, options| engine.reduce_scatter(input.into(), None, output, op, &options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter), without a copy of the input. The result is this
@@ -78,13 +76,13 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and if the buffer's length is not divisible by the number of ranks.
+    #[doc(alias = "MPI_IN_PLACE")]
     pub fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
         buffer: &'a mut [T],
         op: ReduceOp,
     ) -> Result<&'a mut [T]> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter_in_place(buffer, op, options)
+        self.call(|engine, options| engine.reduce_scatter_in_place(buffer, op, &options))
     }
 
     /// Reduces like [`reduce_scatter`](Self::reduce_scatter), but rank `r` gets `counts[r]` elements of the result,
@@ -101,8 +99,7 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), Some(counts), output, op, options)
+        self.call(|engine, options| engine.reduce_scatter(input.into(), Some(counts), output, op, &options))
     }
 
     /// Copies the inputs of all ranks to every rank, one after the other in rank order.
@@ -113,9 +110,9 @@ impl Communicator {
     #[doc(alias = "allgather")]
     #[doc(alias = "ncclAllGather")]
     #[doc(alias = "all_gather_into_tensor")]
+    #[doc(alias = "allgather_base")]
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), None, output, options)
+        self.call(|engine, options| engine.all_gather(input.into(), None, output, &options))
     }
 
     /// Gathers like [`all_gather`](Self::all_gather). Two ranks that share a host may read an
@@ -123,9 +120,9 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "MPI_Allgather")]
     pub fn all_gather_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), None, output, options)
+        self.call(|engine, options| engine.all_gather(input.into(), None, output, &options))
     }
 
     /// Gathers like [`all_gather`](Self::all_gather), with each rank's input already at its place in the buffer.
@@ -146,9 +143,9 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and if the buffer's length is not divisible by the number of ranks.
+    #[doc(alias = "MPI_IN_PLACE")]
     pub fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T]) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_gather_in_place(buffer, options)
+        self.call(|engine, options| engine.all_gather_in_place(buffer, &options))
     }
 
     /// Gathers like [`all_gather`](Self::all_gather), but the input of rank `r` has `counts[r]` elements. Every
@@ -179,8 +176,7 @@ impl Communicator {
         counts: &[usize],
         output: &mut [T],
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), Some(counts), output, options)
+        self.call(|engine, options| engine.all_gather(input.into(), Some(counts), output, &options))
     }
 
     /// Copies the root's buffer to every rank and overwrites the other buffers.
@@ -191,8 +187,7 @@ impl Communicator {
     #[doc(alias = "bcast")]
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.broadcast(buffer, root, options)
+        self.call(|engine, options| engine.broadcast(buffer, root, &options))
     }
 
     /// Reduces the buffers of all ranks, element by element, into the root's. The contents of the other buffers are
@@ -203,8 +198,7 @@ impl Communicator {
     #[doc(alias = "MPI_Reduce")]
     #[doc(alias = "ncclReduce")]
     pub fn reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.reduce(buffer, op, root, options)
+        self.call(|engine, options| engine.reduce(buffer, op, root, &options))
     }
 
     /// Copies the inputs of all ranks to the root, one after the other in rank order. Only the root's output is
@@ -216,8 +210,7 @@ impl Communicator {
     #[doc(alias = "MPI_Gather")]
     #[doc(alias = "ncclGather")]
     pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.gather(input, None, output, root, options)
+        self.call(|engine, options| engine.gather(input, None, output, root, &options))
     }
 
     /// Gathers like [`gather`](Self::gather), but the input of rank `r` has `counts[r]` elements. Every rank passes
@@ -233,8 +226,7 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.gather(input, Some(counts), output, root, options)
+        self.call(|engine, options| engine.gather(input, Some(counts), output, root, &options))
     }
 
     /// Copies part `r` of the root's input to rank `r`; there are as many equal parts as ranks. Only the root's
@@ -246,8 +238,7 @@ impl Communicator {
     #[doc(alias = "MPI_Scatter")]
     #[doc(alias = "ncclScatter")]
     pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.scatter(input, None, output, root, options)
+        self.call(|engine, options| engine.scatter(input, None, output, root, &options))
     }
 
     /// Scatters like [`scatter`](Self::scatter), but rank `r` gets `counts[r]` elements. Every rank passes the
@@ -263,8 +254,7 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.scatter(input, Some(counts), output, root, options)
+        self.call(|engine, options| engine.scatter(input, Some(counts), output, root, &options))
     }
 
     /// Copies part `d` of every rank's input to rank `d`, in rank order: part `s` of the output is from rank `s`.
@@ -292,8 +282,7 @@ impl Communicator {
     #[doc(alias = "ncclAlltoAll")]
     #[doc(alias = "all_to_all_single")]
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_to_all(input.into(), output, options)
+        self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
     }
 
     /// Exchanges like [`all_to_all`](Self::all_to_all). Ranks that share a host may read an
@@ -301,9 +290,9 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_to_all`](Self::all_to_all).
+    #[doc(alias = "MPI_Alltoall")]
     pub fn all_to_all_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_to_all(input.into(), output, options)
+        self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
     }
 
     /// Exchanges like [`all_to_all`](Self::all_to_all), but this rank sends `send_counts[d]` elements to rank `d`
@@ -330,6 +319,8 @@ impl Communicator {
     /// elements than it expects. As for [`all_reduce`](Self::all_reduce), and if the counts are not one for each
     /// rank or do not add up to the buffers' lengths.
     #[doc(alias = "MPI_Alltoallv")]
+    #[doc(alias = "all_to_all_single")]
+    #[doc(alias = "alltoallv")]
     pub fn all_to_all_v<T: Element>(
         &mut self,
         input: &[T],
@@ -337,8 +328,7 @@ impl Communicator {
         output: &mut [T],
         receive_counts: &[usize],
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_to_all_v(input, send_counts, output, receive_counts, options)
+        self.call(|engine, options| engine.all_to_all_v(input, send_counts, output, receive_counts, &options))
     }
 
     /// Reduces the buffers of ranks 0 to `r`, element by element, into the buffer of rank `r`.
@@ -362,8 +352,7 @@ impl Communicator {
     #[doc(alias = "MPI_Scan")]
     #[doc(alias = "prefix_sum")]
     pub fn scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.scan(buffer, op, Extent::Inclusive, options)
+        self.call(|engine, options| engine.scan(buffer, op, Extent::Inclusive, &options))
     }
 
     /// Reduces like [`scan`](Self::scan), without the rank's own contribution: rank `r` gets the reduction of ranks
@@ -375,8 +364,7 @@ impl Communicator {
     /// As for [`scan`](Self::scan).
     #[doc(alias = "MPI_Exscan")]
     pub fn exclusive_scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.scan(buffer, op, Extent::Exclusive, options)
+        self.call(|engine, options| engine.scan(buffer, op, Extent::Exclusive, &options))
     }
 
     /// Waits until every rank has called it.
@@ -385,8 +373,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&mut self) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.barrier(options)
+        self.call(|engine, options| engine.barrier(&options))
     }
 
     /// Waits like [`barrier`](Self::barrier), and reports the absent ranks. If not all ranks come within three
@@ -418,7 +405,6 @@ impl Communicator {
     /// rank that comes later. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.monitored_barrier(options)
+        self.call(|engine, options| engine.monitored_barrier(&options))
     }
 }

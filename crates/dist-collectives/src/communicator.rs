@@ -13,7 +13,7 @@ use dist_transport::{
     Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Runtime, Traffic, Transport,
 };
 
-use crate::engine::{Engine, alloc};
+use crate::engine::{CallOptions, Engine, alloc};
 use crate::history::History;
 use crate::settings::Settings;
 use crate::two_level::{HostLevels, SubgroupHosts};
@@ -58,6 +58,9 @@ use crate::{CostCache, crossovers_from_env};
 /// ranks have left. Dropping a communicator during a panic aborts the job. A process that ends while it holds a
 /// communicator counts as dead, and the job is aborted. [`std::process::exit`] drops nothing, so drop the
 /// communicator before it.
+#[doc(alias = "ProcessGroup")]
+#[doc(alias = "MPI_Comm")]
+#[doc(alias = "ncclComm_t")]
 pub struct Communicator {
     /// The first field, so that started operations end before the group is left.
     pub(crate) worker: WorkerState,
@@ -101,6 +104,9 @@ impl Communicator {
     /// # Errors
     /// If the variables are invalid, or the ranks do not join in time.
     #[cfg(feature = "tcp")]
+    #[doc(alias = "init_process_group")]
+    #[doc(alias = "MPI_Init")]
+    #[doc(alias = "mpi_init_thread")]
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env().map_err(|source| Error::Join(source.into()))?;
         let crossovers = crossovers_from_env()?;
@@ -130,6 +136,8 @@ impl Communicator {
     /// # Errors
     /// If the ranks do not join in time, or belong to different jobs.
     #[cfg(feature = "tcp")]
+    #[doc(alias = "init_process_group")]
+    #[doc(alias = "ncclCommInitRank")]
     pub fn join(config: &Config) -> Result<Self> {
         Self::meet(config).map(|(comm, _)| comm)
     }
@@ -154,17 +162,32 @@ impl Communicator {
         Self { engine: Engine::new(transport, channel, history), settings, runtime, worker, announced: 0 }
     }
 
+    /// Runs an operation of the engine with the options of a call that begins now.
+    #[inline(always)]
+    pub(crate) fn call<R>(&mut self, operation: impl FnOnce(&mut Engine, CallOptions<'_>) -> R) -> R {
+        let options = CallOptions::new(&self.settings, &self.runtime);
+        operation(&mut self.engine, options)
+    }
+
     /// Returns this rank's number in the group.
+    #[doc(alias = "get_rank")]
+    #[doc(alias = "MPI_Comm_rank")]
+    #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> usize {
         self.engine.rank().index()
     }
 
     /// Returns the number of ranks in the group.
+    #[doc(alias = "get_world_size")]
+    #[doc(alias = "MPI_Comm_size")]
+    #[doc(alias = "ncclCommCount")]
     pub fn world_size(&self) -> usize {
         self.engine.rank().world_size()
     }
 
     /// Returns the world ranks of the group's members, in the group's order. Errors name ranks by these numbers.
+    #[doc(alias = "get_process_group_ranks")]
+    #[doc(alias = "MPI_Group_translate_ranks")]
     pub fn members_in_world(&self) -> &[usize] {
         self.engine.transport.members()
     }
@@ -176,6 +199,7 @@ impl Communicator {
 
     /// Returns one number for each rank of the group; ranks with equal numbers share a machine. The result is the
     /// same on every rank.
+    #[doc(alias = "MPI_Get_processor_name")]
     pub fn hosts(&self) -> Vec<u64> {
         self.engine.transport.hosts()
     }
@@ -186,7 +210,8 @@ impl Communicator {
     /// is faster. Every rank must set the same. Forks and subgroups that are made later inherit the topology.
     ///
     /// ```
-    /// use dist_collectives::{Communicator, CostModel, Hosts, Operation};
+    /// use dist_collectives::Communicator;
+    /// use dist_collectives::tuning::{CostModel, Hosts, Operation};
     /// use dist_transport::sim;
     ///
     /// sim::run(1, 8, |transport| {
@@ -270,7 +295,8 @@ impl Communicator {
     /// An algorithm is given by the path of its record or by its [name](Operation::algorithm):
     ///
     /// ```
-    /// # use dist_collectives::{Communicator, ReduceOp, Operation, algorithms::ring};
+    /// # use dist_collectives::{algorithms::ring, Communicator, ReduceOp};
+    /// # use dist_collectives::tuning::Operation;
     /// # fn example(comm: &mut Communicator) -> dist_collectives::Result<()> {
     /// let mut sums = [1.0, 2.0];
     /// comm.with_algorithm(&ring::ALL_REDUCE).all_reduce(&mut sums, ReduceOp::Sum)?;
@@ -294,6 +320,7 @@ impl Communicator {
     /// # Errors
     /// If the transport cannot be forked.
     #[doc(alias = "MPI_Comm_dup")]
+    #[doc(alias = "ncclCommDup")]
     pub fn fork(&mut self) -> Result<Self> {
         let all: Vec<usize> = (0..self.world_size()).collect();
         let transport = self.engine.fork(&all)?.expect(OF_ALL);
@@ -319,6 +346,7 @@ impl Communicator {
     /// If the list is empty, repeats a rank, or contains a rank that does not exist.
     #[doc(alias = "MPI_Comm_create")]
     #[doc(alias = "new_group")]
+    #[doc(alias = "MPI_Comm_create_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let Some(transport) = self.engine.fork(members)? else { return Ok(None) };
         let history = self.engine.history().of_child();
@@ -414,6 +442,8 @@ impl Communicator {
     /// # Errors
     /// If there is not enough memory.
     #[doc(alias = "MPI_Alloc_mem")]
+    #[doc(alias = "MPI_Win_allocate_shared")]
+    #[doc(alias = "ncclMemAlloc")]
     pub fn alloc<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
         alloc(&mut *self.engine.transport, len)
     }
@@ -445,6 +475,8 @@ impl Communicator {
     /// has not received.
     #[doc(alias = "MPI_Comm_free")]
     #[doc(alias = "destroy_process_group")]
+    #[doc(alias = "MPI_Finalize")]
+    #[doc(alias = "ncclCommFinalize")]
     pub fn close(mut self) -> Result<()> {
         // Started operations end first, or fail.
         drop(mem::replace(&mut self.worker, WorkerState::Starting));
@@ -456,6 +488,8 @@ impl Communicator {
     /// reason](Cause::gave_up). With [anyhow](https://docs.rs/anyhow), `format_args!("{error:#}")` contains an
     /// error and all its sources.
     #[doc(alias = "MPI_Abort")]
+    #[doc(alias = "ncclCommAbort")]
+    #[doc(alias = "abort_process_group")]
     pub fn abort(&mut self, why: impl fmt::Display) {
         self.engine.transport.abort(Cause::gave_up(why));
     }

@@ -1,14 +1,22 @@
-//! Errors of collectives.
+//! Errors of collectives, and the descriptions of calls that they contain.
 
 use std::collections::TryReserveError;
 use std::io;
 use std::time::Duration;
 
+pub use crate::call::Call;
+pub use crate::reduce_op::ReduceKind;
 use dist_algos::Algorithm;
-use dist_transport::{Cause, Error as TransportError, ErrorSource};
+/// The error of the runner of algorithms, in [`Error::Schedule`].
+#[doc(no_inline)]
+pub use dist_algos::Error as AlgorithmError;
+/// The error of a transport, as a source of errors of this crate.
+#[doc(no_inline)]
+pub use dist_transport::Error as TransportError;
+use dist_transport::{Cause, ErrorSource};
 
 use crate::history::HistoryDigest;
-use crate::{Call, DType, Operation, ReduceKind, ReductionOrder};
+use crate::{DType, Operation, ReductionOrder};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -186,7 +194,7 @@ pub enum Error {
         /// The rank of the value, by its number in the world.
         rank: usize,
         /// The reason.
-        problem: crate::ValueProblem,
+        problem: crate::values::ValueProblem,
         /// The error of serde, if this rank has called it.
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },

@@ -1,6 +1,5 @@
 //! Messages between two ranks.
 
-use crate::engine::CallOptions;
 use crate::{Buffer, Communicator, Element, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
@@ -68,8 +67,7 @@ impl Communicator {
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
     pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.send(elements, to, options)
+        self.call(|engine, options| engine.send(elements, to, &options))
     }
 
     /// Receives the oldest message from `from` that this rank has not received yet. It must have the same type and
@@ -81,8 +79,7 @@ impl Communicator {
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
     pub fn recv<T: Element>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.receive(elements, from, options)
+        self.call(|engine, options| engine.receive(elements, from, &options))
     }
 
     /// Sends a message to one rank while receiving one from another, or the same: [`send`](Self::send) and
@@ -105,6 +102,7 @@ impl Communicator {
     /// # Errors
     /// Those of the two.
     #[doc(alias = "MPI_Sendrecv")]
+    #[doc(alias = "sendrecv")]
     pub fn send_recv<T: Element>(
         &mut self,
         sent: &[T],
@@ -112,8 +110,7 @@ impl Communicator {
         received: &mut [T],
         from: usize,
     ) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.send_receive(sent, to, received, from, options)
+        self.call(|engine, options| engine.send_receive(sent, to, received, from, &options))
     }
 
     /// Sends and receives all of these messages at once, in any order of the peers. Messages between two ranks keep
@@ -145,14 +142,15 @@ impl Communicator {
     /// Those of [`send`](Self::send) and [`recv`](Self::recv).
     #[doc(alias = "batch_isend_irecv")]
     #[doc(alias = "ncclGroupStart")]
+    #[doc(alias = "MPI_Waitall")]
     pub fn batch<T: Element>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.batch(messages, options)
+        self.call(|engine, options| engine.batch(messages, &options))
     }
 
     /// Starts a [`batch`](Self::batch) of messages that own their memory. They are returned with the received
     /// elements. The peers must start their operations too.
     #[doc(alias = "batch_isend_irecv")]
+    #[doc(alias = "MPI_Startall")]
     pub fn start_batch<T: Element>(
         &mut self,
         messages: Vec<OwnedMessage<T>>,

@@ -15,6 +15,8 @@ use crate::worker::{AbortHandle, StartClaim};
 /// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it during a
 /// panic aborts the job. If the deadline passes before the operation could begin, waiting for it, polling it or
 /// dropping it aborts the job too ([`Error::NotStarted`]).
+#[doc(alias = "Work")]
+#[doc(alias = "MPI_Request")]
 #[must_use = "the result comes from wait; dropping waits too"]
 pub struct Pending<B>(PendingState<B>);
 
@@ -50,6 +52,7 @@ impl<B> Pending<B> {
     ///
     /// # Errors
     /// Those of the operation, together with its memory.
+    #[doc(alias = "MPI_Wait")]
     pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, PendingState::Taken) {
             PendingState::Done(done) => done,
@@ -75,8 +78,37 @@ impl<B> Pending<B> {
         Ok(self.wait())
     }
 
+    /// Returns the memory if the operation has ended, otherwise the handle. It never blocks.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut pending = comm.start_all_reduce(vec![1.0_f32], ReduceOp::Sum);
+    ///     loop {
+    ///         match pending.test() {
+    ///             Ok(done) => return done.unwrap().into_vec(),
+    ///             Err(running) => pending = running,
+    ///         }
+    ///         comm.runtime().sleep(std::time::Duration::from_micros(1)); // compute
+    ///     }
+    /// });
+    /// assert_eq!(outcome.results, [[2.0]; 2]);
+    /// ```
+    ///
+    /// # Errors
+    /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
+    #[doc(alias = "MPI_Test")]
+    pub fn test(mut self) -> Result<Result<B, Failed<B>>, Self> {
+        if self.is_done() { Ok(self.wait()) } else { Err(self) }
+    }
+
     /// Returns `true` if the operation has ended, so that [`wait`](Self::wait) would not block. If the deadline has
     /// passed before the operation could begin, this call ends it and aborts the job.
+    #[doc(alias = "MPI_Request_get_status")]
+    #[doc(alias = "is_completed")]
     pub fn is_done(&mut self) -> bool {
         if let PendingState::Running(running) = &mut self.0 {
             match running.result.try_receive() {

@@ -9,28 +9,51 @@ use crate::DType;
 /// The operation that combines elements of different ranks.
 ///
 /// All ranks of a call use the same kind. The number of some kinds may differ between ranks.
+#[doc(alias = "MPI_Op")]
+#[doc(alias = "ncclRedOp_t")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
     /// The sum. Integers wrap. Half types are added in `f32` and rounded to nearest even at every addition.
+    #[doc(alias = "MPI_SUM")]
+    #[doc(alias = "SUM")]
+    #[doc(alias = "ncclSum")]
     Sum,
     /// The sum, divided once by the number of ranks (in `f32` for half types). Integers have no mean.
     ///
     /// Partial sums of `f16` are computed as `f32`, in memory and on the wire, and the quotient is rounded to `f16`
     /// once. So a mean of finite values is never infinite. It moves twice the bytes of [`Sum`](Self::Sum), as many
     /// as for `f32`. Partial sums of all other types, including `bf16`, have that type.
+    #[doc(alias = "AVG")]
+    #[doc(alias = "average")]
+    #[doc(alias = "ncclAvg")]
     Mean,
     /// The product, rounded like sums.
+    #[doc(alias = "MPI_PROD")]
+    #[doc(alias = "PRODUCT")]
+    #[doc(alias = "ncclProd")]
     Product,
     /// The smallest element. A NaN anywhere gives NaN, and −0 is less than +0.
+    #[doc(alias = "MPI_MIN")]
+    #[doc(alias = "MIN")]
     Min,
     /// The largest element. A NaN anywhere gives NaN, and −0 is less than +0.
+    #[doc(alias = "MPI_MAX")]
+    #[doc(alias = "MAX")]
     Max,
     /// The bits that are set in all elements. Integers only.
+    #[doc(alias = "MPI_BAND")]
+    #[doc(alias = "BAND")]
+    #[doc(alias = "MPI_LAND")]
     And,
     /// The bits that are set in any element. Integers only.
+    #[doc(alias = "MPI_BOR")]
+    #[doc(alias = "BOR")]
+    #[doc(alias = "MPI_LOR")]
     Or,
     /// The bits that are set in an odd number of elements. Integers only.
+    #[doc(alias = "MPI_BXOR")]
+    #[doc(alias = "BXOR")]
     Xor,
     /// The sum, after this rank has multiplied each of its elements by its factor, rounded once. The factor is
     /// converted to `f32` and multiplied in `f32`, except for `f64`. Floating-point numbers only.
@@ -39,6 +62,7 @@ pub enum ReduceOp {
     /// infinite, which happens soon for half types and large factors. A factor of 0 turns a NaN or an infinity into
     /// NaN and does not hide it.
     #[doc(alias = "ncclRedOpCreatePreMulSum")]
+    #[doc(alias = "PREMUL_SUM")]
     PreMulSum(f64),
     /// The weighted mean: Σ wᵣ·xᵣ / Σ wᵣ over the ranks r. Each rank multiplies its elements by its weight as in
     /// [`PreMulSum`](Self::PreMulSum). The sum is divided once by the sum of the weights. Floating-point numbers
@@ -51,6 +75,7 @@ pub enum ReduceOp {
     ///
     /// A weight is finite and not negative. The weights are added in `f64` in canonical order. If the sum is zero,
     /// or not finite in the arithmetic (`f32`, except for `f64`), every rank gets the same error.
+    #[doc(alias = "weighted average")]
     WeightedMean(f64),
 }
 

@@ -38,6 +38,8 @@ impl Communicator {
     /// assert_eq!(outcome.results, [[2.0; 4]; 2]);
     /// ```
     #[doc(alias = "MPI_Iallreduce")]
+    #[doc(alias = "async_op")]
+    #[doc(alias = "iallreduce")]
     pub fn start_all_reduce<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -52,6 +54,7 @@ impl Communicator {
 
     /// Starts a [`reduce_scatter`](Self::reduce_scatter); the output is this rank's part.
     #[doc(alias = "MPI_Ireduce_scatter_block")]
+    #[doc(alias = "async_op")]
     pub fn start_reduce_scatter<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -69,6 +72,8 @@ impl Communicator {
 
     /// Starts a [`reduce_scatter_in_place`](Self::reduce_scatter_in_place). The whole buffer is returned, with the
     /// result as part `rank` of it.
+    #[doc(alias = "MPI_IN_PLACE")]
+    #[doc(alias = "async_op")]
     pub fn start_reduce_scatter_in_place<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -83,6 +88,7 @@ impl Communicator {
 
     /// Starts a [`reduce_scatter_v`](Self::reduce_scatter_v); the output is this rank's part.
     #[doc(alias = "MPI_Ireduce_scatter")]
+    #[doc(alias = "async_op")]
     pub fn start_reduce_scatter_v<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -103,6 +109,7 @@ impl Communicator {
 
     /// Starts an [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Iallgather")]
+    #[doc(alias = "async_op")]
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
@@ -115,6 +122,8 @@ impl Communicator {
     }
 
     /// Starts an [`all_gather_in_place`](Self::all_gather_in_place).
+    #[doc(alias = "MPI_IN_PLACE")]
+    #[doc(alias = "async_op")]
     pub fn start_all_gather_in_place<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -126,6 +135,7 @@ impl Communicator {
 
     /// Starts an [`all_gather_v`](Self::all_gather_v).
     #[doc(alias = "MPI_Iallgatherv")]
+    #[doc(alias = "async_op")]
     pub fn start_all_gather_v<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -143,6 +153,7 @@ impl Communicator {
 
     /// Starts a [`gather`](Self::gather); the output is empty except on the root.
     #[doc(alias = "MPI_Igather")]
+    #[doc(alias = "async_op")]
     pub fn start_gather<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -162,6 +173,7 @@ impl Communicator {
 
     /// Starts a [`gather_v`](Self::gather_v); the output is empty except on the root.
     #[doc(alias = "MPI_Igatherv")]
+    #[doc(alias = "async_op")]
     pub fn start_gather_v<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -182,6 +194,7 @@ impl Communicator {
 
     /// Starts a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
     #[doc(alias = "MPI_Iscatter")]
+    #[doc(alias = "async_op")]
     pub fn start_scatter<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -203,6 +216,7 @@ impl Communicator {
 
     /// Starts a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
     #[doc(alias = "MPI_Iscatterv")]
+    #[doc(alias = "async_op")]
     pub fn start_scatter_v<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -224,6 +238,7 @@ impl Communicator {
 
     /// Starts an [`all_to_all`](Self::all_to_all).
     #[doc(alias = "MPI_Ialltoall")]
+    #[doc(alias = "async_op")]
     pub fn start_all_to_all<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len();
@@ -237,6 +252,7 @@ impl Communicator {
 
     /// Starts an [`all_to_all_v`](Self::all_to_all_v).
     #[doc(alias = "MPI_Ialltoallv")]
+    #[doc(alias = "async_op")]
     pub fn start_all_to_all_v<T: Element>(
         &mut self,
         input: impl Into<Buffer<T>>,
@@ -257,6 +273,7 @@ impl Communicator {
 
     /// Starts a [`scan`](Self::scan).
     #[doc(alias = "MPI_Iscan")]
+    #[doc(alias = "async_op")]
     pub fn start_scan<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -271,6 +288,7 @@ impl Communicator {
 
     /// Starts an [`exclusive_scan`](Self::exclusive_scan).
     #[doc(alias = "MPI_Iexscan")]
+    #[doc(alias = "async_op")]
     pub fn start_exclusive_scan<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -285,6 +303,8 @@ impl Communicator {
 
     /// Starts a [`broadcast`](Self::broadcast).
     #[doc(alias = "MPI_Ibcast")]
+    #[doc(alias = "async_op")]
+    #[doc(alias = "ibcast")]
     pub fn start_broadcast<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -297,6 +317,7 @@ impl Communicator {
 
     /// Starts a [`reduce`](Self::reduce).
     #[doc(alias = "MPI_Ireduce")]
+    #[doc(alias = "async_op")]
     pub fn start_reduce<T: Element>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
@@ -311,6 +332,7 @@ impl Communicator {
 
     /// Starts a [`barrier`](Self::barrier).
     #[doc(alias = "MPI_Ibarrier")]
+    #[doc(alias = "async_op")]
     pub fn start_barrier(&mut self) -> Pending<()> {
         self.start(StartedOperation::new(Operation::Barrier), (), |engine, (), options| {
             engine.barrier(options)
@@ -318,6 +340,7 @@ impl Communicator {
     }
 
     /// Starts a [`monitored_barrier`](Self::monitored_barrier).
+    #[doc(alias = "monitored_barrier")]
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
         self.start(StartedOperation::new(Operation::MonitoredBarrier), (), |engine, (), options| {
             engine.monitored_barrier(options)
@@ -331,6 +354,7 @@ impl Communicator {
     /// [`start_send_recv`](Self::start_send_recv) or [`start_batch`](Self::start_batch). If each rank started to
     /// receive before it sent, all would wait for ever.
     #[doc(alias = "MPI_Isend")]
+    #[doc(alias = "isend")]
     pub fn start_send<T: Element>(
         &mut self,
         elements: impl Into<Buffer<T>>,
@@ -345,6 +369,7 @@ impl Communicator {
     /// Operations that are started later wait for it, so messages in both directions must be started [at
     /// once](Self::start_send).
     #[doc(alias = "MPI_Irecv")]
+    #[doc(alias = "irecv")]
     pub fn start_recv<T: Element>(
         &mut self,
         elements: impl Into<Buffer<T>>,
@@ -357,6 +382,7 @@ impl Communicator {
 
     /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
     #[doc(alias = "MPI_Isendrecv")]
+    #[doc(alias = "isendrecv")]
     pub fn start_send_recv<T: Element>(
         &mut self,
         sent: impl Into<Buffer<T>>,

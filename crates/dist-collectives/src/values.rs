@@ -63,13 +63,13 @@ impl Communicator {
     /// [`Error::Value`] if the root passes no value, or if it cannot be encoded, or decoded as a `V`. As for
     /// [`broadcast`](Self::broadcast).
     #[doc(alias = "broadcast_object")]
+    #[doc(alias = "broadcast_object_list")]
     pub fn broadcast_value<V: Serialize + DeserializeOwned>(
         &mut self,
         value: Option<V>,
         root: usize,
     ) -> Result<V> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.broadcast_value(value.as_ref(), root, options)
+        self.call(|engine, options| engine.broadcast_value(value.as_ref(), root, &options))
     }
 
     /// Sends the values of all ranks to the root, in rank order. Returns `None` on the other ranks.
@@ -93,8 +93,7 @@ impl Communicator {
         value: &V,
         root: usize,
     ) -> Result<Option<Vec<V>>> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.gather_values(value, root, options)
+        self.call(|engine, options| engine.gather_values(value, root, &options))
     }
 
     /// Sends the values of all ranks to every rank, in rank order.
@@ -103,8 +102,7 @@ impl Communicator {
     /// [`Error::Value`] if a rank's value cannot be encoded or decoded. As for [`all_gather`](Self::all_gather).
     #[doc(alias = "all_gather_object")]
     pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_gather_values(value, options)
+        self.call(|engine, options| engine.all_gather_values(value, &options))
     }
 
     /// Sends one of the root's values to each rank. The root passes one value per rank, in rank order; the values
@@ -133,8 +131,7 @@ impl Communicator {
         values: &[V],
         root: usize,
     ) -> Result<V> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.scatter_values(values, root, options)
+        self.call(|engine, options| engine.scatter_values(values, root, &options))
     }
 
     /// Sends a value, which `to` receives with [`recv_value`](Self::recv_value), as two [messages](Self::send): its
@@ -144,8 +141,7 @@ impl Communicator {
     /// [`Error::Value`] on both ranks if it cannot be encoded. As for [`send`](Self::send).
     #[doc(alias = "send_object_list")]
     pub fn send_value<V: Serialize>(&mut self, value: &V, to: usize) -> Result<()> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.send_value(value, to, options)
+        self.call(|engine, options| engine.send_value(value, to, &options))
     }
 
     /// Receives the oldest value that `from` has sent with [`send_value`](Self::send_value) and this rank has not
@@ -169,12 +165,12 @@ impl Communicator {
     /// [`Error::Value`] if it could not be encoded, or cannot be decoded as a `V`. As for [`recv`](Self::recv).
     #[doc(alias = "recv_object_list")]
     pub fn recv_value<V: DeserializeOwned>(&mut self, from: usize) -> Result<V> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.receive_value(from, options)
+        self.call(|engine, options| engine.receive_value(from, &options))
     }
 
     /// Starts a [`broadcast_value`](Self::broadcast_value), which returns `Some`. After an error this rank's value
     /// is returned.
+    #[doc(alias = "broadcast_object_list")]
     pub fn start_broadcast_value<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: Option<V>,
@@ -192,6 +188,7 @@ impl Communicator {
 
     /// Starts a [`gather_values`](Self::gather_values), which returns the values of all ranks on the root and none
     /// on the others. After an error this rank's value is returned.
+    #[doc(alias = "gather_object")]
     pub fn start_gather_values<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: V,
@@ -208,6 +205,7 @@ impl Communicator {
     }
 
     /// Starts an [`all_gather_values`](Self::all_gather_values). After an error this rank's value is returned.
+    #[doc(alias = "all_gather_object")]
     pub fn start_all_gather_values<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: V,

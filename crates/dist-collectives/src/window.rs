@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::engine::{CallOptions, WindowBuffer, copy};
+use crate::engine::{WindowBuffer, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
 /// A buffer of every rank that all ranks of a group can read directly, at any time. No buffer may change before all
@@ -50,9 +50,9 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "MPI_Win_create")]
     pub fn can_open<T: Element>(&mut self, buffer: &Buffer<T>) -> Result<bool> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.can_open(buffer.ownership(), options)
+        self.call(|engine, options| engine.can_open(buffer.ownership(), &options))
     }
 
     /// Lets all ranks read each other's buffers, which have the same length, until they close their windows. Every
@@ -62,9 +62,9 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce), and if a rank's buffer cannot be read by another one. The buffer is
     /// returned unchanged, and the communicator is lost.
     #[doc(alias = "MPI_Win_fence")]
+    #[doc(alias = "MPI_Win_create")]
     pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        match self.engine.open_window(buffer, options) {
+        match self.call(|engine, options| engine.open_window(buffer, &options)) {
             Ok((call, open)) => Ok(Window { comm: self, open, call }),
             Err((buffer, error)) => Err(Failed::new(buffer, error)),
         }
@@ -99,17 +99,17 @@ impl<T: Element> Window<T> {
             copy(&open[start..end], into);
             return Ok(());
         }
-        let due = CallOptions::new(&comm.settings, &comm.runtime).due;
-        comm.engine.read_window((call, open), (rank, start), into, &due)
+        comm.call(|engine, options| engine.read_window((call, open), (rank, start), into, &options.due))
     }
 
     /// Waits until all ranks have closed their windows, and returns the communicator and the buffer.
     ///
     /// # Errors
     /// As for [`Communicator::all_reduce`]. The buffer is returned unchanged, and the communicator is lost.
+    #[doc(alias = "MPI_Win_free")]
     pub fn close(mut self) -> Result<(Communicator, Buffer<T>), Failed<Buffer<T>>> {
-        let due = CallOptions::new(&self.comm.settings, &self.comm.runtime).due;
-        match self.comm.engine.close_window((&self.call, &mut self.open), &due) {
+        let window = (&self.call, &mut self.open);
+        match self.comm.call(|engine, options| engine.close_window(window, &options.due)) {
             Ok(()) => Ok((self.comm, self.open.into_buffer())),
             Err(error) => {
                 drop(self.comm);

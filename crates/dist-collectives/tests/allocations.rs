@@ -6,7 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder, f16};
+use dist_collectives::transport::process::Medium;
+use dist_collectives::{Buffer, Communicator, Config, Error, Message, ReduceOp, ReductionOrder, f16};
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::Coordinator;
 use dist_transport::runtime::Runtime;

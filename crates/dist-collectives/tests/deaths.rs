@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Config, Operation, ReduceOp, Runtime};
+use dist_collectives::transport::Runtime;
+use dist_collectives::tuning::Operation;
+use dist_collectives::{Buffer, Communicator, Config, ReduceOp};
 use dist_testkit::process;
 use rustix::process::{Signal, getpid, kill_process};
 

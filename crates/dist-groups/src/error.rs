@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-dist_collectives::error_enum! {
+dist_collectives::transport::error_enum! {
 /// An error of a group or a mesh. Ranks have their numbers in the parent, except in
 /// [`Collective`](Self::Collective), where they have their numbers in the world.
 #[derive(thiserror::Error)]

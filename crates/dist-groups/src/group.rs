@@ -1,10 +1,11 @@
 //! [`Group`]: some ranks of a communicator, with their own communicator.
 
-use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-use dist_collectives::{Communicator, Hosts};
+use dist_collectives::Communicator;
 
+#[cfg(doc)]
+use crate::CommunicatorExt;
 use crate::{Error, Result};
 
 /// Some ranks of a parent communicator, renumbered, with their own communicator. A group dereferences to its
@@ -14,8 +15,8 @@ use crate::{Error, Result};
 /// own thread. A group inherits its parent's timeout and order of reduction, and can be a parent itself.
 ///
 /// Use a group to translate between its ranks and the ranks of the parent, or if not all ranks know the lists:
-/// [`split`](Self::split) creates groups from values that each rank knows about itself. If you have a list and need
-/// no translation, use [`Communicator::subgroup`].
+/// [`split`](CommunicatorExt::split) creates groups from values that each rank knows about itself. If you have a
+/// list and need no translation, use [`Communicator::subgroup`].
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
@@ -31,6 +32,8 @@ use crate::{Error, Result};
 /// });
 /// assert_eq!(outcome.results, [None, Some((1, 4)), None, Some((0, 4))]);
 /// ```
+#[doc(alias = "ProcessGroup")]
+#[doc(alias = "MPI_Group")]
 #[derive(Debug)]
 pub struct Group {
     communicator: Communicator,
@@ -47,76 +50,14 @@ impl Group {
     /// If the list is empty, repeats a rank, or contains a rank that the parent does not have. Every rank gets the
     /// same error.
     #[doc(alias = "MPI_Comm_create")]
+    #[doc(alias = "MPI_Comm_create_group")]
     #[doc(alias = "new_group")]
+    #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn new(parent: &mut Communicator, members: &[usize]) -> Result<Option<Self>> {
         check(members, parent.world_size())?;
         let communicator = parent.subgroup(members)?;
         let members = members.to_vec();
         Ok(communicator.map(|communicator| Self { communicator, members }))
-    }
-
-    /// Creates the group of all ranks of the parent that pass the same colour. They are numbered by key, and by
-    /// their numbers in the parent if keys are equal. Returns `None` on a rank that passes no colour. It needs one
-    /// all_gather.
-    ///
-    /// # Errors
-    /// If the all_gather fails.
-    #[doc(alias = "MPI_Comm_split")]
-    #[doc(alias = "ncclCommSplit")]
-    #[doc(alias = "color")]
-    pub fn split(parent: &mut Communicator, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
-        let own = [i64::from(colour.is_some()), i64::from(colour.unwrap_or(0)), key];
-        let mut all = vec![0; own.len() * parent.world_size()];
-        parent.all_gather(&own, &mut all)?;
-        let mut groups = BTreeMap::<i64, Vec<(i64, usize)>>::new();
-        for (rank, entry) in all.chunks_exact(own.len()).enumerate() {
-            if entry[0] != 0 {
-                groups.entry(entry[1]).or_default().push((entry[2], rank));
-            }
-        }
-        // One call creates all groups. A rank without a colour makes it too, to keep the channels equal on all
-        // ranks: it names a group that it is not in.
-        let group = match colour {
-            Some(colour) => groups.remove(&i64::from(colour)),
-            None => groups.into_values().next(),
-        };
-        let Some(mut group) = group else { return Ok(None) };
-        group.sort_unstable();
-        let members: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
-        Self::new(parent, &members)
-    }
-
-    /// Creates the group of the parent's ranks that run on this rank's host. Nothing is communicated. Every rank of
-    /// the parent makes the same call.
-    ///
-    /// # Errors
-    /// If the transport cannot be forked.
-    #[doc(alias = "MPI_Comm_split_type")]
-    pub fn on_host(parent: &mut Communicator) -> Result<Self> {
-        let hosts = Hosts::new(&parent.hosts());
-        Self::of_own(parent, hosts.members(hosts.of(parent.rank())))
-    }
-
-    /// Creates the group of the parent's ranks that have the same position on their hosts as this rank, numbered by
-    /// host. If all hosts have [equally many ranks](Hosts::regular), it has one rank of each host; otherwise some
-    /// hosts may be missing. Nothing is communicated. Every rank of the parent makes the same call.
-    ///
-    /// # Errors
-    /// If the transport cannot be forked.
-    pub fn across_hosts(parent: &mut Communicator) -> Result<Self> {
-        let hosts = Hosts::new(&parent.hosts());
-        let across: Vec<usize> = hosts.across(hosts.place(parent.rank())).collect();
-        Self::of_own(parent, &across)
-    }
-
-    /// Creates the group of the first rank of each host, numbered by host. Returns `None` on other ranks. Nothing
-    /// is communicated. Every rank of the parent makes the same call.
-    ///
-    /// # Errors
-    /// If the transport cannot be forked.
-    pub fn of_leaders(parent: &mut Communicator) -> Result<Option<Self>> {
-        let leaders: Vec<usize> = Hosts::new(&parent.hosts()).leaders().collect();
-        Self::new(parent, &leaders)
     }
 
     /// Creates the group of these ranks, which include this rank.
@@ -137,29 +78,35 @@ impl Group {
     }
 
     /// Returns the members by their numbers in the parent, in the group's order.
+    #[doc(alias = "get_process_group_ranks")]
+    #[doc(alias = "MPI_Comm_group")]
     pub fn members(&self) -> &[usize] {
         &self.members
     }
 
     /// Returns the number in the parent of the member with this number in the group; `None` if the group has no
     /// such rank.
+    #[doc(alias = "MPI_Group_translate_ranks")]
     pub fn to_parent(&self, rank: usize) -> Option<usize> {
         self.members.get(rank).copied()
     }
 
     /// Returns the number in the group of the rank with this number in the parent; `None` if it is no member.
-    pub fn to_local(&self, parent_rank: usize) -> Option<usize> {
+    #[doc(alias = "MPI_Group_translate_ranks")]
+    pub fn parent_to_local(&self, parent_rank: usize) -> Option<usize> {
         position(&self.members, parent_rank)
     }
 
     /// Returns the number in the world of the member with this number in the group, through any number of parent
     /// groups. Returns `None` if the group has no such rank.
+    #[doc(alias = "get_global_rank")]
     pub fn to_world(&self, rank: usize) -> Option<usize> {
         self.members_in_world().get(rank).copied()
     }
 
     /// Returns the number in the group of the rank with this number in the world; `None` if it is no member.
-    pub fn from_world(&self, world_rank: usize) -> Option<usize> {
+    #[doc(alias = "get_group_rank")]
+    pub fn world_to_local(&self, world_rank: usize) -> Option<usize> {
         position(self.members_in_world(), world_rank)
     }
 

@@ -1,12 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+mod communicator_ext;
 mod error;
 mod group;
 mod hierarchical;
 mod mesh;
 mod shape;
 
+pub use communicator_ext::CommunicatorExt;
 pub use error::{Error, Result};
 pub use group::Group;
-pub use hierarchical::enable_hierarchical;
 pub use mesh::Mesh;

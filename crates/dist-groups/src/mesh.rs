@@ -76,11 +76,14 @@ impl Mesh {
     ///
     /// # Errors
     /// If there is no such axis.
+    #[doc(alias = "MPI_Cart_get")]
     pub fn degree(&self, axis: &str) -> Result<usize> {
         Ok(self.shape.degree(self.shape.find(axis)?))
     }
 
     /// Returns the coordinates of this rank, one per axis, in the order of the axes.
+    #[doc(alias = "MPI_Cart_coords")]
+    #[doc(alias = "get_coordinate")]
     pub fn coordinates(&self) -> Vec<usize> {
         self.coordinates_of(self.rank()).expect("this rank is in its mesh")
     }
@@ -95,6 +98,7 @@ impl Mesh {
     ///
     /// # Errors
     /// If there is no such axis.
+    #[doc(alias = "get_local_rank")]
     pub fn coordinate(&self, axis: &str) -> Result<usize> {
         Ok(self.coordinates()[self.shape.find(axis)?])
     }
@@ -110,6 +114,7 @@ impl Mesh {
     ///
     /// # Errors
     /// If there is no such axis, or its group was [taken](Self::take).
+    #[doc(alias = "get_group")]
     pub fn axis(&mut self, axis: &str) -> Result<&mut Group> {
         let index = self.shape.find(axis)?;
         self.groups[index].as_mut().ok_or_else(|| Error::AxisTaken { name: axis.to_owned() })
@@ -129,6 +134,7 @@ impl Mesh {
     ///
     /// # Errors
     /// If there is no axis, a name is repeated, or an axis does not exist.
+    #[doc(alias = "MPI_Cart_sub")]
     pub fn slice<N: AsRef<str>>(&mut self, axes: impl IntoIterator<Item = N>) -> Result<Group> {
         let (group, _) = self.part(axes)?;
         Ok(group)
@@ -138,6 +144,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As for [`slice`](Self::slice).
+    #[doc(alias = "MPI_Cart_sub")]
     pub fn sub_mesh<N: AsRef<str>>(&mut self, axes: impl IntoIterator<Item = N>) -> Result<Self> {
         let (group, degrees) = self.part(axes)?;
         Self::new(group.into_communicator(), degrees)

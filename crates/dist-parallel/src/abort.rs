@@ -1,6 +1,7 @@
 //! What a rank that fails tells the others.
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Chain;
 
 use crate::Result;
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use dist_collectives::{Chain, Communicator, DType, Element, ReduceOp};
+use dist_collectives::transport::Chain;
+use dist_collectives::{Communicator, DType, Element, ReduceOp};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator, ReductionOrder};
+use dist_collectives::transport::Chain;
+use dist_collectives::{Communicator, ReductionOrder};
 use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 

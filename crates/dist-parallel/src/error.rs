@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use dist_collectives::{Error as CollectiveError, ErrorSource};
+use dist_collectives::Error as CollectiveError;
+use dist_collectives::transport::ErrorSource;
 
 use crate::pipeline::{Flaw, Look};
 use crate::{Asked, CheckpointError, FloatType};

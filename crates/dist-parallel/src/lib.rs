@@ -56,7 +56,7 @@ pub use ddp::{Ddp, DdpOptions, StepReport};
 #[doc(no_inline)]
 pub use dist_collectives::Error as CollectiveError;
 #[doc(hidden)]
-pub use dist_collectives::{Chain, error_enum};
+pub use dist_collectives::transport::{Chain, error_enum};
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};

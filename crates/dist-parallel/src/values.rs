@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use dist_collectives::{Communicator, ReduceOp, combine, divide_by_count};
+use dist_collectives::kernel::{combine, divide_by_count};
+use dist_collectives::{Communicator, ReduceOp};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 

@@ -8,8 +8,7 @@
 //! ```
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
-use dist::collectives::{CostCache, Hosts};
-use dist::groups::enable_hierarchical;
+use dist::collectives::tuning::{CostCache, Hosts};
 use dist::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,11 +20,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
 
     // If it wants to know, groups say it. This group has the ranks of this machine.
-    let mut here = Group::on_host(&mut comm)?;
+    let mut here = comm.split_by_host()?;
     let mut sum_here = [rank as u64];
     here.all_reduce(&mut sum_here, ReduceOp::Sum)?;
     // And this one the first rank of each machine.
-    if let Some(mut leaders) = Group::of_leaders(&mut comm)? {
+    if let Some(mut leaders) = comm.host_leaders()? {
         let mut sums = vec![0; leaders.world_size()];
         leaders.all_gather(&sum_here, &mut sums)?;
         println!(
@@ -35,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // Measures the links once. From then on large operations go over the cable as rarely as they can.
-    enable_hierarchical(&mut comm, &CostCache::disabled(), "tcp")?;
+    comm.enable_hierarchical(&CostCache::disabled(), "tcp")?;
     let mut large = vec![1.0_f32; 1 << 18];
     comm.all_reduce(&mut large, ReduceOp::Sum)?;
     if rank == 0 {

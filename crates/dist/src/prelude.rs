@@ -6,7 +6,7 @@ pub use dist_candle::{CandleBlock, SequenceBuilder, loss_and_gradient};
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Pending, ReduceOp, ReductionOrder};
 #[doc(no_inline)]
-pub use dist_groups::{Group, Mesh};
+pub use dist_groups::{CommunicatorExt, Group, Mesh};
 #[doc(no_inline)]
 pub use dist_parallel::{
     AdamW, AdamWOptions, Block, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, Loss, Optimizer, Params,

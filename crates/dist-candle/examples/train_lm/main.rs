@@ -24,7 +24,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dist_collectives::{Chain, Communicator, TransportError};
+use dist_collectives::Communicator;
+use dist_collectives::error::TransportError;
+use dist_collectives::transport::Chain;
 use dist_parallel::BoxError;
 use tracing_subscriber::EnvFilter;
 

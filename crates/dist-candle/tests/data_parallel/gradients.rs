@@ -223,7 +223,7 @@ fn a_parameter_without_a_gradient_is_an_error_that_names_all_of_them_unless_it_m
     // On several ranks one of them fails first, and the others hear why.
     for error in used_in_part(false, 2) {
         let error = error.unwrap_err();
-        let text = dist_collectives::Chain(&error).to_string();
+        let text = dist_collectives::transport::Chain(&error).to_string();
         assert!(text.contains("no gradient reaches"), "{text}");
     }
 }

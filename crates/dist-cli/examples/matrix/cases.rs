@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use dist_collectives::{Algorithm, DType, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::tuning::{Algorithm, Operation};
+use dist_collectives::{DType, ReduceOp, ReductionOrder};
 
 /// One case: a row of calls that differ only in their length.
 #[derive(Debug, Clone, Copy)]

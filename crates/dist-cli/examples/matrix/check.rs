@@ -3,8 +3,9 @@
 use std::any::Any;
 use std::collections::HashMap;
 
-use dist_collectives::{Communicator, DType, Element, ReduceKind, ReduceOp, ReductionOrder};
-use dist_groups::{Group, Mesh};
+use dist_collectives::error::ReduceKind;
+use dist_collectives::{Communicator, DType, Element, ReduceOp, ReductionOrder};
+use dist_groups::{CommunicatorExt, Mesh};
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
 use num_traits::FromPrimitive;
@@ -286,7 +287,7 @@ fn group(
         Action::SplitAllReduce => {
             // The last of three or more is in no group.
             let colour = |rank: usize| (n < 3 || rank + 1 < n).then_some(u32::from(rank % 2 == 1));
-            let group = Group::split(comm, colour(rank), -i64::try_from(rank)?)?;
+            let group = comm.split(colour(rank), -i64::try_from(rank)?)?;
             let alike = (0..n).rev().filter(|&other| colour(other) == colour(rank));
             group.map(|group| (group.into_communicator(), alike.collect()))
         }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Element, Operation as Collective, ReduceOp};
+use dist_collectives::tuning::Operation as Collective;
+use dist_collectives::{Buffer, Communicator, Element, ReduceOp};
 use dist_transport::Runtime;
 use half::{bf16, f16};
 

@@ -7,10 +7,10 @@ mod operation;
 mod sample;
 mod start;
 
-use dist_collectives::{
-    Algorithm, Communicator, CostCache, DType, Operation as Collective, Ownership, ReduceOp, ReductionOrder,
-    crossovers_from_env,
+use dist_collectives::tuning::{
+    Algorithm, CostCache, Operation as Collective, Ownership, crossovers_from_env,
 };
+use dist_collectives::{Communicator, DType, ReduceOp, ReductionOrder};
 use dist_transport::process::{Config, Medium, ProcessTransport};
 
 use crate::Error;

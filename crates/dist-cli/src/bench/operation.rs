@@ -3,7 +3,8 @@
 use std::fmt;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use dist_collectives::{Algorithm, Communicator, Operation as Collective, Ownership, ReductionOrder};
+use dist_collectives::tuning::{Algorithm, Operation as Collective, Ownership};
+use dist_collectives::{Communicator, ReductionOrder};
 
 use crate::Error;
 use crate::operation::{self, Messages, bus_factor};

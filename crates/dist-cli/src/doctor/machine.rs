@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use dist_collectives::CostCache;
+use dist_collectives::tuning::CostCache;
 use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::Finding;

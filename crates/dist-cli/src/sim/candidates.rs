@@ -2,7 +2,7 @@
 
 use dist_algos::hierarchical::TwoLevelAlgorithm;
 use dist_algos::{AlgorithmTable, CollectiveKind, Hosts, MessageAlgorithm, Order, Partition, Step};
-use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation};
+use dist_collectives::tuning::{BLOCK_BYTES_OF_RANK, Operation};
 use dist_predict::{NetworkModel, Prediction, STEPS_MAX, Workload};
 use dist_transport::Rank;
 

@@ -6,7 +6,7 @@ use std::{fmt, fs};
 
 use dist_algos::direct::DirectCosts;
 use dist_algos::{ALGORITHMS, Order};
-use dist_collectives::{Algorithm, Operation};
+use dist_collectives::tuning::{Algorithm, Operation};
 use dist_transport::process::Medium;
 use serde::{Deserialize, Serialize};
 

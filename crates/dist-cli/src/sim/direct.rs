@@ -8,7 +8,7 @@ use dist_algos::direct::{
     Crossovers, DirectAlgorithm, DirectCase, DirectCollective, DirectCosts, DirectPlan, Ownership,
 };
 use dist_algos::{AlgorithmTable, Partition, Source};
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 use dist_transport::direct::{GroupLayout, MemoryCosts, Reach};
 use serde::{Deserialize, Serialize};
 

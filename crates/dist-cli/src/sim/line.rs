@@ -3,7 +3,7 @@
 use std::fmt;
 
 use dist_algos::Order;
-use dist_collectives::Operation;
+use dist_collectives::tuning::Operation;
 use serde::Serialize;
 
 use super::candidates::{Candidate, Case};

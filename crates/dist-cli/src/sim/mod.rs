@@ -16,7 +16,8 @@ mod world;
 use std::path::PathBuf;
 
 use dist_algos::ALGORITHMS;
-use dist_collectives::{Operation, ReductionOrder};
+use dist_collectives::ReductionOrder;
+use dist_collectives::tuning::Operation;
 
 use crate::Error;
 use crate::outcome::Outcome;

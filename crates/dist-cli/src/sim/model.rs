@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dist_collectives::{CostCache, TopologyKey};
+use dist_collectives::tuning::{CostCache, TopologyKey};
 use dist_predict::{LinkModel, MessageCosts};
 use serde::{Deserialize, Serialize};
 

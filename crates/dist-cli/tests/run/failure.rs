@@ -5,7 +5,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::panic::AssertUnwindSafe;
 use std::process::Stdio;
 
-use dist_collectives::{Chain, Communicator, ReduceOp};
+use dist_collectives::transport::Chain;
+use dist_collectives::{Communicator, ReduceOp};
 use rstest::rstest;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 

@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator, Runtime};
+use dist_collectives::Communicator;
+use dist_collectives::transport::{Chain, Runtime};
 use dist_transport::process::{Config, ProcessTransport};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

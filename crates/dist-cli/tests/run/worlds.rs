@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator, ReduceOp};
+use dist_collectives::transport::Chain;
+use dist_collectives::{Communicator, ReduceOp};
 use dist_transport::process::{Config, ProcessTransport, Secret};
 use rstest::rstest;
 use rustix::process::{Signal, kill_process};

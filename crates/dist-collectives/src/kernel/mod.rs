@@ -24,7 +24,8 @@ use crate::{Element, ReduceOp};
 /// to `f16` after each sum, even for means. To compute partial sums of a mean as `f32`, combine `f32`.
 ///
 /// ```
-/// use dist_collectives::{combine, ReduceOp};
+/// use dist_collectives::ReduceOp;
+/// use dist_collectives::kernel::combine;
 ///
 /// let mut sums = [1.0_f32, 2.0];
 /// combine(ReduceOp::Sum, &mut sums, &[10.0, 20.0]);

@@ -31,6 +31,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "MPI_Allreduce")]
+    #[doc(alias = "allreduce")]
     pub fn all_reduce_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
@@ -43,6 +45,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`broadcast`](Self::broadcast).
+    #[doc(alias = "MPI_Bcast")]
     pub fn broadcast_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
@@ -55,6 +58,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`reduce`](Self::reduce).
+    #[doc(alias = "MPI_Reduce")]
     pub fn reduce_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
@@ -68,6 +72,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`scan`](Self::scan).
+    #[doc(alias = "MPI_Scan")]
     pub fn scan_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
@@ -82,6 +87,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`exclusive_scan`](Self::exclusive_scan).
+    #[doc(alias = "MPI_Exscan")]
     pub fn exclusive_scan_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
@@ -97,13 +103,12 @@ impl Communicator {
         array: &mut ArrayRef<T, D>,
         operation: impl FnOnce(&mut Engine, &mut [T], &CallOptions<'_>) -> Result<()>,
     ) -> Result<()> {
-        let options =
-            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(array.shape()));
+        let sizes = shape::digest_of(array.shape());
         if let Some(elements) = array.as_slice_mut() {
-            return operation(&mut self.engine, elements, options);
+            return self.call(|engine, options| operation(engine, elements, &options.with_sizes(sizes)));
         }
         let mut copy: Vec<T> = array.iter().copied().collect();
-        operation(&mut self.engine, &mut copy, options)?;
+        self.call(|engine, options| operation(engine, &mut copy, &options.with_sizes(sizes)))?;
         array.iter_mut().zip(copy).for_each(|(place, element)| *place = element);
         Ok(())
     }

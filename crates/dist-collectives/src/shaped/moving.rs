@@ -3,7 +3,6 @@
 use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
-use crate::engine::CallOptions;
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Arrays, concatenated and divided
@@ -33,6 +32,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`all_gather`](Self::all_gather).
+    #[doc(alias = "all_gather_into_tensor")]
+    #[doc(alias = "MPI_Allgather")]
     pub fn all_gather_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -43,9 +44,11 @@ impl Communicator {
             None => dims.push(self.world_size()),
         }
         let mut output = shape::zeroed(&mut self.engine, Operation::AllGather, IxDyn(&dims))?;
-        let options =
-            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_gather((&*shape::elements(input)).into(), None, slice(&mut output), options)?;
+        let sizes = shape::digest_of(input.shape());
+        let (elements, slice) = (shape::elements(input), slice(&mut output));
+        self.call(|engine, options| {
+            engine.all_gather((&*elements).into(), None, slice, &options.with_sizes(sizes))
+        })?;
         Ok(output)
     }
 
@@ -55,6 +58,7 @@ impl Communicator {
     /// # Errors
     /// Those of [`all_gather_v`](Self::all_gather_v), and if the array has no dims or another number of rows than
     /// the list says.
+    #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -65,10 +69,12 @@ impl Communicator {
         let all = self.engine.total(operation, rows)?;
         shape::check_rows(operation, rows[self.rank()], own)?;
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
-        let options =
-            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
+        let sizes = shape::digest_of_rows(rows, row);
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
-        self.engine.all_gather((&*elements).into(), Some(&counts), slice(&mut output), options)?;
+        let slice = slice(&mut output);
+        self.call(|engine, options| {
+            engine.all_gather((&*elements).into(), Some(&counts), slice, &options.with_sizes(sizes))
+        })?;
         Ok(output)
     }
 
@@ -78,6 +84,8 @@ impl Communicator {
     /// # Errors
     /// Those of [`reduce_scatter`](Self::reduce_scatter), and if the array has no dims or dim 0 is not divisible by
     /// the number of ranks.
+    #[doc(alias = "reduce_scatter_tensor")]
+    #[doc(alias = "MPI_Reduce_scatter_block")]
     pub fn reduce_scatter_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -90,15 +98,11 @@ impl Communicator {
         }
         let mut output =
             shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows / world_size))?;
-        let options =
-            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.reduce_scatter(
-            (&*shape::elements(input)).into(),
-            None,
-            slice(&mut output),
-            op,
-            options,
-        )?;
+        let sizes = shape::digest_of(input.shape());
+        let (elements, slice) = (shape::elements(input), slice(&mut output));
+        self.call(|engine, options| {
+            engine.reduce_scatter((&*elements).into(), None, slice, op, &options.with_sizes(sizes))
+        })?;
         Ok(output)
     }
 
@@ -108,6 +112,7 @@ impl Communicator {
     /// # Errors
     /// Those of [`reduce_scatter_v`](Self::reduce_scatter_v), and if the array has no dims or another number of
     /// rows than the list says.
+    #[doc(alias = "MPI_Reduce_scatter")]
     pub fn reduce_scatter_v_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -119,10 +124,12 @@ impl Communicator {
         shape::check_rows(operation, self.engine.total(operation, rows)?, all)?;
         let rank = self.rank();
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
-        let options =
-            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
+        let sizes = shape::digest_of_rows(rows, row);
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
-        self.engine.reduce_scatter((&*elements).into(), Some(&counts), slice(&mut output), op, options)?;
+        let slice = slice(&mut output);
+        self.call(|engine, options| {
+            engine.reduce_scatter((&*elements).into(), Some(&counts), slice, op, &options.with_sizes(sizes))
+        })?;
         Ok(output)
     }
 
@@ -132,14 +139,18 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`all_to_all`](Self::all_to_all).
+    #[doc(alias = "all_to_all_single")]
+    #[doc(alias = "MPI_Alltoall")]
     pub fn all_to_all_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
     ) -> Result<Array<T, D>> {
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, input.raw_dim())?;
-        let options =
-            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_to_all((&*shape::elements(input)).into(), slice(&mut output), options)?;
+        let sizes = shape::digest_of(input.shape());
+        let (elements, slice) = (shape::elements(input), slice(&mut output));
+        self.call(|engine, options| {
+            engine.all_to_all((&*elements).into(), slice, &options.with_sizes(sizes))
+        })?;
         Ok(output)
     }
 
@@ -148,6 +159,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of [`all_to_all_v`](Self::all_to_all_v).
+    #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v_array<T: Element, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
@@ -156,14 +168,10 @@ impl Communicator {
     ) -> Result<Array1<T>> {
         let received = self.engine.check_dealt(input.len(), send_counts, receive_counts)?;
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received))?;
-        let options = &CallOptions::new(&self.settings, &self.runtime);
-        self.engine.all_to_all_v(
-            &shape::elements(input),
-            send_counts,
-            slice(&mut output),
-            receive_counts,
-            options,
-        )?;
+        let (elements, slice) = (shape::elements(input), slice(&mut output));
+        self.call(|engine, options| {
+            engine.all_to_all_v(&elements, send_counts, slice, receive_counts, &options)
+        })?;
         Ok(output)
     }
 }

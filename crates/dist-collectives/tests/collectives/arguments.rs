@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use dist_collectives::error::ReduceKind;
+use dist_collectives::tuning::{CostModel, Operation};
 use dist_collectives::{
-    Communicator, CostModel, DType, Error, Operation, ReduceKind, ReduceOp, ReductionOrder,
+    Communicator, DType, Error, ReduceOp, ReductionOrder,
     algorithms::{binomial, recursive_doubling, ring},
 };
 use dist_transport::sim;

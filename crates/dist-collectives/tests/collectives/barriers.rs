@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Cause, Communicator, Error, TransportError};
+use dist_collectives::error::TransportError;
+use dist_collectives::transport::Cause;
+use dist_collectives::{Communicator, Error};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -1,6 +1,7 @@
 //! Every operation in every form, on a few numbers, with a check of the results.
 
-use dist_collectives::{Algorithm, Communicator, Error, Operation, ReduceOp};
+use dist_collectives::tuning::{Algorithm, Operation};
+use dist_collectives::{Communicator, Error, ReduceOp};
 
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use dist_collectives::tuning::{Algorithm, CostCache, CostModel, Operation};
 use dist_collectives::{
-    Algorithm, Communicator, CostCache, CostModel, Operation, ReduceOp,
+    Communicator, ReduceOp,
     algorithms::{halving_doubling, recursive_doubling},
 };
 use dist_transport::sim;

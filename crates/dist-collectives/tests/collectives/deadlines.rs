@@ -3,7 +3,9 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator, Error, Operation, ReduceOp, ReductionOrder, algorithms::ring};
+use dist_collectives::transport::Chain;
+use dist_collectives::tuning::Operation;
+use dist_collectives::{Communicator, Error, ReduceOp, ReductionOrder, algorithms::ring};
 use dist_transport::sim;
 use rstest::rstest;
 

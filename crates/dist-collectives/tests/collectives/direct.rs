@@ -1,7 +1,8 @@
 //! Ranks that share memory: every operation by every direct algorithm, in every kind of memory, has the bits of the
 //! oracle.
 
-use dist_collectives::{Algorithm, Buffer, Communicator, Element, Error, Operation, Ownership, ReduceOp};
+use dist_collectives::tuning::{Algorithm, Operation, Ownership};
+use dist_collectives::{Buffer, Communicator, Element, Error, ReduceOp};
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;

@@ -2,7 +2,7 @@
 
 use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};
-use dist_collectives::Traffic;
+use dist_collectives::transport::Traffic;
 use dist_transport::Rank;
 use dist_transport::direct::{GroupLayout, Reach};
 use rstest::rstest;

@@ -4,8 +4,10 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use dist_algos::MessageAlgorithm;
+use dist_collectives::error::Call;
+use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{
-    Algorithm, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder,
+    Communicator, DType, Error, ReduceOp, ReductionOrder,
     algorithms::{pairwise, ring},
 };
 use dist_transport::Cause;

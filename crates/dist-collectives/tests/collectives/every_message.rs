@@ -14,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Makes a call and then barriers until something fails. Messages take no time.
 fn run(
     network: &Network,
-    what: (dist_collectives::Operation, CallForm),
+    what: (dist_collectives::tuning::Operation, CallForm),
     barriers: usize,
 ) -> Outcome<Option<Result<(), Error>>> {
     let outcome = network.try_run(move |transport| {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Operation, ReduceOp, ReductionOrder, Transport};
+use dist_collectives::transport::Transport;
+use dist_collectives::tuning::Operation;
+use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -1,9 +1,10 @@
 //! Means of `f16`: partial sums are computed as `f32` in every operation, and the quotient is rounded to `f16`
 //! once.
 
+use dist_collectives::error::Call;
+use dist_collectives::tuning::Operation;
 use dist_collectives::{
-    Buffer, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder, algorithms::binomial,
-    bf16, f16,
+    Buffer, Communicator, DType, Error, ReduceOp, ReductionOrder, algorithms::binomial, bf16, f16,
 };
 use dist_testkit::oracle;
 use proptest::prelude::*;

@@ -1,8 +1,9 @@
 //! The use of hosts by a communicator.
 
 use dist_algos::MessageAlgorithm;
+use dist_collectives::tuning::{Algorithm, CostModel, Hosts, Operation};
 use dist_collectives::{
-    Algorithm, Communicator, CostModel, Error, Hosts, Operation, ReduceOp, ReductionOrder,
+    Communicator, Error, ReduceOp, ReductionOrder,
     algorithms::{halving_doubling, hierarchical, recursive_doubling, ring},
 };
 use dist_transport::sim;

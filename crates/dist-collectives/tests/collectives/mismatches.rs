@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{
-    Chain, Communicator, Element, Error, Pending, ReduceOp, Transport, algorithms::binomial,
-};
+use dist_collectives::transport::{Chain, Transport};
+use dist_collectives::{Communicator, Element, Error, Pending, ReduceOp, algorithms::binomial};
 use dist_transport::{Cause, sim};
 use fastrand::Rng;
 use rstest::rstest;

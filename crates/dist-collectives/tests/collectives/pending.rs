@@ -112,6 +112,32 @@ fn a_wait_that_runs_out_aborts_nothing() {
     assert_eq!(outcome.elapsed, MINUTE / 4);
 }
 
+#[test]
+fn testing_never_waits_and_returns_the_memory_of_an_operation_that_has_ended() {
+    for &network in Network::ALL {
+        worlds::run(network, 2, move |mut comm| {
+            if comm.rank() == 1 {
+                comm.recv(&mut [0_u8], 0).unwrap();
+            }
+            let mut pending = comm.start_all_reduce(vec![comm.rank() as u64], ReduceOp::Max);
+            if comm.rank() == 0 {
+                // Rank 1 starts its operation after it has received a message.
+                pending = pending.test().unwrap_err();
+                comm.send(&[1_u8], 1).unwrap();
+            }
+            let maximum = loop {
+                match pending.test() {
+                    Ok(done) => break done.unwrap().into_vec(),
+                    Err(running) => pending = running,
+                }
+                let soon = comm.runtime().deadline(Duration::from_micros(1));
+                comm.runtime().park(Some(soon));
+            };
+            assert_eq!(maximum, [1], "{network:?}");
+        });
+    }
+}
+
 #[rstest]
 #[case::the_handle(true)]
 #[case::the_communicator(false)]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Error, ReduceOp, Runtime, Transport, TransportError};
+use dist_collectives::error::TransportError;
+use dist_collectives::transport::{Runtime, Transport};
+use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::runtime::{Executor, Unparker, Wake};
 use dist_transport::sim;

@@ -1,7 +1,8 @@
 //! Operations on arrays: the shapes of results and of arguments.
 
 use dist_collectives::ndarray::{Array2, ArrayD, Axis, IxDyn, Slice, array};
-use dist_collectives::{Communicator, Error, Operation, ReduceOp};
+use dist_collectives::tuning::Operation;
+use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_transport::Cause;
 use rstest::rstest;
 

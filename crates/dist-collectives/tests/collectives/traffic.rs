@@ -4,7 +4,9 @@ use dist_algos::verify::{self, Report};
 use dist_algos::{
     ALGORITHMS, CollectiveKind, CostModel, MessageAlgorithm, Order, Partition, Placement, barrier,
 };
-use dist_collectives::{Algorithm, Communicator, Error, Hosts, ReduceOp, ReductionOrder, Traffic};
+use dist_collectives::transport::Traffic;
+use dist_collectives::tuning::{Algorithm, Hosts};
+use dist_collectives::{Communicator, Error, ReduceOp, ReductionOrder};
 use rstest::rstest;
 
 use crate::worlds::{self, Network};

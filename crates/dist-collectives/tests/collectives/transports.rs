@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
+use dist_collectives::transport::process::Medium;
+use dist_collectives::transport::{Fingerprint, Runtime};
+use dist_collectives::{Communicator, Config, ReduceOp};
 use dist_transport::direct::Direct;
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::{Coordinator, ProcessTransport};

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dist_collectives::{Communicator, Error, VALUE_BYTES_MAX, ValueProblem};
+use dist_collectives::values::{VALUE_BYTES_MAX, ValueProblem};
+use dist_collectives::{Communicator, Error};
 use rstest::rstest;
 use serde::{Deserialize, Serialize, Serializer};
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Algorithm, Buffer, Communicator, Element, Error, Operation, ReduceOp, bf16};
+use dist_collectives::tuning::{Algorithm, Operation};
+use dist_collectives::{Buffer, Communicator, Element, Error, ReduceOp, bf16};
 use rstest::rstest;
 
 use crate::worlds::{Network, run};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dist_collectives::Communicator;
 #[cfg(feature = "tcp")]
-use dist_collectives::Medium;
+use dist_collectives::transport::process::Medium;
 use dist_transport::runtime::Runtime;
 use dist_transport::sim;
 
@@ -26,6 +26,17 @@ pub(crate) enum Network {
 }
 
 impl Network {
+    /// Every network.
+    pub(crate) const ALL: &[Self] = &[
+        Self::Simulated,
+        Self::SharedMemory(7),
+        Self::Threads,
+        #[cfg(feature = "tcp")]
+        Self::Tcp,
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        Self::Shm,
+    ];
+
     /// The networks whose ranks share memory.
     pub(crate) const SHARING: &[Self] = &[
         Self::SharedMemory(7),

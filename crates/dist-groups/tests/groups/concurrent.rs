@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use dist_collectives::{Communicator, ReduceOp};
-use dist_groups::Group;
+use dist_groups::{CommunicatorExt, Group};
 
 use crate::worlds::{Dice, in_processes, run_seeded};
 
@@ -20,7 +20,7 @@ fn groups(world: &mut Communicator, dice: &mut Dice) -> Vec<(usize, Group)> {
             0 => {
                 let colour = dice.members(world_size).contains(&rank).then_some(rank % colours);
                 let colour = colour.map(|colour| u32::try_from(colour).expect("three colours"));
-                Group::split(world, colour, -i64::try_from(rank).expect("few ranks")).unwrap()
+                world.split(colour, -i64::try_from(rank).expect("few ranks")).unwrap()
             }
             1 => match own.last_mut() {
                 // Every member of a group makes the same calls on it.

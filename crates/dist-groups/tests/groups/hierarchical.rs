@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Communicator, CostCache, Operation, ReduceOp, ReductionOrder};
-use dist_groups::{Group, Mesh, enable_hierarchical};
+use dist_collectives::tuning::{CostCache, Operation};
+use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
+use dist_groups::{CommunicatorExt, Group, Mesh};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -16,7 +17,7 @@ fn network(hosts: &[u64]) -> sim::Network {
 }
 
 fn by_host(world: &mut Communicator) -> bool {
-    enable_hierarchical(world, &CostCache::disabled(), "sim").unwrap()
+    world.enable_hierarchical(&CostCache::disabled(), "sim").unwrap()
 }
 
 fn all_reduce_name(comm: &Communicator) -> &'static str {
@@ -70,7 +71,7 @@ fn groups_and_meshes_made_later_go_by_host_too() {
         by_host(&mut world);
         let some = Group::new(&mut world, &[1, 0, 6, 5]).unwrap();
         let of_some = some.as_ref().map(|group| all_reduce_name(group).starts_with("two_level/"));
-        let on_host = Group::on_host(&mut world).unwrap();
+        let on_host = world.split_by_host().unwrap();
         let inside = (on_host.cost_model(), all_reduce_name(&on_host).starts_with("two_level/"));
         assert!(inside.0.round_ps < world.cost_model().round_ps && !inside.1, "{inside:?}");
         let mut mesh = Mesh::new(world, [("data", 4), ("shard", 2)]).unwrap();

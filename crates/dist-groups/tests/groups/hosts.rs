@@ -1,8 +1,9 @@
 //! Groups by host, on a network with known hosts.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use dist_collectives::{Communicator, Config, Hosts};
-use dist_groups::Group;
+use dist_collectives::tuning::Hosts;
+use dist_collectives::{Communicator, Config};
+use dist_groups::{CommunicatorExt, Group};
 use dist_testkit::process;
 use dist_transport::sim;
 use rstest::rstest;
@@ -11,9 +12,9 @@ use crate::worlds::{PROCESS_LIMIT, gathered};
 
 /// Returns the groups of this rank: on its host, across hosts, and of leaders.
 fn groups(world: &mut Communicator) -> [Option<Vec<u64>>; 3] {
-    let on_host = Group::on_host(world).unwrap();
-    let across = Group::across_hosts(world).unwrap();
-    [Some(on_host), Some(across), Group::of_leaders(world).unwrap()].map(|group| Some(gathered(&mut group?)))
+    let on_host = world.split_by_host().unwrap();
+    let across = world.split_across_hosts().unwrap();
+    [Some(on_host), Some(across), world.host_leaders().unwrap()].map(|group| Some(gathered(&mut group?)))
 }
 
 #[rstest]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
-use dist_groups::{Error, Group};
+use dist_groups::{CommunicatorExt, Error, Group};
 use rstest::rstest;
 
 use crate::worlds::{gathered, run};
@@ -19,9 +19,9 @@ fn a_list_makes_a_group_in_its_order(#[case] members: &'static [usize]) {
         let mut group = Group::new(world, members).unwrap()?;
         assert_eq!(group.members(), members);
         for (local, &parent) in members.iter().enumerate() {
-            assert_eq!((group.to_parent(local), group.to_local(parent)), (Some(parent), Some(local)));
+            assert_eq!((group.to_parent(local), group.parent_to_local(parent)), (Some(parent), Some(local)));
         }
-        assert_eq!((group.to_parent(members.len()), group.to_local(5)), (None, None));
+        assert_eq!((group.to_parent(members.len()), group.parent_to_local(5)), (None, None));
         Some(gathered(&mut group))
     });
     let expected: Vec<u64> = members.iter().map(|&member| member as u64).collect();
@@ -53,7 +53,7 @@ fn a_split_numbers_by_key_and_then_by_rank() {
         // Rank 6 is in no group. Odd ranks count backwards, even ones have equal keys.
         let colour = (rank != 6).then_some(u32::try_from(rank % 2).unwrap());
         let key = if rank % 2 == 1 { -i64::try_from(rank).unwrap() } else { i64::MIN };
-        Group::split(world, colour, key).unwrap().map(|mut group| gathered(&mut group))
+        world.split(colour, key).unwrap().map(|mut group| gathered(&mut group))
     });
     let (even, odd) = (Some(vec![0, 2, 4]), Some(vec![5, 3, 1]));
     assert_eq!(groups, [even.clone(), odd.clone(), even.clone(), odd.clone(), even, odd, None]);
@@ -62,8 +62,8 @@ fn a_split_numbers_by_key_and_then_by_rank() {
 #[test]
 fn nobody_may_give_a_colour() {
     run(3, |world| {
-        assert!(Group::split(world, None, 0).unwrap().is_none());
-        let mut group = Group::split(world, Some(u32::MAX), 0).unwrap().unwrap();
+        assert!(world.split(None, 0).unwrap().is_none());
+        let mut group = world.split(Some(u32::MAX), 0).unwrap().unwrap();
         assert_eq!(gathered(&mut group), [0, 1, 2]);
     });
 }
@@ -75,7 +75,7 @@ fn a_split_is_one_all_gather() {
         let mut all = [0; 15];
         world.all_gather(&[0_i64; 3], &mut all).unwrap();
         let gather = world.traffic();
-        let _group = Group::split(world, Some(u32::try_from(rank % 3).unwrap()), 0).unwrap();
+        let _group = world.split(Some(u32::try_from(rank % 3).unwrap()), 0).unwrap();
         (gather, world.traffic())
     });
     for (gather, both) in traffic {
@@ -120,10 +120,10 @@ fn groups_of_a_split_work_side_by_side_and_can_be_parents() {
     let sums = run(8, |world| {
         world.set_timeout(Duration::from_secs(9));
         let rank = u32::try_from(world.rank()).unwrap();
-        let mut row = Group::split(world, Some(rank / 4), 0).unwrap().unwrap();
+        let mut row = world.split(Some(rank / 4), 0).unwrap().unwrap();
         assert_eq!(row.timeout(), Duration::from_secs(9));
-        let mut pair = Group::split(&mut row, Some(rank % 4 / 2), 0).unwrap().unwrap();
-        let mut column = Group::split(world, Some(rank % 4), 0).unwrap().unwrap().into_communicator();
+        let mut pair = row.split(Some(rank % 4 / 2), 0).unwrap().unwrap();
+        let mut column = world.split(Some(rank % 4), 0).unwrap().unwrap().into_communicator();
         let reduce = |comm: &mut Communicator| {
             let mut sum = [rank];
             comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
@@ -143,7 +143,7 @@ fn a_split_that_fails_says_why() {
             world.abort("enough");
             return;
         }
-        let error = Group::split(world, Some(0), 0).unwrap_err();
+        let error = world.split(Some(0), 0).unwrap_err();
         let Error::Collective(error) = error else { panic!("{error}") };
         assert_eq!(error.peer(), Some(1));
     });

@@ -41,16 +41,16 @@ proptest! {
             prop_assert_eq!(group.world_size(), list.len());
             for number in (0..world_size + 2).chain([usize::MAX]) {
                 prop_assert_eq!(group.to_parent(number), list.get(number).copied());
-                prop_assert_eq!(group.to_local(number), list.iter().position(|&member| member == number));
-                if let Some(local) = group.to_local(number) {
+                prop_assert_eq!(group.parent_to_local(number), list.iter().position(|&member| member == number));
+                if let Some(local) = group.parent_to_local(number) {
                     prop_assert_eq!(group.to_parent(local), Some(number));
                 }
                 if let Some(parent) = group.to_parent(number) {
-                    prop_assert_eq!(group.to_local(parent), Some(number));
+                    prop_assert_eq!(group.parent_to_local(parent), Some(number));
                 }
                 // The parent is the world.
                 prop_assert_eq!(group.to_world(number), group.to_parent(number));
-                prop_assert_eq!(group.from_world(number), group.to_local(number));
+                prop_assert_eq!(group.world_to_local(number), group.parent_to_local(number));
             }
         }
     }
@@ -71,8 +71,8 @@ proptest! {
                 prop_assert_eq!(inside.to_world(local), by_hand);
             }
             for rank in 0..=world_size {
-                let by_hand = group.from_world(rank).and_then(|parent| inside.to_local(parent));
-                prop_assert_eq!(inside.from_world(rank), by_hand);
+                let by_hand = group.world_to_local(rank).and_then(|parent| inside.parent_to_local(parent));
+                prop_assert_eq!(inside.world_to_local(rank), by_hand);
             }
         }
     }

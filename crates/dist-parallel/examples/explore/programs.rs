@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use dist_collectives::{Algorithm, Buffer, Communicator, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::tuning::{Algorithm, Operation};
+use dist_collectives::{Buffer, Communicator, ReduceOp, ReductionOrder};
 use dist_groups::Group;
 use dist_parallel::pipeline::{Kind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{

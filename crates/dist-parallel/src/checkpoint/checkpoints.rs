@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dist_collectives::Chain;
+use dist_collectives::transport::Chain;
 use dist_transport::runtime::{Mailbox, Receiver};
 
 use super::agree::Ranks;

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use dist_collectives::Chain;
+use dist_collectives::transport::Chain;
 
 use super::agree::Ranks;
 use super::claim::Claim;

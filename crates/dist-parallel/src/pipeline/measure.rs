@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::Runtime;
+use dist_collectives::transport::Runtime;
 
 use super::StageCost;
 use crate::{Block, BoxError, Error, Result, Sequence};

@@ -182,7 +182,7 @@ impl<A> Pipeline<A> {
 
 /// The time since a pass began.
 pub(super) struct Clock {
-    runtime: dist_collectives::Runtime,
+    runtime: dist_collectives::transport::Runtime,
     began: Duration,
     /// How much of it was spent waiting.
     pub(super) waited: Duration,

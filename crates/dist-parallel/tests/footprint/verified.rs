@@ -2,7 +2,8 @@
 
 use dist_algos::Partition;
 use dist_algos::verify::prove;
-use dist_collectives::{Algorithm, Communicator, Operation};
+use dist_collectives::Communicator;
+use dist_collectives::tuning::{Algorithm, Operation};
 use dist_parallel::{
     BucketBytes, BucketPlan, Ddp, DdpOptions, Fsdp, FsdpOptions, Loaded, Params, ShardingStrategy,
 };

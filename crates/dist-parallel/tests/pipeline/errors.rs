@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Chain;
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{Block, BoxError, Checkpoints, Error, Ready, Saved, Sequence, TrainingCall};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Runtime};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Runtime;
 use dist_parallel::pipeline::{
     Costs, Kind, Pipeline, PlainVectors, StageCost, Timeline, measure_blocks, split_by_cost,
     split_into_stages,

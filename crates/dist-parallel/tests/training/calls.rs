@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Chain;
 use dist_parallel::{
     Checkpoints, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Sequence, Sgd,
     SgdOptions, ShardingStrategy,

@@ -3,7 +3,8 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Chain;
 use dist_parallel::{
     Block, BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions,
     Momentum, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,

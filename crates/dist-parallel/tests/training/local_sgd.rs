@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Chain;
 use dist_parallel::{
     BoxError, CheckpointProblem, Checkpoints, Ddp, DdpOptions, Error, FloatType, LocalSgd, LocalSgdOptions,
     Momentum, OuterStep, ParamInfo, Params, Sgd, SgdOptions, ValuesMut,

@@ -1,6 +1,7 @@
 //! Ranks that step by themselves and count in a meeting for what their steps do.
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
+use dist_collectives::transport::Chain;
 use dist_parallel::{
     BoxError, CheckpointProblem, Checkpoints, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep,
     ParamInfo, Params, ValuesMut,

@@ -11,7 +11,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use dist_algos::ALGORITHMS;
-use dist_collectives::{Operation, ReductionOrder};
+use dist_collectives::ReductionOrder;
+use dist_collectives::tuning::Operation;
 use dist_parallel::FloatType;
 use serde::Serialize;
 

@@ -1,6 +1,7 @@
 //! Operations that move elements: every bit arrives at its destination.
 
-use dist_collectives::{Algorithm, Error, Operation};
+use dist_collectives::Error;
+use dist_collectives::tuning::{Algorithm, Operation};
 use dist_testkit::oracle;
 use half::bf16;
 use rstest::rstest;

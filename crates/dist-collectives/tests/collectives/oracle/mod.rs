@@ -6,9 +6,8 @@ mod reductions;
 use std::ops::{Deref, DerefMut};
 
 use dist_algos::Order;
-use dist_collectives::{
-    Algorithm, Communicator, CostModel, Element, Error, Hosts, Operation, ReductionOrder,
-};
+use dist_collectives::tuning::{Algorithm, CostModel, Hosts, Operation};
+use dist_collectives::{Communicator, Element, Error, ReductionOrder};
 use dist_testkit::oracle::{self, Number};
 
 /// The requirements of all checks for an element type.

@@ -1,7 +1,8 @@
 //! Reductions: canonical order bit for bit, any order if the result is exact.
 
 use dist_algos::direct::RemoteAccess;
-use dist_collectives::{Algorithm, Communicator, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::tuning::{Algorithm, Operation};
+use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
 use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;

@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use dist_collectives::{Cause, Communicator, Error, ReduceOp};
+use dist_collectives::transport::Cause;
+use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_transport::runtime::Runtime;
 use dist_transport::sim;
 use rstest::rstest;
