@@ -150,8 +150,11 @@ macro_rules! conformance {
     };
 }
 
+/// A promise and its name.
+type Promise = (&'static str, fn(&'static dyn Fabric));
+
 /// The promises by their names. A promise that is not listed is never used, of which the compiler warns.
-const PROMISES: &[(&str, fn(&'static dyn Fabric))] = conformance! { @all @table };
+const PROMISES: &[Promise] = conformance! { @all @table };
 
 /// Checks the promise with this name, which is that of its module and of its test.
 ///

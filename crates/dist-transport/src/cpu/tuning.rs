@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 /// All of them are correct on every processor. Code that has a choice asks [`tuning`]; nothing else asks for
 /// the vendor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "it is a table of independent choices")]
 pub struct Tuning {
     /// Copies of more than 2 KiB move vectors of 16 bytes if the destination is just ahead of the source, as
     /// [`copy`](super::copy) says.
