@@ -6,7 +6,7 @@ use dist_collectives::Error as CollectiveError;
 use dist_collectives::transport::ErrorSource;
 
 use crate::pipeline::{Flaw, Look};
-use crate::{Asked, CheckpointError, FloatType};
+use crate::{StepDescriptor, CheckpointError, FloatType};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -352,13 +352,13 @@ pub enum Error {
         /// That rank's number in its pipeline.
         rank: usize,
         /// What it was asked for.
-        there: Asked,
+        there: StepDescriptor,
         /// What rank 0 of the first pipeline was asked for.
-        on_first: Asked,
+        on_first: StepDescriptor,
     },
     /// The examples of a micro-batch were asked for that the step does not have.
     #[error(
-        "micro-batch {index} was asked for, and the step has {count}: call the trainer with the step's number of micro-batches \
+        "micro-batch {index} was step_of for, and the step has {count}: call the trainer with the step's number of micro-batches \
          (Step::micro_batches)"
     )]
     NoSuchMicroBatch {
@@ -383,9 +383,9 @@ pub enum Error {
         /// The first rank that disagrees with rank 0.
         rank: usize,
         /// What it was asked for.
-        there: Asked,
+        there: StepDescriptor,
         /// What rank 0 was asked for.
-        on_rank_0: Asked,
+        on_rank_0: StepDescriptor,
     },
     /// The ranks were asked for the same number of micro-batches in different parts, and parts are dealt each by itself;
     /// every rank gets this same error.
@@ -639,8 +639,8 @@ mod tests {
     /// As tests/training/errors.rs has it of the errors that can be made elsewhere.
     #[test]
     fn what_ranks_were_asked_for_is_not_what_a_computation_fails_with() {
-        let asked = |micro_batches| Asked::new(TrainingCall::Step, micro_batches, false);
-        let (there, first) = (asked(1), asked(2));
+        let step_of = |micro_batches| StepDescriptor::new(TrainingCall::Step, micro_batches, false);
+        let (there, first) = (step_of(1), step_of(2));
         let steps = Error::StepsDiffer { rank: 1, there, on_rank_0: first };
         let evaluations = Error::PipelinesDiffer { pipeline: 0, rank: 1, there, on_first: first };
         for error in [steps, evaluations] {

@@ -14,7 +14,7 @@ use crate::{Communicator, Result};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Claim {
     /// As the others are told if they were asked for something else.
-    asked: String,
+    request: String,
     /// As [`Shards::updates`](super::Shards::updates) has it.
     updates: u64,
     held: Vec<Held>,
@@ -32,26 +32,26 @@ pub(super) struct Held {
 impl Claim {
     /// Of a rank that saves a step, with the state of this kind of optimizer.
     pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<Held>) -> Self {
-        Self { asked: format!("saves step {step} {}", with(optimizer)), updates: 0, held }
+        Self { request: format!("saves step {step} {}", with(optimizer)), updates: 0, held }
     }
 
     /// Of a rank that loads a step, or the newest checkpoint, with the state of this kind of optimizer, and without what
     /// the user leaves out.
     pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>, allowed: &Allowed) -> Self {
         let what = step.map_or_else(|| "the newest checkpoint".to_owned(), |step| format!("step {step}"));
-        let mut asked = format!("loads {what} {}", with(optimizer));
+        let mut request = format!("loads {what} {}", with(optimizer));
         let left_out = [("", &allowed.left_out), ("the optimizer's state of ", &allowed.states_left_out)];
         for (what, names) in left_out {
             if !names.is_empty() {
-                asked += &format!(", leaving out {what}{names:?}");
+                request += &format!(", leaving out {what}{names:?}");
             }
         }
-        Self { asked, updates: 0, held: Vec::new() }
+        Self { request, updates: 0, held: Vec::new() }
     }
 
     /// Of a rank that loads weights as this says.
     pub(super) fn of_weights(how: &str) -> Self {
-        Self { asked: format!("loads weights{how}"), updates: 0, held: Vec::new() }
+        Self { request: format!("loads weights{how}"), updates: 0, held: Vec::new() }
     }
 }
 
@@ -80,16 +80,16 @@ fn check(path: &Path, claims: &[Vec<u8>], ranks: &[usize]) -> Result<(), Checkpo
         serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
     };
     let claims: Vec<Claim> = claims.iter().map(read).collect::<Result<_, _>>()?;
-    if let Some(at) = claims.iter().position(|claim| claim.asked != claims[0].asked) {
-        let (rank, on_rank) = (ranks[at], claims[at].asked.clone());
-        let (other, on_other) = (ranks[0], claims[0].asked.clone());
+    if let Some(at) = claims.iter().position(|claim| claim.request != claims[0].request) {
+        let (rank, on_rank) = (ranks[at], claims[at].request.clone());
+        let (other, on_other) = (ranks[0], claims[0].request.clone());
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
         return Err(CheckpointError::new(path, problem));
     }
     if let Some(at) = claims.iter().position(|claim| claim.updates != claims[0].updates) {
-        let asked = |at: usize, how: &str| format!("{}, after {how} of its parameters", claims[at].asked);
-        let (rank, on_rank) = (ranks[at], asked(at, "other updates"));
-        let (other, on_other) = (ranks[0], asked(0, "its updates"));
+        let request = |at: usize, how: &str| format!("{}, after {how} of its parameters", claims[at].request);
+        let (rank, on_rank) = (ranks[at], request(at, "other updates"));
+        let (other, on_other) = (ranks[0], request(0, "its updates"));
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
         return Err(CheckpointError::new(path, problem));
     }

@@ -1,7 +1,7 @@
 //! Micro-batches that are computed before the step that they belong to.
 
 use super::{Compute, Ddp, StepReport, counted, there_and_back};
-use crate::tally::{Asked, STEP, TrainingCall};
+use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -52,8 +52,8 @@ impl<M: Params> Ddp<M> {
     pub fn synchronise(&mut self) -> Result<StepReport> {
         self.comm.announce(STEP, "synchronise");
         self.begin();
-        let asked = Asked::new(TrainingCall::Step, self.micro_batches, self.weighted);
-        self.synchronise_after(0..0, asked, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
+        let descriptor = StepDescriptor::new(TrainingCall::Step, self.micro_batches, self.weighted);
+        self.synchronise_after(0..0, descriptor, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
     }
 
     /// Adds this rank's share of these micro-batches to what was accumulated.

@@ -6,7 +6,7 @@ use crate::courier::{Courier, Delivery};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::Gradients;
 use crate::mean::Mean;
-use crate::tally::{Asked, Tally, TrainingCall};
+use crate::step_consensus::{StepDescriptor, StepConsensus, TrainingCall};
 use crate::updates::Updates;
 use crate::{FloatType, ParamInfo, Result, ValuesMut};
 
@@ -16,7 +16,7 @@ pub(super) struct Flight {
     /// The first buckets of the plan.
     buckets: Vec<OnItsWay>,
     loss: Option<Pending<Buffer<f32>>>,
-    tally: Option<Pending<Buffer<i64>>>,
+    consensus: Option<Pending<Buffer<i64>>>,
 }
 
 /// A bucket that is being summed over all ranks.
@@ -55,15 +55,15 @@ impl Flight {
         gradients: &mut Gradients,
         comm: &mut Communicator,
         courier: Option<&Courier>,
-        asked: Asked,
+        descriptor: StepDescriptor,
         updates: &Updates,
     ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() {
             self.launch(gradients, comm, courier)?;
         }
-        let (loss, tally) = gradients.take_tally(asked, updates);
+        let (loss, consensus) = gradients.take_totals(descriptor, updates);
         self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
-        self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
+        self.consensus = Some(comm.start_all_reduce(consensus, ReduceOp::Sum));
         Ok(())
     }
 
@@ -72,11 +72,11 @@ impl Flight {
         &mut self,
         gradients: &mut Gradients,
         comm: &mut Communicator,
-        asked: Asked,
+        descriptor: StepDescriptor,
         (updates, infos): (&Updates, &[ParamInfo]),
     ) -> Result<Landed> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
-        let known = (asked.call == TrainingCall::Step && !asked.weighted).then_some(asked.micro_batches);
+        let known = (descriptor.call == TrainingCall::Step && !descriptor.weighted).then_some(descriptor.micro_batches);
         let mut sums = Vec::new();
         let mut means = Vec::with_capacity(self.buckets.len());
         for (bucket, on_its_way) in self.buckets.drain(..).enumerate() {
@@ -93,17 +93,17 @@ impl Flight {
         if let Some(sum) = self.loss.take() {
             loss.copy_from_slice(&flat::wait(sum)?);
         }
-        let numbers = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
-        let tally = Tally::decode(&numbers);
-        if !tally.agrees(comm.world_size()) {
-            return Err(asked.differ(comm, updates, infos));
+        let numbers = self.consensus.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
+        let consensus = StepConsensus::decode(&numbers);
+        if !consensus.agrees(comm.world_size()) {
+            return Err(descriptor.differ(comm, updates, infos));
         }
-        let counted = tally.divisor(asked)?;
+        let counted = consensus.divisor(descriptor)?;
         ValuesMut::F32(&mut loss).divide(counted);
         let sums = sums.into_iter().enumerate();
         means.extend(sums.map(|(bucket, sum)| Mean::of(sum, gradients.dtype(bucket), counted)));
-        gradients.synchronised(means, tally.used());
-        Ok(Landed { loss: loss[0], micro_batches: tally.micro_batches() })
+        gradients.synchronised(means, consensus.used());
+        Ok(Landed { loss: loss[0], micro_batches: consensus.micro_batches() })
     }
 
     /// Launches the next bucket.

@@ -1,7 +1,7 @@
 //! Steps of ranks that do not have the same number of micro-batches.
 
 use super::{Ddp, StepReport, counted, there_and_back};
-use crate::tally::{Asked, STEP, TrainingCall};
+use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -66,8 +66,8 @@ impl<M: Params> Ddp<M> {
     ) -> Result<Option<StepReport>> {
         self.comm.announce(STEP, "join");
         self.begin();
-        let asked = Asked::new(TrainingCall::Join, 0, C::WEIGHTED);
-        match self.synchronise_after(0..own, asked, &mut counted(compute)) {
+        let descriptor = StepDescriptor::new(TrainingCall::Join, 0, C::WEIGHTED);
+        match self.synchronise_after(0..own, descriptor, &mut counted(compute)) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
             Err(error) => Err(error),

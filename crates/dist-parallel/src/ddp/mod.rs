@@ -18,7 +18,7 @@ use crate::courier::Courier;
 use crate::fsdp::{bytes_sent, share};
 use crate::gradients::Gradients;
 use crate::loss::Counted;
-use crate::tally::{Asked, STEP, TrainingCall};
+use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
@@ -203,8 +203,8 @@ impl<M: Params> Ddp<M> {
     ) -> Result<StepReport> {
         self.comm.announce(STEP, "step");
         self.begin();
-        let asked = Asked::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
-        self.synchronise_after(self.share(micro_batches), asked, &mut counted(compute))
+        let descriptor = StepDescriptor::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
+        self.synchronise_after(self.share(micro_batches), descriptor, &mut counted(compute))
     }
 
     /// The mean gradient of a parameter, from a step to the next computation; `None` if no micro-batch had one.
@@ -327,14 +327,14 @@ impl<M: Params> Ddp<M> {
     fn synchronise_after(
         &mut self,
         share: Range<usize>,
-        asked: Asked,
+        descriptor: StepDescriptor,
         compute: &mut Compute<'_, M>,
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
         let (started, sent_before) = (runtime.now(), self.bytes_sent());
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
         let mut flight = Flight::default();
-        let result = self.attempt(share, asked, compute, &mut flight);
+        let result = self.attempt(share, descriptor, compute, &mut flight);
         self.computes = false;
         let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
@@ -358,19 +358,19 @@ impl<M: Params> Ddp<M> {
     fn attempt(
         &mut self,
         share: Range<usize>,
-        asked: Asked,
+        descriptor: StepDescriptor,
         compute: &mut Compute<'_, M>,
         flight: &mut Flight,
     ) -> Result<(Landed, Duration)> {
-        self.check_weighted(asked.weighted)?;
+        self.check_weighted(descriptor.weighted)?;
         for index in share.clone() {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
         let Self { comm, model, gradients, buffers, courier, updates, .. } = self;
-        flight.launch_rest(gradients, comm, courier.as_ref(), asked, updates)?;
+        flight.launch_rest(gradients, comm, courier.as_ref(), descriptor, updates)?;
         let waiting = comm.runtime().now();
-        let landed = flight.land(gradients, comm, asked, (updates, model.infos()))?;
+        let landed = flight.land(gradients, comm, descriptor, (updates, model.infos()))?;
         updates.note_step();
         buffers.synchronise([&mut *comm], model)?;
         Ok((landed, comm.runtime().now().saturating_sub(waiting)))

@@ -6,9 +6,9 @@ use super::Fsdp;
 use super::order::Action;
 use super::step::Pass;
 use crate::loss::to_be_summed;
-use crate::tally::STEP;
+use crate::step_consensus::STEP;
 use crate::tree::sum_of;
-use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
+use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Fsdp<A> {
     /// Goes forward only, to evaluate the model. Every rank calls this, each with an input of its own, and equally often;
@@ -69,7 +69,7 @@ impl<A> Fsdp<A> {
         input: &mut impl FnMut(usize) -> Result<A, BoxError>,
         loss: &mut impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<f32> {
-        self.agree(Asked::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED), 0)?;
+        self.agree(StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED), 0)?;
         self.follow();
         let deal = self.plan.deal(self.world.rank());
         let actions = self.forward_alone();

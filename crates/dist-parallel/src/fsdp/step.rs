@@ -6,7 +6,7 @@ use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::Action;
 use crate::loss::Counted;
-use crate::tally::{Asked, STEP, Tally, TrainingCall};
+use crate::step_consensus::{StepDescriptor, STEP, StepConsensus, TrainingCall};
 use crate::tree::sum_of;
 use crate::unreported::without_gradient;
 use crate::{BoxError, Error, Loss, Params, Result, Saved, StepReport, Values, ValuesMut};
@@ -44,7 +44,7 @@ impl<A> Fsdp<A> {
     {
         self.world.announce(STEP, "step");
         self.begin_to_compute();
-        self.step_of(self.asked(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
+        self.step_of(self.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, and of those that were accumulated before:
@@ -72,7 +72,7 @@ impl<A> Fsdp<A> {
     {
         self.world.announce(STEP, "join");
         self.begin_to_compute();
-        match self.step_of(Asked::new(TrainingCall::Join, 0, C::WEIGHTED), own, batch) {
+        match self.step_of(StepDescriptor::new(TrainingCall::Join, 0, C::WEIGHTED), own, batch) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
             Err(error) => Err(error),
@@ -82,7 +82,7 @@ impl<A> Fsdp<A> {
     /// A step that has [begun](Self::begin_to_compute) before anything was asked for.
     fn step_of<C: Loss, L>(
         &mut self,
-        asked: Asked,
+        descriptor: StepDescriptor,
         given: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
@@ -90,9 +90,9 @@ impl<A> Fsdp<A> {
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         let report = self.reported(|fsdp| {
-            let result = fsdp.rounds(asked, given, &mut batch);
+            let result = fsdp.rounds(descriptor, given, &mut batch);
             let result =
-                result.and_then(|micro_batches| Ok((fsdp.finish(asked, micro_batches)?, micro_batches)));
+                result.and_then(|micro_batches| Ok((fsdp.finish(descriptor, micro_batches)?, micro_batches)));
             fsdp.computes = false;
             fsdp.or_abort(result)
         })?;
@@ -137,11 +137,11 @@ impl<A> Fsdp<A> {
     {
         self.world.announce(STEP, "accumulate");
         self.begin_to_compute();
-        let asked = self.asked(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
-        let result = self.rounds(asked, micro_batches, &mut batch);
+        let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
+        let result = self.rounds(descriptor, micro_batches, &mut batch);
         self.computes = false;
         self.micro_batches = self.or_abort(result)?;
-        self.weighted = asked.weighted;
+        self.weighted = descriptor.weighted;
         Ok(())
     }
 
@@ -153,11 +153,11 @@ impl<A> Fsdp<A> {
         self.world.announce(STEP, "synchronise");
         self.begin_to_compute();
         let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("nobody has a share of nothing") };
-        self.step_of(self.asked(TrainingCall::Step, 0, self.weighted), 0, nothing)
+        self.step_of(self.descriptor(TrainingCall::Step, 0, self.weighted), 0, nothing)
     }
 
-    const fn asked(&self, call: TrainingCall, micro_batches: usize, weighted: bool) -> Asked {
-        Asked::new(call, self.micro_batches + micro_batches, weighted)
+    const fn descriptor(&self, call: TrainingCall, micro_batches: usize, weighted: bool) -> StepDescriptor {
+        StepDescriptor::new(call, self.micro_batches + micro_batches, weighted)
     }
 
     /// Begins to gather the first units of the next forward. Without it the forward begins with that. A rank that shares its
@@ -190,20 +190,20 @@ impl<A> Fsdp<A> {
     /// how many there are since the last step.
     fn rounds<C: Loss, L>(
         &mut self,
-        asked: Asked,
+        descriptor: StepDescriptor,
         given: usize,
         batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<usize>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        if self.micro_batches > 0 && self.weighted != asked.weighted {
+        if self.micro_batches > 0 && self.weighted != descriptor.weighted {
             return Err(Error::PartlyWeighted);
         }
-        let joins = asked.call == TrainingCall::Join;
-        let micro_batches = self.agree(asked, if joins { given } else { 0 })?;
+        let joins = descriptor.call == TrainingCall::Join;
+        let micro_batches = self.agree(descriptor, if joins { given } else { 0 })?;
         self.follow();
-        let last = asked.call != TrainingCall::Accumulate;
+        let last = descriptor.call != TrainingCall::Accumulate;
         self.gradients.begin_step(&self.plan.layout);
         let deal = self.plan.deal(self.world.rank());
         let rounds = if joins { self.rounds_of_copy(given)? } else { deal.rounds(given) };
@@ -307,12 +307,12 @@ impl<A> Fsdp<A> {
     }
 
     /// Ends a step: gives the mean loss.
-    fn finish(&mut self, asked: Asked, micro_batches: usize) -> Result<f32> {
-        let mut tally = Tally::encode(0, self.count, asked, &self.updates, self.gradients.used_mut());
-        self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
-        let tally = Tally::decode(&tally);
-        self.gradients.used_mut().iter_mut().zip(tally.used()).for_each(|(mine, of_any)| *mine = of_any);
-        let count = tally.count();
+    fn finish(&mut self, descriptor: StepDescriptor, micro_batches: usize) -> Result<f32> {
+        let mut consensus = StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used_mut());
+        self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
+        let consensus = StepConsensus::decode(&consensus);
+        self.gradients.used_mut().iter_mut().zip(consensus.used()).for_each(|(mine, of_any)| *mine = of_any);
+        let count = consensus.count();
         self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
         let loss = self.mean_loss(count)?;
         if count == 0 {
@@ -340,19 +340,19 @@ impl<A> Fsdp<A> {
 
     /// That all ranks were asked for the same, and for something. Gives how many micro-batches that is, those included that were
     /// accumulated before, and those that ranks bring of their own.
-    pub(super) fn agree(&mut self, asked: Asked, own: usize) -> Result<usize> {
-        let mut tally = Tally::encode(own, 0, asked, &self.updates, &[]);
-        self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
-        let tally = Tally::decode(&tally);
-        if !tally.agrees(self.world.world_size()) {
-            return Err(asked.differ(&mut self.world, &self.updates, self.model.infos()));
+    pub(super) fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<usize> {
+        let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
+        self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
+        let consensus = StepConsensus::decode(&consensus);
+        if !consensus.agrees(self.world.world_size()) {
+            return Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos()));
         }
         self.updates.note_step();
-        let micro_batches = match asked.call {
-            TrainingCall::Join => self.micro_batches + tally.micro_batches(),
-            _ => asked.micro_batches,
+        let micro_batches = match descriptor.call {
+            TrainingCall::Join => self.micro_batches + consensus.micro_batches(),
+            _ => descriptor.micro_batches,
         };
-        if micro_batches == 0 && asked.call != TrainingCall::Accumulate {
+        if micro_batches == 0 && descriptor.call != TrainingCall::Accumulate {
             return Err(Error::NoMicroBatches);
         }
         Ok(micro_batches)

@@ -10,7 +10,7 @@ pub(crate) use homes::{Homes, merge};
 
 use crate::flat::Flat;
 use crate::mean::Mean;
-use crate::tally::{Asked, Tally};
+use crate::step_consensus::{StepDescriptor, StepConsensus};
 use crate::tree::TreeSum;
 use crate::updates::Updates;
 use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
@@ -162,10 +162,10 @@ impl Gradients {
     }
 
     /// This rank's sum of losses, and what the sums contain.
-    pub(crate) fn take_tally(&mut self, asked: Asked, updates: &Updates) -> (f32, Vec<i64>) {
+    pub(crate) fn take_totals(&mut self, descriptor: StepDescriptor, updates: &Updates) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
         let (leaves, count) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.count));
-        (loss, Tally::encode(leaves, count, asked, updates, &self.used))
+        (loss, StepConsensus::encode(leaves, count, descriptor, updates, &self.used))
     }
 
     /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
-use crate::tally::TrainingCall;
+use crate::step_consensus::TrainingCall;
 use crate::updates::Updates;
 use crate::{BucketBytes, Error, FloatType};
 
@@ -26,8 +26,8 @@ fn infos() -> Vec<ParamInfo> {
     infos
 }
 
-const fn step(micro_batches: usize) -> Asked {
-    Asked::new(TrainingCall::Step, micro_batches, false)
+const fn step(micro_batches: usize) -> StepDescriptor {
+    StepDescriptor::new(TrainingCall::Step, micro_batches, false)
 }
 
 /// Values that f32 sums round, different for every micro-batch and use.
@@ -115,15 +115,15 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
     }
     let tallies: Vec<(f32, Vec<i64>)> = ranks
         .iter_mut()
-        .map(|gradients| gradients.take_tally(step(micro_batches), &Updates::new()))
+        .map(|gradients| gradients.take_totals(step(micro_batches), &Updates::new()))
         .collect();
-    let sum = |index: usize| tallies.iter().map(|(_, tally)| tally[index]).sum::<i64>();
-    let tally: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
-    let tally = Tally::decode(&tally);
-    assert_eq!(tally.divisor(step(micro_batches)).unwrap(), micro_batches);
-    assert_eq!(tally.micro_batches(), micro_batches);
+    let sum = |index: usize| tallies.iter().map(|(_, consensus)| consensus[index]).sum::<i64>();
+    let consensus: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
+    let consensus = StepConsensus::decode(&consensus);
+    assert_eq!(consensus.divisor(step(micro_batches)).unwrap(), micro_batches);
+    assert_eq!(consensus.micro_batches(), micro_batches);
     for (gradients, means) in ranks.iter_mut().zip(means) {
-        gradients.synchronised(means, tally.used());
+        gradients.synchronised(means, consensus.used());
     }
     tallies.into_iter().map(|(loss, _)| loss).collect()
 }
@@ -201,7 +201,7 @@ fn a_rank_holds_the_buffers_that_its_plan_says_for_its_micro_batches() {
             let dtypes: Vec<FloatType> = buckets.clone().map(|bucket| gradients.dtype(bucket)).collect();
             let sums = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap());
             let means = sums.zip(dtypes).map(|(sum, dtype)| Mean::of(sum, dtype, share)).collect();
-            gradients.take_tally(step(share), &Updates::new());
+            gradients.take_totals(step(share), &Updates::new());
             gradients.synchronised(means, std::iter::repeat_n(true, 6));
             // Between steps every buffer that was ever allocated is a mean or spare.
             let held = gradients.buckets.iter().zip(plan.buckets());

@@ -4,7 +4,7 @@ use super::Pipeline;
 use super::pass::{Clock, Output, Pass};
 use super::step::{Losses, Totals};
 use crate::fsdp::share;
-use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall};
+use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall};
 
 impl<A> Pipeline<A> {
     /// Goes forward only, through all stages, with as many micro-batches as are wanted: the mean of their losses, on all
@@ -50,8 +50,8 @@ impl<A> Pipeline<A> {
         self.announce("evaluate");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        let asked = Asked::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
-        let agreed = clock.waiting(|| self.agree_to_evaluate(asked));
+        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
+        let agreed = clock.waiting(|| self.agree_to_evaluate(descriptor));
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.beside();
         let own = share(micro_batches, pipelines, pipeline);
@@ -61,7 +61,7 @@ impl<A> Pipeline<A> {
         self.links.follow(&self.comm);
         self.links.begin_evaluation(own.len());
         // What another pipeline computes is a zero here, the one that even leaves −0 as it is when it is added.
-        let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, asked };
+        let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, descriptor };
         let mut take = |index: usize, output: A| {
             let (loss, count) = loss(index, output)?.counted();
             losses.losses[index] = loss;
@@ -82,19 +82,19 @@ impl<A> Pipeline<A> {
     }
 
     /// Makes sure that all ranks of all pipelines are asked for the same, and for something.
-    fn agree_to_evaluate(&mut self, asked: Asked) -> Result<()> {
+    fn agree_to_evaluate(&mut self, descriptor: StepDescriptor) -> Result<()> {
         // If updates are alike, the numbers of ranks differ where they were asked for something else, and the other way round.
-        let all = self.of_all(asked.encode() ^ self.updates.number())?;
+        let all = self.of_all(descriptor.encode() ^ self.updates.number())?;
         if all.iter().any(|there| *there != all[0]) {
-            return Err(self.disagree(asked));
+            return Err(self.disagree(descriptor));
         }
-        if asked.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+        if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
     }
 
     /// The error of ranks that are not all asked for the same, or have not updated their parameters alike. All ranks of all
     /// pipelines call this.
-    pub(super) fn disagree(&mut self, asked: Asked) -> Error {
-        match self.of_all(asked.encode()) {
+    pub(super) fn disagree(&mut self, descriptor: StepDescriptor) -> Error {
+        match self.of_all(descriptor.encode()) {
             Ok(all) if all.iter().all(|there| *there == all[0]) => self.updates_differ(),
             Ok(all) => self.differ(&all),
             Err(error) => error,
@@ -117,7 +117,7 @@ impl<A> Pipeline<A> {
     fn differ(&self, all: &[i64]) -> Error {
         let at = all.iter().position(|there| *there != all[0]).unwrap_or_default();
         let (pipeline, rank) = (at / self.schedule.ranks(), at % self.schedule.ranks());
-        let (there, on_first) = (Asked::decode(all[at]), Asked::decode(all[0]));
+        let (there, on_first) = (StepDescriptor::decode(all[at]), StepDescriptor::decode(all[0]));
         Error::PipelinesDiffer { pipeline, rank, there, on_first }
     }
 }

@@ -9,9 +9,9 @@ use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
 use crate::loss::{Counted, to_be_summed};
 use crate::mean::Mean;
-use crate::tally::are_equal;
+use crate::step_consensus::are_equal;
 use crate::tree::{TreeSum, sum_of};
-use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
+use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, of all pipelines. `input` gives a micro-batch's input
@@ -47,8 +47,8 @@ impl<A> Pipeline<A> {
         let output = Output::Step(&mut differentiate);
         let passed = self.run(list, &mut Pass { first, input: &mut input, output, clock: &mut clock });
         let (loss, count) = losses.finish(add).unwrap_or_default();
-        let asked = Asked::new(TrainingCall::Step, self.total(), C::WEIGHTED);
-        let own = Losses { losses: vec![loss], count, asked };
+        let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), C::WEIGHTED);
+        let own = Losses { losses: vec![loss], count, descriptor };
         let result = passed.and_then(|()| clock.waiting(|| self.finish(own)));
         self.computes = false;
         let ended = self.or_abort(result);
@@ -175,8 +175,8 @@ impl<A> Pipeline<A> {
     /// The mean loss of all micro-batches, and what they count, on all ranks. Only the rank of the last stage has
     /// losses; those of all pipelines are added first, and the sums then in the canonical order.
     pub(super) fn mean_loss(&mut self, own: Losses) -> Result<Totals> {
-        let Losses { mut losses, count, asked } = own;
-        let mut counts = [to_be_summed(count), asked.weighted.into()];
+        let Losses { mut losses, count, descriptor } = own;
+        let mut counts = [to_be_summed(count), descriptor.weighted.into()];
         let last = self.schedule.placement()[self.schedule.stages() - 1];
         if self.comm.rank() == last {
             for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
@@ -185,7 +185,7 @@ impl<A> Pipeline<A> {
             }
         }
         let mut told = [sum_of(losses).to_bits().into(), counts[0], counts[1]];
-        let updates_agree = match asked.call {
+        let updates_agree = match descriptor.call {
             TrainingCall::Step => self.tell_with_updates(&mut told, last)?,
             _ => {
                 self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
@@ -194,11 +194,11 @@ impl<A> Pipeline<A> {
         };
         let [sum, count, weighted] = told.map(|number| u64::try_from(number).unwrap_or(0));
         if weighted != 0 && weighted != self.beside().1 as u64 {
-            return Err(self.disagree(asked));
+            return Err(self.disagree(descriptor));
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count == 0 {
-            return Err(Error::NothingCounts { micro_batches: asked.micro_batches });
+            return Err(Error::NothingCounts { micro_batches: descriptor.micro_batches });
         }
         let mut loss = [f32::from_bits(u32::try_from(sum).expect("it was made of as many bits"))];
         ValuesMut::F32(&mut loss).divide(count);
@@ -241,7 +241,7 @@ pub(super) struct Losses {
     /// What they count.
     pub(super) count: u64,
     /// What its ranks were asked for.
-    pub(super) asked: Asked,
+    pub(super) descriptor: StepDescriptor,
 }
 
 /// What all ranks know at the end of a pass.

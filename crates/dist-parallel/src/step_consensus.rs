@@ -11,7 +11,7 @@ use crate::{Error, ParamInfo, Result, agreement};
 /// What a rank was asked for since the last step, as the others hear of it in an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Asked {
+pub struct StepDescriptor {
     /// By which call.
     pub call: TrainingCall,
     /// Micro-batches of all ranks, those included that were accumulated before; 0 if each brings what it has.
@@ -34,11 +34,11 @@ pub enum TrainingCall {
     Evaluation,
 }
 
-/// The kind of all calls that compare what they were [`Asked`] for: what ranks were asked for that differs is then an error on
+/// The kind of all calls that compare what they were [`StepDescriptor`] for: what ranks were asked for that differs is then an error on
 /// all, and ends no job.
 pub(crate) const STEP: &str = "step";
 
-impl Asked {
+impl StepDescriptor {
     pub(crate) const fn new(call: TrainingCall, micro_batches: usize, weighted: bool) -> Self {
         Self { call, micro_batches, weighted }
     }
@@ -83,7 +83,7 @@ impl Asked {
     }
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for StepDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.call {
             TrainingCall::Step => write!(f, "a step of {} micro-batches", self.micro_batches)?,
@@ -97,50 +97,50 @@ impl fmt::Display for Asked {
 
 /// What the sums over all ranks contain: integers, themselves summed over all ranks.
 #[derive(Debug)]
-pub(crate) struct Tally<'a> {
+pub(crate) struct StepConsensus<'a> {
     /// Micro-batches that were computed, and what they count.
     computed: i64,
     count: i64,
     /// The sum of what each rank was asked for and how it has updated its parameters, as one number, and the sum of its
     /// squares.
-    asked: [i128; 2],
+    requested: [i128; 2],
     /// For each parameter: on how many ranks it has had a gradient.
     used: &'a [i64],
 }
 
-impl<'a> Tally<'a> {
+impl<'a> StepConsensus<'a> {
     pub(crate) fn encode(
         computed: usize,
         count: u64,
-        asked: Asked,
+        requested: StepDescriptor,
         updates: &Updates,
         used: &[bool],
     ) -> Vec<i64> {
         // If updates are alike, the numbers of ranks differ where they were asked for something else, and the other way round.
-        let asked = asked.encode() ^ updates.number();
-        let numbers = [to_be_summed(computed as u64), to_be_summed(count), asked, asked * asked];
+        let requested = requested.encode() ^ updates.number();
+        let numbers = [to_be_summed(computed as u64), to_be_summed(count), requested, requested * requested];
         numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
     }
 
     /// Reads the sum of what all ranks have encoded.
     pub(crate) fn decode(sums: &'a [i64]) -> Self {
-        let (&[computed, count, asked, squares], used) =
+        let (&[computed, count, requested, squares], used) =
             sums.split_first_chunk().expect("every rank encodes four numbers and more");
-        Self { computed, count, asked: [asked.into(), squares.into()], used }
+        Self { computed, count, requested: [requested.into(), squares.into()], used }
     }
 
     /// Whether all ranks were asked for the same, and have updated their parameters alike. Every rank comes to the same
     /// conclusion.
     pub(crate) const fn agrees(&self, world_size: usize) -> bool {
-        are_equal(world_size, self.asked)
+        are_equal(world_size, self.requested)
     }
 
     /// What the sums of ranks that agree are to be divided by, if all that they were asked for is there, and it is something.
     /// Every rank comes to the same conclusion.
-    pub(crate) fn divisor(&self, asked: Asked) -> Result<usize> {
+    pub(crate) fn divisor(&self, requested: StepDescriptor) -> Result<usize> {
         let computed = self.micro_batches();
-        if asked.call != TrainingCall::Join && computed != asked.micro_batches {
-            return Err(Error::AccumulatedDiffers { micro_batches: asked.micro_batches, computed });
+        if requested.call != TrainingCall::Join && computed != requested.micro_batches {
+            return Err(Error::AccumulatedDiffers { micro_batches: requested.micro_batches, computed });
         }
         match (computed, self.count()) {
             (0, _) => Err(Error::NoMicroBatches),
@@ -177,32 +177,32 @@ mod tests {
 
     use super::*;
 
-    const fn step(micro_batches: usize) -> Asked {
-        Asked::new(TrainingCall::Step, micro_batches, false)
+    const fn step(micro_batches: usize) -> StepDescriptor {
+        StepDescriptor::new(TrainingCall::Step, micro_batches, false)
     }
 
-    const JOIN: Asked = Asked::new(TrainingCall::Join, 0, false);
+    const JOIN: StepDescriptor = StepDescriptor::new(TrainingCall::Join, 0, false);
 
     /// The sum of what three ranks say that were asked for this, with so many micro-batches each that count so much.
-    fn tally(asked: [Asked; 3], computed: usize, count: u64) -> Vec<i64> {
-        let tallies = asked.map(|asked| Tally::encode(computed, count, asked, &Updates::new(), &[]));
-        (0..4).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect()
+    fn consensus(requested: [StepDescriptor; 3], computed: usize, count: u64) -> Vec<i64> {
+        let tallies = requested.map(|requested| StepConsensus::encode(computed, count, requested, &Updates::new(), &[]));
+        (0..4).map(|index| tallies.iter().map(|consensus| consensus[index]).sum()).collect()
     }
 
     #[test]
     fn ranks_agree_if_and_only_if_all_were_asked_for_the_same() {
         for counts in [[12, 12, 12], [12, 12, 13], [11, 12, 13], [0, 0, 36]] {
-            let agrees = Tally::decode(&tally(counts.map(step), 4, 1)).agrees(3);
+            let agrees = StepConsensus::decode(&consensus(counts.map(step), 4, 1)).agrees(3);
             assert_eq!(agrees, counts == [12, 12, 12], "{counts:?}");
         }
-        assert!(Tally::decode(&tally([JOIN; 3], 4, 4)).agrees(3));
-        let weighted = Asked { weighted: true, ..step(4) };
-        let accumulated = Asked { call: TrainingCall::Accumulate, ..step(4) };
-        for asked in [[JOIN, step(0), JOIN], [JOIN, step(1), step(1)], [step(4), step(4), weighted]]
+        assert!(StepConsensus::decode(&consensus([JOIN; 3], 4, 4)).agrees(3));
+        let weighted = StepDescriptor { weighted: true, ..step(4) };
+        let accumulated = StepDescriptor { call: TrainingCall::Accumulate, ..step(4) };
+        for requested in [[JOIN, step(0), JOIN], [JOIN, step(1), step(1)], [step(4), step(4), weighted]]
             .into_iter()
             .chain([[accumulated, step(4), accumulated]])
         {
-            assert!(!Tally::decode(&tally(asked, 4, 4)).agrees(3), "{asked:?}");
+            assert!(!StepConsensus::decode(&consensus(requested, 4, 4)).agrees(3), "{requested:?}");
         }
     }
 
@@ -212,16 +212,16 @@ mod tests {
             [TrainingCall::Step, TrainingCall::Join, TrainingCall::Accumulate, TrainingCall::Evaluation]
         {
             for (micro_batches, weighted) in [(0, false), (1, true), (7, false), (1 << 19, true)] {
-                let asked = Asked::new(call, micro_batches, weighted);
-                assert_eq!(Asked::decode(asked.encode()), asked);
+                let requested = StepDescriptor::new(call, micro_batches, weighted);
+                assert_eq!(StepDescriptor::decode(requested.encode()), requested);
             }
         }
-        assert_eq!(Asked::decode(step(usize::MAX).encode()), step(1 << 20));
+        assert_eq!(StepDescriptor::decode(step(usize::MAX).encode()), step(1 << 20));
     }
 
     #[rstest]
     fn micro_batches_that_are_missing_or_too_many_are_noticed(#[values(0, 1, 3, 4)] each: usize) {
-        let divisor = Tally::decode(&tally([step(6); 3], each, 1)).divisor(step(6));
+        let divisor = StepConsensus::decode(&consensus([step(6); 3], each, 1)).divisor(step(6));
         let Err(Error::AccumulatedDiffers { micro_batches: 6, computed }) = divisor else {
             panic!("{divisor:?}")
         };
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn sums_are_divided_by_what_micro_batches_count() {
-        let divisor = |computed, count| Tally::decode(&tally([JOIN; 3], computed, count)).divisor(JOIN);
+        let divisor = |computed, count| StepConsensus::decode(&consensus([JOIN; 3], computed, count)).divisor(JOIN);
         assert_eq!(divisor(2, 70).unwrap(), 210);
         assert!(matches!(divisor(2, 0), Err(Error::NothingCounts { micro_batches: 6 })));
         assert!(matches!(divisor(0, 0), Err(Error::NoMicroBatches)));
