@@ -10,7 +10,7 @@ mod buffers;
 mod checkpoint;
 mod compress;
 mod config;
-mod courier;
+mod hook_worker;
 pub mod data;
 mod ddp;
 mod error;

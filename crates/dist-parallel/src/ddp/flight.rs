@@ -2,7 +2,7 @@
 
 use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
-use crate::courier::{Courier, Delivery};
+use crate::hook_worker::{HookWorker, WorkHandle};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::Gradients;
 use crate::mean::Mean;
@@ -23,7 +23,7 @@ pub(super) struct Flight {
 #[derive(Debug)]
 enum OnItsWay {
     Plain(PendingFlat),
-    Hooked(Delivery),
+    Hooked(WorkHandle),
 }
 
 /// What came of it.
@@ -41,10 +41,10 @@ impl Flight {
         &mut self,
         gradients: &mut Gradients,
         comm: &mut Communicator,
-        courier: Option<&Courier>,
+        hook_worker: Option<&HookWorker>,
     ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() && gradients.is_final(self.buckets.len()) {
-            self.launch(gradients, comm, courier)?;
+            self.launch(gradients, comm, hook_worker)?;
         }
         Ok(())
     }
@@ -54,12 +54,12 @@ impl Flight {
         &mut self,
         gradients: &mut Gradients,
         comm: &mut Communicator,
-        courier: Option<&Courier>,
+        hook_worker: Option<&HookWorker>,
         descriptor: StepDescriptor,
         updates: &Updates,
     ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() {
-            self.launch(gradients, comm, courier)?;
+            self.launch(gradients, comm, hook_worker)?;
         }
         let (loss, consensus) = gradients.take_totals(descriptor, updates);
         self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
@@ -82,7 +82,7 @@ impl Flight {
         for (bucket, on_its_way) in self.buckets.drain(..).enumerate() {
             let sum = match on_its_way {
                 OnItsWay::Plain(pending) => pending.wait()?,
-                OnItsWay::Hooked(delivery) => delivery.wait()?,
+                OnItsWay::Hooked(work) => work.wait()?,
             };
             match known {
                 Some(count) => means.push(Mean::of(sum, gradients.dtype(bucket), count)),
@@ -111,13 +111,13 @@ impl Flight {
         &mut self,
         gradients: &mut Gradients,
         comm: &mut Communicator,
-        courier: Option<&Courier>,
+        hook_worker: Option<&HookWorker>,
     ) -> Result<()> {
         let bucket = self.buckets.len();
-        let sum = gradients.take_sum(bucket, &mut |dtype, len| memory(comm, courier, dtype, len))?;
-        self.buckets.push(match courier {
+        let sum = gradients.take_sum(bucket, &mut |dtype, len| memory(comm, hook_worker, dtype, len))?;
+        self.buckets.push(match hook_worker {
             None => OnItsWay::Plain(sum.start_sum(comm)),
-            Some(courier) => OnItsWay::Hooked(courier.send(bucket, sum, comm)),
+            Some(hook_worker) => OnItsWay::Hooked(hook_worker.send(bucket, sum, comm)),
         });
         Ok(())
     }
@@ -126,11 +126,11 @@ impl Flight {
 /// What a bucket travels in: memory that ranks share, unless a hook makes of it what travels.
 pub(super) fn memory(
     comm: &mut Communicator,
-    courier: Option<&Courier>,
+    hook_worker: Option<&HookWorker>,
     dtype: FloatType,
     len: usize,
 ) -> Result<Flat> {
-    match courier {
+    match hook_worker {
         None => Flat::allocated(comm, dtype, len),
         Some(_) => Ok(Flat::zeros(dtype, len)),
     }

@@ -14,7 +14,7 @@ use self::flight::{Flight, Landed};
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
-use crate::courier::Courier;
+use crate::hook_worker::HookWorker;
 use crate::fsdp::{bytes_sent, share};
 use crate::gradients::Gradients;
 use crate::loss::Counted;
@@ -73,7 +73,7 @@ pub struct Ddp<M> {
     gradients: Gradients,
     buffers: Buffers,
     /// What reduces the buckets, if they have a hook.
-    courier: Option<Courier>,
+    hook_worker: Option<HookWorker>,
     /// Micro-batches of all ranks since the last synchronisation, and whether they say how much they count.
     micro_batches: usize,
     weighted: bool,
@@ -156,9 +156,9 @@ impl<M: Params> Ddp<M> {
         let tensors = tensors(&plan, model.infos());
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
         let gradients = Gradients::new(model.infos(), plan, keeps_residual);
-        let courier = hook.map(|hook| Courier::start(&mut comm, hook, tensors)).transpose();
-        let begun = broadcast(&mut comm, &mut model).and(courier);
-        let courier = or_abort(&mut comm, begun)?;
+        let hook_worker = hook.map(|hook| HookWorker::start(&mut comm, hook, tensors)).transpose();
+        let begun = broadcast(&mut comm, &mut model).and(hook_worker);
+        let hook_worker = or_abort(&mut comm, begun)?;
         tracing::debug!(
             parameters = model.infos().len(),
             buckets = gradients.bucket_count(),
@@ -170,7 +170,7 @@ impl<M: Params> Ddp<M> {
             model,
             gradients,
             buffers,
-            courier,
+            hook_worker,
             micro_batches: 0,
             weighted: false,
             updates: Updates::new(),
@@ -367,8 +367,8 @@ impl<M: Params> Ddp<M> {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
-        let Self { comm, model, gradients, buffers, courier, updates, .. } = self;
-        flight.launch_rest(gradients, comm, courier.as_ref(), descriptor, updates)?;
+        let Self { comm, model, gradients, buffers, hook_worker, updates, .. } = self;
+        flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
         let waiting = comm.runtime().now();
         let landed = flight.land(gradients, comm, descriptor, (updates, model.infos()))?;
         updates.note_step();
@@ -396,7 +396,7 @@ impl<M: Params> Ddp<M> {
 
     /// What was sent for all steps so far.
     fn bytes_sent(&self) -> u64 {
-        bytes_sent(&self.comm) + self.courier.as_ref().map_or(0, Courier::bytes_sent)
+        bytes_sent(&self.comm) + self.hook_worker.as_ref().map_or(0, HookWorker::bytes_sent)
     }
 
     /// Computes one micro-batch. With a flight, it is the last, and its gradients leave as they become final.
@@ -406,13 +406,13 @@ impl<M: Params> Ddp<M> {
         compute: &mut Compute<'_, M>,
         mut flight: Option<&mut Flight>,
     ) -> Result<()> {
-        let Self { comm, model, gradients, buffers, courier, .. } = self;
+        let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
         buffers.note_forward();
-        gradients.begin(&mut |dtype, len| flight::memory(comm, courier.as_ref(), dtype, len))?;
+        gradients.begin(&mut |dtype, len| flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
             if let Some(flight) = &mut flight {
-                flight.launch_final(gradients, comm, courier.as_ref())?;
+                flight.launch_final(gradients, comm, hook_worker.as_ref())?;
             }
             Ok(())
         };
@@ -457,7 +457,7 @@ impl<M: Params> Ddp<M> {
         self.updates.forget();
         self.computes = false;
         self.gradients.forget_residuals();
-        self.courier.as_ref().map_or(Ok(()), Courier::forget)
+        self.hook_worker.as_ref().map_or(Ok(()), HookWorker::forget)
     }
 }
 

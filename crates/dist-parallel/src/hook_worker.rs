@@ -15,7 +15,7 @@ use crate::flat::Flat;
 use crate::{BoxError, BucketGradients, BucketHook, BucketTensor, Error, Result, fsdp};
 
 /// Takes buckets and sums them over all ranks, one after the other.
-pub(crate) struct Courier {
+pub(crate) struct HookWorker {
     /// Taken when the thread is told to end.
     jobs: Option<Mailbox<Job>>,
     task: Option<Task<()>>,
@@ -25,12 +25,12 @@ pub(crate) struct Courier {
 }
 
 enum Job {
-    Sum(Bucket),
+    Sum(BucketJob),
     /// What the hook keeps is of no use any more.
     Forget(Mailbox<Result<()>>),
 }
 
-struct Bucket {
+struct BucketJob {
     bucket: usize,
     sum: Flat,
     timeout: Duration,
@@ -39,9 +39,9 @@ struct Bucket {
 }
 
 /// A bucket that was sent, and not yet waited for.
-pub(crate) struct Delivery(Receiver<Result<Flat>>);
+pub(crate) struct WorkHandle(Receiver<Result<Flat>>);
 
-impl Courier {
+impl HookWorker {
     /// Starts the thread, with a fork of the communicator. `tensors` says what lies in each bucket.
     pub(crate) fn start(
         comm: &mut Communicator,
@@ -55,7 +55,7 @@ impl Courier {
         let (jobs, mut queue) = runtime.mailbox::<Job>();
         let work = move || {
             while let Ok(job) = queue.receive(None) {
-                let Bucket { bucket, mut sum, timeout, order, reply } = match job {
+                let BucketJob { bucket, mut sum, timeout, order, reply } = match job {
                     Job::Sum(bucket) => bucket,
                     Job::Forget(reply) => {
                         reply.send(forgotten(&mut *hook));
@@ -80,10 +80,10 @@ impl Courier {
     }
 
     /// Gives a bucket to the hook; its operations are done in the manner of this communicator.
-    pub(crate) fn send(&self, bucket: usize, sum: Flat, comm: &Communicator) -> Delivery {
+    pub(crate) fn send(&self, bucket: usize, sum: Flat, comm: &Communicator) -> WorkHandle {
         let (reply, delivery) = self.runtime.mailbox();
-        self.ask(Job::Sum(Bucket { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply }));
-        Delivery(delivery)
+        self.ask(Job::Sum(BucketJob { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply }));
+        WorkHandle(delivery)
     }
 
     /// Lets the hook forget what it keeps, and waits for it.
@@ -103,14 +103,14 @@ impl Courier {
     }
 }
 
-impl Delivery {
+impl WorkHandle {
     /// The sum over all ranks.
     pub(crate) fn wait(mut self) -> Result<Flat> {
         self.0.receive(None).expect(ANSWERED)
     }
 }
 
-impl Drop for Courier {
+impl Drop for HookWorker {
     /// Waits for what was sent; every operation ends by its deadline. In a panic the job is aborted, and nobody waits.
     fn drop(&mut self) {
         drop(self.jobs.take());
@@ -121,13 +121,13 @@ impl Drop for Courier {
     }
 }
 
-impl fmt::Debug for Courier {
+impl fmt::Debug for HookWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Courier")
     }
 }
 
-impl fmt::Debug for Delivery {
+impl fmt::Debug for WorkHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Delivery")
     }
