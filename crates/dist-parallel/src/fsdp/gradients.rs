@@ -152,27 +152,27 @@ impl Gradients {
         parameter: usize,
         values: Values<'_>,
     ) -> Result<()> {
-        let count = layout.homes.len();
-        let home = *layout.homes.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
+        let count = layout.locations.len();
+        let location = *layout.locations.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
         if std::mem::replace(&mut self.reported[parameter], true) {
             return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
         }
         // What is not trained has no gradient.
-        let Some(home) = home else { return Ok(()) };
-        let strip = &layout.units[home.unit].strips[home.strip];
+        let Some(location) = location else { return Ok(()) };
+        let strip = &layout.units[location.unit].strips[location.strip];
         if !strip.trainable {
             return Ok(());
         }
-        let place = layout.place_of(home);
+        let place = layout.place_of(location);
         if (values.dtype(), values.len()) != (strip.dtype, place.len) {
             return Err(self.wrong_gradient(parameter, (place.len, strip.dtype), values));
         }
-        self.open(layout, groups, home.unit)?;
-        let unit = &mut self.units[home.unit];
-        let StripSum { leaf, written, .. } = &mut unit.strips[home.strip];
+        self.open(layout, groups, location.unit)?;
+        let unit = &mut self.units[location.unit];
+        let StripSum { leaf, written, .. } = &mut unit.strips[location.strip];
         let leaf = leaf.as_mut().expect("a unit is closed once every parameter has reported");
         let dtype = strip.sum_dtype(self.precision);
-        if std::mem::replace(&mut written[home.place], true) {
+        if std::mem::replace(&mut written[location.place], true) {
             let mut addend = Flat::zeros(dtype, place.len);
             addend.slice_mut(0, place.len).convert_from(values);
             leaf.slice_mut(place.offset, place.len).add(addend.slice(0, place.len))?;
@@ -182,8 +182,8 @@ impl Gradients {
         unit.outstanding -= 1;
         self.used[place.parameter] = true;
         // What is held has its turn after all others, on every rank alike.
-        if self.units[home.unit].outstanding == 0 && !layout.units[home.unit].is_held() {
-            self.close(layout, groups, home.unit)?;
+        if self.units[location.unit].outstanding == 0 && !layout.units[location.unit].is_held() {
+            self.close(layout, groups, location.unit)?;
         }
         Ok(())
     }

@@ -137,14 +137,14 @@ impl<A> Fsdp<A> {
     /// Where this rank keeps a piece: the place of its strip, and the piece with its offset in this rank's part; or a buffer.
     fn kept_piece(&self, piece: Piece) -> Result<Held> {
         let index = piece.parameter;
-        let Some(home) = *self.plan.layout.homes.get(index).ok_or(Error::NoSlot { index })? else {
+        let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
             let dtype = self.kept[index].dtype;
             return Ok(Held::Whole(layout::Whole { parameter: index, len: piece.len, dtype }));
         };
-        let strip = &self.plan.layout.units[home.unit].strips[home.strip];
-        let kept = strip.piece(home.place, self.groups.shards.rank());
+        let strip = &self.plan.layout.units[location.unit].strips[location.strip];
+        let kept = strip.piece(location.place, self.groups.shards.rank());
         let kept = kept.filter(|kept| outside(*kept) == piece).ok_or(Error::Freed)?;
-        Ok(Held::Part((home.unit, home.strip), kept))
+        Ok(Held::Part((location.unit, location.strip), kept))
     }
 }
 

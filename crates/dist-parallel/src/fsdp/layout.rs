@@ -15,7 +15,7 @@ pub(crate) struct Layout {
     /// In the order of their blocks; the one without blocks, if there is one, at the end.
     pub(crate) units: Vec<Unit>,
     /// For each parameter of the model: where it lies, or `None` if it is a buffer. Parameters that are the same have one home.
-    pub(crate) homes: Vec<Option<Home>>,
+    pub(crate) locations: Vec<Option<ParameterLocation>>,
     /// Ranks that share each strip.
     pub(crate) shards: usize,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Whole {
 
 /// Where a parameter lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Home {
+pub(crate) struct ParameterLocation {
     pub(crate) unit: usize,
     pub(crate) strip: usize,
     pub(crate) place: usize,
@@ -70,7 +70,7 @@ impl Layout {
     /// The layout of a model whose block `i` has the parameters from `starts[i]` up to `starts[i + 1]`.
     pub(crate) fn new(infos: &[ParamInfo], starts: &[usize], units: &Units, shards: usize) -> Result<Self> {
         let blocks = starts.len() - 1;
-        let mut layout = Self { units: Vec::new(), homes: Vec::with_capacity(infos.len()), shards };
+        let mut layout = Self { units: Vec::new(), locations: Vec::with_capacity(infos.len()), shards };
         let mut units_of = Vec::with_capacity(infos.len());
         for range in ranges(units, blocks)? {
             units_of.resize(starts[range.end], layout.units.len());
@@ -87,8 +87,8 @@ impl Layout {
         }
         for (parameter, info) in infos.iter().enumerate() {
             let unit = units_of[parameter];
-            let home = match info.same_as {
-                Some(earlier) => layout.homes[earlier],
+            let location = match info.same_as {
+                Some(earlier) => layout.locations[earlier],
                 None if info.buffer.is_some() => {
                     let (len, dtype) = (info.len(), info.dtype);
                     layout.units[unit].buffers.push(Whole { parameter, len, dtype });
@@ -96,9 +96,9 @@ impl Layout {
                 }
                 None => Some(layout.place(unit, parameter, info)),
             };
-            layout.homes.push(home);
-            if let Some(home) = home {
-                layout.units[home.unit].reporters += usize::from(info.trainable);
+            layout.locations.push(location);
+            if let Some(location) = location {
+                layout.units[location.unit].reporters += usize::from(info.trainable);
             }
         }
         for strip in layout.units.iter_mut().flat_map(|unit| &mut unit.strips) {
@@ -108,7 +108,7 @@ impl Layout {
     }
 
     /// Puts a parameter behind those of its kind in a unit.
-    fn place(&mut self, unit: usize, parameter: usize, info: &ParamInfo) -> Home {
+    fn place(&mut self, unit: usize, parameter: usize, info: &ParamInfo) -> ParameterLocation {
         let strips = &mut self.units[unit].strips;
         let alike = |strip: &Strip| (strip.dtype, strip.trainable) == (info.dtype, info.trainable);
         let index = strips.iter().position(alike).unwrap_or(strips.len());
@@ -118,7 +118,7 @@ impl Layout {
         }
         let strip = &mut strips[index];
         strip.places.push(Place { parameter, offset: strip.len(), len: info.len() });
-        Home { unit, strip: index, place: strip.places.len() - 1 }
+        ParameterLocation { unit, strip: index, place: strip.places.len() - 1 }
     }
 
     /// The unit that is held throughout, if there is one.
@@ -137,8 +137,8 @@ impl Layout {
         self.units.iter().flat_map(|unit| &unit.buffers).copied()
     }
 
-    pub(crate) fn place_of(&self, home: Home) -> Place {
-        self.units[home.unit].strips[home.strip].places[home.place]
+    pub(crate) fn place_of(&self, location: ParameterLocation) -> Place {
+        self.units[location.unit].strips[location.strip].places[location.place]
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(layout.buffers().map(|whole| whole.parameter).collect::<Vec<_>>(), [2]);
         let divided: Vec<usize> = layout.units.iter().flat_map(Unit::divided).collect();
         assert_eq!(divided, [0, 1, 3]);
-        assert_eq!((layout.homes[2], layout.homes[4], layout.held()), (None, None, None));
+        assert_eq!((layout.locations[2], layout.locations[4], layout.held()), (None, None, None));
         assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [1, 1]);
     }
 
@@ -272,11 +272,11 @@ mod tests {
         let (mut infos, starts) = model(&[&[4, 4], &[4], &[4]]);
         infos[1].same_as = Some(0);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
-        assert_eq!((layout.held(), layout.homes[1]), (None, layout.homes[0]));
+        assert_eq!((layout.held(), layout.locations[1]), (None, layout.locations[0]));
         infos[3].same_as = Some(2);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
         assert_eq!(layout.held(), Some(3));
-        assert_eq!(layout.homes[2], Some(Home { unit: 3, strip: 0, place: 0 }));
+        assert_eq!(layout.locations[2], Some(ParameterLocation { unit: 3, strip: 0, place: 0 }));
         assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [2, 0, 0, 2]);
         let together = Layout::new(&infos, &starts, &Units::Blocks(vec![1, 2]), 2).unwrap();
         assert_eq!(together.held(), None);

@@ -156,8 +156,8 @@ impl<A> Fsdp<A> {
         let parameters = or_abort(&mut world, parameters)?;
         first.check(&mut world, model.infos())?;
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
-        let kept = model.infos().iter().zip(&plan.layout.homes).map(|(info, home)| {
-            let strip = home.map(|home| &plan.layout.units[home.unit].strips[home.strip]);
+        let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
+            let strip = location.map(|location| &plan.layout.units[location.unit].strips[location.strip]);
             let dtype = strip.map_or(info.dtype, |strip| strip.master_dtype(precision));
             ParamInfo { dtype, ..info.clone() }
         });
@@ -186,10 +186,10 @@ impl<A> Fsdp<A> {
     /// This rank's part of a parameter's mean gradient, and which of the parameter's values it is for; `None` if the
     /// rank has no part of it, or no micro-batch of the last step had a gradient.
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
-        let home = (*self.plan.layout.homes.get(parameter)?)?;
-        let strip = &self.plan.layout.units[home.unit].strips[home.strip];
-        let piece = strip.piece(home.place, self.groups.shards.rank())?;
-        let values = self.gradients.mean((home.unit, home.strip), piece)?;
+        let location = (*self.plan.layout.locations.get(parameter)?)?;
+        let strip = &self.plan.layout.units[location.unit].strips[location.strip];
+        let piece = strip.piece(location.place, self.groups.shards.rank())?;
+        let values = self.gradients.mean((location.unit, location.strip), piece)?;
         Some((piece.offset..piece.offset + piece.len, values))
     }
 

@@ -4,9 +4,9 @@
 //! as a tree. A parameter without a gradient in a micro-batch counts as +0 there, on every rank and in every
 //! strategy, so that it cannot matter who computed what.
 
-mod homes;
+mod slots;
 
-pub(crate) use homes::{Homes, merge};
+pub(crate) use slots::{GradientSlots, merge};
 
 use crate::flat::Flat;
 use crate::mean::Mean;
@@ -17,7 +17,7 @@ use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
 
 #[derive(Debug)]
 pub(crate) struct Gradients {
-    homes: Homes,
+    slots: GradientSlots,
     buckets: Vec<BucketSum>,
     losses: TreeSum<f32>,
     /// Micro-batches that this rank has summed since the last synchronisation, and what they count together.
@@ -58,12 +58,12 @@ pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
 
 impl Gradients {
     pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan, keeps_residual: bool) -> Self {
-        let homes = Homes::new(infos, plan);
+        let slots = GradientSlots::new(infos, plan);
         let sum = |planned: &Bucket| BucketSum::new(planned.places.len());
-        let mut buckets: Vec<BucketSum> = homes.buckets().iter().map(sum).collect();
-        homes.of_all().for_each(|home| buckets[home.bucket].reporters += 1);
+        let mut buckets: Vec<BucketSum> = slots.buckets().iter().map(sum).collect();
+        slots.of_all().for_each(|slot| buckets[slot.bucket].reporters += 1);
         Self {
-            homes,
+            slots,
             buckets,
             losses: TreeSum::new(),
             leaves: 0,
@@ -77,13 +77,13 @@ impl Gradients {
 
     /// Parameters with a gradient of their own.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> + Clone {
-        let places = self.homes.buckets().iter().flat_map(|bucket| &bucket.places);
+        let places = self.slots.buckets().iter().flat_map(|bucket| &bucket.places);
         places.map(|place| place.parameter)
     }
 
     /// The type of a bucket's gradients.
     pub(crate) fn dtype(&self, bucket: usize) -> FloatType {
-        self.homes.buckets()[bucket].dtype
+        self.slots.buckets()[bucket].dtype
     }
 
     pub(crate) fn bucket_count(&self) -> usize {
@@ -97,7 +97,7 @@ impl Gradients {
     pub(crate) fn begin(&mut self, allocate: &mut Allocate<'_>) -> Result<()> {
         self.begin_step();
         self.reported.fill(false);
-        for (bucket, planned) in self.buckets.iter_mut().zip(self.homes.buckets()) {
+        for (bucket, planned) in self.buckets.iter_mut().zip(self.slots.buckets()) {
             bucket.written.fill(false);
             bucket.outstanding = bucket.reporters;
             bucket.leaf = Some(if self.leaves == 0 {
@@ -121,10 +121,10 @@ impl Gradients {
 
     /// Takes the gradient of one parameter for the present micro-batch.
     pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
-        let Some(home) = self.homes.reported(parameter, &mut self.reported)? else { return Ok(()) };
-        let bucket = &mut self.buckets[home.bucket];
+        let Some(slot) = self.slots.reported(parameter, &mut self.reported)? else { return Ok(()) };
+        let bucket = &mut self.buckets[slot.bucket];
         let leaf = bucket.leaf.as_mut().expect("a bucket is closed once every parameter has reported");
-        let owner = self.homes.put(parameter, home, values, (leaf, &mut bucket.written))?;
+        let owner = self.slots.put(parameter, slot, values, (leaf, &mut bucket.written))?;
         bucket.outstanding -= 1;
         self.used[owner] = true;
         Ok(())
@@ -155,7 +155,7 @@ impl Gradients {
         if let Some(sum) = sum.finish(|left, right| merge(left, right, spare)) {
             return Ok(sum);
         }
-        let planned = &self.homes.buckets()[index];
+        let planned = &self.slots.buckets()[index];
         let mut zeros = self.buckets[index].vessel(planned, allocate)?;
         zeros.slice_mut(0, planned.len()).clear();
         Ok(zeros)
@@ -186,7 +186,7 @@ impl Gradients {
 
     /// The mean gradient of a parameter; `None` if there is none.
     pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
-        self.homes.mean(parameter, &self.used, |bucket| self.buckets[bucket].mean.as_ref())
+        self.slots.mean(parameter, &self.used, |bucket| self.buckets[bucket].mean.as_ref())
     }
 
     /// Multiplies all mean gradients by a factor.
@@ -219,7 +219,7 @@ impl Gradients {
     fn close_leaf(&mut self, index: usize) {
         let BucketSum { sum, leaf, written, spare, .. } = &mut self.buckets[index];
         let Some(mut closed) = leaf.take() else { return };
-        self.homes.clear_unwritten(index, &mut closed, written);
+        self.slots.clear_unwritten(index, &mut closed, written);
         sum.add(self.leaves, closed, |left, right| merge(left, right, spare));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::flat::Flat;
-use crate::gradients::{Homes, merge};
+use crate::gradients::{GradientSlots, merge};
 use crate::mean::Mean;
 use crate::tree::TreeSum;
 use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Result, Values};
@@ -12,7 +12,7 @@ use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Result, Values};
 /// schedule may finish micro-batches in any order.
 pub(super) struct Sums {
     /// In one bucket per type.
-    homes: Homes,
+    slots: GradientSlots,
     /// For each bucket.
     trees: Vec<TreeSum<Flat>>,
     /// Gradients of micro-batches whose backward has begun and not ended.
@@ -37,7 +37,7 @@ impl Sums {
         Self {
             trees: plan.buckets().iter().map(|_| TreeSum::new()).collect(),
             spare: plan.buckets().iter().map(|_| Vec::new()).collect(),
-            homes: Homes::new(infos, plan),
+            slots: GradientSlots::new(infos, plan),
             open: BTreeMap::new(),
             used: vec![false; infos.len()],
         }
@@ -47,9 +47,9 @@ impl Sums {
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
         self.open(micro_batch);
         let leaf = self.open.get_mut(&micro_batch).expect("it was just opened");
-        let Some(home) = self.homes.reported(parameter, &mut leaf.reported)? else { return Ok(()) };
-        let bucket = (&mut leaf.buckets[home.bucket], &mut *leaf.written[home.bucket]);
-        let owner = self.homes.put(parameter, home, values, bucket)?;
+        let Some(slot) = self.slots.reported(parameter, &mut leaf.reported)? else { return Ok(()) };
+        let bucket = (&mut leaf.buckets[slot.bucket], &mut *leaf.written[slot.bucket]);
+        let owner = self.slots.put(parameter, slot, values, bucket)?;
         self.used[owner] = true;
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Sums {
         self.open(micro_batch);
         let leaf = self.open.remove(&micro_batch).expect("it was just opened");
         for (bucket, mut buffer) in leaf.buckets.into_iter().enumerate() {
-            self.homes.clear_unwritten(bucket, &mut buffer, &leaf.written[bucket]);
+            self.slots.clear_unwritten(bucket, &mut buffer, &leaf.written[bucket]);
             let spare = &mut self.spare[bucket];
             self.trees[bucket].add(micro_batch, buffer, |left, right| merge(left, right, spare));
         }
@@ -67,7 +67,7 @@ impl Sums {
 
     /// The sum of all micro-batches, which are all ended, by bucket.
     pub(super) fn take(&mut self) -> Vec<Flat> {
-        let planned = self.homes.buckets().iter();
+        let planned = self.slots.buckets().iter();
         let trees = self.trees.iter_mut().zip(&mut self.spare);
         let sums = planned.zip(trees).map(|(planned, (tree, spare))| {
             let sum = tree.finish(|left, right| merge(left, right, spare));
@@ -89,12 +89,12 @@ impl Sums {
 
     /// Whether a parameter's gradients are summed here.
     pub(super) fn has(&self, parameter: usize) -> bool {
-        self.homes.of(parameter).is_some()
+        self.slots.of(parameter).is_some()
     }
 
     /// Where gradients lie: one bucket per type.
     pub(super) fn buckets(&self) -> &[Bucket] {
-        self.homes.buckets()
+        self.slots.buckets()
     }
 
     /// The mean gradient of a parameter, given the means by bucket and which parameters have one.
@@ -104,7 +104,7 @@ impl Sums {
         means: Option<&'a [Mean]>,
         used: &[bool],
     ) -> Option<Values<'a>> {
-        self.homes.mean(parameter, used, |bucket| Some(&means?[bucket]))
+        self.slots.mean(parameter, used, |bucket| Some(&means?[bucket]))
     }
 
     /// Forgets everything that was summed.
@@ -115,15 +115,15 @@ impl Sums {
     }
 
     fn open(&mut self, micro_batch: usize) {
-        let Self { spare, homes, open, .. } = self;
+        let Self { spare, slots, open, .. } = self;
         open.entry(micro_batch).or_insert_with(|| {
-            let buckets = homes.buckets().iter().zip(spare);
+            let buckets = slots.buckets().iter().zip(spare);
             let buffer =
                 |(planned, spare): (&Bucket, &mut Vec<Flat>)| spare.pop().unwrap_or_else(|| planned.zeros());
             Leaf {
                 buckets: buckets.map(buffer).collect(),
-                written: homes.buckets().iter().map(|planned| vec![false; planned.places.len()]).collect(),
-                reported: vec![false; homes.len()],
+                written: slots.buckets().iter().map(|planned| vec![false; planned.places.len()]).collect(),
+                reported: vec![false; slots.len()],
             }
         });
     }
