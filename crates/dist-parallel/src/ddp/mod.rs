@@ -1,7 +1,7 @@
 //! Training one model on several ranks, each with a copy of it and a share of the data.
 
 mod accumulate;
-mod flight;
+mod in_flight;
 mod join;
 
 use std::fmt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 
-use self::flight::{Flight, Landed};
+use self::in_flight::{InFlightBuckets, ReducedStep};
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
@@ -333,10 +333,10 @@ impl<M: Params> Ddp<M> {
         let runtime = self.comm.runtime().clone();
         let (started, sent_before) = (runtime.now(), self.bytes_sent());
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
-        let mut flight = Flight::default();
-        let result = self.attempt(share, descriptor, compute, &mut flight);
+        let mut in_flight = InFlightBuckets::default();
+        let result = self.attempt(share, descriptor, compute, &mut in_flight);
         self.computes = false;
-        let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
+        let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
         let Self { unreported, model, gradients, .. } = self;
         unreported.tell(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
@@ -360,20 +360,20 @@ impl<M: Params> Ddp<M> {
         share: Range<usize>,
         descriptor: StepDescriptor,
         compute: &mut Compute<'_, M>,
-        flight: &mut Flight,
-    ) -> Result<(Landed, Duration)> {
+        in_flight: &mut InFlightBuckets,
+    ) -> Result<(ReducedStep, Duration)> {
         self.check_weighted(descriptor.weighted)?;
         for index in share.clone() {
             let last = index + 1 == share.end;
-            self.run(index, compute, last.then_some(&mut *flight))?;
+            self.run(index, compute, last.then_some(&mut *in_flight))?;
         }
         let Self { comm, model, gradients, buffers, hook_worker, updates, .. } = self;
-        flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
+        in_flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
         let waiting = comm.runtime().now();
-        let landed = flight.land(gradients, comm, descriptor, (updates, model.infos()))?;
+        let reduced = in_flight.wait(gradients, comm, descriptor, (updates, model.infos()))?;
         updates.note_step();
         buffers.synchronise([&mut *comm], model)?;
-        Ok((landed, comm.runtime().now().saturating_sub(waiting)))
+        Ok((reduced, comm.runtime().now().saturating_sub(waiting)))
     }
 
     /// A number that all ranks have alike if they have updated their parameters alike.
@@ -404,15 +404,15 @@ impl<M: Params> Ddp<M> {
         &mut self,
         index: usize,
         compute: &mut Compute<'_, M>,
-        mut flight: Option<&mut Flight>,
+        mut in_flight: Option<&mut InFlightBuckets>,
     ) -> Result<()> {
         let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
         buffers.note_forward();
-        gradients.begin(&mut |dtype, len| flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
+        gradients.begin(&mut |dtype, len| in_flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
-            if let Some(flight) = &mut flight {
-                flight.launch_final(gradients, comm, hook_worker.as_ref())?;
+            if let Some(in_flight) = &mut in_flight {
+                in_flight.launch_final(gradients, comm, hook_worker.as_ref())?;
             }
             Ok(())
         };

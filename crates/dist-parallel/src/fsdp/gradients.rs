@@ -193,7 +193,7 @@ impl Gradients {
         if std::mem::replace(&mut self.units[unit].closed, true) {
             return Ok(());
         }
-        self.land(layout, groups)?;
+        self.finish_in_flight(layout, groups)?;
         self.open(layout, groups, unit)?;
         let leaves_now = self.sums_now(layout);
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
@@ -221,7 +221,7 @@ impl Gradients {
 
     /// Ends a round.
     pub(crate) fn end_round(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
-        self.land(layout, groups)?;
+        self.finish_in_flight(layout, groups)?;
         self.rounds += 1;
         Ok(())
     }
@@ -308,7 +308,7 @@ impl Gradients {
     /// Makes room for a unit's gradients, if there is none, after the last unit's have left it.
     fn open(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
         if !layout.units[unit].is_held() {
-            self.land(layout, groups)?;
+            self.finish_in_flight(layout, groups)?;
         }
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             if strip.trainable && of.leaf.is_none() {
@@ -320,7 +320,7 @@ impl Gradients {
     }
 
     /// Waits for the leaves that are on their way, and adds this rank's part of them to those of earlier rounds.
-    fn land(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
+    fn finish_in_flight(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
         let Some(unit) = self.in_flight.take() else { return Ok(()) };
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             let Some(adding) = of.adding.take() else { continue };

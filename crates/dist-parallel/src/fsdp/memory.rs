@@ -177,7 +177,7 @@ impl Meter<'_> {
             }
             let mut kept = vec![false; plan.layout.units.len()];
             actions.iter().for_each(|&action| self.act(action, &mut kept, round));
-            self.land(round);
+            self.finish_in_flight(round);
         }
         self.rest();
         if !plan.degrees.each_round && rounds > 0 {
@@ -217,14 +217,14 @@ impl Meter<'_> {
             Action::Forward(_) => {}
             Action::Backward(number) => {
                 if unit(number).reporters > 0 {
-                    self.land(round);
+                    self.finish_in_flight(round);
                     self.open(number);
                     self.close(number, round);
                 }
             }
             Action::Reduce(number) => {
                 if unit(number).is_held() {
-                    self.land(round);
+                    self.finish_in_flight(round);
                     self.close(number, round);
                 }
             }
@@ -257,7 +257,7 @@ impl Meter<'_> {
         }
     }
 
-    fn land(&mut self, round: Round) {
+    fn finish_in_flight(&mut self, round: Round) {
         let plan = self.plan;
         let Some(unit) = self.in_flight.take() else { return };
         for strip in plan.trained(unit) {

@@ -12,30 +12,30 @@ use crate::{FloatType, ParamInfo, Result, ValuesMut};
 
 /// What is being reduced.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(super) struct InFlightBuckets {
     /// The first buckets of the plan.
-    buckets: Vec<OnItsWay>,
+    buckets: Vec<InFlightBucket>,
     loss: Option<Pending<Buffer<f32>>>,
     consensus: Option<Pending<Buffer<i64>>>,
 }
 
 /// A bucket that is being summed over all ranks.
 #[derive(Debug)]
-enum OnItsWay {
+enum InFlightBucket {
     Plain(PendingFlat),
     Hooked(WorkHandle),
 }
 
 /// What came of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Landed {
+pub(super) struct ReducedStep {
     /// The mean of all losses.
     pub(super) loss: f32,
     /// How many micro-batches all ranks have computed.
     pub(super) micro_batches: usize,
 }
 
-impl Flight {
+impl InFlightBuckets {
     /// Launches the buckets that are final and whose predecessors are launched.
     pub(super) fn launch_final(
         &mut self,
@@ -68,21 +68,21 @@ impl Flight {
     }
 
     /// Waits for everything and divides by what all micro-batches count.
-    pub(super) fn land(
+    pub(super) fn wait(
         &mut self,
         gradients: &mut Gradients,
         comm: &mut Communicator,
         descriptor: StepDescriptor,
         (updates, infos): (&Updates, &[ParamInfo]),
-    ) -> Result<Landed> {
+    ) -> Result<ReducedStep> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
         let known = (descriptor.call == TrainingCall::Step && !descriptor.weighted).then_some(descriptor.micro_batches);
         let mut sums = Vec::new();
         let mut means = Vec::with_capacity(self.buckets.len());
-        for (bucket, on_its_way) in self.buckets.drain(..).enumerate() {
-            let sum = match on_its_way {
-                OnItsWay::Plain(pending) => pending.wait()?,
-                OnItsWay::Hooked(work) => work.wait()?,
+        for (bucket, in_flight) in self.buckets.drain(..).enumerate() {
+            let sum = match in_flight {
+                InFlightBucket::Plain(pending) => pending.wait()?,
+                InFlightBucket::Hooked(work) => work.wait()?,
             };
             match known {
                 Some(count) => means.push(Mean::of(sum, gradients.dtype(bucket), count)),
@@ -103,7 +103,7 @@ impl Flight {
         let sums = sums.into_iter().enumerate();
         means.extend(sums.map(|(bucket, sum)| Mean::of(sum, gradients.dtype(bucket), counted)));
         gradients.synchronised(means, consensus.used());
-        Ok(Landed { loss: loss[0], micro_batches: consensus.micro_batches() })
+        Ok(ReducedStep { loss: loss[0], micro_batches: consensus.micro_batches() })
     }
 
     /// Launches the next bucket.
@@ -116,8 +116,8 @@ impl Flight {
         let bucket = self.buckets.len();
         let sum = gradients.take_sum(bucket, &mut |dtype, len| memory(comm, hook_worker, dtype, len))?;
         self.buckets.push(match hook_worker {
-            None => OnItsWay::Plain(sum.start_sum(comm)),
-            Some(hook_worker) => OnItsWay::Hooked(hook_worker.send(bucket, sum, comm)),
+            None => InFlightBucket::Plain(sum.start_sum(comm)),
+            Some(hook_worker) => InFlightBucket::Hooked(hook_worker.send(bucket, sum, comm)),
         });
         Ok(())
     }
