@@ -6,7 +6,7 @@
 //! unit's are filled, and the wait for them comes with the next unit's first gradient.
 
 use super::groups::Groups;
-use super::layout::{Layout, Piece, Strip};
+use super::layout::{Layout, Piece, FlatParameter};
 use super::options::Precision;
 use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
@@ -41,7 +41,7 @@ pub(crate) struct Gradients {
 
 #[derive(Debug)]
 struct UnitSum {
-    strips: Vec<StripSum>,
+    flat_params: Vec<FlatParameterSum>,
     /// How many parameters have not yet reported in the present micro-batch.
     outstanding: usize,
     /// Whether the leaves of the present round have left.
@@ -51,7 +51,7 @@ struct UnitSum {
 }
 
 #[derive(Debug)]
-struct StripSum {
+struct FlatParameterSum {
     /// The gradients of the present micro-batch.
     leaf: Option<Flat>,
     /// For each place: whether the leaf has a gradient there.
@@ -67,7 +67,7 @@ struct StripSum {
     room: Option<Flat>,
 }
 
-impl Strip {
+impl FlatParameter {
     /// The type of mean gradients.
     pub(crate) fn reduce_dtype(&self, precision: Precision) -> FloatType {
         precision.reduce.unwrap_or(self.dtype)
@@ -81,17 +81,17 @@ impl Strip {
 
 impl Gradients {
     pub(crate) fn new(layout: &Layout, names: Vec<String>, precision: Precision, each_round: bool) -> Self {
-        let strip = |strip: &Strip| StripSum {
+        let flat_param = |flat_param: &FlatParameter| FlatParameterSum {
             leaf: None,
-            written: vec![false; strip.places.len()],
+            written: vec![false; flat_param.places.len()],
             sum: TreeSum::new(),
             adding: None,
             total: None,
             mean: None,
             room: None,
         };
-        let unit = |strips: &[Strip]| UnitSum {
-            strips: strips.iter().map(strip).collect(),
+        let unit = |flat_params: &[FlatParameter]| UnitSum {
+            flat_params: flat_params.iter().map(flat_param).collect(),
             outstanding: 0,
             closed: false,
             concluded: false,
@@ -99,7 +99,7 @@ impl Gradients {
         let held = layout.held();
         let with_blocks = (0..layout.units.len()).rev().filter(|unit| Some(*unit) != held);
         Self {
-            units: layout.units.iter().map(|of| unit(&of.strips)).collect(),
+            units: layout.units.iter().map(|of| unit(&of.flat_params)).collect(),
             order: with_blocks.chain(held).collect(),
             reported: vec![false; names.len()],
             used: vec![false; names.len()],
@@ -123,9 +123,9 @@ impl Gradients {
         let cuts = self.sums_now(layout);
         for unit in &mut self.units {
             unit.concluded = false;
-            let with_mean = unit.strips.iter_mut().filter(|strip| strip.mean.is_some());
+            let with_mean = unit.flat_params.iter_mut().filter(|flat_param| flat_param.mean.is_some());
             with_mean
-                .for_each(|strip| strip.room = strip.mean.take().map(Mean::into_memory).filter(|_| cuts));
+                .for_each(|flat_param| flat_param.room = flat_param.mean.take().map(Mean::into_memory).filter(|_| cuts));
         }
     }
 
@@ -135,7 +135,7 @@ impl Gradients {
         self.reported.fill(false);
         for (unit, of) in self.units.iter_mut().zip(&layout.units) {
             (unit.outstanding, unit.closed) = (of.reporters, false);
-            unit.strips.iter_mut().for_each(|strip| strip.written.fill(false));
+            unit.flat_params.iter_mut().for_each(|flat_param| flat_param.written.fill(false));
         }
     }
 
@@ -159,19 +159,19 @@ impl Gradients {
         }
         // What is not trained has no gradient.
         let Some(location) = location else { return Ok(()) };
-        let strip = &layout.units[location.unit].strips[location.strip];
-        if !strip.trainable {
+        let flat_param = &layout.units[location.unit].flat_params[location.flat_param];
+        if !flat_param.trainable {
             return Ok(());
         }
         let place = layout.place_of(location);
-        if (values.dtype(), values.len()) != (strip.dtype, place.len) {
-            return Err(self.wrong_gradient(parameter, (place.len, strip.dtype), values));
+        if (values.dtype(), values.len()) != (flat_param.dtype, place.len) {
+            return Err(self.wrong_gradient(parameter, (place.len, flat_param.dtype), values));
         }
         self.open(layout, groups, location.unit)?;
         let unit = &mut self.units[location.unit];
-        let StripSum { leaf, written, .. } = &mut unit.strips[location.strip];
+        let FlatParameterSum { leaf, written, .. } = &mut unit.flat_params[location.flat_param];
         let leaf = leaf.as_mut().expect("a unit is closed once every parameter has reported");
-        let dtype = strip.sum_dtype(self.precision);
+        let dtype = flat_param.sum_dtype(self.precision);
         if std::mem::replace(&mut written[location.place], true) {
             let mut addend = Flat::zeros(dtype, place.len);
             addend.slice_mut(0, place.len).convert_from(values);
@@ -196,14 +196,14 @@ impl Gradients {
         self.finish_in_flight(layout, groups)?;
         self.open(layout, groups, unit)?;
         let leaves_now = self.sums_now(layout);
-        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+        for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
             let Some(mut leaf) = of.leaf.take() else { continue };
             if self.present {
-                for (place, _) in strip.places.iter().zip(&of.written).filter(|(_, written)| !**written) {
+                for (place, _) in flat_param.places.iter().zip(&of.written).filter(|(_, written)| !**written) {
                     leaf.slice_mut(place.offset, place.len).clear();
                 }
             } else {
-                leaf.slice_mut(0, strip.len()).fill_neutral();
+                leaf.slice_mut(0, flat_param.len()).fill_neutral();
             }
             if leaves_now {
                 of.adding = Some(leaf.start_scattered_sum(&mut groups.shards));
@@ -232,14 +232,14 @@ impl Gradients {
             self.conclude(layout, groups, unit)?;
         }
         for unit in self.order.clone() {
-            for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+            for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
                 if let Some(adding) = of.adding.take() {
                     let sum = groups.wait(adding)?;
-                    let whole = sum.len() == strip.part;
-                    of.total = Some(if whole { sum } else { own_part(&sum, strip, groups, None)? });
+                    let whole = sum.len() == flat_param.part;
+                    of.total = Some(if whole { sum } else { own_part(&sum, flat_param, groups, None)? });
                 }
                 let total = of.total.take();
-                of.mean = total.map(|sum| Mean::of(sum, strip.reduce_dtype(self.precision), count));
+                of.mean = total.map(|sum| Mean::of(sum, flat_param.reduce_dtype(self.precision), count));
             }
         }
         self.rounds = 0;
@@ -249,22 +249,22 @@ impl Gradients {
     /// This rank's part of the mean gradient of a strip's parameters, those that have none left out.
     pub(crate) fn means<'a>(
         &'a self,
-        strip: &'a Strip,
+        flat_param: &'a FlatParameter,
         (unit, index): (usize, usize),
         rank: usize,
     ) -> impl Iterator<Item = (Piece, Values<'a>)> {
-        strip.pieces(rank).filter_map(move |piece| Some((piece, self.mean((unit, index), piece)?)))
+        flat_param.pieces(rank).filter_map(move |piece| Some((piece, self.mean((unit, index), piece)?)))
     }
 
     /// The mean gradient of a piece of this rank's part of a strip; `None` if no micro-batch had a gradient for its parameter.
     pub(crate) fn mean(&self, (unit, index): (usize, usize), piece: Piece) -> Option<Values<'_>> {
-        let mean = self.units[unit].strips[index].mean.as_ref()?;
+        let mean = self.units[unit].flat_params[index].mean.as_ref()?;
         self.used[piece.parameter].then(|| mean.slice(piece.at, piece.len))
     }
 
     /// Multiplies all mean gradients by a factor.
     pub(crate) fn scale(&mut self, factor: f64) {
-        for mean in self.units.iter_mut().flat_map(|unit| &mut unit.strips).filter_map(|of| of.mean.as_mut())
+        for mean in self.units.iter_mut().flat_map(|unit| &mut unit.flat_params).filter_map(|of| of.mean.as_mut())
         {
             mean.scale(factor);
         }
@@ -284,7 +284,7 @@ impl Gradients {
     pub(crate) fn forget(&mut self) {
         for unit in &mut self.units {
             unit.concluded = false;
-            for of in &mut unit.strips {
+            for of in &mut unit.flat_params {
                 (of.leaf, of.adding, of.sum) = (None, None, TreeSum::new());
                 (of.total, of.mean, of.room) = (None, None, None);
             }
@@ -296,8 +296,8 @@ impl Gradients {
 
     /// This rank's part of a strip's mean gradients, padding included, if there are some.
     #[cfg(test)]
-    pub(crate) fn part(&self, unit: usize, strip: usize) -> Option<&Mean> {
-        self.units[unit].strips[strip].mean.as_ref()
+    pub(crate) fn part(&self, unit: usize, flat_param: usize) -> Option<&Mean> {
+        self.units[unit].flat_params[flat_param].mean.as_ref()
     }
 
     /// Frees what is kept for the units to come.
@@ -310,10 +310,10 @@ impl Gradients {
         if !layout.units[unit].is_held() {
             self.finish_in_flight(layout, groups)?;
         }
-        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
-            if strip.trainable && of.leaf.is_none() {
-                let dtype = strip.sum_dtype(self.precision);
-                of.leaf = Some(self.spare.take(groups.adders(), strip, dtype, layout.shards)?);
+        for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
+            if flat_param.trainable && of.leaf.is_none() {
+                let dtype = flat_param.sum_dtype(self.precision);
+                of.leaf = Some(self.spare.take(groups.adders(), flat_param, dtype, layout.shards)?);
             }
         }
         Ok(())
@@ -322,10 +322,10 @@ impl Gradients {
     /// Waits for the leaves that are on their way, and adds this rank's part of them to those of earlier rounds.
     fn finish_in_flight(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
         let Some(unit) = self.in_flight.take() else { return Ok(()) };
-        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+        for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
             let Some(adding) = of.adding.take() else { continue };
             let leaf = groups.wait(adding)?;
-            let part = own_part(&leaf, strip, groups, of.room.take())?;
+            let part = own_part(&leaf, flat_param, groups, of.room.take())?;
             of.sum.add(self.rounds, part, merge);
             self.spare.give(leaf);
         }
@@ -341,21 +341,21 @@ impl Gradients {
             return Ok(());
         }
         let comm = if self.each_round { &mut groups.replicas } else { &mut groups.shards };
-        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
-            if !strip.trainable {
+        for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
+            if !flat_param.trainable {
                 continue;
             }
             let sum = match of.sum.finish(merge) {
                 Some(sum) => sum,
                 None => {
-                    let len = if self.each_round { strip.part } else { strip.padded(layout.shards) };
+                    let len = if self.each_round { flat_param.part } else { flat_param.padded(layout.shards) };
                     let mut nothing = match of.room.take() {
                         Some(room) => room,
                         // It travels in the same kind of memory as the sums of ranks that have some.
-                        None => Flat::allocated(comm, strip.sum_dtype(self.precision), len)?,
+                        None => Flat::allocated(comm, flat_param.sum_dtype(self.precision), len)?,
                     };
                     nothing.slice_mut(0, len).clear();
-                    nothing.slice_mut(0, len.min(strip.len())).fill_neutral();
+                    nothing.slice_mut(0, len.min(flat_param.len())).fill_neutral();
                     nothing
                 }
             };
@@ -387,8 +387,8 @@ fn merge(left: &mut Flat, right: Flat) {
 }
 
 /// This rank's part of a strip that was added up, in memory of its own: this, if there is some.
-fn own_part(sum: &Flat, strip: &Strip, groups: &mut Groups, room: Option<Flat>) -> Result<Flat> {
-    let (start, len) = (groups.shards.rank() * strip.part, strip.part);
+fn own_part(sum: &Flat, flat_param: &FlatParameter, groups: &mut Groups, room: Option<Flat>) -> Result<Flat> {
+    let (start, len) = (groups.shards.rank() * flat_param.part, flat_param.part);
     let mut part = match room {
         Some(room) => room,
         None if groups.replicas.world_size() == 1 => return Ok(sum.part(sum.dtype(), start, len)),

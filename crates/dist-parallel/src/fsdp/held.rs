@@ -107,9 +107,9 @@ impl<A> Fsdp<A> {
             return Ok(());
         }
         let mut checksums = Vec::new();
-        let frozen = self.plan.layout.strips().map(|(_, strip)| strip).filter(|strip| !strip.trainable);
+        let frozen = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param).filter(|flat_param| !flat_param.trainable);
         let frozen: Vec<usize> =
-            frozen.flat_map(|strip| &strip.places).map(|place| place.parameter).collect();
+            frozen.flat_map(|flat_param| &flat_param.places).map(|place| place.parameter).collect();
         for &parameter in &frozen {
             let mut checksum = 0;
             params::read(&self.model, parameter, &mut |values| {
@@ -141,10 +141,10 @@ impl<A> Fsdp<A> {
             let dtype = self.kept[index].dtype;
             return Ok(Held::Whole(layout::Whole { parameter: index, len: piece.len, dtype }));
         };
-        let strip = &self.plan.layout.units[location.unit].strips[location.strip];
-        let kept = strip.piece(location.place, self.groups.shards.rank());
+        let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
+        let kept = flat_param.piece(location.place, self.groups.shards.rank());
         let kept = kept.filter(|kept| outside(*kept) == piece).ok_or(Error::Freed)?;
-        Ok(Held::Part((location.unit, location.strip), kept))
+        Ok(Held::Part((location.unit, location.flat_param), kept))
     }
 }
 

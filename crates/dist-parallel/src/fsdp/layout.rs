@@ -23,7 +23,7 @@ pub(crate) struct Layout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unit {
     pub(crate) blocks: Range<usize>,
-    pub(crate) strips: Vec<Strip>,
+    pub(crate) flat_params: Vec<FlatParameter>,
     /// The buffers, without other names of earlier ones.
     pub(crate) buffers: Vec<Whole>,
     /// How many parameters, those with several names counted by each, could report a gradient that goes here.
@@ -31,7 +31,7 @@ pub(crate) struct Unit {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Strip {
+pub(crate) struct FlatParameter {
     pub(crate) dtype: FloatType,
     pub(crate) trainable: bool,
     pub(crate) places: Vec<Place>,
@@ -51,7 +51,7 @@ pub(crate) struct Whole {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParameterLocation {
     pub(crate) unit: usize,
-    pub(crate) strip: usize,
+    pub(crate) flat_param: usize,
     pub(crate) place: usize,
 }
 
@@ -101,24 +101,24 @@ impl Layout {
                 layout.units[location.unit].reporters += usize::from(info.trainable);
             }
         }
-        for strip in layout.units.iter_mut().flat_map(|unit| &mut unit.strips) {
-            strip.part = strip.len().div_ceil(shards);
+        for flat_param in layout.units.iter_mut().flat_map(|unit| &mut unit.flat_params) {
+            flat_param.part = flat_param.len().div_ceil(shards);
         }
         Ok(layout)
     }
 
     /// Puts a parameter behind those of its kind in a unit.
     fn place(&mut self, unit: usize, parameter: usize, info: &ParamInfo) -> ParameterLocation {
-        let strips = &mut self.units[unit].strips;
-        let alike = |strip: &Strip| (strip.dtype, strip.trainable) == (info.dtype, info.trainable);
-        let index = strips.iter().position(alike).unwrap_or(strips.len());
-        if index == strips.len() {
+        let flat_params = &mut self.units[unit].flat_params;
+        let alike = |flat_param: &FlatParameter| (flat_param.dtype, flat_param.trainable) == (info.dtype, info.trainable);
+        let index = flat_params.iter().position(alike).unwrap_or(flat_params.len());
+        if index == flat_params.len() {
             let (dtype, trainable) = (info.dtype, info.trainable);
-            strips.push(Strip { dtype, trainable, places: Vec::new(), part: 0 });
+            flat_params.push(FlatParameter { dtype, trainable, places: Vec::new(), part: 0 });
         }
-        let strip = &mut strips[index];
-        strip.places.push(Place { parameter, offset: strip.len(), len: info.len() });
-        ParameterLocation { unit, strip: index, place: strip.places.len() - 1 }
+        let flat_param = &mut flat_params[index];
+        flat_param.places.push(Place { parameter, offset: flat_param.len(), len: info.len() });
+        ParameterLocation { unit, flat_param: index, place: flat_param.places.len() - 1 }
     }
 
     /// The unit that is held throughout, if there is one.
@@ -127,9 +127,9 @@ impl Layout {
     }
 
     /// All strips, each with the numbers of its unit and of itself there.
-    pub(crate) fn strips(&self) -> impl Iterator<Item = ((usize, usize), &Strip)> {
+    pub(crate) fn flat_params(&self) -> impl Iterator<Item = ((usize, usize), &FlatParameter)> {
         let units = self.units.iter().enumerate();
-        units.flat_map(|(unit, of)| of.strips.iter().enumerate().map(move |(at, strip)| ((unit, at), strip)))
+        units.flat_map(|(unit, of)| of.flat_params.iter().enumerate().map(move |(at, flat_param)| ((unit, at), flat_param)))
     }
 
     /// The buffers of all units.
@@ -138,26 +138,26 @@ impl Layout {
     }
 
     pub(crate) fn place_of(&self, location: ParameterLocation) -> Place {
-        self.units[location.unit].strips[location.strip].places[location.place]
+        self.units[location.unit].flat_params[location.flat_param].places[location.place]
     }
 }
 
 impl Unit {
     const fn new(blocks: Range<usize>) -> Self {
-        Self { blocks, strips: Vec::new(), buffers: Vec::new(), reporters: 0 }
+        Self { blocks, flat_params: Vec::new(), buffers: Vec::new(), reporters: 0 }
     }
 
     /// The parameters that are in strips.
     pub(crate) fn divided(&self) -> impl Iterator<Item = usize> {
-        self.strips.iter().flat_map(|strip| &strip.places).map(|place| place.parameter)
+        self.flat_params.iter().flat_map(|flat_param| &flat_param.places).map(|place| place.parameter)
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.blocks.is_empty() && !self.strips.is_empty()
+        self.blocks.is_empty() && !self.flat_params.is_empty()
     }
 }
 
-impl Strip {
+impl FlatParameter {
     /// Values without padding.
     pub(crate) fn len(&self) -> usize {
         self.places.last().map_or(0, |place| place.offset + place.len)
@@ -247,9 +247,9 @@ mod tests {
         infos[1].dtype = FloatType::Bf16;
         infos[3].trainable = false;
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 4).unwrap();
-        let strips: Vec<(usize, usize)> =
-            layout.strips().map(|(_, strip)| (strip.len(), strip.part)).collect();
-        assert_eq!(strips, [(6, 2), (3, 1), (5, 2)]);
+        let flat_params: Vec<(usize, usize)> =
+            layout.flat_params().map(|(_, flat_param)| (flat_param.len(), flat_param.part)).collect();
+        assert_eq!(flat_params, [(6, 2), (3, 1), (5, 2)]);
         assert_eq!(layout.units[0].reporters, 3);
     }
 
@@ -276,7 +276,7 @@ mod tests {
         infos[3].same_as = Some(2);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
         assert_eq!(layout.held(), Some(3));
-        assert_eq!(layout.locations[2], Some(ParameterLocation { unit: 3, strip: 0, place: 0 }));
+        assert_eq!(layout.locations[2], Some(ParameterLocation { unit: 3, flat_param: 0, place: 0 }));
         assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [2, 0, 0, 2]);
         let together = Layout::new(&infos, &starts, &Units::Blocks(vec![1, 2]), 2).unwrap();
         assert_eq!(together.held(), None);
@@ -291,13 +291,13 @@ mod tests {
             let (infos, starts) = model(&[&lens]);
             let layout = Layout::new(&infos, &starts, &Units::EachBlock, shards).unwrap();
             let mut seen: Vec<Vec<usize>> = lens.iter().map(|&len| vec![0; len]).collect();
-            for (_, strip) in layout.strips() {
-                prop_assert!(strip.padded(shards) - strip.len() < shards);
+            for (_, flat_param) in layout.flat_params() {
+                prop_assert!(flat_param.padded(shards) - flat_param.len() < shards);
                 for shard in 0..shards {
-                    for Piece { parameter, offset, len, at } in strip.pieces(shard) {
-                        prop_assert!(len > 0 && at + len <= strip.part);
+                    for Piece { parameter, offset, len, at } in flat_param.pieces(shard) {
+                        prop_assert!(len > 0 && at + len <= flat_param.part);
                         seen[parameter][offset..offset + len].iter_mut().for_each(|times| *times += 1);
-                        prop_assert_eq!(shard * strip.part + at, strip.places[parameter].offset + offset);
+                        prop_assert_eq!(shard * flat_param.part + at, flat_param.places[parameter].offset + offset);
                     }
                 }
             }

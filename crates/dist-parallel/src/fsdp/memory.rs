@@ -4,7 +4,7 @@
 //! those of parameters, gradients and the optimizer's state: activations and what blocks, transports and
 //! algorithms need for themselves come on top. Gradients are counted in the type of their sums, `f32` for those of `f16`.
 
-use super::layout::{Strip, Unit};
+use super::layout::{FlatParameter, Unit};
 use super::order::Action;
 use super::plan::Plan;
 use crate::{FloatType, Loaded};
@@ -51,23 +51,23 @@ impl Plan {
     /// ```
     pub fn memory(&self, micro_batches: usize, kept: usize, loaded: Loaded) -> Memory {
         let precision = self.options.precision;
-        let strips = || self.layout.strips().map(|(_, strip)| strip);
-        let trained = || strips().filter(|strip| strip.trainable);
-        let of_strip = |strip: &Strip| {
-            let master = strip.master_dtype(precision);
-            let model = if self.degrees.frees { 0 } else { strip.len() * strip.dtype.size() };
-            let outside = self.degrees.frees || master != strip.dtype;
-            model + if outside { strip.part * master.size() } else { 0 }
+        let flat_params = || self.layout.flat_params().map(|(_, flat_param)| flat_param);
+        let trained = || flat_params().filter(|flat_param| flat_param.trainable);
+        let of_strip = |flat_param: &FlatParameter| {
+            let master = flat_param.master_dtype(precision);
+            let model = if self.degrees.frees { 0 } else { flat_param.len() * flat_param.dtype.size() };
+            let outside = self.degrees.frees || master != flat_param.dtype;
+            model + if outside { flat_param.part * master.size() } else { 0 }
         };
-        let state = |strip: &Strip| {
-            let own: usize = strip.pieces(0).map(|piece| piece.len).sum();
-            let calculated = strip.master_dtype(precision).size().max(FloatType::F32.size());
+        let state = |flat_param: &FlatParameter| {
+            let own: usize = flat_param.pieces(0).map(|piece| piece.len).sum();
+            let calculated = flat_param.master_dtype(precision).size().max(FloatType::F32.size());
             kept * own * calculated
         };
         let buffers: usize = self.layout.buffers().map(|buffer| buffer.len * buffer.dtype.size()).sum();
-        let parameters = buffers + strips().map(of_strip).sum::<usize>();
+        let parameters = buffers + flat_params().map(of_strip).sum::<usize>();
         let optimizer = trained().map(state).sum();
-        let gradients = trained().map(|strip| self.part_bytes(strip)).sum();
+        let gradients = trained().map(|flat_param| self.part_bytes(flat_param)).sum();
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
         let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None, spares: [None; 2] };
         meter.step(micro_batches);
@@ -86,16 +86,16 @@ impl Plan {
             let Action::Gather(unit) = action else { continue };
             let again = std::mem::replace(&mut gathered[unit], true);
             let ranks = self.keepers.filter(|_| again).unwrap_or(shards);
-            let strips = &self.layout.units[unit].strips;
+            let flat_params = &self.layout.units[unit].flat_params;
             bytes +=
-                rounds * strips.iter().map(|strip| to_others(self.whole_bytes(strip), ranks)).sum::<usize>();
+                rounds * flat_params.iter().map(|flat_param| to_others(self.whole_bytes(flat_param), ranks)).sum::<usize>();
         }
-        for strip in self.layout.strips().map(|(_, strip)| strip).filter(|strip| strip.trainable) {
+        for flat_param in self.layout.flat_params().map(|(_, flat_param)| flat_param).filter(|flat_param| flat_param.trainable) {
             let reductions = if self.degrees.each_round { rounds } else { 1 };
-            bytes += reductions * to_others(self.leaf_bytes(strip), shards);
-            bytes += (2 * (replicas - 1) * self.part_bytes(strip)).div_ceil(replicas);
+            bytes += reductions * to_others(self.leaf_bytes(flat_param), shards);
+            bytes += (2 * (replicas - 1) * self.part_bytes(flat_param)).div_ceil(replicas);
             if !self.degrees.frees {
-                bytes += to_others(self.whole_bytes(strip), shards);
+                bytes += to_others(self.whole_bytes(flat_param), shards);
             }
         }
         bytes
@@ -119,23 +119,23 @@ impl Plan {
         self.degrees.each_round && self.degrees.shards > 1
     }
 
-    fn trained(&self, unit: usize) -> impl Iterator<Item = &Strip> {
-        self.layout.units[unit].strips.iter().filter(|strip| strip.trainable)
+    fn trained(&self, unit: usize) -> impl Iterator<Item = &FlatParameter> {
+        self.layout.units[unit].flat_params.iter().filter(|flat_param| flat_param.trainable)
     }
 
     /// Bytes of a gathered strip.
-    fn whole_bytes(&self, strip: &Strip) -> usize {
-        strip.padded(self.layout.shards) * strip.dtype.size()
+    fn whole_bytes(&self, flat_param: &FlatParameter) -> usize {
+        flat_param.padded(self.layout.shards) * flat_param.dtype.size()
     }
 
     /// Bytes of one micro-batch's gradients of a strip.
-    fn leaf_bytes(&self, strip: &Strip) -> usize {
-        strip.padded(self.layout.shards) * strip.sum_dtype(self.options.precision).size()
+    fn leaf_bytes(&self, flat_param: &FlatParameter) -> usize {
+        flat_param.padded(self.layout.shards) * flat_param.sum_dtype(self.options.precision).size()
     }
 
     /// Bytes of one rank's part of them.
-    fn part_bytes(&self, strip: &Strip) -> usize {
-        strip.part * strip.sum_dtype(self.options.precision).size()
+    fn part_bytes(&self, flat_param: &FlatParameter) -> usize {
+        flat_param.part * flat_param.sum_dtype(self.options.precision).size()
     }
 }
 
@@ -185,9 +185,9 @@ impl Meter<'_> {
                 Action::Reduce(unit) => Some(*unit),
                 _ => None,
             });
-            for strip in reduced.flat_map(|unit| plan.trained(unit)) {
-                self.allocate(plan.part_bytes(strip));
-                self.free(plan.leaf_bytes(strip));
+            for flat_param in reduced.flat_map(|unit| plan.trained(unit)) {
+                self.allocate(plan.part_bytes(flat_param));
+                self.free(plan.leaf_bytes(flat_param));
             }
         }
         self.tell();
@@ -200,9 +200,9 @@ impl Meter<'_> {
         match action {
             Action::Gather(number) => {
                 let was_kept = std::mem::take(&mut kept[number]);
-                for strip in &unit(number).strips {
-                    self.take(Whole::Gathered, strip);
-                    self.free(if was_kept { self.kept_bytes(strip) } else { 0 });
+                for flat_param in &unit(number).flat_params {
+                    self.take(Whole::Gathered, flat_param);
+                    self.free(if was_kept { self.kept_bytes(flat_param) } else { 0 });
                 }
             }
             Action::Load(number) => self.load(unit(number), false),
@@ -210,9 +210,9 @@ impl Meter<'_> {
                 kept[number] = true;
                 self.load(unit(number), true);
             }
-            Action::Free(number) => unit(number).strips.iter().for_each(|strip| match self.loaded {
-                Loaded::Lent => self.give(Whole::Gathered, strip),
-                Loaded::Copied => self.free(strip.len() * strip.dtype.size()),
+            Action::Free(number) => unit(number).flat_params.iter().for_each(|flat_param| match self.loaded {
+                Loaded::Lent => self.give(Whole::Gathered, flat_param),
+                Loaded::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
             }),
             Action::Forward(_) => {}
             Action::Backward(number) => {
@@ -232,18 +232,18 @@ impl Meter<'_> {
     }
 
     fn load(&mut self, unit: &Unit, keep: bool) {
-        for strip in &unit.strips {
-            self.allocate(if keep { self.kept_bytes(strip) } else { 0 });
+        for flat_param in &unit.flat_params {
+            self.allocate(if keep { self.kept_bytes(flat_param) } else { 0 });
             if self.loaded == Loaded::Copied {
-                self.allocate(strip.len() * strip.dtype.size());
-                self.give(Whole::Gathered, strip);
+                self.allocate(flat_param.len() * flat_param.dtype.size());
+                self.give(Whole::Gathered, flat_param);
             }
         }
     }
 
     fn open(&mut self, unit: usize) {
         let plan = self.plan;
-        plan.trained(unit).for_each(|strip| self.take(Whole::Leaf, strip));
+        plan.trained(unit).for_each(|flat_param| self.take(Whole::Leaf, flat_param));
     }
 
     fn close(&mut self, unit: usize, round: Round) {
@@ -251,8 +251,8 @@ impl Meter<'_> {
         if plan.cuts_each_round() {
             self.in_flight = Some(unit);
         } else {
-            for strip in plan.trained(unit) {
-                self.sum(plan.leaf_bytes(strip), round);
+            for flat_param in plan.trained(unit) {
+                self.sum(plan.leaf_bytes(flat_param), round);
             }
         }
     }
@@ -260,11 +260,11 @@ impl Meter<'_> {
     fn finish_in_flight(&mut self, round: Round) {
         let plan = self.plan;
         let Some(unit) = self.in_flight.take() else { return };
-        for strip in plan.trained(unit) {
+        for flat_param in plan.trained(unit) {
             // The first round's lies where the last step's mean was.
-            self.allocate(if round.number > 0 { plan.part_bytes(strip) } else { 0 });
-            self.sum(plan.part_bytes(strip), round);
-            self.give(Whole::Leaf, strip);
+            self.allocate(if round.number > 0 { plan.part_bytes(flat_param) } else { 0 });
+            self.sum(plan.part_bytes(flat_param), round);
+            self.give(Whole::Leaf, flat_param);
         }
     }
 
@@ -283,16 +283,16 @@ impl Meter<'_> {
             return;
         }
         let mut before = None;
-        for (_, strip) in plan.layout.strips().filter(|(_, strip)| strip.trainable) {
-            self.take(Whole::Gathered, strip);
-            before.replace(strip).into_iter().for_each(|before| self.give(Whole::Gathered, before));
+        for (_, flat_param) in plan.layout.flat_params().filter(|(_, flat_param)| flat_param.trainable) {
+            self.take(Whole::Gathered, flat_param);
+            before.replace(flat_param).into_iter().for_each(|before| self.give(Whole::Gathered, before));
         }
         before.into_iter().for_each(|last| self.give(Whole::Gathered, last));
     }
 
     /// Memory for a whole strip: what is free if it fits, else it is freed first.
-    fn take(&mut self, whole: Whole, strip: &Strip) {
-        let wanted = self.size(whole, strip);
+    fn take(&mut self, whole: Whole, flat_param: &FlatParameter) {
+        let wanted = self.size(whole, flat_param);
         let spare = self.spares[whole as usize].take();
         if spare != Some(wanted) {
             self.free(spare.map_or(0, bytes));
@@ -301,8 +301,8 @@ impl Meter<'_> {
     }
 
     /// Memory of a whole strip is free, and kept instead of what was.
-    fn give(&mut self, whole: Whole, strip: &Strip) {
-        let before = self.spares[whole as usize].replace(self.size(whole, strip));
+    fn give(&mut self, whole: Whole, flat_param: &FlatParameter) {
+        let before = self.spares[whole as usize].replace(self.size(whole, flat_param));
         self.free(before.map_or(0, bytes));
     }
 
@@ -312,17 +312,17 @@ impl Meter<'_> {
         self.free(spares.into_iter().flatten().map(bytes).sum());
     }
 
-    fn size(&self, whole: Whole, strip: &Strip) -> (FloatType, usize) {
+    fn size(&self, whole: Whole, flat_param: &FlatParameter) -> (FloatType, usize) {
         let dtype = match whole {
-            Whole::Gathered => strip.dtype,
-            Whole::Leaf => strip.sum_dtype(self.plan.options.precision),
+            Whole::Gathered => flat_param.dtype,
+            Whole::Leaf => flat_param.sum_dtype(self.plan.options.precision),
         };
-        (dtype, strip.padded(self.plan.layout.shards))
+        (dtype, flat_param.padded(self.plan.layout.shards))
     }
 
     /// Bytes of what a smaller group's rank keeps between forward and backward.
-    fn kept_bytes(&self, strip: &Strip) -> usize {
-        self.plan.keepers.map_or(0, |keepers| self.plan.whole_bytes(strip) / keepers)
+    fn kept_bytes(&self, flat_param: &FlatParameter) -> usize {
+        self.plan.keepers.map_or(0, |keepers| self.plan.whole_bytes(flat_param) / keepers)
     }
 
     fn allocate(&mut self, bytes: usize) {

@@ -22,7 +22,7 @@ use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use deal::share;
 pub(crate) use groups::{bytes_sent, follow};
-pub(crate) use layout::Strip;
+pub(crate) use layout::FlatParameter;
 pub use memory::Memory;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
@@ -149,7 +149,7 @@ impl<A> Fsdp<A> {
         let mut groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
         let (degrees, precision) = (plan.degrees, options.precision);
         let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
-        let mut fill = |model: &mut _, strip: &_, whole: &mut _| first.fill(&mut world, model, strip, whole);
+        let mut fill = |model: &mut _, flat_param: &_, whole: &mut _| first.fill(&mut world, model, flat_param, whole);
         let parameters = filled.and_then(|()| {
             Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill)
         });
@@ -157,8 +157,8 @@ impl<A> Fsdp<A> {
         first.check(&mut world, model.infos())?;
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
         let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
-            let strip = location.map(|location| &plan.layout.units[location.unit].strips[location.strip]);
-            let dtype = strip.map_or(info.dtype, |strip| strip.master_dtype(precision));
+            let flat_param = location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
+            let dtype = flat_param.map_or(info.dtype, |flat_param| flat_param.master_dtype(precision));
             ParamInfo { dtype, ..info.clone() }
         });
         Ok(Self {
@@ -187,9 +187,9 @@ impl<A> Fsdp<A> {
     /// rank has no part of it, or no micro-batch of the last step had a gradient.
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
         let location = (*self.plan.layout.locations.get(parameter)?)?;
-        let strip = &self.plan.layout.units[location.unit].strips[location.strip];
-        let piece = strip.piece(location.place, self.groups.shards.rank())?;
-        let values = self.gradients.mean((location.unit, location.strip), piece)?;
+        let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
+        let piece = flat_param.piece(location.place, self.groups.shards.rank())?;
+        let values = self.gradients.mean((location.unit, location.flat_param), piece)?;
         Some((piece.offset..piece.offset + piece.len, values))
     }
 
@@ -217,11 +217,11 @@ impl<A> Fsdp<A> {
         self.or_abort(ended)?;
         let precision = self.plan.options.precision;
         let range =
-            SquareRange::of(self.plan.layout.strips().map(|(_, strip)| strip.reduce_dtype(precision)));
+            SquareRange::of(self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)));
         let mut sum = SumOfSquares::new(range);
         let rank = self.groups.shards.rank();
-        for (place, strip) in self.plan.layout.strips() {
-            self.gradients.means(strip, place, rank).for_each(|(_, mean)| sum.add(mean));
+        for (place, flat_param) in self.plan.layout.flat_params() {
+            self.gradients.means(flat_param, place, rank).for_each(|(_, mean)| sum.add(mean));
         }
         let mut encoded = sum.encode();
         self.follow();
@@ -264,8 +264,8 @@ impl<A> Fsdp<A> {
         self.updates.note_update(optimizer);
         let Self { parameters, gradients, model, plan, groups, .. } = self;
         let rank = groups.shards.rank();
-        for (place, strip) in plan.layout.strips() {
-            for (piece, mean) in gradients.means(strip, place, rank) {
+        for (place, flat_param) in plan.layout.flat_params() {
+            for (piece, mean) in gradients.means(flat_param, place, rank) {
                 parameters.change(place, piece, model, |values| {
                     if mean.dtype() == values.dtype() {
                         return optimizer.update(piece.parameter, values, mean);
@@ -276,7 +276,7 @@ impl<A> Fsdp<A> {
                 })?;
             }
         }
-        self.tell(|strip| strip.trainable)
+        self.tell(|flat_param| flat_param.trainable)
     }
 
     /// Sets this rank's part of all parameters from one flat slice: the parts of the parameters one after the other, in
@@ -294,7 +294,7 @@ impl<A> Fsdp<A> {
     fn try_set_part(&mut self, values: Values<'_>) -> Result<()> {
         let (expected_len, precision) = (self.part_len(), self.plan.options.precision);
         let (got_len, got) = (values.len(), values.dtype());
-        let mut dtypes = self.plan.layout.strips().map(|(_, strip)| strip.master_dtype(precision));
+        let mut dtypes = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
         let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
         if (expected, expected_len) != (got, got_len) {
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
@@ -322,22 +322,22 @@ impl<A> Fsdp<A> {
     /// This rank's part of all parameters, each piece with the place of its strip.
     fn pieces(&self) -> Vec<((usize, usize), Piece)> {
         let rank = self.groups.shards.rank();
-        let strips = self.plan.layout.strips();
-        strips.flat_map(|(place, strip)| strip.pieces(rank).map(move |piece| (place, piece))).collect()
+        let flat_params = self.plan.layout.flat_params();
+        flat_params.flat_map(|(place, flat_param)| flat_param.pieces(rank).map(move |piece| (place, piece))).collect()
     }
 
     /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
-    fn tell(&mut self, changed: impl Fn(&Strip) -> bool) -> Result<()> {
+    fn tell(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
         self.follow();
         let Self { parameters, model, plan, groups, .. } = self;
         // What was gathered ahead is not what it was.
         self.prefetched = None;
         parameters.forget();
-        let outside = |strip: &Strip| {
-            plan.degrees.shards > 1 || strip.master_dtype(plan.options.precision) != strip.dtype
+        let outside = |flat_param: &FlatParameter| {
+            plan.degrees.shards > 1 || flat_param.master_dtype(plan.options.precision) != flat_param.dtype
         };
-        let told = plan.layout.strips().filter(|_| !plan.degrees.frees);
-        let told = told.filter(|(_, strip)| changed(strip) && outside(strip));
+        let told = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
+        let told = told.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
         let told: Vec<(usize, usize)> = told.map(|(place, _)| place).collect();
         if parameters.tells_in_place() {
             told.iter().try_for_each(|&place| parameters.tell(&plan.layout, place, groups, model))?;
@@ -500,19 +500,19 @@ impl FirstValues<'_> {
         &mut self,
         world: &mut Communicator,
         model: &Sequence<A>,
-        strip: &Strip,
+        flat_param: &FlatParameter,
         whole: &mut Flat,
     ) -> Result<()> {
         match self {
             Self::OfRank0 => {
                 if world.rank() == 0 {
-                    params::pack(model, &strip.places, whole)?;
+                    params::pack(model, &flat_param.places, whole)?;
                 }
                 let len = whole.len();
                 whole.slice_mut(0, len).broadcast(world, 0)
             }
             Self::Given(values) => {
-                let mut places = strip.places.iter();
+                let mut places = flat_param.places.iter();
                 places.try_for_each(|place| {
                     values.fill(place.parameter, whole.slice_mut(place.offset, place.len))
                 })

@@ -114,7 +114,7 @@ impl Use {
 
     /// Whether there is something to gather.
     fn gathers(self, unit: &Unit) -> bool {
-        self.frees && !unit.strips.is_empty()
+        self.frees && !unit.flat_params.is_empty()
     }
 }
 
@@ -179,7 +179,7 @@ mod tests {
                 }
                 Forward(unit) | Backward(unit) => {
                     // A block whose only parameter is shared has nothing of its own.
-                    let own = !layout.units[unit].strips.is_empty();
+                    let own = !layout.units[unit].flat_params.is_empty();
                     assert!(!own || loaded.contains(&unit), "{unit} is not there");
                 }
                 Free(unit) => loaded.retain(|&other| other != unit),
@@ -190,12 +190,12 @@ mod tests {
             assert!(passing <= prefetch.saturating_add(1), "after action {index}");
         }
         assert!(gathering.is_empty() && loaded.is_empty());
-        let with_parameters = layout.units.iter().filter(|unit| !unit.strips.is_empty()).count();
+        let with_parameters = layout.units.iter().filter(|unit| !unit.flat_params.is_empty()).count();
         let once = usize::from(tied)
             + (0..layout.units.len())
                 .filter(|&unit| {
                     !layout.units[unit].is_held()
-                        && !layout.units[unit].strips.is_empty()
+                        && !layout.units[unit].flat_params.is_empty()
                         && plan.keeps(&layout, unit)
                 })
                 .count();

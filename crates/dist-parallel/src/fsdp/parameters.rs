@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dist_collectives::{Communicator, Pending};
 
 use super::groups::Groups;
-use super::layout::{Layout, Piece, Strip};
+use super::layout::{Layout, Piece, FlatParameter};
 use super::options::{Degrees, Precision};
 use super::parts::{Parts, Spot};
 use super::spare::Spare;
@@ -45,7 +45,7 @@ struct Shard {
     whole: Option<Arc<Flat>>,
 }
 
-impl Strip {
+impl FlatParameter {
     /// The type that the optimizer changes.
     pub(crate) fn master_dtype(&self, precision: Precision) -> FloatType {
         precision.master.filter(|_| self.trainable).unwrap_or(self.dtype)
@@ -61,34 +61,34 @@ impl Parameters {
         precision: Precision,
         groups: &mut Groups,
         model: &mut M,
-        mut fill: impl FnMut(&mut M, &Strip, &mut Flat) -> Result<()>,
+        mut fill: impl FnMut(&mut M, &FlatParameter, &mut Flat) -> Result<()>,
     ) -> Result<Self> {
         let (mut parts, rank) = (Parts::default(), groups.shards.rank());
-        let mut reserve = |strip: &Strip| {
-            let dtype = strip.master_dtype(precision);
-            let outside = degrees.frees || dtype != strip.dtype;
-            Shard { own: outside.then(|| parts.reserve(dtype, strip.part)), ..Shard::default() }
+        let mut reserve = |flat_param: &FlatParameter| {
+            let dtype = flat_param.master_dtype(precision);
+            let outside = degrees.frees || dtype != flat_param.dtype;
+            Shard { own: outside.then(|| parts.reserve(dtype, flat_param.part)), ..Shard::default() }
         };
         let mut shards: Vec<Vec<Shard>> =
-            layout.units.iter().map(|unit| unit.strips.iter().map(&mut reserve).collect()).collect();
-        let same_types = layout.strips().all(|(_, strip)| strip.master_dtype(precision) == strip.dtype);
+            layout.units.iter().map(|unit| unit.flat_params.iter().map(&mut reserve).collect()).collect();
+        let same_types = layout.flat_params().all(|(_, flat_param)| flat_param.master_dtype(precision) == flat_param.dtype);
         if degrees.frees && same_types {
             parts.allocate_together(&mut groups.shards)?;
         } else {
             parts.allocate();
         }
         for (of_unit, unit) in shards.iter_mut().zip(&layout.units) {
-            for (shard, strip) in of_unit.iter_mut().zip(&unit.strips) {
-                let mut whole = Flat::zeros(strip.master_dtype(precision), strip.padded(layout.shards));
-                fill(model, strip, &mut whole)?;
+            for (shard, flat_param) in of_unit.iter_mut().zip(&unit.flat_params) {
+                let mut whole = Flat::zeros(flat_param.master_dtype(precision), flat_param.padded(layout.shards));
+                fill(model, flat_param, &mut whole)?;
                 if let Some(own) = shard.own {
-                    let part = whole.slice(rank * strip.part, strip.part);
-                    parts.slice_mut(own, 0, strip.part)?.copy_from(part)?;
+                    let part = whole.slice(rank * flat_param.part, flat_param.part);
+                    parts.slice_mut(own, 0, flat_param.part)?.copy_from(part)?;
                 }
                 if degrees.frees {
-                    params::unload(model, &strip.places)?;
+                    params::unload(model, &flat_param.places)?;
                 } else {
-                    params::unpack(model, &strip.places, &whole)?;
+                    params::unpack(model, &flat_param.places, &whole)?;
                 }
             }
         }
@@ -107,14 +107,14 @@ impl Parameters {
             self.paces[unit] = Some(groups.shards.start_barrier());
             return Ok(());
         }
-        for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
-            let mut whole = self.spare.take(&mut groups.shards, strip, strip.dtype, layout.shards)?;
+        for (shard, flat_param) in self.shards[unit].iter_mut().zip(&layout.units[unit].flat_params) {
+            let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.keepers) {
                 (Some(kept), Some(keepers)) => (kept.slice(0, kept.len()), keepers),
                 _ => {
                     let own = shard.own.expect(DIVIDED);
-                    (self.parts.slice(own, 0, strip.part)?, &mut groups.shards)
+                    (self.parts.slice(own, 0, flat_param.part)?, &mut groups.shards)
                 }
             };
             let len = part.len();
@@ -139,9 +139,9 @@ impl Parameters {
             groups.timed(|| pace.wait()).map_err(|failed| Error::communication(*failed.error))?;
             groups.timed(|| self.parts.open())?;
         }
-        for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
+        for (shard, flat_param) in self.shards[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let whole = if let Some(own) = shard.own.filter(|_| self.parts.are_read()) {
-                let reader = Reader { parts: &mut self.parts, own, strip, known: None };
+                let reader = Reader { parts: &mut self.parts, own, flat_param, known: None };
                 match reader.read(model, &mut groups.shards, &mut self.spare, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
@@ -151,10 +151,10 @@ impl Parameters {
             };
             if let Some(keepers) = groups.keepers.as_ref().filter(|_| keep && !self.parts.are_read()) {
                 let len = whole.len() / keepers.world_size();
-                shard.kept = Some(whole.part(strip.dtype, keepers.rank() * len, len));
+                shard.kept = Some(whole.part(flat_param.dtype, keepers.rank() * len, len));
             }
             let whole = Arc::new(whole);
-            params::lend(model, &strip.places, &whole)?;
+            params::lend(model, &flat_param.places, &whole)?;
             match Arc::try_unwrap(whole) {
                 Ok(copied) => self.spare.give(copied),
                 Err(lent) => shard.whole = Some(lent),
@@ -169,8 +169,8 @@ impl Parameters {
     /// Also if its blocks have changed its parameters, see [`Watch`].
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
         self.watches[unit].end(model, layout.units[unit].divided())?;
-        for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
-            params::unload(model, &strip.places)?;
+        for (shard, flat_param) in self.shards[unit].iter_mut().zip(&layout.units[unit].flat_params) {
+            params::unload(model, &flat_param.places)?;
             // Unless somebody still has a part of it.
             if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
                 self.spare.give(whole);
@@ -196,8 +196,8 @@ impl Parameters {
 
     /// This rank's part of a strip, padding included, if it is kept outside the model.
     #[cfg(test)]
-    pub(crate) fn part(&self, unit: usize, strip: usize, len: usize) -> Option<Values<'_>> {
-        self.shards[unit][strip].own.map(|own| self.parts.slice(own, 0, len).expect("it has memory"))
+    pub(crate) fn part(&self, unit: usize, flat_param: usize, len: usize) -> Option<Values<'_>> {
+        self.shards[unit][flat_param].own.map(|own| self.parts.slice(own, 0, len).expect("it has memory"))
     }
 
     /// Whether ranks read what others keep where it lies.
@@ -284,18 +284,18 @@ impl Parameters {
         groups: &mut Groups,
         model: &mut impl Params,
     ) -> Result<()> {
-        let strip = &layout.units[place.0].strips[place.1];
+        let flat_param = &layout.units[place.0].flat_params[place.1];
         let mut told = self.told.take().expect("it is told in place");
         let own = self.shards[place.0][place.1].told.expect("there is room for each strip");
-        for piece in strip.pieces(self.rank) {
+        for piece in flat_param.pieces(self.rank) {
             let mut into = told.slice_mut(own, piece.at, piece.len)?;
             self.read(place, piece, model, |values| into.convert_from(values))?;
         }
         groups.timed(|| told.open())?;
         // The own part is in the model already, unless the optimizer changes it elsewhere.
         let known = self.shards[place.0][place.1].own.is_none().then_some(self.rank);
-        let mut reader = Reader { parts: &mut told, own, strip, known };
-        for place in &strip.places {
+        let mut reader = Reader { parts: &mut told, own, flat_param, known };
+        for place in &flat_param.places {
             params::write(model, place.parameter, |values| reader.put_together(place.offset, values))?;
         }
         groups.timed(|| told.close())?;
@@ -311,10 +311,10 @@ impl Parameters {
         groups: &mut Groups,
         model: &impl Params,
     ) -> Result<()> {
-        let strip = &layout.units[place.0].strips[place.1];
-        let mut whole = self.spare.take(&mut groups.shards, strip, strip.dtype, layout.shards)?;
-        let start = self.rank * strip.part;
-        for piece in strip.pieces(self.rank) {
+        let flat_param = &layout.units[place.0].flat_params[place.1];
+        let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
+        let start = self.rank * flat_param.part;
+        for piece in flat_param.pieces(self.rank) {
             self.read(place, piece, model, |values| {
                 whole.slice_mut(start + piece.at, piece.len).convert_from(values);
             })?;
@@ -333,7 +333,7 @@ impl Parameters {
     ) -> Result<()> {
         let arriving = self.shards[unit][index].arriving.take();
         let whole = groups.wait(arriving.expect("a strip is told before it is copied"))?;
-        params::unpack(model, &layout.units[unit].strips[index].places, &whole)?;
+        params::unpack(model, &layout.units[unit].flat_params[index].places, &whole)?;
         self.spare.give(whole);
         Ok(())
     }
@@ -342,8 +342,8 @@ impl Parameters {
 /// Room for the largest part of each type, if the ranks can read it, and where each strip's part has its turn there.
 fn room_to_tell(layout: &Layout, shards: &mut [Vec<Shard>], groups: &mut Groups) -> Result<Option<Parts>> {
     let mut told = Parts::default();
-    for (shard, (_, strip)) in shards.iter_mut().flatten().zip(layout.strips()) {
-        shard.told = Some(told.reserve_in_turn(strip.dtype, strip.part));
+    for (shard, (_, flat_param)) in shards.iter_mut().flatten().zip(layout.flat_params()) {
+        shard.told = Some(told.reserve_in_turn(flat_param.dtype, flat_param.part));
     }
     told.allocate_together(&mut groups.shards)?;
     Ok(told.are_read().then_some(told))
@@ -354,7 +354,7 @@ struct Reader<'a> {
     parts: &'a mut Parts,
     /// Where a part of it begins, on every rank.
     own: Spot,
-    strip: &'a Strip,
+    flat_param: &'a FlatParameter,
     /// The rank whose part is where it is to be.
     known: Option<usize>,
 }
@@ -368,11 +368,11 @@ impl Reader<'_> {
         spare: &mut Spare,
         shards: usize,
     ) -> Result<Option<Flat>> {
-        for place in &self.strip.places {
+        for place in &self.flat_param.places {
             let read = |values: ValuesMut<'_>| self.put_together(place.offset, values);
             if !params::fill(model, place.parameter, read)? {
-                let mut whole = spare.take(comm, self.strip, self.strip.dtype, shards)?;
-                self.put_together(0, whole.slice_mut(0, self.strip.len()))?;
+                let mut whole = spare.take(comm, self.flat_param, self.flat_param.dtype, shards)?;
+                self.put_together(0, whole.slice_mut(0, self.flat_param.len()))?;
                 return Ok(Some(whole));
             }
         }
@@ -381,7 +381,7 @@ impl Reader<'_> {
 
     /// Reads values of the strip, from this one on.
     fn put_together(&mut self, start: usize, mut values: ValuesMut<'_>) -> Result<()> {
-        let (part, end) = (self.strip.part, start + values.len());
+        let (part, end) = (self.flat_param.part, start + values.len());
         let mut next = start;
         while next < end {
             let (rank, at) = (next / part, next % part);

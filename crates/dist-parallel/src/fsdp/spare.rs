@@ -3,7 +3,7 @@
 
 use dist_collectives::Communicator;
 
-use super::layout::Strip;
+use super::layout::FlatParameter;
 use crate::flat::Flat;
 use crate::{FloatType, Result};
 
@@ -17,15 +17,15 @@ impl Spare {
     pub(crate) fn take(
         &mut self,
         comm: &mut Communicator,
-        strip: &Strip,
+        flat_param: &FlatParameter,
         dtype: FloatType,
         shards: usize,
     ) -> Result<Flat> {
-        let len = strip.padded(shards);
+        let len = flat_param.padded(shards);
         let Some(mut flat) = self.0.take().filter(|flat| (flat.dtype(), flat.len()) == (dtype, len)) else {
             return Flat::allocated(comm, dtype, len);
         };
-        flat.slice_mut(strip.len(), len - strip.len()).clear();
+        flat.slice_mut(flat_param.len(), len - flat_param.len()).clear();
         Ok(flat)
     }
 

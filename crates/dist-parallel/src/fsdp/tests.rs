@@ -103,9 +103,9 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
             norms.push(fsdp.gradient_norm().unwrap().to_bits());
             fsdp.update(&mut optimizer).unwrap();
             let (layout, rank) = (&fsdp.plan.layout, fsdp.groups.shards.rank());
-            for ((unit, index), strip) in layout.strips() {
-                let used = strip.len().saturating_sub(rank * strip.part).min(strip.part);
-                let kept = fsdp.parameters.part(unit, index, strip.part).into_iter();
+            for ((unit, index), flat_param) in layout.flat_params() {
+                let used = flat_param.len().saturating_sub(rank * flat_param.part).min(flat_param.part);
+                let kept = fsdp.parameters.part(unit, index, flat_param.part).into_iter();
                 let gradients = fsdp.gradients.part(unit, index).map(|part| part.slice(0, part.len()));
                 let mut parts = kept.chain(gradients);
                 assert!(parts.all(|part| all_zero(part, used)), "unit {unit} on rank {rank}");

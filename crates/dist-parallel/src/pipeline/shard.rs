@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dist_collectives::Communicator;
 
 use crate::flat::Flat;
-use crate::fsdp::Strip;
+use crate::fsdp::FlatParameter;
 use crate::mean::Mean;
 use crate::watch::Watch;
 use crate::{Bucket, Params, Result, Values, ValuesMut, params};
@@ -16,7 +16,7 @@ pub(super) struct Shard {
     rank: usize,
     ranks: usize,
     /// One for each bucket.
-    strips: Vec<Strip>,
+    flat_params: Vec<FlatParameter>,
     /// The own parts of the strips, which the optimizer changes.
     masters: Vec<Flat>,
     /// Whether the stage's blocks leave the parameters as they are.
@@ -27,37 +27,37 @@ impl Shard {
     /// Divides the parameters that are in these buckets, and frees them.
     pub(super) fn new(comm: &Communicator, buckets: &[Bucket], model: &mut impl Params) -> Result<Self> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
-        let strip = |bucket: &Bucket| Strip {
+        let flat_param = |bucket: &Bucket| FlatParameter {
             dtype: bucket.dtype,
             trainable: true,
             places: bucket.places.clone(),
             part: bucket.len().div_ceil(ranks),
         };
-        let strips: Vec<Strip> = buckets.iter().map(strip).collect();
-        let mut masters = Vec::with_capacity(strips.len());
-        for strip in &strips {
-            let mut whole = Flat::zeros(strip.dtype, strip.padded(ranks));
-            params::pack(model, &strip.places, &mut whole)?;
-            masters.push(whole.part(strip.dtype, rank * strip.part, strip.part));
+        let flat_params: Vec<FlatParameter> = buckets.iter().map(flat_param).collect();
+        let mut masters = Vec::with_capacity(flat_params.len());
+        for flat_param in &flat_params {
+            let mut whole = Flat::zeros(flat_param.dtype, flat_param.padded(ranks));
+            params::pack(model, &flat_param.places, &mut whole)?;
+            masters.push(whole.part(flat_param.dtype, rank * flat_param.part, flat_param.part));
         }
-        let mut shard = Self { rank, ranks, strips, masters, watch: Watch::new(0, 1) };
+        let mut shard = Self { rank, ranks, flat_params, masters, watch: Watch::new(0, 1) };
         shard.free(model)?;
         Ok(shard)
     }
 
     /// Gathers the parameters, and lends them to the model.
     pub(super) fn gather(&mut self, comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
-        let mut arriving = Vec::with_capacity(self.strips.len());
-        for (strip, master) in self.strips.iter().zip(&self.masters) {
-            let mut whole = Flat::zeros(strip.dtype, strip.padded(self.ranks));
-            let own = master.slice(0, strip.part);
-            whole.slice_mut(self.rank * strip.part, strip.part).copy_from(own)?;
+        let mut arriving = Vec::with_capacity(self.flat_params.len());
+        for (flat_param, master) in self.flat_params.iter().zip(&self.masters) {
+            let mut whole = Flat::zeros(flat_param.dtype, flat_param.padded(self.ranks));
+            let own = master.slice(0, flat_param.part);
+            whole.slice_mut(self.rank * flat_param.part, flat_param.part).copy_from(own)?;
             arriving.push(whole.start_gather(comm));
         }
-        for (strip, whole) in self.strips.iter().zip(arriving) {
-            params::lend(model, &strip.places, &Arc::new(whole.wait()?))?;
+        for (flat_param, whole) in self.flat_params.iter().zip(arriving) {
+            params::lend(model, &flat_param.places, &Arc::new(whole.wait()?))?;
         }
-        self.watch.begin(model, parameters(&self.strips))
+        self.watch.begin(model, parameters(&self.flat_params))
     }
 
     /// Frees what was gathered.
@@ -65,13 +65,13 @@ impl Shard {
     /// # Errors
     /// Also if the stage's blocks have changed it, see [`Watch`].
     pub(super) fn free(&mut self, model: &mut impl Params) -> Result<()> {
-        self.watch.end(model, parameters(&self.strips))?;
-        self.strips.iter().try_for_each(|strip| params::unload(model, &strip.places))
+        self.watch.end(model, parameters(&self.flat_params))?;
+        self.flat_params.iter().try_for_each(|flat_param| params::unload(model, &flat_param.places))
     }
 
     /// A bucket's sum of gradients with as many zeros behind it as make equal parts.
     pub(super) fn padded(&self, bucket: usize, sum: Flat) -> Flat {
-        let padded_len = self.strips[bucket].padded(self.ranks);
+        let padded_len = self.flat_params[bucket].padded(self.ranks);
         if padded_len == sum.len() {
             return sum;
         }
@@ -93,8 +93,8 @@ impl Shard {
         means: Option<&[Mean]>,
         mut f: impl FnMut(usize, ValuesMut<'_>, Option<Values<'_>>) -> Result<()>,
     ) -> Result<()> {
-        for (index, (strip, master)) in self.strips.iter().zip(&mut self.masters).enumerate() {
-            for piece in strip.pieces(self.rank) {
+        for (index, (flat_param, master)) in self.flat_params.iter().zip(&mut self.masters).enumerate() {
+            for piece in flat_param.pieces(self.rank) {
                 let mean = means.map(|means| means[index].slice(piece.at, piece.len));
                 f(piece.parameter, master.slice_mut(piece.at, piece.len), mean)?;
             }
@@ -111,6 +111,6 @@ impl Shard {
     }
 }
 
-fn parameters(strips: &[Strip]) -> impl Iterator<Item = usize> {
-    strips.iter().flat_map(|strip| &strip.places).map(|place| place.parameter)
+fn parameters(flat_params: &[FlatParameter]) -> impl Iterator<Item = usize> {
+    flat_params.iter().flat_map(|flat_param| &flat_param.places).map(|place| place.parameter)
 }
