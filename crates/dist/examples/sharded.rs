@@ -41,7 +41,7 @@ fn main() -> Result<(), BoxError> {
     let mut fsdp = Fsdp::new(comm, model()?, &options)?;
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.003, ..AdamWOptions::default() })?;
     let all: usize = fsdp.model().infos().iter().map(|info| info.shape.iter().product::<usize>()).sum();
-    println!("rank {} keeps {} of {all} parameters", fsdp.rank(), fsdp.part_len());
+    println!("rank {} keeps {} of {all} parameters", fsdp.rank(), fsdp.shard_len());
     for (number, step) in sampler.endless_steps()?.take(24).enumerate() {
         let report = fsdp.step(step.micro_batches(), |micro_batch| {
             let examples = step.examples(micro_batch)?;

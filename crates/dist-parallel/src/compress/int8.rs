@@ -32,32 +32,32 @@ impl BucketHook for Int8Hook {
 
 impl Int8Hook {
     fn sum_f32(&mut self, values: &mut [f32], comm: &mut Communicator) -> Result<(), Error> {
-        let part_len = values.len().div_ceil(comm.world_size());
-        if part_len == 0 {
+        let shard_len = values.len().div_ceil(comm.world_size());
+        if shard_len == 0 {
             return Ok(());
         }
-        let bytes = encoded_len(part_len);
+        let bytes = encoded_len(shard_len);
         // The last parts can be shorter, or empty: what they have less arrives as zeros that nobody reads.
         self.sent.clear();
         self.sent.resize(bytes * comm.world_size(), 0);
-        for (part, into) in values.chunks(part_len).zip(self.sent.chunks_mut(bytes)) {
-            encode(part, into, part_len);
+        for (part, into) in values.chunks(shard_len).zip(self.sent.chunks_mut(bytes)) {
+            encode(part, into, shard_len);
         }
         self.received.clear();
         self.received.resize(self.sent.len(), 0);
         comm.all_to_all(&self.sent, &mut self.received).map_err(Error::communication)?;
         let mut sum = TreeSum::new();
         for (rank, part) in self.received.chunks(bytes).enumerate() {
-            let mut decoded = vec![0.0; part_len];
-            decode(part, &mut decoded, part_len);
+            let mut decoded = vec![0.0; shard_len];
+            decode(part, &mut decoded, shard_len);
             sum.add(rank, decoded, |left, right| add(left, right));
         }
         let sum = sum.finish(|left, right| add(left, right)).expect("there is at least one rank");
         self.sent.truncate(bytes);
-        encode(&sum, &mut self.sent, part_len);
+        encode(&sum, &mut self.sent, shard_len);
         comm.all_gather(&self.sent, &mut self.received).map_err(Error::communication)?;
-        for (part, from) in values.chunks_mut(part_len).zip(self.received.chunks(bytes)) {
-            decode(from, part, part_len);
+        for (part, from) in values.chunks_mut(shard_len).zip(self.received.chunks(bytes)) {
+            decode(from, part, shard_len);
         }
         Ok(())
     }
@@ -72,9 +72,9 @@ const fn encoded_len(len: usize) -> usize {
     len + SCALE_BYTES * len.div_ceil(BLOCK_LEN)
 }
 
-/// Encodes the values of a part, which may have less than `part_len`, the number that there is room for.
-fn encode(values: &[f32], into: &mut [u8], part_len: usize) {
-    let (scales, codes) = into.split_at_mut(SCALE_BYTES * part_len.div_ceil(BLOCK_LEN));
+/// Encodes the values of a part, which may have less than `shard_len`, the number that there is room for.
+fn encode(values: &[f32], into: &mut [u8], shard_len: usize) {
+    let (scales, codes) = into.split_at_mut(SCALE_BYTES * shard_len.div_ceil(BLOCK_LEN));
     let blocks = values.chunks(BLOCK_LEN).zip(codes.chunks_mut(BLOCK_LEN));
     for ((block, codes), scale_bytes) in blocks.zip(scales.chunks_mut(SCALE_BYTES)) {
         let scale = scale(block);
@@ -86,8 +86,8 @@ fn encode(values: &[f32], into: &mut [u8], part_len: usize) {
 }
 
 /// Decodes as many values as there is room for.
-fn decode(from: &[u8], values: &mut [f32], part_len: usize) {
-    let (scales, codes) = from.split_at(SCALE_BYTES * part_len.div_ceil(BLOCK_LEN));
+fn decode(from: &[u8], values: &mut [f32], shard_len: usize) {
+    let (scales, codes) = from.split_at(SCALE_BYTES * shard_len.div_ceil(BLOCK_LEN));
     let blocks = values.chunks_mut(BLOCK_LEN).zip(codes.chunks(BLOCK_LEN));
     for ((block, codes), scale) in blocks.zip(scales.chunks(SCALE_BYTES)) {
         let scale = f32::from_le_bytes(scale.try_into().expect("a scale has four bytes"));
@@ -122,11 +122,11 @@ mod tests {
 
     use super::*;
 
-    fn there_and_back(values: &[f32], part_len: usize) -> Vec<f32> {
-        let mut bytes = vec![0; encoded_len(part_len)];
-        encode(values, &mut bytes, part_len);
+    fn there_and_back(values: &[f32], shard_len: usize) -> Vec<f32> {
+        let mut bytes = vec![0; encoded_len(shard_len)];
+        encode(values, &mut bytes, shard_len);
         let mut decoded = vec![0.0; values.len()];
-        decode(&bytes, &mut decoded, part_len);
+        decode(&bytes, &mut decoded, shard_len);
         decoded
     }
 
@@ -154,8 +154,8 @@ mod tests {
     /// No value is further off than half a scale and its roundings: scale, quotient and product are each rounded by
     /// at most 2⁻²⁴ of the block's largest magnitude.
     #[track_caller]
-    fn check_errors(values: &[f32], part_len: usize) {
-        let decoded = there_and_back(values, part_len);
+    fn check_errors(values: &[f32], shard_len: usize) {
+        let decoded = there_and_back(values, shard_len);
         for (block, decoded) in values.chunks(BLOCK_LEN).zip(decoded.chunks(BLOCK_LEN)) {
             let largest = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
             let bound = f64::from(largest) * (1.0 / 254.0 + 3.0 / f64::from(1 << 24));

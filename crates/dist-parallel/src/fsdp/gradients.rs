@@ -235,8 +235,8 @@ impl Gradients {
             for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
                 if let Some(adding) = of.adding.take() {
                     let sum = groups.wait(adding)?;
-                    let whole = sum.len() == flat_param.part;
-                    of.total = Some(if whole { sum } else { own_part(&sum, flat_param, groups, None)? });
+                    let whole = sum.len() == flat_param.shard_len;
+                    of.total = Some(if whole { sum } else { own_shard(&sum, flat_param, groups, None)? });
                 }
                 let total = of.total.take();
                 of.mean = total.map(|sum| Mean::of(sum, flat_param.reduce_dtype(self.precision), count));
@@ -325,7 +325,7 @@ impl Gradients {
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
             let Some(adding) = of.adding.take() else { continue };
             let leaf = groups.wait(adding)?;
-            let part = own_part(&leaf, flat_param, groups, of.room.take())?;
+            let part = own_shard(&leaf, flat_param, groups, of.room.take())?;
             of.sum.add(self.rounds, part, merge);
             self.spare.give(leaf);
         }
@@ -348,7 +348,7 @@ impl Gradients {
             let sum = match of.sum.finish(merge) {
                 Some(sum) => sum,
                 None => {
-                    let len = if self.each_round { flat_param.part } else { flat_param.padded(layout.shards) };
+                    let len = if self.each_round { flat_param.shard_len } else { flat_param.padded(layout.shards) };
                     let mut nothing = match of.room.take() {
                         Some(room) => room,
                         // It travels in the same kind of memory as the sums of ranks that have some.
@@ -387,8 +387,8 @@ fn merge(left: &mut Flat, right: Flat) {
 }
 
 /// This rank's part of a strip that was added up, in memory of its own: this, if there is some.
-fn own_part(sum: &Flat, flat_param: &FlatParameter, groups: &mut Groups, room: Option<Flat>) -> Result<Flat> {
-    let (start, len) = (groups.shards.rank() * flat_param.part, flat_param.part);
+fn own_shard(sum: &Flat, flat_param: &FlatParameter, groups: &mut Groups, room: Option<Flat>) -> Result<Flat> {
+    let (start, len) = (groups.shards.rank() * flat_param.shard_len, flat_param.shard_len);
     let mut part = match room {
         Some(room) => room,
         None if groups.replicas.world_size() == 1 => return Ok(sum.part(sum.dtype(), start, len)),

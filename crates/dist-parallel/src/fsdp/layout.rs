@@ -36,7 +36,7 @@ pub(crate) struct FlatParameter {
     pub(crate) trainable: bool,
     pub(crate) places: Vec<Place>,
     /// Values of each rank's part, padding included.
-    pub(crate) part: usize,
+    pub(crate) shard_len: usize,
 }
 
 /// A parameter that every rank's model always has all of.
@@ -102,7 +102,7 @@ impl Layout {
             }
         }
         for flat_param in layout.units.iter_mut().flat_map(|unit| &mut unit.flat_params) {
-            flat_param.part = flat_param.len().div_ceil(shards);
+            flat_param.shard_len = flat_param.len().div_ceil(shards);
         }
         Ok(layout)
     }
@@ -114,7 +114,7 @@ impl Layout {
         let index = flat_params.iter().position(alike).unwrap_or(flat_params.len());
         if index == flat_params.len() {
             let (dtype, trainable) = (info.dtype, info.trainable);
-            flat_params.push(FlatParameter { dtype, trainable, places: Vec::new(), part: 0 });
+            flat_params.push(FlatParameter { dtype, trainable, places: Vec::new(), shard_len: 0 });
         }
         let flat_param = &mut flat_params[index];
         flat_param.places.push(Place { parameter, offset: flat_param.len(), len: info.len() });
@@ -165,7 +165,7 @@ impl FlatParameter {
 
     /// Values with padding.
     pub(crate) fn padded(&self, shards: usize) -> usize {
-        self.part * shards
+        self.shard_len * shards
     }
 
     /// What one rank's part has of each parameter; a parameter is in it once or not at all.
@@ -175,7 +175,7 @@ impl FlatParameter {
 
     /// What one rank's part has of the parameter at this place of the strip.
     pub(crate) fn piece(&self, place: usize, shard: usize) -> Option<Piece> {
-        let part = shard * self.part..(shard + 1) * self.part;
+        let part = shard * self.shard_len..(shard + 1) * self.shard_len;
         let place = self.places[place];
         let start = place.offset.max(part.start);
         let end = (place.offset + place.len).min(part.end);
@@ -248,7 +248,7 @@ mod tests {
         infos[3].trainable = false;
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 4).unwrap();
         let flat_params: Vec<(usize, usize)> =
-            layout.flat_params().map(|(_, flat_param)| (flat_param.len(), flat_param.part)).collect();
+            layout.flat_params().map(|(_, flat_param)| (flat_param.len(), flat_param.shard_len)).collect();
         assert_eq!(flat_params, [(6, 2), (3, 1), (5, 2)]);
         assert_eq!(layout.units[0].reporters, 3);
     }
@@ -295,9 +295,9 @@ mod tests {
                 prop_assert!(flat_param.padded(shards) - flat_param.len() < shards);
                 for shard in 0..shards {
                     for Piece { parameter, offset, len, at } in flat_param.pieces(shard) {
-                        prop_assert!(len > 0 && at + len <= flat_param.part);
+                        prop_assert!(len > 0 && at + len <= flat_param.shard_len);
                         seen[parameter][offset..offset + len].iter_mut().for_each(|times| *times += 1);
-                        prop_assert_eq!(shard * flat_param.part + at, flat_param.places[parameter].offset + offset);
+                        prop_assert_eq!(shard * flat_param.shard_len + at, flat_param.places[parameter].offset + offset);
                     }
                 }
             }

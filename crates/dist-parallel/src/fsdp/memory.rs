@@ -57,7 +57,7 @@ impl Plan {
             let master = flat_param.master_dtype(precision);
             let model = if self.degrees.frees { 0 } else { flat_param.len() * flat_param.dtype.size() };
             let outside = self.degrees.frees || master != flat_param.dtype;
-            model + if outside { flat_param.part * master.size() } else { 0 }
+            model + if outside { flat_param.shard_len * master.size() } else { 0 }
         };
         let state = |flat_param: &FlatParameter| {
             let own: usize = flat_param.pieces(0).map(|piece| piece.len).sum();
@@ -67,7 +67,7 @@ impl Plan {
         let buffers: usize = self.layout.buffers().map(|buffer| buffer.len * buffer.dtype.size()).sum();
         let parameters = buffers + flat_params().map(of_strip).sum::<usize>();
         let optimizer = trained().map(state).sum();
-        let gradients = trained().map(|flat_param| self.part_bytes(flat_param)).sum();
+        let gradients = trained().map(|flat_param| self.shard_bytes(flat_param)).sum();
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
         let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None, spares: [None; 2] };
         meter.step(micro_batches);
@@ -93,7 +93,7 @@ impl Plan {
         for flat_param in self.layout.flat_params().map(|(_, flat_param)| flat_param).filter(|flat_param| flat_param.trainable) {
             let reductions = if self.degrees.each_round { rounds } else { 1 };
             bytes += reductions * to_others(self.leaf_bytes(flat_param), shards);
-            bytes += (2 * (replicas - 1) * self.part_bytes(flat_param)).div_ceil(replicas);
+            bytes += (2 * (replicas - 1) * self.shard_bytes(flat_param)).div_ceil(replicas);
             if !self.degrees.frees {
                 bytes += to_others(self.whole_bytes(flat_param), shards);
             }
@@ -134,8 +134,8 @@ impl Plan {
     }
 
     /// Bytes of one rank's part of them.
-    fn part_bytes(&self, flat_param: &FlatParameter) -> usize {
-        flat_param.part * flat_param.sum_dtype(self.options.precision).size()
+    fn shard_bytes(&self, flat_param: &FlatParameter) -> usize {
+        flat_param.shard_len * flat_param.sum_dtype(self.options.precision).size()
     }
 }
 
@@ -186,7 +186,7 @@ impl Meter<'_> {
                 _ => None,
             });
             for flat_param in reduced.flat_map(|unit| plan.trained(unit)) {
-                self.allocate(plan.part_bytes(flat_param));
+                self.allocate(plan.shard_bytes(flat_param));
                 self.free(plan.leaf_bytes(flat_param));
             }
         }
@@ -262,8 +262,8 @@ impl Meter<'_> {
         let Some(unit) = self.in_flight.take() else { return };
         for flat_param in plan.trained(unit) {
             // The first round's lies where the last step's mean was.
-            self.allocate(if round.number > 0 { plan.part_bytes(flat_param) } else { 0 });
-            self.sum(plan.part_bytes(flat_param), round);
+            self.allocate(if round.number > 0 { plan.shard_bytes(flat_param) } else { 0 });
+            self.sum(plan.shard_bytes(flat_param), round);
             self.give(Whole::Leaf, flat_param);
         }
     }

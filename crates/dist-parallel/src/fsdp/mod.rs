@@ -10,7 +10,7 @@ mod memory;
 mod options;
 mod order;
 mod parameters;
-mod parts;
+mod shard_buffer;
 mod plan;
 mod spare;
 mod step;
@@ -285,14 +285,14 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If there are more or fewer values, or they are of another type, naming what is expected; that ends the job, as other
     /// ranks may already count on this one. If communication fails.
-    pub fn set_part(&mut self, values: Values<'_>) -> Result<()> {
+    pub fn set_shard(&mut self, values: Values<'_>) -> Result<()> {
         self.announce("set_part");
-        let result = self.try_set_part(values).and_then(|()| self.tell(|_| true));
+        let result = self.try_set_shard(values).and_then(|()| self.tell(|_| true));
         self.or_abort(result)
     }
 
-    fn try_set_part(&mut self, values: Values<'_>) -> Result<()> {
-        let (expected_len, precision) = (self.part_len(), self.plan.options.precision);
+    fn try_set_shard(&mut self, values: Values<'_>) -> Result<()> {
+        let (expected_len, precision) = (self.shard_len(), self.plan.options.precision);
         let (got_len, got) = (values.len(), values.dtype());
         let mut dtypes = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
         let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
@@ -309,7 +309,7 @@ impl<A> Fsdp<A> {
     }
 
     /// How many values of parameters this rank keeps, or changes where all ranks keep all.
-    pub fn part_len(&self) -> usize {
+    pub fn shard_len(&self) -> usize {
         self.pieces().iter().map(|(_, piece)| piece.len).sum()
     }
 

@@ -7,7 +7,7 @@ use dist_collectives::{Communicator, Pending};
 use super::groups::Groups;
 use super::layout::{Layout, Piece, FlatParameter};
 use super::options::{Degrees, Precision};
-use super::parts::{Parts, Spot};
+use super::shard_buffer::{ShardBuffer, ShardOffset};
 use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
 use crate::watch::Watch;
@@ -16,12 +16,12 @@ use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
 #[derive(Debug)]
 pub(crate) struct Parameters {
     /// As the layout's strips, by unit.
-    shards: Vec<Vec<Shard>>,
-    parts: Parts,
+    states: Vec<Vec<FlatParameterState>>,
+    shard_buffer: ShardBuffer,
     /// For each unit that is not gathered: the wait for all ranks to come as far, if it was begun.
     paces: Vec<Option<Pending<()>>>,
     /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
-    told: Option<Parts>,
+    told: Option<ShardBuffer>,
     /// For each unit: whether its blocks leave its parameters as they are.
     watches: Vec<Watch>,
     /// This rank's number among those that share a copy.
@@ -32,11 +32,11 @@ pub(crate) struct Parameters {
 
 /// What one rank has of a strip.
 #[derive(Debug, Default)]
-struct Shard {
+struct FlatParameterState {
     /// Where the own part lies, padding included; `None` if the model has it.
-    own: Option<Spot>,
+    own: Option<ShardOffset>,
     /// Where the own part lies while the others are told.
-    told: Option<Spot>,
+    told: Option<ShardOffset>,
     /// What a smaller group keeps between forward and backward.
     kept: Option<Flat>,
     /// The whole strip, on its way.
@@ -63,27 +63,27 @@ impl Parameters {
         model: &mut M,
         mut fill: impl FnMut(&mut M, &FlatParameter, &mut Flat) -> Result<()>,
     ) -> Result<Self> {
-        let (mut parts, rank) = (Parts::default(), groups.shards.rank());
+        let (mut shard_buffer, rank) = (ShardBuffer::default(), groups.shards.rank());
         let mut reserve = |flat_param: &FlatParameter| {
             let dtype = flat_param.master_dtype(precision);
             let outside = degrees.frees || dtype != flat_param.dtype;
-            Shard { own: outside.then(|| parts.reserve(dtype, flat_param.part)), ..Shard::default() }
+            FlatParameterState { own: outside.then(|| shard_buffer.reserve(dtype, flat_param.shard_len)), ..FlatParameterState::default() }
         };
-        let mut shards: Vec<Vec<Shard>> =
+        let mut states: Vec<Vec<FlatParameterState>> =
             layout.units.iter().map(|unit| unit.flat_params.iter().map(&mut reserve).collect()).collect();
         let same_types = layout.flat_params().all(|(_, flat_param)| flat_param.master_dtype(precision) == flat_param.dtype);
         if degrees.frees && same_types {
-            parts.allocate_together(&mut groups.shards)?;
+            shard_buffer.allocate_together(&mut groups.shards)?;
         } else {
-            parts.allocate();
+            shard_buffer.allocate();
         }
-        for (of_unit, unit) in shards.iter_mut().zip(&layout.units) {
+        for (of_unit, unit) in states.iter_mut().zip(&layout.units) {
             for (shard, flat_param) in of_unit.iter_mut().zip(&unit.flat_params) {
                 let mut whole = Flat::zeros(flat_param.master_dtype(precision), flat_param.padded(layout.shards));
                 fill(model, flat_param, &mut whole)?;
                 if let Some(own) = shard.own {
-                    let part = whole.slice(rank * flat_param.part, flat_param.part);
-                    parts.slice_mut(own, 0, flat_param.part)?.copy_from(part)?;
+                    let part = whole.slice(rank * flat_param.shard_len, flat_param.shard_len);
+                    shard_buffer.slice_mut(own, 0, flat_param.shard_len)?.copy_from(part)?;
                 }
                 if degrees.frees {
                     params::unload(model, &flat_param.places)?;
@@ -93,28 +93,28 @@ impl Parameters {
             }
         }
         let tells = !degrees.frees && degrees.shards > 1;
-        let told = if tells { room_to_tell(layout, &mut shards, groups)? } else { None };
+        let told = if tells { room_to_tell(layout, &mut states, groups)? } else { None };
         let paces = layout.units.iter().map(|_| None).collect();
         let units = layout.units.len();
         let watches = (0..units).map(|unit| Watch::new(unit, units)).collect();
-        Ok(Self { shards, parts, paces, told, watches, rank, spare: Spare::default() })
+        Ok(Self { states, shard_buffer, paces, told, watches, rank, spare: Spare::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
     /// together as they do if they gather it: no rank waits for the whole of another's pass.
     pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
-        if self.parts.are_read() {
+        if self.shard_buffer.are_read() {
             self.paces[unit] = Some(groups.shards.start_barrier());
             return Ok(());
         }
-        for (shard, flat_param) in self.shards[unit].iter_mut().zip(&layout.units[unit].flat_params) {
+        for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.keepers) {
                 (Some(kept), Some(keepers)) => (kept.slice(0, kept.len()), keepers),
                 _ => {
                     let own = shard.own.expect(DIVIDED);
-                    (self.parts.slice(own, 0, flat_param.part)?, &mut groups.shards)
+                    (self.shard_buffer.slice(own, 0, flat_param.shard_len)?, &mut groups.shards)
                 }
             };
             let len = part.len();
@@ -137,11 +137,11 @@ impl Parameters {
     ) -> Result<()> {
         if let Some(pace) = self.paces[unit].take() {
             groups.timed(|| pace.wait()).map_err(|failed| Error::communication(*failed.error))?;
-            groups.timed(|| self.parts.open())?;
+            groups.timed(|| self.shard_buffer.open())?;
         }
-        for (shard, flat_param) in self.shards[unit].iter_mut().zip(&layout.units[unit].flat_params) {
-            let whole = if let Some(own) = shard.own.filter(|_| self.parts.are_read()) {
-                let reader = Reader { parts: &mut self.parts, own, flat_param, known: None };
+        for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
+            let whole = if let Some(own) = shard.own.filter(|_| self.shard_buffer.are_read()) {
+                let reader = Reader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
                 match reader.read(model, &mut groups.shards, &mut self.spare, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
@@ -149,7 +149,7 @@ impl Parameters {
             } else {
                 groups.wait(shard.arriving.take().expect("a unit is gathered before it is used"))?
             };
-            if let Some(keepers) = groups.keepers.as_ref().filter(|_| keep && !self.parts.are_read()) {
+            if let Some(keepers) = groups.keepers.as_ref().filter(|_| keep && !self.shard_buffer.are_read()) {
                 let len = whole.len() / keepers.world_size();
                 shard.kept = Some(whole.part(flat_param.dtype, keepers.rank() * len, len));
             }
@@ -169,7 +169,7 @@ impl Parameters {
     /// Also if its blocks have changed its parameters, see [`Watch`].
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
         self.watches[unit].end(model, layout.units[unit].divided())?;
-        for (shard, flat_param) in self.shards[unit].iter_mut().zip(&layout.units[unit].flat_params) {
+        for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             params::unload(model, &flat_param.places)?;
             // Unless somebody still has a part of it.
             if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
@@ -197,18 +197,18 @@ impl Parameters {
     /// This rank's part of a strip, padding included, if it is kept outside the model.
     #[cfg(test)]
     pub(crate) fn part(&self, unit: usize, flat_param: usize, len: usize) -> Option<Values<'_>> {
-        self.shards[unit][flat_param].own.map(|own| self.parts.slice(own, 0, len).expect("it has memory"))
+        self.states[unit][flat_param].own.map(|own| self.shard_buffer.slice(own, 0, len).expect("it has memory"))
     }
 
     /// Whether ranks read what others keep where it lies.
     #[cfg(test)]
     pub(crate) fn are_read(&self) -> bool {
-        self.parts.are_read()
+        self.shard_buffer.are_read()
     }
 
     /// Communicates from now on in the manner of this communicator.
     pub(crate) fn follow(&mut self, comm: &Communicator) {
-        self.parts.follow(comm);
+        self.shard_buffer.follow(comm);
         if let Some(told) = &mut self.told {
             told.follow(comm);
         }
@@ -222,12 +222,12 @@ impl Parameters {
 
     /// Waits until no rank reads others' parts any more.
     pub(crate) fn close(&mut self, groups: &mut Groups) -> Result<()> {
-        groups.timed(|| self.parts.close())
+        groups.timed(|| self.shard_buffer.close())
     }
 
     /// Waits for what is on its way and frees it.
     pub(crate) fn forget(&mut self) {
-        for shard in self.shards.iter_mut().flatten() {
+        for shard in self.states.iter_mut().flatten() {
             (shard.arriving, shard.kept, shard.whole) = (None, None, None);
         }
         self.paces.iter_mut().for_each(|pace| *pace = None);
@@ -243,8 +243,8 @@ impl Parameters {
         model: &mut impl Params,
         mut f: impl FnMut(ValuesMut<'_>) -> Result<()>,
     ) -> Result<()> {
-        match self.shards[unit][index].own {
-            Some(own) => f(self.parts.slice_mut(own, piece.at, piece.len)?),
+        match self.states[unit][index].own {
+            Some(own) => f(self.shard_buffer.slice_mut(own, piece.at, piece.len)?),
             None => params::write(model, piece.parameter, |values| {
                 f(values.part(piece.offset..piece.offset + piece.len))
             }),
@@ -259,9 +259,9 @@ impl Parameters {
         model: &impl Params,
         mut f: impl FnMut(Values<'_>),
     ) -> Result<()> {
-        match self.shards[unit][index].own {
+        match self.states[unit][index].own {
             Some(own) => {
-                f(self.parts.slice(own, piece.at, piece.len)?);
+                f(self.shard_buffer.slice(own, piece.at, piece.len)?);
                 Ok(())
             }
             None => params::read(model, piece.parameter, &mut |values| {
@@ -286,15 +286,15 @@ impl Parameters {
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let mut told = self.told.take().expect("it is told in place");
-        let own = self.shards[place.0][place.1].told.expect("there is room for each strip");
+        let own = self.states[place.0][place.1].told.expect("there is room for each strip");
         for piece in flat_param.pieces(self.rank) {
             let mut into = told.slice_mut(own, piece.at, piece.len)?;
             self.read(place, piece, model, |values| into.convert_from(values))?;
         }
         groups.timed(|| told.open())?;
         // The own part is in the model already, unless the optimizer changes it elsewhere.
-        let known = self.shards[place.0][place.1].own.is_none().then_some(self.rank);
-        let mut reader = Reader { parts: &mut told, own, flat_param, known };
+        let known = self.states[place.0][place.1].own.is_none().then_some(self.rank);
+        let mut reader = Reader { shard_buffer: &mut told, own, flat_param, known };
         for place in &flat_param.places {
             params::write(model, place.parameter, |values| reader.put_together(place.offset, values))?;
         }
@@ -313,13 +313,13 @@ impl Parameters {
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
-        let start = self.rank * flat_param.part;
+        let start = self.rank * flat_param.shard_len;
         for piece in flat_param.pieces(self.rank) {
             self.read(place, piece, model, |values| {
                 whole.slice_mut(start + piece.at, piece.len).convert_from(values);
             })?;
         }
-        self.shards[place.0][place.1].arriving = Some(whole.start_gather(&mut groups.shards));
+        self.states[place.0][place.1].arriving = Some(whole.start_gather(&mut groups.shards));
         Ok(())
     }
 
@@ -331,7 +331,7 @@ impl Parameters {
         groups: &mut Groups,
         model: &mut impl Params,
     ) -> Result<()> {
-        let arriving = self.shards[unit][index].arriving.take();
+        let arriving = self.states[unit][index].arriving.take();
         let whole = groups.wait(arriving.expect("a strip is told before it is copied"))?;
         params::unpack(model, &layout.units[unit].flat_params[index].places, &whole)?;
         self.spare.give(whole);
@@ -340,10 +340,10 @@ impl Parameters {
 }
 
 /// Room for the largest part of each type, if the ranks can read it, and where each strip's part has its turn there.
-fn room_to_tell(layout: &Layout, shards: &mut [Vec<Shard>], groups: &mut Groups) -> Result<Option<Parts>> {
-    let mut told = Parts::default();
-    for (shard, (_, flat_param)) in shards.iter_mut().flatten().zip(layout.flat_params()) {
-        shard.told = Some(told.reserve_in_turn(flat_param.dtype, flat_param.part));
+fn room_to_tell(layout: &Layout, states: &mut [Vec<FlatParameterState>], groups: &mut Groups) -> Result<Option<ShardBuffer>> {
+    let mut told = ShardBuffer::default();
+    for (shard, (_, flat_param)) in states.iter_mut().flatten().zip(layout.flat_params()) {
+        shard.told = Some(told.reserve_in_turn(flat_param.dtype, flat_param.shard_len));
     }
     told.allocate_together(&mut groups.shards)?;
     Ok(told.are_read().then_some(told))
@@ -351,9 +351,9 @@ fn room_to_tell(layout: &Layout, shards: &mut [Vec<Shard>], groups: &mut Groups)
 
 /// A strip whose parts are read where ranks keep them.
 struct Reader<'a> {
-    parts: &'a mut Parts,
+    shard_buffer: &'a mut ShardBuffer,
     /// Where a part of it begins, on every rank.
-    own: Spot,
+    own: ShardOffset,
     flat_param: &'a FlatParameter,
     /// The rank whose part is where it is to be.
     known: Option<usize>,
@@ -381,14 +381,14 @@ impl Reader<'_> {
 
     /// Reads values of the strip, from this one on.
     fn put_together(&mut self, start: usize, mut values: ValuesMut<'_>) -> Result<()> {
-        let (part, end) = (self.flat_param.part, start + values.len());
+        let (part, end) = (self.flat_param.shard_len, start + values.len());
         let mut next = start;
         while next < end {
             let (rank, at) = (next / part, next % part);
             let len = (part - at).min(end - next);
             let into = values.reborrow().part(next - start..next - start + len);
             if self.known != Some(rank) {
-                self.parts.read(rank, self.own, at, into)?;
+                self.shard_buffer.read(rank, self.own, at, into)?;
             }
             next += len;
         }

@@ -165,7 +165,7 @@ impl<A> Fsdp<A> {
     ///
     /// # Errors
     /// If an earlier call has gathered what nothing has used or freed since: a forward uses it, and an
-    /// [update](Self::update), [setting](Self::set_part) or [looking at](Self::for_each_parameter) parameters and loading a
+    /// [update](Self::update), [setting](Self::set_shard) or [looking at](Self::for_each_parameter) parameters and loading a
     /// checkpoint free it. If the strategy does not shard parameters. If there is no memory.
     pub fn prefetch(&mut self) -> Result<()> {
         self.announce("prefetch");

@@ -8,7 +8,7 @@ use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Activations;
 use super::links::Links;
-use super::shard::Shard;
+use super::shard::StageShard;
 use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{Schedule, Span, Timeline};
@@ -185,7 +185,7 @@ impl<A> Pipeline<A> {
         self.announce("shard_over");
         let result = self.agree(&mut shards).and_then(|()| {
             self.stages.iter_mut().try_for_each(|stage| {
-                stage.shard = Some(Shard::new(&shards, stage.sums.buckets(), &mut stage.model)?);
+                stage.shard = Some(StageShard::new(&shards, stage.sums.buckets(), &mut stage.model)?);
                 Ok(())
             })
         });

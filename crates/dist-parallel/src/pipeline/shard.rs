@@ -12,7 +12,7 @@ use crate::{Bucket, Params, Result, Values, ValuesMut, params};
 
 /// One rank's part of a stage's parameters: those that the stage sums gradients of, by type, each an equal part of all
 /// of a type one after the other, padded with zeros.
-pub(super) struct Shard {
+pub(super) struct StageShard {
     rank: usize,
     ranks: usize,
     /// One for each bucket.
@@ -23,7 +23,7 @@ pub(super) struct Shard {
     watch: Watch,
 }
 
-impl Shard {
+impl StageShard {
     /// Divides the parameters that are in these buckets, and frees them.
     pub(super) fn new(comm: &Communicator, buckets: &[Bucket], model: &mut impl Params) -> Result<Self> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
@@ -31,14 +31,14 @@ impl Shard {
             dtype: bucket.dtype,
             trainable: true,
             places: bucket.places.clone(),
-            part: bucket.len().div_ceil(ranks),
+            shard_len: bucket.len().div_ceil(ranks),
         };
         let flat_params: Vec<FlatParameter> = buckets.iter().map(flat_param).collect();
         let mut masters = Vec::with_capacity(flat_params.len());
         for flat_param in &flat_params {
             let mut whole = Flat::zeros(flat_param.dtype, flat_param.padded(ranks));
             params::pack(model, &flat_param.places, &mut whole)?;
-            masters.push(whole.part(flat_param.dtype, rank * flat_param.part, flat_param.part));
+            masters.push(whole.part(flat_param.dtype, rank * flat_param.shard_len, flat_param.shard_len));
         }
         let mut shard = Self { rank, ranks, flat_params, masters, watch: Watch::new(0, 1) };
         shard.free(model)?;
@@ -50,8 +50,8 @@ impl Shard {
         let mut arriving = Vec::with_capacity(self.flat_params.len());
         for (flat_param, master) in self.flat_params.iter().zip(&self.masters) {
             let mut whole = Flat::zeros(flat_param.dtype, flat_param.padded(self.ranks));
-            let own = master.slice(0, flat_param.part);
-            whole.slice_mut(self.rank * flat_param.part, flat_param.part).copy_from(own)?;
+            let own = master.slice(0, flat_param.shard_len);
+            whole.slice_mut(self.rank * flat_param.shard_len, flat_param.shard_len).copy_from(own)?;
             arriving.push(whole.start_gather(comm));
         }
         for (flat_param, whole) in self.flat_params.iter().zip(arriving) {
@@ -82,7 +82,7 @@ impl Shard {
     }
 
     /// This rank's part of what all ranks have added up.
-    pub(super) fn own_part(&self, whole: &Flat) -> Flat {
+    pub(super) fn own_shard(&self, whole: &Flat) -> Flat {
         let part = whole.len() / self.ranks;
         whole.part(whole.dtype(), self.rank * part, part)
     }

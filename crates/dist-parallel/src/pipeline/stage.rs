@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::shard::Shard;
+use super::shard::StageShard;
 use super::sums::Sums;
 use super::ties::{self, Node, Tie};
 use crate::buffers::Buffers;
@@ -31,7 +31,7 @@ pub(super) struct Stage<A> {
     saved: BTreeMap<usize, Saved>,
     halves: BTreeMap<usize, Saved>,
     /// This rank's part of the parameters, if they are divided.
-    pub(super) shard: Option<Shard>,
+    pub(super) shard: Option<StageShard>,
     /// The sums of all micro-batches, while they are reduced with those of other pipelines.
     pub(super) reducing: Option<Vec<Reducing>>,
     /// The means, by bucket, and which parameters have one.

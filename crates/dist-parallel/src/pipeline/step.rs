@@ -127,7 +127,7 @@ impl<A> Pipeline<A> {
             let dtypes: Vec<_> = stage.sums.buckets().iter().map(|bucket| bucket.dtype).collect();
             for (mut sum, dtype) in stage.reducing.take().expect(PROVEN).into_iter().zip(dtypes) {
                 if let Some(shard) = &stage.shard {
-                    sum = Reducing::start(shard.own_part(&sum.wait()?), self.data.as_mut());
+                    sum = Reducing::start(shard.own_shard(&sum.wait()?), self.data.as_mut());
                 }
                 means.push(Mean::of(sum.wait()?, dtype, count));
             }

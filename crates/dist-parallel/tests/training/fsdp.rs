@@ -337,7 +337,7 @@ fn units_are_gathered_ahead_until_something_uses_or_frees_them(
             |fsdp| assert_eq!(fsdp.step(4, batch_of(0)).unwrap().micro_batches, 4),
             |fsdp| fsdp.for_each_parameter(|_, _| ()).unwrap(),
             |fsdp| fsdp.update(&mut adamw()).unwrap(),
-            |fsdp| fsdp.set_part(Values::F32(&vec![0.5; fsdp.part_len()])).unwrap(),
+            |fsdp| fsdp.set_shard(Values::F32(&vec![0.5; fsdp.shard_len()])).unwrap(),
         ];
         for end in ends {
             fsdp.prefetch().unwrap();
@@ -441,8 +441,8 @@ fn parts_are_set_from_a_flat_slice(#[values(0, 1, 2, 3)] strategy: usize, #[valu
     let outcome = sim::run(1, ranks, move |transport| {
         let options = FsdpOptions::new(ALL[strategy]);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
-        let part = vec![1.5; fsdp.part_len()];
-        fsdp.set_part(Values::F32(&part)).unwrap();
+        let part = vec![1.5; fsdp.shard_len()];
+        fsdp.set_shard(Values::F32(&part)).unwrap();
         let mut all = Vec::new();
         fsdp.for_each_parameter(|parameter, values| {
             all.push((parameter, values == Values::F32(&vec![1.5; values.len()])))
@@ -460,7 +460,7 @@ fn a_flat_slice_of_another_length_is_refused() {
     let outcome = sim::run(1, 1, |transport| {
         let comm = Communicator::new(transport);
         let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::default()).unwrap();
-        fsdp.set_part(Values::F32(&[0.0; 3])).unwrap_err().to_string()
+        fsdp.set_shard(Values::F32(&[0.0; 3])).unwrap_err().to_string()
     });
     assert_eq!(outcome.results, ["3 values of f32 were given where 41 of f32 are expected"]);
 }
