@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
 use dist_parallel::{
-    Block, BoxError, BufferSync, Lent, Loaded, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut,
+    Block, BoxError, BufferSync, BufferView, Materialised, ParamInfo, Params, Ready, Saved, Resharded, Values, ValuesMut,
 };
 
 use crate::spare::Spare;
@@ -33,7 +33,7 @@ use crate::{CandleError, Variables, backward_from};
 /// [`Sequence::new`](dist_parallel::Sequence::new) does not see inside its blocks and must be told with
 /// [`Sequence::tie`](dist_parallel::Sequence::tie), or every update changes the variable twice.
 ///
-/// Its parameters can be [freed](Params::unload) between their uses and loaded again, which copies them: the variables and
+/// Its parameters can be [freed](Params::reshard) between their uses and loaded again, which copies them: the variables and
 /// all tensors that share their memory, those in a graph that waits for its backward too, lose it and get it back. The
 /// blocks of a [`SequenceBuilder`](crate::SequenceBuilder) leave the memory of one of them to each other.
 ///
@@ -192,16 +192,16 @@ impl<M: Module + Send> Params for CandleBlock<M> {
         self.variables.write(index, f)
     }
 
-    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
-        self.variables.load(index, values)
+    fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
+        self.variables.materialise(index, values)
     }
 
     fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
         self.variables.fill(index, f)
     }
 
-    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
-        self.variables.unload(index)
+    fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
+        self.variables.reshard(index)
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, StorageRef, Tensor, Var};
-use dist_parallel::{BoxError, FloatType, ParamInfo, Unloaded, Values, ValuesMut};
+use dist_parallel::{BoxError, FloatType, ParamInfo, Resharded, Values, ValuesMut};
 
 use crate::CandleError;
 use crate::array::Array;
@@ -89,15 +89,15 @@ pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> 
 
 /// Takes the memory of `var`, and of every tensor that shares it, away until the next write. Memory of which the variable
 /// is only a part stays.
-pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Unloaded, CandleError> {
+pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Resharded, CandleError> {
     let free = Free { spare, freed: Cell::new(false) };
     let place = || format!("freeing {name}");
     var.inplace_op1(&free).map_err(|source| CandleError::Candle { place: place(), source })?;
-    Ok(if free.freed.get() { Unloaded::Freed } else { Unloaded::Kept })
+    Ok(if free.freed.get() { Resharded::Freed } else { Resharded::Kept })
 }
 
 /// Gives `var` these values; if its memory was freed, in spare or new memory.
-pub(crate) fn load(info: &ParamInfo, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
+pub(crate) fn materialise(info: &ParamInfo, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
     if (values.dtype(), values.len()) != (info.dtype, info.len()) {
         let (got_len, got) = (values.len(), values.dtype());
         let (expected_len, expected) = (info.len(), info.dtype);
@@ -257,7 +257,7 @@ mod tests {
         let spare = Spare::default();
         for dtype in [DType::F32, DType::F64] {
             let var = Var::ones((64, 64), dtype, &Device::Cpu).unwrap();
-            assert!(matches!(free("w", &var, &spare), Ok(Unloaded::Freed)));
+            assert!(matches!(free("w", &var, &spare), Ok(Resharded::Freed)));
             let whole = Tensor::ones((64, 64), dtype, &Device::Cpu).unwrap();
             assert!(whole.matmul(&var.t().unwrap()).is_err());
             assert!(var.matmul(&whole).is_err());

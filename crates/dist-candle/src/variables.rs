@@ -7,7 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
 use dist_parallel::{
-    BoxError, BufferSync, Lent, Loaded, ParamInfo, Params, Ready, Unloaded, Values, ValuesMut,
+    BoxError, BufferSync, BufferView, Materialised, ParamInfo, Params, Ready, Resharded, Values, ValuesMut,
 };
 
 use crate::gradient::stray_variable;
@@ -300,10 +300,10 @@ impl Params for Variables {
         slices::write(&info.name, var, f)
     }
 
-    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+    fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
         let (info, var) = self.parameter(index)?;
-        slices::load(info, var, values.values(), &self.spare)?;
-        Ok(Loaded::Copied)
+        slices::materialise(info, var, values.values(), &self.spare)?;
+        Ok(Materialised::Copied)
     }
 
     fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
@@ -312,7 +312,7 @@ impl Params for Variables {
         Ok(true)
     }
 
-    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+    fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
         let (info, var) = self.parameter(index)?;
         Ok(slices::free(&info.name, var, &self.spare)?)
     }

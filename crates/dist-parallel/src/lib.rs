@@ -17,7 +17,7 @@ mod error;
 mod flat;
 mod fsdp;
 mod gradients;
-mod lent;
+mod materialise;
 mod local_sgd;
 mod loss;
 mod mean;
@@ -63,7 +63,7 @@ pub use error::{BoxError, Error, Result};
 pub use fsdp::{Fsdp, FsdpOptions, Memory, Plan, Precision, Reshard, ShardingStrategy, Units};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
-pub use lent::{Lent, Loaded, Slot, Unloaded};
+pub use materialise::{BufferView, Materialised, Slot, Resharded};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
 pub use loss::Loss;
 pub use norm::gradient_norm;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::flat::Flat;
-use crate::{BoxError, Error, Lent, Loaded, Place, Result, Slot, Unloaded, Values, ValuesMut};
+use crate::{BoxError, Error, BufferView, Materialised, Place, Result, Slot, Resharded, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
 ///
@@ -75,25 +75,25 @@ pub trait Params: Send {
         self.slots_mut().get_mut(index).ok_or(Error::NoSlot { index })?.write(f)
     }
 
-    /// Gives parameter `index` these values, which are lent until [`unload`](Params::unload): a sharded model is
+    /// Gives parameter `index` these values, which are lent until [`reshard`](Params::reshard): a sharded model is
     /// about to use it.
     ///
     /// This provided form puts them into the parameter's slot, or copies them into the memory that the parameter has.
     ///
     /// # Errors
     /// If they do not look like the parameter, or its memory cannot be reached.
-    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+    fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
         if let Some(slot) = self.slots_mut().get_mut(index) {
-            return slot.load(values);
+            return slot.materialise(values);
         }
         let mut copied = Err(Error::Freed);
         self.write(index, &mut |mut own| copied = own.copy_from(values.values()))?;
         copied?;
-        Ok(Loaded::Copied)
+        Ok(Materialised::Copied)
     }
 
     /// Lets `f` put the values of parameter `index` into memory of the model's own, in which there may be anything: as
-    /// [`load`](Params::load), for a model that copies what it is lent. Then nobody puts a parameter together that ranks
+    /// [`materialise`](Params::materialise), for a model that copies what it is lent. Then nobody puts a parameter together that ranks
     /// have in pieces before it is copied.
     ///
     /// `false`, and nothing done, if the model would rather be lent the values, as in this provided form.
@@ -111,8 +111,8 @@ pub trait Params: Send {
     ///
     /// # Errors
     /// If there is no such parameter.
-    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
-        Ok(self.slots_mut().get_mut(index).map_or(Unloaded::Kept, Slot::unload))
+    fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
+        Ok(self.slots_mut().get_mut(index).map_or(Resharded::Kept, Slot::reshard))
     }
 }
 
@@ -320,17 +320,17 @@ pub(crate) fn unpack(model: &mut impl Params, places: &[Place], buffer: &Flat) -
 }
 
 /// Lends a model parameters that lie in one buffer.
-pub(crate) fn lend(model: &mut impl Params, places: &[Place], buffer: &Arc<Flat>) -> Result<()> {
+pub(crate) fn materialise(model: &mut impl Params, places: &[Place], buffer: &Arc<Flat>) -> Result<()> {
     places.iter().try_for_each(|&Place { parameter, offset, len }| {
-        let lent = model.load(parameter, Lent::new(Arc::clone(buffer), offset, len));
+        let lent = model.materialise(parameter, BufferView::new(Arc::clone(buffer), offset, len));
         lent.map(drop).map_err(|source| refused(model, parameter, source))
     })
 }
 
 /// Tells a model that it does not need parameters for now.
-pub(crate) fn unload(model: &mut impl Params, places: &[Place]) -> Result<()> {
+pub(crate) fn reshard(model: &mut impl Params, places: &[Place]) -> Result<()> {
     places.iter().try_for_each(|&Place { parameter, .. }| {
-        model.unload(parameter).map(drop).map_err(|source| refused(model, parameter, source))
+        model.reshard(parameter).map(drop).map_err(|source| refused(model, parameter, source))
     })
 }
 
@@ -417,15 +417,15 @@ impl<P: Params + ?Sized> Params for Box<P> {
         (**self).write(index, f)
     }
 
-    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
-        (**self).load(index, values)
+    fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
+        (**self).materialise(index, values)
     }
 
     fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
         (**self).fill(index, f)
     }
 
-    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
-        (**self).unload(index)
+    fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
+        (**self).reshard(index)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::{
-    Block, BoxError, Error, Lent, Loaded, ParamInfo, Params, Ready, Result, Saved, Unloaded, Values,
+    Block, BoxError, Error, BufferView, Materialised, ParamInfo, Params, Ready, Result, Saved, Resharded, Values,
     ValuesMut, params,
 };
 
@@ -155,9 +155,9 @@ impl<A> Params for Sequence<A> {
         self.blocks[block].write(index, f)
     }
 
-    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+    fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
         let (block, index) = self.locate(index)?;
-        self.blocks[block].load(index, values)
+        self.blocks[block].materialise(index, values)
     }
 
     fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
@@ -165,9 +165,9 @@ impl<A> Params for Sequence<A> {
         self.blocks[block].fill(index, f)
     }
 
-    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+    fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
         let (block, index) = self.locate(index)?;
-        self.blocks[block].unload(index)
+        self.blocks[block].reshard(index)
     }
 }
 

@@ -7,7 +7,7 @@
 use super::layout::{FlatParameter, Unit};
 use super::order::Action;
 use super::plan::Plan;
-use crate::{FloatType, Loaded};
+use crate::{FloatType, Materialised};
 
 /// Bytes that one rank needs, the one that needs most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,24 +32,24 @@ impl Memory {
 
 impl Plan {
     /// The bytes that a step of so many micro-batches needs, with an optimizer that keeps `kept` numbers for each
-    /// parameter: 2 for AdamW, 1 for momentum. `loaded` says what the model does with parameters that it is lent; one
+    /// parameter: 2 for AdamW, 1 for momentum. `materialised` says what the model does with parameters that it is lent; one
     /// that copies them is taken to free its copies. Where ranks read each other's parameters, it is less by what
     /// is gathered; those of ZeRO 1 and 2 keep the largest part that they tell each other of each type instead.
     ///
     /// ```
-    /// use dist_parallel::{FloatType, FsdpOptions, Loaded, ParamInfo, Plan, ShardingStrategy};
+    /// use dist_parallel::{FloatType, FsdpOptions, Materialised, ParamInfo, Plan, ShardingStrategy};
     ///
     /// // Ten layers of a million parameters on 4 ranks.
     /// let layer = |index| ParamInfo::new(format!("layer{index}"), [1000, 1000], FloatType::F32);
     /// let infos: Vec<ParamInfo> = (0..10).map(layer).collect();
     /// let starts: Vec<usize> = (0..=10).collect();
     /// let options = FsdpOptions::new(ShardingStrategy::FullShard);
-    /// let memory = Plan::new(&infos, &starts, 4, &options)?.memory(4, 2, Loaded::Lent);
+    /// let memory = Plan::new(&infos, &starts, 4, &options)?.memory(4, 2, Materialised::Shared);
     /// assert_eq!(memory.persistent(), 40_000_000); // a quarter of 160 MB
     /// assert_eq!(memory.peak, 48_000_000); // and one layer with its gradients
     /// # Ok::<(), dist_parallel::Error>(())
     /// ```
-    pub fn memory(&self, micro_batches: usize, kept: usize, loaded: Loaded) -> Memory {
+    pub fn memory(&self, micro_batches: usize, kept: usize, materialised: Materialised) -> Memory {
         let precision = self.options.precision;
         let flat_params = || self.layout.flat_params().map(|(_, flat_param)| flat_param);
         let trained = || flat_params().filter(|flat_param| flat_param.trainable);
@@ -69,7 +69,7 @@ impl Plan {
         let optimizer = trained().map(state).sum();
         let gradients = trained().map(|flat_param| self.shard_bytes(flat_param)).sum();
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
-        let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None, spares: [None; 2] };
+        let mut meter = Meter { plan: self, materialised, live, peak: live, in_flight: None, spares: [None; 2] };
         meter.step(micro_batches);
         Memory { parameters, gradients, optimizer, peak: meter.peak }
     }
@@ -142,7 +142,7 @@ impl Plan {
 /// Counts bytes through a step.
 struct Meter<'a> {
     plan: &'a Plan,
-    loaded: Loaded,
+    materialised: Materialised,
     live: usize,
     peak: usize,
     /// The unit whose leaves are on their way.
@@ -205,14 +205,14 @@ impl Meter<'_> {
                     self.free(if was_kept { self.kept_bytes(flat_param) } else { 0 });
                 }
             }
-            Action::Load(number) => self.load(unit(number), false),
-            Action::LoadAndKeep(number) => {
+            Action::Materialise(number) => self.materialise(unit(number), false),
+            Action::MaterialiseForGroup(number) => {
                 kept[number] = true;
-                self.load(unit(number), true);
+                self.materialise(unit(number), true);
             }
-            Action::Free(number) => unit(number).flat_params.iter().for_each(|flat_param| match self.loaded {
-                Loaded::Lent => self.give(Whole::Gathered, flat_param),
-                Loaded::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
+            Action::Free(number) => unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
+                Materialised::Shared => self.give(Whole::Gathered, flat_param),
+                Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
             }),
             Action::Forward(_) => {}
             Action::Backward(number) => {
@@ -231,10 +231,10 @@ impl Meter<'_> {
         }
     }
 
-    fn load(&mut self, unit: &Unit, keep: bool) {
+    fn materialise(&mut self, unit: &Unit, keep: bool) {
         for flat_param in &unit.flat_params {
             self.allocate(if keep { self.kept_bytes(flat_param) } else { 0 });
-            if self.loaded == Loaded::Copied {
+            if self.materialised == Materialised::Copied {
                 self.allocate(flat_param.len() * flat_param.dtype.size());
                 self.give(Whole::Gathered, flat_param);
             }
@@ -384,7 +384,7 @@ mod tests {
     #[case(ShardingStrategy::NoShard, 4 * P)]
     #[case(ShardingStrategy::HybridShard { shard_degree: 2 }, 4 * P / 2)]
     fn what_is_sharded_is_divided(#[case] strategy: ShardingStrategy, #[case] expected: usize) {
-        let memory = plan(4, &FsdpOptions::new(strategy)).memory(4, 2, Loaded::Lent);
+        let memory = plan(4, &FsdpOptions::new(strategy)).memory(4, 2, Materialised::Shared);
         assert_eq!(memory.persistent(), expected);
         assert!(memory.peak >= expected);
     }
@@ -396,7 +396,7 @@ mod tests {
         #[values(1, 2, 3, 8)] rounds: usize,
     ) {
         let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(prefetch);
-        let peak = plan(ranks, &options).memory(rounds * ranks, 2, Loaded::Lent).peak;
+        let peak = plan(ranks, &options).memory(rounds * ranks, 2, Materialised::Shared).peak;
         let (unit, sums) = (LEN * 4, rounds.next_power_of_two().ilog2() as usize + 1);
         assert!(peak <= (3 + sums) * P / ranks + (1 + prefetch) * unit + unit, "{peak}");
         assert!(peak >= 3 * P / ranks + unit + unit);
@@ -408,7 +408,7 @@ mod tests {
         let infos = [ParamInfo::new("p", [LEN], FloatType::F16)];
         for (strategy, shards) in [(ShardingStrategy::FullShard, 4), (ShardingStrategy::NoShard, 1)] {
             let plan = Plan::new(&infos, &[0, 1], 4, &FsdpOptions::new(strategy)).unwrap();
-            let memory = plan.memory(4, 2, Loaded::Lent);
+            let memory = plan.memory(4, 2, Materialised::Shared);
             assert_eq!(memory.parameters, 2 * LEN / shards);
             assert_eq!(memory.gradients, 4 * LEN / shards);
             assert_eq!(memory.optimizer, 2 * 4 * LEN / shards);

@@ -51,7 +51,7 @@ use parameters::Parameters;
 /// Parameters lie in units of one or more blocks. Where parameters are sharded, a unit is gathered, used, and freed,
 /// and for the backward gathered again; units to come are gathered while the present one computes, if
 /// [`prefetch`](FsdpOptions::prefetch) says so. A unit's gradients are added up among the ranks as soon as all of them
-/// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::unload) its parameters
+/// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::reshard) its parameters
 /// for this to save their memory. Parameters that blocks of several units use are held from the first forward to the last
 /// backward.
 ///
@@ -447,7 +447,7 @@ impl<A> Fsdp<A> {
         for unit in 0..plan.layout.units.len() {
             if plan.degrees.frees {
                 parameters.gather(&plan.layout, unit, groups)?;
-                parameters.load(&plan.layout, unit, groups, false, model)?;
+                parameters.materialise(&plan.layout, unit, groups, false, model)?;
             }
             f(model, &plan.layout, unit)?;
             if plan.degrees.frees {

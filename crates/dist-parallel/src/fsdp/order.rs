@@ -10,9 +10,9 @@ pub(crate) enum Action {
     /// Begins to gather its parameters.
     Gather(usize),
     /// Waits for its parameters, and gives them to the model.
-    Load(usize),
-    /// As `Load`, and a smaller group keeps them until they are gathered again.
-    LoadAndKeep(usize),
+    Materialise(usize),
+    /// As `Materialise`, and a smaller group keeps them until they are gathered again.
+    MaterialiseForGroup(usize),
     /// Goes forward through its blocks.
     Forward(usize),
     /// Goes backward through its blocks.
@@ -37,15 +37,15 @@ impl Use {
     pub(crate) fn forward(self, layout: &Layout, backward_follows: bool) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Some(held) = layout.held().filter(|_| self.frees) {
-            actions.extend([Action::Gather(held), Action::Load(held)]);
+            actions.extend([Action::Gather(held), Action::Materialise(held)]);
         }
         let units = with_blocks(layout);
         for (place, &unit) in units.iter().enumerate() {
             self.gather_ahead(&mut actions, layout, &units, place, |_| true);
             if backward_follows && matches!(self.reshard, Reshard::ToGroup(_)) {
-                actions.extend(self.gathers(&layout.units[unit]).then_some(Action::LoadAndKeep(unit)));
+                actions.extend(self.gathers(&layout.units[unit]).then_some(Action::MaterialiseForGroup(unit)));
             } else {
-                self.load(&mut actions, layout, unit);
+                self.materialise(&mut actions, layout, unit);
             }
             actions.push(Action::Forward(unit));
             if !(backward_follows && self.keeps(layout, unit)) {
@@ -66,7 +66,7 @@ impl Use {
         for (place, &unit) in units.iter().enumerate() {
             self.gather_ahead(&mut actions, layout, &units, place, |unit| !self.keeps(layout, unit));
             if !self.keeps(layout, unit) {
-                self.load(&mut actions, layout, unit);
+                self.materialise(&mut actions, layout, unit);
             }
             actions.push(Action::Backward(unit));
             self.free(&mut actions, layout, unit);
@@ -104,8 +104,8 @@ impl Use {
         actions.extend(gathered.map(|&unit| Action::Gather(unit)));
     }
 
-    fn load(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
-        actions.extend(self.gathers(&layout.units[unit]).then_some(Action::Load(unit)));
+    fn materialise(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
+        actions.extend(self.gathers(&layout.units[unit]).then_some(Action::Materialise(unit)));
     }
 
     fn free(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
@@ -127,7 +127,7 @@ fn with_blocks(layout: &Layout) -> Vec<usize> {
 mod tests {
     use rstest::rstest;
 
-    use super::Action::{Backward, Forward, Free, Gather, Load, LoadAndKeep, Reduce};
+    use super::Action::{Backward, Forward, Free, Gather, Materialise, MaterialiseForGroup, Reduce};
     use super::*;
     use crate::fsdp::options::Units;
     use crate::{FloatType, ParamInfo};
@@ -146,9 +146,9 @@ mod tests {
     fn without_prefetch_a_unit_is_gathered_when_it_is_needed() {
         let plain = Use { frees: true, prefetch: 0, reshard: Reshard::All };
         let layout = layout(2, false);
-        let forward = [Gather(0), Load(0), Forward(0), Free(0), Gather(1), Load(1), Forward(1), Free(1)];
+        let forward = [Gather(0), Materialise(0), Forward(0), Free(0), Gather(1), Materialise(1), Forward(1), Free(1)];
         assert_eq!(plain.forward(&layout, true), forward);
-        let backward = [Gather(1), Load(1), Backward(1), Free(1), Reduce(1)];
+        let backward = [Gather(1), Materialise(1), Backward(1), Free(1), Reduce(1)];
         assert_eq!(plain.backward(&layout)[..5], backward);
         let whole = Use { frees: false, ..plain };
         assert_eq!(whole.forward(&layout, true), [Forward(0), Forward(1)]);
@@ -173,7 +173,7 @@ mod tests {
                     gathering.push(unit);
                     gathers += 1;
                 }
-                Load(unit) | LoadAndKeep(unit) => {
+                Materialise(unit) | MaterialiseForGroup(unit) => {
                     gathering.retain(|&other| other != unit);
                     loaded.push(unit);
                 }

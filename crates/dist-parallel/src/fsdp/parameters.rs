@@ -86,7 +86,7 @@ impl Parameters {
                     shard_buffer.slice_mut(own, 0, flat_param.shard_len)?.copy_from(part)?;
                 }
                 if degrees.frees {
-                    params::unload(model, &flat_param.places)?;
+                    params::reshard(model, &flat_param.places)?;
                 } else {
                     params::unpack(model, &flat_param.places, &whole)?;
                 }
@@ -127,7 +127,7 @@ impl Parameters {
 
     /// Waits for a unit and lends it to the model, or fills it where the model has it. With `keep`, this rank's group keeps what
     /// was gathered until it is gathered again.
-    pub(crate) fn load(
+    pub(crate) fn materialise(
         &mut self,
         layout: &Layout,
         unit: usize,
@@ -154,7 +154,7 @@ impl Parameters {
                 shard.kept = Some(whole.part(flat_param.dtype, keepers.rank() * len, len));
             }
             let whole = Arc::new(whole);
-            params::lend(model, &flat_param.places, &whole)?;
+            params::materialise(model, &flat_param.places, &whole)?;
             match Arc::try_unwrap(whole) {
                 Ok(copied) => self.spare.give(copied),
                 Err(lent) => shard.whole = Some(lent),
@@ -170,7 +170,7 @@ impl Parameters {
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
         self.watches[unit].end(model, layout.units[unit].divided())?;
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
-            params::unload(model, &flat_param.places)?;
+            params::reshard(model, &flat_param.places)?;
             // Unless somebody still has a part of it.
             if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
                 self.spare.give(whole);

@@ -281,8 +281,8 @@ impl<A> Fsdp<A> {
         let layout = &plan.layout;
         match action {
             Action::Gather(unit) => parameters.gather(layout, unit, groups)?,
-            Action::Load(unit) => parameters.load(layout, unit, groups, false, model)?,
-            Action::LoadAndKeep(unit) => parameters.load(layout, unit, groups, true, model)?,
+            Action::Materialise(unit) => parameters.materialise(layout, unit, groups, false, model)?,
+            Action::MaterialiseForGroup(unit) => parameters.materialise(layout, unit, groups, true, model)?,
             Action::Free(unit) => parameters.free(layout, unit, model)?,
             Action::Forward(unit) => {
                 let Some(input) = pass.current.take() else { return Ok(()) };

@@ -170,7 +170,7 @@ impl<A> Pipeline<A> {
     /// of each stage, their gradients and the optimizer's state among the ranks of `shards`, which have the same stages.
     /// A stage's parameters are whole from when the schedule [gathers](Schedule::with_gathers) them until it frees them;
     /// during all of a step if it does not gather them. Those that are the same in several stages, and those that are
-    /// not trained, stay whole. The model must be able to [free](Params::unload) its parameters for this to save their
+    /// not trained, stay whole. The model must be able to [free](Params::reshard) its parameters for this to save their
     /// memory.
     ///
     /// With both, the pipelines that divide their parameters among each other are neighbours: in a mesh, the axis of

@@ -55,7 +55,7 @@ impl StageShard {
             arriving.push(whole.start_gather(comm));
         }
         for (flat_param, whole) in self.flat_params.iter().zip(arriving) {
-            params::lend(model, &flat_param.places, &Arc::new(whole.wait()?))?;
+            params::materialise(model, &flat_param.places, &Arc::new(whole.wait()?))?;
         }
         self.watch.begin(model, parameters(&self.flat_params))
     }
@@ -66,7 +66,7 @@ impl StageShard {
     /// Also if the stage's blocks have changed it, see [`Watch`].
     pub(super) fn free(&mut self, model: &mut impl Params) -> Result<()> {
         self.watch.end(model, parameters(&self.flat_params))?;
-        self.flat_params.iter().try_for_each(|flat_param| params::unload(model, &flat_param.places))
+        self.flat_params.iter().try_for_each(|flat_param| params::reshard(model, &flat_param.places))
     }
 
     /// A bucket's sum of gradients with as many zeros behind it as make equal parts.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Loaded, ShardingStrategy};
+use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Materialised, ShardingStrategy};
 use dist_testkit::process;
 use rstest::rstest;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -34,7 +34,7 @@ fn a_model_that_does_not_fit_one_process_trains_on_four(#[case] ranks: usize) {
     }
     let comm = Communicator::from_env().unwrap();
     // The model has a place for each block's gradients, of which we do not speak here.
-    let model = model(&LENS, Loaded::Lent);
+    let model = model(&LENS, Materialised::Shared);
     let limit = LIMIT + 4 * LENS.iter().sum::<usize>() as u64;
     setrlimit(Resource::Data, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     let options = FsdpOptions::new(ShardingStrategy::FullShard);

@@ -6,7 +6,7 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
-use dist_parallel::{Fsdp, FsdpOptions, Loaded, Memory, Reshard, ShardingStrategy, Units};
+use dist_parallel::{Fsdp, FsdpOptions, Materialised, Memory, Reshard, ShardingStrategy, Units};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -60,7 +60,7 @@ fn needed(
     ranks: usize,
     steps: Steps,
     more: usize,
-    loaded: Loaded,
+    loaded: Materialised,
     options: &FsdpOptions,
 ) -> Vec<Needed> {
     let options = options.clone();
@@ -89,7 +89,7 @@ fn needed(
 }
 
 #[track_caller]
-fn check_for(more: usize, ranks: usize, steps: Steps, loaded: Loaded, options: &FsdpOptions) {
+fn check_for(more: usize, ranks: usize, steps: Steps, loaded: Materialised, options: &FsdpOptions) {
     let smallest = smallest(options.strategy);
     let run = |smallest| needed(smallest, ranks, steps, more, loaded, options);
     for (small, large) in run(smallest).into_iter().zip(run(2 * smallest)) {
@@ -106,14 +106,14 @@ fn check_for(more: usize, ranks: usize, steps: Steps, loaded: Loaded, options: &
 }
 
 #[track_caller]
-fn check(ranks: usize, micro_batches: usize, loaded: Loaded, options: FsdpOptions) {
+fn check(ranks: usize, micro_batches: usize, loaded: Materialised, options: FsdpOptions) {
     check_for(0, ranks, Steps::Of(micro_batches), loaded, &options);
 }
 
 #[test]
 fn nothing_leaks_in_a_hundred_steps() {
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1);
-    check_for(100, 4, Steps::Of(4), Loaded::Lent, &options.with_reshard(Reshard::ToGroup(2)));
+    check_for(100, 4, Steps::Of(4), Materialised::Shared, &options.with_reshard(Reshard::ToGroup(2)));
 }
 
 /// In a world of one nothing is handed to other threads, so not a byte may be left, of whatever size.
@@ -123,7 +123,7 @@ fn steps_of_one_process_leave_not_a_byte_behind(
     strategy: ShardingStrategy,
 ) {
     let options = FsdpOptions::new(strategy).with_prefetch(1);
-    let needed = needed(128, 1, Steps::Of(3), 100, Loaded::Lent, &options);
+    let needed = needed(128, 1, Steps::Of(3), 100, Materialised::Shared, &options);
     assert_eq!(needed[0].more, 0);
 }
 
@@ -137,7 +137,7 @@ fn each_strategy_needs_the_memory_that_its_plan_says(
     #[case] strategy: ShardingStrategy,
     #[values(1, 3)] rounds: usize,
 ) {
-    check(4, 4 * rounds, Loaded::Lent, FsdpOptions::new(strategy));
+    check(4, 4 * rounds, Materialised::Shared, FsdpOptions::new(strategy));
 }
 
 /// A rank without a micro-batch in a round needs what those need that have one.
@@ -145,7 +145,7 @@ fn each_strategy_needs_the_memory_that_its_plan_says(
 fn ranks_that_join_need_the_memory_of_as_many_rounds(
     #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp)] strategy: ShardingStrategy,
 ) {
-    check_for(20, 4, Steps::Own([1, 0, 3, 2]), Loaded::Lent, &FsdpOptions::new(strategy));
+    check_for(20, 4, Steps::Own([1, 0, 3, 2]), Materialised::Shared, &FsdpOptions::new(strategy));
 }
 
 #[rstest]
@@ -154,16 +154,16 @@ fn what_is_gathered_ahead_and_kept_takes_the_memory_that_the_plan_says(
     #[values(Reshard::All, Reshard::AllButLast, Reshard::Nothing, Reshard::ToGroup(2))] reshard: Reshard,
 ) {
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(prefetch).with_reshard(reshard);
-    check(4, 4, Loaded::Lent, options);
+    check(4, 4, Materialised::Shared, options);
 }
 
 #[test]
 fn a_model_that_copies_needs_its_copy_beside_what_it_copies() {
-    check(4, 4, Loaded::Copied, FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1));
+    check(4, 4, Materialised::Copied, FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1));
 }
 
 #[test]
 fn larger_units_are_gathered_together() {
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_units(Units::Blocks(vec![2, 1, 2]));
-    check(4, 4, Loaded::Lent, options);
+    check(4, 4, Materialised::Shared, options);
 }

@@ -3,7 +3,7 @@
 use allocation_counter::measure;
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Activations, Kind, Pipeline};
-use dist_parallel::{BoxError, Loaded, Params, Values};
+use dist_parallel::{BoxError, Materialised, Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -33,7 +33,7 @@ impl Activations<Value> for OneValue {
 /// The bytes that ten steps leave behind on each rank.
 fn left_behind(parameters: usize, kind: Kind, ranks: usize) -> Vec<i64> {
     let program = move |transport| {
-        let mut model = model(&[parameters; 2], Loaded::Copied);
+        let mut model = model(&[parameters; 2], Materialised::Copied);
         (0..2).for_each(|index| model.write(index, &mut |values| initial(index, values)).unwrap());
         model.tie("block1", "block0").unwrap();
         let (comm, schedule) = (Communicator::new(transport), kind.schedule(ranks, 4).unwrap());

@@ -5,7 +5,7 @@ use dist_algos::verify::prove;
 use dist_collectives::Communicator;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_parallel::{
-    BucketBytes, BucketPlan, Ddp, DdpOptions, Fsdp, FsdpOptions, Loaded, Params, ShardingStrategy,
+    BucketBytes, BucketPlan, Ddp, DdpOptions, Fsdp, FsdpOptions, Materialised, Params, ShardingStrategy,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -60,7 +60,7 @@ fn check(ranks: usize, rounds: usize, strategy: ShardingStrategy) {
     let program = move |transport| {
         let mut world = Communicator::new(transport);
         let (comm, options) = (world.fork().unwrap(), FsdpOptions::new(strategy));
-        let mut fsdp = Fsdp::with_values(comm, model(&LENS, Loaded::Lent), &options, initial).unwrap();
+        let mut fsdp = Fsdp::with_values(comm, model(&LENS, Materialised::Shared), &options, initial).unwrap();
         fsdp.step(rounds * ranks, batch).unwrap();
         fsdp.update(&mut crate::weights::adamw()).unwrap();
         (fsdp.tensor_bytes_sent(), expected(&mut world, strategy, rounds as u64))
@@ -98,7 +98,7 @@ fn ddp_sends_what_the_verifier_counts(#[values(2, 3, 5, 6, 7)] ranks: usize) {
     let bytes = BucketBytes { first_max: 0, other_max: 1 << 20 };
     let program = move |transport| {
         let mut world = Communicator::new(transport);
-        let mut model = model(&LENS, Loaded::Lent);
+        let mut model = model(&LENS, Materialised::Shared);
         (0..LENS.len()).for_each(|p| model.write(p, &mut |values| initial(p, values)).unwrap());
         let plan = BucketPlan::new(model.infos(), bytes);
         let options = DdpOptions::default().with_bucket_bytes(bytes);

@@ -3,7 +3,7 @@
 use std::slice;
 
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence,
+    AdamW, AdamWOptions, Block, BoxError, FloatType, BufferView, Materialised, ParamInfo, Params, Ready, Saved, Sequence,
     Slot, Values, ValuesMut,
 };
 
@@ -16,11 +16,11 @@ pub(crate) struct Weights {
     slot: Slot,
     /// Where gradients are put, so that a backward needs no memory.
     gradient: Vec<f32>,
-    loaded: Loaded,
+    loaded: Materialised,
 }
 
 impl Weights {
-    pub(crate) fn new(name: String, len: usize, loaded: Loaded) -> Self {
+    pub(crate) fn new(name: String, len: usize, loaded: Materialised) -> Self {
         let slot = Slot::freed(FloatType::F32, len);
         Self { infos: [ParamInfo::new(name, [len], FloatType::F32)], slot, gradient: vec![0.0; len], loaded }
     }
@@ -49,12 +49,12 @@ impl Params for Weights {
         slice::from_mut(&mut self.slot)
     }
 
-    fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
+    fn materialise(&mut self, _: usize, values: BufferView) -> Result<Materialised, BoxError> {
         match self.loaded {
-            Loaded::Lent => self.slot.load(values),
-            Loaded::Copied => {
+            Materialised::Shared => self.slot.materialise(values),
+            Materialised::Copied => {
                 self.slot.write(&mut |mut own| own.copy_from(values.values()).unwrap())?;
-                Ok(Loaded::Copied)
+                Ok(Materialised::Copied)
             }
         }
     }
@@ -87,7 +87,7 @@ impl Block<Value> for Weights {
 }
 
 /// A block for each length.
-pub(crate) fn model(lens: &[usize], loaded: Loaded) -> Sequence<Value> {
+pub(crate) fn model(lens: &[usize], loaded: Materialised) -> Sequence<Value> {
     let block = |(index, &len): (usize, &usize)| -> Box<dyn Block<Value>> {
         Box::new(Weights::new(format!("block{index}"), len, loaded))
     };

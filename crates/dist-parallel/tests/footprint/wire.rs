@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Loaded, Reshard, ShardingStrategy};
+use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Materialised, Reshard, ShardingStrategy};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -19,7 +19,7 @@ const P: u64 = 4 << 20;
 /// What a step sends, as counted and as predicted.
 fn bytes(comm: Communicator, rounds: usize, options: &FsdpOptions) -> (u64, u64) {
     let micro_batches = rounds * comm.world_size();
-    let mut fsdp = Fsdp::with_values(comm, model(&LENS, Loaded::Lent), options, initial).unwrap();
+    let mut fsdp = Fsdp::with_values(comm, model(&LENS, Materialised::Shared), options, initial).unwrap();
     let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
     fsdp.step(micro_batches, batch).unwrap();
     fsdp.update(&mut optimizer).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use dist_parallel::{
-    Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence, Slot, Unloaded,
+    Block, BoxError, FloatType, BufferView, Materialised, ParamInfo, Params, Ready, Saved, Sequence, Slot, Resharded,
     Values, ValuesMut,
 };
 use half::{bf16, f16};
@@ -70,12 +70,12 @@ impl Params for Linear {
         self.memory[index].lock().unwrap().write(f)
     }
 
-    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+    fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
         if self.copies {
             self.write(index, &mut |mut own| own.copy_from(values.values()).unwrap())?;
-            return Ok(Loaded::Copied);
+            return Ok(Materialised::Copied);
         }
-        self.memory[index].lock().unwrap().load(values)
+        self.memory[index].lock().unwrap().materialise(values)
     }
 
     fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
@@ -85,8 +85,8 @@ impl Params for Linear {
         Ok(self.copies)
     }
 
-    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
-        Ok(self.memory[index].lock().unwrap().unload())
+    fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
+        Ok(self.memory[index].lock().unwrap().reshard())
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a rank has to hold: what `dist_parallel` plans for the same model and strategy.
 
 use dist_parallel::{
-    BucketBytes, BucketPlan, FloatType, FsdpOptions, Loaded, ParamInfo, Plan, Reshard, ShardingStrategy,
+    BucketBytes, BucketPlan, FloatType, FsdpOptions, Materialised, ParamInfo, Plan, Reshard, ShardingStrategy,
 };
 
 use super::Strategy;
@@ -64,7 +64,7 @@ impl Model {
         let options = FsdpOptions::new(sharding).with_prefetch(1);
         let options = options.with_reshard(Reshard::AllButLast);
         let plan = Plan::new(&infos, &starts, ranks, &options).expect("hosts have equally many ranks");
-        plan.memory(ranks.saturating_mul(micro_batches), OPTIMIZER_NUMBERS, Loaded::Lent).peak as u64
+        plan.memory(ranks.saturating_mul(micro_batches), OPTIMIZER_NUMBERS, Materialised::Shared).peak as u64
     }
 }
 

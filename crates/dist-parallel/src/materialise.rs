@@ -1,7 +1,7 @@
 //! Parameters that are only sometimes in memory: what a model is lent, and where it keeps it.
 //!
 //! A sharded model's parameters are gathered before they are used and freed afterwards. Several of them lie in one
-//! buffer, of which each block is [lent](Lent) its part; the buffer is freed with the last of them.
+//! buffer, of which each block is [view](BufferView) its part; the buffer is freed with the last of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::{BoxError, Error, FloatType, Result, Values, ValuesMut};
 
 /// The values of one parameter in a buffer that others share: cheap to clone, and not copied.
 #[derive(Clone)]
-pub struct Lent {
+pub struct BufferView {
     flat: Arc<Flat>,
     offset: usize,
     len: usize,
 }
 
-impl Lent {
+impl BufferView {
     pub(crate) const fn new(flat: Arc<Flat>, offset: usize, len: usize) -> Self {
         Self { flat, offset, len }
     }
@@ -30,7 +30,7 @@ impl Lent {
     }
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for BufferView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lent({} values of {})", self.len, self.values().dtype())
     }
@@ -38,16 +38,16 @@ impl fmt::Debug for Lent {
 
 /// What a model did with values that it was lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Loaded {
+pub enum Materialised {
     /// It keeps them where they are, until it is told to free them.
-    Lent,
+    Shared,
     /// It copied them into memory of its own.
     Copied,
 }
 
 /// What a model did when it was told that a parameter is not needed for now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unloaded {
+pub enum Resharded {
     /// The parameter occupies no memory.
     Freed,
     /// The parameter stays where it is.
@@ -58,11 +58,11 @@ pub enum Unloaded {
 /// or nowhere. A model that says its [`slots`](crate::Params::slots) has nothing else to say of them.
 ///
 /// ```
-/// use dist_parallel::{FloatType, Slot, Unloaded, Values};
+/// use dist_parallel::{FloatType, Slot, Resharded, Values};
 ///
 /// let mut weight = Slot::from(vec![1.0_f32, 2.0]);
 /// assert_eq!(weight.values().unwrap(), Values::F32(&[1.0, 2.0]));
-/// assert_eq!(weight.unload(), Unloaded::Freed);
+/// assert_eq!(weight.reshard(), Resharded::Freed);
 /// assert!(weight.values().is_err());
 ///
 /// let mut born_without_memory = Slot::freed(FloatType::F32, 2);
@@ -78,7 +78,7 @@ pub struct Slot {
 #[derive(Debug)]
 enum Place {
     Own(Flat),
-    Lent(Lent),
+    Shared(BufferView),
     Nowhere,
 }
 
@@ -95,7 +95,7 @@ impl Slot {
     pub fn values(&self) -> Result<Values<'_>> {
         match &self.place {
             Place::Own(flat) => Ok(flat.slice(0, self.len)),
-            Place::Lent(lent) => Ok(lent.values()),
+            Place::Shared(view) => Ok(view.values()),
             Place::Nowhere => Err(Error::Freed),
         }
     }
@@ -108,8 +108,8 @@ impl Slot {
     pub fn write(&mut self, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         if !matches!(self.place, Place::Own(_)) {
             let mut own = Flat::zeros(self.dtype, self.len);
-            if let Place::Lent(lent) = &self.place {
-                own.slice_mut(0, self.len).copy_from(lent.values())?;
+            if let Place::Shared(view) = &self.place {
+                own.slice_mut(0, self.len).copy_from(view.values())?;
             }
             self.place = Place::Own(own);
         }
@@ -123,21 +123,21 @@ impl Slot {
     ///
     /// # Errors
     /// If it does not look like the parameter.
-    pub fn load(&mut self, lent: Lent) -> Result<Loaded, BoxError> {
-        let values = lent.values();
+    pub fn materialise(&mut self, view: BufferView) -> Result<Materialised, BoxError> {
+        let values = view.values();
         if (values.dtype(), values.len()) != (self.dtype, self.len) {
             let (got_len, got) = (values.len(), values.dtype());
             let (expected_len, expected) = (self.len, self.dtype);
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got }.into());
         }
-        self.place = Place::Lent(lent);
-        Ok(Loaded::Lent)
+        self.place = Place::Shared(view);
+        Ok(Materialised::Shared)
     }
 
     /// Gives up the values.
-    pub fn unload(&mut self) -> Unloaded {
+    pub fn reshard(&mut self) -> Resharded {
         self.place = Place::Nowhere;
-        Unloaded::Freed
+        Resharded::Freed
     }
 }
 
@@ -164,13 +164,13 @@ mod tests {
         let buffer = Arc::downgrade(&flat);
         let mut slots = [Slot::freed(FloatType::F32, 1), Slot::freed(FloatType::F32, 2)];
         for (slot, (offset, len)) in slots.iter_mut().zip([(0, 1), (1, 2)]) {
-            assert_eq!(slot.load(Lent::new(flat.clone(), offset, len)).unwrap(), Loaded::Lent);
+            assert_eq!(slot.materialise(BufferView::new(flat.clone(), offset, len)).unwrap(), Materialised::Shared);
         }
         drop(flat);
         assert_eq!(slots[1].values().unwrap(), Values::F32(&[2.0, 3.0]));
-        assert_eq!(slots[0].unload(), Unloaded::Freed);
+        assert_eq!(slots[0].reshard(), Resharded::Freed);
         assert!(buffer.upgrade().is_some());
-        assert_eq!(slots[1].unload(), Unloaded::Freed);
+        assert_eq!(slots[1].reshard(), Resharded::Freed);
         assert!(buffer.upgrade().is_none());
     }
 
@@ -178,7 +178,7 @@ mod tests {
     fn writing_to_what_was_lent_changes_nobody_else() {
         let flat = Arc::new(Flat::F32(vec![1.0, 2.0].into()));
         let mut slot = Slot::freed(FloatType::F32, 2);
-        slot.load(Lent::new(flat.clone(), 0, 2)).unwrap();
+        slot.materialise(BufferView::new(flat.clone(), 0, 2)).unwrap();
         slot.write(&mut |mut values| values.divide(2)).unwrap();
         assert_eq!(slot.values().unwrap(), Values::F32(&[0.5, 1.0]));
         assert_eq!(flat.slice(0, 2), Values::F32(&[1.0, 2.0]));
@@ -188,8 +188,8 @@ mod tests {
     fn what_does_not_look_like_the_parameter_is_refused() {
         let flat = Arc::new(Flat::F64(vec![1.0, 2.0].into()));
         let mut slot = Slot::from(vec![0.0_f32; 2]);
-        assert!(slot.load(Lent::new(flat.clone(), 0, 2)).is_err());
-        assert!(Slot::from(vec![0.0_f64; 2]).load(Lent::new(flat, 0, 1)).is_err());
+        assert!(slot.materialise(BufferView::new(flat.clone(), 0, 2)).is_err());
+        assert!(Slot::from(vec![0.0_f64; 2]).materialise(BufferView::new(flat, 0, 1)).is_err());
         assert_eq!(slot.values().unwrap(), Values::F32(&[0.0; 2]), "nothing has changed");
     }
 }
