@@ -15,14 +15,14 @@ pub(crate) struct Groups {
     /// The ranks that have the same part of each copy.
     pub(crate) replicas: Communicator,
     /// The ranks that keep a part each between forward and backward.
-    pub(crate) keepers: Option<Communicator>,
+    pub(crate) reshard_group: Option<Communicator>,
     /// How long this rank has waited since it was last asked.
     waited: Duration,
 }
 
 impl Groups {
     /// Makes the groups; communicates nothing.
-    pub(crate) fn new(world: &mut Communicator, degrees: Degrees, keepers: Option<usize>) -> Result<Self> {
+    pub(crate) fn new(world: &mut Communicator, degrees: Degrees, reshard_group: Option<usize>) -> Result<Self> {
         let (rank, shards) = (world.rank(), degrees.shards);
         let neighbours = |rank: usize, count: usize| {
             let first = rank - rank % count;
@@ -33,14 +33,14 @@ impl Groups {
         Ok(Self {
             shards: group(world, &neighbours(rank, shards))?,
             replicas: group(world, &copies)?,
-            keepers: keepers.map(|count| group(world, &neighbours(rank, count))).transpose()?,
+            reshard_group: reshard_group.map(|count| group(world, &neighbours(rank, count))).transpose()?,
             waited: Duration::ZERO,
         })
     }
 
     /// Does from now on what is done with these ranks in the manner of the communicator that they are from.
     pub(crate) fn follow(&mut self, world: &Communicator) {
-        let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.keepers.as_mut()];
+        let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.reshard_group.as_mut()];
         groups.into_iter().flatten().for_each(|group| follow(group, world));
     }
 
@@ -63,13 +63,13 @@ impl Groups {
 
     /// How many bytes this rank has sent to its groups.
     pub(crate) fn bytes_sent(&self) -> u64 {
-        let groups = [Some(&self.shards), Some(&self.replicas), self.keepers.as_ref()];
+        let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
         groups.into_iter().flatten().map(bytes_sent).sum()
     }
 
     /// Of these, the bytes of what it started and did not wait for at once: parameters and gradients.
     pub(crate) fn tensor_bytes_sent(&self) -> u64 {
-        let groups = [Some(&self.shards), Some(&self.replicas), self.keepers.as_ref()];
+        let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
         groups.into_iter().flatten().map(|group| group.traffic_of_started().bytes_sent).sum()
     }
 

@@ -85,7 +85,7 @@ impl Plan {
         for action in self.actions() {
             let Action::Gather(unit) = action else { continue };
             let again = std::mem::replace(&mut gathered[unit], true);
-            let ranks = self.keepers.filter(|_| again).unwrap_or(shards);
+            let ranks = self.reshard_group.filter(|_| again).unwrap_or(shards);
             let flat_params = &self.layout.units[unit].flat_params;
             bytes +=
                 rounds * flat_params.iter().map(|flat_param| to_others(self.whole_bytes(flat_param), ranks)).sum::<usize>();
@@ -322,7 +322,7 @@ impl Meter<'_> {
 
     /// Bytes of what a smaller group's rank keeps between forward and backward.
     fn kept_bytes(&self, flat_param: &FlatParameter) -> usize {
-        self.plan.keepers.map_or(0, |keepers| self.plan.whole_bytes(flat_param) / keepers)
+        self.plan.reshard_group.map_or(0, |reshard_group| self.plan.whole_bytes(flat_param) / reshard_group)
     }
 
     fn allocate(&mut self, bytes: usize) {

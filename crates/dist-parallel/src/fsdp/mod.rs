@@ -146,7 +146,7 @@ impl<A> Fsdp<A> {
         let settings = [options.settings().as_slice(), &[starts]].concat();
         agreement::check(&mut world, model.infos(), &settings)?;
         let plan = plan?;
-        let mut groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
+        let mut groups = Groups::new(&mut world, plan.degrees, plan.reshard_group)?;
         let (degrees, precision) = (plan.degrees, options.precision);
         let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
         let mut fill = |model: &mut _, flat_param: &_, whole: &mut _| first.fill(&mut world, model, flat_param, whole);

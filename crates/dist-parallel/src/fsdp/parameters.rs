@@ -110,8 +110,8 @@ impl Parameters {
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
             let kept = shard.kept.take();
-            let (part, comm) = match (&kept, &mut groups.keepers) {
-                (Some(kept), Some(keepers)) => (kept.slice(0, kept.len()), keepers),
+            let (part, comm) = match (&kept, &mut groups.reshard_group) {
+                (Some(kept), Some(reshard_group)) => (kept.slice(0, kept.len()), reshard_group),
                 _ => {
                     let own = shard.own.expect(DIVIDED);
                     (self.shard_buffer.slice(own, 0, flat_param.shard_len)?, &mut groups.shards)
@@ -149,9 +149,9 @@ impl Parameters {
             } else {
                 groups.wait(shard.arriving.take().expect("a unit is gathered before it is used"))?
             };
-            if let Some(keepers) = groups.keepers.as_ref().filter(|_| keep && !self.shard_buffer.are_read()) {
-                let len = whole.len() / keepers.world_size();
-                shard.kept = Some(whole.part(flat_param.dtype, keepers.rank() * len, len));
+            if let Some(reshard_group) = groups.reshard_group.as_ref().filter(|_| keep && !self.shard_buffer.are_read()) {
+                let len = whole.len() / reshard_group.world_size();
+                shard.kept = Some(whole.part(flat_param.dtype, reshard_group.rank() * len, len));
             }
             let whole = Arc::new(whole);
             params::materialise(model, &flat_param.places, &whole)?;

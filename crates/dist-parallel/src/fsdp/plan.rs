@@ -12,7 +12,7 @@ pub struct Plan {
     pub(crate) options: FsdpOptions,
     pub(crate) degrees: Degrees,
     pub(crate) layout: Layout,
-    pub(crate) keepers: Option<usize>,
+    pub(crate) reshard_group: Option<usize>,
 }
 
 impl Plan {
@@ -34,8 +34,8 @@ impl Plan {
         }
         let degrees = options.strategy.degrees(world_size)?;
         let layout = Layout::new(infos, starts, &options.units, degrees.shards)?;
-        let keepers = options.reshard.group(degrees)?;
-        Ok(Self { options: options.clone(), degrees, layout, keepers })
+        let reshard_group = options.reshard.group(degrees)?;
+        Ok(Self { options: options.clone(), degrees, layout, reshard_group })
     }
 
     /// A rank's place in the dealing of micro-batches.
