@@ -10,7 +10,7 @@ pub(crate) struct Unreported {
 
 impl Unreported {
     /// Logs a warning with these names, if this is the first step and there are some.
-    pub(crate) fn tell<'a>(&mut self, names: impl FnOnce() -> Vec<&'a str>) {
+    pub(crate) fn warn_once<'a>(&mut self, names: impl FnOnce() -> Vec<&'a str>) {
         if std::mem::replace(&mut self.is_told, true) {
             return;
         }

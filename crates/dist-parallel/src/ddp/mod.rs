@@ -339,7 +339,7 @@ impl<M: Params> Ddp<M> {
         let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
         let Self { unreported, model, gradients, .. } = self;
-        unreported.tell(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
+        unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
         let elapsed = runtime.now().saturating_sub(started);
         let bytes_sent = self.bytes_sent() - sent_before;
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })

@@ -67,7 +67,7 @@ impl<A> Shards for Fsdp<A> {
         self.forget();
         self.updates.forget();
         self.computes = false;
-        self.tell(|_| true)
+        self.all_gather_updates(|_| true)
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

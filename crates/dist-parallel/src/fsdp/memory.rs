@@ -190,7 +190,7 @@ impl Meter<'_> {
                 self.free(plan.leaf_bytes(flat_param));
             }
         }
-        self.tell();
+        self.all_gather_updates();
         self.rest();
     }
 
@@ -276,7 +276,7 @@ impl Meter<'_> {
     }
 
     /// The update, where every rank's model is told what others have changed: two strips at a time.
-    fn tell(&mut self) {
+    fn all_gather_updates(&mut self) {
         let plan = self.plan;
         let changed = plan.degrees.shards > 1 || plan.options.precision.master.is_some();
         if plan.degrees.frees || !changed {

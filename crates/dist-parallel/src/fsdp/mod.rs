@@ -276,7 +276,7 @@ impl<A> Fsdp<A> {
                 })?;
             }
         }
-        self.tell(|flat_param| flat_param.trainable)
+        self.all_gather_updates(|flat_param| flat_param.trainable)
     }
 
     /// Sets this rank's part of all parameters from one flat slice: the parts of the parameters one after the other, in
@@ -287,7 +287,7 @@ impl<A> Fsdp<A> {
     /// ranks may already count on this one. If communication fails.
     pub fn set_shard(&mut self, values: Values<'_>) -> Result<()> {
         self.announce("set_part");
-        let result = self.try_set_shard(values).and_then(|()| self.tell(|_| true));
+        let result = self.try_set_shard(values).and_then(|()| self.all_gather_updates(|_| true));
         self.or_abort(result)
     }
 
@@ -327,7 +327,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
-    fn tell(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
+    fn all_gather_updates(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
         self.follow();
         let Self { parameters, model, plan, groups, .. } = self;
         // What was gathered ahead is not what it was.
@@ -336,21 +336,21 @@ impl<A> Fsdp<A> {
         let outside = |flat_param: &FlatParameter| {
             plan.degrees.shards > 1 || flat_param.master_dtype(plan.options.precision) != flat_param.dtype
         };
-        let told = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
-        let told = told.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
-        let told: Vec<(usize, usize)> = told.map(|(place, _)| place).collect();
-        if parameters.tells_in_place() {
-            told.iter().try_for_each(|&place| parameters.tell(&plan.layout, place, groups, model))?;
+        let update_buffer = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
+        let update_buffer = update_buffer.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
+        let update_buffer: Vec<(usize, usize)> = update_buffer.map(|(place, _)| place).collect();
+        if parameters.gathers_updates_in_place() {
+            update_buffer.iter().try_for_each(|&place| parameters.all_gather_updates(&plan.layout, place, groups, model))?;
             return parameters.rest(groups);
         }
-        for (index, &place) in told.iter().enumerate() {
-            parameters.start_telling(&plan.layout, place, groups, model)?;
+        for (index, &place) in update_buffer.iter().enumerate() {
+            parameters.start_all_gather_updates(&plan.layout, place, groups, model)?;
             if let Some(before) = index.checked_sub(1) {
-                parameters.finish_telling(&plan.layout, told[before], groups, model)?;
+                parameters.finish_all_gather_updates(&plan.layout, update_buffer[before], groups, model)?;
             }
         }
-        if let Some(&last) = told.last() {
-            parameters.finish_telling(&plan.layout, last, groups, model)?;
+        if let Some(&last) = update_buffer.last() {
+            parameters.finish_all_gather_updates(&plan.layout, last, groups, model)?;
         }
         parameters.rest(groups)
     }

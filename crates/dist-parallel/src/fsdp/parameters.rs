@@ -19,9 +19,9 @@ pub(crate) struct Parameters {
     states: Vec<Vec<FlatParameterState>>,
     shard_buffer: ShardBuffer,
     /// For each unit that is not gathered: the wait for all ranks to come as far, if it was begun.
-    paces: Vec<Option<Pending<()>>>,
+    throttles: Vec<Option<Pending<()>>>,
     /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
-    told: Option<ShardBuffer>,
+    update_buffer: Option<ShardBuffer>,
     /// For each unit: whether its blocks leave its parameters as they are.
     watches: Vec<Watch>,
     /// This rank's number among those that share a copy.
@@ -36,7 +36,7 @@ struct FlatParameterState {
     /// Where the own part lies, padding included; `None` if the model has it.
     own: Option<ShardOffset>,
     /// Where the own part lies while the others are told.
-    told: Option<ShardOffset>,
+    update_buffer: Option<ShardOffset>,
     /// What a smaller group keeps between forward and backward.
     kept: Option<Flat>,
     /// The whole strip, on its way.
@@ -92,19 +92,19 @@ impl Parameters {
                 }
             }
         }
-        let tells = !degrees.frees && degrees.shards > 1;
-        let told = if tells { room_to_tell(layout, &mut states, groups)? } else { None };
-        let paces = layout.units.iter().map(|_| None).collect();
+        let gathers_updates = !degrees.frees && degrees.shards > 1;
+        let update_buffer = if gathers_updates { update_buffer(layout, &mut states, groups)? } else { None };
+        let throttles = layout.units.iter().map(|_| None).collect();
         let units = layout.units.len();
         let watches = (0..units).map(|unit| Watch::new(unit, units)).collect();
-        Ok(Self { states, shard_buffer, paces, told, watches, rank, spare: Spare::default() })
+        Ok(Self { states, shard_buffer, throttles, update_buffer, watches, rank, spare: Spare::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
     /// together as they do if they gather it: no rank waits for the whole of another's pass.
     pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
         if self.shard_buffer.are_read() {
-            self.paces[unit] = Some(groups.shards.start_barrier());
+            self.throttles[unit] = Some(groups.shards.start_barrier());
             return Ok(());
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
@@ -135,8 +135,8 @@ impl Parameters {
         keep: bool,
         model: &mut impl Params,
     ) -> Result<()> {
-        if let Some(pace) = self.paces[unit].take() {
-            groups.timed(|| pace.wait()).map_err(|failed| Error::communication(*failed.error))?;
+        if let Some(throttle) = self.throttles[unit].take() {
+            groups.timed(|| throttle.wait()).map_err(|failed| Error::communication(*failed.error))?;
             groups.timed(|| self.shard_buffer.open())?;
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
@@ -209,8 +209,8 @@ impl Parameters {
     /// Communicates from now on in the manner of this communicator.
     pub(crate) fn follow(&mut self, comm: &Communicator) {
         self.shard_buffer.follow(comm);
-        if let Some(told) = &mut self.told {
-            told.follow(comm);
+        if let Some(update_buffer) = &mut self.update_buffer {
+            update_buffer.follow(comm);
         }
     }
 
@@ -230,7 +230,7 @@ impl Parameters {
         for shard in self.states.iter_mut().flatten() {
             (shard.arriving, shard.kept, shard.whole) = (None, None, None);
         }
-        self.paces.iter_mut().for_each(|pace| *pace = None);
+        self.throttles.iter_mut().for_each(|throttle| *throttle = None);
         self.watches.iter_mut().for_each(Watch::forget);
         self.spare.clear();
     }
@@ -271,13 +271,13 @@ impl Parameters {
     }
 
     /// Whether ranks read what they are told.
-    pub(crate) const fn tells_in_place(&self) -> bool {
-        self.told.is_some()
+    pub(crate) const fn gathers_updates_in_place(&self) -> bool {
+        self.update_buffer.is_some()
     }
 
     /// Tells the other ranks the own part of a strip of which every rank's model has the whole, and copies theirs into the
     /// model from where they lie.
-    pub(crate) fn tell(
+    pub(crate) fn all_gather_updates(
         &mut self,
         layout: &Layout,
         place: (usize, usize),
@@ -285,26 +285,26 @@ impl Parameters {
         model: &mut impl Params,
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
-        let mut told = self.told.take().expect("it is told in place");
-        let own = self.states[place.0][place.1].told.expect("there is room for each strip");
+        let mut update_buffer = self.update_buffer.take().expect("it is told in place");
+        let own = self.states[place.0][place.1].update_buffer.expect("there is room for each strip");
         for piece in flat_param.pieces(self.rank) {
-            let mut into = told.slice_mut(own, piece.at, piece.len)?;
+            let mut into = update_buffer.slice_mut(own, piece.at, piece.len)?;
             self.read(place, piece, model, |values| into.convert_from(values))?;
         }
-        groups.timed(|| told.open())?;
+        groups.timed(|| update_buffer.open())?;
         // The own part is in the model already, unless the optimizer changes it elsewhere.
         let known = self.states[place.0][place.1].own.is_none().then_some(self.rank);
-        let mut reader = Reader { shard_buffer: &mut told, own, flat_param, known };
+        let mut reader = Reader { shard_buffer: &mut update_buffer, own, flat_param, known };
         for place in &flat_param.places {
             params::write(model, place.parameter, |values| reader.put_together(place.offset, values))?;
         }
-        groups.timed(|| told.close())?;
-        self.told = Some(told);
+        groups.timed(|| update_buffer.close())?;
+        self.update_buffer = Some(update_buffer);
         Ok(())
     }
 
     /// Begins to tell the other ranks the own part of a strip of which every rank's model has the whole.
-    pub(crate) fn start_telling(
+    pub(crate) fn start_all_gather_updates(
         &mut self,
         layout: &Layout,
         place: (usize, usize),
@@ -324,7 +324,7 @@ impl Parameters {
     }
 
     /// Waits for a whole strip and copies it into the model.
-    pub(crate) fn finish_telling(
+    pub(crate) fn finish_all_gather_updates(
         &mut self,
         layout: &Layout,
         (unit, index): (usize, usize),
@@ -340,13 +340,13 @@ impl Parameters {
 }
 
 /// Room for the largest part of each type, if the ranks can read it, and where each strip's part has its turn there.
-fn room_to_tell(layout: &Layout, states: &mut [Vec<FlatParameterState>], groups: &mut Groups) -> Result<Option<ShardBuffer>> {
-    let mut told = ShardBuffer::default();
+fn update_buffer(layout: &Layout, states: &mut [Vec<FlatParameterState>], groups: &mut Groups) -> Result<Option<ShardBuffer>> {
+    let mut update_buffer = ShardBuffer::default();
     for (shard, (_, flat_param)) in states.iter_mut().flatten().zip(layout.flat_params()) {
-        shard.told = Some(told.reserve_in_turn(flat_param.dtype, flat_param.shard_len));
+        shard.update_buffer = Some(update_buffer.reserve_in_turn(flat_param.dtype, flat_param.shard_len));
     }
-    told.allocate_together(&mut groups.shards)?;
-    Ok(told.are_read().then_some(told))
+    update_buffer.allocate_together(&mut groups.shards)?;
+    Ok(update_buffer.are_read().then_some(update_buffer))
 }
 
 /// A strip whose parts are read where ranks keep them.

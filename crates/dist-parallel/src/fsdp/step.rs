@@ -319,7 +319,7 @@ impl<A> Fsdp<A> {
             return Err(Error::NothingCounts { micro_batches });
         }
         let Self { groups, buffers, gradients, unreported, world, model, .. } = self;
-        unreported.tell(|| without_gradient(model.infos(), |parameter| gradients.is_used(parameter)));
+        unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.is_used(parameter)));
         groups.timed(|| buffers.synchronise([world], model))?;
         Ok(loss)
     }

@@ -137,11 +137,11 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
 /// Bytes that a rank sends of parameters and gradients in a step, if they are all that is sent.
 fn bytes_of_step(network: sim::Network, options: &FsdpOptions, reads: bool) -> u64 {
     let options = options.clone();
-    let tells = !reads && options.strategy == ShardingStrategy::ShardGradOp;
+    let gathers_updates = !reads && options.strategy == ShardingStrategy::ShardGradOp;
     let program = move |transport| {
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &options).unwrap();
         assert_eq!(fsdp.parameters.are_read(), reads);
-        assert_eq!(fsdp.parameters.tells_in_place(), tells);
+        assert_eq!(fsdp.parameters.gathers_updates_in_place(), gathers_updates);
         let before = fsdp.tensor_bytes_sent();
         fsdp.step(2, |_| Ok((1.0, |output: f32| Ok((output, 1.0))))).unwrap();
         fsdp.tensor_bytes_sent() - before

@@ -56,7 +56,7 @@ impl<A> Shards for Pipeline<A> {
         self.forget();
         self.updates.forget();
         self.computes = false;
-        let told = self.tell_ties();
+        let told = self.broadcast_ties();
         self.or_abort(told)
     }
 

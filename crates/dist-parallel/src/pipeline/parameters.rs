@@ -25,7 +25,7 @@ impl<A> Pipeline<A> {
             let Some(mean) = mean else { return Ok(()) };
             params::write(model, parameter, |values| optimizer.update(original, values, mean))
         });
-        let result = result.and_then(|()| self.update_shards(optimizer)).and_then(|()| self.tell_ties());
+        let result = result.and_then(|()| self.update_shards(optimizer)).and_then(|()| self.broadcast_ties());
         self.or_abort(result)
     }
 
@@ -74,7 +74,7 @@ impl<A> Pipeline<A> {
     }
 
     /// Gives every stage of a tie the values of its first one.
-    pub(super) fn tell_ties(&mut self) -> Result<()> {
+    pub(super) fn broadcast_ties(&mut self) -> Result<()> {
         let rank = self.comm.rank();
         for tie in &self.ties {
             let info = &self.infos[tie.parameter];

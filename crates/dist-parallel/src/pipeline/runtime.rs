@@ -146,7 +146,7 @@ impl<A> Pipeline<A> {
             unreported: Unreported::default(),
             computes: false,
         };
-        let told = pipeline.tell_ties();
+        let told = pipeline.broadcast_ties();
         pipeline.or_abort(told)?;
         Ok(pipeline)
     }

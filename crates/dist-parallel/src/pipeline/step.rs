@@ -143,7 +143,7 @@ impl<A> Pipeline<A> {
         self.nodes.iter_mut().try_for_each(ties::Node::finish)?;
         self.synchronise_buffers()?;
         let mut unreported = std::mem::take(&mut self.unreported);
-        unreported.tell(|| self.without_gradient());
+        unreported.warn_once(|| self.without_gradient());
         self.unreported = unreported;
         Ok(loss)
     }
@@ -184,15 +184,15 @@ impl<A> Pipeline<A> {
                 group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
             }
         }
-        let mut told = [sum_of(losses).to_bits().into(), counts[0], counts[1]];
+        let mut totals = [sum_of(losses).to_bits().into(), counts[0], counts[1]];
         let updates_agree = match descriptor.call {
-            TrainingCall::Step => self.tell_with_updates(&mut told, last)?,
+            TrainingCall::Step => self.broadcast_totals(&mut totals, last)?,
             _ => {
-                self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
+                self.comm.broadcast(&mut totals, last).map_err(Error::communication)?;
                 true
             }
         };
-        let [sum, count, weighted] = told.map(|number| u64::try_from(number).unwrap_or(0));
+        let [sum, count, weighted] = totals.map(|number| u64::try_from(number).unwrap_or(0));
         if weighted != 0 && weighted != self.beside().1 as u64 {
             return Err(self.disagree(descriptor));
         }
@@ -206,12 +206,12 @@ impl<A> Pipeline<A> {
     }
 
     /// Gives all ranks of this pipeline the last rank's numbers. Tells whether all of them have updated their parameters alike.
-    fn tell_with_updates(&mut self, told: &mut [i64; 3], last: usize) -> Result<bool> {
+    fn broadcast_totals(&mut self, totals: &mut [i64; 3], last: usize) -> Result<bool> {
         let updates = self.updates.number();
-        let [loss, count, weighted] = if self.comm.rank() == last { *told } else { [0; 3] };
+        let [loss, count, weighted] = if self.comm.rank() == last { *totals } else { [0; 3] };
         let mut sums = [loss, count, weighted, updates, updates * updates];
         self.comm.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::communication)?;
-        told.copy_from_slice(&sums[..3]);
+        totals.copy_from_slice(&sums[..3]);
         Ok(are_equal(self.comm.world_size(), [sums[3].into(), sums[4].into()]))
     }
 
