@@ -17,7 +17,7 @@ pub(crate) struct SumOfSquares {
     /// By the exponent of the number that was squared: the sum of the squares of significands.
     bins: Vec<u128>,
     /// How many squares may still be added to any bin.
-    room: u32,
+    capacity: u32,
     /// The sum of all squares whose bins were emptied, 32 bits each, the lowest first.
     digits: Vec<u64>,
     infinite: bool,
@@ -62,7 +62,7 @@ impl SquareRange {
     }
 
     /// Squares that fit into a bin of 128 bits.
-    const fn room(self) -> u32 {
+    const fn capacity(self) -> u32 {
         match self {
             Self::F32 => u32::MAX,
             Self::F64 => 1 << 22,
@@ -75,7 +75,7 @@ impl SumOfSquares {
         Self {
             range,
             bins: vec![0; range.bins()],
-            room: range.room(),
+            capacity: range.capacity(),
             digits: vec![0; range.digits()],
             infinite: false,
             nan: false,
@@ -97,8 +97,8 @@ impl SumOfSquares {
         }
         let bin = usize::try_from(exponent - self.range.exponent_min()).expect("the range holds the type");
         self.bins[bin] += u128::from(significand) * u128::from(significand);
-        self.room -= 1;
-        if self.room == 0 {
+        self.capacity -= 1;
+        if self.capacity == 0 {
             self.empty_bins();
         }
     }
@@ -113,7 +113,7 @@ impl SumOfSquares {
             add_digits(&mut self.digits[digit + 2..], high << shift);
             *sum = 0;
         }
-        self.room = self.range.room();
+        self.capacity = self.range.capacity();
     }
 
     /// The sum as integers that are to be added to those of others, position by position. Fewer than 2³¹ others.
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn full_bins_are_emptied() {
-        let mut sum = SumOfSquares { room: 3, ..SumOfSquares::new(SquareRange::F32) };
+        let mut sum = SumOfSquares { capacity: 3, ..SumOfSquares::new(SquareRange::F32) };
         sum.add(Values::F32(&[2.0; 100]));
         assert_eq!(sum.norm(), 20.0);
     }

@@ -8,7 +8,7 @@
 use super::groups::Groups;
 use super::layout::{Layout, Piece, FlatParameter};
 use super::options::Precision;
-use super::spare::Spare;
+use super::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
 use crate::mean::Mean;
 use crate::tree::TreeSum;
@@ -31,7 +31,7 @@ pub(crate) struct Gradients {
     /// The unit whose leaves are on their way.
     in_flight: Option<usize>,
     /// What the next leaf is made of.
-    spare: Spare,
+    pool: BufferPool,
     /// Rounds since the last step.
     rounds: usize,
     /// Of the present round: whether this rank has a micro-batch, and whether a step follows.
@@ -53,7 +53,7 @@ struct UnitSum {
 #[derive(Debug)]
 struct FlatParameterSum {
     /// The gradients of the present micro-batch.
-    leaf: Option<Flat>,
+    gradient: Option<Flat>,
     /// For each place: whether the leaf has a gradient there.
     written: Vec<bool>,
     sum: TreeSum<Flat>,
@@ -64,7 +64,7 @@ struct FlatParameterSum {
     /// The own part of the mean over all ranks, from a step to the next micro-batch.
     mean: Option<Mean>,
     /// Memory of the last mean, for this rank's part of the first round's sum: fresh memory has to be found, page by page.
-    room: Option<Flat>,
+    recycled: Option<Flat>,
 }
 
 impl FlatParameter {
@@ -82,13 +82,13 @@ impl FlatParameter {
 impl Gradients {
     pub(crate) fn new(layout: &Layout, names: Vec<String>, precision: Precision, each_round: bool) -> Self {
         let flat_param = |flat_param: &FlatParameter| FlatParameterSum {
-            leaf: None,
+            gradient: None,
             written: vec![false; flat_param.places.len()],
             sum: TreeSum::new(),
             adding: None,
             total: None,
             mean: None,
-            room: None,
+            recycled: None,
         };
         let unit = |flat_params: &[FlatParameter]| UnitSum {
             flat_params: flat_params.iter().map(flat_param).collect(),
@@ -107,7 +107,7 @@ impl Gradients {
             precision,
             each_round,
             in_flight: None,
-            spare: Spare::default(),
+            pool: BufferPool::default(),
             rounds: 0,
             present: false,
             last: false,
@@ -125,7 +125,7 @@ impl Gradients {
             unit.concluded = false;
             let with_mean = unit.flat_params.iter_mut().filter(|flat_param| flat_param.mean.is_some());
             with_mean
-                .for_each(|flat_param| flat_param.room = flat_param.mean.take().map(Mean::into_memory).filter(|_| cuts));
+                .for_each(|flat_param| flat_param.recycled = flat_param.mean.take().map(Mean::into_memory).filter(|_| cuts));
         }
     }
 
@@ -169,15 +169,15 @@ impl Gradients {
         }
         self.open(layout, groups, location.unit)?;
         let unit = &mut self.units[location.unit];
-        let FlatParameterSum { leaf, written, .. } = &mut unit.flat_params[location.flat_param];
-        let leaf = leaf.as_mut().expect("a unit is closed once every parameter has reported");
+        let FlatParameterSum { gradient, written, .. } = &mut unit.flat_params[location.flat_param];
+        let gradient = gradient.as_mut().expect("a unit is closed once every parameter has reported");
         let dtype = flat_param.sum_dtype(self.precision);
         if std::mem::replace(&mut written[location.place], true) {
             let mut addend = Flat::zeros(dtype, place.len);
             addend.slice_mut(0, place.len).convert_from(values);
-            leaf.slice_mut(place.offset, place.len).add(addend.slice(0, place.len))?;
+            gradient.slice_mut(place.offset, place.len).add(addend.slice(0, place.len))?;
         } else {
-            leaf.slice_mut(place.offset, place.len).convert_from(values);
+            gradient.slice_mut(place.offset, place.len).convert_from(values);
         }
         unit.outstanding -= 1;
         self.used[place.parameter] = true;
@@ -195,23 +195,23 @@ impl Gradients {
         }
         self.finish_in_flight(layout, groups)?;
         self.open(layout, groups, unit)?;
-        let leaves_now = self.sums_now(layout);
+        let reduces_now = self.sums_now(layout);
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
-            let Some(mut leaf) = of.leaf.take() else { continue };
+            let Some(mut gradient) = of.gradient.take() else { continue };
             if self.present {
                 for (place, _) in flat_param.places.iter().zip(&of.written).filter(|(_, written)| !**written) {
-                    leaf.slice_mut(place.offset, place.len).clear();
+                    gradient.slice_mut(place.offset, place.len).clear();
                 }
             } else {
-                leaf.slice_mut(0, flat_param.len()).fill_neutral();
+                gradient.slice_mut(0, flat_param.len()).fill_neutral();
             }
-            if leaves_now {
-                of.adding = Some(leaf.start_scattered_sum(&mut groups.shards));
+            if reduces_now {
+                of.adding = Some(gradient.start_scattered_sum(&mut groups.shards));
             } else {
-                of.sum.add(self.rounds, leaf, merge);
+                of.sum.add(self.rounds, gradient, merge);
             }
         }
-        if leaves_now {
+        if reduces_now {
             self.in_flight = Some(unit);
         } else if self.last {
             self.conclude(layout, groups, unit)?;
@@ -285,12 +285,12 @@ impl Gradients {
         for unit in &mut self.units {
             unit.concluded = false;
             for of in &mut unit.flat_params {
-                (of.leaf, of.adding, of.sum) = (None, None, TreeSum::new());
-                (of.total, of.mean, of.room) = (None, None, None);
+                (of.gradient, of.adding, of.sum) = (None, None, TreeSum::new());
+                (of.total, of.mean, of.recycled) = (None, None, None);
             }
         }
         (self.in_flight, self.rounds) = (None, 0);
-        self.spare.clear();
+        self.pool.clear();
         self.used.fill(false);
     }
 
@@ -302,7 +302,7 @@ impl Gradients {
 
     /// Frees what is kept for the units to come.
     pub(crate) fn rest(&mut self) {
-        self.spare.clear();
+        self.pool.clear();
     }
 
     /// Makes room for a unit's gradients, if there is none, after the last unit's have left it.
@@ -311,9 +311,9 @@ impl Gradients {
             self.finish_in_flight(layout, groups)?;
         }
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
-            if flat_param.trainable && of.leaf.is_none() {
+            if flat_param.trainable && of.gradient.is_none() {
                 let dtype = flat_param.sum_dtype(self.precision);
-                of.leaf = Some(self.spare.take(groups.adders(), flat_param, dtype, layout.shards)?);
+                of.gradient = Some(self.pool.take(groups.reduce_group(), flat_param, dtype, layout.shards)?);
             }
         }
         Ok(())
@@ -324,10 +324,10 @@ impl Gradients {
         let Some(unit) = self.in_flight.take() else { return Ok(()) };
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
             let Some(adding) = of.adding.take() else { continue };
-            let leaf = groups.wait(adding)?;
-            let part = own_shard(&leaf, flat_param, groups, of.room.take())?;
+            let gradient = groups.wait(adding)?;
+            let part = own_shard(&gradient, flat_param, groups, of.recycled.take())?;
             of.sum.add(self.rounds, part, merge);
-            self.spare.give(leaf);
+            self.pool.give(gradient);
         }
         if self.last {
             self.conclude(layout, groups, unit)?;
@@ -349,8 +349,8 @@ impl Gradients {
                 Some(sum) => sum,
                 None => {
                     let len = if self.each_round { flat_param.shard_len } else { flat_param.padded(layout.shards) };
-                    let mut nothing = match of.room.take() {
-                        Some(room) => room,
+                    let mut nothing = match of.recycled.take() {
+                        Some(recycled) => recycled,
                         // It travels in the same kind of memory as the sums of ranks that have some.
                         None => Flat::allocated(comm, flat_param.sum_dtype(self.precision), len)?,
                     };
@@ -387,10 +387,10 @@ fn merge(left: &mut Flat, right: Flat) {
 }
 
 /// This rank's part of a strip that was added up, in memory of its own: this, if there is some.
-fn own_shard(sum: &Flat, flat_param: &FlatParameter, groups: &mut Groups, room: Option<Flat>) -> Result<Flat> {
+fn own_shard(sum: &Flat, flat_param: &FlatParameter, groups: &mut Groups, recycled: Option<Flat>) -> Result<Flat> {
     let (start, len) = (groups.shards.rank() * flat_param.shard_len, flat_param.shard_len);
-    let mut part = match room {
-        Some(room) => room,
+    let mut part = match recycled {
+        Some(recycled) => recycled,
         None if groups.replicas.world_size() == 1 => return Ok(sum.part(sum.dtype(), start, len)),
         // It will travel, too.
         None => Flat::allocated(&mut groups.replicas, sum.dtype(), len)?,

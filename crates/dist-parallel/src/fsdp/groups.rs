@@ -57,7 +57,7 @@ impl Groups {
     }
 
     /// The ranks that leaves are added up among first.
-    pub(crate) fn adders(&mut self) -> &mut Communicator {
+    pub(crate) fn reduce_group(&mut self) -> &mut Communicator {
         if self.shards.world_size() > 1 { &mut self.shards } else { &mut self.replicas }
     }
 

@@ -69,7 +69,7 @@ impl Plan {
         let optimizer = trained().map(state).sum();
         let gradients = trained().map(|flat_param| self.shard_bytes(flat_param)).sum();
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
-        let mut meter = Meter { plan: self, materialised, live, peak: live, in_flight: None, spares: [None; 2] };
+        let mut meter = Meter { plan: self, materialised, live, peak: live, in_flight: None, pools: [None; 2] };
         meter.step(micro_batches);
         Memory { parameters, gradients, optimizer, peak: meter.peak }
     }
@@ -92,7 +92,7 @@ impl Plan {
         }
         for flat_param in self.layout.flat_params().map(|(_, flat_param)| flat_param).filter(|flat_param| flat_param.trainable) {
             let reductions = if self.degrees.each_round { rounds } else { 1 };
-            bytes += reductions * to_others(self.leaf_bytes(flat_param), shards);
+            bytes += reductions * to_others(self.gradient_bytes(flat_param), shards);
             bytes += (2 * (replicas - 1) * self.shard_bytes(flat_param)).div_ceil(replicas);
             if !self.degrees.frees {
                 bytes += to_others(self.whole_bytes(flat_param), shards);
@@ -129,7 +129,7 @@ impl Plan {
     }
 
     /// Bytes of one micro-batch's gradients of a strip.
-    fn leaf_bytes(&self, flat_param: &FlatParameter) -> usize {
+    fn gradient_bytes(&self, flat_param: &FlatParameter) -> usize {
         flat_param.padded(self.layout.shards) * flat_param.sum_dtype(self.options.precision).size()
     }
 
@@ -148,14 +148,14 @@ struct Meter<'a> {
     /// The unit whose leaves are on their way.
     in_flight: Option<usize>,
     /// Memory that is free and kept for the next strip: what was gathered into, and what a leaf was.
-    spares: [Option<(FloatType, usize)>; 2],
+    pools: [Option<(FloatType, usize)>; 2],
 }
 
 /// What whole strips are for.
 #[derive(Clone, Copy)]
 enum Whole {
     Gathered,
-    Leaf,
+    Gradient,
 }
 
 /// A round, and whether it is the last.
@@ -187,7 +187,7 @@ impl Meter<'_> {
             });
             for flat_param in reduced.flat_map(|unit| plan.trained(unit)) {
                 self.allocate(plan.shard_bytes(flat_param));
-                self.free(plan.leaf_bytes(flat_param));
+                self.free(plan.gradient_bytes(flat_param));
             }
         }
         self.all_gather_updates();
@@ -243,7 +243,7 @@ impl Meter<'_> {
 
     fn open(&mut self, unit: usize) {
         let plan = self.plan;
-        plan.trained(unit).for_each(|flat_param| self.take(Whole::Leaf, flat_param));
+        plan.trained(unit).for_each(|flat_param| self.take(Whole::Gradient, flat_param));
     }
 
     fn close(&mut self, unit: usize, round: Round) {
@@ -252,7 +252,7 @@ impl Meter<'_> {
             self.in_flight = Some(unit);
         } else {
             for flat_param in plan.trained(unit) {
-                self.sum(plan.leaf_bytes(flat_param), round);
+                self.sum(plan.gradient_bytes(flat_param), round);
             }
         }
     }
@@ -264,7 +264,7 @@ impl Meter<'_> {
             // The first round's lies where the last step's mean was.
             self.allocate(if round.number > 0 { plan.shard_bytes(flat_param) } else { 0 });
             self.sum(plan.shard_bytes(flat_param), round);
-            self.give(Whole::Leaf, flat_param);
+            self.give(Whole::Gradient, flat_param);
         }
     }
 
@@ -293,29 +293,29 @@ impl Meter<'_> {
     /// Memory for a whole strip: what is free if it fits, else it is freed first.
     fn take(&mut self, whole: Whole, flat_param: &FlatParameter) {
         let wanted = self.size(whole, flat_param);
-        let spare = self.spares[whole as usize].take();
-        if spare != Some(wanted) {
-            self.free(spare.map_or(0, bytes));
+        let pool = self.pools[whole as usize].take();
+        if pool != Some(wanted) {
+            self.free(pool.map_or(0, bytes));
             self.allocate(bytes(wanted));
         }
     }
 
     /// Memory of a whole strip is free, and kept instead of what was.
     fn give(&mut self, whole: Whole, flat_param: &FlatParameter) {
-        let before = self.spares[whole as usize].replace(self.size(whole, flat_param));
+        let before = self.pools[whole as usize].replace(self.size(whole, flat_param));
         self.free(before.map_or(0, bytes));
     }
 
     /// Frees what is kept for the units to come.
     fn rest(&mut self) {
-        let spares = std::mem::take(&mut self.spares);
-        self.free(spares.into_iter().flatten().map(bytes).sum());
+        let pools = std::mem::take(&mut self.pools);
+        self.free(pools.into_iter().flatten().map(bytes).sum());
     }
 
     fn size(&self, whole: Whole, flat_param: &FlatParameter) -> (FloatType, usize) {
         let dtype = match whole {
             Whole::Gathered => flat_param.dtype,
-            Whole::Leaf => flat_param.sum_dtype(self.plan.options.precision),
+            Whole::Gradient => flat_param.sum_dtype(self.plan.options.precision),
         };
         (dtype, flat_param.padded(self.plan.layout.shards))
     }

@@ -12,7 +12,7 @@ mod order;
 mod parameters;
 mod shard_buffer;
 mod plan;
-mod spare;
+mod buffer_pool;
 mod step;
 
 use std::fmt;

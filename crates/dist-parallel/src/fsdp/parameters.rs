@@ -8,7 +8,7 @@ use super::groups::Groups;
 use super::layout::{Layout, Piece, FlatParameter};
 use super::options::{Degrees, Precision};
 use super::shard_buffer::{ShardBuffer, ShardOffset};
-use super::spare::Spare;
+use super::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
 use crate::watch::Watch;
 use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
@@ -27,7 +27,7 @@ pub(crate) struct Parameters {
     /// This rank's number among those that share a copy.
     rank: usize,
     /// What the next strip is gathered into.
-    spare: Spare,
+    pool: BufferPool,
 }
 
 /// What one rank has of a strip.
@@ -97,7 +97,7 @@ impl Parameters {
         let throttles = layout.units.iter().map(|_| None).collect();
         let units = layout.units.len();
         let watches = (0..units).map(|unit| Watch::new(unit, units)).collect();
-        Ok(Self { states, shard_buffer, throttles, update_buffer, watches, rank, spare: Spare::default() })
+        Ok(Self { states, shard_buffer, throttles, update_buffer, watches, rank, pool: BufferPool::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
@@ -108,7 +108,7 @@ impl Parameters {
             return Ok(());
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
-            let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
+            let mut whole = self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.reshard_group) {
                 (Some(kept), Some(reshard_group)) => (kept.slice(0, kept.len()), reshard_group),
@@ -142,7 +142,7 @@ impl Parameters {
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let whole = if let Some(own) = shard.own.filter(|_| self.shard_buffer.are_read()) {
                 let reader = Reader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
-                match reader.read(model, &mut groups.shards, &mut self.spare, layout.shards)? {
+                match reader.read(model, &mut groups.shards, &mut self.pool, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
                 }
@@ -156,7 +156,7 @@ impl Parameters {
             let whole = Arc::new(whole);
             params::materialise(model, &flat_param.places, &whole)?;
             match Arc::try_unwrap(whole) {
-                Ok(copied) => self.spare.give(copied),
+                Ok(copied) => self.pool.give(copied),
                 Err(lent) => shard.whole = Some(lent),
             }
         }
@@ -173,7 +173,7 @@ impl Parameters {
             params::reshard(model, &flat_param.places)?;
             // Unless somebody still has a part of it.
             if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
-                self.spare.give(whole);
+                self.pool.give(whole);
             }
         }
         Ok(())
@@ -216,7 +216,7 @@ impl Parameters {
 
     /// Frees what is kept for the units to come, and lets the own part be changed again: a pass is over.
     pub(crate) fn rest(&mut self, groups: &mut Groups) -> Result<()> {
-        self.spare.clear();
+        self.pool.clear();
         self.close(groups)
     }
 
@@ -232,7 +232,7 @@ impl Parameters {
         }
         self.throttles.iter_mut().for_each(|throttle| *throttle = None);
         self.watches.iter_mut().for_each(Watch::forget);
-        self.spare.clear();
+        self.pool.clear();
     }
 
     /// Calls `f` with the memory of a piece of a strip's own part, wherever it is.
@@ -312,7 +312,7 @@ impl Parameters {
         model: &impl Params,
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
-        let mut whole = self.spare.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
+        let mut whole = self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
         let start = self.rank * flat_param.shard_len;
         for piece in flat_param.pieces(self.rank) {
             self.read(place, piece, model, |values| {
@@ -334,7 +334,7 @@ impl Parameters {
         let arriving = self.states[unit][index].arriving.take();
         let whole = groups.wait(arriving.expect("a strip is told before it is copied"))?;
         params::unpack(model, &layout.units[unit].flat_params[index].places, &whole)?;
-        self.spare.give(whole);
+        self.pool.give(whole);
         Ok(())
     }
 }
@@ -365,13 +365,13 @@ impl Reader<'_> {
         mut self,
         model: &mut impl Params,
         comm: &mut Communicator,
-        spare: &mut Spare,
+        pool: &mut BufferPool,
         shards: usize,
     ) -> Result<Option<Flat>> {
         for place in &self.flat_param.places {
             let read = |values: ValuesMut<'_>| self.put_together(place.offset, values);
             if !params::fill(model, place.parameter, read)? {
-                let mut whole = spare.take(comm, self.flat_param, self.flat_param.dtype, shards)?;
+                let mut whole = pool.take(comm, self.flat_param, self.flat_param.dtype, shards)?;
                 self.put_together(0, whole.slice_mut(0, self.flat_param.len()))?;
                 return Ok(Some(whole));
             }

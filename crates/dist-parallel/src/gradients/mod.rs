@@ -21,7 +21,7 @@ pub(crate) struct Gradients {
     buckets: Vec<BucketSum>,
     losses: TreeSum<f32>,
     /// Micro-batches that this rank has summed since the last synchronisation, and what they count together.
-    leaves: usize,
+    micro_batches: usize,
     count: u64,
     /// For each parameter: whether its gradient was reported in the present micro-batch.
     reported: Vec<bool>,
@@ -38,7 +38,7 @@ pub(crate) struct Gradients {
 struct BucketSum {
     sum: TreeSum<Flat>,
     /// The gradients of the present micro-batch.
-    leaf: Option<Flat>,
+    gradient: Option<Flat>,
     /// For each place: whether the leaf has a gradient there.
     written: Vec<bool>,
     /// How many parameters could report a gradient that goes here, and how many have not yet done so.
@@ -48,9 +48,9 @@ struct BucketSum {
     mean: Option<Mean>,
     /// What the first leaf goes into, and with it every sum: it is the leftmost, and sums are made on the left. So this is
     /// the one memory that travels.
-    vessel: Option<Flat>,
+    recycled: Option<Flat>,
     /// What other leaves go into.
-    spare: Vec<Flat>,
+    pool: Vec<Flat>,
 }
 
 /// Memory to travel in, all zero.
@@ -66,7 +66,7 @@ impl Gradients {
             slots,
             buckets,
             losses: TreeSum::new(),
-            leaves: 0,
+            micro_batches: 0,
             count: 0,
             reported: vec![false; infos.len()],
             used: vec![false; infos.len()],
@@ -100,10 +100,10 @@ impl Gradients {
         for (bucket, planned) in self.buckets.iter_mut().zip(self.slots.buckets()) {
             bucket.written.fill(false);
             bucket.outstanding = bucket.reporters;
-            bucket.leaf = Some(if self.leaves == 0 {
-                bucket.vessel(planned, allocate)?
+            bucket.gradient = Some(if self.micro_batches == 0 {
+                bucket.recycled(planned, allocate)?
             } else {
-                bucket.spare.pop().unwrap_or_else(|| planned.zeros())
+                bucket.pool.pop().unwrap_or_else(|| planned.zeros())
             });
         }
         Ok(())
@@ -114,7 +114,7 @@ impl Gradients {
         if std::mem::take(&mut self.synchronised) {
             self.used.fill(false);
             for bucket in &mut self.buckets {
-                bucket.vessel = bucket.mean.take().map(Mean::into_memory);
+                bucket.recycled = bucket.mean.take().map(Mean::into_memory);
             }
         }
     }
@@ -123,8 +123,8 @@ impl Gradients {
     pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
         let Some(slot) = self.slots.reported(parameter, &mut self.reported)? else { return Ok(()) };
         let bucket = &mut self.buckets[slot.bucket];
-        let leaf = bucket.leaf.as_mut().expect("a bucket is closed once every parameter has reported");
-        let owner = self.slots.put(parameter, slot, values, (leaf, &mut bucket.written))?;
+        let gradient = bucket.gradient.as_mut().expect("a bucket is closed once every parameter has reported");
+        let owner = self.slots.put(parameter, slot, values, (gradient, &mut bucket.written))?;
         bucket.outstanding -= 1;
         self.used[owner] = true;
         Ok(())
@@ -133,10 +133,10 @@ impl Gradients {
     /// Ends a micro-batch, which counts so much: what was reported is added to the sum.
     pub(crate) fn end(&mut self, loss: f32, count: u64) {
         for index in 0..self.buckets.len() {
-            self.close_leaf(index);
+            self.finish_gradient(index);
         }
-        self.losses.add(self.leaves, loss, |left, right| *left += right);
-        self.leaves += 1;
+        self.losses.add(self.micro_batches, loss, |left, right| *left += right);
+        self.micro_batches += 1;
         self.count = self.count.saturating_add(count);
     }
 
@@ -150,13 +150,13 @@ impl Gradients {
     /// # Errors
     /// If there is no memory for one.
     pub(crate) fn take_sum(&mut self, index: usize, allocate: &mut Allocate<'_>) -> Result<Flat> {
-        self.close_leaf(index);
-        let BucketSum { sum, spare, .. } = &mut self.buckets[index];
-        if let Some(sum) = sum.finish(|left, right| merge(left, right, spare)) {
+        self.finish_gradient(index);
+        let BucketSum { sum, pool, .. } = &mut self.buckets[index];
+        if let Some(sum) = sum.finish(|left, right| merge(left, right, pool)) {
             return Ok(sum);
         }
         let planned = &self.slots.buckets()[index];
-        let mut zeros = self.buckets[index].vessel(planned, allocate)?;
+        let mut zeros = self.buckets[index].recycled(planned, allocate)?;
         zeros.slice_mut(0, planned.len()).clear();
         Ok(zeros)
     }
@@ -164,8 +164,8 @@ impl Gradients {
     /// This rank's sum of losses, and what the sums contain.
     pub(crate) fn take_totals(&mut self, descriptor: StepDescriptor, updates: &Updates) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        let (leaves, count) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.count));
-        (loss, StepConsensus::encode(leaves, count, descriptor, updates, &self.used))
+        let (micro_batches, count) = (std::mem::take(&mut self.micro_batches), std::mem::take(&mut self.count));
+        (loss, StepConsensus::encode(micro_batches, count, descriptor, updates, &self.used))
     }
 
     /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had
@@ -202,7 +202,7 @@ impl Gradients {
             *bucket = BucketSum { reporters: bucket.reporters, ..BucketSum::new(bucket.written.len()) };
         }
         self.losses = TreeSum::new();
-        self.leaves = 0;
+        self.micro_batches = 0;
         self.count = 0;
         self.used.fill(false);
         self.synchronised = false;
@@ -216,11 +216,11 @@ impl Gradients {
     }
 
     /// Adds a bucket's leaf to its sum, if it has not been added.
-    fn close_leaf(&mut self, index: usize) {
-        let BucketSum { sum, leaf, written, spare, .. } = &mut self.buckets[index];
-        let Some(mut closed) = leaf.take() else { return };
+    fn finish_gradient(&mut self, index: usize) {
+        let BucketSum { sum, gradient, written, pool, .. } = &mut self.buckets[index];
+        let Some(mut closed) = gradient.take() else { return };
         self.slots.clear_unwritten(index, &mut closed, written);
-        sum.add(self.leaves, closed, |left, right| merge(left, right, spare));
+        sum.add(self.micro_batches, closed, |left, right| merge(left, right, pool));
     }
 }
 
@@ -228,19 +228,19 @@ impl BucketSum {
     fn new(places: usize) -> Self {
         Self {
             sum: TreeSum::new(),
-            leaf: None,
+            gradient: None,
             written: vec![false; places],
             reporters: 0,
             outstanding: 0,
             mean: None,
-            vessel: None,
-            spare: Vec::new(),
+            recycled: None,
+            pool: Vec::new(),
         }
     }
 
     /// The memory that travels; its contents are unspecified.
-    fn vessel(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
-        self.vessel.take().map_or_else(|| allocate(planned.dtype.sum_dtype(), planned.len()), Ok)
+    fn recycled(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
+        self.recycled.take().map_or_else(|| allocate(planned.dtype.sum_dtype(), planned.len()), Ok)
     }
 }
 

@@ -73,11 +73,11 @@ impl GradientSlots {
         parameter: usize,
         slot: GradientSlot,
         values: Values<'_>,
-        (leaf, written): (&mut Flat, &mut [bool]),
+        (gradient, written): (&mut Flat, &mut [bool]),
     ) -> Result<usize> {
         let Place { parameter: owner, offset, len } = self.place(slot);
         let (dtype, is_first) = (self.buckets()[slot.bucket].dtype, !written[slot.place]);
-        let taken = leaf.slice_mut(offset, len).take_gradients(values, dtype, is_first);
+        let taken = gradient.slice_mut(offset, len).take_gradients(values, dtype, is_first);
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.names[parameter].clone(),
             source: source.into(),
@@ -87,9 +87,9 @@ impl GradientSlots {
     }
 
     /// Makes zero of a bucket's leaf what was not written.
-    pub(crate) fn clear_unwritten(&self, bucket: usize, leaf: &mut Flat, written: &[bool]) {
+    pub(crate) fn clear_unwritten(&self, bucket: usize, gradient: &mut Flat, written: &[bool]) {
         for (at, _) in self.buckets()[bucket].places.iter().zip(written).filter(|(_, written)| !**written) {
-            leaf.slice_mut(at.offset, at.len).clear();
+            gradient.slice_mut(at.offset, at.len).clear();
         }
     }
 
@@ -111,7 +111,7 @@ impl GradientSlots {
 }
 
 /// Adds the right sum to the left one, and keeps its memory.
-pub(crate) fn merge(left: &mut Flat, right: Flat, spare: &mut Vec<Flat>) {
+pub(crate) fn merge(left: &mut Flat, right: Flat, pool: &mut Vec<Flat>) {
     left.add(&right);
-    spare.push(right);
+    pool.push(right);
 }

@@ -72,8 +72,8 @@ fn ordinary(dtype: FloatType, len: usize) -> Result<Flat> {
 
 /// T(n) by its definition.
 fn tree<T: Clone>(leaves: &[T], add: &impl Fn(&T, &T) -> T) -> T {
-    if let [leaf] = leaves {
-        return leaf.clone();
+    if let [gradient] = leaves {
+        return gradient.clone();
     }
     let (left, right) = leaves.split_at(leaves.len().next_power_of_two() / 2);
     add(&tree(left, add), &tree(right, add))
@@ -84,7 +84,7 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
     let len = infos()[parameter].len();
     let round = |value: f32| if parameter == 1 { bf16::from_f32(value).to_f32() } else { value };
     let add = |left: &Vec<f32>, right: &Vec<f32>| left.iter().zip(right).map(|(l, r)| round(l + r)).collect();
-    let leaf = |micro_batch| {
+    let gradient = |micro_batch| {
         let own = has(micro_batch, parameter).then(|| values(micro_batch, parameter, len));
         let own = own.map(|values| values.into_iter().map(round).collect::<Vec<_>>());
         let tied = (parameter == 0 && has(micro_batch, 4)).then(|| values(micro_batch, 4, len));
@@ -93,7 +93,7 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
             (own, tied) => own.or(tied).unwrap_or_else(|| vec![0.0; len]),
         }
     };
-    let sum = tree(&(0..micro_batches).map(leaf).collect::<Vec<Vec<f32>>>(), &add);
+    let sum = tree(&(0..micro_batches).map(gradient).collect::<Vec<Vec<f32>>>(), &add);
     sum.into_iter().map(|sum| round(sum / u16::try_from(micro_batches).map(f32::from).unwrap())).collect()
 }
 
@@ -205,7 +205,7 @@ fn a_rank_holds_the_buffers_that_its_plan_says_for_its_micro_batches() {
             gradients.synchronised(means, std::iter::repeat_n(true, 6));
             // Between steps every buffer that was ever allocated is a mean or spare.
             let held = gradients.buckets.iter().zip(plan.buckets());
-            let bytes = held.map(|(sum, bucket)| (1 + sum.spare.len()) * bucket.bytes()).sum::<usize>();
+            let bytes = held.map(|(sum, bucket)| (1 + sum.pool.len()) * bucket.bytes()).sum::<usize>();
             assert_eq!(bytes, plan.memory(share), "{share} micro-batches");
             assert_eq!(travelling.get(), gradients.bucket_count(), "one buffer of each bucket travels");
         }
@@ -330,7 +330,7 @@ proptest! {
         synchronise(&mut all, reports.len());
         for (parameter, &len) in lens.iter().enumerate() {
             let leaves: Vec<Option<f32>> = reports.iter().map(|report| report[parameter]).collect();
-            let zeros: Vec<f32> = leaves.iter().map(|leaf| leaf.unwrap_or(0.0)).collect();
+            let zeros: Vec<f32> = leaves.iter().map(|gradient| gradient.unwrap_or(0.0)).collect();
             let mean = tree(&zeros, &|left, right| left + right) / f32::from(u8::try_from(zeros.len()).unwrap());
             let expected = leaves.iter().any(Option::is_some).then(|| vec![mean.to_bits(); len]);
             for gradients in &all {

@@ -16,14 +16,14 @@ pub(super) struct Sums {
     /// For each bucket.
     trees: Vec<TreeSum<Flat>>,
     /// Gradients of micro-batches whose backward has begun and not ended.
-    open: BTreeMap<usize, Leaf>,
+    open: BTreeMap<usize, MicroBatchGradient>,
     /// For each parameter of the stage, whether a micro-batch has had a gradient.
     used: Vec<bool>,
     /// For each bucket, memory for gradients to come.
-    spare: Vec<Vec<Flat>>,
+    pool: Vec<Vec<Flat>>,
 }
 
-struct Leaf {
+struct MicroBatchGradient {
     buckets: Vec<Flat>,
     /// For each bucket and place, whether there is a gradient.
     written: Vec<Vec<bool>>,
@@ -36,7 +36,7 @@ impl Sums {
         let plan = BucketPlan::new(infos, BucketBytes { first_max: usize::MAX, other_max: usize::MAX });
         Self {
             trees: plan.buckets().iter().map(|_| TreeSum::new()).collect(),
-            spare: plan.buckets().iter().map(|_| Vec::new()).collect(),
+            pool: plan.buckets().iter().map(|_| Vec::new()).collect(),
             slots: GradientSlots::new(infos, plan),
             open: BTreeMap::new(),
             used: vec![false; infos.len()],
@@ -46,9 +46,9 @@ impl Sums {
     /// Takes a gradient of a micro-batch.
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
         self.open(micro_batch);
-        let leaf = self.open.get_mut(&micro_batch).expect("it was just opened");
-        let Some(slot) = self.slots.reported(parameter, &mut leaf.reported)? else { return Ok(()) };
-        let bucket = (&mut leaf.buckets[slot.bucket], &mut *leaf.written[slot.bucket]);
+        let gradient = self.open.get_mut(&micro_batch).expect("it was just opened");
+        let Some(slot) = self.slots.reported(parameter, &mut gradient.reported)? else { return Ok(()) };
+        let bucket = (&mut gradient.buckets[slot.bucket], &mut *gradient.written[slot.bucket]);
         let owner = self.slots.put(parameter, slot, values, bucket)?;
         self.used[owner] = true;
         Ok(())
@@ -57,20 +57,20 @@ impl Sums {
     /// Ends a micro-batch, whose gradients are final: those that were not reported are zero.
     pub(super) fn end(&mut self, micro_batch: usize) {
         self.open(micro_batch);
-        let leaf = self.open.remove(&micro_batch).expect("it was just opened");
-        for (bucket, mut buffer) in leaf.buckets.into_iter().enumerate() {
-            self.slots.clear_unwritten(bucket, &mut buffer, &leaf.written[bucket]);
-            let spare = &mut self.spare[bucket];
-            self.trees[bucket].add(micro_batch, buffer, |left, right| merge(left, right, spare));
+        let gradient = self.open.remove(&micro_batch).expect("it was just opened");
+        for (bucket, mut buffer) in gradient.buckets.into_iter().enumerate() {
+            self.slots.clear_unwritten(bucket, &mut buffer, &gradient.written[bucket]);
+            let pool = &mut self.pool[bucket];
+            self.trees[bucket].add(micro_batch, buffer, |left, right| merge(left, right, pool));
         }
     }
 
     /// The sum of all micro-batches, which are all ended, by bucket.
     pub(super) fn take(&mut self) -> Vec<Flat> {
         let planned = self.slots.buckets().iter();
-        let trees = self.trees.iter_mut().zip(&mut self.spare);
-        let sums = planned.zip(trees).map(|(planned, (tree, spare))| {
-            let sum = tree.finish(|left, right| merge(left, right, spare));
+        let trees = self.trees.iter_mut().zip(&mut self.pool);
+        let sums = planned.zip(trees).map(|(planned, (tree, pool))| {
+            let sum = tree.finish(|left, right| merge(left, right, pool));
             sum.unwrap_or_else(|| planned.zeros())
         });
         sums.collect()
@@ -84,7 +84,7 @@ impl Sums {
 
     /// Takes back the memory of means that are not needed any more.
     pub(super) fn recycle(&mut self, means: Vec<Mean>) {
-        self.spare.iter_mut().zip(means).for_each(|(spare, mean)| spare.push(mean.into_memory()));
+        self.pool.iter_mut().zip(means).for_each(|(pool, mean)| pool.push(mean.into_memory()));
     }
 
     /// Whether a parameter's gradients are summed here.
@@ -115,12 +115,12 @@ impl Sums {
     }
 
     fn open(&mut self, micro_batch: usize) {
-        let Self { spare, slots, open, .. } = self;
+        let Self { pool, slots, open, .. } = self;
         open.entry(micro_batch).or_insert_with(|| {
-            let buckets = slots.buckets().iter().zip(spare);
+            let buckets = slots.buckets().iter().zip(pool);
             let buffer =
-                |(planned, spare): (&Bucket, &mut Vec<Flat>)| spare.pop().unwrap_or_else(|| planned.zeros());
-            Leaf {
+                |(planned, pool): (&Bucket, &mut Vec<Flat>)| pool.pop().unwrap_or_else(|| planned.zeros());
+            MicroBatchGradient {
                 buckets: buckets.map(buffer).collect(),
                 written: slots.buckets().iter().map(|planned| vec![false; planned.places.len()]).collect(),
                 reported: vec![false; slots.len()],

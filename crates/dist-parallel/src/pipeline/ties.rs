@@ -286,8 +286,8 @@ impl Node {
     fn add(&mut self, sum: Option<Flat>) {
         let micro_batch = self.order[self.passed - 1];
         self.used |= sum.is_some();
-        let leaf = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype.sum_dtype(), self.info.len()));
-        self.sum.add(micro_batch, leaf, add);
+        let gradient = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype.sum_dtype(), self.info.len()));
+        self.sum.add(micro_batch, gradient, add);
     }
 }
 

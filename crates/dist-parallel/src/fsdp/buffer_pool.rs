@@ -9,9 +9,9 @@ use crate::{FloatType, Result};
 
 /// At most one buffer, and never beside another that is wanted: what does not fit is freed first.
 #[derive(Debug, Default)]
-pub(crate) struct Spare(Option<Flat>);
+pub(crate) struct BufferPool(Option<Flat>);
 
-impl Spare {
+impl BufferPool {
     /// Memory for a whole strip, which the ranks of a host share if they can. It holds anything, but for padding, which
     /// is zero.
     pub(crate) fn take(
