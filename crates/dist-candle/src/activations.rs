@@ -12,7 +12,7 @@ use crate::slices;
 pub struct Tensors;
 
 impl Activations<Tensor> for Tensors {
-    fn take_apart(
+    fn to_flat(
         &self,
         activation: &Tensor,
         f: &mut dyn FnMut(&[usize], Values<'_>),
@@ -21,7 +21,7 @@ impl Activations<Tensor> for Tensors {
         Ok(slices::read("an activation", &contiguous, |values| f(activation.dims(), values))?)
     }
 
-    fn put_together(&self, shape: &[usize], values: Values<'_>) -> Result<Tensor, BoxError> {
+    fn from_flat(&self, shape: &[usize], values: Values<'_>) -> Result<Tensor, BoxError> {
         Ok(Array::copy_of(values).into_tensor(shape)?)
     }
 }
@@ -39,10 +39,10 @@ mod tests {
             // Not contiguous.
             let tensor = tensor.transpose(1, 2).unwrap().to_dtype(dtype).unwrap();
             let mut again = None;
-            let mut put_together = |shape: &[usize], values: Values<'_>| {
-                again = Some(Tensors.put_together(shape, values).unwrap());
+            let mut from_flat = |shape: &[usize], values: Values<'_>| {
+                again = Some(Tensors.from_flat(shape, values).unwrap());
             };
-            Tensors.take_apart(&tensor, &mut put_together).unwrap();
+            Tensors.to_flat(&tensor, &mut from_flat).unwrap();
             let (again, numbers) = (again.unwrap(), |tensor: &Tensor| {
                 tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
             });
@@ -54,6 +54,6 @@ mod tests {
     #[test]
     fn token_numbers_are_no_activations() {
         let tokens = Tensor::zeros(2, DType::U32, &Device::Cpu).unwrap();
-        assert!(Tensors.take_apart(&tokens, &mut |_, _| panic!("these are no floats")).is_err());
+        assert!(Tensors.to_flat(&tokens, &mut |_, _| panic!("these are no floats")).is_err());
     }
 }

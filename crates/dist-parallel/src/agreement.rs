@@ -126,9 +126,9 @@ fn describe(comm: &mut Communicator, mine: Option<&ParamInfo>, index: usize) -> 
     Ok(Error::ModelsDiffer {
         parameter: first.name.as_ref().or(other.name.as_ref()).cloned().unwrap_or_default(),
         index,
-        on_rank_0: first.look.clone(),
+        on_rank_0: first.meta.clone(),
         rank,
-        on_rank: other.look.clone(),
+        on_rank: other.meta.clone(),
     })
 }
 
@@ -176,26 +176,26 @@ type Record = [u8; 512];
 struct Description {
     /// `None` if the rank has no such parameter.
     name: Option<String>,
-    look: String,
+    meta: String,
 }
 
 fn record(info: Option<&ParamInfo>) -> Record {
     let mut record = [0; 512];
     let Some(info) = info else { return record };
     let name = shortened(&info.name, 200);
-    let look = shortened(&info.to_string(), 300);
+    let meta = shortened(&info.to_string(), 300);
     record[..name.len()].copy_from_slice(name.as_bytes());
-    record[name.len() + 1..][..look.len()].copy_from_slice(look.as_bytes());
+    record[name.len() + 1..][..meta.len()].copy_from_slice(meta.as_bytes());
     record
 }
 
 fn read(record: &Record) -> Description {
     let mut texts = record.split(|&byte| byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
-    let (name, look) = (texts.next().unwrap_or_default(), texts.next().unwrap_or_default());
-    if look.is_empty() {
-        return Description { name: None, look: "missing".to_owned() };
+    let (name, meta) = (texts.next().unwrap_or_default(), texts.next().unwrap_or_default());
+    if meta.is_empty() {
+        return Description { name: None, meta: "missing".to_owned() };
     }
-    Description { name: Some(name), look }
+    Description { name: Some(name), meta }
 }
 
 /// At most `max` bytes of a text, the end where something must go: that is where names differ.
@@ -216,8 +216,8 @@ mod tests {
         info.trainable = false;
         let read_back = read(&record(Some(&info)));
         assert_eq!(read_back.name.as_deref(), Some("blocks.3.weight"));
-        assert_eq!(read_back.look, "blocks.3.weight [4, 8] bf16, frozen");
-        assert_eq!(read(&record(None)), Description { name: None, look: "missing".to_owned() });
+        assert_eq!(read_back.meta, "blocks.3.weight [4, 8] bf16, frozen");
+        assert_eq!(read(&record(None)), Description { name: None, meta: "missing".to_owned() });
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
         let info = ParamInfo::new(format!("{}weight", "block.é".repeat(100)), [2], FloatType::F32);
         let read_back = read(&record(Some(&info)));
         assert!(read_back.name.unwrap().ends_with("éweight"));
-        assert!(read_back.look.ends_with("éweight [2] f32"));
+        assert!(read_back.meta.ends_with("éweight [2] f32"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use dist_collectives::Error as CollectiveError;
 use dist_collectives::transport::ErrorSource;
 
-use crate::pipeline::{Flaw, Look};
+use crate::pipeline::{Flaw, TensorMeta};
 use crate::{StepDescriptor, CheckpointError, FloatType};
 
 /// A result of this crate.
@@ -307,9 +307,9 @@ pub enum Error {
         /// The stage.
         stage: usize,
         /// What its first output looked like.
-        expected: Look,
+        expected: TensorMeta,
         /// What this one looks like.
-        got: Look,
+        got: TensorMeta,
     },
     /// The gradient of a stage's input does not look like the input.
     #[error("stage {stage} gives a gradient of {got} for an input of {expected}")]
@@ -317,9 +317,9 @@ pub enum Error {
         /// The stage.
         stage: usize,
         /// What the input looks like.
-        expected: Look,
+        expected: TensorMeta,
         /// What the gradient looks like.
-        got: Look,
+        got: TensorMeta,
     },
     /// A stage that is not the first gives no gradient of its input.
     #[error("stage {stage} gives no gradient of its input, which the stage before it needs")]
@@ -340,7 +340,7 @@ pub enum Error {
     NoActivation,
     /// A block was used that another rank has.
     #[error("this block is on another rank")]
-    Elsewhere,
+    Placeholder,
     /// A step or an evaluation without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,

@@ -297,7 +297,7 @@ pub(crate) fn read(model: &impl Params, parameter: usize, f: &mut dyn FnMut(Valu
     let info = &model.infos()[parameter];
     let mut outcome = None;
     let called = model.read(parameter, &mut |values| {
-        outcome = Some(looks_as_said(info, values).map(|()| f(values)));
+        outcome = Some(check_values(info, values).map(|()| f(values)));
     });
     handed_out(info, called, outcome.map(|looks| looks.map(Ok)))
 }
@@ -347,7 +347,7 @@ pub(crate) fn write(
     let info = model.infos()[parameter].clone();
     let mut outcome = None;
     let called = model.write(parameter, &mut |values| {
-        outcome = Some(looks_as_said(&info, values.as_values()).map(|()| change(values)));
+        outcome = Some(check_values(&info, values.as_values()).map(|()| change(values)));
     });
     handed_out(&info, called, outcome)
 }
@@ -362,7 +362,7 @@ pub(crate) fn fill(
     let info = model.infos()[parameter].clone();
     let mut outcome = None;
     let called = model.fill(parameter, &mut |values| {
-        outcome = Some(looks_as_said(&info, values.as_values()).map(|()| fill(values)));
+        outcome = Some(check_values(&info, values.as_values()).map(|()| fill(values)));
     });
     if matches!((&outcome, &called), (None, Ok(false))) {
         return Ok(false);
@@ -387,7 +387,7 @@ fn handed_out(
     Err(Error::Model { parameter: info.name.clone(), source })
 }
 
-fn looks_as_said(info: &ParamInfo, values: Values<'_>) -> Result<()> {
+fn check_values(info: &ParamInfo, values: Values<'_>) -> Result<()> {
     let (got, got_len) = (values.dtype(), values.len());
     let (expected, expected_len) = (info.dtype, info.len());
     if (got, got_len) == (expected, expected_len) {

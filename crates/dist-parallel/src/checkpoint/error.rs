@@ -102,7 +102,7 @@ pub enum CheckpointProblem {
     },
     /// A tensor has another shape or type in the model than in the checkpoint.
     #[error("it is {model} in the model and {checkpoint} in the checkpoint")]
-    Looks {
+    MetaDiffers {
         /// Shape and type in the model.
         model: String,
         /// Shape and type in the checkpoint.

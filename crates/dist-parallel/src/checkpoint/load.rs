@@ -198,7 +198,7 @@ impl Checkpoint<'_> {
             let name = TensorName::parameter(&info.name);
             match (stored.get(&name).copied(), info.same_as) {
                 (Some(tensor), same_as) => {
-                    self.check_looks(tensor, info.dtype, &info.shape)?;
+                    self.check_meta(tensor, info.dtype, &info.shape)?;
                     if let Some(original) = same_as {
                         tied.entry(original).or_default().push(tensor);
                         let same_as = infos[original].name.clone();
@@ -219,7 +219,7 @@ impl Checkpoint<'_> {
         }
     }
 
-    fn check_looks(
+    fn check_meta(
         self,
         tensor: &StoredTensor,
         dtype: FloatType,
@@ -231,7 +231,7 @@ impl Checkpoint<'_> {
         }
         let model = format!("{shape:?} {dtype}");
         let checkpoint = format!("{:?} {}", tensor.shape, tensor.dtype);
-        Err(self.fault_of(tensor, CheckpointProblem::Looks { model, checkpoint }))
+        Err(self.fault_of(tensor, CheckpointProblem::MetaDiffers { model, checkpoint }))
     }
 
     /// Converts what was read to the type of its parameter.
@@ -326,9 +326,9 @@ impl Checkpoint<'_> {
             }
             let layout = optimizer.layout(info.dtype);
             if let Some(&(_, dtype)) = layout.arrays.iter().find(|(name, _)| *name == state) {
-                self.check_looks(tensor, dtype, &info.shape)?;
+                self.check_meta(tensor, dtype, &info.shape)?;
             } else if layout.scalars.contains(&state) {
-                self.check_looks(tensor, FloatType::F64, &[])?;
+                self.check_meta(tensor, FloatType::F64, &[])?;
             } else {
                 return Err(fault(CheckpointProblem::NotInModel));
             }

@@ -296,7 +296,7 @@ impl Parameters {
         let known = self.states[place.0][place.1].own.is_none().then_some(self.rank);
         let mut reader = Reader { shard_buffer: &mut update_buffer, own, flat_param, known };
         for place in &flat_param.places {
-            params::write(model, place.parameter, |values| reader.put_together(place.offset, values))?;
+            params::write(model, place.parameter, |values| reader.copy_range(place.offset, values))?;
         }
         groups.timed(|| update_buffer.close())?;
         self.update_buffer = Some(update_buffer);
@@ -369,10 +369,10 @@ impl Reader<'_> {
         shards: usize,
     ) -> Result<Option<Flat>> {
         for place in &self.flat_param.places {
-            let read = |values: ValuesMut<'_>| self.put_together(place.offset, values);
+            let read = |values: ValuesMut<'_>| self.copy_range(place.offset, values);
             if !params::fill(model, place.parameter, read)? {
                 let mut whole = pool.take(comm, self.flat_param, self.flat_param.dtype, shards)?;
-                self.put_together(0, whole.slice_mut(0, self.flat_param.len()))?;
+                self.copy_range(0, whole.slice_mut(0, self.flat_param.len()))?;
                 return Ok(Some(whole));
             }
         }
@@ -380,7 +380,7 @@ impl Reader<'_> {
     }
 
     /// Reads values of the strip, from this one on.
-    fn put_together(&mut self, start: usize, mut values: ValuesMut<'_>) -> Result<()> {
+    fn copy_range(&mut self, start: usize, mut values: ValuesMut<'_>) -> Result<()> {
         let (part, end) = (self.flat_param.shard_len, start + values.len());
         let mut next = start;
         while next < end {

@@ -14,13 +14,13 @@ pub trait Activations<A>: Send {
     ///
     /// # Errors
     /// If the values cannot be reached.
-    fn take_apart(&self, activation: &A, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError>;
+    fn to_flat(&self, activation: &A, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError>;
 
     /// The activation with this shape and these values.
     ///
     /// # Errors
     /// If there can be no such activation.
-    fn put_together(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
+    fn from_flat(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
 }
 
 /// Activations that are plain vectors of one type of number.
@@ -30,7 +30,7 @@ pub struct PlainVectors;
 macro_rules! plain_vector {
     ($($variant:ident: $element:ty),*) => {$(
         impl Activations<Vec<$element>> for PlainVectors {
-            fn take_apart(
+            fn to_flat(
                 &self,
                 activation: &Vec<$element>,
                 f: &mut dyn FnMut(&[usize], Values<'_>),
@@ -39,7 +39,7 @@ macro_rules! plain_vector {
                 Ok(())
             }
 
-            fn put_together(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
+            fn from_flat(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
                 match values {
                     Values::$variant(values) => Ok(values.to_vec()),
                     other => Err(format!("these are values of {}", other.dtype()).into()),
@@ -53,14 +53,14 @@ plain_vector!(F32: f32, F64: f64, F16: f16, Bf16: bf16);
 
 /// What an activation looks like.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Look {
+pub struct TensorMeta {
     /// The type of its values.
     pub dtype: FloatType,
     /// Its shape.
     pub shape: Vec<usize>,
 }
 
-impl Look {
+impl TensorMeta {
     /// Number of values, if memory could hold them.
     pub(super) fn len(&self) -> Option<usize> {
         let len = self.shape.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim))?;
@@ -86,12 +86,12 @@ impl Look {
         let number = |index: usize| usize::try_from(*header.get(index)?).ok();
         let dtype = *DTYPES.get(number(0)?)?;
         let dims = 0..number(1)?.min(header.len());
-        let look = Self { dtype, shape: dims.map(|dim| number(2 + dim)).collect::<Option<_>>()? };
-        look.len().map(|_| look)
+        let meta = Self { dtype, shape: dims.map(|dim| number(2 + dim)).collect::<Option<_>>()? };
+        meta.len().map(|_| meta)
     }
 }
 
-impl fmt::Display for Look {
+impl fmt::Display for TensorMeta {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} {}", self.shape, self.dtype)
     }
@@ -112,13 +112,13 @@ mod tests {
     fn a_look_is_read_back_and_nonsense_is_not_read() {
         for dtype in DTYPES {
             for dims in 0..=DIMS_MAX {
-                let look = Look { dtype, shape: (0..dims).map(|dim| 3 * dim).collect() };
-                assert_eq!(Look::decode(&look.encode().unwrap()), Some(look));
+                let meta = TensorMeta { dtype, shape: (0..dims).map(|dim| 3 * dim).collect() };
+                assert_eq!(TensorMeta::decode(&meta.encode().unwrap()), Some(meta));
             }
         }
-        assert_eq!(Look { dtype: FloatType::F32, shape: vec![1; 9] }.encode(), None);
+        assert_eq!(TensorMeta { dtype: FloatType::F32, shape: vec![1; 9] }.encode(), None);
         for nonsense in [&[4_u64, 0][..], &[0, 9], &[0, 2, u64::MAX, 2], &[0], &[]] {
-            assert_eq!(Look::decode(nonsense), None, "{nonsense:?}");
+            assert_eq!(TensorMeta::decode(nonsense), None, "{nonsense:?}");
         }
     }
 }

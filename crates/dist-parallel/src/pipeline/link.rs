@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use dist_collectives::{Buffer, Communicator, Pending};
 
-use super::activations::{HEADER_LEN, Look};
+use super::activations::{HEADER_LEN, TensorMeta};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::fsdp::{bytes_sent, follow};
 use crate::{Error, Result};
@@ -20,7 +20,7 @@ pub(super) struct Sender {
     comm: Communicator,
     to: usize,
     /// What has travelled, once something has.
-    look: Option<Look>,
+    meta: Option<TensorMeta>,
     header: Option<Pending<Buffer<u64>>>,
     under_way: VecDeque<PendingFlat>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Sender {
 pub(super) struct Receiver {
     comm: Communicator,
     from: usize,
-    look: Option<Look>,
+    meta: Option<TensorMeta>,
     /// How many messages of this pass have not been received.
     left: usize,
     /// Whether each of them comes with what it looks like.
@@ -46,7 +46,7 @@ enum Posted {
 impl Sender {
     /// The end of a link to a rank.
     pub(super) const fn new(comm: Communicator, to: usize) -> Self {
-        Self { comm, to, look: None, header: None, under_way: VecDeque::new() }
+        Self { comm, to, meta: None, header: None, under_way: VecDeque::new() }
     }
 
     /// Sends from now on in the manner of the communicator between the stages.
@@ -55,29 +55,29 @@ impl Sender {
     }
 
     /// What messages look like, once that is known.
-    pub(super) const fn look(&self) -> Option<&Look> {
-        self.look.as_ref()
+    pub(super) const fn meta(&self) -> Option<&TensorMeta> {
+        self.meta.as_ref()
     }
 
     /// Says what the receiver knows messages to look like.
-    pub(super) fn expect(&mut self, look: Look) {
-        self.look = Some(look);
+    pub(super) fn expect(&mut self, meta: TensorMeta) {
+        self.meta = Some(meta);
     }
 
     /// Sends what looks like all messages before it; `None` if nothing can look like this.
-    pub(super) fn send(&mut self, look: &Look, values: Flat) -> Option<()> {
-        if self.look.is_none() {
-            let header = look.encode()?;
+    pub(super) fn send(&mut self, meta: &TensorMeta, values: Flat) -> Option<()> {
+        if self.meta.is_none() {
+            let header = meta.encode()?;
             self.header = Some(self.comm.start_send(header, self.to));
-            self.look = Some(look.clone());
+            self.meta = Some(meta.clone());
         }
         self.under_way.push_back(values.start_send(&mut self.comm, self.to));
         Some(())
     }
 
     /// Sends what may look like anything, and says so; `None` if nothing can look like this.
-    pub(super) fn send_any(&mut self, look: &Look, values: Flat) -> Option<()> {
-        self.header = Some(self.comm.start_send(look.encode()?, self.to));
+    pub(super) fn send_any(&mut self, meta: &TensorMeta, values: Flat) -> Option<()> {
+        self.header = Some(self.comm.start_send(meta.encode()?, self.to));
         self.under_way.push_back(values.start_send(&mut self.comm, self.to));
         Some(())
     }
@@ -113,7 +113,7 @@ impl Sender {
 impl Receiver {
     /// The end of a link from a rank.
     pub(super) const fn new(comm: Communicator, from: usize) -> Self {
-        Self { comm, from, look: None, left: 0, each_described: false, posted: None }
+        Self { comm, from, meta: None, left: 0, each_described: false, posted: None }
     }
 
     /// Receives from now on in the manner of the communicator between the stages.
@@ -122,8 +122,8 @@ impl Receiver {
     }
 
     /// Says what messages look like, which the sender knows.
-    pub(super) fn expect(&mut self, look: Look) {
-        self.look = Some(look);
+    pub(super) fn expect(&mut self, meta: TensorMeta) {
+        self.meta = Some(meta);
     }
 
     /// Begins a step of so many messages, which look alike.
@@ -146,25 +146,25 @@ impl Receiver {
     }
 
     /// Waits for the next message of the pass, and begins to receive the one behind it; also what it looks like.
-    pub(super) fn receive(&mut self) -> Result<(Look, Flat)> {
+    pub(super) fn receive(&mut self) -> Result<(TensorMeta, Flat)> {
         self.post();
-        let (look, values) = match self.posted.take().expect("no more is received than is sent") {
+        let (meta, values) = match self.posted.take().expect("no more is received than is sent") {
             Posted::Values(values) => {
-                (self.look.clone().expect("it was begun by what it looks like"), values)
+                (self.meta.clone().expect("it was begun by what it looks like"), values)
             }
             Posted::Header(header) => {
-                let look = Look::decode(&flat::wait(header)?).ok_or(Error::NoActivation)?;
+                let meta = TensorMeta::decode(&flat::wait(header)?).ok_or(Error::NoActivation)?;
                 if !self.each_described {
-                    self.look = Some(look.clone());
+                    self.meta = Some(meta.clone());
                 }
-                let values = self.start(&look);
-                (look, values)
+                let values = self.start(&meta);
+                (meta, values)
             }
         };
         let values = values.wait()?;
         self.left -= 1;
         self.post();
-        Ok((look, values))
+        Ok((meta, values))
     }
 
     /// Begins to receive the next message of the pass, if there is one and it is not yet begun.
@@ -172,15 +172,15 @@ impl Receiver {
         if self.posted.is_some() || self.left == 0 {
             return;
         }
-        let known = self.look.clone().filter(|_| !self.each_described);
+        let known = self.meta.clone().filter(|_| !self.each_described);
         self.posted = Some(match known {
-            Some(look) => Posted::Values(self.start(&look)),
+            Some(meta) => Posted::Values(self.start(&meta)),
             None => Posted::Header(self.comm.start_recv(vec![0; HEADER_LEN], self.from)),
         });
     }
 
-    fn start(&mut self, look: &Look) -> PendingFlat {
-        let memory = Flat::zeros(look.dtype, look.len().unwrap_or(0));
+    fn start(&mut self, meta: &TensorMeta) -> PendingFlat {
+        let memory = Flat::zeros(meta.dtype, meta.len().unwrap_or(0));
         memory.start_receive(&mut self.comm, self.from)
     }
 

@@ -20,7 +20,7 @@
 mod action;
 mod activations;
 mod draw;
-mod elsewhere;
+mod placeholder;
 mod evaluate;
 mod flaw;
 mod generate;
@@ -43,9 +43,9 @@ mod timeline;
 mod validate;
 
 pub use action::{Action, Item};
-pub use activations::{Activations, Look, PlainVectors};
+pub use activations::{Activations, TensorMeta, PlainVectors};
 pub use draw::{Panel, svg};
-pub use elsewhere::Elsewhere;
+pub use placeholder::Placeholder;
 pub use flaw::{Flaw, Proof};
 pub use kind::Kind;
 pub use measure::measure_blocks;

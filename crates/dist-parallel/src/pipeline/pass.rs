@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 
-use super::activations::Look;
+use super::activations::TensorMeta;
 use super::stage::{PROVEN, Part, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
@@ -108,7 +108,7 @@ impl<A> Pipeline<A> {
 
     fn send_activation(&mut self, Item { stage, micro_batch }: Item, pass: &mut Pass<'_, A>) -> Result<()> {
         let output = self.stage(stage).outputs.remove(&micro_batch).expect(PROVEN);
-        let (got, values) = self.take_apart(&output)?;
+        let (got, values) = self.to_flat(&output)?;
         drop(output);
         let link = self.links.outputs.get_mut(&stage).expect(PROVEN);
         let too_many = Error::TooManyDims { stage, dims: got.shape.len() };
@@ -116,7 +116,7 @@ impl<A> Pipeline<A> {
             pass.clock.waiting(|| link.finish())?;
             return link.send_any(&got, values).ok_or(too_many);
         }
-        if let Some(expected) = link.look().filter(|expected| **expected != got) {
+        if let Some(expected) = link.meta().filter(|expected| **expected != got) {
             return Err(Error::ActivationShape { stage, expected: expected.clone(), got });
         }
         link.collect()?;
@@ -131,10 +131,10 @@ impl<A> Pipeline<A> {
         pass: &mut Pass<'_, A>,
     ) -> Result<()> {
         let link = self.links.inputs.get_mut(&stage).expect(PROVEN);
-        let (look, values) = pass.clock.waiting(|| link.receive())?;
-        let input = self.put_together(&look, &values)?;
+        let (meta, values) = pass.clock.waiting(|| link.receive())?;
+        let input = self.from_flat(&meta, &values)?;
         if let Output::Step(_) = pass.output {
-            self.links.input_gradients.get_mut(&stage).expect(PROVEN).expect(look);
+            self.links.input_gradients.get_mut(&stage).expect(PROVEN).expect(meta);
         }
         self.stage(stage).inputs.insert(micro_batch, input);
         Ok(())
@@ -142,9 +142,9 @@ impl<A> Pipeline<A> {
 
     fn send_gradient(&mut self, Item { stage, micro_batch }: Item) -> Result<()> {
         let gradient = self.stage(stage).input_gradients.remove(&micro_batch).expect(PROVEN);
-        let (got, values) = self.take_apart(&gradient)?;
+        let (got, values) = self.to_flat(&gradient)?;
         let link = self.links.input_gradients.get_mut(&stage).expect(PROVEN);
-        let expected = link.look().expect("the input was received");
+        let expected = link.meta().expect("the input was received");
         if *expected != got {
             return Err(Error::GradientShape { stage, expected: expected.clone(), got });
         }
@@ -155,23 +155,23 @@ impl<A> Pipeline<A> {
 
     fn receive_gradient(&mut self, Item { stage, micro_batch }: Item, clock: &mut Clock) -> Result<()> {
         let link = self.links.output_gradients.get_mut(&stage).expect(PROVEN);
-        let (look, values) = clock.waiting(|| link.receive())?;
-        let gradient = self.put_together(&look, &values)?;
+        let (meta, values) = clock.waiting(|| link.receive())?;
+        let gradient = self.from_flat(&meta, &values)?;
         self.stage(stage).output_gradients.insert(micro_batch, gradient);
         Ok(())
     }
 
-    fn take_apart(&self, activation: &A) -> Result<(Look, Flat)> {
+    fn to_flat(&self, activation: &A) -> Result<(TensorMeta, Flat)> {
         let mut parts = None;
-        let read = self.activations.take_apart(activation, &mut |shape, values| {
-            parts = Some((Look { dtype: values.dtype(), shape: shape.to_vec() }, Flat::copy_of(values)));
+        let read = self.activations.to_flat(activation, &mut |shape, values| {
+            parts = Some((TensorMeta { dtype: values.dtype(), shape: shape.to_vec() }, Flat::copy_of(values)));
         });
         read.map_err(Error::compute)?;
-        parts.filter(|(look, values)| look.len() == Some(values.len())).ok_or(Error::NoActivation)
+        parts.filter(|(meta, values)| meta.len() == Some(values.len())).ok_or(Error::NoActivation)
     }
 
-    fn put_together(&self, look: &Look, values: &Flat) -> Result<A> {
-        let made = self.activations.put_together(&look.shape, values.slice(0, values.len()));
+    fn from_flat(&self, meta: &TensorMeta, values: &Flat) -> Result<A> {
+        let made = self.activations.from_flat(&meta.shape, values.slice(0, values.len()));
         made.map_err(Error::compute)
     }
 

@@ -87,7 +87,7 @@ pub struct Pipeline<A> {
 impl<A> Pipeline<A> {
     /// Begins to train `model` on all ranks of the group. `stages` says for each stage which blocks it has;
     /// [`split_into_stages`](super::split_into_stages) makes such a list. A rank drops the blocks of stages that it does
-    /// not have. Every rank describes the whole model: blocks that are elsewhere may be an [`Elsewhere`](super::Elsewhere).
+    /// not have. Every rank describes the whole model: blocks that are elsewhere may be an [`Placeholder`](super::Placeholder).
     ///
     /// A stage begins with the parameters that its rank has; of parameters that are in several stages, with those of the
     /// first one.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use dist_collectives::Communicator;
 
-use super::activations::Look;
+use super::activations::TensorMeta;
 use super::link::{Receiver, Sender};
 use super::links::{self, End};
 use super::{Action, Schedule};
@@ -151,7 +151,7 @@ impl Node {
         later: Later,
         earlier: Earlier,
     ) -> Self {
-        let look = look_of_sum(&info);
+        let meta = meta_of_sum(&info);
         let mut node = Self {
             tie,
             stage,
@@ -166,10 +166,10 @@ impl Node {
             used: false,
         };
         if let Later::There(link) = &mut node.later {
-            link.expect(look.clone());
+            link.expect(meta.clone());
         }
         if let Earlier::There(link) = &mut node.earlier {
-            link.expect(look);
+            link.expect(meta);
         }
         node
     }
@@ -302,9 +302,9 @@ pub(super) fn pass_on(nodes: &mut [Node], wait: bool) -> Result<()> {
                 Earlier::Sum => nodes[index].add(sum),
                 Earlier::There(link) => {
                     let info = &nodes[index].info;
-                    let look = look_of_sum(info);
+                    let meta = meta_of_sum(info);
                     link.collect()?;
-                    link.send(&look, pack(info, sum.as_ref())).expect("both ends know what it looks like");
+                    link.send(&meta, pack(info, sum.as_ref())).expect("both ends know what it looks like");
                 }
                 &mut Earlier::Here(stage) => {
                     let tie = nodes[index].tie;
@@ -325,8 +325,8 @@ fn add(left: &mut Flat, right: Flat) {
 }
 
 /// What the message of a sum looks like. One value more says whether there are any.
-fn look_of_sum(info: &ParamInfo) -> Look {
-    Look { dtype: info.dtype.sum_dtype(), shape: vec![info.len() + 1] }
+fn meta_of_sum(info: &ParamInfo) -> TensorMeta {
+    TensorMeta { dtype: info.dtype.sum_dtype(), shape: vec![info.len() + 1] }
 }
 
 /// A sum as a message.

@@ -13,7 +13,7 @@ use crate::weights::{Value, batch, initial, model};
 struct OneValue;
 
 impl Activations<Value> for OneValue {
-    fn take_apart(
+    fn to_flat(
         &self,
         activation: &Value,
         f: &mut dyn FnMut(&[usize], Values<'_>),
@@ -22,7 +22,7 @@ impl Activations<Value> for OneValue {
         Ok(())
     }
 
-    fn put_together(&self, _: &[usize], values: Values<'_>) -> Result<Value, BoxError> {
+    fn from_flat(&self, _: &[usize], values: Values<'_>) -> Result<Value, BoxError> {
         match values {
             Values::F32(&[value]) => Ok([value]),
             other => Err(format!("these are values of {}", other.dtype()).into()),
