@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use dist_parallel::{
-    BoxError, Checkpoints, Communicator, Error, Holding, ParamInfo, Params, Piece, Saving, Shards, Slice,
+    BoxError, Checkpoints, Communicator, Error, ShardMetadata, ParamInfo, Params, Chunk, Saving, Shards, Slice,
     Values, ValuesMut,
 };
 
@@ -169,14 +169,14 @@ impl Shards for Replica<'_> {
         self.params.infos()
     }
 
-    fn parameters(&self) -> Holding<Piece> {
+    fn parameters(&self) -> ShardMetadata<Chunk> {
         let all = self.params.infos().iter().enumerate();
-        let pieces = all.map(|(parameter, info)| Piece { parameter, offset: 0, len: info.len() }).collect();
-        Holding { pieces, copy: self.dp.rank(), copies: self.dp.world_size() }
+        let chunks = all.map(|(parameter, info)| Chunk { parameter, offset: 0, len: info.len() }).collect();
+        ShardMetadata { chunks, copy: self.dp.rank(), copies: self.dp.world_size() }
     }
 
-    fn slices(&self) -> Holding<Slice> {
-        Holding { pieces: Vec::new(), copy: self.dp.rank(), copies: self.dp.world_size() }
+    fn slices(&self) -> ShardMetadata<Slice> {
+        ShardMetadata { chunks: Vec::new(), copy: self.dp.rank(), copies: self.dp.world_size() }
     }
 
     fn leaves_out(&self, tensor: &str) -> bool {
@@ -187,13 +187,13 @@ impl Shards for Replica<'_> {
         self.dp.ddp.unsaved()
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
-        self.params.read(piece.parameter, f).map_err(|source| self.failed(piece, source))
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
+        self.params.read(chunk.parameter, f).map_err(|source| self.failed(chunk, source))
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
-        let written = self.params.write(piece.parameter, f);
-        written.map_err(|source| self.failed(piece, source))
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
+        let written = self.params.write(chunk.parameter, f);
+        written.map_err(|source| self.failed(chunk, source))
     }
 
     fn check_alike(&mut self) -> dist_parallel::Result<()> {
@@ -215,8 +215,8 @@ impl Shards for Replica<'_> {
 }
 
 impl Replica<'_> {
-    fn failed(&self, piece: Piece, source: BoxError) -> Error {
-        let index = piece.parameter;
+    fn failed(&self, chunk: Chunk, source: BoxError) -> Error {
+        let index = chunk.parameter;
         match self.params.infos().get(index) {
             Some(info) => Error::Model { parameter: info.name.clone(), source },
             None => Error::NoSlot { index },

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::VarMap;
 use dist_parallel::{
-    BoxError, Checkpoints, Communicator, Ddp, DdpOptions, Holding, ParamInfo, Piece, Saving, Shards, Slice,
+    BoxError, Checkpoints, Communicator, Ddp, DdpOptions, ShardMetadata, ParamInfo, Chunk, Saving, Shards, Slice,
     StepReport, Values, ValuesMut, gradient_norm,
 };
 
@@ -481,15 +481,15 @@ impl Shards for DataParallel {
         self.ddp.infos()
     }
 
-    fn parameters(&self) -> Holding<Piece> {
+    fn parameters(&self) -> ShardMetadata<Chunk> {
         self.ddp.parameters()
     }
 
-    fn untrained_to_save(&self) -> Vec<Piece> {
+    fn untrained_to_save(&self) -> Vec<Chunk> {
         self.ddp.untrained_to_save()
     }
 
-    fn slices(&self) -> Holding<Slice> {
+    fn slices(&self) -> ShardMetadata<Slice> {
         self.ddp.slices()
     }
 
@@ -497,12 +497,12 @@ impl Shards for DataParallel {
         self.ddp.unsaved()
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
-        self.ddp.read(piece, f)
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
+        self.ddp.read(chunk, f)
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
-        self.ddp.write(piece, f)
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
+        self.ddp.write(chunk, f)
     }
 
     fn check_alike(&mut self) -> dist_parallel::Result<()> {

@@ -43,7 +43,7 @@ pub use aggregate::{
 };
 pub use block::{Block, Ready, Saved};
 pub use checkpoint::{
-    CheckpointError, CheckpointProblem, Checkpoints, Holding, LoadedTensor, Piece, Saving, Shards, Slice,
+    CheckpointError, CheckpointProblem, Checkpoints, ShardMetadata, LoadedTensor, Chunk, Saving, Shards, Slice,
     WeightOptions, WeightReport, load_weights,
 };
 pub use compress::{

@@ -14,7 +14,7 @@ use super::claim::Claim;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
-use super::{CheckpointError, CheckpointProblem, INDEX, INDEX_BYTES_MAX, Piece, Shards, Slice, directory};
+use super::{CheckpointError, CheckpointProblem, INDEX, INDEX_BYTES_MAX, Chunk, Shards, Slice, directory};
 use crate::{Communicator, Error, FloatType, Optimizer, ParamInfo, Result, ValuesMut};
 
 /// What a load does with the optimizer's state that a checkpoint has.
@@ -149,39 +149,39 @@ impl Checkpoint<'_> {
         let tensors = self.index.tensors.iter().filter(|tensor| !is_left_out(&tensor.name));
         let stored: Stored<'_> = tensors.map(|tensor| (&tensor.name, tensor)).collect();
         let tied = self.check_parameters(&stored, shards.infos())?;
-        let (mut wanted, mut pieces) = (Vec::new(), Vec::new());
-        for piece in shards.parameters().pieces {
-            let info = piece.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
+        let (mut wanted, mut chunks) = (Vec::new(), Vec::new());
+        for chunk in shards.parameters().chunks {
+            let info = chunk.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
             // Without a tensor it stays as it is.
             let Some(tensor) = stored.get(&TensorName::parameter(&info.name)) else { continue };
-            wanted.push(Wanted::new(tensor, piece.offset, piece.len));
-            pieces.push(piece);
-            self.try_to_write(shards, piece)?;
+            wanted.push(Wanted::new(tensor, chunk.offset, chunk.len));
+            chunks.push(chunk);
+            self.try_to_write(shards, chunk)?;
         }
         let states = self.want_states(&stored, shards, states, &mut wanted)?;
         let first_tied = wanted.len();
         let mut originals = Vec::new();
-        for (number, piece) in pieces.iter().enumerate() {
-            for tensor in tied.get(&piece.parameter).into_iter().flatten() {
-                wanted.push(Wanted::new(tensor, piece.offset, piece.len));
+        for (number, chunk) in chunks.iter().enumerate() {
+            for tensor in tied.get(&chunk.parameter).into_iter().flatten() {
+                wanted.push(Wanted::new(tensor, chunk.offset, chunk.len));
                 originals.push(number);
             }
         }
         fetch(self, &mut wanted, comm.rank(), comm.world_size())?;
         let infos = shards.infos();
         let of_tied = originals.iter().enumerate().map(|(at, &original)| (first_tied + at, original));
-        for (number, original) in (0..pieces.len()).map(|number| (number, number)).chain(of_tied) {
-            self.convert(&mut wanted[number], infos[pieces[original].parameter].dtype)?;
+        for (number, original) in (0..chunks.len()).map(|number| (number, number)).chain(of_tied) {
+            self.convert(&mut wanted[number], infos[chunks[original].parameter].dtype)?;
         }
         for (tied, original) in wanted.split_off(first_tied).iter().zip(originals) {
             if tied.bytes != wanted[original].bytes {
-                let same_as = shards.infos()[pieces[original].parameter].name.clone();
+                let same_as = shards.infos()[chunks[original].parameter].name.clone();
                 return Err(self.fault_of(tied.tensor, CheckpointProblem::Tied { same_as }));
             }
         }
         let mut values: Vec<Vec<u8>> = wanted.into_iter().map(|wanted| wanted.bytes).collect();
-        let of_states = values.split_off(pieces.len());
-        Ok(Staged { pieces: pieces.into_iter().zip(values).collect(), states, of_states })
+        let of_states = values.split_off(chunks.len());
+        Ok(Staged { chunks: chunks.into_iter().zip(values).collect(), states, of_states })
     }
 
     /// Makes sure that the model has the tensors that the checkpoint has, and they look alike. Returns those that the
@@ -246,14 +246,14 @@ impl Checkpoint<'_> {
     }
 
     /// Makes sure that a piece can be written, without changing it.
-    fn try_to_write(self, shards: &mut dyn Shards, piece: Piece) -> Result<(), CheckpointError> {
+    fn try_to_write(self, shards: &mut dyn Shards, chunk: Chunk) -> Result<(), CheckpointError> {
         let mut looks = None;
-        let outcome = shards.write(piece, &mut |values| looks = Some((values.dtype(), values.len())));
-        let info = &shards.infos()[piece.parameter];
+        let outcome = shards.write(chunk, &mut |values| looks = Some((values.dtype(), values.len())));
+        let info = &shards.infos()[chunk.parameter];
         let reason = match (outcome, looks) {
             (Err(error), _) => error.to_string(),
-            (Ok(()), Some(looks)) if looks == (info.dtype, piece.len) => return Ok(()),
-            (Ok(()), looks) => format!("{looks:?} where there should be {:?}", (info.dtype, piece.len)),
+            (Ok(()), Some(looks)) if looks == (info.dtype, chunk.len) => return Ok(()),
+            (Ok(()), looks) => format!("{looks:?} where there should be {:?}", (info.dtype, chunk.len)),
         };
         Err(self.fault(CheckpointProblem::Trainer(reason)).about(&info.name))
     }
@@ -283,9 +283,9 @@ impl Checkpoint<'_> {
         }
         let kept = self.check_states(stored, shards.infos(), optimizer)?;
         let mut states = Vec::new();
-        for slice in shards.slices().pieces {
-            let Slice { number, piece: Piece { parameter, offset, len } } = slice;
-            let info = slice.piece.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
+        for slice in shards.slices().chunks {
+            let Slice { number, chunk: Chunk { parameter, offset, len } } = slice;
+            let info = slice.chunk.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
             if !kept[parameter] {
                 continue;
             }
@@ -368,7 +368,7 @@ struct State {
 
 /// All that a rank needs, as bytes.
 struct Staged {
-    pieces: Vec<(Piece, Vec<u8>)>,
+    chunks: Vec<(Chunk, Vec<u8>)>,
     states: Vec<State>,
     /// The arrays and numbers of these states, one after the other.
     of_states: Vec<Vec<u8>>,
@@ -376,9 +376,9 @@ struct Staged {
 
 impl Staged {
     fn place(self, shards: &mut dyn Shards, states: States<'_>) -> Result<()> {
-        for (piece, bytes) in self.pieces {
+        for (chunk, bytes) in self.chunks {
             let mut outcome = Ok(());
-            shards.write(piece, &mut |into| outcome = overwrite(into, &bytes))?;
+            shards.write(chunk, &mut |into| outcome = overwrite(into, &bytes))?;
             outcome?;
         }
         if let States::Into(optimizer) = states {

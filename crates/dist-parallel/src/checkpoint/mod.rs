@@ -30,7 +30,7 @@ pub use error::{CheckpointError, CheckpointProblem};
 pub(crate) use load::States;
 pub(crate) use replicas::accumulated;
 pub use saving::Saving;
-pub use shards::{Holding, Piece, Shards, Slice};
+pub use shards::{ShardMetadata, Chunk, Shards, Slice};
 pub use weights::{LoadedTensor, WeightOptions, WeightReport, load_weights};
 
 /// The name of the index in a checkpoint's directory.

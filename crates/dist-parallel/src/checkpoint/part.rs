@@ -13,7 +13,7 @@ use super::deal::deal;
 use super::disk::{Disk, DiskError};
 use super::index::{CHECKED_BYTES, Run, StoredFile, TensorName};
 use super::stored_type::StoredType;
-use super::{CheckpointError, CheckpointProblem, Holding, Piece, Shards, Slice};
+use super::{CheckpointError, CheckpointProblem, ShardMetadata, Chunk, Shards, Slice};
 use crate::{FloatType, Optimizer, ParamInfo};
 
 /// Values that a rank writes: neighbours in one tensor.
@@ -33,7 +33,7 @@ pub(super) struct Entry<S = Source> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A piece of a parameter, from this value on.
-    Parameter { piece: Piece, start: usize },
+    Parameter { chunk: Chunk, start: usize },
     /// An array of the optimizer's state of a slice, from this value on.
     Array { slice: usize, array: usize, start: usize },
     /// A number of the optimizer's state of a slice.
@@ -64,39 +64,39 @@ pub(super) fn entries(
         return Err(CheckpointError::new("", CheckpointProblem::Unsaved(what)));
     }
     let infos = shards.infos();
-    let check = |pieces: &[Piece]| {
-        let problem = pieces.iter().find_map(|piece| piece.parameter(infos).err());
+    let check = |chunks: &[Chunk]| {
+        let problem = chunks.iter().find_map(|chunk| chunk.parameter(infos).err());
         problem.map_or(Ok(()), |problem| Err(CheckpointError::new("", problem)))
     };
-    let Holding { pieces, copy, copies } = shards.parameters();
-    check(&pieces)?;
+    let ShardMetadata { chunks, copy, copies } = shards.parameters();
+    check(&chunks)?;
     let trained: Vec<usize> =
-        (0..pieces.len()).filter(|&number| infos[pieces[number].parameter].trainable).collect();
-    let shared: Vec<Piece> = trained.iter().map(|&number| pieces[number]).collect();
+        (0..chunks.len()).filter(|&number| infos[chunks[number].parameter].trainable).collect();
+    let shared: Vec<Chunk> = trained.iter().map(|&number| chunks[number]).collect();
     let dealt = deal(&shared, copy, copies).into_iter();
-    let dealt = dealt.map(|(place, part)| (pieces[trained[place]], part));
+    let dealt = dealt.map(|(place, part)| (chunks[trained[place]], part));
     // What is not trained may differ between ranks. One rank writes all of it: parts of several would be nobody's.
     let untrained = shards.untrained_to_save();
     check(&untrained)?;
-    let untrained = untrained.into_iter().filter(|piece| piece.len > 0).map(|piece| (piece, piece));
+    let untrained = untrained.into_iter().filter(|chunk| chunk.len > 0).map(|chunk| (chunk, chunk));
     let mut entries: Vec<Entry> = dealt
         .chain(untrained)
-        .map(|(piece, Piece { parameter, offset, len })| Entry {
+        .map(|(chunk, Chunk { parameter, offset, len })| Entry {
             tensor: TensorName::parameter(&infos[parameter].name),
             dtype: infos[parameter].dtype,
             shape: infos[parameter].shape.clone(),
             offset,
             len,
-            source: Source::Parameter { piece, start: offset - piece.offset },
+            source: Source::Parameter { chunk, start: offset - chunk.offset },
         })
         .collect();
     if let Some(optimizer) = optimizer {
-        let Holding { pieces: slices, copy, copies } = shards.slices();
-        let pieces: Vec<Piece> = slices.iter().map(|slice| slice.piece).collect();
-        check(&pieces)?;
+        let ShardMetadata { chunks: slices, copy, copies } = shards.slices();
+        let chunks: Vec<Chunk> = slices.iter().map(|slice| slice.chunk).collect();
+        check(&chunks)?;
         check_states(&slices, infos, optimizer)?;
-        for (number, piece) in deal(&pieces, copy, copies) {
-            entries.extend(state_entries(shards, optimizer, slices[number], piece));
+        for (number, chunk) in deal(&chunks, copy, copies) {
+            entries.extend(state_entries(shards, optimizer, slices[number], chunk));
         }
     }
     // Larger types first, so that each is aligned in memory if the file is.
@@ -111,8 +111,8 @@ fn check_states(
     infos: &[ParamInfo],
     optimizer: &dyn Optimizer,
 ) -> Result<(), CheckpointError> {
-    for Slice { number, piece } in slices {
-        let info = &infos[piece.parameter];
+    for Slice { number, chunk } in slices {
+        let info = &infos[chunk.parameter];
         let (Some(state), layout) = (optimizer.state(*number), optimizer.layout(info.dtype)) else {
             continue;
         };
@@ -128,24 +128,24 @@ fn check_states(
     }
 }
 
-/// What this rank writes of a slice's state, of which it writes `piece`.
-fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, piece: Piece) -> Vec<Entry> {
-    let info = &shards.infos()[piece.parameter];
+/// What this rank writes of a slice's state, of which it writes `chunk`.
+fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, chunk: Chunk) -> Vec<Entry> {
+    let info = &shards.infos()[chunk.parameter];
     let layout = optimizer.layout(info.dtype);
     if optimizer.state(slice.number).is_none() {
         return Vec::new();
     }
-    let start = piece.offset - slice.piece.offset;
+    let start = chunk.offset - slice.chunk.offset;
     let arrays = layout.arrays.iter().enumerate().map(|(array, &(name, dtype))| Entry {
         tensor: TensorName::state(&info.name, name),
         dtype,
         shape: info.shape.clone(),
-        offset: piece.offset,
-        len: piece.len,
+        offset: chunk.offset,
+        len: chunk.len,
         source: Source::Array { slice: slice.number, array, start },
     });
     // Numbers belong to the whole parameter: who writes its first value writes them.
-    let scalars = layout.scalars.iter().enumerate().filter(|_| piece.offset == 0);
+    let scalars = layout.scalars.iter().enumerate().filter(|_| chunk.offset == 0);
     let scalars = scalars.map(|(scalar, name)| Entry {
         tensor: TensorName::state(&info.name, name),
         dtype: FloatType::F64,
@@ -167,9 +167,9 @@ pub(super) fn read(
     let bytes_from = |start: usize| start * entry.dtype.size()..start * entry.dtype.size() + entry.bytes();
     let state = |slice| optimizer.and_then(|optimizer| optimizer.state(slice)).expect(PLANNED);
     match entry.source {
-        Source::Parameter { piece, start } => {
+        Source::Parameter { chunk, start } => {
             let mut outcome = Ok(());
-            let handed_out = shards.read(piece, &mut |values| {
+            let handed_out = shards.read(chunk, &mut |values| {
                 outcome =
                     values.as_bytes().get(bytes_from(start)).map_or_else(|| Err(unlike(entry)), &mut *write);
             });
@@ -209,15 +209,15 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
 /// What is not trained, such as a running mean, may be each rank's own; that of the first copy is saved.
 pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<Held>, CheckpointError> {
     let infos = shards.infos();
-    let Holding { pieces, copies, .. } = shards.parameters();
+    let ShardMetadata { chunks, copies, .. } = shards.parameters();
     let mut held = Vec::new();
-    for &piece in pieces.iter().filter(|_| copies > 1 || ranks.are_beside()) {
-        let Ok(info) = piece.parameter(infos) else { continue };
+    for &chunk in chunks.iter().filter(|_| copies > 1 || ranks.are_beside()) {
+        let Ok(info) = chunk.parameter(infos) else { continue };
         if info.trainable {
             let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
-            let read = shards.read(piece, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
+            let read = shards.read(chunk, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
             read.map_err(|error| trainer(&tensor, error.to_string()))?;
-            held.push(Held { tensor, offset: piece.offset, len: piece.len, crc32 });
+            held.push(Held { tensor, offset: chunk.offset, len: chunk.len, crc32 });
         }
     }
     Ok(held)

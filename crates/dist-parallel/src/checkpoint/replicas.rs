@@ -1,6 +1,6 @@
 //! What a rank of [`Ddp`] holds, or one that has just met the others in local SGD: everything, as every other rank does.
 
-use super::{Holding, Piece, Shards, Slice};
+use super::{ShardMetadata, Chunk, Shards, Slice};
 use crate::local_sgd::Met;
 use crate::{Communicator, Ddp, Error, ParamInfo, Params, Result, Values, ValuesMut, params};
 
@@ -9,11 +9,11 @@ impl<M: Params> Shards for Ddp<M> {
         self.model().infos()
     }
 
-    fn parameters(&self) -> Holding<Piece> {
-        everything(self.communicator(), pieces(self.model()))
+    fn parameters(&self) -> ShardMetadata<Chunk> {
+        everything(self.communicator(), chunks(self.model()))
     }
 
-    fn slices(&self) -> Holding<Slice> {
+    fn slices(&self) -> ShardMetadata<Slice> {
         everything(self.communicator(), trained(self.model()))
     }
 
@@ -21,12 +21,12 @@ impl<M: Params> Shards for Ddp<M> {
         accumulated(self.accumulated())
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        params::read(self.model(), piece.parameter, f)
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        params::read(self.model(), chunk.parameter, f)
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        write(self.model_mut(), piece, f)
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        write(self.model_mut(), chunk, f)
     }
 
     fn updates(&self) -> u64 {
@@ -51,23 +51,23 @@ impl<M: Params> Shards for Met<'_, M> {
         self.0.model().infos()
     }
 
-    fn parameters(&self) -> Holding<Piece> {
-        everything(self.0.communicator(), pieces(self.0.model()))
+    fn parameters(&self) -> ShardMetadata<Chunk> {
+        everything(self.0.communicator(), chunks(self.0.model()))
     }
 
-    fn slices(&self) -> Holding<Slice> {
+    fn slices(&self) -> ShardMetadata<Slice> {
         everything(self.0.communicator(), trained(self.0.model()))
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         match self.0.steps() {
-            0 => params::read(self.0.model(), piece.parameter, f),
+            0 => params::read(self.0.model(), chunk.parameter, f),
             steps => Err(Error::NotMet { steps }),
         }
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        write(self.0.model_mut(), piece, f)
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        write(self.0.model_mut(), chunk, f)
     }
 
     fn loaded(&mut self) -> Result<()> {
@@ -87,30 +87,30 @@ pub(crate) fn accumulated(micro_batches: usize) -> Option<String> {
 }
 
 /// These, which every other rank of the group holds as well.
-fn everything<T>(comm: &Communicator, pieces: Vec<T>) -> Holding<T> {
-    Holding { pieces, copy: comm.rank(), copies: comm.world_size() }
+fn everything<T>(comm: &Communicator, chunks: Vec<T>) -> ShardMetadata<T> {
+    ShardMetadata { chunks, copy: comm.rank(), copies: comm.world_size() }
 }
 
-fn pieces(model: &impl Params) -> Vec<Piece> {
-    stored(model.infos()).map(|(_, piece)| piece).collect()
+fn chunks(model: &impl Params) -> Vec<Chunk> {
+    stored(model.infos()).map(|(_, chunk)| chunk).collect()
 }
 
 /// What the optimizer is given, by the number of the parameter.
 fn trained(model: &impl Params) -> Vec<Slice> {
     let trained = stored(model.infos()).filter(|(info, _)| info.trainable);
-    trained.map(|(_, piece)| Slice { number: piece.parameter, piece }).collect()
+    trained.map(|(_, chunk)| Slice { number: chunk.parameter, chunk }).collect()
 }
 
-fn write(model: &mut impl Params, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-    params::write(model, piece.parameter, |values| {
+fn write(model: &mut impl Params, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    params::write(model, chunk.parameter, |values| {
         f(values);
         Ok(())
     })
 }
 
 /// The parameters that have memory of their own, each as one piece.
-fn stored(infos: &[ParamInfo]) -> impl Iterator<Item = (&ParamInfo, Piece)> {
+fn stored(infos: &[ParamInfo]) -> impl Iterator<Item = (&ParamInfo, Chunk)> {
     let all = infos.iter().enumerate();
     all.filter(|(_, info)| info.same_as.is_none())
-        .map(|(parameter, info)| (info, Piece { parameter, offset: 0, len: info.len() }))
+        .map(|(parameter, info)| (info, Chunk { parameter, offset: 0, len: info.len() }))
 }

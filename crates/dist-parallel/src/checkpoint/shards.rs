@@ -14,20 +14,20 @@ pub trait Shards {
     fn infos(&self) -> &[ParamInfo];
 
     /// What this rank holds of the parameters. The list never changes.
-    fn parameters(&self) -> Holding<Piece>;
+    fn parameters(&self) -> ShardMetadata<Chunk>;
 
     /// The pieces of [`parameters`](Self::parameters) that this rank saves of frozen parameters and buffers. Every value is saved
     /// by one rank, since ranks may have different ones. By default the first of the ranks that hold the same pieces saves all
     /// of them.
-    fn untrained_to_save(&self) -> Vec<Piece> {
-        let Holding { mut pieces, copy, .. } = self.parameters();
-        let untrained = |piece: &Piece| self.infos().get(piece.parameter).is_some_and(|info| !info.trainable);
-        pieces.retain(|piece| copy == 0 && untrained(piece));
-        pieces
+    fn untrained_to_save(&self) -> Vec<Chunk> {
+        let ShardMetadata { mut chunks, copy, .. } = self.parameters();
+        let untrained = |chunk: &Chunk| self.infos().get(chunk.parameter).is_some_and(|info| !info.trainable);
+        chunks.retain(|chunk| copy == 0 && untrained(chunk));
+        chunks
     }
 
     /// What this rank's optimizer is given to step, each piece as a slice of its own. The list never changes.
-    fn slices(&self) -> Holding<Slice>;
+    fn slices(&self) -> ShardMetadata<Slice>;
 
     /// What the trainer has that is in none of its pieces and would be lost, such as accumulated gradients, as an error says it: a
     /// save then fails. The same on every rank.
@@ -46,13 +46,13 @@ pub trait Shards {
     ///
     /// # Errors
     /// If the values cannot be reached.
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()>;
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()>;
 
     /// Calls `f` once with the memory of a piece of that list, which `f` may overwrite.
     ///
     /// # Errors
     /// If the memory cannot be reached.
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
 
     /// Called on every rank before a synchronous save, to make sure that the ranks have trained alike. May communicate. By default
     /// nothing is compared.
@@ -88,7 +88,7 @@ pub trait Shards {
 
 /// Neighbouring values of one parameter, which is read in row-major order. A piece can begin and end anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Piece {
+pub struct Chunk {
     /// The parameter's index.
     pub parameter: usize,
     /// The index of the first value in the parameter.
@@ -97,7 +97,7 @@ pub struct Piece {
     pub len: usize,
 }
 
-impl Piece {
+impl Chunk {
     /// The parameter that it is from, if that has such a piece, and memory of its own.
     pub(super) fn parameter(self, infos: &[ParamInfo]) -> Result<&ParamInfo, CheckpointProblem> {
         let inside =
@@ -113,23 +113,23 @@ pub struct Slice {
     /// The number by which the optimizer knows it.
     pub number: usize,
     /// What it is a piece of.
-    pub piece: Piece,
+    pub chunk: Chunk,
 }
 
 /// What a rank holds, and who else holds exactly the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holding<T> {
+pub struct ShardMetadata<T> {
     /// The pieces. They do not overlap; a rank may hold none.
-    pub pieces: Vec<T>,
+    pub chunks: Vec<T>,
     /// Which of the ranks that hold exactly these pieces, in this order, this one is.
     pub copy: usize,
     /// How many such ranks there are.
     pub copies: usize,
 }
 
-impl<T> Holding<T> {
+impl<T> ShardMetadata<T> {
     /// Pieces that no other rank holds.
-    pub const fn alone(pieces: Vec<T>) -> Self {
-        Self { pieces, copy: 0, copies: 1 }
+    pub const fn alone(chunks: Vec<T>) -> Self {
+        Self { chunks, copy: 0, copies: 1 }
     }
 }

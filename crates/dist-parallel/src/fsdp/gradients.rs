@@ -6,7 +6,7 @@
 //! unit's are filled, and the wait for them comes with the next unit's first gradient.
 
 use super::groups::Groups;
-use super::layout::{Layout, Piece, FlatParameter};
+use super::layout::{Layout, ShardChunk, FlatParameter};
 use super::options::Precision;
 use super::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
@@ -252,14 +252,14 @@ impl Gradients {
         flat_param: &'a FlatParameter,
         (unit, index): (usize, usize),
         rank: usize,
-    ) -> impl Iterator<Item = (Piece, Values<'a>)> {
-        flat_param.pieces(rank).filter_map(move |piece| Some((piece, self.mean((unit, index), piece)?)))
+    ) -> impl Iterator<Item = (ShardChunk, Values<'a>)> {
+        flat_param.chunks(rank).filter_map(move |chunk| Some((chunk, self.mean((unit, index), chunk)?)))
     }
 
     /// The mean gradient of a piece of this rank's part of a strip; `None` if no micro-batch had a gradient for its parameter.
-    pub(crate) fn mean(&self, (unit, index): (usize, usize), piece: Piece) -> Option<Values<'_>> {
+    pub(crate) fn mean(&self, (unit, index): (usize, usize), chunk: ShardChunk) -> Option<Values<'_>> {
         let mean = self.units[unit].flat_params[index].mean.as_ref()?;
-        self.used[piece.parameter].then(|| mean.slice(piece.at, piece.len))
+        self.used[chunk.parameter].then(|| mean.slice(chunk.at, chunk.len))
     }
 
     /// Multiplies all mean gradients by a factor.

@@ -4,7 +4,7 @@ use super::options::Degrees;
 use super::{Fsdp, layout};
 use crate::checkpoint::accumulated;
 use crate::{
-    Communicator, Error, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut, params,
+    Communicator, Error, ShardMetadata, ParamInfo, Chunk, Result, Shards, Slice, Values, ValuesMut, params,
 };
 
 impl<A> Shards for Fsdp<A> {
@@ -12,42 +12,42 @@ impl<A> Shards for Fsdp<A> {
         &self.kept
     }
 
-    fn parameters(&self) -> Holding<Piece> {
-        self.held(self.held_pieces().into_iter().map(Held::piece).collect())
+    fn parameters(&self) -> ShardMetadata<Chunk> {
+        self.held(self.held_chunks().into_iter().map(Held::chunk).collect())
     }
 
-    fn slices(&self) -> Holding<Slice> {
-        let trained = self.pieces().into_iter().filter(|(_, piece)| self.kept[piece.parameter].trainable);
-        let slice = |(_, piece): (_, layout::Piece)| Slice { number: piece.parameter, piece: outside(piece) };
+    fn slices(&self) -> ShardMetadata<Slice> {
+        let trained = self.chunks().into_iter().filter(|(_, chunk)| self.kept[chunk.parameter].trainable);
+        let slice = |(_, chunk): (_, layout::ShardChunk)| Slice { number: chunk.parameter, chunk: outside(chunk) };
         self.held(trained.map(slice).collect())
     }
 
-    fn untrained_to_save(&self) -> Vec<Piece> {
+    fn untrained_to_save(&self) -> Vec<Chunk> {
         let saves = |held: &Held| match held {
-            Held::Part(_, piece) => self.groups.replicas.rank() == 0 && !self.kept[piece.parameter].trainable,
+            Held::Part(_, chunk) => self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable,
             Held::Whole(_) => self.rank() == 0,
         };
-        self.held_pieces().into_iter().filter(saves).map(Held::piece).collect()
+        self.held_chunks().into_iter().filter(saves).map(Held::chunk).collect()
     }
 
     fn unsaved(&self) -> Option<String> {
         accumulated(self.micro_batches)
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        match self.kept_piece(piece)? {
-            Held::Part(place, piece) => self.parameters.read(place, piece, &self.model, f),
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        match self.locate_chunk(chunk)? {
+            Held::Part(place, chunk) => self.parameters.read(place, chunk, &self.model, f),
             Held::Whole(whole) => params::read(&self.model, whole.parameter, f),
         }
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         let change = |values: ValuesMut<'_>| {
             f(values);
             Ok(())
         };
-        match self.kept_piece(piece)? {
-            Held::Part(place, piece) => self.parameters.change(place, piece, &mut self.model, change),
+        match self.locate_chunk(chunk)? {
+            Held::Part(place, chunk) => self.parameters.change(place, chunk, &mut self.model, change),
             Held::Whole(whole) => params::write(&mut self.model, whole.parameter, change),
         }
     }
@@ -79,24 +79,24 @@ impl<A> Shards for Fsdp<A> {
 #[derive(Clone, Copy)]
 enum Held {
     /// A piece of its part of a strip, and the strip's place.
-    Part((usize, usize), layout::Piece),
+    Part((usize, usize), layout::ShardChunk),
     /// All of a buffer.
     Whole(layout::Whole),
 }
 
 impl Held {
-    const fn piece(self) -> Piece {
+    const fn chunk(self) -> Chunk {
         match self {
-            Self::Part(_, piece) => outside(piece),
-            Self::Whole(layout::Whole { parameter, len, .. }) => Piece { parameter, offset: 0, len },
+            Self::Part(_, chunk) => outside(chunk),
+            Self::Whole(layout::Whole { parameter, len, .. }) => Chunk { parameter, offset: 0, len },
         }
     }
 }
 
 impl<A> Fsdp<A> {
     /// Everything that this rank holds, in the order in which checkpoints number it.
-    fn held_pieces(&self) -> Vec<Held> {
-        let parts = self.pieces().into_iter().map(|(place, piece)| Held::Part(place, piece));
+    fn held_chunks(&self) -> Vec<Held> {
+        let parts = self.chunks().into_iter().map(|(place, chunk)| Held::Part(place, chunk));
         parts.chain(self.plan.layout.buffers().map(Held::Whole)).collect()
     }
 
@@ -129,26 +129,26 @@ impl<A> Fsdp<A> {
         }
     }
 
-    fn held<T>(&self, pieces: Vec<T>) -> Holding<T> {
+    fn held<T>(&self, chunks: Vec<T>) -> ShardMetadata<T> {
         let replicas = &self.groups.replicas;
-        Holding { pieces, copy: replicas.rank(), copies: replicas.world_size() }
+        ShardMetadata { chunks, copy: replicas.rank(), copies: replicas.world_size() }
     }
 
     /// Where this rank keeps a piece: the place of its strip, and the piece with its offset in this rank's part; or a buffer.
-    fn kept_piece(&self, piece: Piece) -> Result<Held> {
-        let index = piece.parameter;
+    fn locate_chunk(&self, chunk: Chunk) -> Result<Held> {
+        let index = chunk.parameter;
         let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
             let dtype = self.kept[index].dtype;
-            return Ok(Held::Whole(layout::Whole { parameter: index, len: piece.len, dtype }));
+            return Ok(Held::Whole(layout::Whole { parameter: index, len: chunk.len, dtype }));
         };
         let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
-        let kept = flat_param.piece(location.place, self.groups.shards.rank());
-        let kept = kept.filter(|kept| outside(*kept) == piece).ok_or(Error::Freed)?;
+        let kept = flat_param.chunk(location.place, self.groups.shards.rank());
+        let kept = kept.filter(|kept| outside(*kept) == chunk).ok_or(Error::Freed)?;
         Ok(Held::Part((location.unit, location.flat_param), kept))
     }
 }
 
 /// A piece as others see it.
-const fn outside(piece: layout::Piece) -> Piece {
-    Piece { parameter: piece.parameter, offset: piece.offset, len: piece.len }
+const fn outside(chunk: layout::ShardChunk) -> Chunk {
+    Chunk { parameter: chunk.parameter, offset: chunk.offset, len: chunk.len }
 }

@@ -57,7 +57,7 @@ pub(crate) struct ParameterLocation {
 
 /// What one rank's part of a strip has of one parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct ShardChunk {
     pub(crate) parameter: usize,
     /// The piece's first value in the parameter.
     pub(crate) offset: usize,
@@ -169,17 +169,17 @@ impl FlatParameter {
     }
 
     /// What one rank's part has of each parameter; a parameter is in it once or not at all.
-    pub(crate) fn pieces(&self, shard: usize) -> impl Iterator<Item = Piece> {
-        (0..self.places.len()).filter_map(move |place| self.piece(place, shard))
+    pub(crate) fn chunks(&self, shard: usize) -> impl Iterator<Item = ShardChunk> {
+        (0..self.places.len()).filter_map(move |place| self.chunk(place, shard))
     }
 
     /// What one rank's part has of the parameter at this place of the strip.
-    pub(crate) fn piece(&self, place: usize, shard: usize) -> Option<Piece> {
+    pub(crate) fn chunk(&self, place: usize, shard: usize) -> Option<ShardChunk> {
         let part = shard * self.shard_len..(shard + 1) * self.shard_len;
         let place = self.places[place];
         let start = place.offset.max(part.start);
         let end = (place.offset + place.len).min(part.end);
-        (start < end).then(|| Piece {
+        (start < end).then(|| ShardChunk {
             parameter: place.parameter,
             offset: start - place.offset,
             len: end - start,
@@ -294,7 +294,7 @@ mod tests {
             for (_, flat_param) in layout.flat_params() {
                 prop_assert!(flat_param.padded(shards) - flat_param.len() < shards);
                 for shard in 0..shards {
-                    for Piece { parameter, offset, len, at } in flat_param.pieces(shard) {
+                    for ShardChunk { parameter, offset, len, at } in flat_param.chunks(shard) {
                         prop_assert!(len > 0 && at + len <= flat_param.shard_len);
                         seen[parameter][offset..offset + len].iter_mut().for_each(|times| *times += 1);
                         prop_assert_eq!(shard * flat_param.shard_len + at, flat_param.places[parameter].offset + offset);

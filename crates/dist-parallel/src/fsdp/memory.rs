@@ -60,7 +60,7 @@ impl Plan {
             model + if outside { flat_param.shard_len * master.size() } else { 0 }
         };
         let state = |flat_param: &FlatParameter| {
-            let own: usize = flat_param.pieces(0).map(|piece| piece.len).sum();
+            let own: usize = flat_param.chunks(0).map(|chunk| chunk.len).sum();
             let calculated = flat_param.master_dtype(precision).size().max(FloatType::F32.size());
             kept * own * calculated
         };

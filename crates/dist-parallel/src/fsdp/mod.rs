@@ -39,7 +39,7 @@ use crate::{
 };
 use gradients::Gradients;
 use groups::Groups;
-use layout::{Layout, Piece};
+use layout::{Layout, ShardChunk};
 use order::Action;
 use parameters::Parameters;
 
@@ -188,9 +188,9 @@ impl<A> Fsdp<A> {
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
         let location = (*self.plan.layout.locations.get(parameter)?)?;
         let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
-        let piece = flat_param.piece(location.place, self.groups.shards.rank())?;
-        let values = self.gradients.mean((location.unit, location.flat_param), piece)?;
-        Some((piece.offset..piece.offset + piece.len, values))
+        let chunk = flat_param.chunk(location.place, self.groups.shards.rank())?;
+        let values = self.gradients.mean((location.unit, location.flat_param), chunk)?;
+        Some((chunk.offset..chunk.offset + chunk.len, values))
     }
 
     /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank: an update leaves
@@ -265,14 +265,14 @@ impl<A> Fsdp<A> {
         let Self { parameters, gradients, model, plan, groups, .. } = self;
         let rank = groups.shards.rank();
         for (place, flat_param) in plan.layout.flat_params() {
-            for (piece, mean) in gradients.means(flat_param, place, rank) {
-                parameters.change(place, piece, model, |values| {
+            for (chunk, mean) in gradients.means(flat_param, place, rank) {
+                parameters.change(place, chunk, model, |values| {
                     if mean.dtype() == values.dtype() {
-                        return optimizer.update(piece.parameter, values, mean);
+                        return optimizer.update(chunk.parameter, values, mean);
                     }
                     let mut converted = Flat::zeros(values.dtype(), mean.len());
                     converted.slice_mut(0, mean.len()).convert_from(mean);
-                    optimizer.update(piece.parameter, values, converted.slice(0, mean.len()))
+                    optimizer.update(chunk.parameter, values, converted.slice(0, mean.len()))
                 })?;
             }
         }
@@ -300,17 +300,17 @@ impl<A> Fsdp<A> {
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
         }
         let mut rest = values;
-        for (place, piece) in self.pieces() {
+        for (place, chunk) in self.chunks() {
             self.parameters
-                .change(place, piece, &mut self.model, |mut own| own.copy_from(rest.part(0..piece.len)))?;
-            rest = rest.part(piece.len..rest.len());
+                .change(place, chunk, &mut self.model, |mut own| own.copy_from(rest.part(0..chunk.len)))?;
+            rest = rest.part(chunk.len..rest.len());
         }
         Ok(())
     }
 
     /// How many values of parameters this rank keeps, or changes where all ranks keep all.
     pub fn shard_len(&self) -> usize {
-        self.pieces().iter().map(|(_, piece)| piece.len).sum()
+        self.chunks().iter().map(|(_, chunk)| chunk.len).sum()
     }
 
     /// Bytes of parameters and gradients that this rank has sent since the training began. What others have read in its memory
@@ -320,10 +320,10 @@ impl<A> Fsdp<A> {
     }
 
     /// This rank's part of all parameters, each piece with the place of its strip.
-    fn pieces(&self) -> Vec<((usize, usize), Piece)> {
+    fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
         let rank = self.groups.shards.rank();
         let flat_params = self.plan.layout.flat_params();
-        flat_params.flat_map(|(place, flat_param)| flat_param.pieces(rank).map(move |piece| (place, piece))).collect()
+        flat_params.flat_map(|(place, flat_param)| flat_param.chunks(rank).map(move |chunk| (place, chunk))).collect()
     }
 
     /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dist_collectives::{Communicator, Pending};
 
 use super::groups::Groups;
-use super::layout::{Layout, Piece, FlatParameter};
+use super::layout::{Layout, ShardChunk, FlatParameter};
 use super::options::{Degrees, Precision};
 use super::shard_buffer::{ShardBuffer, ShardOffset};
 use super::buffer_pool::BufferPool;
@@ -239,14 +239,14 @@ impl Parameters {
     pub(crate) fn change(
         &mut self,
         (unit, index): (usize, usize),
-        piece: Piece,
+        chunk: ShardChunk,
         model: &mut impl Params,
         mut f: impl FnMut(ValuesMut<'_>) -> Result<()>,
     ) -> Result<()> {
         match self.states[unit][index].own {
-            Some(own) => f(self.shard_buffer.slice_mut(own, piece.at, piece.len)?),
-            None => params::write(model, piece.parameter, |values| {
-                f(values.part(piece.offset..piece.offset + piece.len))
+            Some(own) => f(self.shard_buffer.slice_mut(own, chunk.at, chunk.len)?),
+            None => params::write(model, chunk.parameter, |values| {
+                f(values.part(chunk.offset..chunk.offset + chunk.len))
             }),
         }
     }
@@ -255,17 +255,17 @@ impl Parameters {
     pub(crate) fn read(
         &self,
         (unit, index): (usize, usize),
-        piece: Piece,
+        chunk: ShardChunk,
         model: &impl Params,
         mut f: impl FnMut(Values<'_>),
     ) -> Result<()> {
         match self.states[unit][index].own {
             Some(own) => {
-                f(self.shard_buffer.slice(own, piece.at, piece.len)?);
+                f(self.shard_buffer.slice(own, chunk.at, chunk.len)?);
                 Ok(())
             }
-            None => params::read(model, piece.parameter, &mut |values| {
-                f(values.part(piece.offset..piece.offset + piece.len));
+            None => params::read(model, chunk.parameter, &mut |values| {
+                f(values.part(chunk.offset..chunk.offset + chunk.len));
             }),
         }
     }
@@ -287,9 +287,9 @@ impl Parameters {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let mut update_buffer = self.update_buffer.take().expect("it is told in place");
         let own = self.states[place.0][place.1].update_buffer.expect("there is room for each strip");
-        for piece in flat_param.pieces(self.rank) {
-            let mut into = update_buffer.slice_mut(own, piece.at, piece.len)?;
-            self.read(place, piece, model, |values| into.convert_from(values))?;
+        for chunk in flat_param.chunks(self.rank) {
+            let mut into = update_buffer.slice_mut(own, chunk.at, chunk.len)?;
+            self.read(place, chunk, model, |values| into.convert_from(values))?;
         }
         groups.timed(|| update_buffer.open())?;
         // The own part is in the model already, unless the optimizer changes it elsewhere.
@@ -314,9 +314,9 @@ impl Parameters {
         let flat_param = &layout.units[place.0].flat_params[place.1];
         let mut whole = self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
         let start = self.rank * flat_param.shard_len;
-        for piece in flat_param.pieces(self.rank) {
-            self.read(place, piece, model, |values| {
-                whole.slice_mut(start + piece.at, piece.len).convert_from(values);
+        for chunk in flat_param.chunks(self.rank) {
+            self.read(place, chunk, model, |values| {
+                whole.slice_mut(start + chunk.at, chunk.len).convert_from(values);
             })?;
         }
         self.states[place.0][place.1].arriving = Some(whole.start_gather(&mut groups.shards));

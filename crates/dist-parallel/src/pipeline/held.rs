@@ -2,7 +2,7 @@
 
 use super::Pipeline;
 use crate::{
-    Communicator, Error, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut, params,
+    Communicator, Error, ShardMetadata, ParamInfo, Chunk, Result, Shards, Slice, Values, ValuesMut, params,
 };
 
 /// One pipeline holds the model; of several beside each other the first saves. One whose stages are divided among ranks has
@@ -12,16 +12,16 @@ impl<A> Shards for Pipeline<A> {
         self.infos()
     }
 
-    fn parameters(&self) -> Holding<Piece> {
-        Holding::alone(self.held().collect())
+    fn parameters(&self) -> ShardMetadata<Chunk> {
+        ShardMetadata::alone(self.held().collect())
     }
 
-    fn slices(&self) -> Holding<Slice> {
-        let trained = self.held().filter(|piece| self.infos()[piece.parameter].trainable);
-        Holding::alone(trained.map(|piece| Slice { number: piece.parameter, piece }).collect())
+    fn slices(&self) -> ShardMetadata<Slice> {
+        let trained = self.held().filter(|chunk| self.infos()[chunk.parameter].trainable);
+        ShardMetadata::alone(trained.map(|chunk| Slice { number: chunk.parameter, chunk }).collect())
     }
 
-    fn read(&self, Piece { parameter, .. }: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+    fn read(&self, Chunk { parameter, .. }: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         let own =
             self.stages.iter().find(|stage| stage.parameters.contains(&parameter)).expect(OF_OWN_STAGES);
         let parameter = parameter - own.parameters.start;
@@ -31,7 +31,7 @@ impl<A> Shards for Pipeline<A> {
         params::read(&own.model, parameter, f)
     }
 
-    fn write(&mut self, Piece { parameter, .. }: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    fn write(&mut self, Chunk { parameter, .. }: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         let own = self.stages.iter_mut().find(|stage| stage.parameters.contains(&parameter));
         let own = own.expect(OF_OWN_STAGES);
         let parameter = parameter - own.parameters.start;
@@ -71,9 +71,9 @@ impl<A> Shards for Pipeline<A> {
 
 impl<A> Pipeline<A> {
     /// The parameters that have memory of their own and are first used here, each as one piece.
-    fn held(&self) -> impl Iterator<Item = Piece> {
+    fn held(&self) -> impl Iterator<Item = Chunk> {
         let all = self.stages.iter().flat_map(|stage| stage.parameters.clone());
-        all.filter(|&parameter| self.infos()[parameter].same_as.is_none()).map(|parameter| Piece {
+        all.filter(|&parameter| self.infos()[parameter].same_as.is_none()).map(|parameter| Chunk {
             parameter,
             offset: 0,
             len: self.infos()[parameter].len(),

@@ -94,9 +94,9 @@ impl StageShard {
         mut f: impl FnMut(usize, ValuesMut<'_>, Option<Values<'_>>) -> Result<()>,
     ) -> Result<()> {
         for (index, (flat_param, master)) in self.flat_params.iter().zip(&mut self.masters).enumerate() {
-            for piece in flat_param.pieces(self.rank) {
-                let mean = means.map(|means| means[index].slice(piece.at, piece.len));
-                f(piece.parameter, master.slice_mut(piece.at, piece.len), mean)?;
+            for chunk in flat_param.chunks(self.rank) {
+                let mean = means.map(|means| means[index].slice(chunk.at, chunk.len));
+                f(chunk.parameter, master.slice_mut(chunk.at, chunk.len), mean)?;
             }
         }
         Ok(())

@@ -221,7 +221,7 @@ fn pipelines_beside_each_other_that_differ_save_nothing(
                 ValuesMut::F32(values) => values.iter_mut().for_each(|value| *value = 1.0 - *value),
                 other => panic!("the model is not {}", other.dtype()),
             };
-            let first = Shards::parameters(&pipeline).pieces[0];
+            let first = Shards::parameters(&pipeline).chunks[0];
             Shards::write(&mut pipeline, first, change).unwrap();
         }
         let number = if is_odd && differs_in_step { 2 } else { 1 };

@@ -2,7 +2,7 @@
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, Holding, Optimizer,
+    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ShardMetadata, Optimizer,
     Params, Precision, Reshard, Sequence, ShardingStrategy, Shards, Units, Values, ValuesMut,
 };
 use dist_transport::sim;
@@ -473,16 +473,16 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
     let outcome = sim::run(1, ranks, move |transport| {
         let options = FsdpOptions::new(ALL[strategy]);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
-        let Holding { pieces, copy, copies } = fsdp.parameters();
+        let ShardMetadata { chunks, copy, copies } = fsdp.parameters();
         assert_eq!(copy, fsdp.rank() % copies);
         // Every value becomes its parameter's index and its own.
-        for piece in &pieces {
+        for chunk in &chunks {
             let mut set = |values: ValuesMut<'_>| {
                 let ValuesMut::F32(values) = values else { panic!("the model is f32") };
-                let number = |index| (100 * piece.parameter + piece.offset + index) as f32;
+                let number = |index| (100 * chunk.parameter + chunk.offset + index) as f32;
                 values.iter_mut().enumerate().for_each(|(index, value)| *value = number(index));
             };
-            Shards::write(&mut fsdp, *piece, &mut set).unwrap();
+            Shards::write(&mut fsdp, *chunk, &mut set).unwrap();
         }
         fsdp.loaded().unwrap();
         let mut right = 0;
@@ -492,8 +492,8 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
             right += values.iter().enumerate().filter(|(index, value)| **value == number(*index)).count();
         })
         .unwrap();
-        let held: usize = pieces.iter().map(|piece| piece.len).sum();
-        let trained: usize = fsdp.slices().pieces.iter().map(|slice| slice.piece.len).sum();
+        let held: usize = chunks.iter().map(|chunk| chunk.len).sum();
+        let trained: usize = fsdp.slices().chunks.iter().map(|slice| slice.chunk.len).sum();
         (right, held as f64 / copies as f64, trained as f64 / copies as f64)
     });
     let infos = model(7);

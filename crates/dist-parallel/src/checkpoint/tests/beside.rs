@@ -8,7 +8,7 @@ use dist_transport::sim;
 
 use super::holder::{Division, Holder, Trainer};
 use crate::checkpoint::disk::Act;
-use crate::checkpoint::{Checkpoints, Holding, Piece, Shards, Slice};
+use crate::checkpoint::{Checkpoints, ShardMetadata, Chunk, Shards, Slice};
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 
 /// One of several groups that hold the same.
@@ -22,20 +22,20 @@ impl Shards for Beside<'_> {
         self.trainer.infos()
     }
 
-    fn parameters(&self) -> Holding<Piece> {
+    fn parameters(&self) -> ShardMetadata<Chunk> {
         self.trainer.parameters()
     }
 
-    fn slices(&self) -> Holding<Slice> {
+    fn slices(&self) -> ShardMetadata<Slice> {
         self.trainer.slices()
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        self.trainer.read(piece, f)
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        self.trainer.read(chunk, f)
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        self.trainer.write(piece, f)
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        self.trainer.write(chunk, f)
     }
 
     fn loaded(&mut self) -> Result<()> {

@@ -14,7 +14,7 @@ use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
 use crate::checkpoint::disk::{Act, Disk};
 use crate::checkpoint::owner::Owner;
-use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Piece, directory};
+use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Chunk, directory};
 
 /// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
 /// before is still the newest, or the new is; and the next save succeeds.
@@ -253,7 +253,7 @@ fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
     let results = on_ranks(2, Division::Even, move |holder| {
         holder.fill(5);
         if holder.comm.rank() == 1 {
-            holder.claim(Piece { parameter, offset, len });
+            holder.claim(Chunk { parameter, offset, len });
         }
         let mut checkpoints = Checkpoints::at(&path);
         (load(&mut checkpoints, holder), save(&mut checkpoints, holder, 5))

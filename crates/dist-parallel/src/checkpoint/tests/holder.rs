@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 
-use crate::checkpoint::{Holding, Piece, Shards, Slice};
+use crate::checkpoint::{ShardMetadata, Chunk, Shards, Slice};
 use crate::flat::Flat;
 use crate::{AdamW, AdamWOptions, Communicator, FloatType, Optimizer, ParamInfo, Result, Values, ValuesMut};
 
@@ -29,8 +29,8 @@ pub(super) const DIVISIONS: [Division; 5] =
 pub(super) struct Holder {
     pub(super) comm: Communicator,
     pub(super) infos: Vec<ParamInfo>,
-    parameters: Holding<Piece>,
-    slices: Holding<Slice>,
+    parameters: ShardMetadata<Chunk>,
+    slices: ShardMetadata<Slice>,
     pub(super) values: Vec<Flat>,
     pub(super) optimizer: AdamW,
     pub(super) loaded: usize,
@@ -65,8 +65,8 @@ impl Holder {
     /// All values, and what the optimizer keeps, are zero.
     pub(super) fn with_infos(comm: Communicator, division: Division, infos: Vec<ParamInfo>) -> Self {
         let stored = infos.iter().enumerate().filter(|(_, info)| info.same_as.is_none());
-        let all: Vec<Piece> =
-            stored.map(|(parameter, info)| Piece { parameter, offset: 0, len: info.len() }).collect();
+        let all: Vec<Chunk> =
+            stored.map(|(parameter, info)| Chunk { parameter, offset: 0, len: info.len() }).collect();
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let parameters = match division {
             Division::OptimizerOnly => divide(Division::Replicated, &all, rank, ranks),
@@ -76,14 +76,14 @@ impl Holder {
             Division::OptimizerOnly => divide(Division::Even, &all, rank, ranks),
             division => divide(division, &all, rank, ranks),
         };
-        let trained = of_optimizer.pieces.iter().filter(|piece| infos[piece.parameter].trainable);
+        let trained = of_optimizer.chunks.iter().filter(|chunk| infos[chunk.parameter].trainable);
         let slices =
-            trained.enumerate().map(|(number, &piece)| Slice { number: 2 * number, piece }).collect();
-        let slices = Holding { pieces: slices, ..of_optimizer.map() };
+            trained.enumerate().map(|(number, &chunk)| Slice { number: 2 * number, chunk }).collect();
+        let slices = ShardMetadata { chunks: slices, ..of_optimizer.map() };
         let values = parameters
-            .pieces
+            .chunks
             .iter()
-            .map(|piece| Flat::zeros(infos[piece.parameter].dtype, piece.len))
+            .map(|chunk| Flat::zeros(infos[chunk.parameter].dtype, chunk.len))
             .collect();
         Self {
             comm,
@@ -99,21 +99,21 @@ impl Holder {
 
     /// Gives everything the values that belong to a step.
     pub(super) fn fill(&mut self, step: u64) {
-        for (piece, values) in self.parameters.pieces.iter().zip(&mut self.values) {
-            fill(values.slice_mut(0, piece.len), step, 0, piece);
+        for (chunk, values) in self.parameters.chunks.iter().zip(&mut self.values) {
+            fill(values.slice_mut(0, chunk.len), step, 0, chunk);
         }
         self.optimizer.clear_state();
-        for Slice { number, piece } in &self.slices.pieces {
-            if piece.parameter == UNUSED {
+        for Slice { number, chunk } in &self.slices.chunks {
+            if chunk.parameter == UNUSED {
                 continue;
             }
-            let dtype = self.infos[piece.parameter].dtype;
-            let state = self.optimizer.make_state(*number, dtype, piece.len);
+            let dtype = self.infos[chunk.parameter].dtype;
+            let state = self.optimizer.make_state(*number, dtype, chunk.len);
             for (salt, array) in state.arrays.into_iter().enumerate() {
-                fill(array, step, salt + 1, piece);
+                fill(array, step, salt + 1, chunk);
             }
             for (salt, scalar) in state.scalars.into_iter().enumerate() {
-                *scalar = scalar_of(step, salt, piece.parameter);
+                *scalar = scalar_of(step, salt, chunk.parameter);
             }
         }
     }
@@ -125,33 +125,33 @@ impl Holder {
 
     /// Whether all parameters, and what the optimizer keeps if that matters, are of a step.
     pub(super) fn is_of(&self, step: u64, with_optimizer: bool) -> bool {
-        let mut parameters = self.parameters.pieces.iter().zip(&self.values);
-        let expected = |dtype, salt, piece: &Piece| {
-            let mut flat = Flat::zeros(dtype, piece.len);
-            fill(flat.slice_mut(0, piece.len), step, salt, piece);
+        let mut parameters = self.parameters.chunks.iter().zip(&self.values);
+        let expected = |dtype, salt, chunk: &Chunk| {
+            let mut flat = Flat::zeros(dtype, chunk.len);
+            fill(flat.slice_mut(0, chunk.len), step, salt, chunk);
             flat
         };
-        let parameters_are = parameters.all(|(piece, values)| {
-            let expected = expected(self.infos[piece.parameter].dtype, 0, piece);
-            values.slice(0, piece.len) == expected.slice(0, piece.len)
+        let parameters_are = parameters.all(|(chunk, values)| {
+            let expected = expected(self.infos[chunk.parameter].dtype, 0, chunk);
+            values.slice(0, chunk.len) == expected.slice(0, chunk.len)
         });
-        let states_are = self.slices.pieces.iter().all(|Slice { number, piece }| {
+        let states_are = self.slices.chunks.iter().all(|Slice { number, chunk }| {
             let Some(state) = self.optimizer.state(*number) else {
                 // What has no values is of no step.
-                return piece.parameter == UNUSED || piece.len == 0;
+                return chunk.parameter == UNUSED || chunk.len == 0;
             };
             let arrays = state.arrays.iter().enumerate().all(|(salt, values)| {
-                *values == expected(values.dtype(), salt + 1, piece).slice(0, piece.len)
+                *values == expected(values.dtype(), salt + 1, chunk).slice(0, chunk.len)
             });
             let mut scalars = state.scalars.iter().enumerate();
-            arrays && scalars.all(|(salt, value)| *value == scalar_of(step, salt, piece.parameter))
+            arrays && scalars.all(|(salt, value)| *value == scalar_of(step, salt, chunk.parameter))
         });
         parameters_are && (states_are || !with_optimizer)
     }
 
     /// Says that the optimizer has a slice that it has not.
-    pub(super) fn claim(&mut self, piece: Piece) {
-        self.slices.pieces.push(Slice { number: 999, piece });
+    pub(super) fn claim(&mut self, chunk: Chunk) {
+        self.slices.chunks.push(Slice { number: 999, chunk });
     }
 
     /// This rank as a trainer, and its optimizer.
@@ -167,8 +167,8 @@ pub(super) const STEPS: u64 = 64;
 pub(super) struct Trainer<'a> {
     comm: &'a mut Communicator,
     infos: &'a [ParamInfo],
-    parameters: &'a Holding<Piece>,
-    slices: &'a Holding<Slice>,
+    parameters: &'a ShardMetadata<Chunk>,
+    slices: &'a ShardMetadata<Slice>,
     values: &'a mut [Flat],
     loaded: &'a mut usize,
     refuses: &'a Mutex<Option<usize>>,
@@ -179,22 +179,22 @@ impl Shards for Trainer<'_> {
         self.infos
     }
 
-    fn parameters(&self) -> Holding<Piece> {
+    fn parameters(&self) -> ShardMetadata<Chunk> {
         self.parameters.clone()
     }
 
-    fn slices(&self) -> Holding<Slice> {
+    fn slices(&self) -> ShardMetadata<Slice> {
         self.slices.clone()
     }
 
-    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        f(self.values[self.hand_out(piece)?].slice(0, piece.len));
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        f(self.values[self.hand_out(chunk)?].slice(0, chunk.len));
         Ok(())
     }
 
-    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        let number = self.hand_out(piece)?;
-        f(self.values[number].slice_mut(0, piece.len));
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        let number = self.hand_out(chunk)?;
+        f(self.values[number].slice_mut(0, chunk.len));
         Ok(())
     }
 
@@ -210,59 +210,59 @@ impl Shards for Trainer<'_> {
 
 impl Trainer<'_> {
     /// The number of a piece, if it is not the one that is refused.
-    fn hand_out(&self, piece: Piece) -> Result<usize> {
-        let number = self.parameters.pieces.iter().position(|held| *held == piece).unwrap();
+    fn hand_out(&self, chunk: Chunk) -> Result<usize> {
+        let number = self.parameters.chunks.iter().position(|held| *held == chunk).unwrap();
         if *self.refuses.lock().unwrap() == Some(number) {
-            let parameter = self.infos[piece.parameter].name.clone();
+            let parameter = self.infos[chunk.parameter].name.clone();
             return Err(crate::Error::Model { parameter, source: "it is not at home".into() });
         }
         Ok(number)
     }
 }
 
-impl<T> Holding<T> {
+impl<T> ShardMetadata<T> {
     /// Other things that the same ranks hold.
-    fn map<U>(&self) -> Holding<U> {
-        Holding { pieces: Vec::new(), copy: self.copy, copies: self.copies }
+    fn map<U>(&self) -> ShardMetadata<U> {
+        ShardMetadata { chunks: Vec::new(), copy: self.copy, copies: self.copies }
     }
 }
 
-fn divide(division: Division, all: &[Piece], rank: usize, ranks: usize) -> Holding<Piece> {
-    let total: usize = all.iter().map(|piece| piece.len).sum();
+fn divide(division: Division, all: &[Chunk], rank: usize, ranks: usize) -> ShardMetadata<Chunk> {
+    let total: usize = all.iter().map(|chunk| chunk.len).sum();
     match division {
-        Division::Replicated => Holding { pieces: all.to_vec(), copy: rank, copies: ranks },
-        Division::Last if rank + 1 == ranks => Holding::alone(all.to_vec()),
-        Division::Last => Holding::alone(Vec::new()),
+        Division::Replicated => ShardMetadata { chunks: all.to_vec(), copy: rank, copies: ranks },
+        Division::Last if rank + 1 == ranks => ShardMetadata::alone(all.to_vec()),
+        Division::Last => ShardMetadata::alone(Vec::new()),
         Division::Even | Division::OptimizerOnly => {
-            Holding::alone(cut(all, rank * total / ranks, (rank + 1) * total / ranks))
+            ShardMetadata::alone(cut(all, rank * total / ranks, (rank + 1) * total / ranks))
         }
         Division::Scattered => {
             let copies = if ranks.is_multiple_of(2) { 2 } else { 1 };
             let holders = ranks / copies;
             let mine = (0..total).step_by(7).filter(|start| start / 7 % holders == rank % holders);
-            let pieces = mine.flat_map(|start| cut(all, start, (start + 7).min(total))).collect();
-            Holding { pieces, copy: rank / holders, copies }
+            let chunks = mine.flat_map(|start| cut(all, start, (start + 7).min(total))).collect();
+            ShardMetadata { chunks, copy: rank / holders, copies }
         }
     }
 }
 
 /// The values from number `from` to number `to` of all.
-fn cut(all: &[Piece], from: usize, to: usize) -> Vec<Piece> {
+fn cut(all: &[Chunk], from: usize, to: usize) -> Vec<Chunk> {
     let mut start = 0;
     let mut cut = Vec::new();
-    for piece in all {
-        let (first, last) = (from.max(start), to.min(start + piece.len));
+    for chunk in all {
+        let (first, last) = (from.max(start), to.min(start + chunk.len));
         if first < last {
-            cut.push(Piece { offset: first - start, len: last - first, ..*piece });
+            cut.push(Chunk { offset: first - start, len: last - first, ..*chunk });
         }
-        start += piece.len;
+        start += chunk.len;
     }
     cut
 }
 
-fn fill(mut values: ValuesMut<'_>, step: u64, salt: usize, piece: &Piece) {
+fn fill(mut values: ValuesMut<'_>, step: u64, salt: usize, chunk: &Chunk) {
     let number = |index: usize| {
-        let place = (piece.offset + index) as u64 + 20 * (piece.parameter as u64 + 7 * salt as u64);
+        let place = (chunk.offset + index) as u64 + 20 * (chunk.parameter as u64 + 7 * salt as u64);
         // Exact in every type that it is kept in: bf16 has parameters only, 8 bits, and no salt.
         let number = if salt == 0 { place * 5 + step * 3 } else { place * 64 + step };
         if salt == 0 { u16::try_from(number % 251).unwrap() } else { u16::try_from(number % 65_536).unwrap() }

@@ -7,7 +7,7 @@ mod holder;
 mod kill;
 mod lies;
 mod owner;
-mod pieces;
+mod chunks;
 mod plain;
 mod round_trip;
 mod weights;

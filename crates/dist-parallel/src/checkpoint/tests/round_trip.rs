@@ -218,14 +218,14 @@ fn waiting_for_a_save_ends_at_its_limit_and_the_save_goes_on() {
 /// The tensors that a rank needs values of, and which.
 fn needs(trainer: &dyn Shards, optimizer: &dyn Optimizer) -> Vec<(String, usize, usize)> {
     let infos = trainer.infos();
-    let parameters = trainer.parameters().pieces.into_iter();
+    let parameters = trainer.parameters().chunks.into_iter();
     let mut needs: Vec<_> =
-        parameters.map(|piece| (infos[piece.parameter].name.clone(), piece.offset, piece.len)).collect();
-    for Slice { number, piece } in trainer.slices().pieces {
-        let layout = optimizer.layout(infos[piece.parameter].dtype);
-        let name = |state: &str| format!("optimizer/{state}/{}", infos[piece.parameter].name);
+        parameters.map(|chunk| (infos[chunk.parameter].name.clone(), chunk.offset, chunk.len)).collect();
+    for Slice { number, chunk } in trainer.slices().chunks {
+        let layout = optimizer.layout(infos[chunk.parameter].dtype);
+        let name = |state: &str| format!("optimizer/{state}/{}", infos[chunk.parameter].name);
         if optimizer.state(number).is_some() {
-            needs.extend(layout.arrays.iter().map(|(state, _)| (name(state), piece.offset, piece.len)));
+            needs.extend(layout.arrays.iter().map(|(state, _)| (name(state), chunk.offset, chunk.len)));
             needs.extend(layout.scalars.iter().map(|state| (name(state), 0, 1)));
         }
     }

@@ -74,16 +74,16 @@ fn is_loaded(holder: &mut Holder) -> bool {
         holder.values.iter().map(|values| as_f64(values.slice(0, values.len()))).collect();
     let (trainer, _) = holder.parts();
     let infos = trainer.infos().to_vec();
-    for (piece, before) in trainer.parameters().pieces.into_iter().zip(before) {
-        let whole: Vec<f64> = match &*infos[piece.parameter].name {
+    for (chunk, before) in trainer.parameters().chunks.into_iter().zip(before) {
+        let whole: Vec<f64> = match &*infos[chunk.parameter].name {
             "scale" => vec![2.5],
             "unused" => {
                 expected.push(before);
                 continue;
             }
-            _ => (0..u8::try_from(infos[piece.parameter].len()).unwrap()).map(f64::from).collect(),
+            _ => (0..u8::try_from(infos[chunk.parameter].len()).unwrap()).map(f64::from).collect(),
         };
-        expected.push(whole[piece.offset..piece.offset + piece.len].to_vec());
+        expected.push(whole[chunk.offset..chunk.offset + chunk.len].to_vec());
     }
     let values = holder.values.iter();
     let is_as_expected = values.map(|values| as_f64(values.slice(0, values.len()))).eq(expected);
