@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::claim::{self, Claim};
+use super::rank_request::{self, RankRequest};
 use super::{CheckpointError, Shards};
 use crate::{Communicator, Error, Result};
 
@@ -66,12 +66,12 @@ impl Ranks {
     }
 
     /// Makes sure that all ranks were asked for the same, and hold the same where they should.
-    pub(super) fn compare(&mut self, path: &Path, own: Result<Claim, CheckpointError>) -> Result<()> {
+    pub(super) fn compare(&mut self, path: &Path, own: Result<RankRequest, CheckpointError>) -> Result<()> {
         let own = self.agree(own.map_err(|error| error.at(path)))?;
-        let compared = claim::compare(&mut self.group, path, &own);
+        let compared = rank_request::compare(&mut self.group, path, &own);
         self.tell(compared)?;
         let Some(replicas) = &mut self.replicas else { return Ok(()) };
-        let compared = claim::compare(replicas, path, &own);
+        let compared = rank_request::compare(replicas, path, &own);
         pass_on(&mut self.group, compared)
     }
 

@@ -10,11 +10,11 @@ use dist_collectives::transport::Chain;
 use dist_transport::runtime::{Mailbox, Receiver};
 
 use super::agree::Ranks;
-use super::claim::Claim;
+use super::rank_request::RankRequest;
 use super::disk::Disk;
 use super::load::{Allowed, States};
 use super::owner::Owner;
-use super::save::Plan;
+use super::save::SavePlan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
 use crate::{Error, Optimizer, Result};
 
@@ -137,7 +137,7 @@ impl Checkpoints {
         self.check_alike(
             &mut ranks,
             shards,
-            Claim::of_save(step, optimizer.map(Optimizer::name), Vec::new()),
+            RankRequest::of_save(step, optimizer.map(Optimizer::name), Vec::new()),
         )?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
@@ -233,23 +233,23 @@ impl Checkpoints {
 
     /// Makes sure that all ranks have trained alike. First they compare what they were asked for: trainers compare by
     /// communicators of their own, where nobody may be whose call is another.
-    fn check_alike(&self, ranks: &mut Ranks, shards: &mut dyn Shards, claim: Claim) -> Result<()> {
-        ranks.compare(&self.directory, Ok(claim))?;
+    fn check_alike(&self, ranks: &mut Ranks, shards: &mut dyn Shards, request: RankRequest) -> Result<()> {
+        ranks.compare(&self.directory, Ok(request))?;
         shards.check_alike()
     }
 
-    fn plan(&self, ranks: &Ranks, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {
+    fn plan(&self, ranks: &Ranks, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> SavePlan {
         let parameters = shards.infos().iter().filter(|info| info.same_as.is_none());
         let kind = optimizer.map(Optimizer::name);
-        Plan {
+        SavePlan {
             disk: self.disk.clone(),
             directory: self.directory.clone(),
             owner: Arc::clone(&self.owner),
             keep: self.keep,
             step,
             optimizer: kind,
-            claim: part::held(shards, ranks)
-                .map(|held| Claim::of_save(step, kind, held).after(shards.updates())),
+            request: part::held(shards, ranks)
+                .map(|held| RankRequest::of_save(step, kind, held).after(shards.updates())),
             parameters: parameters.cloned().collect(),
             entries: part::entries(shards, optimizer),
         }
@@ -258,7 +258,7 @@ impl Checkpoints {
 
 /// The values of all entries of a plan, one after the other.
 fn copy(
-    plan: &Plan,
+    plan: &SavePlan,
     shards: &dyn Shards,
     optimizer: Option<&dyn Optimizer>,
 ) -> Result<Vec<u8>, CheckpointError> {
@@ -275,7 +275,7 @@ fn copy(
 
 /// Saves a copy, once the save before it has ended. The sender is dropped at the end.
 fn save(
-    plan: &Plan,
+    plan: &SavePlan,
     ranks: &mut Ranks,
     copy: Result<Vec<u8>, CheckpointError>,
     before: Option<Receiver<()>>,

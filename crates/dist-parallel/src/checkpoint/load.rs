@@ -10,7 +10,7 @@ use std::path::Path;
 use dist_collectives::transport::Chain;
 
 use super::agree::Ranks;
-use super::claim::Claim;
+use super::rank_request::RankRequest;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
@@ -66,7 +66,7 @@ pub(super) fn load(
         States::Into(optimizer) => Some(optimizer.name()),
         States::LeaveOut | States::Refuse => None,
     };
-    ranks.compare(directory, Ok(Claim::of_load(step, optimizer, allowed)))?;
+    ranks.compare(directory, Ok(RankRequest::of_load(step, optimizer, allowed)))?;
     let found = if ranks.is_first() { find(disk, directory, step) } else { Ok(None) };
     let found = ranks.agree(found)?;
     let found = found.map(|(name, index)| [name.directory().as_bytes(), b"/", &index].concat());

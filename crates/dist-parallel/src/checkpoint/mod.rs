@@ -5,8 +5,8 @@
 
 mod agree;
 mod checkpoints;
-mod claim;
-mod deal;
+mod rank_request;
+mod assignment;
 mod directory;
 mod disk;
 mod error;

@@ -19,10 +19,10 @@ use super::{CheckpointError, CheckpointProblem};
 
 /// What this job has of a directory: nothing until its first save.
 #[derive(Default)]
-pub(super) struct Owner(Option<Claimed>);
+pub(super) struct Owner(Option<DirectoryLock>);
 
 /// The right to save to a directory.
-struct Claimed {
+struct DirectoryLock {
     record: OwnerRecord,
     /// Locked where the file system can do that.
     _file: File,
@@ -83,7 +83,7 @@ impl Owner {
         disk.sync(&file, &path).map_err(failed)?;
         let token = record.token;
         living().insert(token);
-        self.0 = Some(Claimed { record, _file: file });
+        self.0 = Some(DirectoryLock { record, _file: file });
         Ok(token)
     }
 
@@ -94,7 +94,7 @@ impl Owner {
     }
 }
 
-impl Drop for Claimed {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
         living().remove(&self.record.token);
     }

@@ -8,8 +8,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::agree::Ranks;
-use super::claim::Held;
-use super::deal::deal;
+use super::rank_request::SharedChunk;
+use super::assignment::assign;
 use super::disk::{Disk, DiskError};
 use super::index::{CHECKED_BYTES, Run, StoredFile, TensorName};
 use super::stored_type::StoredType;
@@ -73,7 +73,7 @@ pub(super) fn entries(
     let trained: Vec<usize> =
         (0..chunks.len()).filter(|&number| infos[chunks[number].parameter].trainable).collect();
     let shared: Vec<Chunk> = trained.iter().map(|&number| chunks[number]).collect();
-    let dealt = deal(&shared, copy, copies).into_iter();
+    let dealt = assign(&shared, copy, copies).into_iter();
     let dealt = dealt.map(|(place, part)| (chunks[trained[place]], part));
     // What is not trained may differ between ranks. One rank writes all of it: parts of several would be nobody's.
     let untrained = shards.untrained_to_save();
@@ -95,7 +95,7 @@ pub(super) fn entries(
         let chunks: Vec<Chunk> = slices.iter().map(|slice| slice.chunk).collect();
         check(&chunks)?;
         check_states(&slices, infos, optimizer)?;
-        for (number, chunk) in deal(&chunks, copy, copies) {
+        for (number, chunk) in assign(&chunks, copy, copies) {
             entries.extend(state_entries(shards, optimizer, slices[number], chunk));
         }
     }
@@ -207,7 +207,7 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
 /// What this rank holds of trained parameters and others hold too.
 ///
 /// What is not trained, such as a running mean, may be each rank's own; that of the first copy is saved.
-pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<Held>, CheckpointError> {
+pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk>, CheckpointError> {
     let infos = shards.infos();
     let ShardMetadata { chunks, copies, .. } = shards.parameters();
     let mut held = Vec::new();
@@ -217,7 +217,7 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<Held>, Chec
             let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
             let read = shards.read(chunk, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
             read.map_err(|error| trainer(&tensor, error.to_string()))?;
-            held.push(Held { tensor, offset: chunk.offset, len: chunk.len, crc32 });
+            held.push(SharedChunk { tensor, offset: chunk.offset, len: chunk.len, crc32 });
         }
     }
     Ok(held)

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::agree::{self, Ranks};
-use super::claim::Claim;
+use super::rank_request::RankRequest;
 use super::directory::{self, Name, Unfinished};
 use super::disk::{Disk, DiskError};
 use super::index::{Index, StoredTensor, TensorName};
@@ -21,7 +21,7 @@ use super::{CheckpointError, INDEX};
 use crate::{Communicator, ParamInfo, Result};
 
 /// A checkpoint that is to be written.
-pub(super) struct Plan {
+pub(super) struct SavePlan {
     pub(super) disk: Disk,
     pub(super) directory: PathBuf,
     pub(super) owner: Arc<Mutex<Owner>>,
@@ -29,14 +29,14 @@ pub(super) struct Plan {
     pub(super) step: u64,
     pub(super) optimizer: Option<&'static str>,
     /// What the others compare with their own.
-    pub(super) claim: Result<Claim, CheckpointError>,
+    pub(super) request: Result<RankRequest, CheckpointError>,
     /// The parameters of the model that have memory of their own.
     pub(super) parameters: Vec<ParamInfo>,
     /// What this rank writes; what is wrong with it is known to this rank only, until it would have written it.
     pub(super) entries: Result<Vec<Entry>, CheckpointError>,
 }
 
-impl Plan {
+impl SavePlan {
     /// Writes the checkpoint together with the other ranks, if it is this group that does. `read` gives the values of this
     /// rank's entries.
     pub(super) fn run(
@@ -44,7 +44,7 @@ impl Plan {
         ranks: &mut Ranks,
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
     ) -> Result<()> {
-        ranks.compare(&self.directory, self.claim.clone())?;
+        ranks.compare(&self.directory, self.request.clone())?;
         let saved = if ranks.saves() { self.save(&mut ranks.group, read).map(Some) } else { Ok(None) };
         let saved = ranks.tell(saved)?;
         if let Some(saved) = saved.filter(|_| ranks.is_first()) {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agree::Ranks;
 use super::checkpoints::TIMEOUT;
-use super::claim::Claim;
+use super::rank_request::RankRequest;
 use super::disk::{Disk, DiskError};
 use super::index::{Index, Run, StoredFile, StoredTensor, TensorName};
 use super::load::{Allowed, Checkpoint, States};
@@ -179,7 +179,7 @@ pub(super) fn load(
     options: &WeightOptions,
 ) -> Result<WeightReport> {
     let mut ranks = Ranks::of(shards, TIMEOUT, "load_weights")?;
-    ranks.compare(path, Ok(Claim::of_weights("")))?;
+    ranks.compare(path, Ok(RankRequest::of_weights("")))?;
     let headers =
         if ranks.is_first() { WeightHeaders::read(disk, path) } else { Ok(WeightHeaders::default()) };
     let headers = ranks.agree(headers)?;
@@ -194,7 +194,7 @@ pub(super) fn load(
         report.left_out.len(),
         report.kept.len()
     );
-    ranks.compare(path, Ok(Claim::of_weights(&how)))?;
+    ranks.compare(path, Ok(RankRequest::of_weights(&how)))?;
     let checkpoint = Checkpoint { disk, path: first, index, allowed };
     checkpoint.put_in_place(&mut ranks, shards, States::LeaveOut)?;
     Ok(plan.report)

@@ -71,13 +71,13 @@ impl<A> Fsdp<A> {
     ) -> Result<f32> {
         self.agree(StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED), 0)?;
         self.follow();
-        let deal = self.plan.deal(self.world.rank());
+        let assignment = self.plan.assignment(self.world.rank());
         let actions = self.forward_alone();
         // What another rank computes is a zero here, the one that even leaves −0 as it is when it is added.
         let mut losses = vec![-0.0; micro_batches];
         let mut count = 0_u64;
-        for round in 0..deal.rounds(micro_batches) {
-            let index = deal.micro_batch(micro_batches, round);
+        for round in 0..assignment.rounds(micro_batches) {
+            let index = assignment.micro_batch(micro_batches, round);
             let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
             let output = self.forward_through(&actions, given)?;
             if let (Some(index), Some(output)) = (index, output) {

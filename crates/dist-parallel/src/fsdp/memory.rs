@@ -104,7 +104,7 @@ impl Plan {
     /// The most rounds that a rank makes of so many micro-batches.
     fn rounds(&self, micro_batches: usize) -> usize {
         let ranks = 0..self.degrees.shards * self.degrees.replicas;
-        ranks.map(|rank| self.deal(rank).rounds(micro_batches)).max().unwrap_or(0)
+        ranks.map(|rank| self.assignment(rank).rounds(micro_batches)).max().unwrap_or(0)
     }
 
     /// Everything that is done for one micro-batch.

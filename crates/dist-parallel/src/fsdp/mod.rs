@@ -1,6 +1,6 @@
 //! Training a model of which each rank keeps only a part.
 
-mod deal;
+mod assignment;
 mod evaluate;
 mod gradients;
 mod groups;
@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use dist_collectives::{Communicator, ReduceOp};
 
-pub(crate) use deal::share;
+pub(crate) use assignment::share;
 pub(crate) use groups::{bytes_sent, follow};
 pub(crate) use layout::FlatParameter;
 pub use memory::Memory;

@@ -1,6 +1,6 @@
 //! What is decided about a sharded training before it begins.
 
-use super::deal::Deal;
+use super::assignment::MicroBatchAssignment;
 use super::layout::Layout;
 use super::options::{Degrees, FsdpOptions};
 use super::order::Use;
@@ -39,12 +39,12 @@ impl Plan {
     }
 
     /// A rank's place in the dealing of micro-batches.
-    pub(crate) fn deal(&self, rank: usize) -> Deal {
+    pub(crate) fn assignment(&self, rank: usize) -> MicroBatchAssignment {
         let Degrees { shards, replicas, each_round, .. } = self.degrees;
         if each_round {
-            Deal { replicas, replica: rank / shards, shards, shard: rank % shards }
+            MicroBatchAssignment { replicas, replica: rank / shards, shards, shard: rank % shards }
         } else {
-            Deal { replicas: shards, replica: rank, shards: 1, shard: 0 }
+            MicroBatchAssignment { replicas: shards, replica: rank, shards: 1, shard: 0 }
         }
     }
 

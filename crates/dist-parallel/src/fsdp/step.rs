@@ -205,11 +205,11 @@ impl<A> Fsdp<A> {
         self.follow();
         let last = descriptor.call != TrainingCall::Accumulate;
         self.gradients.begin_step(&self.plan.layout);
-        let deal = self.plan.deal(self.world.rank());
-        let rounds = if joins { self.rounds_of_copy(given)? } else { deal.rounds(given) };
+        let assignment = self.plan.assignment(self.world.rank());
+        let rounds = if joins { self.rounds_of_copy(given)? } else { assignment.rounds(given) };
         for round in 0..rounds {
             let own = Some(round).filter(|&round| round < given);
-            let index = if joins { own } else { deal.micro_batch(given, round) };
+            let index = if joins { own } else { assignment.micro_batch(given, round) };
             self.gradients.begin_round(&self.plan.layout, index.is_some(), last && round + 1 == rounds);
             let (loss, count) = match index {
                 Some(index) => {

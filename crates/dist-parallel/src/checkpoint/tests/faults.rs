@@ -253,7 +253,7 @@ fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
     let results = on_ranks(2, Division::Even, move |holder| {
         holder.fill(5);
         if holder.comm.rank() == 1 {
-            holder.claim(Chunk { parameter, offset, len });
+            holder.list_slice(Chunk { parameter, offset, len });
         }
         let mut checkpoints = Checkpoints::at(&path);
         (load(&mut checkpoints, holder), save(&mut checkpoints, holder, 5))

@@ -150,7 +150,7 @@ impl Holder {
     }
 
     /// Says that the optimizer has a slice that it has not.
-    pub(super) fn claim(&mut self, chunk: Chunk) {
+    pub(super) fn list_slice(&mut self, chunk: Chunk) {
         self.slices.chunks.push(Slice { number: 999, chunk });
     }
 

@@ -12,26 +12,26 @@ use crate::{Communicator, Result};
 
 /// What one rank says of itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Claim {
+pub(super) struct RankRequest {
     /// As the others are told if they were asked for something else.
     request: String,
     /// As [`Shards::updates`](super::Shards::updates) has it.
     updates: u64,
-    held: Vec<Held>,
+    held: Vec<SharedChunk>,
 }
 
 /// A piece that several ranks hold, and what tells whether they hold the same.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct SharedChunk {
     pub(super) tensor: TensorName,
     pub(super) offset: usize,
     pub(super) len: usize,
     pub(super) crc32: u32,
 }
 
-impl Claim {
+impl RankRequest {
     /// Of a rank that saves a step, with the state of this kind of optimizer.
-    pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<Held>) -> Self {
+    pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<SharedChunk>) -> Self {
         Self { request: format!("saves step {step} {}", with(optimizer)), updates: 0, held }
     }
 
@@ -55,7 +55,7 @@ impl Claim {
     }
 }
 
-impl Claim {
+impl RankRequest {
     /// Of a rank that has updated its parameters in this way.
     pub(super) fn after(self, updates: u64) -> Self {
         Self { updates, ..self }
@@ -67,7 +67,7 @@ fn with(optimizer: Option<&str>) -> String {
 }
 
 /// Compares what the ranks of a group claim; what differs is the same error on all.
-pub(super) fn compare(comm: &mut Communicator, path: &Path, own: &Claim) -> Result<()> {
+pub(super) fn compare(comm: &mut Communicator, path: &Path, own: &RankRequest) -> Result<()> {
     let bytes = serde_json::to_vec(own).expect("it is made of numbers and text");
     let all = agree::collect(comm, &bytes)?;
     let compared = if comm.rank() == 0 { check(path, &all, comm.members_in_world()) } else { Ok(()) };
@@ -75,25 +75,25 @@ pub(super) fn compare(comm: &mut Communicator, path: &Path, own: &Claim) -> Resu
 }
 
 /// Makes sure that the claims of these ranks go together.
-fn check(path: &Path, claims: &[Vec<u8>], ranks: &[usize]) -> Result<(), CheckpointError> {
+fn check(path: &Path, requests: &[Vec<u8>], ranks: &[usize]) -> Result<(), CheckpointError> {
     let read = |bytes: &Vec<u8>| {
         serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
     };
-    let claims: Vec<Claim> = claims.iter().map(read).collect::<Result<_, _>>()?;
-    if let Some(at) = claims.iter().position(|claim| claim.request != claims[0].request) {
-        let (rank, on_rank) = (ranks[at], claims[at].request.clone());
-        let (other, on_other) = (ranks[0], claims[0].request.clone());
+    let requests: Vec<RankRequest> = requests.iter().map(read).collect::<Result<_, _>>()?;
+    if let Some(at) = requests.iter().position(|request| request.request != requests[0].request) {
+        let (rank, on_rank) = (ranks[at], requests[at].request.clone());
+        let (other, on_other) = (ranks[0], requests[0].request.clone());
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
         return Err(CheckpointError::new(path, problem));
     }
-    if let Some(at) = claims.iter().position(|claim| claim.updates != claims[0].updates) {
-        let request = |at: usize, how: &str| format!("{}, after {how} of its parameters", claims[at].request);
+    if let Some(at) = requests.iter().position(|request| request.updates != requests[0].updates) {
+        let request = |at: usize, how: &str| format!("{}, after {how} of its parameters", requests[at].request);
         let (rank, on_rank) = (ranks[at], request(at, "other updates"));
         let (other, on_other) = (ranks[0], request(0, "its updates"));
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
         return Err(CheckpointError::new(path, problem));
     }
-    if let Some((tensor, [other, at])) = diverged(&claims) {
+    if let Some((tensor, [other, at])) = diverged(&requests) {
         let problem = CheckpointProblem::Diverged { rank: ranks[at], other: ranks[other] };
         return Err(CheckpointError::new(path, problem).about(tensor));
     }
@@ -101,10 +101,10 @@ fn check(path: &Path, claims: &[Vec<u8>], ranks: &[usize]) -> Result<(), Checkpo
 }
 
 /// The first piece that two ranks hold different values of, with them.
-fn diverged(claims: &[Claim]) -> Option<(&TensorName, [usize; 2])> {
+fn diverged(requests: &[RankRequest]) -> Option<(&TensorName, [usize; 2])> {
     let mut first = HashMap::new();
-    claims.iter().enumerate().find_map(|(at, claim)| {
-        claim.held.iter().find_map(|held| {
+    requests.iter().enumerate().find_map(|(at, request)| {
+        request.held.iter().find_map(|held| {
             let &mut (other, crc32) =
                 first.entry((&held.tensor, held.offset, held.len)).or_insert((at, held.crc32));
             (crc32 != held.crc32).then_some((&held.tensor, [other, at]))

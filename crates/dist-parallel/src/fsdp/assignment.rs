@@ -6,14 +6,14 @@ use std::ops::Range;
 
 /// One rank's place in the dealing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Deal {
+pub(crate) struct MicroBatchAssignment {
     pub(crate) replicas: usize,
     pub(crate) replica: usize,
     pub(crate) shards: usize,
     pub(crate) shard: usize,
 }
 
-impl Deal {
+impl MicroBatchAssignment {
     /// How many rounds this rank's copy of the model makes of so many micro-batches.
     pub(crate) fn rounds(self, micro_batches: usize) -> usize {
         share(micro_batches, self.replicas, self.replica).len().div_ceil(self.shards)
@@ -52,10 +52,10 @@ mod tests {
         for (replica, shard) in
             (0..replicas).flat_map(|replica| (0..shards).map(move |shard| (replica, shard)))
         {
-            let deal = Deal { replicas, replica, shards, shard };
-            let rounds = deal.rounds(micro_batches);
-            dealt.extend((0..rounds).filter_map(|round| deal.micro_batch(micro_batches, round)));
-            assert_eq!(deal.micro_batch(micro_batches, rounds), None);
+            let assignment = MicroBatchAssignment { replicas, replica, shards, shard };
+            let rounds = assignment.rounds(micro_batches);
+            dealt.extend((0..rounds).filter_map(|round| assignment.micro_batch(micro_batches, round)));
+            assert_eq!(assignment.micro_batch(micro_batches, rounds), None);
         }
         dealt.sort_unstable();
         assert_eq!(dealt, Vec::from_iter(0..micro_batches));
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn rounds_go_around_the_ranks_of_a_copy() {
-        let second = Deal { replicas: 2, replica: 1, shards: 2, shard: 1 };
+        let second = MicroBatchAssignment { replicas: 2, replica: 1, shards: 2, shard: 1 };
         assert_eq!(second.rounds(8), 2);
         assert_eq!([0, 1, 2].map(|round| second.micro_batch(8, round)), [Some(5), Some(7), None]);
         assert_eq!(second.micro_batch(7, 1), Some(6));

@@ -5,7 +5,7 @@ use crate::shard_tensor::range_of_part;
 
 /// Of the values that `copies` ranks all hold, those that rank `copy` of them writes: neighbours in the list, and as
 /// equal shares as possible. With each part comes the number of the piece that it is from.
-pub(super) fn deal(chunks: &[Chunk], copy: usize, copies: usize) -> Vec<(usize, Chunk)> {
+pub(super) fn assign(chunks: &[Chunk], copy: usize, copies: usize) -> Vec<(usize, Chunk)> {
     let total = chunks.iter().map(|chunk| chunk.len).sum();
     let share = range_of_part(total, copies, copy);
     let mut start = 0;
@@ -37,7 +37,7 @@ mod tests {
                 .enumerate()
                 .map(|(parameter, &(offset, len))| Chunk { parameter, offset, len })
                 .collect();
-            let shares: Vec<_> = (0..copies).map(|copy| deal(&chunks, copy, copies)).collect();
+            let shares: Vec<_> = (0..copies).map(|copy| assign(&chunks, copy, copies)).collect();
             let mut ends: Vec<usize> = chunks.iter().map(|chunk| chunk.offset).collect();
             for (number, part) in shares.iter().flatten() {
                 prop_assert_eq!(part.parameter, chunks[*number].parameter);
