@@ -93,7 +93,7 @@ pub enum Error {
     },
     /// Ranks that train by themselves were to be saved, and have not met since their last steps.
     #[error("the ranks have different parameters: they have taken {steps} steps since they met")]
-    NotMet {
+    NotSynchronised {
         /// Steps since the last meeting.
         steps: usize,
     },

@@ -64,7 +64,7 @@ pub use fsdp::{Fsdp, FsdpOptions, Memory, Plan, Precision, Reshard, ShardingStra
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use materialise::{BufferView, Materialised, Slot, Resharded};
-pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
+pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, SyncPoint, OuterStep};
 pub use loss::Loss;
 pub use norm::gradient_norm;
 pub use optimizer::{

@@ -1,7 +1,7 @@
 //! What a rank of [`Ddp`] holds, or one that has just met the others in local SGD: everything, as every other rank does.
 
 use super::{ShardMetadata, Chunk, Shards, Slice};
-use crate::local_sgd::Met;
+use crate::local_sgd::SyncedModel;
 use crate::{Communicator, Ddp, Error, ParamInfo, Params, Result, Values, ValuesMut, params};
 
 impl<M: Params> Shards for Ddp<M> {
@@ -46,7 +46,7 @@ impl<M: Params> Shards for Ddp<M> {
     }
 }
 
-impl<M: Params> Shards for Met<'_, M> {
+impl<M: Params> Shards for SyncedModel<'_, M> {
     fn infos(&self) -> &[ParamInfo] {
         self.0.model().infos()
     }
@@ -62,7 +62,7 @@ impl<M: Params> Shards for Met<'_, M> {
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         match self.0.steps() {
             0 => params::read(self.0.model(), chunk.parameter, f),
-            steps => Err(Error::NotMet { steps }),
+            steps => Err(Error::NotSynchronised { steps }),
         }
     }
 

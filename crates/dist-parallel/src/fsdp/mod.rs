@@ -286,7 +286,7 @@ impl<A> Fsdp<A> {
     /// If there are more or fewer values, or they are of another type, naming what is expected; that ends the job, as other
     /// ranks may already count on this one. If communication fails.
     pub fn set_shard(&mut self, values: Values<'_>) -> Result<()> {
-        self.announce("set_part");
+        self.announce("set_shard");
         let result = self.try_set_shard(values).and_then(|()| self.all_gather_updates(|_| true));
         self.or_abort(result)
     }

@@ -10,7 +10,7 @@ use crate::{Optimizer, Params, Result};
 /// outer optimizer no other may be saved, since what those of the ranks keep differs.
 ///
 /// [`Shards`]: crate::Shards
-pub(crate) struct Met<'a, M>(pub(crate) &'a mut LocalSgd<M>);
+pub(crate) struct SyncedModel<'a, M>(pub(crate) &'a mut LocalSgd<M>);
 
 impl<M: Params> LocalSgd<M> {
     /// Saves what all ranks have in common, and returns when it is on the disk. All ranks call this, right after a meeting.
@@ -19,7 +19,7 @@ impl<M: Params> LocalSgd<M> {
     /// As for [`Checkpoints::save`], and if there were steps since the last meeting, or ranks differ since nothing counted at
     /// it; nothing is saved then.
     pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.met(|mut met, outer| checkpoints.save(&mut met, outer.map(|outer| &*outer), step))
+        self.with_synced_model(|mut with_synced_model, outer| checkpoints.save(&mut with_synced_model, outer.map(|outer| &*outer), step))
     }
 
     /// As [`save`](Self::save), while training goes on.
@@ -27,7 +27,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::start_save`], and as for [`save`](Self::save).
     pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
-        self.met(|mut met, outer| checkpoints.start_save(&mut met, outer.map(|outer| &*outer), step))
+        self.with_synced_model(|mut with_synced_model, outer| checkpoints.start_save(&mut with_synced_model, outer.map(|outer| &*outer), step))
     }
 
     /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
@@ -37,7 +37,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load`].
     pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        self.met(|mut met, outer| checkpoints.load_states(None, &mut met, all(outer)))
+        self.with_synced_model(|mut with_synced_model, outer| checkpoints.load_states(None, &mut with_synced_model, all(outer)))
     }
 
     /// As [`load`](Self::load), from the newest checkpoint of this step.
@@ -45,7 +45,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load_step`].
     pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.met(|mut met, outer| checkpoints.load_states(Some(step), &mut met, all(outer))).map(drop)
+        self.with_synced_model(|mut with_synced_model, outer| checkpoints.load_states(Some(step), &mut with_synced_model, all(outer))).map(drop)
     }
 
     /// Begins with the parameters of the newest checkpoint, by whatever it was saved, and tells its step; `None` if there is
@@ -54,7 +54,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load`].
     pub fn load_parameters(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        let step = checkpoints.load(&mut Met(self), None)?;
+        let step = checkpoints.load(&mut SyncedModel(self), None)?;
         if step.is_some() {
             self.clear_velocity();
         }
@@ -66,7 +66,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load_step`].
     pub fn load_parameters_of(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        checkpoints.load_step(step, &mut Met(self), None)?;
+        checkpoints.load_step(step, &mut SyncedModel(self), None)?;
         self.clear_velocity();
         Ok(())
     }
@@ -77,7 +77,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`load_weights`](crate::load_weights).
     pub fn load_weights(&mut self, path: impl AsRef<Path>, options: &WeightOptions) -> Result<WeightReport> {
-        let report = load_weights(path, &mut Met(self), options)?;
+        let report = load_weights(path, &mut SyncedModel(self), options)?;
         self.clear_velocity();
         Ok(report)
     }
@@ -90,9 +90,9 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Calls `f` with what the ranks have in common, and the outer optimizer.
-    fn met<T>(&mut self, f: impl FnOnce(Met<'_, M>, Option<&mut dyn Optimizer>) -> T) -> T {
+    fn with_synced_model<T>(&mut self, f: impl FnOnce(SyncedModel<'_, M>, Option<&mut dyn Optimizer>) -> T) -> T {
         let mut outer = self.outer.take();
-        let result = f(Met(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
+        let result = f(SyncedModel(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
         self.outer = outer;
         result
     }

@@ -4,15 +4,15 @@
 //! For links on which a step's gradients take longer than the step.
 
 mod checkpoint;
-mod part;
+mod weight;
 
 use std::fmt;
 
 use dist_collectives::{Communicator, ReduceOp};
 
-pub(crate) use checkpoint::Met;
+pub(crate) use checkpoint::SyncedModel;
 
-use self::part::Part;
+use self::weight::RankWeight;
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
@@ -60,7 +60,7 @@ use crate::{
 ///         local.step_with(inner_step).unwrap();
 ///     }
 ///     let traffic = local.traffic();
-///     assert_eq!((traffic.steps, traffic.meetings), (20, 5));
+///     assert_eq!((traffic.steps, traffic.sync_points), (20, 5));
 ///     assert_eq!(traffic.bytes_saved(), 3 * traffic.bytes_sent);
 ///     local.model().1[0]
 /// });
@@ -70,7 +70,7 @@ use crate::{
 /// Every rank takes as many steps, and counts as much as every other, unless its steps say how much they count: by their
 /// [`Loss`]. Then a rank counts for what its steps since the last meeting do: the mean of the ranks' parameters, or of what they
 /// have changed, is weighted by that. Ranks need not have taken as many steps then, so one that has run out of data can go on
-/// [meeting](Self::meet) the others.
+/// [sync_point](Self::synchronise) the others.
 ///
 /// An error on one rank aborts the job, so that no other waits for it.
 ///
@@ -141,13 +141,13 @@ pub struct LocalStep {
     /// This rank's loss, or sum of losses, as it was computed.
     pub loss: f32,
     /// What came of the meeting, if this step was followed by one.
-    pub meeting: Option<Meeting>,
+    pub sync_point: Option<SyncPoint>,
 }
 
 /// What came of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct Meeting {
+pub struct SyncPoint {
     /// The mean of the losses of all ranks' steps since the meeting before, or of all that they [count](crate::Loss).
     pub loss: f32,
     /// How many bytes this rank has sent for it.
@@ -161,7 +161,7 @@ pub struct LocalTraffic {
     /// Steps of this rank.
     pub steps: u64,
     /// Meetings.
-    pub meetings: u64,
+    pub sync_points: u64,
     /// Bytes that this rank has sent for all meetings, counted by the transport.
     pub bytes_sent: u64,
     /// Bytes that it would have sent for a meeting after each step that one has followed: meetings all send the same.
@@ -228,7 +228,7 @@ impl<M: Params> LocalSgd<M> {
     ///
     /// # Errors
     /// If `inner` fails, if only some of the steps since the last meeting say how much they count, or as for
-    /// [`meet`](Self::meet).
+    /// [`synchronise`](Self::synchronise).
     pub fn step_with<C: Loss>(
         &mut self,
         inner: impl FnOnce(&mut M) -> Result<C, BoxError>,
@@ -246,8 +246,8 @@ impl<M: Params> LocalSgd<M> {
             self.buffers.note_forward();
         }
         self.traffic.steps += 1;
-        let meeting = if self.steps >= self.inner_steps { Some(self.meet()?) } else { None };
-        Ok(LocalStep { loss, meeting })
+        let sync_point = if self.steps >= self.inner_steps { Some(self.synchronise()?) } else { None };
+        Ok(LocalStep { loss, sync_point })
     }
 
     /// Lets the ranks meet now, as after the last step of a training whose steps are not a multiple. Every rank calls
@@ -282,18 +282,18 @@ impl<M: Params> LocalSgd<M> {
     ///     # let model = Number([ParamInfo::new("w", [1], FloatType::F32)], [0.0]);
     ///     let mut local = LocalSgd::new(comm, model, LocalSgdOptions::average(2)).unwrap();
     ///     loop {
-    ///         let met = match texts.next() {
+    ///         let with_synced_model = match texts.next() {
     ///             Some(tokens) => local.step_with(|model| Ok((model.1[0], tokens))).map(drop),
-    ///             None => local.meet().map(drop),
+    ///             None => local.synchronise().map(drop),
     ///         };
-    ///         match met {
+    ///         match with_synced_model {
     ///             // Somebody has taken steps, though they may count for nothing.
     ///             Ok(()) | Err(Error::NothingCounts { micro_batches: 1.. }) => {}
     ///             Err(Error::NothingCounts { .. }) => break,
     ///             Err(error) => panic!("{error}"),
     ///         }
     ///     }
-    ///     local.traffic().meetings
+    ///     local.traffic().sync_points
     /// });
     /// // After two steps, and after rank 0's last one. It is none where nothing counts, or nothing is left.
     /// assert_eq!(outcome.results, [2; 2]);
@@ -306,23 +306,23 @@ impl<M: Params> LocalSgd<M> {
     /// ranks have not taken as many steps, and these do not say how much they count, and
     /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do: every rank has the same error, and the job ends.
     /// If the model does not hand out its parameters, or communication fails.
-    pub fn meet(&mut self) -> Result<Meeting> {
-        self.comm.announce("meet", "meet");
+    pub fn synchronise(&mut self) -> Result<SyncPoint> {
+        self.comm.announce("synchronise", "synchronise");
         let sent_before = self.comm.traffic().bytes_sent;
-        let met = self.try_to_meet();
+        let with_synced_model = self.try_synchronise();
         // Where nothing counts the next steps begin anew, too.
         let steps = std::mem::take(&mut self.steps);
         (self.losses, self.count) = (0.0, 0);
-        if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = met {
+        if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = with_synced_model {
             // Nobody ends the job before all ranks have found that out. If the barrier fails, the job has ended.
             let _all_know = self.comm.barrier();
         }
-        let loss = or_abort(&mut self.comm, met)?;
+        let loss = or_abort(&mut self.comm, with_synced_model)?;
         let bytes_sent = self.comm.traffic().bytes_sent - sent_before;
-        self.traffic.meetings += 1;
+        self.traffic.sync_points += 1;
         self.traffic.bytes_sent += bytes_sent;
         self.traffic.bytes_without += bytes_sent * (steps as u64).max(1);
-        Ok(Meeting { loss, bytes_sent })
+        Ok(SyncPoint { loss, bytes_sent })
     }
 
     /// How many steps this rank has taken since the ranks last came to meet.
@@ -372,24 +372,24 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Gives every rank the same parameters, and the mean loss.
-    fn try_to_meet(&mut self) -> Result<f32> {
+    fn try_synchronise(&mut self) -> Result<f32> {
         let Self { comm, model, plan, buffers, start, outer, steps, losses, count, weighted, .. } = self;
-        let part = Part::agree(comm, *steps, *count, *weighted)?;
+        let weight = RankWeight::agree(comm, *steps, *count, *weighted)?;
         let mut loss = [*losses];
-        let op = if part.total.is_some() { ReduceOp::Sum } else { ReduceOp::Mean };
+        let op = if weight.total.is_some() { ReduceOp::Sum } else { ReduceOp::Mean };
         comm.all_reduce(&mut loss, op).map_err(Error::communication)?;
-        ValuesMut::F32(&mut loss).divide(part.total.unwrap_or((*steps).max(1)));
+        ValuesMut::F32(&mut loss).divide(weight.total.unwrap_or((*steps).max(1)));
         for (number, bucket) in plan.buckets().iter().enumerate() {
             let mut own = parameters(model, bucket)?;
             match outer {
                 None => {
-                    part.mean(&mut own, comm)?;
+                    weight.mean(&mut own, comm)?;
                     params::unpack(model, &bucket.places, &own)?;
                 }
                 Some(optimizer) => {
                     let start = &mut start[number];
                     own.subtract_from(start);
-                    part.mean(&mut own, comm)?;
+                    weight.mean(&mut own, comm)?;
                     for &Place { parameter, offset, len } in &bucket.places {
                         optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
                     }

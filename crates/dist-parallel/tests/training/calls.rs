@@ -142,9 +142,9 @@ fn sharded(comm: Communicator, strategy: ShardingStrategy) -> Fsdp<Rows> {
 fn of_ranks_that_train_by_themselves() {
     type T = LocalSgd<Sequence<Rows>>;
     let calls: [Call<T>; 3] = [
-        ("meet", "meet", |t| {
+        ("synchronise", "synchronise", |t| {
             t.trainer.step_with(|_| Ok(1.0_f32))?;
-            t.trainer.meet().map(drop)
+            t.trainer.synchronise().map(drop)
         }),
         ("checkpoint", "save", |t| t.trainer.save(&mut t.checkpoints, 1)),
         ("checkpoint", "load", |t| t.trainer.load(&mut t.checkpoints).map(drop)),

@@ -106,11 +106,11 @@ fn ranks_meet_at_what_the_definition_says(
         for step in 0..9 {
             let report = local.step_with(inner(rank, step)).unwrap();
             assert_eq!(report.loss, (100 * step + rank) as f32);
-            assert_eq!(report.meeting.is_some(), (step + 1).is_multiple_of(inner_steps));
-            if let Some(meeting) = report.meeting {
+            assert_eq!(report.sync_point.is_some(), (step + 1).is_multiple_of(inner_steps));
+            if let Some(sync_point) = report.sync_point {
                 let mean_step = step as f32 - (inner_steps - 1) as f32 / 2.0;
                 let expected = 100.0 * mean_step + (ranks - 1) as f32 / 2.0;
-                assert!((meeting.loss - expected).abs() < 1e-3, "{} is not {expected}", meeting.loss);
+                assert!((sync_point.loss - expected).abs() < 1e-3, "{} is not {expected}", sync_point.loss);
             }
         }
         bits(local.model())
@@ -133,14 +133,14 @@ fn what_was_not_sent_is_counted(#[case] ranks: usize, #[case] meeting_bytes: u64
             local.step_with(inner(rank, step)).unwrap();
         }
         let before = local.traffic();
-        let last = local.meet().unwrap();
+        let last = local.synchronise().unwrap();
         (before, last.bytes_sent, local.traffic())
     });
     for (before, last, after) in outcome.results {
-        assert_eq!((before.steps, before.meetings, before.bytes_sent), (10, 2, 2 * meeting_bytes));
+        assert_eq!((before.steps, before.sync_points, before.bytes_sent), (10, 2, 2 * meeting_bytes));
         assert_eq!(before.bytes_saved(), 6 * meeting_bytes);
         assert_eq!(last, meeting_bytes);
-        assert_eq!((after.steps, after.meetings, after.bytes_sent), (10, 3, 3 * meeting_bytes));
+        assert_eq!((after.steps, after.sync_points, after.bytes_sent), (10, 3, 3 * meeting_bytes));
         assert_eq!((after.bytes_without, after.bytes_saved()), (10 * meeting_bytes, 7 * meeting_bytes));
     }
 }
@@ -183,7 +183,7 @@ fn ranks_that_meet_after_different_numbers_of_steps_are_told_and_the_job_ends(
         for step in 0..2 + rank {
             local.step_with(inner(rank, step)).unwrap();
         }
-        (local.meet().unwrap_err(), local.meet().unwrap_err())
+        (local.synchronise().unwrap_err(), local.synchronise().unwrap_err())
     });
     for (told, next) in &outcome.results {
         let why = "rank 1 meets after 3 steps, rank 0 after 2";

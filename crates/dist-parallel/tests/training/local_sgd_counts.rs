@@ -47,44 +47,44 @@ fn ranks_count_for_what_their_steps_do(
         let rank = comm.rank();
         let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions { inner_steps: 10, outer }).unwrap();
         let mut met = Vec::new();
-        for (meeting, (steps, count)) in UNEQUAL[rank].into_iter().enumerate() {
+        for (sync_point, (steps, count)) in UNEQUAL[rank].into_iter().enumerate() {
             for step in 0..steps {
-                let report = local.step_with(counted(rank, 10 * meeting + step, count)).unwrap();
-                assert_eq!(report.loss, (100 * (10 * meeting + step) + rank) as f32);
+                let report = local.step_with(counted(rank, 10 * sync_point + step, count)).unwrap();
+                assert_eq!(report.loss, (100 * (10 * sync_point + step) + rank) as f32);
             }
-            met.push((local.meet().unwrap().loss, values(local.model())));
+            met.push((local.synchronise().unwrap().loss, values(local.model())));
         }
         // Nobody has anything left, and everybody has the same.
-        let nothing = local.meet().unwrap_err();
+        let nothing = local.synchronise().unwrap_err();
         assert!(matches!(nothing, Error::NothingCounts { micro_batches: 0 }), "{nothing}");
         met.push((0.0, values(local.model())));
         met
     });
     let (mut start, mut velocity, mut expected) = (values(&bag(0)), vec![0.0; LEN], Vec::new());
-    for meeting in 0..2 {
+    for sync_point in 0..2 {
         let of_rank = |(rank, of): (usize, &[(usize, u64); 2])| {
             let mut own = start.clone();
-            for step in 0..of[meeting].0 {
-                let change = change(rank, 10 * meeting + step);
+            for step in 0..of[sync_point].0 {
+                let change = change(rank, 10 * sync_point + step);
                 own.iter_mut().zip(change).for_each(|(own, change)| *own -= 0.25 * change);
             }
             own
         };
         let all: Vec<Vec<f32>> = UNEQUAL.iter().enumerate().map(of_rank).collect();
-        let counts = UNEQUAL.map(|of| of[meeting].0 as u64 * of[meeting].1);
+        let counts = UNEQUAL.map(|of| of[sync_point].0 as u64 * of[sync_point].1);
         match outer {
             OuterStep::Average => start = weighted(&all, &counts),
             OuterStep::Nesterov { .. } => {
                 let gone = |own: &Vec<f32>| start.iter().zip(own).map(|(start, own)| start - own).collect();
                 let gone = weighted(&all.iter().map(gone).collect::<Vec<_>>(), &counts);
                 for ((start, v), gone) in start.iter_mut().zip(&mut velocity).zip(gone) {
-                    *v = if meeting == 0 { gone } else { 0.9 * *v + gone };
+                    *v = if sync_point == 0 { gone } else { 0.9 * *v + gone };
                     *start -= 0.7 * (gone + 0.9 * *v);
                 }
             }
         }
         let losses = UNEQUAL.iter().enumerate().map(|(rank, of)| {
-            (0..of[meeting].0).map(|step| (100 * (10 * meeting + step) + rank) as f32).sum::<f32>()
+            (0..of[sync_point].0).map(|step| (100 * (10 * sync_point + step) + rank) as f32).sum::<f32>()
         });
         let loss = losses.sum::<f32>() / counts.iter().sum::<u64>() as f32;
         expected.push((loss, start.clone()));
@@ -145,8 +145,8 @@ fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
         let rank = comm.rank();
         let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(1)).unwrap();
         let refused = local.step_with(counted(rank, 0, 0)).unwrap_err();
-        let meeting = local.step_with(counted(rank, 1, 2 + rank as u64)).unwrap().meeting.unwrap();
-        (refused, meeting.loss, bits(local.model()))
+        let sync_point = local.step_with(counted(rank, 1, 2 + rank as u64)).unwrap().sync_point.unwrap();
+        (refused, sync_point.loss, bits(local.model()))
     });
     for (refused, loss, model) in &results {
         assert!(matches!(refused, Error::NothingCounts { micro_batches: 2 }), "{refused}");
@@ -163,7 +163,7 @@ fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
 #[case::what_comes_last_counts_for_nothing(&[2, 0, 0, 0], 1, 2)]
 fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
     #[case] texts: &'static [u64],
-    #[case] meetings: u64,
+    #[case] sync_points: u64,
     #[case] steps: usize,
 ) {
     let folder = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
             assert!(calls < 10, "training does not end");
             let met = match left.next() {
                 Some((step, &count)) => local.step_with(counted(0, step, count)).map(drop),
-                None => local.meet().map(drop),
+                None => local.synchronise().map(drop),
             };
             match met {
                 Ok(()) | Err(Error::NothingCounts { micro_batches: 1.. }) => {}
@@ -195,11 +195,11 @@ fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
             }
             Err(error) => panic!("{error}"),
         };
-        (local.traffic().meetings, saved, bits(local.model())[..LEN].to_vec())
+        (local.traffic().sync_points, saved, bits(local.model())[..LEN].to_vec())
     });
     let after = |steps| expected(1, steps, steps, OuterStep::Average);
     let same = steps == texts.len();
-    assert_eq!(results, [(meetings, same, after(texts.len())), (meetings, same, after(steps))]);
+    assert_eq!(results, [(sync_points, same, after(texts.len())), (sync_points, same, after(steps))]);
 }
 
 #[rstest]
@@ -228,25 +228,25 @@ fn a_rank_that_has_taken_no_step_meets_those_that_count() {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
         let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::diloco(2)).unwrap();
-        let mut meetings = 0;
+        let mut sync_points = 0;
         loop {
             let met = match rank {
                 // It never has any data.
-                1 => local.meet().map(drop),
-                _ if meetings == 3 => local.meet().map(drop),
+                1 => local.synchronise().map(drop),
+                _ if sync_points == 3 => local.synchronise().map(drop),
                 _ => (0..2)
-                    .try_for_each(|step| local.step_with(counted(rank, 2 * meetings + step, 4)).map(drop)),
+                    .try_for_each(|step| local.step_with(counted(rank, 2 * sync_points + step, 4)).map(drop)),
             };
             match met {
-                Ok(()) => meetings += 1,
+                Ok(()) => sync_points += 1,
                 Err(Error::NothingCounts { micro_batches: 0 }) => break,
                 Err(error) => panic!("{error}"),
             }
         }
-        (meetings, bits(local.model()))
+        (sync_points, bits(local.model()))
     });
     let expected = expected(1, 6, 2, LocalSgdOptions::diloco(2).outer);
-    for (meetings, model) in &outcome.results {
-        assert_eq!((*meetings, &model[..LEN]), (3, &expected[..]));
+    for (sync_points, model) in &outcome.results {
+        assert_eq!((*sync_points, &model[..LEN]), (3, &expected[..]));
     }
 }

@@ -8,14 +8,14 @@ use crate::{Error, Result, agreement};
 
 /// What part a rank has in a meeting.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Part {
+pub(super) struct RankWeight {
     /// What its values are multiplied by; `None` if all ranks count alike.
     factor: Option<f64>,
     /// What the steps of all ranks count, if they say so.
     pub(super) total: Option<usize>,
 }
 
-impl Part {
+impl RankWeight {
     /// What ranks have a part in that have taken so many steps, which count so much. All of them call this.
     pub(super) fn agree(comm: &mut Communicator, steps: usize, count: u64, weighted: bool) -> Result<Self> {
         let own = to_be_summed(count).unsigned_abs();
