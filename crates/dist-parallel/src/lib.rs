@@ -35,7 +35,7 @@ mod tree;
 mod unreported;
 mod updates;
 mod values;
-mod watch;
+mod mutation_check;
 
 pub use aggregate::{
     Aggregation, AllReduceAggregator, GradientAggregator, GradientSlices, LocalAggregator, ParameterServer,

@@ -16,16 +16,16 @@ pub(super) struct Disk {
     /// Whether the user was warned that directories cannot be synced.
     pub(super) has_warned: Arc<AtomicBool>,
     #[cfg(test)]
-    pub(super) watch: Option<Arc<Watch>>,
+    pub(super) mutation_check: Option<Arc<DiskHook>>,
 }
 
 /// What a test does before an action on a path.
 #[cfg(test)]
-pub(super) type Watch = dyn Fn(Act, &Path) -> io::Result<()> + Send + Sync;
+pub(super) type DiskHook = dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync;
 
 /// What is asked of the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Act {
+pub(super) enum DiskOperation {
     MakeDirectory,
     List,
     Create,
@@ -39,7 +39,7 @@ pub(super) enum Act {
     Read { bytes: usize },
 }
 
-impl fmt::Display for Act {
+impl fmt::Display for DiskOperation {
     /// As in "cannot … PATH".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -61,7 +61,7 @@ impl fmt::Display for Act {
 /// What the operating system has refused.
 #[derive(Debug)]
 pub(super) struct DiskError {
-    pub(super) act: Act,
+    pub(super) act: DiskOperation,
     pub(super) path: PathBuf,
     pub(super) error: io::Error,
 }
@@ -86,24 +86,24 @@ pub(super) enum Locked {
 
 impl Disk {
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests look on"))]
-    fn before(&self, act: Act, path: &Path) -> io::Result<()> {
+    fn before(&self, act: DiskOperation, path: &Path) -> io::Result<()> {
         #[cfg(test)]
-        if let Some(watch) = &self.watch {
-            return watch(act, path);
+        if let Some(mutation_check) = &self.mutation_check {
+            return mutation_check(act, path);
         }
         let (_, _) = (act, path);
         Ok(())
     }
 
     /// Does something with a path; an error says what, and with which.
-    fn act<T>(&self, act: Act, path: &Path, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
+    fn act<T>(&self, act: DiskOperation, path: &Path, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
         let done = self.before(act, path).and_then(|()| f());
         done.map_err(|error| DiskError { act, path: path.to_owned(), error })
     }
 
     /// Makes a directory, and those that it lies in, if there is none.
     pub(super) fn make_directory(&self, path: &Path) -> Result<()> {
-        self.act(Act::MakeDirectory, path, || fs::create_dir_all(path))
+        self.act(DiskOperation::MakeDirectory, path, || fs::create_dir_all(path))
     }
 
     /// Makes a directory, and those that it lies in, if there is none. Returns when its name is on the disk, and those of the
@@ -118,7 +118,7 @@ impl Disk {
 
     /// The names of what lies in a directory; nothing if there is no such directory.
     pub(super) fn list(&self, path: &Path) -> Result<Vec<String>> {
-        self.act(Act::List, path, || {
+        self.act(DiskOperation::List, path, || {
             let entries = match fs::read_dir(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
                 entries => entries?,
@@ -129,29 +129,29 @@ impl Disk {
 
     /// Makes a file, empty if it exists.
     pub(super) fn create(&self, path: &Path) -> Result<File> {
-        self.act(Act::Create, path, || File::create(path))
+        self.act(DiskOperation::Create, path, || File::create(path))
     }
 
     pub(super) fn write(&self, file: &mut File, path: &Path, bytes: &[u8]) -> Result<()> {
-        self.act(Act::Write, path, || file.write_all(bytes))
+        self.act(DiskOperation::Write, path, || file.write_all(bytes))
     }
 
     /// Makes an open file empty.
     pub(super) fn empty(&self, file: &File, path: &Path) -> Result<()> {
-        self.act(Act::Write, path, || file.set_len(0))
+        self.act(DiskOperation::Write, path, || file.set_len(0))
     }
 
     /// Returns when what was written to a file is on the disk.
     pub(super) fn sync(&self, file: &File, path: &Path) -> Result<()> {
-        self.act(Act::Sync, path, || file.sync_all())
+        self.act(DiskOperation::Sync, path, || file.sync_all())
     }
 
     /// Returns when the names in a directory are on the disk. Some file systems cannot sync a directory and say so with EINVAL,
     /// as CIFS before Linux 4.17 and vboxsf do, ENOTSUP or ENOSYS. Then a warning is logged, once.
     pub(super) fn sync_directory(&self, path: &Path) -> Result<()> {
         use io::ErrorKind::{InvalidInput, Unsupported};
-        let directory = self.act(Act::Open, path, || File::open(path))?;
-        match self.act(Act::SyncDirectory, path, || directory.sync_all()) {
+        let directory = self.act(DiskOperation::Open, path, || File::open(path))?;
+        match self.act(DiskOperation::SyncDirectory, path, || directory.sync_all()) {
             Err(error) if matches!(error.error.kind(), InvalidInput | Unsupported) => {
                 if !self.has_warned.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
@@ -170,23 +170,23 @@ impl Disk {
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.act(Act::Rename, to, || fs::rename(from, to))
+        self.act(DiskOperation::Rename, to, || fs::rename(from, to))
     }
 
     /// Removes a directory and all that lies in it, or a file.
     pub(super) fn remove(&self, path: &Path) -> Result<()> {
-        self.act(Act::Remove, path, || {
+        self.act(DiskOperation::Remove, path, || {
             if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
         })
     }
 
     pub(super) fn remove_file(&self, path: &Path) -> Result<()> {
-        self.act(Act::Remove, path, || fs::remove_file(path))
+        self.act(DiskOperation::Remove, path, || fs::remove_file(path))
     }
 
     /// Opens a file to read it, and tells its size.
     pub(super) fn open(&self, path: &Path) -> Result<(File, u64)> {
-        self.act(Act::Open, path, || {
+        self.act(DiskOperation::Open, path, || {
             let file = File::open(path)?;
             let size = file.metadata()?.len();
             Ok((file, size))
@@ -197,12 +197,12 @@ impl Disk {
     pub(super) fn open_locked(&self, path: &Path) -> Result<(File, Locked)> {
         use io::ErrorKind::{InvalidInput, Unsupported};
         let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
-        let file = self.act(Act::Open, path, open)?;
+        let file = self.act(DiskOperation::Open, path, open)?;
         // What a file system without locks says: ENOLCK has no kind of its own.
         let has_none = |error: &io::Error| {
             matches!(error.kind(), InvalidInput | Unsupported) || error.raw_os_error() == Some(ENOLCK)
         };
-        let locked = self.act(Act::Lock, path, || match file.try_lock() {
+        let locked = self.act(DiskOperation::Lock, path, || match file.try_lock() {
             Ok(()) => Ok(Locked::Ours),
             Err(TryLockError::WouldBlock) => Ok(Locked::Theirs),
             Err(TryLockError::Error(error)) => Err(error),
@@ -214,7 +214,7 @@ impl Disk {
     }
 
     pub(super) fn read_at(&self, file: &File, path: &Path, at: u64, into: &mut [u8]) -> Result<()> {
-        self.act(Act::Read { bytes: into.len() }, path, || file.read_exact_at(into, at))
+        self.act(DiskOperation::Read { bytes: into.len() }, path, || file.read_exact_at(into, at))
     }
 
     /// All of a file, or nothing if it is longer than `max`.
@@ -226,7 +226,7 @@ impl Disk {
         let mut bytes = Vec::new();
         let read = file.take(max).read_to_end(&mut bytes);
         let failed =
-            |error| DiskError { act: Act::Read { bytes: bytes.len() }, path: path.to_owned(), error };
+            |error| DiskError { act: DiskOperation::Read { bytes: bytes.len() }, path: path.to_owned(), error };
         read.map_err(failed)?;
         Ok(Some(bytes))
     }

@@ -23,7 +23,7 @@ use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
-    Params, Place, Ready, Result, Values, agreement, norm, params, watch,
+    Params, Place, Ready, Result, Values, agreement, norm, params, mutation_check,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -280,7 +280,7 @@ impl<M: Params> Ddp<M> {
     /// If the model does not hand out its parameters.
     pub fn note_parameters(&mut self) -> Result<()> {
         let trained: Vec<usize> = self.gradients.parameters().collect();
-        let checksum = |parameter| Ok((parameter, watch::checksum(&self.model, parameter)?));
+        let checksum = |parameter| Ok((parameter, mutation_check::checksum(&self.model, parameter)?));
         let checksums = trained.into_iter().map(checksum).collect();
         let checksums = self.or_abort(checksums)?;
         self.updates.note_parameters(checksums);

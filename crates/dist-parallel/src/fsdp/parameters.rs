@@ -10,7 +10,7 @@ use super::options::{Degrees, Precision};
 use super::shard_buffer::{ShardBuffer, ShardOffset};
 use super::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
-use crate::watch::Watch;
+use crate::mutation_check::MutationCheck;
 use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Parameters {
     /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
     update_buffer: Option<ShardBuffer>,
     /// For each unit: whether its blocks leave its parameters as they are.
-    watches: Vec<Watch>,
+    mutation_checks: Vec<MutationCheck>,
     /// This rank's number among those that share a copy.
     rank: usize,
     /// What the next strip is gathered into.
@@ -96,8 +96,8 @@ impl Parameters {
         let update_buffer = if gathers_updates { update_buffer(layout, &mut states, groups)? } else { None };
         let throttles = layout.units.iter().map(|_| None).collect();
         let units = layout.units.len();
-        let watches = (0..units).map(|unit| Watch::new(unit, units)).collect();
-        Ok(Self { states, shard_buffer, throttles, update_buffer, watches, rank, pool: BufferPool::default() })
+        let mutation_checks = (0..units).map(|unit| MutationCheck::new(unit, units)).collect();
+        Ok(Self { states, shard_buffer, throttles, update_buffer, mutation_checks, rank, pool: BufferPool::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
@@ -160,15 +160,15 @@ impl Parameters {
                 Err(lent) => shard.whole = Some(lent),
             }
         }
-        self.watches[unit].begin(model, layout.units[unit].divided())
+        self.mutation_checks[unit].begin(model, layout.units[unit].divided())
     }
 
     /// Frees a unit.
     ///
     /// # Errors
-    /// Also if its blocks have changed its parameters, see [`Watch`].
+    /// Also if its blocks have changed its parameters, see [`MutationCheck`].
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
-        self.watches[unit].end(model, layout.units[unit].divided())?;
+        self.mutation_checks[unit].end(model, layout.units[unit].divided())?;
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             params::reshard(model, &flat_param.places)?;
             // Unless somebody still has a part of it.
@@ -181,17 +181,17 @@ impl Parameters {
 
     /// Begins a pass of which every rank's model has all parameters, and each rank's optimizer will change a part.
     pub(crate) fn begin_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
-        let units = self.watches.iter_mut().zip(&layout.units);
-        units.into_iter().try_for_each(|(watch, unit)| watch.begin(model, unit.divided()))
+        let units = self.mutation_checks.iter_mut().zip(&layout.units);
+        units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.begin(model, unit.divided()))
     }
 
     /// Ends that pass.
     ///
     /// # Errors
-    /// If blocks have changed parameters, see [`Watch`].
+    /// If blocks have changed parameters, see [`MutationCheck`].
     pub(crate) fn end_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
-        let units = self.watches.iter_mut().zip(&layout.units);
-        units.into_iter().try_for_each(|(watch, unit)| watch.end(model, unit.divided()))
+        let units = self.mutation_checks.iter_mut().zip(&layout.units);
+        units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.end(model, unit.divided()))
     }
 
     /// This rank's part of a strip, padding included, if it is kept outside the model.
@@ -231,7 +231,7 @@ impl Parameters {
             (shard.arriving, shard.kept, shard.whole) = (None, None, None);
         }
         self.throttles.iter_mut().for_each(|throttle| *throttle = None);
-        self.watches.iter_mut().for_each(Watch::forget);
+        self.mutation_checks.iter_mut().for_each(MutationCheck::forget);
         self.pool.clear();
     }
 

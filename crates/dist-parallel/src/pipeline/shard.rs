@@ -7,7 +7,7 @@ use dist_collectives::Communicator;
 use crate::flat::Flat;
 use crate::fsdp::FlatParameter;
 use crate::mean::Mean;
-use crate::watch::Watch;
+use crate::mutation_check::MutationCheck;
 use crate::{Bucket, Params, Result, Values, ValuesMut, params};
 
 /// One rank's part of a stage's parameters: those that the stage sums gradients of, by type, each an equal part of all
@@ -20,7 +20,7 @@ pub(super) struct StageShard {
     /// The own parts of the strips, which the optimizer changes.
     masters: Vec<Flat>,
     /// Whether the stage's blocks leave the parameters as they are.
-    watch: Watch,
+    mutation_check: MutationCheck,
 }
 
 impl StageShard {
@@ -40,7 +40,7 @@ impl StageShard {
             params::pack(model, &flat_param.places, &mut whole)?;
             masters.push(whole.part(flat_param.dtype, rank * flat_param.shard_len, flat_param.shard_len));
         }
-        let mut shard = Self { rank, ranks, flat_params, masters, watch: Watch::new(0, 1) };
+        let mut shard = Self { rank, ranks, flat_params, masters, mutation_check: MutationCheck::new(0, 1) };
         shard.free(model)?;
         Ok(shard)
     }
@@ -57,15 +57,15 @@ impl StageShard {
         for (flat_param, whole) in self.flat_params.iter().zip(arriving) {
             params::materialise(model, &flat_param.places, &Arc::new(whole.wait()?))?;
         }
-        self.watch.begin(model, parameters(&self.flat_params))
+        self.mutation_check.begin(model, parameters(&self.flat_params))
     }
 
     /// Frees what was gathered.
     ///
     /// # Errors
-    /// Also if the stage's blocks have changed it, see [`Watch`].
+    /// Also if the stage's blocks have changed it, see [`MutationCheck`].
     pub(super) fn free(&mut self, model: &mut impl Params) -> Result<()> {
-        self.watch.end(model, parameters(&self.flat_params))?;
+        self.mutation_check.end(model, parameters(&self.flat_params))?;
         self.flat_params.iter().try_for_each(|flat_param| params::reshard(model, &flat_param.places))
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dist_transport::sim;
 
 use super::holder::{Division, Holder, Trainer};
-use crate::checkpoint::disk::Act;
+use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::{Checkpoints, ShardMetadata, Chunk, Shards, Slice};
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 
@@ -68,10 +68,10 @@ fn the_others_wait_for_all_phases_of_the_group_that_saves_and_not_for_what_it_re
         let mut checkpoints = Checkpoints::at(&path).with_timeout(TIMEOUT).keep_last(keep);
         if rank == 0 {
             let runtime = runtime.clone();
-            checkpoints.disk.watch = Some(Arc::new(move |act, _| {
+            checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| {
                 match act {
-                    Act::List | Act::Create => runtime.sleep(TIMEOUT / 5 * 4),
-                    Act::Remove => runtime.sleep(10 * TIMEOUT),
+                    DiskOperation::List | DiskOperation::Create => runtime.sleep(TIMEOUT / 5 * 4),
+                    DiskOperation::Remove => runtime.sleep(10 * TIMEOUT),
                     _ => {}
                 }
                 Ok(())

@@ -12,7 +12,7 @@ use rstest::rstest;
 use super::holder::{Division, Holder};
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
-use crate::checkpoint::disk::{Act, Disk};
+use crate::checkpoint::disk::{DiskOperation, Disk};
 use crate::checkpoint::owner::Owner;
 use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Chunk, directory};
 
@@ -32,7 +32,7 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
             let acts = Arc::new(AtomicUsize::new(0));
             if holder.comm.rank() == unlucky {
                 let acts = acts.clone();
-                checkpoints.disk.watch = Some(Arc::new(move |_, _| {
+                checkpoints.disk.mutation_check = Some(Arc::new(move |_, _| {
                     let now = acts.fetch_add(1, Ordering::Relaxed) == moment;
                     if now { Err(io::Error::other("no space left")) } else { Ok(()) }
                 }));
@@ -77,21 +77,21 @@ fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
     let there = tempfile::tempdir().unwrap();
     let acts = Arc::new(Mutex::new(Vec::new()));
     let (seen, base) = (acts.clone(), there.path().to_owned());
-    let watch = Arc::new(move |act, path: &Path| {
-        if act != Act::Open {
+    let mutation_check = Arc::new(move |act, path: &Path| {
+        if act != DiskOperation::Open {
             seen.lock().unwrap().push((act, path.strip_prefix(&base).unwrap().to_owned()));
         }
         Ok(())
     });
-    let disk = Disk { watch: Some(watch), ..Disk::default() };
+    let disk = Disk { mutation_check: Some(mutation_check), ..Disk::default() };
     directory::begin(&disk, &there.path().join("a/b/c"), 1, &mut Owner::default()).unwrap();
     let expected = [
-        (Act::MakeDirectory, "a"),
-        (Act::SyncDirectory, ""),
-        (Act::MakeDirectory, "a/b"),
-        (Act::SyncDirectory, "a"),
-        (Act::MakeDirectory, "a/b/c"),
-        (Act::SyncDirectory, "a/b"),
+        (DiskOperation::MakeDirectory, "a"),
+        (DiskOperation::SyncDirectory, ""),
+        (DiskOperation::MakeDirectory, "a/b"),
+        (DiskOperation::SyncDirectory, "a"),
+        (DiskOperation::MakeDirectory, "a/b/c"),
+        (DiskOperation::SyncDirectory, "a/b"),
     ];
     assert_eq!(acts.lock().unwrap()[..6], expected.map(|(act, path)| (act, PathBuf::from(path))));
 }
@@ -101,11 +101,11 @@ fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
 #[case::bare("src", ".")]
 #[case::below_another("src/checkpoint", "src")]
 fn the_name_of_the_directory_is_put_on_the_disk(#[case] path: &str, #[case] parent: &str) {
-    let watch = Arc::new(|act, path: &Path| match act {
-        Act::MakeDirectory | Act::Open => Ok(()),
+    let mutation_check = Arc::new(|act, path: &Path| match act {
+        DiskOperation::MakeDirectory | DiskOperation::Open => Ok(()),
         _ => Err(io::Error::other(format!("{act:?} of {}", path.display()))),
     });
-    let disk = Disk { watch: Some(watch), ..Disk::default() };
+    let disk = Disk { mutation_check: Some(mutation_check), ..Disk::default() };
     let fault = directory::begin(&disk, Path::new(path), 1, &mut Owner::default()).unwrap_err().to_string();
     assert!(fault.contains(&format!("SyncDirectory of {parent}")), "{fault}");
 }
@@ -375,8 +375,8 @@ fn what_cannot_be_removed_is_in_nobodys_way() {
     let path = directory.path().to_owned();
     on_ranks(2, Division::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path).keep_last(std::num::NonZeroUsize::MIN);
-        checkpoints.disk.watch = Some(Arc::new(|act, _| match act {
-            Act::Remove => Err(io::Error::other("somebody reads it")),
+        checkpoints.disk.mutation_check = Some(Arc::new(|act, _| match act {
+            DiskOperation::Remove => Err(io::Error::other("somebody reads it")),
             _ => Ok(()),
         }));
         for step in 1..=3 {

@@ -13,7 +13,7 @@ use super::holder::{Division, Holder};
 use super::{load, on_ranks, save};
 use crate::Communicator;
 use crate::checkpoint::Checkpoints;
-use crate::checkpoint::disk::Act;
+use crate::checkpoint::disk::DiskOperation;
 
 const RANKS: usize = 3;
 const KILLS: usize = 50;
@@ -32,7 +32,7 @@ fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
         acts.iter().enumerate().flat_map(|(rank, acts)| (0..acts.len()).map(move |act| (rank, act)));
     let moments: Vec<(usize, usize)> = moments.collect();
     // The change of the directory's name is what counts.
-    let renamed = acts[0].iter().position(|act| *act == Act::Rename).unwrap();
+    let renamed = acts[0].iter().position(|act| *act == DiskOperation::Rename).unwrap();
     let path = directory.path().join("checkpoints");
     let mut newest = None;
     for &(victim, act) in moments.iter().cycle().take(KILLS.max(moments.len())) {
@@ -60,7 +60,7 @@ fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
 
 /// What each rank asks of the file system to save a checkpoint when one is to be removed. How often it removes something
 /// depends on what was left behind, and is left out.
-fn acts_of_a_save(path: &Path) -> Vec<Vec<Act>> {
+fn acts_of_a_save(path: &Path) -> Vec<Vec<DiskOperation>> {
     let path = path.to_owned();
     on_ranks(RANKS, Division::Even, move |holder| {
         let acts = Arc::new(Mutex::new(Vec::new()));
@@ -69,8 +69,8 @@ fn acts_of_a_save(path: &Path) -> Vec<Vec<Act>> {
             seen.lock().unwrap().clear();
             holder.fill(step);
             let mut checkpoints = checkpoints(&path);
-            checkpoints.disk.watch = Some(Arc::new(move |act, _| {
-                if act != Act::Remove {
+            checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| {
+                if act != DiskOperation::Remove {
                     seen.lock().unwrap().push(act);
                 }
                 Ok(())
@@ -107,8 +107,8 @@ fn die(rank: usize) {
     holder.fill(next % super::holder::STEPS);
     if rank == victim {
         let acts = AtomicUsize::new(0);
-        checkpoints.disk.watch = Some(Arc::new(move |act, _| {
-            if act != Act::Remove && acts.fetch_add(1, Ordering::Relaxed) == moment {
+        checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| {
+            if act != DiskOperation::Remove && acts.fetch_add(1, Ordering::Relaxed) == moment {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
             Ok(())

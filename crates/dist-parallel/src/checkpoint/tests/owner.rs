@@ -12,17 +12,17 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::holder::Division;
 use super::{load, on_ranks, same_fault, save};
-use crate::checkpoint::disk::{Act, Disk};
+use crate::checkpoint::disk::{DiskOperation, Disk};
 use crate::checkpoint::owner::{OWNER, Owner};
 use crate::checkpoint::{CheckpointProblem, Checkpoints};
 
 /// A file system whose locks fail with this error, or work.
 fn disk(lock_error: Option<i32>) -> Disk {
-    let watch = move |act, _: &Path| match (act, lock_error) {
-        (Act::Lock, Some(number)) => Err(io::Error::from_raw_os_error(number)),
+    let mutation_check = move |act, _: &Path| match (act, lock_error) {
+        (DiskOperation::Lock, Some(number)) => Err(io::Error::from_raw_os_error(number)),
         _ => Ok(()),
     };
-    Disk { watch: Some(Arc::new(watch)), ..Disk::default() }
+    Disk { mutation_check: Some(Arc::new(mutation_check)), ..Disk::default() }
 }
 
 #[rstest]
@@ -179,8 +179,8 @@ fn where_directories_cannot_be_synced_checkpoints_are_saved_with_one_warning(
         let counted = Warnings(Arc::clone(&warnings));
         tracing::subscriber::with_default(counted, || {
             let mut checkpoints = Checkpoints::at(&path);
-            checkpoints.disk.watch = Some(Arc::new(move |act, _| match act {
-                Act::SyncDirectory => Err(io::Error::from_raw_os_error(number)),
+            checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| match act {
+                DiskOperation::SyncDirectory => Err(io::Error::from_raw_os_error(number)),
                 _ => Ok(()),
             }));
             for step in 1..=3 {
@@ -196,13 +196,13 @@ fn where_directories_cannot_be_synced_checkpoints_are_saved_with_one_warning(
 
 #[rstest]
 fn an_error_of_the_disk_says_what_was_done_with_which_file(
-    #[values(Act::SyncDirectory, Act::Sync, Act::Create, Act::Rename, Act::Lock)] act: Act,
+    #[values(DiskOperation::SyncDirectory, DiskOperation::Sync, DiskOperation::Create, DiskOperation::Rename, DiskOperation::Lock)] act: DiskOperation,
 ) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let results = on_ranks(2, Division::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path);
-        checkpoints.disk.watch =
+        checkpoints.disk.mutation_check =
             Some(Arc::new(
                 move |now, _| {
                     if now == act { Err(io::Error::from_raw_os_error(EIO)) } else { Ok(()) }

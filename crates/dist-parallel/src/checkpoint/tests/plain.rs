@@ -85,7 +85,7 @@ fn a_failure_at_any_moment_leaves_no_unfinished_file() {
     for moment in 0.. {
         let acts = Arc::new(AtomicUsize::new(0));
         let counted = acts.clone();
-        checkpoints.disk.watch = Some(Arc::new(move |_, _| {
+        checkpoints.disk.mutation_check = Some(Arc::new(move |_, _| {
             let now = counted.fetch_add(1, Ordering::Relaxed) == moment;
             if now { Err(io::Error::other("no space left")) } else { Ok(()) }
         }));

@@ -8,7 +8,7 @@ use rstest::rstest;
 
 use super::holder::{DIVISIONS, Division};
 use super::{load, on_ranks, save, saved};
-use crate::checkpoint::disk::Act;
+use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::index::{CHECKED_BYTES, Index};
 use crate::checkpoint::{Checkpoints, INDEX, Shards, Slice};
 use crate::{Optimizer, Sgd, SgdOptions};
@@ -147,8 +147,8 @@ fn training_goes_on_while_a_save_waits_for_its_disk() {
         let (begin, begun) = holder.comm.runtime().mailbox::<()>();
         let begun = Mutex::new(begun);
         let mut checkpoints = Checkpoints::at(&path);
-        checkpoints.disk.watch = Some(Arc::new(move |act, _| {
-            if act == Act::Create {
+        checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| {
+            if act == DiskOperation::Create {
                 // Closed as soon as it can begin.
                 let _closed = begun.lock().unwrap().receive(None);
             }
@@ -247,8 +247,8 @@ fn a_rank_reads_the_bytes_that_it_needs(#[case] before: usize, #[case] after: us
         let bytes = Arc::new(AtomicU64::new(0));
         let mut checkpoints = Checkpoints::at(&path);
         let counted = bytes.clone();
-        checkpoints.disk.watch = Some(Arc::new(move |act, _| {
-            if let Act::Read { bytes } = act {
+        checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| {
+            if let DiskOperation::Read { bytes } = act {
                 counted.fetch_add(bytes as u64, Ordering::Relaxed);
             }
             Ok(())

@@ -12,7 +12,7 @@ use safetensors::tensor::TensorView;
 
 use super::holder::{DIVISIONS, Division, Holder};
 use super::{on_ranks, same_fault};
-use crate::checkpoint::disk::{Act, Disk};
+use crate::checkpoint::disk::{DiskOperation, Disk};
 use crate::checkpoint::{CheckpointProblem, Shards, WeightOptions, weights};
 use crate::{Values, load_weights};
 
@@ -257,13 +257,13 @@ fn a_rank_reads_only_what_it_holds() {
     let read = on_ranks(3, Division::Even, move |holder| {
         let bytes = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&bytes);
-        let watch = move |act, _: &Path| {
-            if let Act::Read { bytes } = act {
+        let mutation_check = move |act, _: &Path| {
+            if let DiskOperation::Read { bytes } = act {
                 counted.fetch_add(bytes as u64, Ordering::Relaxed);
             }
             Ok(())
         };
-        let disk = Disk { watch: Some(Arc::new(watch)), ..Disk::default() };
+        let disk = Disk { mutation_check: Some(Arc::new(mutation_check)), ..Disk::default() };
         weights::load(&disk, &path, &mut holder.parts().0, &options()).unwrap();
         bytes.load(Ordering::Relaxed)
     });

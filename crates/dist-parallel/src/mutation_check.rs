@@ -11,7 +11,7 @@ use crate::{Error, Params, Result, params};
 /// Reading every parameter twice in every pass would be slow for large models. A unit is watched in its first uses, and from
 /// then on now and then, so that also a block that begins to change its parameters later is found.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct MutationCheck {
     /// Moves the uses in which a unit is watched, so that not all units are watched in the same pass.
     phase: usize,
     period: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Watch {
     before: Option<Vec<u32>>,
 }
 
-impl Watch {
+impl MutationCheck {
     /// For one of so many units.
     pub(crate) fn new(unit: usize, units: usize) -> Self {
         // It is odd, because a unit is often used twice in a pass: forward and backward get their turns.
