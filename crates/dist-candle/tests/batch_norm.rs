@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Kind, Pipeline};
+use dist_parallel::pipeline::{ScheduleKind, Pipeline};
 use dist_parallel::{
     BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Params,
     Reshard, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,
@@ -225,7 +225,7 @@ fn a_pipeline_keeps_the_running_mean_of_one_process(#[case] pipelines: usize, #[
         let own = world.subgroup(&[2 * pipeline, 2 * pipeline + 1]).unwrap().unwrap();
         let beside: Vec<usize> = (0..pipelines).map(|pipeline| 2 * pipeline + stage).collect();
         let beside = world.subgroup(&beside).unwrap().unwrap();
-        let schedule = Kind::Gpipe.schedule(2, 2).unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(2, 2).unwrap();
         let (model, _) = model(BufferSync::Broadcast);
         let mut pipeline = Pipeline::new(own, model, schedule, &[0..1, 1..2], Tensors).unwrap();
         if divides {

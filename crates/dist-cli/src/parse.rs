@@ -93,8 +93,8 @@ pub(crate) fn order() -> impl TypedValueParser<Value = ReductionOrder> {
 
 /// Returns `true` if two names differ at most by `-` and `_`, as `all_reduce`, `all-reduce` and `allreduce` do.
 pub(crate) fn same_name(a: &str, b: &str) -> bool {
-    let letters = |name: &'_ str| name.replace(['-', '_'], "");
-    letters(a) == letters(b)
+    let abbreviation = |name: &'_ str| name.replace(['-', '_'], "");
+    abbreviation(a) == abbreviation(b)
 }
 
 /// A name, which the help lists, and its other spellings, which it does not.

@@ -273,7 +273,7 @@ pub enum Error {
     },
     /// A pipeline schedule has a flaw.
     #[error("the pipeline schedule has a flaw")]
-    Schedule(#[from] Flaw),
+    PipelineSchedule(#[from] Flaw),
     /// A pipeline schedule is for another number of ranks.
     #[error("the pipeline schedule is for {ranks} ranks, and there are {world_size}")]
     PipelineRanks {

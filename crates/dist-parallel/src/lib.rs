@@ -68,7 +68,7 @@ pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, SyncPoin
 pub use loss::Loss;
 pub use norm::gradient_norm;
 pub use optimizer::{
-    AdamW, AdamWOptions, Decay, Momentum, Optimizer, OptimizerSetting, ParamGroups, ParamOptions, Schedule,
+    AdamW, AdamWOptions, Decay, Momentum, Optimizer, OptimizerSetting, ParamGroups, ParamOptions, LearningRateSchedule,
     Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
 };
 pub use params::{BufferSync, FloatType, ParamInfo, Params};

@@ -8,7 +8,7 @@ use candle_nn::{Activation, VarBuilder, VarMap};
 use dist::candle::Tensors;
 use dist::data::Sampler;
 use dist::parallel::BoxError;
-use dist::parallel::pipeline::{Kind, split_into_stages};
+use dist::parallel::pipeline::{ScheduleKind, split_into_stages};
 use dist::prelude::*;
 
 const BLOCKS: usize = 4;
@@ -46,7 +46,7 @@ fn main() -> Result<(), BoxError> {
     let (rank, coordinates) = (mesh.rank(), mesh.coordinates());
     let mut along = |axis: &str| mesh.take(axis).map(Group::into_communicator);
     // A stage's parameters are gathered before it computes, at most one stage's at a time.
-    let schedule = Kind::OneForwardOneBackward.schedule(2, MICRO_BATCHES)?.with_gathers(1);
+    let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, MICRO_BATCHES)?.with_gathers(1);
     let stages = split_into_stages(BLOCKS, schedule.stages())?;
     let mut pipeline = Pipeline::new(along("pipeline")?, model()?, schedule, &stages, Tensors)?;
     pipeline.reduce_over(along("data")?)?;

@@ -8,7 +8,7 @@ use candle_nn::{Activation, VarBuilder, VarMap};
 use dist::candle::Tensors;
 use dist::data::Sampler;
 use dist::parallel::BoxError;
-use dist::parallel::pipeline::{Kind, split_into_stages};
+use dist::parallel::pipeline::{ScheduleKind, split_into_stages};
 use dist::prelude::*;
 
 const BLOCKS: usize = 4;
@@ -43,7 +43,7 @@ fn main() -> Result<(), BoxError> {
         Sampler { len: 640, seed: 1, batch: 16, micro_batches: MICRO_BATCHES, ..Sampler::default() };
     sampler.check(&mut comm)?;
     // A schedule is a list of actions for each rank, which was proven when it was made.
-    let schedule = Kind::OneForwardOneBackward.schedule(comm.world_size(), MICRO_BATCHES)?;
+    let schedule = ScheduleKind::OneForwardOneBackward.schedule(comm.world_size(), MICRO_BATCHES)?;
     let stages = split_into_stages(BLOCKS, schedule.stages())?;
     let mut pipeline = Pipeline::new(comm, model()?, schedule, &stages, Tensors)?;
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.01, ..AdamWOptions::default() })?;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use dist_parallel::pipeline::Kind;
-use dist_parallel::{Compression, Decay, Schedule, ShardingStrategy};
+use dist_parallel::pipeline::ScheduleKind;
+use dist_parallel::{Compression, Decay, LearningRateSchedule, ShardingStrategy};
 
 use crate::model::Shape;
 
@@ -31,7 +31,7 @@ pub(crate) struct Options {
     pub(crate) compress: Vec<Compression>,
     /// How a pipeline orders its work: gpipe, 1f1b, interleaved, zb1p or zbv, for --strategy pipeline.
     #[arg(long = "schedule", default_value = "1f1b", value_name = "NAME", value_parser = kind)]
-    pub(crate) pipeline: Kind,
+    pub(crate) pipeline: ScheduleKind,
     /// Parts of a step, each with samples of its own, that are dealt to the processes.
     #[arg(long, default_value_t = 8, value_parser = at_least_one())]
     pub(crate) micro_batches: usize,
@@ -109,9 +109,9 @@ impl Options {
     }
 
     /// Rises over the first steps and falls along a cosine to a tenth.
-    pub(crate) fn schedule(&self) -> Schedule {
+    pub(crate) fn schedule(&self) -> LearningRateSchedule {
         let decay = Decay::Cosine { steps: self.steps as u64, to: 0.1 };
-        Schedule { peak: self.learning_rate, warmup: 5, decay }
+        LearningRateSchedule { peak: self.learning_rate, warmup: 5, decay }
     }
 
     /// A sample, and the byte after it.
@@ -146,8 +146,8 @@ impl Options {
     }
 }
 
-fn kind(text: &str) -> Result<Kind, String> {
-    Kind::parse(text).ok_or_else(|| format!("it is one of {}", Kind::ALL.map(Kind::name).join(", ")))
+fn kind(text: &str) -> Result<ScheduleKind, String> {
+    ScheduleKind::parse(text).ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
 }
 
 fn at_least_one() -> RangedU64ValueParser<usize> {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use candle_core::Tensor;
 use dist_candle::Tensors;
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Costs, Kind, Panel, Pipeline, Timeline, split_into_stages, svg};
+use dist_parallel::pipeline::{Costs, ScheduleKind, Panel, Pipeline, Timeline, split_into_stages, svg};
 use dist_parallel::{
     BoxError, Compression, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, Optimizer, Params, Result, Sequence,
     ShardingStrategy, Shards, StepReport,
@@ -52,7 +52,7 @@ impl Trainer {
     pub(crate) fn staged(
         comm: Communicator,
         make: impl Fn() -> Result<Sequence<Tensor>, BoxError>,
-        kind: Kind,
+        kind: ScheduleKind,
         micro_batches: usize,
     ) -> Result<Self> {
         let make = || make().map_err(Error::Compute);

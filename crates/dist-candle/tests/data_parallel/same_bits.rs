@@ -24,7 +24,7 @@ enum Way {
 
 /// Which optimizer steps.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum ScheduleKind {
     Sgd,
     AdamW,
     SavedAdamW,
@@ -35,11 +35,11 @@ fn settings() -> ParamsAdamW {
     ParamsAdamW { lr: 0.02, eps: 1e-3, ..ParamsAdamW::default() }
 }
 
-fn train(comm: Communicator, way: Way, kind: Kind, dtype: DType) -> Named {
+fn train(comm: Communicator, way: Way, kind: ScheduleKind, dtype: DType) -> Named {
     let trained = match kind {
-        Kind::Sgd => train_by::<SGD>(comm, way, dtype, 0.1),
-        Kind::AdamW => train_by::<candle_nn::AdamW>(comm, way, dtype, settings()),
-        Kind::SavedAdamW => train_by::<dist_candle::AdamW>(comm, way, dtype, settings()),
+        ScheduleKind::Sgd => train_by::<SGD>(comm, way, dtype, 0.1),
+        ScheduleKind::AdamW => train_by::<candle_nn::AdamW>(comm, way, dtype, settings()),
+        ScheduleKind::SavedAdamW => train_by::<dist_candle::AdamW>(comm, way, dtype, settings()),
     };
     trained.unwrap()
 }
@@ -87,7 +87,7 @@ fn train_by<O: Optimizer>(
 
 #[rstest]
 fn the_same_micro_batches_on_1_2_and_4_ranks_train_the_same_bits(
-    #[values(Kind::Sgd, Kind::AdamW, Kind::SavedAdamW)] kind: Kind,
+    #[values(ScheduleKind::Sgd, ScheduleKind::AdamW, ScheduleKind::SavedAdamW)] kind: ScheduleKind,
     #[values(DType::F32, DType::F64, DType::F16, DType::BF16)] dtype: DType,
 ) {
     let alone = run(1, move |comm| train(comm, Way::Dealt, kind, dtype)).remove(0);
@@ -103,9 +103,9 @@ fn the_same_micro_batches_on_1_2_and_4_ranks_train_the_same_bits(
 
 #[test]
 fn three_ranks_have_the_same_bits_as_each_other() {
-    let trained = run(3, |comm| train(comm, Way::Dealt, Kind::AdamW, DType::F32));
+    let trained = run(3, |comm| train(comm, Way::Dealt, ScheduleKind::AdamW, DType::F32));
     assert!(trained.iter().all(|other| *other == trained[0]));
-    assert_eq!(run(3, |comm| train(comm, Way::Dealt, Kind::AdamW, DType::F32)), trained);
+    assert_eq!(run(3, |comm| train(comm, Way::Dealt, ScheduleKind::AdamW, DType::F32)), trained);
 }
 
 /// candle alone, with one batch in each step.

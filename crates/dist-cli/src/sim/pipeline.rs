@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dist_parallel::pipeline::{Costs, Kind, Panel, Proof, Schedule, StageCost, Timeline, svg};
+use dist_parallel::pipeline::{Costs, ScheduleKind, Panel, ScheduleProof, PipelineSchedule, StageCost, Timeline, svg};
 use serde::Serialize;
 
 use crate::Error;
@@ -19,7 +19,7 @@ use crate::quantity::rounded;
 pub(super) struct Arguments {
     /// How the work is ordered: gpipe, 1f1b, interleaved, zb1p or zbv; several to compare them
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "1f1b", value_parser = kind)]
-    schedule: Vec<Kind>,
+    schedule: Vec<ScheduleKind>,
     /// Into how many stages the model is cut
     #[arg(long, value_name = "S", value_parser = stages)]
     stages: usize,
@@ -52,8 +52,8 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-fn kind(text: &str) -> Result<Kind, String> {
-    Kind::parse(text).ok_or_else(|| format!("it is one of {}", Kind::ALL.map(Kind::name).join(", ")))
+fn kind(text: &str) -> Result<ScheduleKind, String> {
+    ScheduleKind::parse(text).ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
 }
 
 fn time(text: &str) -> Result<Duration, String> {
@@ -132,11 +132,11 @@ impl Arguments {
         )))
     }
 
-    fn schedule(&self, kind: Kind) -> Result<(Kind, Schedule), Error> {
+    fn schedule(&self, kind: ScheduleKind) -> Result<(ScheduleKind, PipelineSchedule), Error> {
         let ranks = self.ranks.unwrap_or(self.stages / kind.stages_per_rank()).max(1);
         let (kind, each) = match kind {
-            Kind::Interleaved { .. } => {
-                (Kind::Interleaved { stages_per_rank: self.stages / ranks }, "as many".to_owned())
+            ScheduleKind::Interleaved { .. } => {
+                (ScheduleKind::Interleaved { stages_per_rank: self.stages / ranks }, "as many".to_owned())
             }
             kind => (kind, kind.stages_per_rank().to_string()),
         };
@@ -158,9 +158,9 @@ impl Arguments {
 
 impl<'a> Line<'a> {
     fn new(
-        kind: Kind,
-        schedule: &'a Schedule,
-        proof: &'a Proof,
+        kind: ScheduleKind,
+        schedule: &'a PipelineSchedule,
+        proof: &'a ScheduleProof,
         timeline: &Timeline,
         formula: Option<f64>,
     ) -> Self {
@@ -205,7 +205,7 @@ fn list(numbers: &[usize]) -> String {
     texts.join(" ")
 }
 
-fn actions(schedule: &Schedule) -> String {
+fn actions(schedule: &PipelineSchedule) -> String {
     let mut text = String::new();
     for (rank, actions) in schedule.actions().iter().enumerate() {
         let _ = write!(text, "rank {rank}:");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{Buffer, Communicator, ReduceOp, ReductionOrder};
 use dist_groups::Group;
-use dist_parallel::pipeline::{Kind, Pipeline, PlainVectors, split_into_stages};
+use dist_parallel::pipeline::{ScheduleKind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{
     Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready,
     Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
@@ -344,7 +344,7 @@ fn checkpoints(transport: SimTransport, folder: &Path) -> Ended {
 /// Trains a stage on each rank for two steps, one forward and one backward in turns.
 fn train_staged(transport: SimTransport) -> dist_parallel::Result<Vec<u64>> {
     let comm = Communicator::new(transport);
-    let schedule = Kind::OneForwardOneBackward.schedule(comm.world_size(), 6)?;
+    let schedule = ScheduleKind::OneForwardOneBackward.schedule(comm.world_size(), 6)?;
     let model = Sequence::new(blocks([["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]))?;
     let stages = split_into_stages(4, schedule.stages())?;
     let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors)?;

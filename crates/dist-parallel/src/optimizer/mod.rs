@@ -12,7 +12,7 @@ mod tests;
 
 pub use adamw::{AdamW, AdamWOptions};
 pub use groups::{ParamGroups, ParamOptions};
-pub use schedule::{Decay, Schedule};
+pub use schedule::{Decay, LearningRateSchedule};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use state::{SliceState, SliceStateMut, StateLayout};
 

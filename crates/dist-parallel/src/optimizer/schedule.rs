@@ -6,14 +6,14 @@ use std::f64::consts::PI;
 /// from any step.
 ///
 /// ```
-/// use dist_parallel::{Decay, Schedule};
+/// use dist_parallel::{Decay, LearningRateSchedule};
 ///
-/// let schedule = Schedule { peak: 0.1, warmup: 2, decay: Decay::Linear { steps: 8, to: 0.5 } };
+/// let schedule = LearningRateSchedule { peak: 0.1, warmup: 2, decay: Decay::Linear { steps: 8, to: 0.5 } };
 /// let rates = [1, 5, 9, 100].map(|step| schedule.at(step));
 /// assert_eq!(rates, [0.05, 0.1 * 0.75, 0.05, 0.05]);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Schedule {
+pub struct LearningRateSchedule {
     /// The learning rate where nothing has fallen yet and nothing rises any more.
     pub peak: f64,
     /// Over how many steps it rises from 0, in equal parts.
@@ -43,7 +43,7 @@ pub enum Decay {
     },
 }
 
-impl Schedule {
+impl LearningRateSchedule {
     /// A learning rate that stays as it is.
     pub const fn constant(rate: f64) -> Self {
         Self { peak: rate, warmup: 0, decay: Decay::None }
@@ -72,18 +72,18 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case::constant(Schedule::constant(0.5), &[(0, 0.5), (1, 0.5), (1000, 0.5)])]
-    #[case::rising(Schedule { peak: 1.0, warmup: 4, decay: Decay::None }, &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (5, 1.0)])]
+    #[case::constant(LearningRateSchedule::constant(0.5), &[(0, 0.5), (1, 0.5), (1000, 0.5)])]
+    #[case::rising(LearningRateSchedule { peak: 1.0, warmup: 4, decay: Decay::None }, &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (5, 1.0)])]
     #[case::falling(
-        Schedule { peak: 2.0, warmup: 0, decay: Decay::Linear { steps: 4, to: 0.0 } },
+        LearningRateSchedule { peak: 2.0, warmup: 0, decay: Decay::Linear { steps: 4, to: 0.0 } },
         &[(1, 2.0), (2, 1.5), (4, 0.5), (5, 0.0), (6, 0.0), (u64::MAX, 0.0)]
     )]
     #[case::along_a_cosine(
-        Schedule { peak: 1.0, warmup: 0, decay: Decay::Cosine { steps: 4, to: 0.5 } },
+        LearningRateSchedule { peak: 1.0, warmup: 0, decay: Decay::Cosine { steps: 4, to: 0.5 } },
         &[(1, 1.0), (3, 0.75), (5, 0.5), (50, 0.5)]
     )]
-    #[case::at_once(Schedule { peak: 1.0, warmup: 1, decay: Decay::Linear { steps: 0, to: 0.25 } }, &[(1, 0.25), (2, 0.25)])]
-    fn rates_are_a_function_of_the_step(#[case] schedule: Schedule, #[case] expected: &[(u64, f64)]) {
+    #[case::at_once(LearningRateSchedule { peak: 1.0, warmup: 1, decay: Decay::Linear { steps: 0, to: 0.25 } }, &[(1, 0.25), (2, 0.25)])]
+    fn rates_are_a_function_of_the_step(#[case] schedule: LearningRateSchedule, #[case] expected: &[(u64, f64)]) {
         for &(step, rate) in expected {
             assert!((schedule.at(step) - rate).abs() < 1e-12, "{rate} at {step}: {}", schedule.at(step));
         }

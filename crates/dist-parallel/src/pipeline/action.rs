@@ -87,7 +87,7 @@ impl Action {
 
     /// What it does, in letters: F, B, I and W compute, SF, RF, SB and RB send and receive, G gathers, X frees, R
     /// reduces.
-    pub const fn letters(self) -> &'static str {
+    pub const fn abbreviation(self) -> &'static str {
         match self {
             Self::Forward(_) => "F",
             Self::Backward(_) => "B",
@@ -107,7 +107,7 @@ impl Action {
 /// Stage, letters, micro-batch: `2F0` is the forward of micro-batch 0 in stage 2.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.stage(), self.letters())?;
+        write!(f, "{}{}", self.stage(), self.abbreviation())?;
         self.micro_batch().map_or(Ok(()), |micro_batch| write!(f, "{micro_batch}"))
     }
 }

@@ -1,7 +1,7 @@
 //! Evaluating a model whose stages are on different ranks: a pass there, without the way back.
 
 use super::Pipeline;
-use super::pass::{Clock, Output, Pass};
+use super::pass::{Clock, Output, PipelinePass};
 use super::step::{Losses, Totals};
 use crate::fsdp::share;
 use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall};
@@ -53,7 +53,7 @@ impl<A> Pipeline<A> {
         let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
         let agreed = clock.waiting(|| self.agree_to_evaluate(descriptor));
         self.or_abort(agreed)?;
-        let (pipeline, pipelines) = self.beside();
+        let (pipeline, pipelines) = self.replica_position();
         let own = share(micro_batches, pipelines, pipeline);
         // Ranks that divide a stage gather it together, whether or not they have a micro-batch for it.
         let mut list = self.schedule.forwards(self.comm.rank(), micro_batches.div_ceil(pipelines))?;
@@ -69,7 +69,7 @@ impl<A> Pipeline<A> {
             Ok(())
         };
         let output = Output::Evaluation(&mut take);
-        let pass = &mut Pass { first: own.start, input: &mut input, output, clock: &mut clock };
+        let pass = &mut PipelinePass { first: own.start, input: &mut input, output, clock: &mut clock };
         let passed = self.run(list, pass);
         let result = passed.and_then(|()| {
             clock.waiting(|| {

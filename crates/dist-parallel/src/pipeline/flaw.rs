@@ -108,10 +108,10 @@ pub enum Flaw {
 }
 }
 
-/// What [`Schedule::validate`](super::Schedule::validate) has found of a schedule without flaw.
+/// What [`PipelineSchedule::validate`](super::PipelineSchedule::validate) has found of a schedule without flaw.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Proof {
+pub struct ScheduleProof {
     /// For each rank, how many activations of a stage it keeps at most at once, between their forward and their
     /// backward or weight gradient.
     pub kept: Vec<usize>,

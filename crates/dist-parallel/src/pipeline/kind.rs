@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Costs, Schedule, generate};
+use super::{Costs, PipelineSchedule, generate};
 use crate::{Error, Result};
 
 /// A way to order the work of a pipeline.
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// | `zb1p` | (P − 1)(F + I − W) / M(F + I + W), for F = I = W and M ≥ 2P − 1 | min(M, P) |
 /// | `zbv` | (P − 1)F / 2M(F + I + W), for F = I = W and M ≥ 2P: nobody waits once it has begun | min(2M, 2P) |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ScheduleKind {
     /// All forwards, then all backwards. <https://arxiv.org/abs/1811.06965>
     Gpipe,
     /// Each backward as early as can be; from then on, one forward and one backward in turns.
@@ -38,7 +38,7 @@ pub enum Kind {
     Zbv,
 }
 
-impl Kind {
+impl ScheduleKind {
     /// Every way, with two stages per rank where several are possible.
     pub const ALL: [Self; 5] = [
         Self::Gpipe,
@@ -77,7 +77,7 @@ impl Kind {
     ///
     /// # Errors
     /// If there are no ranks, no stages or no micro-batches, or more than a schedule is made for.
-    pub fn schedule(self, ranks: usize, micro_batches: usize) -> Result<Schedule> {
+    pub fn schedule(self, ranks: usize, micro_batches: usize) -> Result<PipelineSchedule> {
         let stages = ranks.saturating_mul(self.stages_per_rank());
         if !can_be_made(stages, micro_batches) {
             return Err(Error::NoSchedule { ranks, stages, micro_batches });
@@ -114,7 +114,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

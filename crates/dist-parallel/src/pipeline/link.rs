@@ -16,7 +16,7 @@ use crate::fsdp::{bytes_sent, follow};
 use crate::{Error, Result};
 
 /// The end of a link that sends.
-pub(super) struct Sender {
+pub(super) struct LinkSender {
     comm: Communicator,
     to: usize,
     /// What has travelled, once something has.
@@ -26,7 +26,7 @@ pub(super) struct Sender {
 }
 
 /// The end of a link that receives.
-pub(super) struct Receiver {
+pub(super) struct LinkReceiver {
     comm: Communicator,
     from: usize,
     meta: Option<TensorMeta>,
@@ -43,7 +43,7 @@ enum Posted {
     Values(PendingFlat),
 }
 
-impl Sender {
+impl LinkSender {
     /// The end of a link to a rank.
     pub(super) const fn new(comm: Communicator, to: usize) -> Self {
         Self { comm, to, meta: None, header: None, under_way: VecDeque::new() }
@@ -110,7 +110,7 @@ impl Sender {
     }
 }
 
-impl Receiver {
+impl LinkReceiver {
     /// The end of a link from a rank.
     pub(super) const fn new(comm: Communicator, from: usize) -> Self {
         Self { comm, from, meta: None, left: 0, each_described: false, posted: None }

@@ -4,33 +4,33 @@ use std::collections::BTreeMap;
 
 use dist_collectives::Communicator;
 
-use super::Schedule;
-use super::link::{Receiver, Sender};
+use super::PipelineSchedule;
+use super::link::{LinkReceiver, LinkSender};
 use crate::{Error, Result};
 
 /// By this rank's stages.
 #[derive(Default)]
-pub(super) struct Links {
-    pub(super) outputs: BTreeMap<usize, Sender>,
-    pub(super) inputs: BTreeMap<usize, Receiver>,
-    pub(super) input_gradients: BTreeMap<usize, Sender>,
-    pub(super) output_gradients: BTreeMap<usize, Receiver>,
+pub(super) struct StageLinks {
+    pub(super) outputs: BTreeMap<usize, LinkSender>,
+    pub(super) inputs: BTreeMap<usize, LinkReceiver>,
+    pub(super) input_gradients: BTreeMap<usize, LinkSender>,
+    pub(super) output_gradients: BTreeMap<usize, LinkReceiver>,
 }
 
-impl Links {
+impl StageLinks {
     /// Makes the links of all ranks; nothing is sent.
-    pub(super) fn new(comm: &mut Communicator, schedule: &Schedule) -> Result<Self> {
+    pub(super) fn new(comm: &mut Communicator, schedule: &PipelineSchedule) -> Result<Self> {
         let mut links = Self::default();
         for stage in (0..schedule.stages()).filter(|&stage| schedule.is_sent(stage)) {
             let (here, there) = (schedule.placement()[stage], schedule.placement()[stage + 1]);
             match pair(comm, here, there)? {
-                Some(End::Sender(link)) => _ = links.outputs.insert(stage, link),
-                Some(End::Receiver(link)) => _ = links.inputs.insert(stage + 1, link),
+                Some(LinkEnd::LinkSender(link)) => _ = links.outputs.insert(stage, link),
+                Some(LinkEnd::LinkReceiver(link)) => _ = links.inputs.insert(stage + 1, link),
                 None => {}
             }
             match pair(comm, there, here)? {
-                Some(End::Sender(link)) => _ = links.input_gradients.insert(stage + 1, link),
-                Some(End::Receiver(link)) => _ = links.output_gradients.insert(stage, link),
+                Some(LinkEnd::LinkSender(link)) => _ = links.input_gradients.insert(stage + 1, link),
+                Some(LinkEnd::LinkReceiver(link)) => _ = links.output_gradients.insert(stage, link),
                 None => {}
             }
         }
@@ -55,35 +55,35 @@ impl Links {
     }
 
     pub(super) fn bytes_sent(&self) -> u64 {
-        self.outputs.values().chain(self.input_gradients.values()).map(Sender::bytes_sent).sum()
+        self.outputs.values().chain(self.input_gradients.values()).map(LinkSender::bytes_sent).sum()
     }
 
     /// Waits until everything that was sent is received.
     pub(super) fn finish(&mut self) -> Result<()> {
-        self.outputs.values_mut().chain(self.input_gradients.values_mut()).try_for_each(Sender::finish)
+        self.outputs.values_mut().chain(self.input_gradients.values_mut()).try_for_each(LinkSender::finish)
     }
 
     /// Waits for everything that is under way, whatever becomes of it.
     pub(super) fn forget(&mut self) {
-        self.outputs.values_mut().chain(self.input_gradients.values_mut()).for_each(Sender::forget);
-        self.inputs.values_mut().chain(self.output_gradients.values_mut()).for_each(Receiver::forget);
+        self.outputs.values_mut().chain(self.input_gradients.values_mut()).for_each(LinkSender::forget);
+        self.inputs.values_mut().chain(self.output_gradients.values_mut()).for_each(LinkReceiver::forget);
     }
 }
 
 /// This rank's end of a link.
-pub(super) enum End {
-    Sender(Sender),
-    Receiver(Receiver),
+pub(super) enum LinkEnd {
+    LinkSender(LinkSender),
+    LinkReceiver(LinkReceiver),
 }
 
 /// The link from one rank to another; `None` on ranks that have no part in it. All ranks call it.
 ///
 /// It is a fork and no group of two, so that errors name ranks as the caller knows them.
-pub(super) fn pair(comm: &mut Communicator, from: usize, to: usize) -> Result<Option<End>> {
+pub(super) fn pair(comm: &mut Communicator, from: usize, to: usize) -> Result<Option<LinkEnd>> {
     let comm = comm.fork().map_err(Error::communication)?;
     Ok(match comm.rank() {
-        rank if rank == from => Some(End::Sender(Sender::new(comm, to))),
-        rank if rank == to => Some(End::Receiver(Receiver::new(comm, from))),
+        rank if rank == from => Some(LinkEnd::LinkSender(LinkSender::new(comm, to))),
+        rank if rank == to => Some(LinkEnd::LinkReceiver(LinkReceiver::new(comm, from))),
         _ => None,
     })
 }

@@ -1,14 +1,14 @@
 //! Pipeline parallelism: each rank has some stages of the model, and micro-batches flow through them.
 //!
-//! A [`Schedule`] says who does what in which order. It is pure data: [`Kind::schedule`] makes it,
-//! [`Schedule::validate`] proves that it is complete, ordered, free of deadlock and within its bound of activations,
+//! A [`PipelineSchedule`] says who does what in which order. It is pure data: [`ScheduleKind::schedule`] makes it,
+//! [`PipelineSchedule::validate`] proves that it is complete, ordered, free of deadlock and within its bound of activations,
 //! and [`Timeline::predict`] says when everything happens.
 //!
 //! ```
 //! use std::time::Duration;
-//! use dist_parallel::pipeline::{Costs, Kind, StageCost, Timeline};
+//! use dist_parallel::pipeline::{Costs, ScheduleKind, StageCost, Timeline};
 //!
-//! let schedule = Kind::OneForwardOneBackward.schedule(4, 8)?;
+//! let schedule = ScheduleKind::OneForwardOneBackward.schedule(4, 8)?;
 //! assert_eq!(schedule.validate()?.kept, [4, 3, 2, 1]);
 //! let unit = Duration::from_millis(1);
 //! let stage = StageCost { forward: unit, input_gradient: unit, weight_gradient: unit };
@@ -46,10 +46,10 @@ pub use action::{Action, Item};
 pub use activations::{Activations, TensorMeta, PlainVectors};
 pub use draw::{Panel, svg};
 pub use placeholder::Placeholder;
-pub use flaw::{Flaw, Proof};
-pub use kind::Kind;
+pub use flaw::{Flaw, ScheduleProof};
+pub use kind::ScheduleKind;
 pub use measure::measure_blocks;
 pub use runtime::Pipeline;
-pub use schedule::Schedule;
+pub use schedule::PipelineSchedule;
 pub use split::{split_by_cost, split_into_stages};
 pub use timeline::{Costs, Span, StageCost, Timeline};

@@ -5,13 +5,13 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 
 use super::activations::TensorMeta;
-use super::stage::{PROVEN, Part, Stage};
+use super::stage::{PROVEN, BackwardPart, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
 use crate::{BoxError, Error, Result};
 
 /// What a pass is given.
-pub(super) struct Pass<'a, A> {
+pub(super) struct PipelinePass<'a, A> {
     /// The number of this pipeline's first micro-batch.
     pub(super) first: usize,
     /// Gives the input of a micro-batch.
@@ -30,7 +30,7 @@ pub(super) enum Output<'a, A> {
 
 impl<A> Pipeline<A> {
     /// Does what is in the list. Where that gathers no stages, all of them are gathered as long as it takes.
-    pub(super) fn run(&mut self, list: Vec<Action>, pass: &mut Pass<'_, A>) -> Result<()> {
+    pub(super) fn run(&mut self, list: Vec<Action>, pass: &mut PipelinePass<'_, A>) -> Result<()> {
         let gathers = list.iter().any(|action| matches!(action, Action::Gather(_)));
         if !gathers {
             pass.clock.waiting(|| {
@@ -40,9 +40,9 @@ impl<A> Pipeline<A> {
         for action in list {
             match action {
                 Action::Forward(item) => self.forward(item, pass)?,
-                Action::Backward(item) => self.backward(action, item, Part::Whole, pass.clock)?,
-                Action::InputGradient(item) => self.backward(action, item, Part::Input, pass.clock)?,
-                Action::WeightGradient(item) => self.backward(action, item, Part::Weight, pass.clock)?,
+                Action::Backward(item) => self.backward(action, item, BackwardPart::Whole, pass.clock)?,
+                Action::InputGradient(item) => self.backward(action, item, BackwardPart::Input, pass.clock)?,
+                Action::WeightGradient(item) => self.backward(action, item, BackwardPart::Weight, pass.clock)?,
                 Action::SendActivation(item) => self.send_activation(item, pass)?,
                 Action::ReceiveActivation(item) => self.receive_activation(item, pass)?,
                 Action::SendGradient(item) => self.send_gradient(item)?,
@@ -63,7 +63,7 @@ impl<A> Pipeline<A> {
         own.gather(self.shards.as_mut())
     }
 
-    fn forward(&mut self, item: Item, pass: &mut Pass<'_, A>) -> Result<()> {
+    fn forward(&mut self, item: Item, pass: &mut PipelinePass<'_, A>) -> Result<()> {
         let Item { stage, micro_batch } = item;
         let is_last = stage + 1 == self.schedule.stages();
         let received = self.stage(stage).inputs.remove(&micro_batch);
@@ -93,10 +93,10 @@ impl<A> Pipeline<A> {
         Ok(())
     }
 
-    fn backward(&mut self, action: Action, item: Item, part: Part, clock: &mut Clock) -> Result<()> {
+    fn backward(&mut self, action: Action, item: Item, part: BackwardPart, clock: &mut Clock) -> Result<()> {
         let Item { stage, micro_batch } = item;
         let mut gradient = self.stage(stage).output_gradients.remove(&micro_batch);
-        if gradient.is_none() && part != Part::Weight {
+        if gradient.is_none() && part != BackwardPart::Weight {
             gradient = self.stage(stage + 1).input_gradients.remove(&micro_batch);
         }
         let start = clock.now();
@@ -106,7 +106,7 @@ impl<A> Pipeline<A> {
         ties::pass_on(&mut self.nodes, false)
     }
 
-    fn send_activation(&mut self, Item { stage, micro_batch }: Item, pass: &mut Pass<'_, A>) -> Result<()> {
+    fn send_activation(&mut self, Item { stage, micro_batch }: Item, pass: &mut PipelinePass<'_, A>) -> Result<()> {
         let output = self.stage(stage).outputs.remove(&micro_batch).expect(PROVEN);
         let (got, values) = self.to_flat(&output)?;
         drop(output);
@@ -128,7 +128,7 @@ impl<A> Pipeline<A> {
     fn receive_activation(
         &mut self,
         Item { stage, micro_batch }: Item,
-        pass: &mut Pass<'_, A>,
+        pass: &mut PipelinePass<'_, A>,
     ) -> Result<()> {
         let link = self.links.inputs.get_mut(&stage).expect(PROVEN);
         let (meta, values) = pass.clock.waiting(|| link.receive())?;

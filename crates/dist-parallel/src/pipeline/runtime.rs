@@ -7,11 +7,11 @@ use std::time::Duration;
 use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Activations;
-use super::links::Links;
+use super::links::StageLinks;
 use super::shard::StageShard;
 use super::stage::Stage;
 use super::ties::{self, Node, Tie};
-use super::{Schedule, Span, Timeline};
+use super::{PipelineSchedule, Span, Timeline};
 use crate::abort::or_abort;
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
@@ -20,7 +20,7 @@ use crate::updates::Updates;
 use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
 
 /// Pipeline parallel training: every rank has some stages of the model, and a step's micro-batches flow through them as
-/// a [`Schedule`] says.
+/// a [`PipelineSchedule`] says.
 ///
 /// # Which sums are the same
 ///
@@ -49,7 +49,7 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 ///
 /// # Memory
 ///
-/// Of its stages, a rank keeps as many activations as [`Schedule::kept_max`] allows. The sums take at most
+/// Of its stages, a rank keeps as many activations as [`PipelineSchedule::kept_max`] allows. The sums take at most
 /// ⌈log₂ M⌉ + 1 buffers of the size of the stage's gradients for schedules that finish M micro-batches in order, and one
 /// more for every micro-batch that is between the halves of its backward, if its blocks report in both.
 ///
@@ -64,13 +64,13 @@ pub struct Pipeline<A> {
     pub(super) data: Option<Communicator>,
     pub(super) shards: Option<Communicator>,
     pub(super) activations: Box<dyn Activations<A>>,
-    pub(super) schedule: Schedule,
+    pub(super) schedule: PipelineSchedule,
     pub(super) infos: Vec<ParamInfo>,
     /// For each stage, the index of its first parameter; and the number of parameters at the end.
     pub(super) first: Vec<usize>,
     /// Of this rank, in order.
     pub(super) stages: Vec<Stage<A>>,
-    pub(super) links: Links,
+    pub(super) links: StageLinks,
     pub(super) ties: Vec<Tie>,
     /// This rank's part in the ties that have gradients.
     pub(super) nodes: Vec<Node>,
@@ -99,7 +99,7 @@ impl<A> Pipeline<A> {
     pub fn new(
         mut comm: Communicator,
         model: Sequence<A>,
-        schedule: Schedule,
+        schedule: PipelineSchedule,
         stages: &[Range<usize>],
         activations: impl Activations<A> + 'static,
     ) -> Result<Self> {
@@ -125,7 +125,7 @@ impl<A> Pipeline<A> {
                 own.push(Stage::new(stage, of_stage, &infos, first[stage]..first[stage + 1], &ties)?);
             }
         }
-        let links = Links::new(&mut comm, &schedule)?;
+        let links = StageLinks::new(&mut comm, &schedule)?;
         let nodes = ties::nodes(&mut comm, &schedule, &infos, &ties)?;
         let mut pipeline = Self {
             comm,
@@ -168,7 +168,7 @@ impl<A> Pipeline<A> {
 
     /// Joins this pipeline with others beside it, as [`reduce_over`](Self::reduce_over) does, and divides the parameters
     /// of each stage, their gradients and the optimizer's state among the ranks of `shards`, which have the same stages.
-    /// A stage's parameters are whole from when the schedule [gathers](Schedule::with_gathers) them until it frees them;
+    /// A stage's parameters are whole from when the schedule [gathers](PipelineSchedule::with_gathers) them until it frees them;
     /// during all of a step if it does not gather them. Those that are the same in several stages, and those that are
     /// not trained, stay whole. The model must be able to [free](Params::reshard) its parameters for this to save their
     /// memory.
@@ -214,7 +214,7 @@ impl<A> Pipeline<A> {
     }
 
     /// The schedule.
-    pub const fn schedule(&self) -> &Schedule {
+    pub const fn schedule(&self) -> &PipelineSchedule {
         &self.schedule
     }
 
@@ -242,12 +242,12 @@ impl<A> Pipeline<A> {
 
     /// The micro-batches of all pipelines that this one computes in a step.
     pub fn share(&self) -> Range<usize> {
-        let (count, (pipeline, _)) = (self.schedule.micro_batches(), self.beside());
+        let (count, (pipeline, _)) = (self.schedule.micro_batches(), self.replica_position());
         pipeline * count..(pipeline + 1) * count
     }
 
     /// Which of all pipelines this one is, and how many there are.
-    pub(super) fn beside(&self) -> (usize, usize) {
+    pub(super) fn replica_position(&self) -> (usize, usize) {
         let place = |comm: &Option<Communicator>| {
             comm.as_ref().map_or((0, 1), |comm| (comm.rank(), comm.world_size()))
         };
@@ -430,7 +430,7 @@ fn all_groups<'a>(
 }
 
 /// A schedule as ranks compare it: its lists of actions are too long for a message.
-fn as_setting(schedule: &Schedule) -> agreement::Setting {
+fn as_setting(schedule: &PipelineSchedule) -> agreement::Setting {
     let (ranks, stages, micro_batches) = (schedule.ranks(), schedule.stages(), schedule.micro_batches());
     let hash = agreement::fingerprint(schedule);
     let text = format!("{ranks} ranks, {stages} stages, {micro_batches} micro-batches ({hash:016x})");
@@ -441,7 +441,7 @@ fn as_setting(schedule: &Schedule) -> agreement::Setting {
 fn check<A>(
     comm: &Communicator,
     model: &Sequence<A>,
-    schedule: &Schedule,
+    schedule: &PipelineSchedule,
     stages: &[Range<usize>],
 ) -> Result<()> {
     schedule.validate()?;

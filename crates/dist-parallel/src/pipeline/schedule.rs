@@ -1,14 +1,14 @@
 //! Pipeline schedules: for every rank, what it does in which order.
 
-use super::{Action, Flaw, Item, Proof, generate, kind, validate};
+use super::{Action, Flaw, Item, ScheduleProof, generate, kind, validate};
 use crate::{Error, Result};
 
 /// For every rank, what it does in which order, in one step of training.
 ///
-/// Pure data: [`Kind::schedule`](super::Kind::schedule) makes it, [`validate`](Self::validate) proves it,
+/// Pure data: [`ScheduleKind::schedule`](super::ScheduleKind::schedule) makes it, [`validate`](Self::validate) proves it,
 /// [`Timeline::predict`](super::Timeline::predict) says how long it takes, and [`Pipeline`](super::Pipeline) does it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Schedule {
+pub struct PipelineSchedule {
     ranks: usize,
     micro_batches: usize,
     /// For each stage, the rank that has it.
@@ -19,7 +19,7 @@ pub struct Schedule {
     actions: Vec<Vec<Action>>,
 }
 
-impl Schedule {
+impl PipelineSchedule {
     /// A schedule of one's own, from what each rank computes in which order: messages and the reduction of gradients
     /// are added. A message leaves right after what it carries is computed, and is received right before it is
     /// needed.
@@ -112,7 +112,7 @@ impl Schedule {
     ///
     /// # Errors
     /// The first flaw that is found.
-    pub fn validate(&self) -> Result<Proof, Flaw> {
+    pub fn validate(&self) -> Result<ScheduleProof, Flaw> {
         validate::validate(self)
     }
 
@@ -199,12 +199,12 @@ fn gathered_most(list: &[Action]) -> usize {
 }
 
 /// The stages' ranks where stage s is on rank s modulo the number of ranks.
-pub(super) fn around(ranks: usize, stages_per_rank: usize) -> Vec<usize> {
+pub(super) fn round_robin(ranks: usize, stages_per_rank: usize) -> Vec<usize> {
     (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect()
 }
 
 /// The stages' ranks where they go to the last rank and back to the first.
-pub(super) fn there_and_back(ranks: usize) -> Vec<usize> {
+pub(super) fn v_shaped(ranks: usize) -> Vec<usize> {
     (0..ranks).chain((0..ranks).rev()).collect()
 }
 

@@ -56,7 +56,7 @@ impl Reducing {
 
 /// How a micro-batch goes backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum BackwardPart {
     Whole,
     Input,
     Weight,
@@ -125,7 +125,7 @@ impl<A> Stage<A> {
     pub(super) fn backward(
         &mut self,
         micro_batch: usize,
-        part: Part,
+        part: BackwardPart,
         output_gradient: Option<A>,
         nodes: &mut [Node],
     ) -> Result<()> {
@@ -138,16 +138,16 @@ impl<A> Stage<A> {
             Ok(())
         };
         let input_gradient = match part {
-            Part::Weight => {
+            BackwardPart::Weight => {
                 let half = halves.remove(&micro_batch).expect(PROVEN);
                 model.weight_gradient(half, &mut ready).map_err(Error::compute)?;
                 None
             }
-            Part::Whole => {
+            BackwardPart::Whole => {
                 let saved = saved.remove(&micro_batch).expect(PROVEN);
                 model.backward(saved, output_gradient.expect(PROVEN), &mut ready).map_err(Error::compute)?
             }
-            Part::Input => {
+            BackwardPart::Input => {
                 let saved = saved.remove(&micro_batch).expect(PROVEN);
                 let halved = model.input_gradient(saved, output_gradient.expect(PROVEN), &mut ready);
                 let (input_gradient, half) = halved.map_err(Error::compute)?;
@@ -155,11 +155,11 @@ impl<A> Stage<A> {
                 input_gradient
             }
         };
-        if part != Part::Weight && *number > 0 {
+        if part != BackwardPart::Weight && *number > 0 {
             let gradient = input_gradient.ok_or(Error::NoInputGradient { stage: *number })?;
             self.input_gradients.insert(micro_batch, gradient);
         }
-        if part != Part::Input {
+        if part != BackwardPart::Input {
             self.sums.end(micro_batch);
             nodes.iter_mut().filter(|node| node.stage == *number).for_each(|node| node.end(micro_batch));
         }

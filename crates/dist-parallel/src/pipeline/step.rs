@@ -2,7 +2,7 @@
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use super::pass::{Clock, Output, Pass};
+use super::pass::{Clock, Output, PipelinePass};
 use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
 use crate::flat::Flat;
@@ -45,7 +45,7 @@ impl<A> Pipeline<A> {
         };
         let list = self.schedule.actions()[self.comm.rank()].clone();
         let output = Output::Step(&mut differentiate);
-        let passed = self.run(list, &mut Pass { first, input: &mut input, output, clock: &mut clock });
+        let passed = self.run(list, &mut PipelinePass { first, input: &mut input, output, clock: &mut clock });
         let (loss, count) = losses.finish(add).unwrap_or_default();
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), C::WEIGHTED);
         let own = Losses { losses: vec![loss], count, descriptor };
@@ -96,7 +96,7 @@ impl<A> Pipeline<A> {
 
     /// Micro-batches of all pipelines.
     fn total(&self) -> usize {
-        self.schedule.micro_batches() * self.beside().1
+        self.schedule.micro_batches() * self.replica_position().1
     }
 
     /// Begins to add up a stage's gradients with those of other pipelines.
@@ -193,7 +193,7 @@ impl<A> Pipeline<A> {
             }
         };
         let [sum, count, weighted] = totals.map(|number| u64::try_from(number).unwrap_or(0));
-        if weighted != 0 && weighted != self.beside().1 as u64 {
+        if weighted != 0 && weighted != self.replica_position().1 as u64 {
             return Err(self.disagree(descriptor));
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -218,7 +218,7 @@ impl<A> Pipeline<A> {
     /// Lets every pipeline know which parameters have had a gradient in any. Tells whether the ranks of all pipelines have
     /// updated their parameters alike, given whether those of this one have.
     fn add_used(&mut self, tied: &mut [Option<(Reducing, bool)>], updates_agree: bool) -> Result<bool> {
-        let (updates, ranks) = (self.updates.number(), self.beside().1);
+        let (updates, ranks) = (self.updates.number(), self.replica_position().1);
         let of_ties = tied.iter_mut().flatten().map(|(_, used)| used);
         let mut flags: Vec<&mut bool> =
             self.stages.iter_mut().flat_map(|stage| &mut stage.used).chain(of_ties).collect();

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use dist_collectives::Communicator;
 
 use super::activations::TensorMeta;
-use super::link::{Receiver, Sender};
-use super::links::{self, End};
-use super::{Action, Schedule};
+use super::link::{LinkReceiver, LinkSender};
+use super::links::{self, LinkEnd};
+use super::{Action, PipelineSchedule};
 use crate::flat::Flat;
 use crate::tree::TreeSum;
 use crate::{Error, ParamInfo, Result, Values};
@@ -57,7 +57,7 @@ pub(super) fn of(ties: &[Tie], parameter: usize) -> Option<usize> {
 
 impl Tie {
     /// The rank of its first stage, and the other ranks that have one of its stages.
-    pub(super) fn ranks(&self, schedule: &Schedule) -> (usize, Vec<usize>) {
+    pub(super) fn ranks(&self, schedule: &PipelineSchedule) -> (usize, Vec<usize>) {
         let root = schedule.placement()[self.stages[0]];
         let others: BTreeSet<usize> = self.stages.iter().map(|&stage| schedule.placement()[stage]).collect();
         (root, others.into_iter().filter(|&rank| rank != root).collect())
@@ -67,7 +67,7 @@ impl Tie {
 /// This rank's part in all ties whose parameters are trained. All ranks call it; nothing is sent.
 pub(super) fn nodes(
     comm: &mut Communicator,
-    schedule: &Schedule,
+    schedule: &PipelineSchedule,
     infos: &[ParamInfo],
     ties: &[Tie],
 ) -> Result<Vec<Node>> {
@@ -87,8 +87,8 @@ pub(super) fn nodes(
                     Earlier::Here(before)
                 }
                 Some(before) => match links::pair(comm, here, schedule.placement()[before])? {
-                    Some(End::Sender(link)) => Earlier::There(Box::new(link)),
-                    Some(End::Receiver(link)) => {
+                    Some(LinkEnd::LinkSender(link)) => Earlier::There(Box::new(link)),
+                    Some(LinkEnd::LinkReceiver(link)) => {
                         next_later = Later::There(Box::new(link));
                         Earlier::Sum
                     }
@@ -131,7 +131,7 @@ pub(super) enum Later {
     Nothing,
     /// The next one is on this rank, and has put them here.
     Here(VecDeque<Option<Flat>>),
-    There(Box<Receiver>),
+    There(Box<LinkReceiver>),
 }
 
 /// Where the sum goes.
@@ -140,7 +140,7 @@ pub(super) enum Earlier {
     Sum,
     /// To the stage with this number, on this rank.
     Here(usize),
-    There(Box<Sender>),
+    There(Box<LinkSender>),
 }
 
 impl Node {
@@ -346,7 +346,7 @@ fn unpack(info: &ParamInfo, message: &Flat) -> Option<Flat> {
 }
 
 /// The order in which micro-batches go backward through a stage.
-pub(super) fn order(schedule: &Schedule, stage: usize) -> Vec<usize> {
+pub(super) fn order(schedule: &PipelineSchedule, stage: usize) -> Vec<usize> {
     let list = &schedule.actions()[schedule.placement()[stage]];
     let ends = |action: &&Action| {
         matches!(action, Action::Backward(_) | Action::WeightGradient(_)) && action.stage() == stage

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{Action, Item, Schedule};
+use super::{Action, Item, PipelineSchedule};
 
 /// How long things take.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Timeline {
     /// What a schedule without flaw takes. A rank does one thing after the other, and waits only for messages.
     ///
     /// Of a schedule that would never end, only what happens is told.
-    pub fn predict(schedule: &Schedule, costs: &Costs) -> Self {
+    pub fn predict(schedule: &PipelineSchedule, costs: &Costs) -> Self {
         let mut clocks = vec![Duration::ZERO; schedule.ranks()];
         let mut next = vec![0; schedule.ranks()];
         let mut ranks = vec![Vec::new(); schedule.ranks()];

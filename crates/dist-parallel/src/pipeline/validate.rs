@@ -9,19 +9,19 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::timeline::received;
-use super::{Action, Flaw, Item, Proof, Schedule};
+use super::{Action, Flaw, Item, ScheduleProof, PipelineSchedule};
 
-pub(super) fn validate(schedule: &Schedule) -> Result<Proof, Flaw> {
+pub(super) fn validate(schedule: &PipelineSchedule) -> Result<ScheduleProof, Flaw> {
     shape(schedule)?;
     once(schedule)?;
-    let mut run = Run::new(schedule);
+    let mut run = ScheduleRun::new(schedule);
     run.all()?;
     let messages = schedule.actions().iter().flatten().filter(|action| received(**action).is_some()).count();
-    Ok(Proof { kept: run.ranks.into_iter().map(|rank| rank.kept_most).collect(), messages })
+    Ok(ScheduleProof { kept: run.ranks.into_iter().map(|rank| rank.kept_most).collect(), messages })
 }
 
 /// That the parts are about the same ranks.
-pub(super) fn shape(schedule: &Schedule) -> Result<(), Flaw> {
+pub(super) fn shape(schedule: &PipelineSchedule) -> Result<(), Flaw> {
     let (ranks, stages) = (schedule.ranks(), schedule.stages());
     let (lists, bounds) = (schedule.actions().len(), schedule.kept_max().len());
     let micro_batches = schedule.micro_batches();
@@ -33,7 +33,7 @@ pub(super) fn shape(schedule: &Schedule) -> Result<(), Flaw> {
 }
 
 /// That every action is on a rank that has a part in it, and that all which has to be done is done once.
-fn once(schedule: &Schedule) -> Result<(), Flaw> {
+fn once(schedule: &PipelineSchedule) -> Result<(), Flaw> {
     let mut done = HashSet::new();
     for (rank, &action) in all(schedule) {
         if !is_own(schedule, rank, action) {
@@ -57,7 +57,7 @@ fn once(schedule: &Schedule) -> Result<(), Flaw> {
     missing.map_or(Ok(()), |action| Err(Flaw::Missing { action }))
 }
 
-fn all(schedule: &Schedule) -> impl Iterator<Item = (usize, &Action)> {
+fn all(schedule: &PipelineSchedule) -> impl Iterator<Item = (usize, &Action)> {
     schedule
         .actions()
         .iter()
@@ -65,7 +65,7 @@ fn all(schedule: &Schedule) -> impl Iterator<Item = (usize, &Action)> {
         .flat_map(|(rank, list)| list.iter().map(move |action| (rank, action)))
 }
 
-fn is_own(schedule: &Schedule, rank: usize, action: Action) -> bool {
+fn is_own(schedule: &PipelineSchedule, rank: usize, action: Action) -> bool {
     let stage = action.stage();
     let exists = schedule.placement().get(stage) == Some(&rank)
         && action.micro_batch().is_none_or(|micro_batch| micro_batch < schedule.micro_batches());
@@ -80,7 +80,7 @@ fn is_own(schedule: &Schedule, rank: usize, action: Action) -> bool {
 }
 
 /// Everything that has to be done, given what is.
-fn required(schedule: &Schedule, done: &HashSet<Action>) -> impl Iterator<Item = Action> {
+fn required(schedule: &PipelineSchedule, done: &HashSet<Action>) -> impl Iterator<Item = Action> {
     let of_item = move |item: Item| {
         let (to_next, to_last) =
             (schedule.is_sent(item.stage), item.stage > 0 && schedule.is_sent(item.stage - 1));
@@ -104,18 +104,18 @@ fn required(schedule: &Schedule, done: &HashSet<Action>) -> impl Iterator<Item =
 }
 
 /// All ranks on their way through their lists.
-struct Run<'a> {
-    schedule: &'a Schedule,
-    ranks: Vec<Rank>,
+struct ScheduleRun<'a> {
+    schedule: &'a PipelineSchedule,
+    ranks: Vec<RankProgress>,
     /// What is under way on each link, by what its receiver does with it.
-    links: HashMap<Link, VecDeque<Action>>,
+    links: HashMap<LinkId, VecDeque<Action>>,
     /// The stages whose parameters are gathered and freed.
     sharded: HashSet<usize>,
 }
 
 /// Where one rank is.
 #[derive(Default)]
-struct Rank {
+struct RankProgress {
     next: usize,
     done: HashSet<Action>,
     kept: usize,
@@ -124,11 +124,11 @@ struct Rank {
 }
 
 /// A link is known by the stage that receives, and whether it carries activations.
-type Link = (usize, bool);
+type LinkId = (usize, bool);
 
-impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule) -> Self {
-        let ranks = (0..schedule.ranks()).map(|_| Rank::default()).collect();
+impl<'a> ScheduleRun<'a> {
+    fn new(schedule: &'a PipelineSchedule) -> Self {
+        let ranks = (0..schedule.ranks()).map(|_| RankProgress::default()).collect();
         let gathers = |action: &&Action| matches!(action, Action::Gather(_) | Action::Free(_));
         let sharded =
             schedule.actions().iter().flatten().filter(gathers).map(|action| action.stage()).collect();
@@ -246,7 +246,7 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Rank {
+impl RankProgress {
     fn act(&mut self, action: Action) {
         match action {
             Action::Forward(_) => self.kept += 1,
@@ -261,7 +261,7 @@ impl Rank {
 }
 
 /// The link on which an action receives.
-const fn link(action: Action) -> Option<Link> {
+const fn link(action: Action) -> Option<LinkId> {
     match action {
         Action::ReceiveActivation(item) => Some((item.stage, true)),
         Action::ReceiveGradient(item) => Some((item.stage, false)),

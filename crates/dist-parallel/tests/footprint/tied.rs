@@ -2,7 +2,7 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Activations, Kind, Pipeline};
+use dist_parallel::pipeline::{Activations, ScheduleKind, Pipeline};
 use dist_parallel::{BoxError, Materialised, Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -31,7 +31,7 @@ impl Activations<Value> for OneValue {
 }
 
 /// The bytes that ten steps leave behind on each rank.
-fn left_behind(parameters: usize, kind: Kind, ranks: usize) -> Vec<i64> {
+fn left_behind(parameters: usize, kind: ScheduleKind, ranks: usize) -> Vec<i64> {
     let program = move |transport| {
         let mut model = model(&[parameters; 2], Materialised::Copied);
         (0..2).for_each(|index| model.write(index, &mut |values| initial(index, values)).unwrap());
@@ -49,9 +49,9 @@ fn left_behind(parameters: usize, kind: Kind, ranks: usize) -> Vec<i64> {
 }
 
 #[rstest]
-#[case::on_two_ranks(Kind::OneForwardOneBackward, 2)]
-#[case::on_one(Kind::Interleaved { stages_per_rank: 2 }, 1)]
-fn what_stages_have_in_common_takes_no_more_memory_with_every_step(#[case] kind: Kind, #[case] ranks: usize) {
+#[case::on_two_ranks(ScheduleKind::OneForwardOneBackward, 2)]
+#[case::on_one(ScheduleKind::Interleaved { stages_per_rank: 2 }, 1)]
+fn what_stages_have_in_common_takes_no_more_memory_with_every_step(#[case] kind: ScheduleKind, #[case] ranks: usize) {
     let [small, large] = [1 << 10, 2 << 10].map(|parameters| left_behind(parameters, kind, ranks));
     assert_eq!(small, large, "bytes are left behind that depend on the size of what is tied");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
-use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
+use dist_parallel::pipeline::{Action, Flaw, ScheduleKind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{Block, BoxError, Checkpoints, Error, Ready, Saved, Sequence, TrainingCall};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
@@ -14,7 +14,7 @@ use crate::model::{BLOCKS, deep, without_parameters};
 use crate::plain::{Linear, Rows, micro_batch, squared_error};
 use crate::training::train;
 
-const F: Kind = Kind::OneForwardOneBackward;
+const F: ScheduleKind = ScheduleKind::OneForwardOneBackward;
 
 fn refused(
     ranks: usize,
@@ -58,15 +58,15 @@ fn what_does_not_fit_together_is_refused() {
         Pipeline::new(comm, deep(1), schedule.with_actions(actions), &[0..1, 1..19], PlainVectors)
     }) {
         let missing = Flaw::Missing { action: Action::ReduceGradients(1) };
-        assert!(matches!(&error, Error::Schedule(flaw) if *flaw == missing), "{error}");
+        assert!(matches!(&error, Error::PipelineSchedule(flaw) if *flaw == missing), "{error}");
     }
 }
 
 #[test]
 fn ranks_that_want_different_things_are_told_so() {
-    type Wanted = fn(usize) -> (Kind, usize, usize);
+    type Wanted = fn(usize) -> (ScheduleKind, usize, usize);
     let different: [Wanted; 3] = [
-        |rank| (if rank == 1 { Kind::Gpipe } else { F }, 4, 9),
+        |rank| (if rank == 1 { ScheduleKind::Gpipe } else { F }, 4, 9),
         |rank| (F, 4 + rank, 9),
         |rank| (F, 4, 9 + rank),
     ];
@@ -279,7 +279,7 @@ fn a_later_stage_must_have_a_gradient_of_its_input() {
 /// Three stages, which are trained and evaluated for so long that something can happen meanwhile.
 fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
     let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
-    let mut pipeline = Pipeline::new(comm, deep(7), Kind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
+    let mut pipeline = Pipeline::new(comm, deep(7), ScheduleKind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
     for step in 0..20 {
         pipeline.step(
             |index| Ok(micro_batch(step, index).0),

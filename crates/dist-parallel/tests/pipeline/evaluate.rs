@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{
-    Action, Costs, Item, Kind, Pipeline, PlainVectors, Schedule, StageCost, Timeline, split_into_stages,
+    Action, Costs, Item, ScheduleKind, Pipeline, PlainVectors, PipelineSchedule, StageCost, Timeline, split_into_stages,
 };
 use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, Params, Ready, Saved, Sequence, StepReport};
 use dist_transport::sim::{self, Network};
@@ -104,13 +104,13 @@ fn every_schedule_evaluates_and_trains_what_one_process_does(
 
 /// Shares are even, uneven, and for some pipelines nothing.
 #[rstest]
-#[case::beside_each_other(Kind::OneForwardOneBackward, [4, 2, 1], None)]
-#[case::both(Kind::OneForwardOneBackward, [2, 2, 2], Some(1))]
-#[case::whole_meanwhile(Kind::Gpipe, [2, 2, 2], None)]
-#[case::several_stages_of_which_one_is_gathered(Kind::Interleaved { stages_per_rank: 3 }, [1, 2, 4], Some(1))]
-#[case::halves(Kind::Zbv, [1, 2, 4], Some(2))]
+#[case::beside_each_other(ScheduleKind::OneForwardOneBackward, [4, 2, 1], None)]
+#[case::both(ScheduleKind::OneForwardOneBackward, [2, 2, 2], Some(1))]
+#[case::whole_meanwhile(ScheduleKind::Gpipe, [2, 2, 2], None)]
+#[case::several_stages_of_which_one_is_gathered(ScheduleKind::Interleaved { stages_per_rank: 3 }, [1, 2, 4], Some(1))]
+#[case::halves(ScheduleKind::Zbv, [1, 2, 4], Some(2))]
 fn a_mesh_evaluates_and_trains_what_one_process_does(
-    #[case] kind: Kind,
+    #[case] kind: ScheduleKind,
     #[case] degrees: [usize; 3],
     #[case] gathered_max: Option<usize>,
     #[values(1, 3, 8, 11)] evaluated: usize,
@@ -137,7 +137,7 @@ fn a_mesh_evaluates_and_trains_what_one_process_does(
 fn what_was_gathered_is_freed() {
     for gathers in [false, true] {
         let outcome = sim::run(1, 4, move |transport| {
-            let schedule = Kind::Zbv.schedule(2, 2).unwrap();
+            let schedule = ScheduleKind::Zbv.schedule(2, 2).unwrap();
             let schedule = if gathers { schedule.with_gathers(1) } else { schedule };
             let mut pipeline = on_mesh(Communicator::new(transport), schedule, [1, 2], true);
             let in_memory = |pipeline: &Pipe| {
@@ -156,7 +156,7 @@ fn what_was_gathered_is_freed() {
 
 /// What ranks do one after the other, where a link holds one message, which is received by whoever computes with it.
 #[track_caller]
-fn follow(schedule: &Schedule, micro_batches: usize) {
+fn follow(schedule: &PipelineSchedule, micro_batches: usize) {
     let placement = schedule.placement();
     let lists: Vec<Vec<Action>> =
         (0..schedule.ranks()).map(|rank| schedule.forwards(rank, micro_batches).unwrap()).collect();
@@ -216,9 +216,9 @@ fn follow(schedule: &Schedule, micro_batches: usize) {
 }
 
 /// Forwards for stages that lie somewhere, however they are trained.
-fn lying(placement: Vec<usize>) -> Schedule {
+fn lying(placement: Vec<usize>) -> PipelineSchedule {
     let ranks = placement.iter().max().unwrap() + 1;
-    Schedule::new(placement, 1, vec![1; ranks], vec![Vec::new(); ranks])
+    PipelineSchedule::new(placement, 1, vec![1; ranks], vec![Vec::new(); ranks])
 }
 
 #[test]
@@ -252,8 +252,8 @@ fn ranks_wait_no_longer_than_it_takes_to_fill_the_pipeline(
         let lists = (0..ranks).map(|rank| schedule.forwards(rank, micro_batches).unwrap()).collect();
         let predicted = Timeline::predict(&schedule.clone().with_actions(lists), &costs).makespan();
         // A rank's work, and for how long others work before its first or after its last: there and back goes by all.
-        let last = if kind == Kind::Zbv { 0 } else { ranks - 1 };
-        let fill = if kind == Kind::Zbv { 2 * (ranks - 1) } else { last };
+        let last = if kind == ScheduleKind::Zbv { 0 } else { ranks - 1 };
+        let fill = if kind == ScheduleKind::Zbv { 2 * (ranks - 1) } else { last };
         let units = u32::try_from(micro_batches * each + fill).unwrap();
         assert_eq!(predicted, units * unit, "{kind:?}");
         // And that is what it takes, where a rank waits until its last output has been received.
@@ -278,7 +278,7 @@ fn an_evaluation_takes_exactly_as_long_as_is_predicted_and_leaves_the_timeline(
     #[values(1, 2, 3, 4)] ranks: usize,
     #[values(1, 4, 7)] micro_batches: usize,
 ) {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let schedule = kind.schedule(ranks, 2).unwrap();
         let costs = random_costs(schedule.stages(), (100 * ranks + micro_batches) as u64);
         let lists = (0..ranks).map(|rank| schedule.forwards(rank, micro_batches).unwrap()).collect();
@@ -310,7 +310,7 @@ fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 
         costs[ranks - 1].forward = Duration::from_millis(1);
         let model = sleepers(&costs, comm.runtime());
         let (runtime, stages) = (comm.runtime().clone(), split_into_stages(ranks, ranks).unwrap());
-        let schedule = Kind::Gpipe.schedule(ranks, 1).unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(ranks, 1).unwrap();
         let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();
         let mut most = 0;
         let input = |index: usize| {
@@ -334,7 +334,7 @@ fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 
 #[test]
 fn what_travels_is_what_the_documentation_says() {
     let outcome = sim::run(1, 4, |transport| {
-        let schedule = Kind::OneForwardOneBackward.schedule(2, 2).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 2).unwrap();
         let mut pipeline = on_mesh(Communicator::new(transport), schedule, [2, 1], false);
         let step = |pipeline: &mut Pipe| {
             let report = pipeline.step(
@@ -393,7 +393,7 @@ fn nothing_is_kept_for_a_backward() {
         let (alive, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let keeper = || Box::new(Keeper { alive: alive.clone(), most: most.clone() }) as Box<dyn Block<Rows>>;
         let model = Sequence::new((0..8).map(|_| keeper()).collect()).unwrap();
-        let schedule = Kind::Zbv.schedule(2, 2).unwrap();
+        let schedule = ScheduleKind::Zbv.schedule(2, 2).unwrap();
         let stages = split_into_stages(8, 4).unwrap();
         let comm = Communicator::new(transport);
         let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();

@@ -1,7 +1,7 @@
 //! Optimizers with parameter groups in pipelines, against one optimizer for each group in one process.
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::Kind;
+use dist_parallel::pipeline::ScheduleKind;
 use dist_parallel::{Ddp, DdpOptions, Optimizer, Params};
 use dist_transport::sim;
 use rstest::rstest;
@@ -39,11 +39,11 @@ fn rate(step: usize) -> f64 {
 }
 
 #[rstest]
-#[case::one_pipeline(Kind::Zbv, [1, 3, 1])]
-#[case::several_stages_on_a_rank(Kind::Interleaved { stages_per_rank: 2 }, [1, 2, 1])]
-#[case::beside_each_other(Kind::Gpipe, [2, 2, 1])]
-#[case::divided(Kind::OneForwardOneBackward, [1, 2, 2])]
-fn groups_train_what_optimizers_of_their_own_train(#[case] kind: Kind, #[case] degrees: [usize; 3]) {
+#[case::one_pipeline(ScheduleKind::Zbv, [1, 3, 1])]
+#[case::several_stages_on_a_rank(ScheduleKind::Interleaved { stages_per_rank: 2 }, [1, 2, 1])]
+#[case::beside_each_other(ScheduleKind::Gpipe, [2, 2, 1])]
+#[case::divided(ScheduleKind::OneForwardOneBackward, [1, 2, 2])]
+fn groups_train_what_optimizers_of_their_own_train(#[case] kind: ScheduleKind, #[case] degrees: [usize; 3]) {
     let [data, pipelined, shards] = degrees;
     let micro_batches = 4 * data * shards;
     let expected = expected(micro_batches);

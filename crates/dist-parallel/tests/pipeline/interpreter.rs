@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use dist_parallel::pipeline::{Action, Item, Schedule};
+use dist_parallel::pipeline::{Action, Item, PipelineSchedule};
 
 /// For each stage, the gradients that were summed when it was reduced.
 pub(crate) type Computed = BTreeMap<usize, BTreeSet<String>>;
@@ -24,7 +24,7 @@ struct Rank {
 }
 
 /// What the schedule computes, or why it computes nothing.
-pub(crate) fn interpret(schedule: &Schedule) -> Result<Computed, String> {
+pub(crate) fn interpret(schedule: &PipelineSchedule) -> Result<Computed, String> {
     let mut ranks: Vec<Rank> = schedule.actions().iter().map(|_| Rank::default()).collect();
     let mut links: HashMap<(usize, bool), VecDeque<String>> = HashMap::new();
     let mut reduced = Computed::new();
@@ -54,7 +54,7 @@ pub(crate) fn interpret(schedule: &Schedule) -> Result<Computed, String> {
 
 /// Does an action; false if it has to wait.
 fn act(
-    schedule: &Schedule,
+    schedule: &PipelineSchedule,
     rank: &mut Rank,
     number: usize,
     action: Action,
@@ -119,7 +119,7 @@ fn act(
     Ok(true)
 }
 
-fn back(schedule: &Schedule, rank: &mut Rank, number: usize, item: Item) -> Result<(), String> {
+fn back(schedule: &PipelineSchedule, rank: &mut Rank, number: usize, item: Item) -> Result<(), String> {
     let missing = || format!("{item:?} lacks something");
     let output = rank.outputs.get(&item).ok_or_else(missing)?;
     let gradient = match schedule.placement().get(item.stage + 1) {
@@ -149,8 +149,8 @@ fn weigh(rank: &mut Rank, item: Item) -> Result<(), String> {
 
 #[test]
 fn what_is_computed_is_what_one_process_computes() {
-    use dist_parallel::pipeline::Kind;
-    for kind in Kind::ALL {
+    use dist_parallel::pipeline::ScheduleKind;
+    for kind in ScheduleKind::ALL {
         let schedule = kind.schedule(2, 3).unwrap();
         let computed = interpret(&schedule).unwrap();
         assert_eq!(computed.len(), schedule.stages());

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
-use dist_parallel::pipeline::{Kind, Schedule};
+use dist_parallel::pipeline::{ScheduleKind, PipelineSchedule};
 use dist_parallel::{Checkpoints, Error, Optimizer, Params, Shards, ValuesMut};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
@@ -17,7 +17,7 @@ use crate::training::{Pipe, pipeline, train, train_with, whole};
 /// A pipeline on a mesh of data × pipeline × shard, whose stages are divided or not.
 pub(crate) fn on_mesh(
     world: Communicator,
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     [data, shards]: [usize; 2],
     is_divided: bool,
 ) -> Pipe {
@@ -35,7 +35,7 @@ pub(crate) fn on_mesh(
 /// Trains on a mesh of data × pipeline × shard; what was trained, and how many parameters are in memory afterwards.
 fn train_on_mesh(
     world: Communicator,
-    kind: Kind,
+    kind: ScheduleKind,
     [data, pipelined, shards]: [usize; 3],
     gathered_max: Option<usize>,
 ) -> (Trained, usize) {
@@ -54,13 +54,13 @@ fn train_on_mesh(
 }
 
 #[rstest]
-#[case::two_of_each(Kind::OneForwardOneBackward, [2, 2, 2], Some(1))]
-#[case::whole_during_the_step(Kind::Gpipe, [2, 2, 2], None)]
-#[case::several_stages_of_which_one_is_gathered(Kind::Interleaved { stages_per_rank: 2 }, [1, 2, 2], Some(1))]
-#[case::halves(Kind::Zbv, [1, 2, 4], Some(2))]
-#[case::no_shards(Kind::Zb1p, [2, 3, 1], Some(1))]
+#[case::two_of_each(ScheduleKind::OneForwardOneBackward, [2, 2, 2], Some(1))]
+#[case::whole_during_the_step(ScheduleKind::Gpipe, [2, 2, 2], None)]
+#[case::several_stages_of_which_one_is_gathered(ScheduleKind::Interleaved { stages_per_rank: 2 }, [1, 2, 2], Some(1))]
+#[case::halves(ScheduleKind::Zbv, [1, 2, 4], Some(2))]
+#[case::no_shards(ScheduleKind::Zb1p, [2, 3, 1], Some(1))]
 fn a_mesh_trains_what_one_process_trains(
-    #[case] kind: Kind,
+    #[case] kind: ScheduleKind,
     #[case] degrees: [usize; 3],
     #[case] gathered_max: Option<usize>,
 ) {
@@ -92,7 +92,7 @@ fn gradients_are_clipped_as_in_one_process(#[case] degrees: [usize; 3]) {
     assert_ne!(expected, alone(4 * degrees[0] * degrees[2]));
     let outcome = sim::run(3, degrees.iter().product(), move |transport| {
         let (world, [data, pipelined, shards]) = (Communicator::new(transport), degrees);
-        let schedule = Kind::OneForwardOneBackward.schedule(pipelined, 4).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(pipelined, 4).unwrap();
         let mut pipeline = on_mesh(world, schedule, [data, shards], shards > 1);
         train_with(&mut pipeline, |pipeline| {
             let norm = pipeline.clip_gradients(NORM_MAX).unwrap();
@@ -107,7 +107,7 @@ fn gradients_are_clipped_as_in_one_process(#[case] degrees: [usize; 3]) {
 
 /// A pipeline beside others, on a mesh of data × pipeline.
 fn beside(transport: sim::SimTransport, [data, pipelined]: [usize; 2]) -> Pipe {
-    let schedule = Kind::Gpipe.schedule(pipelined, 12 / data).unwrap();
+    let schedule = ScheduleKind::Gpipe.schedule(pipelined, 12 / data).unwrap();
     on_mesh(Communicator::new(transport), schedule, [data, 1], false)
 }
 
@@ -183,7 +183,7 @@ fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
     let path = directory.path().to_owned();
     let outcome = sim::run(3, 4, move |transport| {
         let mut mesh = Mesh::new(Communicator::new(transport), [("pipeline", 2), ("shard", 2)]).unwrap();
-        let schedule = Kind::Gpipe.schedule(2, 4).unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
         let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
         let (shards, mut pipeline) = (comm("shard"), pipeline(comm("pipeline"), schedule));
         let mut checkpoints = Checkpoints::at(path.join(shards.rank().to_string()));
@@ -294,7 +294,7 @@ fn ranks_that_load_with_different_optimizers_change_nothing(#[case] degrees: [us
 fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, true)] is_divided: bool) {
     let outcome = sim::run(3, 4, move |transport| {
         let mut mesh = Mesh::new(Communicator::new(transport), [("pipeline", 2), ("beside", 2)]).unwrap();
-        let schedule = Kind::Gpipe.schedule(2, 4).unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
         let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
         let (beside, mut pipeline) = (comm("beside"), pipeline(comm("pipeline"), schedule));
         step(&mut pipeline);
@@ -316,7 +316,7 @@ fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, t
 fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, true)] is_divided: bool) {
     let expected = alone(8).0;
     let outcome = sim::run(3, 4, move |transport| {
-        let schedule = Kind::OneForwardOneBackward.schedule(2, if is_divided { 4 } else { 8 }).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, if is_divided { 4 } else { 8 }).unwrap();
         let world = Communicator::new(transport);
         let rank = world.rank();
         // Two pipelines of the same stages, one after the other or with a part of them on each rank.
@@ -348,6 +348,6 @@ fn eight_processes_train_what_one_process_trains() {
         return;
     }
     let comm = Communicator::from_env().unwrap();
-    let (trained, _) = train_on_mesh(comm, Kind::OneForwardOneBackward, [2, 2, 2], Some(1));
+    let (trained, _) = train_on_mesh(comm, ScheduleKind::OneForwardOneBackward, [2, 2, 2], Some(1));
     assert_eq!(trained, alone(16));
 }

@@ -1,11 +1,11 @@
 //! Schedules with one mistake put in: rejected, or truly equivalent.
 
-use dist_parallel::pipeline::{Action, Item, Kind, Schedule};
+use dist_parallel::pipeline::{Action, Item, ScheduleKind, PipelineSchedule};
 
 use crate::interpreter::interpret;
 
 /// All schedules that differ from this one by one drop, repetition, swap, or change of an action.
-fn mutants(schedule: &Schedule) -> Vec<(String, Schedule)> {
+fn mutants(schedule: &PipelineSchedule) -> Vec<(String, PipelineSchedule)> {
     let mut mutants = Vec::new();
     for (rank, list) in schedule.actions().iter().enumerate() {
         let mut add = |what: String, changed: Vec<Action>| {
@@ -52,7 +52,7 @@ fn changed(action: Action) -> Vec<Action> {
     if let Some(micro_batch) = action.micro_batch() {
         others.extend(of(Item::new(stage, micro_batch)));
         let items = [(stage, micro_batch + 1), (stage + 1, micro_batch), (stage, usize::MAX)];
-        let same_kind = |other: &Action| other.letters() == action.letters();
+        let same_kind = |other: &Action| other.abbreviation() == action.abbreviation();
         others.extend(
             items.into_iter().flat_map(|(stage, batch)| of(Item::new(stage, batch))).filter(same_kind),
         );
@@ -66,7 +66,7 @@ fn changed(action: Action) -> Vec<Action> {
 #[test]
 fn mutants_are_rejected_or_compute_the_same() {
     let (mut made, mut accepted, mut survived) = (0, 0, Vec::new());
-    let kinds = Kind::ALL.into_iter().chain([Kind::Interleaved { stages_per_rank: 3 }]);
+    let kinds = ScheduleKind::ALL.into_iter().chain([ScheduleKind::Interleaved { stages_per_rank: 3 }]);
     for kind in kinds {
         for (ranks, micro_batches) in [(1, 2), (2, 2), (2, 3), (3, 2), (3, 4), (4, 3)] {
             let schedule = kind.schedule(ranks, micro_batches).unwrap();
@@ -89,7 +89,7 @@ fn mutants_are_rejected_or_compute_the_same() {
 /// What the proof rejects is wrong, not only unusual.
 #[test]
 fn the_interpreter_condemns_what_the_proof_rejects() {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let schedule = kind.schedule(3, 4).unwrap();
         let original = interpret(&schedule).unwrap();
         for (what, mutant) in mutants(&schedule) {
@@ -102,7 +102,7 @@ fn the_interpreter_condemns_what_the_proof_rejects() {
 
 #[test]
 fn mutants_of_gathers_are_rejected() {
-    let schedule = Kind::Interleaved { stages_per_rank: 2 }.schedule(2, 4).unwrap().with_gathers(1);
+    let schedule = ScheduleKind::Interleaved { stages_per_rank: 2 }.schedule(2, 4).unwrap().with_gathers(1);
     schedule.validate().unwrap();
     for (rank, list) in schedule.actions().iter().enumerate() {
         for (index, action) in list.iter().enumerate() {

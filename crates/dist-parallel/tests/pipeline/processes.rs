@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::Kind;
+use dist_parallel::pipeline::ScheduleKind;
 use dist_testkit::process;
 use rstest::rstest;
 
@@ -12,9 +12,9 @@ use crate::model::alone;
 use crate::training::pipeline;
 
 #[rstest]
-#[case(Kind::OneForwardOneBackward, 2)]
-#[case(Kind::Zbv, 3)]
-fn processes_train_and_evaluate_what_one_process_does(#[case] kind: Kind, #[case] ranks: usize) {
+#[case(ScheduleKind::OneForwardOneBackward, 2)]
+#[case(ScheduleKind::Zbv, 3)]
+fn processes_train_and_evaluate_what_one_process_does(#[case] kind: ScheduleKind, #[case] ranks: usize) {
     if process::rank().is_none() {
         let name =
             format!("processes::processes_train_and_evaluate_what_one_process_does::case_{}", ranks - 1);

@@ -3,38 +3,38 @@
 use std::time::Duration;
 
 use dist_parallel::Error;
-use dist_parallel::pipeline::{Action, Costs, Flaw, Item, Kind, Schedule, StageCost, Timeline};
+use dist_parallel::pipeline::{Action, Costs, Flaw, Item, ScheduleKind, PipelineSchedule, StageCost, Timeline};
 use rstest::rstest;
 
-const KINDS: [Kind; 7] = [
-    Kind::Gpipe,
-    Kind::OneForwardOneBackward,
-    Kind::Interleaved { stages_per_rank: 1 },
-    Kind::Interleaved { stages_per_rank: 2 },
-    Kind::Interleaved { stages_per_rank: 4 },
-    Kind::Zb1p,
-    Kind::Zbv,
+const KINDS: [ScheduleKind; 7] = [
+    ScheduleKind::Gpipe,
+    ScheduleKind::OneForwardOneBackward,
+    ScheduleKind::Interleaved { stages_per_rank: 1 },
+    ScheduleKind::Interleaved { stages_per_rank: 2 },
+    ScheduleKind::Interleaved { stages_per_rank: 4 },
+    ScheduleKind::Zb1p,
+    ScheduleKind::Zbv,
 ];
 
 const UNIT: Duration = Duration::from_millis(1);
 
 /// Stages that take a unit per part on a rank that has one of them.
-fn units(kind: Kind, ranks: usize) -> Costs {
+fn units(kind: ScheduleKind, ranks: usize) -> Costs {
     let part = UNIT / u32::try_from(kind.stages_per_rank()).unwrap();
     let stage = StageCost { forward: part, input_gradient: part, weight_gradient: part };
     Costs::uniform(ranks * kind.stages_per_rank(), stage)
 }
 
-/// What the table in the documentation of `Kind` says.
-fn kept(kind: Kind, ranks: usize, micro_batches: usize, rank: usize) -> usize {
+/// What the table in the documentation of `ScheduleKind` says.
+fn kept(kind: ScheduleKind, ranks: usize, micro_batches: usize, rank: usize) -> usize {
     match kind {
-        Kind::Gpipe => micro_batches,
-        Kind::OneForwardOneBackward => micro_batches.min(ranks - rank),
-        Kind::Interleaved { stages_per_rank: v } => {
+        ScheduleKind::Gpipe => micro_batches,
+        ScheduleKind::OneForwardOneBackward => micro_batches.min(ranks - rank),
+        ScheduleKind::Interleaved { stages_per_rank: v } => {
             (v * micro_batches).min(2 * (ranks - rank - 1) + (v - 1) * ranks + 1)
         }
-        Kind::Zb1p => micro_batches.min(ranks),
-        Kind::Zbv => 2 * micro_batches.min(ranks),
+        ScheduleKind::Zb1p => micro_batches.min(ranks),
+        ScheduleKind::Zbv => 2 * micro_batches.min(ranks),
     }
 }
 
@@ -49,8 +49,8 @@ fn every_schedule_of_every_size_is_proven_and_keeps_what_its_formula_says() {
                 let formula = kept(kind, ranks, micro_batches, rank);
                 assert_eq!(schedule.kept_max()[rank], formula, "{kind:?} {ranks} {micro_batches}");
                 // Where rounds are incomplete, fewer are kept than by the formula.
-                let whole = !matches!(kind, Kind::Interleaved { .. }) || micro_batches.is_multiple_of(ranks);
-                let whole = whole && (kind != Kind::Zbv || micro_batches >= 2 * ranks);
+                let whole = !matches!(kind, ScheduleKind::Interleaved { .. }) || micro_batches.is_multiple_of(ranks);
+                let whole = whole && (kind != ScheduleKind::Zbv || micro_batches >= 2 * ranks);
                 assert!(
                     found <= formula && (!whole || found == formula),
                     "{kind:?} {ranks} {micro_batches}: {found} {formula}"
@@ -83,8 +83,8 @@ fn nobody_waits_in_zbv_once_it_has_begun(
     #[values(1, 2, 3, 4, 6, 8)] ranks: usize,
     #[values(0, 1, 5)] more: usize,
 ) {
-    let schedule = Kind::Zbv.schedule(ranks, 2 * ranks + more).unwrap();
-    for spans in Timeline::predict(&schedule, &units(Kind::Zbv, ranks)).ranks {
+    let schedule = ScheduleKind::Zbv.schedule(ranks, 2 * ranks + more).unwrap();
+    for spans in Timeline::predict(&schedule, &units(ScheduleKind::Zbv, ranks)).ranks {
         assert!(spans.windows(2).all(|pair| pair[0].end == pair[1].start), "{spans:?}");
     }
 }
@@ -93,7 +93,7 @@ fn nobody_waits_in_zbv_once_it_has_begun(
 fn backwards_that_take_longer_leave_the_bubble_of_1f1b_as_it_is() {
     let stage = StageCost { forward: UNIT, input_gradient: 3 * UNIT, weight_gradient: 2 * UNIT };
     let costs = Costs::uniform(4, stage);
-    for kind in [Kind::Gpipe, Kind::OneForwardOneBackward] {
+    for kind in [ScheduleKind::Gpipe, ScheduleKind::OneForwardOneBackward] {
         let timeline = Timeline::predict(&kind.schedule(4, 8).unwrap(), &costs);
         assert!((timeline.bubble() - 3.0 / 8.0).abs() < 1e-9);
         assert_eq!(timeline.makespan(), (8 + 3) * 6 * UNIT);
@@ -103,21 +103,21 @@ fn backwards_that_take_longer_leave_the_bubble_of_1f1b_as_it_is() {
 #[test]
 fn messages_that_take_time_are_waited_for() {
     let costs = Costs::uniform(2, StageCost { forward: UNIT, ..StageCost::default() });
-    let timeline = Timeline::predict(&Kind::Gpipe.schedule(2, 1).unwrap(), &costs.with_message(5 * UNIT));
+    let timeline = Timeline::predict(&ScheduleKind::Gpipe.schedule(2, 1).unwrap(), &costs.with_message(5 * UNIT));
     // Forward, message, forward, backward in no time, message back.
     assert_eq!(timeline.makespan(), 12 * UNIT);
 }
 
 #[rstest]
-#[case(Kind::Gpipe, 0, 4)]
-#[case(Kind::Zb1p, 4, 0)]
-#[case(Kind::Interleaved { stages_per_rank: 0 }, 4, 4)]
-#[case(Kind::OneForwardOneBackward, usize::MAX, 2)]
-#[case(Kind::Zbv, 1 << 20, 1 << 20)]
-#[case::time_grows_with_the_square_of_the_ranks(Kind::Gpipe, 1 << 13, 1)]
-#[case::and_of_the_stages(Kind::Interleaved { stages_per_rank: 1 << 10 }, 1 << 3, 1)]
+#[case(ScheduleKind::Gpipe, 0, 4)]
+#[case(ScheduleKind::Zb1p, 4, 0)]
+#[case(ScheduleKind::Interleaved { stages_per_rank: 0 }, 4, 4)]
+#[case(ScheduleKind::OneForwardOneBackward, usize::MAX, 2)]
+#[case(ScheduleKind::Zbv, 1 << 20, 1 << 20)]
+#[case::time_grows_with_the_square_of_the_ranks(ScheduleKind::Gpipe, 1 << 13, 1)]
+#[case::and_of_the_stages(ScheduleKind::Interleaved { stages_per_rank: 1 << 10 }, 1 << 3, 1)]
 fn there_is_no_schedule_for_nothing_and_none_for_too_much(
-    #[case] kind: Kind,
+    #[case] kind: ScheduleKind,
     #[case] ranks: usize,
     #[case] micro_batches: usize,
 ) {
@@ -127,13 +127,13 @@ fn there_is_no_schedule_for_nothing_and_none_for_too_much(
 
 #[test]
 fn names_lead_to_kinds() {
-    assert!(Kind::ALL.into_iter().all(|kind| Kind::parse(kind.name()) == Some(kind)));
-    assert_eq!(Kind::parse("2f2b"), None);
+    assert!(ScheduleKind::ALL.into_iter().all(|kind| ScheduleKind::parse(kind.name()) == Some(kind)));
+    assert_eq!(ScheduleKind::parse("2f2b"), None);
 }
 
 #[test]
 fn a_rank_of_1f1b_does_what_one_expects() {
-    let schedule = Kind::OneForwardOneBackward.schedule(2, 3).unwrap();
+    let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 3).unwrap();
     let text =
         |rank: usize| schedule.actions()[rank].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     assert_eq!(text(0), "0F0 0SF0 0F1 0SF1 0RB0 0B0 0F2 0SF2 0RB1 0B1 0RB2 0B2 0R");
@@ -167,7 +167,7 @@ fn gathered_stages_are_there_when_they_are_needed_and_no_more_than_allowed(
 fn own(placement: &[usize], micro_batches: usize, lists: &[&[Action]]) -> Result<(), Flaw> {
     let lists: Vec<Vec<Action>> = lists.iter().map(|list| list.to_vec()).collect();
     let kept_max = vec![4; lists.len()];
-    Schedule::new(placement.to_vec(), micro_batches, kept_max, lists).validate().map(drop)
+    PipelineSchedule::new(placement.to_vec(), micro_batches, kept_max, lists).validate().map(drop)
 }
 
 const F0: Action = Action::Forward(Item::new(0, 0));
@@ -223,13 +223,13 @@ fn ranks_that_wait_for_each_other_are_found() {
         ('B', 3, 1),
         ('B', 1, 1),
     ]);
-    let fine = Schedule::new(vec![0, 1, 0, 1], 2, vec![4, 4], vec![zero.clone(), one.clone()]);
+    let fine = PipelineSchedule::new(vec![0, 1, 0, 1], 2, vec![4, 4], vec![zero.clone(), one.clone()]);
     fine.validate().unwrap();
     let mut stuck = zero;
     stuck.swap(3, 6);
     let mut other = one;
     other.swap(3, 4);
-    let stuck = Schedule::new(vec![0, 1, 0, 1], 2, vec![4, 4], vec![stuck, other]);
+    let stuck = PipelineSchedule::new(vec![0, 1, 0, 1], 2, vec![4, 4], vec![stuck, other]);
     let flaw = stuck.validate().unwrap_err();
     assert_eq!(flaw, Flaw::Deadlock { rank: 0, action: Action::ReceiveGradient(item(0, 0)) });
 }

@@ -1,7 +1,7 @@
 //! Settings that differ between the ranks of pipelines: the same error on every rank of all of them.
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::Kind;
+use dist_parallel::pipeline::ScheduleKind;
 use dist_parallel::{Checkpoints, Error, Optimizer};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
@@ -50,7 +50,7 @@ fn settings_that_differ_are_the_same_error_on_every_rank(
         let (directory, then) = (folder.path().to_owned(), then.clone());
         let outcome = sim::run(1, data * pipelined * shards, move |transport| {
             let is_odd = transport.rank().index() == odd;
-            let schedule = Kind::OneForwardOneBackward.schedule(pipelined, 4).unwrap();
+            let schedule = ScheduleKind::OneForwardOneBackward.schedule(pipelined, 4).unwrap();
             let mut pipeline = on_mesh(Communicator::new(transport), schedule, [data, shards], shards > 1);
             let mut optimizer = optimizer();
             step(&mut pipeline).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 use dist_collectives::transport::Runtime;
 use dist_parallel::pipeline::{
-    Costs, Kind, Pipeline, PlainVectors, StageCost, Timeline, measure_blocks, split_by_cost,
+    Costs, ScheduleKind, Pipeline, PlainVectors, StageCost, Timeline, measure_blocks, split_by_cost,
     split_into_stages,
 };
 use dist_parallel::{Block, BoxError, Ready, Saved, Sequence};
@@ -71,7 +71,7 @@ fn a_step_takes_exactly_as_long_as_is_predicted(
     #[values(1, 2, 3, 4)] ranks: usize,
     #[values(1, 4, 7)] micro_batches: usize,
 ) {
-    for kind in Kind::ALL {
+    for kind in ScheduleKind::ALL {
         let schedule = kind.schedule(ranks, micro_batches).unwrap();
         let costs = random_costs(schedule.stages(), (100 * ranks + micro_batches) as u64);
         let predicted = Timeline::predict(&schedule, &Costs::new(costs.clone()));
@@ -101,7 +101,7 @@ fn messages_travel_while_ranks_compute() {
     let unit = Duration::from_millis(10);
     let stage = StageCost { forward: unit, input_gradient: unit, weight_gradient: unit };
     let latency = Duration::from_millis(4);
-    let schedule = Kind::Gpipe.schedule(2, 8).unwrap();
+    let schedule = ScheduleKind::Gpipe.schedule(2, 8).unwrap();
     let costs = Costs::uniform(2, stage).with_message(latency);
     let predicted = Timeline::predict(&schedule, &costs);
     let link = sim::Link::new(latency, u64::MAX);
@@ -153,7 +153,7 @@ fn stages_wait_as_long_as_the_communicator_is_told_to() {
     let outcome = sim::run(1, 2, move |transport| {
         let comm = Communicator::new(transport);
         let model = sleepers(&[cost; 2], comm.runtime());
-        let schedule = Kind::Gpipe.schedule(2, 1).unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(2, 1).unwrap();
         let mut pipeline = Pipeline::new(comm, model, schedule, &[0..1, 1..2], PlainVectors).unwrap();
         pipeline.communicator_mut().set_timeout(10 * MINUTE);
         pipeline.step(|_| Ok(vec![1.0]), |_, output| Ok((1.0, output))).unwrap();

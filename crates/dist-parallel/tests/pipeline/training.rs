@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Kind, Pipeline, PlainVectors, Schedule, split_into_stages};
+use dist_parallel::pipeline::{ScheduleKind, Pipeline, PlainVectors, PipelineSchedule, split_into_stages};
 use dist_parallel::{Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -14,7 +14,7 @@ use crate::plain::{Rows, bits, micro_batch, squared_error};
 pub(crate) type Pipe = Pipeline<Rows>;
 
 /// A pipeline of the deep model, cut by count.
-pub(crate) fn pipeline(comm: Communicator, schedule: Schedule) -> Pipe {
+pub(crate) fn pipeline(comm: Communicator, schedule: PipelineSchedule) -> Pipe {
     let stages = split_into_stages(BLOCKS, schedule.stages()).unwrap();
     Pipeline::new(comm, deep(7), schedule, &stages, PlainVectors).unwrap()
 }
@@ -53,13 +53,13 @@ pub(crate) fn whole(pipeline: &mut Pipe) -> Vec<u32> {
     same_as.into_iter().flat_map(|index| all[index].clone()).collect()
 }
 
-pub(crate) const KINDS: [Kind; 6] = [
-    Kind::Gpipe,
-    Kind::OneForwardOneBackward,
-    Kind::Interleaved { stages_per_rank: 2 },
-    Kind::Interleaved { stages_per_rank: 3 },
-    Kind::Zb1p,
-    Kind::Zbv,
+pub(crate) const KINDS: [ScheduleKind; 6] = [
+    ScheduleKind::Gpipe,
+    ScheduleKind::OneForwardOneBackward,
+    ScheduleKind::Interleaved { stages_per_rank: 2 },
+    ScheduleKind::Interleaved { stages_per_rank: 3 },
+    ScheduleKind::Zb1p,
+    ScheduleKind::Zbv,
 ];
 
 #[rstest]
@@ -107,7 +107,7 @@ fn a_step_that_panicked_leaves_nothing_for_the_next() {
 #[test]
 fn the_seed_decides_everything_but_the_result() {
     let run = |seed| {
-        let schedule = Kind::Zbv.schedule(3, 5).unwrap();
+        let schedule = ScheduleKind::Zbv.schedule(3, 5).unwrap();
         sim::run(seed, 3, move |transport| {
             train(&mut pipeline(Communicator::new(transport), schedule.clone()))
         })
@@ -136,7 +136,7 @@ fn any_cut_trains_the_same(#[case] lens: &'static [usize]) {
                 end - len..end
             })
             .collect();
-        let schedule = Kind::OneForwardOneBackward.schedule(stages.len(), 4).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(stages.len(), 4).unwrap();
         let comm = Communicator::new(transport);
         train(&mut Pipeline::new(comm, deep(7), schedule, &stages, PlainVectors).unwrap())
     });
@@ -149,7 +149,7 @@ fn copies_of_a_tied_parameter_stay_the_same() {
     let outcome = sim::run(1, 3, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank() as u64;
-        let schedule = Kind::OneForwardOneBackward.schedule(3, 4).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(3, 4).unwrap();
         let stages = split_into_stages(BLOCKS, 3).unwrap();
         // Every rank made other values.
         let mut pipeline = Pipeline::new(comm, deep(7 + rank), schedule, &stages, PlainVectors).unwrap();
@@ -188,7 +188,7 @@ fn copies_of_a_tied_parameter_stay_the_same() {
 #[case(2, 4)]
 fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usize, #[case] pipelines: usize) {
     let expected = alone(4 * pipelines);
-    for kind in [Kind::Gpipe, Kind::OneForwardOneBackward, Kind::Zbv] {
+    for kind in [ScheduleKind::Gpipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::Zbv] {
         let outcome = sim::run(3, ranks * pipelines, move |transport| {
             let mut world = Communicator::new(transport);
             let (own, place) = (world.rank() / ranks, world.rank() % ranks);
@@ -213,7 +213,7 @@ fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usiz
 fn what_travels_is_what_the_documentation_says() {
     let outcome = sim::run(1, 2, |transport| {
         let mut pipeline =
-            pipeline(Communicator::new(transport), Kind::OneForwardOneBackward.schedule(2, 4).unwrap());
+            pipeline(Communicator::new(transport), ScheduleKind::OneForwardOneBackward.schedule(2, 4).unwrap());
         let mut step = || {
             let report = pipeline.step(
                 |index| Ok(micro_batch(0, index).0),

@@ -1,7 +1,7 @@
 //! Micro-batches that count differently, in pipelines.
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::Kind;
+use dist_parallel::pipeline::ScheduleKind;
 use dist_parallel::{BoxError, Ddp, DdpOptions, Error};
 use dist_transport::sim;
 use rstest::rstest;
@@ -93,7 +93,7 @@ fn a_mesh_takes_the_mean_of_all_tokens(#[case] degrees: [usize; 3]) {
     let micro_batches = 2 * data * shards;
     let expected = alone(micro_batches);
     let outcome = sim::run(3, data * pipelined * shards, move |transport| {
-        let schedule = Kind::OneForwardOneBackward.schedule(pipelined, 2).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(pipelined, 2).unwrap();
         let world = Communicator::new(transport);
         train(&mut on_mesh(world, schedule, [data, shards], shards > 1), micro_batches)
     });
@@ -107,7 +107,7 @@ fn a_mesh_takes_the_mean_of_all_tokens(#[case] degrees: [usize; 3]) {
 fn where_nothing_counts_every_rank_is_told_and_the_next_step_can_be_taken() {
     let expected = alone(8);
     let outcome = sim::run(3, 8, move |transport| {
-        let schedule = Kind::OneForwardOneBackward.schedule(2, 2).unwrap();
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 2).unwrap();
         let mut pipeline = on_mesh(Communicator::new(transport), schedule, [2, 2], true);
         let nothing = pipeline
             .step(
@@ -137,7 +137,7 @@ fn pipelines_of_which_only_one_says_how_much_counts_are_told_and_go_on() {
     let outcome = sim::run(3, 2, |transport| {
         let world = Communicator::new(transport);
         let is_weighted = world.rank() == 1;
-        let schedule = Kind::Gpipe.schedule(1, 2).unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(1, 2).unwrap();
         let mut pipeline = on_mesh(world, schedule, [2, 1], false);
         let input = |index| Ok(micro_batch(0, index).0);
         let step = if is_weighted {

@@ -160,13 +160,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::pipeline::{Costs, Kind, StageCost};
+    use crate::pipeline::{Costs, ScheduleKind, StageCost};
 
     #[test]
     fn every_computation_is_a_bar_and_titles_are_escaped() {
         let unit = Duration::from_millis(1);
         let stage = StageCost { forward: unit, input_gradient: unit, weight_gradient: unit };
-        let schedule = Kind::Zbv.schedule(2, 3).unwrap();
+        let schedule = ScheduleKind::Zbv.schedule(2, 3).unwrap();
         let timeline = Timeline::predict(&schedule, &Costs::uniform(4, stage));
         let panel = Panel { title: "predicted < measured", timeline: &timeline };
         let picture = svg(&[panel, panel]);

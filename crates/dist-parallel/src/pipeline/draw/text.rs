@@ -56,7 +56,7 @@ fn label(span: &Span, several: bool) -> String {
         return span.action.to_string();
     }
     let micro_batch = span.action.micro_batch().map_or_else(String::new, |index| index.to_string());
-    format!("{}{micro_batch}", span.action.letters())
+    format!("{}{micro_batch}", span.action.abbreviation())
 }
 
 impl Timeline {
@@ -80,9 +80,9 @@ const LINE_MAX: usize = 320;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::{Costs, Kind, StageCost};
+    use crate::pipeline::{Costs, ScheduleKind, StageCost};
 
-    fn text(kind: Kind, ranks: usize, micro_batches: usize, [forward, input, weight]: [u32; 3]) -> String {
+    fn text(kind: ScheduleKind, ranks: usize, micro_batches: usize, [forward, input, weight]: [u32; 3]) -> String {
         let time = |units| units * Duration::from_micros(7);
         let stage =
             StageCost { forward: time(forward), input_gradient: time(input), weight_gradient: time(weight) };
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn ranks_are_rows_and_bubbles_are_dots() {
-        let drawn = text(Kind::OneForwardOneBackward, 2, 3, [1, 1, 1]);
+        let drawn = text(ScheduleKind::OneForwardOneBackward, 2, 3, [1, 1, 1]);
         let expected = "rank 0  F0 F1 .  .  B0--- F2 B1--- .  B2---\n\
                         rank 1  .  F0 B0--- F1 B1--- F2 B2--- .  .\n";
         assert_eq!(drawn, expected);
@@ -100,15 +100,15 @@ mod tests {
 
     #[test]
     fn stages_are_told_apart_where_a_rank_has_several() {
-        let drawn = text(Kind::Zbv, 1, 1, [1, 1, 1]);
+        let drawn = text(ScheduleKind::Zbv, 1, 1, [1, 1, 1]);
         assert_eq!(drawn, "rank 0  0F0 1F0 1I0 1W0 0I0 0W0\n");
     }
 
     #[test]
     fn lines_do_not_grow_without_end() {
-        for line in text(Kind::Gpipe, 3, 500, [3, 5, 7]).lines() {
+        for line in text(ScheduleKind::Gpipe, 3, 500, [3, 5, 7]).lines() {
             assert!(line.len() <= LINE_MAX + 10 && line.contains('F'), "{line}");
         }
-        assert_eq!(text(Kind::Gpipe, 2, 2, [0, 0, 0]), "");
+        assert_eq!(text(ScheduleKind::Gpipe, 2, 2, [0, 0, 0]), "");
     }
 }

@@ -1,13 +1,13 @@
 //! All forwards, then all backwards.
 
-use crate::pipeline::Schedule;
-use crate::pipeline::schedule::{around, backward, forward};
+use crate::pipeline::PipelineSchedule;
+use crate::pipeline::schedule::{round_robin, backward, forward};
 
-pub(in crate::pipeline) fn gpipe(ranks: usize, micro_batches: usize) -> Schedule {
+pub(in crate::pipeline) fn gpipe(ranks: usize, micro_batches: usize) -> PipelineSchedule {
     let list = |rank| {
         let forwards = (0..micro_batches).map(move |micro_batch| forward(rank, micro_batch));
         forwards.chain((0..micro_batches).map(move |micro_batch| backward(rank, micro_batch))).collect()
     };
     let lists = (0..ranks).map(list).collect();
-    Schedule::new(around(ranks, 1), micro_batches, vec![micro_batches; ranks], lists)
+    PipelineSchedule::new(round_robin(ranks, 1), micro_batches, vec![micro_batches; ranks], lists)
 }

@@ -4,21 +4,21 @@
 //! on, before the next round comes. A number that is no multiple of the ranks is the next multiple without the rest.
 
 use super::only;
-use crate::pipeline::schedule::{around, backward, forward};
-use crate::pipeline::{Action, Schedule};
+use crate::pipeline::schedule::{round_robin, backward, forward};
+use crate::pipeline::{Action, PipelineSchedule};
 
 pub(in crate::pipeline) fn interleaved(
     ranks: usize,
     micro_batches: usize,
     stages_per_rank: usize,
-) -> Schedule {
+) -> PipelineSchedule {
     let kept_max = (0..ranks)
         .map(|rank| (micro_batches * stages_per_rank).min(warmup(rank, ranks, stages_per_rank) + 1));
     let lists = (0..ranks).map(|rank| {
         let rounded = micro_batches.next_multiple_of(ranks);
         only(micro_batches, list(rank, ranks, rounded, stages_per_rank))
     });
-    Schedule::new(around(ranks, stages_per_rank), micro_batches, kept_max.collect(), lists.collect())
+    PipelineSchedule::new(round_robin(ranks, stages_per_rank), micro_batches, kept_max.collect(), lists.collect())
 }
 
 /// Forwards before the first backward, and one less.

@@ -1,12 +1,12 @@
 //! One forward, one backward: memory for as many micro-batches as there are ranks behind, not for all.
 
-use crate::pipeline::schedule::{around, backward, forward};
-use crate::pipeline::{Action, Schedule};
+use crate::pipeline::schedule::{round_robin, backward, forward};
+use crate::pipeline::{Action, PipelineSchedule};
 
-pub(in crate::pipeline) fn one_forward_one_backward(ranks: usize, micro_batches: usize) -> Schedule {
+pub(in crate::pipeline) fn one_forward_one_backward(ranks: usize, micro_batches: usize) -> PipelineSchedule {
     let kept_max = (0..ranks).map(|rank| micro_batches.min(ranks - rank)).collect();
     let lists = (0..ranks).map(|rank| list(rank, ranks, micro_batches)).collect();
-    Schedule::new(around(ranks, 1), micro_batches, kept_max, lists)
+    PipelineSchedule::new(round_robin(ranks, 1), micro_batches, kept_max, lists)
 }
 
 fn list(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {

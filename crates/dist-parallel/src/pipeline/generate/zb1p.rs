@@ -4,13 +4,13 @@
 //! for the gradients of their parameters: so no rank keeps more than P.
 
 use super::only;
-use crate::pipeline::schedule::{around, forward, input_gradient, weight_gradient};
-use crate::pipeline::{Action, Schedule};
+use crate::pipeline::schedule::{round_robin, forward, input_gradient, weight_gradient};
+use crate::pipeline::{Action, PipelineSchedule};
 
-pub(in crate::pipeline) fn zb1p(ranks: usize, micro_batches: usize) -> Schedule {
+pub(in crate::pipeline) fn zb1p(ranks: usize, micro_batches: usize) -> PipelineSchedule {
     let list = |rank| only(micro_batches, list(rank, ranks, micro_batches.max(ranks)));
-    Schedule::new(
-        around(ranks, 1),
+    PipelineSchedule::new(
+        round_robin(ranks, 1),
         micro_batches,
         vec![micro_batches.min(ranks); ranks],
         (0..ranks).map(list).collect(),

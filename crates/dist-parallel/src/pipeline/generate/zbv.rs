@@ -5,33 +5,33 @@
 //! fill the pipeline are as many as do without the rest.
 
 use super::only;
-use crate::pipeline::schedule::{forward, input_gradient, there_and_back, weight_gradient};
-use crate::pipeline::{Action, Schedule};
+use crate::pipeline::schedule::{forward, input_gradient, v_shaped, weight_gradient};
+use crate::pipeline::{Action, PipelineSchedule};
 
-pub(in crate::pipeline) fn zbv(ranks: usize, micro_batches: usize) -> Schedule {
-    let list = |rank| only(micro_batches, Rank::new(rank, ranks, micro_batches.max(2 * ranks)).list());
+pub(in crate::pipeline) fn zbv(ranks: usize, micro_batches: usize) -> PipelineSchedule {
+    let list = |rank| only(micro_batches, ZbvRank::new(rank, ranks, micro_batches.max(2 * ranks)).list());
     let kept_max = vec![2 * micro_batches.min(ranks); ranks];
-    Schedule::new(there_and_back(ranks), micro_batches, kept_max, (0..ranks).map(list).collect())
+    PipelineSchedule::new(v_shaped(ranks), micro_batches, kept_max, (0..ranks).map(list).collect())
 }
 
 /// One of a rank's two stages, and how far it is.
-struct Half {
+struct StageProgress {
     stage: usize,
     forwards: usize,
     input_gradients: usize,
     weight_gradients: usize,
 }
 
-struct Rank {
+struct ZbvRank {
     rank: usize,
     ranks: usize,
     micro_batches: usize,
-    down: Half,
-    up: Half,
+    down: StageProgress,
+    up: StageProgress,
     list: Vec<Action>,
 }
 
-impl Half {
+impl StageProgress {
     const fn new(stage: usize) -> Self {
         Self { stage, forwards: 0, input_gradients: 0, weight_gradients: 0 }
     }
@@ -57,9 +57,9 @@ impl Half {
     }
 }
 
-impl Rank {
+impl ZbvRank {
     fn new(rank: usize, ranks: usize, micro_batches: usize) -> Self {
-        let (down, up) = (Half::new(rank), Half::new(2 * ranks - 1 - rank));
+        let (down, up) = (StageProgress::new(rank), StageProgress::new(2 * ranks - 1 - rank));
         Self { rank, ranks, micro_batches, down, up, list: Vec::new() }
     }
 
