@@ -223,7 +223,7 @@ pub enum Error {
     StepPanicked,
     /// A function that gives a training its first values has not given all ranks the same; every rank gets this same error.
     #[error("rank {rank} was given other first values of {parameter} than rank 0")]
-    FirstValuesDiffer {
+    InitialValuesDiffer {
         /// The first rank that disagrees with rank 0.
         rank: usize,
         /// The name of the first parameter of which it was given other values.
@@ -564,7 +564,7 @@ impl Error {
             | Self::SettingsDiffer { rank, .. }
             | Self::FrozenDiffers { rank, .. }
             | Self::ParametersDiffer { rank, .. }
-            | Self::FirstValuesDiffer { rank, .. }
+            | Self::InitialValuesDiffer { rank, .. }
             | Self::StepsDiffer { rank, .. }
             | Self::InnerStepsDiffer { rank, .. }
             | Self::GradientsDiffer { rank } => Some(*rank),

@@ -60,7 +60,7 @@ pub use dist_collectives::transport::{Chain, error_enum};
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};
-pub use fsdp::{Fsdp, FsdpOptions, Memory, Plan, Precision, Reshard, ShardingStrategy, Units};
+pub use fsdp::{Fsdp, FsdpOptions, MemoryEstimate, Plan, Precision, Reshard, ShardingStrategy, Units};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use materialise::{BufferView, Materialised, Slot, Resharded};

@@ -4,7 +4,7 @@ use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
 use crate::hook_worker::{HookWorker, WorkHandle};
 use crate::flat::{self, Flat, PendingFlat};
-use crate::gradients::Gradients;
+use crate::gradients::BucketedGradients;
 use crate::mean::Mean;
 use crate::step_consensus::{StepDescriptor, StepConsensus, TrainingCall};
 use crate::updates::Updates;
@@ -39,7 +39,7 @@ impl InFlightBuckets {
     /// Launches the buckets that are final and whose predecessors are launched.
     pub(super) fn launch_final(
         &mut self,
-        gradients: &mut Gradients,
+        gradients: &mut BucketedGradients,
         comm: &mut Communicator,
         hook_worker: Option<&HookWorker>,
     ) -> Result<()> {
@@ -52,7 +52,7 @@ impl InFlightBuckets {
     /// Launches the buckets that are left, and what says what all of them contain.
     pub(super) fn launch_rest(
         &mut self,
-        gradients: &mut Gradients,
+        gradients: &mut BucketedGradients,
         comm: &mut Communicator,
         hook_worker: Option<&HookWorker>,
         descriptor: StepDescriptor,
@@ -70,7 +70,7 @@ impl InFlightBuckets {
     /// Waits for everything and divides by what all micro-batches count.
     pub(super) fn wait(
         &mut self,
-        gradients: &mut Gradients,
+        gradients: &mut BucketedGradients,
         comm: &mut Communicator,
         descriptor: StepDescriptor,
         (updates, infos): (&Updates, &[ParamInfo]),
@@ -109,7 +109,7 @@ impl InFlightBuckets {
     /// Launches the next bucket.
     fn launch(
         &mut self,
-        gradients: &mut Gradients,
+        gradients: &mut BucketedGradients,
         comm: &mut Communicator,
         hook_worker: Option<&HookWorker>,
     ) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
 use crate::hook_worker::HookWorker;
 use crate::fsdp::{bytes_sent, share};
-use crate::gradients::Gradients;
+use crate::gradients::BucketedGradients;
 use crate::loss::Counted;
 use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
@@ -33,7 +33,7 @@ use crate::{
 ///
 /// # Which sums are the same
 ///
-/// Gradients, and losses, are summed in the canonical order: the tree T(n) = T(largest power of two below n) +
+/// BucketedGradients, and losses, are summed in the canonical order: the tree T(n) = T(largest power of two below n) +
 /// T(rest), over this rank's micro-batches first and then over the ranks, and divided once, by the number of micro-batches
 /// or by [what they count](crate::Loss). What the ranks compute together is therefore:
 ///
@@ -47,7 +47,7 @@ use crate::{
 ///
 /// # What is communicated when
 ///
-/// Gradients lie in buckets, as a [`BucketPlan`] says. While the last micro-batch of a step goes backward, each
+/// BucketedGradients lie in buckets, as a [`BucketPlan`] says. While the last micro-batch of a step goes backward, each
 /// bucket is reduced as soon as its last gradient is final, in the order of the plan. What the backward does not
 /// report has no gradient: it counts as zero where other micro-batches have one, and a parameter without any stays
 /// without.
@@ -70,7 +70,7 @@ use crate::{
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
-    gradients: Gradients,
+    gradients: BucketedGradients,
     buffers: Buffers,
     /// What reduces the buckets, if they have a hook.
     hook_worker: Option<HookWorker>,
@@ -155,7 +155,7 @@ impl<M: Params> Ddp<M> {
         let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
         let tensors = tensors(&plan, model.infos());
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
-        let gradients = Gradients::new(model.infos(), plan, keeps_residual);
+        let gradients = BucketedGradients::new(model.infos(), plan, keeps_residual);
         let hook_worker = hook.map(|hook| HookWorker::start(&mut comm, hook, tensors)).transpose();
         let begun = broadcast(&mut comm, &mut model).and(hook_worker);
         let hook_worker = or_abort(&mut comm, begun)?;

@@ -3,8 +3,8 @@
 use dist_collectives::ReduceOp;
 
 use super::Fsdp;
-use super::order::Action;
-use super::step::Pass;
+use super::order::UnitAction;
+use super::step::MicroBatchPass;
 use crate::loss::to_be_summed;
 use crate::step_consensus::STEP;
 use crate::tree::sum_of;
@@ -100,13 +100,13 @@ impl<A> Fsdp<A> {
     }
 
     /// The actions of a forward without a backward.
-    fn forward_alone(&self) -> Vec<Action> {
+    fn forward_alone(&self) -> Vec<UnitAction> {
         self.plan.uses().forward(&self.plan.layout, false)
     }
 
     /// Goes forward with an input, or does what others need this rank for in theirs.
-    fn forward_through(&mut self, actions: &[Action], input: Option<A>) -> Result<Option<A>> {
-        let mut pass = Pass { current: input, saved: Vec::new() };
+    fn forward_through(&mut self, actions: &[UnitAction], input: Option<A>) -> Result<Option<A>> {
+        let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
         // What was gathered ahead is what this begins with, too.
         let taken = self.prefetched.take().unwrap_or(0);
         for &action in &actions[taken..] {

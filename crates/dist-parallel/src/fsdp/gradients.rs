@@ -15,7 +15,7 @@ use crate::tree::TreeSum;
 use crate::{Error, FloatType, Result, Values};
 
 #[derive(Debug)]
-pub(crate) struct Gradients {
+pub(crate) struct ShardedGradients {
     units: Vec<UnitSum>,
     /// The order in which units become final.
     order: Vec<usize>,
@@ -79,7 +79,7 @@ impl FlatParameter {
     }
 }
 
-impl Gradients {
+impl ShardedGradients {
     pub(crate) fn new(layout: &Layout, names: Vec<String>, precision: Precision, each_round: bool) -> Self {
         let flat_param = |flat_param: &FlatParameter| FlatParameterSum {
             gradient: None,
@@ -96,11 +96,11 @@ impl Gradients {
             closed: false,
             concluded: false,
         };
-        let held = layout.held();
-        let with_blocks = (0..layout.units.len()).rev().filter(|unit| Some(*unit) != held);
+        let root = layout.root();
+        let with_blocks = (0..layout.units.len()).rev().filter(|unit| Some(*unit) != root);
         Self {
             units: layout.units.iter().map(|of| unit(&of.flat_params)).collect(),
-            order: with_blocks.chain(held).collect(),
+            order: with_blocks.chain(root).collect(),
             reported: vec![false; names.len()],
             used: vec![false; names.len()],
             names,
@@ -182,7 +182,7 @@ impl Gradients {
         unit.outstanding -= 1;
         self.used[place.parameter] = true;
         // What is held has its turn after all others, on every rank alike.
-        if self.units[location.unit].outstanding == 0 && !layout.units[location.unit].is_held() {
+        if self.units[location.unit].outstanding == 0 && !layout.units[location.unit].is_root() {
             self.close(layout, groups, location.unit)?;
         }
         Ok(())
@@ -307,7 +307,7 @@ impl Gradients {
 
     /// Makes room for a unit's gradients, if there is none, after the last unit's have left it.
     fn open(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
-        if !layout.units[unit].is_held() {
+        if !layout.units[unit].is_root() {
             self.finish_in_flight(layout, groups)?;
         }
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {

@@ -25,7 +25,7 @@ pub(crate) struct Unit {
     pub(crate) blocks: Range<usize>,
     pub(crate) flat_params: Vec<FlatParameter>,
     /// The buffers, without other names of earlier ones.
-    pub(crate) buffers: Vec<Whole>,
+    pub(crate) buffers: Vec<ReplicatedParameter>,
     /// How many parameters, those with several names counted by each, could report a gradient that goes here.
     pub(crate) reporters: usize,
 }
@@ -41,7 +41,7 @@ pub(crate) struct FlatParameter {
 
 /// A parameter that every rank's model always has all of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Whole {
+pub(crate) struct ReplicatedParameter {
     pub(crate) parameter: usize,
     pub(crate) len: usize,
     pub(crate) dtype: FloatType,
@@ -76,13 +76,13 @@ impl Layout {
             units_of.resize(starts[range.end], layout.units.len());
             layout.units.push(Unit::new(range));
         }
-        let held = layout.units.len();
+        let root = layout.units.len();
         for (parameter, info) in infos.iter().enumerate().filter(|(_, info)| info.buffer.is_none()) {
             if let Some(earlier) = info.same_as.filter(|&earlier| units_of[earlier] != units_of[parameter]) {
-                units_of[earlier] = held;
+                units_of[earlier] = root;
             }
         }
-        if units_of.contains(&held) {
+        if units_of.contains(&root) {
             layout.units.push(Unit::new(blocks..blocks));
         }
         for (parameter, info) in infos.iter().enumerate() {
@@ -91,7 +91,7 @@ impl Layout {
                 Some(earlier) => layout.locations[earlier],
                 None if info.buffer.is_some() => {
                     let (len, dtype) = (info.len(), info.dtype);
-                    layout.units[unit].buffers.push(Whole { parameter, len, dtype });
+                    layout.units[unit].buffers.push(ReplicatedParameter { parameter, len, dtype });
                     None
                 }
                 None => Some(layout.place(unit, parameter, info)),
@@ -122,8 +122,8 @@ impl Layout {
     }
 
     /// The unit that is held throughout, if there is one.
-    pub(crate) fn held(&self) -> Option<usize> {
-        self.units.iter().position(Unit::is_held)
+    pub(crate) fn root(&self) -> Option<usize> {
+        self.units.iter().position(Unit::is_root)
     }
 
     /// All strips, each with the numbers of its unit and of itself there.
@@ -133,7 +133,7 @@ impl Layout {
     }
 
     /// The buffers of all units.
-    pub(crate) fn buffers(&self) -> impl Iterator<Item = Whole> {
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = ReplicatedParameter> {
         self.units.iter().flat_map(|unit| &unit.buffers).copied()
     }
 
@@ -148,11 +148,11 @@ impl Unit {
     }
 
     /// The parameters that are in strips.
-    pub(crate) fn divided(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn sharded(&self) -> impl Iterator<Item = usize> {
         self.flat_params.iter().flat_map(|flat_param| &flat_param.places).map(|place| place.parameter)
     }
 
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn is_root(&self) -> bool {
         self.blocks.is_empty() && !self.flat_params.is_empty()
     }
 }
@@ -261,9 +261,9 @@ mod tests {
         infos[4] = ParamInfo { same_as: Some(2), ..ParamInfo::buffer("again", [4], FloatType::F64) };
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
         assert_eq!(layout.buffers().map(|whole| whole.parameter).collect::<Vec<_>>(), [2]);
-        let divided: Vec<usize> = layout.units.iter().flat_map(Unit::divided).collect();
-        assert_eq!(divided, [0, 1, 3]);
-        assert_eq!((layout.locations[2], layout.locations[4], layout.held()), (None, None, None));
+        let sharded: Vec<usize> = layout.units.iter().flat_map(Unit::sharded).collect();
+        assert_eq!(sharded, [0, 1, 3]);
+        assert_eq!((layout.locations[2], layout.locations[4], layout.root()), (None, None, None));
         assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [1, 1]);
     }
 
@@ -272,14 +272,14 @@ mod tests {
         let (mut infos, starts) = model(&[&[4, 4], &[4], &[4]]);
         infos[1].same_as = Some(0);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
-        assert_eq!((layout.held(), layout.locations[1]), (None, layout.locations[0]));
+        assert_eq!((layout.root(), layout.locations[1]), (None, layout.locations[0]));
         infos[3].same_as = Some(2);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
-        assert_eq!(layout.held(), Some(3));
+        assert_eq!(layout.root(), Some(3));
         assert_eq!(layout.locations[2], Some(ParameterLocation { unit: 3, flat_param: 0, place: 0 }));
         assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [2, 0, 0, 2]);
         let together = Layout::new(&infos, &starts, &Units::Blocks(vec![1, 2]), 2).unwrap();
-        assert_eq!(together.held(), None);
+        assert_eq!(together.root(), None);
     }
 
     proptest! {

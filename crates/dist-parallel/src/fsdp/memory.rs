@@ -2,17 +2,17 @@
 //!
 //! The numbers come from going through the plan's actions, as a step does, with the sizes of its buffers. They are
 //! those of parameters, gradients and the optimizer's state: activations and what blocks, transports and
-//! algorithms need for themselves come on top. Gradients are counted in the type of their sums, `f32` for those of `f16`.
+//! algorithms need for themselves come on top. ShardedGradients are counted in the type of their sums, `f32` for those of `f16`.
 
 use super::layout::{FlatParameter, Unit};
-use super::order::Action;
+use super::order::UnitAction;
 use super::plan::Plan;
 use crate::{FloatType, Materialised};
 
 /// Bytes that one rank needs, the one that needs most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Memory {
+pub struct MemoryEstimate {
     /// Of parameters and buffers, between steps.
     pub parameters: usize,
     /// Of gradients, between a step and the next.
@@ -23,7 +23,7 @@ pub struct Memory {
     pub peak: usize,
 }
 
-impl Memory {
+impl MemoryEstimate {
     /// Bytes that are always there, from the first step on.
     pub const fn persistent(&self) -> usize {
         self.parameters + self.gradients + self.optimizer
@@ -49,7 +49,7 @@ impl Plan {
     /// assert_eq!(memory.peak, 48_000_000); // and one layer with its gradients
     /// # Ok::<(), dist_parallel::Error>(())
     /// ```
-    pub fn memory(&self, micro_batches: usize, kept: usize, materialised: Materialised) -> Memory {
+    pub fn memory(&self, micro_batches: usize, kept: usize, materialised: Materialised) -> MemoryEstimate {
         let precision = self.options.precision;
         let flat_params = || self.layout.flat_params().map(|(_, flat_param)| flat_param);
         let trained = || flat_params().filter(|flat_param| flat_param.trainable);
@@ -71,7 +71,7 @@ impl Plan {
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
         let mut meter = Meter { plan: self, materialised, live, peak: live, in_flight: None, pools: [None; 2] };
         meter.step(micro_batches);
-        Memory { parameters, gradients, optimizer, peak: meter.peak }
+        MemoryEstimate { parameters, gradients, optimizer, peak: meter.peak }
     }
 
     /// The bytes of parameters and gradients that each rank sends in a step of so many micro-batches, if all operations
@@ -83,7 +83,7 @@ impl Plan {
         let mut bytes = 0;
         let mut gathered = vec![false; self.layout.units.len()];
         for action in self.actions() {
-            let Action::Gather(unit) = action else { continue };
+            let UnitAction::Gather(unit) = action else { continue };
             let again = std::mem::replace(&mut gathered[unit], true);
             let ranks = self.reshard_group.filter(|_| again).unwrap_or(shards);
             let flat_params = &self.layout.units[unit].flat_params;
@@ -108,7 +108,7 @@ impl Plan {
     }
 
     /// Everything that is done for one micro-batch.
-    fn actions(&self) -> Vec<Action> {
+    fn actions(&self) -> Vec<UnitAction> {
         let mut actions = self.uses().forward(&self.layout, true);
         actions.extend(self.uses().backward(&self.layout));
         actions
@@ -147,13 +147,13 @@ struct Meter<'a> {
     peak: usize,
     /// The unit whose leaves are on their way.
     in_flight: Option<usize>,
-    /// Memory that is free and kept for the next strip: what was gathered into, and what a leaf was.
+    /// MemoryEstimate that is free and kept for the next strip: what was gathered into, and what a leaf was.
     pools: [Option<(FloatType, usize)>; 2],
 }
 
 /// What whole strips are for.
 #[derive(Clone, Copy)]
-enum Whole {
+enum GatheredUse {
     Gathered,
     Gradient,
 }
@@ -172,8 +172,8 @@ impl Meter<'_> {
         let actions = plan.actions();
         for number in 0..rounds {
             let round = Round { number, last: number + 1 == rounds };
-            if let Some(held) = plan.layout.held() {
-                self.open(held);
+            if let Some(root) = plan.layout.root() {
+                self.open(root);
             }
             let mut kept = vec![false; plan.layout.units.len()];
             actions.iter().for_each(|&action| self.act(action, &mut kept, round));
@@ -182,7 +182,7 @@ impl Meter<'_> {
         self.rest();
         if !plan.degrees.each_round && rounds > 0 {
             let reduced = actions.iter().filter_map(|action| match action {
-                Action::Reduce(unit) => Some(*unit),
+                UnitAction::Reduce(unit) => Some(*unit),
                 _ => None,
             });
             for flat_param in reduced.flat_map(|unit| plan.trained(unit)) {
@@ -194,36 +194,36 @@ impl Meter<'_> {
         self.rest();
     }
 
-    fn act(&mut self, action: Action, kept: &mut [bool], round: Round) {
+    fn act(&mut self, action: UnitAction, kept: &mut [bool], round: Round) {
         let plan = self.plan;
         let unit = |unit: usize| &plan.layout.units[unit];
         match action {
-            Action::Gather(number) => {
+            UnitAction::Gather(number) => {
                 let was_kept = std::mem::take(&mut kept[number]);
                 for flat_param in &unit(number).flat_params {
-                    self.take(Whole::Gathered, flat_param);
+                    self.take(GatheredUse::Gathered, flat_param);
                     self.free(if was_kept { self.kept_bytes(flat_param) } else { 0 });
                 }
             }
-            Action::Materialise(number) => self.materialise(unit(number), false),
-            Action::MaterialiseForGroup(number) => {
+            UnitAction::Materialise(number) => self.materialise(unit(number), false),
+            UnitAction::MaterialiseForGroup(number) => {
                 kept[number] = true;
                 self.materialise(unit(number), true);
             }
-            Action::Free(number) => unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
-                Materialised::Shared => self.give(Whole::Gathered, flat_param),
+            UnitAction::Free(number) => unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
+                Materialised::Shared => self.give(GatheredUse::Gathered, flat_param),
                 Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
             }),
-            Action::Forward(_) => {}
-            Action::Backward(number) => {
+            UnitAction::Forward(_) => {}
+            UnitAction::Backward(number) => {
                 if unit(number).reporters > 0 {
                     self.finish_in_flight(round);
                     self.open(number);
                     self.close(number, round);
                 }
             }
-            Action::Reduce(number) => {
-                if unit(number).is_held() {
+            UnitAction::Reduce(number) => {
+                if unit(number).is_root() {
                     self.finish_in_flight(round);
                     self.close(number, round);
                 }
@@ -236,14 +236,14 @@ impl Meter<'_> {
             self.allocate(if keep { self.kept_bytes(flat_param) } else { 0 });
             if self.materialised == Materialised::Copied {
                 self.allocate(flat_param.len() * flat_param.dtype.size());
-                self.give(Whole::Gathered, flat_param);
+                self.give(GatheredUse::Gathered, flat_param);
             }
         }
     }
 
     fn open(&mut self, unit: usize) {
         let plan = self.plan;
-        plan.trained(unit).for_each(|flat_param| self.take(Whole::Gradient, flat_param));
+        plan.trained(unit).for_each(|flat_param| self.take(GatheredUse::Gradient, flat_param));
     }
 
     fn close(&mut self, unit: usize, round: Round) {
@@ -264,7 +264,7 @@ impl Meter<'_> {
             // The first round's lies where the last step's mean was.
             self.allocate(if round.number > 0 { plan.shard_bytes(flat_param) } else { 0 });
             self.sum(plan.shard_bytes(flat_param), round);
-            self.give(Whole::Gradient, flat_param);
+            self.give(GatheredUse::Gradient, flat_param);
         }
     }
 
@@ -284,14 +284,14 @@ impl Meter<'_> {
         }
         let mut before = None;
         for (_, flat_param) in plan.layout.flat_params().filter(|(_, flat_param)| flat_param.trainable) {
-            self.take(Whole::Gathered, flat_param);
-            before.replace(flat_param).into_iter().for_each(|before| self.give(Whole::Gathered, before));
+            self.take(GatheredUse::Gathered, flat_param);
+            before.replace(flat_param).into_iter().for_each(|before| self.give(GatheredUse::Gathered, before));
         }
-        before.into_iter().for_each(|last| self.give(Whole::Gathered, last));
+        before.into_iter().for_each(|last| self.give(GatheredUse::Gathered, last));
     }
 
-    /// Memory for a whole strip: what is free if it fits, else it is freed first.
-    fn take(&mut self, whole: Whole, flat_param: &FlatParameter) {
+    /// MemoryEstimate for a whole strip: what is free if it fits, else it is freed first.
+    fn take(&mut self, whole: GatheredUse, flat_param: &FlatParameter) {
         let wanted = self.size(whole, flat_param);
         let pool = self.pools[whole as usize].take();
         if pool != Some(wanted) {
@@ -300,8 +300,8 @@ impl Meter<'_> {
         }
     }
 
-    /// Memory of a whole strip is free, and kept instead of what was.
-    fn give(&mut self, whole: Whole, flat_param: &FlatParameter) {
+    /// MemoryEstimate of a whole strip is free, and kept instead of what was.
+    fn give(&mut self, whole: GatheredUse, flat_param: &FlatParameter) {
         let before = self.pools[whole as usize].replace(self.size(whole, flat_param));
         self.free(before.map_or(0, bytes));
     }
@@ -312,10 +312,10 @@ impl Meter<'_> {
         self.free(pools.into_iter().flatten().map(bytes).sum());
     }
 
-    fn size(&self, whole: Whole, flat_param: &FlatParameter) -> (FloatType, usize) {
+    fn size(&self, whole: GatheredUse, flat_param: &FlatParameter) -> (FloatType, usize) {
         let dtype = match whole {
-            Whole::Gathered => flat_param.dtype,
-            Whole::Gradient => flat_param.sum_dtype(self.plan.options.precision),
+            GatheredUse::Gathered => flat_param.dtype,
+            GatheredUse::Gradient => flat_param.sum_dtype(self.plan.options.precision),
         };
         (dtype, flat_param.padded(self.plan.layout.shards))
     }
@@ -402,7 +402,7 @@ mod tests {
         assert!(peak >= 3 * P / ranks + unit + unit);
     }
 
-    /// Gradients as f32, all else as the parameters, but for the optimizer's numbers.
+    /// ShardedGradients as f32, all else as the parameters, but for the optimizer's numbers.
     #[test]
     fn gradients_of_f16_need_the_bytes_of_f32() {
         let infos = [ParamInfo::new("p", [LEN], FloatType::F16)];

@@ -4,7 +4,7 @@ mod assignment;
 mod evaluate;
 mod gradients;
 mod groups;
-mod held;
+mod shards;
 mod layout;
 mod memory;
 mod options;
@@ -23,7 +23,7 @@ use dist_collectives::{Communicator, ReduceOp};
 pub(crate) use assignment::share;
 pub(crate) use groups::{bytes_sent, follow};
 pub(crate) use layout::FlatParameter;
-pub use memory::Memory;
+pub use memory::MemoryEstimate;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
 
@@ -37,10 +37,10 @@ use crate::updates::Updates;
 use crate::{
     Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params,
 };
-use gradients::Gradients;
+use gradients::ShardedGradients;
 use groups::Groups;
 use layout::{Layout, ShardChunk};
-use order::Action;
+use order::UnitAction;
 use parameters::Parameters;
 
 /// Sharded data parallel training: every rank computes some of a step's micro-batches, and keeps a part only of the
@@ -63,7 +63,7 @@ use parameters::Parameters;
 ///
 /// # Which sums are the same
 ///
-/// Gradients, and losses, are summed in the canonical order, as by [`Ddp`](crate::Ddp): T(n) = T(largest power of two
+/// ShardedGradients, and losses, are summed in the canonical order, as by [`Ddp`](crate::Ddp): T(n) = T(largest power of two
 /// below n) + T(rest). How micro-batches are dealt depends on the strategy.
 ///
 /// | strategy | rank r of N computes | bit for bit one process's result if |
@@ -82,7 +82,7 @@ use parameters::Parameters;
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`NothingCounts`](Error::NothingCounts).
 pub struct Fsdp<A> {
     parameters: Parameters,
-    gradients: Gradients,
+    gradients: ShardedGradients,
     buffers: Buffers,
     groups: Groups,
     /// The model's parameters, of the types that the optimizer changes.
@@ -91,8 +91,8 @@ pub struct Fsdp<A> {
     world: Communicator,
     model: Sequence<A>,
     plan: Plan,
-    forward: Vec<Action>,
-    backward: Vec<Action>,
+    forward: Vec<UnitAction>,
+    backward: Vec<UnitAction>,
     /// How many actions of the next forward were taken ahead of it, if it was asked for.
     prefetched: Option<usize>,
     /// Micro-batches of all ranks since the last step, and whether they say how much they count.
@@ -115,7 +115,7 @@ impl<A> Fsdp<A> {
     /// On every rank, if parameters or options differ between ranks; if the ranks cannot be divided as the options
     /// want; if communication fails.
     pub fn new(comm: Communicator, model: Sequence<A>, options: &FsdpOptions) -> Result<Self> {
-        Self::begin(comm, model, options, FirstValues::OfRank0)
+        Self::begin(comm, model, options, InitialValues::OfRank0)
     }
 
     /// As [`new`](Self::new), with values of which no rank ever has more than a unit at a time: `values` is called with
@@ -123,7 +123,7 @@ impl<A> Fsdp<A> {
     /// values are not looked at; its parameters may be [nowhere](crate::Slot::freed).
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and [`FirstValuesDiffer`](Error::FirstValuesDiffer) on every rank if `values` does not give
+    /// As for [`new`](Self::new), and [`InitialValuesDiffer`](Error::InitialValuesDiffer) on every rank if `values` does not give
     /// all of them the same.
     pub fn with_values(
         comm: Communicator,
@@ -132,14 +132,14 @@ impl<A> Fsdp<A> {
         mut values: impl FnMut(usize, ValuesMut<'_>),
     ) -> Result<Self> {
         let checksums = vec![0; model.infos().len()];
-        Self::begin(comm, model, options, FirstValues::Given(Given { values: &mut values, checksums }))
+        Self::begin(comm, model, options, InitialValues::Given(Given { values: &mut values, checksums }))
     }
 
     fn begin(
         mut world: Communicator,
         mut model: Sequence<A>,
         options: &FsdpOptions,
-        mut first: FirstValues<'_>,
+        mut first: InitialValues<'_>,
     ) -> Result<Self> {
         let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
         let starts = agreement::setting("the list of the blocks' first parameters", model.starts());
@@ -163,7 +163,7 @@ impl<A> Fsdp<A> {
         });
         Ok(Self {
             parameters,
-            gradients: Gradients::new(&plan.layout, names, precision, degrees.each_round),
+            gradients: ShardedGradients::new(&plan.layout, names, precision, degrees.each_round),
             buffers: Buffers::new(model.infos()),
             groups,
             kept: kept.collect(),
@@ -368,7 +368,7 @@ impl<A> Fsdp<A> {
     fn each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         let result = self.for_each_unit(|model, layout, unit| {
             let unit = &layout.units[unit];
-            unit.divided()
+            unit.sharded()
                 .chain(unit.buffers.iter().map(|buffer| buffer.parameter))
                 .try_for_each(|parameter| params::read(model, parameter, &mut |values| f(parameter, values)))
         });
@@ -487,14 +487,14 @@ impl<A> Fsdp<A> {
 }
 
 /// Where a training's first values come from.
-enum FirstValues<'a> {
+enum InitialValues<'a> {
     /// From rank 0's model.
     OfRank0,
     /// From a function, which gives every rank the same.
     Given(Given<'a>),
 }
 
-impl FirstValues<'_> {
+impl InitialValues<'_> {
     /// Puts the first values of a strip into `whole`, on every rank.
     fn fill<A>(
         &mut self,
@@ -550,7 +550,7 @@ impl FirstValues<'_> {
         world.all_gather(&values.checksums, &mut all).map_err(Error::communication)?;
         let differs = |&at: &usize| all[at] != all[at % count];
         let at = (0..all.len()).find(differs).unwrap_or_default();
-        Err(Error::FirstValuesDiffer { rank: at / count, parameter: infos[at % count].name.clone() })
+        Err(Error::InitialValuesDiffer { rank: at / count, parameter: infos[at % count].name.clone() })
     }
 }
 

@@ -10,9 +10,9 @@ pub enum ShardingStrategy {
     /// used.
     #[default]
     FullShard,
-    /// Gradients and the optimizer's state: ZeRO 2.
+    /// ShardedGradients and the optimizer's state: ZeRO 2.
     ShardGradOp,
-    /// The optimizer's state: ZeRO 1. Gradients are summed on each rank over its micro-batches and leave once a step.
+    /// The optimizer's state: ZeRO 1. ShardedGradients are summed on each rank over its micro-batches and leave once a step.
     ShardOptimizer,
     /// Nothing; this is what [`Ddp`](crate::Ddp) does.
     NoShard,

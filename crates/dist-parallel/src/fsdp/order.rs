@@ -6,7 +6,7 @@ use super::options::Reshard;
 
 /// What is done with a unit, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum UnitAction {
     /// Begins to gather its parameters.
     Gather(usize),
     /// Waits for its parameters, and gives them to the model.
@@ -25,41 +25,41 @@ pub(crate) enum Action {
 
 /// How a layout is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Use {
+pub(crate) struct GatherPolicy {
     /// Whether parameters are freed between their uses.
     pub(crate) frees: bool,
     pub(crate) prefetch: usize,
     pub(crate) reshard: Reshard,
 }
 
-impl Use {
+impl GatherPolicy {
     /// Forward through all blocks. Without a backward to come, nothing but what units share is kept.
-    pub(crate) fn forward(self, layout: &Layout, backward_follows: bool) -> Vec<Action> {
+    pub(crate) fn forward(self, layout: &Layout, backward_follows: bool) -> Vec<UnitAction> {
         let mut actions = Vec::new();
-        if let Some(held) = layout.held().filter(|_| self.frees) {
-            actions.extend([Action::Gather(held), Action::Materialise(held)]);
+        if let Some(root) = layout.root().filter(|_| self.frees) {
+            actions.extend([UnitAction::Gather(root), UnitAction::Materialise(root)]);
         }
         let units = with_blocks(layout);
         for (place, &unit) in units.iter().enumerate() {
             self.gather_ahead(&mut actions, layout, &units, place, |_| true);
             if backward_follows && matches!(self.reshard, Reshard::ToGroup(_)) {
-                actions.extend(self.gathers(&layout.units[unit]).then_some(Action::MaterialiseForGroup(unit)));
+                actions.extend(self.gathers(&layout.units[unit]).then_some(UnitAction::MaterialiseForGroup(unit)));
             } else {
                 self.materialise(&mut actions, layout, unit);
             }
-            actions.push(Action::Forward(unit));
+            actions.push(UnitAction::Forward(unit));
             if !(backward_follows && self.keeps(layout, unit)) {
                 self.free(&mut actions, layout, unit);
             }
         }
-        if let Some(held) = layout.held().filter(|_| !backward_follows) {
-            self.free(&mut actions, layout, held);
+        if let Some(root) = layout.root().filter(|_| !backward_follows) {
+            self.free(&mut actions, layout, root);
         }
         actions
     }
 
     /// Backward through all blocks, after a forward.
-    pub(crate) fn backward(self, layout: &Layout) -> Vec<Action> {
+    pub(crate) fn backward(self, layout: &Layout) -> Vec<UnitAction> {
         let mut actions = Vec::new();
         let mut units = with_blocks(layout);
         units.reverse();
@@ -68,13 +68,13 @@ impl Use {
             if !self.keeps(layout, unit) {
                 self.materialise(&mut actions, layout, unit);
             }
-            actions.push(Action::Backward(unit));
+            actions.push(UnitAction::Backward(unit));
             self.free(&mut actions, layout, unit);
-            actions.push(Action::Reduce(unit));
+            actions.push(UnitAction::Reduce(unit));
         }
-        if let Some(held) = layout.held() {
-            self.free(&mut actions, layout, held);
-            actions.push(Action::Reduce(held));
+        if let Some(root) = layout.root() {
+            self.free(&mut actions, layout, root);
+            actions.push(UnitAction::Reduce(root));
         }
         actions
     }
@@ -91,7 +91,7 @@ impl Use {
     /// Begins to gather the unit at a place, at the first place, and one that lies ahead.
     fn gather_ahead(
         self,
-        actions: &mut Vec<Action>,
+        actions: &mut Vec<UnitAction>,
         layout: &Layout,
         units: &[usize],
         place: usize,
@@ -101,15 +101,15 @@ impl Use {
         let last = place.saturating_add(self.prefetch);
         let ahead = units.iter().take(last.saturating_add(1)).skip(first);
         let gathered = ahead.filter(|&&unit| self.gathers(&layout.units[unit]) && wanted(unit));
-        actions.extend(gathered.map(|&unit| Action::Gather(unit)));
+        actions.extend(gathered.map(|&unit| UnitAction::Gather(unit)));
     }
 
-    fn materialise(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
-        actions.extend(self.gathers(&layout.units[unit]).then_some(Action::Materialise(unit)));
+    fn materialise(self, actions: &mut Vec<UnitAction>, layout: &Layout, unit: usize) {
+        actions.extend(self.gathers(&layout.units[unit]).then_some(UnitAction::Materialise(unit)));
     }
 
-    fn free(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
-        actions.extend(self.gathers(&layout.units[unit]).then_some(Action::Free(unit)));
+    fn free(self, actions: &mut Vec<UnitAction>, layout: &Layout, unit: usize) {
+        actions.extend(self.gathers(&layout.units[unit]).then_some(UnitAction::Free(unit)));
     }
 
     /// Whether there is something to gather.
@@ -120,14 +120,14 @@ impl Use {
 
 /// The units with blocks, in order.
 fn with_blocks(layout: &Layout) -> Vec<usize> {
-    (0..layout.units.len()).filter(|&unit| !layout.units[unit].is_held()).collect()
+    (0..layout.units.len()).filter(|&unit| !layout.units[unit].is_root()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
 
-    use super::Action::{Backward, Forward, Free, Gather, Materialise, MaterialiseForGroup, Reduce};
+    use super::UnitAction::{Backward, Forward, Free, Gather, Materialise, MaterialiseForGroup, Reduce};
     use super::*;
     use crate::fsdp::options::Units;
     use crate::{FloatType, ParamInfo};
@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn without_prefetch_a_unit_is_gathered_when_it_is_needed() {
-        let plain = Use { frees: true, prefetch: 0, reshard: Reshard::All };
+        let plain = GatherPolicy { frees: true, prefetch: 0, reshard: Reshard::All };
         let layout = layout(2, false);
         let forward = [Gather(0), Materialise(0), Forward(0), Free(0), Gather(1), Materialise(1), Forward(1), Free(1)];
         assert_eq!(plain.forward(&layout, true), forward);
         let backward = [Gather(1), Materialise(1), Backward(1), Free(1), Reduce(1)];
         assert_eq!(plain.backward(&layout)[..5], backward);
-        let whole = Use { frees: false, ..plain };
+        let whole = GatherPolicy { frees: false, ..plain };
         assert_eq!(whole.forward(&layout, true), [Forward(0), Forward(1)]);
         assert_eq!(whole.backward(&layout), [Backward(1), Reduce(1), Backward(0), Reduce(0)]);
     }
@@ -162,7 +162,7 @@ mod tests {
         #[values(Reshard::All, Reshard::AllButLast, Reshard::Nothing, Reshard::ToGroup(1))] reshard: Reshard,
         #[values(false, true)] tied: bool,
     ) {
-        let (layout, plan) = (layout(blocks.max(2), tied), Use { frees: true, prefetch, reshard });
+        let (layout, plan) = (layout(blocks.max(2), tied), GatherPolicy { frees: true, prefetch, reshard });
         let forward = plan.forward(&layout, true);
         let (mut gathering, mut loaded) = (Vec::new(), Vec::new());
         let (mut gathers, mut reduced) = (0, Vec::new());
@@ -185,7 +185,7 @@ mod tests {
                 Free(unit) => loaded.retain(|&other| other != unit),
                 Reduce(unit) => reduced.push(unit),
             }
-            let kept = |unit: &usize| plan.keeps(&layout, *unit) || layout.units[*unit].is_held();
+            let kept = |unit: &usize| plan.keeps(&layout, *unit) || layout.units[*unit].is_root();
             let passing = gathering.iter().chain(loaded.iter().filter(|unit| !kept(unit))).count();
             assert!(passing <= prefetch.saturating_add(1), "after action {index}");
         }
@@ -194,7 +194,7 @@ mod tests {
         let once = usize::from(tied)
             + (0..layout.units.len())
                 .filter(|&unit| {
-                    !layout.units[unit].is_held()
+                    !layout.units[unit].is_root()
                         && !layout.units[unit].flat_params.is_empty()
                         && plan.keeps(&layout, unit)
                 })
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(gathers, 2 * with_parameters - once);
         assert_eq!(reduced.len(), layout.units.len());
         let alone = plan.forward(&layout, false);
-        let count = |wanted: fn(&Action) -> bool| alone.iter().filter(|action| wanted(action)).count();
+        let count = |wanted: fn(&UnitAction) -> bool| alone.iter().filter(|action| wanted(action)).count();
         assert_eq!(count(|action| matches!(action, Gather(_))), with_parameters);
         assert_eq!(count(|action| matches!(action, Free(_))), with_parameters);
     }

@@ -113,7 +113,7 @@ impl Parameters {
             let (part, comm) = match (&kept, &mut groups.reshard_group) {
                 (Some(kept), Some(reshard_group)) => (kept.slice(0, kept.len()), reshard_group),
                 _ => {
-                    let own = shard.own.expect(DIVIDED);
+                    let own = shard.own.expect(SHARDED);
                     (self.shard_buffer.slice(own, 0, flat_param.shard_len)?, &mut groups.shards)
                 }
             };
@@ -141,7 +141,7 @@ impl Parameters {
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let whole = if let Some(own) = shard.own.filter(|_| self.shard_buffer.are_read()) {
-                let reader = Reader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
+                let reader = RemoteShardReader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
                 match reader.read(model, &mut groups.shards, &mut self.pool, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
@@ -160,7 +160,7 @@ impl Parameters {
                 Err(lent) => shard.whole = Some(lent),
             }
         }
-        self.mutation_checks[unit].begin(model, layout.units[unit].divided())
+        self.mutation_checks[unit].begin(model, layout.units[unit].sharded())
     }
 
     /// Frees a unit.
@@ -168,7 +168,7 @@ impl Parameters {
     /// # Errors
     /// Also if its blocks have changed its parameters, see [`MutationCheck`].
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
-        self.mutation_checks[unit].end(model, layout.units[unit].divided())?;
+        self.mutation_checks[unit].end(model, layout.units[unit].sharded())?;
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             params::reshard(model, &flat_param.places)?;
             // Unless somebody still has a part of it.
@@ -182,7 +182,7 @@ impl Parameters {
     /// Begins a pass of which every rank's model has all parameters, and each rank's optimizer will change a part.
     pub(crate) fn begin_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
         let units = self.mutation_checks.iter_mut().zip(&layout.units);
-        units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.begin(model, unit.divided()))
+        units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.begin(model, unit.sharded()))
     }
 
     /// Ends that pass.
@@ -191,7 +191,7 @@ impl Parameters {
     /// If blocks have changed parameters, see [`MutationCheck`].
     pub(crate) fn end_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
         let units = self.mutation_checks.iter_mut().zip(&layout.units);
-        units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.end(model, unit.divided()))
+        units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.end(model, unit.sharded()))
     }
 
     /// This rank's part of a strip, padding included, if it is kept outside the model.
@@ -294,7 +294,7 @@ impl Parameters {
         groups.timed(|| update_buffer.open())?;
         // The own part is in the model already, unless the optimizer changes it elsewhere.
         let known = self.states[place.0][place.1].own.is_none().then_some(self.rank);
-        let mut reader = Reader { shard_buffer: &mut update_buffer, own, flat_param, known };
+        let mut reader = RemoteShardReader { shard_buffer: &mut update_buffer, own, flat_param, known };
         for place in &flat_param.places {
             params::write(model, place.parameter, |values| reader.copy_range(place.offset, values))?;
         }
@@ -350,7 +350,7 @@ fn update_buffer(layout: &Layout, states: &mut [Vec<FlatParameterState>], groups
 }
 
 /// A strip whose parts are read where ranks keep them.
-struct Reader<'a> {
+struct RemoteShardReader<'a> {
     shard_buffer: &'a mut ShardBuffer,
     /// Where a part of it begins, on every rank.
     own: ShardOffset,
@@ -359,7 +359,7 @@ struct Reader<'a> {
     known: Option<usize>,
 }
 
-impl Reader<'_> {
+impl RemoteShardReader<'_> {
     /// Fills the strip where the model has it. Gives the whole if the model would rather be lent it.
     fn read(
         mut self,
@@ -396,4 +396,4 @@ impl Reader<'_> {
     }
 }
 
-const DIVIDED: &str = "what is freed between its uses was divided";
+const SHARDED: &str = "what is freed between its uses was divided";

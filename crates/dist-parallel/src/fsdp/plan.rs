@@ -3,7 +3,7 @@
 use super::assignment::MicroBatchAssignment;
 use super::layout::Layout;
 use super::options::{Degrees, FsdpOptions};
-use super::order::Use;
+use super::order::GatherPolicy;
 use crate::{Error, ParamInfo, Result, params};
 
 /// Which rank keeps what of a model, and when it is gathered and freed: pure data, which every rank computes alike.
@@ -48,8 +48,8 @@ impl Plan {
         }
     }
 
-    pub(crate) fn uses(&self) -> Use {
+    pub(crate) fn uses(&self) -> GatherPolicy {
         let FsdpOptions { prefetch, reshard, .. } = self.options;
-        Use { frees: self.degrees.frees, prefetch, reshard }
+        GatherPolicy { frees: self.degrees.frees, prefetch, reshard }
     }
 }

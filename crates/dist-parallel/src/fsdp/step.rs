@@ -4,7 +4,7 @@ use dist_collectives::ReduceOp;
 
 use super::Fsdp;
 use super::groups::bytes_sent;
-use super::order::Action;
+use super::order::UnitAction;
 use crate::loss::Counted;
 use crate::step_consensus::{StepDescriptor, STEP, StepConsensus, TrainingCall};
 use crate::tree::sum_of;
@@ -15,7 +15,7 @@ use crate::{BoxError, Error, Loss, Params, Result, Saved, StepReport, Values, Va
 type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
 
 /// Where one micro-batch is.
-pub(super) struct Pass<A> {
+pub(super) struct MicroBatchPass<A> {
     /// What the last block gave; `None` if this rank has no micro-batch, or nobody wants a gradient.
     pub(super) current: Option<A>,
     /// What each unit's blocks keep for their backward.
@@ -177,7 +177,7 @@ impl<A> Fsdp<A> {
         }
         self.follow();
         let mut taken = 0;
-        while let Some(&Action::Gather(unit)) = self.forward.get(taken) {
+        while let Some(&UnitAction::Gather(unit)) = self.forward.get(taken) {
             let gathered = self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
             self.or_abort(gathered)?;
             taken += 1;
@@ -251,12 +251,12 @@ impl<A> Fsdp<A> {
             parameters.begin_pass(&plan.layout, model)?;
         }
         let (input, loss) = batch.unzip();
-        let mut pass = Pass { current: input, saved: Vec::new() };
+        let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
         for place in self.prefetched.take().unwrap_or(0)..self.forward.len() {
             self.act(self.forward[place], &mut pass)?;
         }
         // The first units of the backward are gathered while the loss is computed.
-        let ahead = self.backward.iter().take_while(|action| matches!(action, Action::Gather(_))).count();
+        let ahead = self.backward.iter().take_while(|action| matches!(action, UnitAction::Gather(_))).count();
         for place in 0..ahead {
             self.act(self.backward[place], &mut pass)?;
         }
@@ -276,22 +276,22 @@ impl<A> Fsdp<A> {
         Ok(counted)
     }
 
-    pub(super) fn act(&mut self, action: Action, pass: &mut Pass<A>) -> Result<()> {
+    pub(super) fn act(&mut self, action: UnitAction, pass: &mut MicroBatchPass<A>) -> Result<()> {
         let Self { parameters, gradients, groups, model, plan, .. } = self;
         let layout = &plan.layout;
         match action {
-            Action::Gather(unit) => parameters.gather(layout, unit, groups)?,
-            Action::Materialise(unit) => parameters.materialise(layout, unit, groups, false, model)?,
-            Action::MaterialiseForGroup(unit) => parameters.materialise(layout, unit, groups, true, model)?,
-            Action::Free(unit) => parameters.free(layout, unit, model)?,
-            Action::Forward(unit) => {
+            UnitAction::Gather(unit) => parameters.gather(layout, unit, groups)?,
+            UnitAction::Materialise(unit) => parameters.materialise(layout, unit, groups, false, model)?,
+            UnitAction::MaterialiseForGroup(unit) => parameters.materialise(layout, unit, groups, true, model)?,
+            UnitAction::Free(unit) => parameters.free(layout, unit, model)?,
+            UnitAction::Forward(unit) => {
                 let Some(input) = pass.current.take() else { return Ok(()) };
                 let blocks = layout.units[unit].blocks.clone();
                 let (output, saved) = model.forward_through(blocks, input).map_err(Error::compute)?;
                 pass.saved.push(saved);
                 pass.current = Some(output);
             }
-            Action::Backward(unit) => {
+            UnitAction::Backward(unit) => {
                 let saved = pass.saved.pop();
                 let (Some(gradient), Some(saved)) = (pass.current.take(), saved) else { return Ok(()) };
                 let blocks = layout.units[unit].blocks.clone();
@@ -301,7 +301,7 @@ impl<A> Fsdp<A> {
                 let of_input = model.backward_through(blocks, saved, gradient, &mut ready);
                 pass.current = of_input.map_err(Error::compute)?;
             }
-            Action::Reduce(unit) => gradients.close(layout, groups, unit)?,
+            UnitAction::Reduce(unit) => gradients.close(layout, groups, unit)?,
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use crate::updates::Updates;
 use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
 
 #[derive(Debug)]
-pub(crate) struct Gradients {
+pub(crate) struct BucketedGradients {
     slots: GradientSlots,
     buckets: Vec<BucketSum>,
     losses: TreeSum<f32>,
@@ -56,7 +56,7 @@ struct BucketSum {
 /// Memory to travel in, all zero.
 pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
 
-impl Gradients {
+impl BucketedGradients {
     pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan, keeps_residual: bool) -> Self {
         let slots = GradientSlots::new(infos, plan);
         let sum = |planned: &Bucket| BucketSum::new(planned.places.len());

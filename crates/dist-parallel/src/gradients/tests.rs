@@ -50,13 +50,13 @@ fn has(micro_batch: usize, parameter: usize) -> bool {
     }
 }
 
-fn run(gradients: &mut Gradients, micro_batch: usize) {
+fn run(gradients: &mut BucketedGradients, micro_batch: usize) {
     gradients.begin(&mut ordinary).unwrap();
     report_all(gradients, micro_batch);
     gradients.end(values(micro_batch, 9, 1)[0], 1);
 }
 
-fn report_all(gradients: &mut Gradients, micro_batch: usize) {
+fn report_all(gradients: &mut BucketedGradients, micro_batch: usize) {
     for parameter in (0..5).rev().filter(|&parameter| has(micro_batch, parameter)) {
         let values = values(micro_batch, parameter, infos()[parameter].len());
         match parameter {
@@ -98,7 +98,7 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
 }
 
 /// Adds up what each rank has, and gives every rank the mean, as reducing over the network would.
-fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
+fn synchronise(ranks: &mut [BucketedGradients], micro_batches: usize) -> Vec<f32> {
     let mut means: Vec<Vec<Mean>> = ranks.iter().map(|_| Vec::new()).collect();
     for bucket in 0..ranks[0].bucket_count() {
         let mut sum = TreeSum::new();
@@ -128,9 +128,9 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
     tallies.into_iter().map(|(loss, _)| loss).collect()
 }
 
-fn ranks(count: usize, first_max: usize) -> Vec<Gradients> {
+fn ranks(count: usize, first_max: usize) -> Vec<BucketedGradients> {
     let plan = BucketPlan::new(&infos(), BucketBytes { first_max, other_max: first_max });
-    (0..count).map(|_| Gradients::new(&infos(), plan.clone(), false)).collect()
+    (0..count).map(|_| BucketedGradients::new(&infos(), plan.clone(), false)).collect()
 }
 
 fn share(rank: usize, ranks: usize, micro_batches: usize) -> Range<usize> {
@@ -218,7 +218,7 @@ fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
     // Last to first: bias, scale, embedding; the head goes with the embedding.
     assert_eq!(Vec::from_iter(gradients.parameters()), [3, 1, 0]);
     gradients.begin(&mut ordinary).unwrap();
-    let finals = |gradients: &Gradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
+    let finals = |gradients: &BucketedGradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
     let steps = [
         (4, [false, false, false]),
         (3, [true, false, false]),
@@ -314,7 +314,7 @@ proptest! {
             .map(|(index, &len)| ParamInfo::new(format!("p{index}"), [len], FloatType::F32))
             .collect();
         let plan = BucketPlan::new(&infos, BucketBytes { first_max: bucket_bytes / 2, other_max: bucket_bytes });
-        let mut all: Vec<Gradients> = (0..ranks).map(|_| Gradients::new(&infos, plan.clone(), false)).collect();
+        let mut all: Vec<BucketedGradients> = (0..ranks).map(|_| BucketedGradients::new(&infos, plan.clone(), false)).collect();
         for (rank, gradients) in all.iter_mut().enumerate() {
             for report in &reports[rank * share..(rank + 1) * share] {
                 gradients.begin(&mut ordinary).unwrap();

@@ -24,7 +24,7 @@ mod placeholder;
 mod evaluate;
 mod flaw;
 mod generate;
-mod held;
+mod shards;
 mod kind;
 mod link;
 mod links;

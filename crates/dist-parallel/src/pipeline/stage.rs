@@ -181,7 +181,7 @@ impl<A> Stage<A> {
     }
 
     /// Whether this parameter of the stage is divided, so that no rank has it whole between its uses.
-    pub(super) fn divides(&self, parameter: usize) -> bool {
+    pub(super) fn is_sharded(&self, parameter: usize) -> bool {
         self.shard.is_some() && self.sums.has(parameter)
     }
 

@@ -1,4 +1,4 @@
-//! Memory that a rank's thread allocates: with what it starts on another thread it shares memory, and allocates none there.
+//! MemoryEstimate that a rank's thread allocates: with what it starts on another thread it shares memory, and allocates none there.
 //!
 //! Beside buffers of parameters, gradients and the optimizer's state there are lists and messages, of which some are made
 //! on one thread and freed on another. They are the same for a model of twice the size. So each training is measured with
@@ -6,7 +6,7 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
-use dist_parallel::{Fsdp, FsdpOptions, Materialised, Memory, Reshard, ShardingStrategy, Units};
+use dist_parallel::{Fsdp, FsdpOptions, Materialised, MemoryEstimate, Reshard, ShardingStrategy, Units};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -32,7 +32,7 @@ struct Needed {
     bytes: [i64; 4],
     /// What more steps left behind.
     more: i64,
-    predicted: Memory,
+    predicted: MemoryEstimate,
 }
 
 /// Whose micro-batches steps have.
@@ -94,7 +94,7 @@ fn check_for(more: usize, ranks: usize, steps: Steps, loaded: Materialised, opti
     let run = |smallest| needed(smallest, ranks, steps, more, loaded, options);
     for (small, large) in run(smallest).into_iter().zip(run(2 * smallest)) {
         let difference = [0, 1, 2, 3].map(|index| large.bytes[index] - small.bytes[index]);
-        let of = |memory: &Memory| {
+        let of = |memory: &MemoryEstimate| {
             [memory.parameters, memory.persistent(), memory.persistent(), memory.peak]
                 .map(|bytes| i64::try_from(bytes).unwrap())
         };

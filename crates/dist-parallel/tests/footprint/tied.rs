@@ -1,4 +1,4 @@
-//! Memory of a pipeline whose stages have the same parameters.
+//! MemoryEstimate of a pipeline whose stages have the same parameters.
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;

@@ -439,7 +439,7 @@ fn first_values_that_differ_between_ranks_are_an_error_on_every_rank(
         Fsdp::with_values(comm, model, &FsdpOptions::new(STRATEGIES[strategy]), values).map(drop)
     });
     let name = ["a.weight", "a.count", "a.frozen"][other];
-    let named = |result: &Result<(), Error>| matches!(result, Err(Error::FirstValuesDiffer { rank: 2, parameter }) if parameter == name);
+    let named = |result: &Result<(), Error>| matches!(result, Err(Error::InitialValuesDiffer { rank: 2, parameter }) if parameter == name);
     assert!(outcome.results.iter().all(named), "{:?}", outcome.results);
 }
 

@@ -13,7 +13,7 @@ impl<A> Shards for Fsdp<A> {
     }
 
     fn parameters(&self) -> ShardMetadata<Chunk> {
-        self.held(self.held_chunks().into_iter().map(Held::chunk).collect())
+        self.held(self.held_chunks().into_iter().map(HeldState::chunk).collect())
     }
 
     fn slices(&self) -> ShardMetadata<Slice> {
@@ -23,11 +23,11 @@ impl<A> Shards for Fsdp<A> {
     }
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
-        let saves = |held: &Held| match held {
-            Held::Part(_, chunk) => self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable,
-            Held::Whole(_) => self.rank() == 0,
+        let saves = |held: &HeldState| match held {
+            HeldState::Part(_, chunk) => self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable,
+            HeldState::ReplicatedParameter(_) => self.rank() == 0,
         };
-        self.held_chunks().into_iter().filter(saves).map(Held::chunk).collect()
+        self.held_chunks().into_iter().filter(saves).map(HeldState::chunk).collect()
     }
 
     fn unsaved(&self) -> Option<String> {
@@ -36,8 +36,8 @@ impl<A> Shards for Fsdp<A> {
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         match self.locate_chunk(chunk)? {
-            Held::Part(place, chunk) => self.parameters.read(place, chunk, &self.model, f),
-            Held::Whole(whole) => params::read(&self.model, whole.parameter, f),
+            HeldState::Part(place, chunk) => self.parameters.read(place, chunk, &self.model, f),
+            HeldState::ReplicatedParameter(whole) => params::read(&self.model, whole.parameter, f),
         }
     }
 
@@ -47,8 +47,8 @@ impl<A> Shards for Fsdp<A> {
             Ok(())
         };
         match self.locate_chunk(chunk)? {
-            Held::Part(place, chunk) => self.parameters.change(place, chunk, &mut self.model, change),
-            Held::Whole(whole) => params::write(&mut self.model, whole.parameter, change),
+            HeldState::Part(place, chunk) => self.parameters.change(place, chunk, &mut self.model, change),
+            HeldState::ReplicatedParameter(whole) => params::write(&mut self.model, whole.parameter, change),
         }
     }
 
@@ -77,27 +77,27 @@ impl<A> Shards for Fsdp<A> {
 
 /// What a rank holds of one parameter.
 #[derive(Clone, Copy)]
-enum Held {
+enum HeldState {
     /// A piece of its part of a strip, and the strip's place.
     Part((usize, usize), layout::ShardChunk),
     /// All of a buffer.
-    Whole(layout::Whole),
+    ReplicatedParameter(layout::ReplicatedParameter),
 }
 
-impl Held {
+impl HeldState {
     const fn chunk(self) -> Chunk {
         match self {
             Self::Part(_, chunk) => outside(chunk),
-            Self::Whole(layout::Whole { parameter, len, .. }) => Chunk { parameter, offset: 0, len },
+            Self::ReplicatedParameter(layout::ReplicatedParameter { parameter, len, .. }) => Chunk { parameter, offset: 0, len },
         }
     }
 }
 
 impl<A> Fsdp<A> {
     /// Everything that this rank holds, in the order in which checkpoints number it.
-    fn held_chunks(&self) -> Vec<Held> {
-        let parts = self.chunks().into_iter().map(|(place, chunk)| Held::Part(place, chunk));
-        parts.chain(self.plan.layout.buffers().map(Held::Whole)).collect()
+    fn held_chunks(&self) -> Vec<HeldState> {
+        let parts = self.chunks().into_iter().map(|(place, chunk)| HeldState::Part(place, chunk));
+        parts.chain(self.plan.layout.buffers().map(HeldState::ReplicatedParameter)).collect()
     }
 
     /// That all ranks have the same frozen parameters, where each has all of them and saves a part.
@@ -135,16 +135,16 @@ impl<A> Fsdp<A> {
     }
 
     /// Where this rank keeps a piece: the place of its strip, and the piece with its offset in this rank's part; or a buffer.
-    fn locate_chunk(&self, chunk: Chunk) -> Result<Held> {
+    fn locate_chunk(&self, chunk: Chunk) -> Result<HeldState> {
         let index = chunk.parameter;
         let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
             let dtype = self.kept[index].dtype;
-            return Ok(Held::Whole(layout::Whole { parameter: index, len: chunk.len, dtype }));
+            return Ok(HeldState::ReplicatedParameter(layout::ReplicatedParameter { parameter: index, len: chunk.len, dtype }));
         };
         let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
         let kept = flat_param.chunk(location.place, self.groups.shards.rank());
         let kept = kept.filter(|kept| outside(*kept) == chunk).ok_or(Error::Freed)?;
-        Ok(Held::Part((location.unit, location.flat_param), kept))
+        Ok(HeldState::Part((location.unit, location.flat_param), kept))
     }
 }
 

@@ -25,7 +25,7 @@ impl<A> Shards for Pipeline<A> {
         let own =
             self.stages.iter().find(|stage| stage.parameters.contains(&parameter)).expect(OF_OWN_STAGES);
         let parameter = parameter - own.parameters.start;
-        if own.divides(parameter) {
+        if own.is_sharded(parameter) {
             return Err(Error::Freed);
         }
         params::read(&own.model, parameter, f)
@@ -35,7 +35,7 @@ impl<A> Shards for Pipeline<A> {
         let own = self.stages.iter_mut().find(|stage| stage.parameters.contains(&parameter));
         let own = own.expect(OF_OWN_STAGES);
         let parameter = parameter - own.parameters.start;
-        if own.divides(parameter) {
+        if own.is_sharded(parameter) {
             return Err(Error::Freed);
         }
         params::write(&mut own.model, parameter, |values| {
