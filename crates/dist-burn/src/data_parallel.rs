@@ -402,7 +402,7 @@ impl DataParallel {
         };
         self.or_abort(held)?;
         if compares {
-            self.ddp.note_parameters()?;
+            self.ddp.compare_parameters()?;
         }
         Ok(())
     }

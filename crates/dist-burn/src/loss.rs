@@ -34,7 +34,7 @@ pub trait TensorLoss: sealed::Sealed {
 
     /// The value that gradients were computed of, and its weight.
     #[doc(hidden)]
-    fn counted(value: f32, weight: u64) -> Self::Counted;
+    fn weighted(value: f32, weight: u64) -> Self::Counted;
 }
 
 #[expect(unnameable_types, reason = "it seals the trait: nobody else implements it")]
@@ -54,7 +54,7 @@ impl TensorLoss for Tensor<1> {
         None
     }
 
-    fn counted(value: f32, _: u64) -> f32 {
+    fn weighted(value: f32, _: u64) -> f32 {
         value
     }
 }
@@ -71,7 +71,7 @@ impl TensorLoss for (Tensor<1>, u64) {
         Some(self.1)
     }
 
-    fn counted(value: f32, weight: u64) -> (f32, u64) {
+    fn weighted(value: f32, weight: u64) -> (f32, u64) {
         (value, weight)
     }
 }
@@ -87,7 +87,7 @@ pub(crate) fn backward<M: Module, L: TensorLoss>(
     }
     if weight == Some(0) {
         // Its gradients times zero would be NaN if it is: the mean over no tokens is.
-        return Ok((L::counted(0.0, 0), GradientsParams::new()));
+        return Ok((L::weighted(0.0, 0), GradientsParams::new()));
     }
     if !tensor.is_tracked() {
         return Err(BurnError::Untracked.into());
@@ -99,5 +99,5 @@ pub(crate) fn backward<M: Module, L: TensorLoss>(
     let gradients = GradientsParams::from_grads(weighted.backward(), model);
     let value = weighted.inner().try_into_vec_as::<f32>()?;
     let value = value.first().copied().unwrap_or(f32::NAN);
-    Ok((L::counted(value, weight.unwrap_or(1)), gradients))
+    Ok((L::weighted(value, weight.unwrap_or(1)), gradients))
 }

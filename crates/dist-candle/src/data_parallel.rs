@@ -425,7 +425,7 @@ impl DataParallel {
     fn begin(&mut self) -> Result<(), CandleError> {
         let compares = self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY);
         if compares && self.world_size() > 1 {
-            self.ddp.note_parameters()?;
+            self.ddp.compare_parameters()?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ pub trait TensorLoss: sealed::Sealed {
 
     /// The value that gradients were computed of, and its weight.
     #[doc(hidden)]
-    fn counted(value: f32, weight: u64) -> Self::Counted;
+    fn weighted(value: f32, weight: u64) -> Self::Counted;
 }
 
 mod sealed {
@@ -51,7 +51,7 @@ macro_rules! tensor_loss {
             fn weight(&self) -> Option<u64> {
                 None
             }
-            fn counted(value: f32, _: u64) -> f32 {
+            fn weighted(value: f32, _: u64) -> f32 {
                 value
             }
         }
@@ -64,7 +64,7 @@ macro_rules! tensor_loss {
             fn weight(&self) -> Option<u64> {
                 Some(self.1)
             }
-            fn counted(value: f32, weight: u64) -> (f32, u64) {
+            fn weighted(value: f32, weight: u64) -> (f32, u64) {
                 (value, weight)
             }
         }
@@ -86,7 +86,7 @@ pub(crate) fn backward<L: TensorLoss>(
     }
     if weight == Some(0) {
         // Its gradients times zero would be NaN if it is: the mean over no tokens is.
-        return Ok(L::counted(0.0, 0));
+        return Ok(L::weighted(0.0, 0));
     }
     let failed = |source| CandleError::Candle { place: "the loss".to_owned(), source };
     let weighted = match weight {
@@ -100,5 +100,5 @@ pub(crate) fn backward<L: TensorLoss>(
     let value = value.map_err(failed)?;
     drop(weighted);
     variables.report(&mut gradients, ready)?;
-    Ok(L::counted(value, weight.unwrap_or(1)))
+    Ok(L::weighted(value, weight.unwrap_or(1)))
 }

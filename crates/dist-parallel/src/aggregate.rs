@@ -28,7 +28,7 @@ pub trait GradientAggregator {
     ///
     /// # Errors
     /// As for [`aggregate`](Self::aggregate).
-    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64>;
+    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64>;
 
     /// As [`aggregate`](Self::aggregate), but over the ranks that are present only, whose number is returned. What an
     /// absent rank brings is ignored; it gets the mean too. With nobody present, everything becomes +0.
@@ -38,7 +38,7 @@ pub trait GradientAggregator {
     /// # Errors
     /// As for [`aggregate`](Self::aggregate).
     fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
-        let ranks = self.aggregate_counted(gradients, present.into())?;
+        let ranks = self.aggregate_weighted(gradients, present.into())?;
         Ok(usize::try_from(ranks).unwrap_or(usize::MAX))
     }
 
@@ -103,7 +103,7 @@ impl GradientAggregator for LocalAggregator {
         Ok(())
     }
 
-    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
+    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
         let count = to_be_summed(count).unsigned_abs();
         divide(gradients, count);
         Ok(count)
@@ -118,15 +118,15 @@ impl GradientAggregator for LocalAggregator {
 
 impl GradientAggregator for AllReduceAggregator {
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()> {
-        self.0.apply(Collective::AllReduce(ReduceOp::Mean), gradients)
+        self.0.apply(SliceCollective::AllReduce(ReduceOp::Mean), gradients)
     }
 
-    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
-        self.0.mean_of_counted(Collective::AllReduce(ReduceOp::Sum), gradients, count)
+    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
+        self.0.weighted_mean(SliceCollective::AllReduce(ReduceOp::Sum), gradients, count)
     }
 
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
-        self.0.apply(Collective::Broadcast(0), parameters)
+        self.0.apply(SliceCollective::Broadcast(0), parameters)
     }
 
     fn abort(&mut self, why: &dyn fmt::Display) {
@@ -136,16 +136,16 @@ impl GradientAggregator for AllReduceAggregator {
 
 impl GradientAggregator for ParameterServer {
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()> {
-        self.lists.apply(Collective::ByServer(ReduceOp::Mean, self.server), gradients)
+        self.lists.apply(SliceCollective::ByServer(ReduceOp::Mean, self.server), gradients)
     }
 
-    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
-        let sum = Collective::ByServer(ReduceOp::Sum, self.server);
-        self.lists.mean_of_counted(sum, gradients, count)
+    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
+        let sum = SliceCollective::ByServer(ReduceOp::Sum, self.server);
+        self.lists.weighted_mean(sum, gradients, count)
     }
 
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
-        self.lists.apply(Collective::Broadcast(self.server), parameters)
+        self.lists.apply(SliceCollective::Broadcast(self.server), parameters)
     }
 
     fn abort(&mut self, why: &dyn fmt::Display) {
@@ -246,9 +246,9 @@ pub fn train_step<C: Loss, G: GradientSlices>(
 ) -> Result<f32> {
     let step = || {
         let (loss, mut gradients) = compute().map_err(Error::compute)?;
-        let (loss, count) = loss.counted();
+        let (loss, count) = loss.weighted();
         if C::WEIGHTED {
-            aggregator.aggregate_counted(&mut gradients.slices(), count)?;
+            aggregator.aggregate_weighted(&mut gradients.slices(), count)?;
         } else {
             aggregator.aggregate(&mut gradients.slices())?;
         }
@@ -257,7 +257,7 @@ pub fn train_step<C: Loss, G: GradientSlices>(
     };
     let result: Result<f32> = step();
     if let Err(error) = &result
-        && !error.harms_nobody()
+        && !error.is_on_every_rank()
     {
         aggregator.abort(&Chain(error));
     }
@@ -274,7 +274,7 @@ struct Lists {
 
 /// What is done to slices of all ranks.
 #[derive(Debug, Clone, Copy)]
-enum Collective {
+enum SliceCollective {
     AllReduce(ReduceOp),
     /// To the server, which reduces, and back from it.
     ByServer(ReduceOp, usize),
@@ -283,13 +283,13 @@ enum Collective {
 
 impl Lists {
     /// Does this to all slices, those of one type together.
-    fn apply(&mut self, collective: Collective, values: &mut [ValuesMut<'_>]) -> Result<()> {
+    fn apply(&mut self, collective: SliceCollective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         self.agree(values)?;
         self.apply_agreed(collective, values)
     }
 
     /// As [`apply`](Self::apply), to slices of which all ranks are known to bring the same.
-    fn apply_agreed(&mut self, collective: Collective, values: &mut [ValuesMut<'_>]) -> Result<()> {
+    fn apply_agreed(&mut self, collective: SliceCollective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         let (mut f32s, mut f64s, mut f16s, mut bf16s) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for slice in values {
             match slice {
@@ -306,9 +306,9 @@ impl Lists {
     }
 
     /// The mean over what all gradients count, and how much that is.
-    fn mean_of_counted(
+    fn weighted_mean(
         &mut self,
-        sum: Collective,
+        sum: SliceCollective,
         gradients: &mut [ValuesMut<'_>],
         count: u64,
     ) -> Result<u64> {
@@ -348,7 +348,7 @@ impl Lists {
     }
 }
 
-impl Collective {
+impl SliceCollective {
     fn apply<T: Element>(self, comm: &mut Communicator, slices: &mut [&mut [T]]) -> Result<()> {
         if slices.is_empty() {
             return Ok(());

@@ -22,7 +22,7 @@ impl Buffers {
     }
 
     /// Notes that this rank goes forward, which may change its buffers.
-    pub(crate) const fn note_forward(&mut self) {
+    pub(crate) const fn record_forward(&mut self) {
         self.changed = true;
     }
 

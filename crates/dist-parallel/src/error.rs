@@ -200,7 +200,7 @@ pub enum Error {
         on_rank_0: String,
     },
     /// The trained parameters are not the same on all ranks; every rank gets this same error, at a step that
-    /// [compares](crate::Ddp::note_parameters) them, and again until a checkpoint is loaded.
+    /// [compares](crate::Ddp::compare_parameters) them, and again until a checkpoint is loaded.
     #[error(
         "the trained parameter {parameter} has other values on rank {rank} than on rank 0: all ranks have to change their \
          parameters alike, with the same optimizer, settings and gradients, which are those that the step has given them. Go \
@@ -373,7 +373,7 @@ pub enum Error {
     /// The micro-batches of a step, or the steps of a meeting, count for nothing, all together; every rank gets this same
     /// error.
     #[error("{micro_batches} micro-batches count for nothing")]
-    NothingCounts {
+    ZeroWeight {
         /// How many micro-batches all ranks have computed.
         micro_batches: usize,
     },
@@ -580,14 +580,14 @@ impl Error {
     }
 
     /// Whether every rank has an error like this, and none waits for another.
-    pub(crate) const fn harms_nobody(&self) -> bool {
+    pub(crate) const fn is_on_every_rank(&self) -> bool {
         matches!(
             self,
             Self::StepsDiffer { .. }
                 | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
                 | Self::PipelinesDiffer { .. }
-                | Self::NothingCounts { .. }
+                | Self::ZeroWeight { .. }
                 | Self::GradientsDiffer { .. }
                 | Self::FrozenDiffers { .. }
                 | Self::ParametersDiffer { .. }
@@ -604,7 +604,7 @@ impl Error {
     /// The error of ours that a caller's code has passed on, unless every rank would have it: only this one failed.
     pub(crate) fn passed_on(source: BoxError) -> Result<Self, BoxError> {
         match source.downcast::<Self>() {
-            Ok(error) if error.harms_nobody() => Err(error),
+            Ok(error) if error.is_on_every_rank() => Err(error),
             Ok(error) => Ok(*error),
             Err(source) => Err(source),
         }

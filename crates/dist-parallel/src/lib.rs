@@ -72,7 +72,7 @@ pub use optimizer::{
     Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
 };
 pub use params::{BufferSync, FloatType, ParamInfo, Params};
-pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
+pub use plan::{Bucket, BucketBytes, BucketPlan, BucketPlace};
 pub use reduce::reduce;
 pub use sequence::Sequence;
 pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};

@@ -18,11 +18,11 @@ pub trait Loss {
     const WEIGHTED: bool;
 
     /// The loss, and how much it counts.
-    fn counted(self) -> (f32, u64);
+    fn weighted(self) -> (f32, u64);
 }
 
 /// A loss, and how much it counts.
-pub(crate) type Counted = (f32, u64);
+pub(crate) type WeightedLoss = (f32, u64);
 
 /// A count as ranks add it up: no more than 2⁴⁶, so that 2¹⁷ of them have a sum.
 pub(crate) fn to_be_summed(count: u64) -> i64 {
@@ -32,7 +32,7 @@ pub(crate) fn to_be_summed(count: u64) -> i64 {
 impl Loss for f32 {
     const WEIGHTED: bool = false;
 
-    fn counted(self) -> (f32, u64) {
+    fn weighted(self) -> (f32, u64) {
         (self, 1)
     }
 }
@@ -40,7 +40,7 @@ impl Loss for f32 {
 impl Loss for (f32, u64) {
     const WEIGHTED: bool = true;
 
-    fn counted(self) -> (f32, u64) {
+    fn weighted(self) -> (f32, u64) {
         self
     }
 }

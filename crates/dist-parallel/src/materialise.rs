@@ -70,13 +70,13 @@ pub enum Resharded {
 /// ```
 #[derive(Debug)]
 pub struct Slot {
-    place: Place,
+    place: Storage,
     dtype: FloatType,
     len: usize,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Own(Flat),
     Shared(BufferView),
     Nowhere,
@@ -85,7 +85,7 @@ enum Place {
 impl Slot {
     /// A parameter of so many values that are nowhere yet.
     pub const fn freed(dtype: FloatType, len: usize) -> Self {
-        Self { place: Place::Nowhere, dtype, len }
+        Self { place: Storage::Nowhere, dtype, len }
     }
 
     /// The values.
@@ -94,9 +94,9 @@ impl Slot {
     /// If they are nowhere.
     pub fn values(&self) -> Result<Values<'_>> {
         match &self.place {
-            Place::Own(flat) => Ok(flat.slice(0, self.len)),
-            Place::Shared(view) => Ok(view.values()),
-            Place::Nowhere => Err(Error::Freed),
+            Storage::Own(flat) => Ok(flat.slice(0, self.len)),
+            Storage::Shared(view) => Ok(view.values()),
+            Storage::Nowhere => Err(Error::Freed),
         }
     }
 
@@ -106,14 +106,14 @@ impl Slot {
     /// # Errors
     /// None at present.
     pub fn write(&mut self, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        if !matches!(self.place, Place::Own(_)) {
+        if !matches!(self.place, Storage::Own(_)) {
             let mut own = Flat::zeros(self.dtype, self.len);
-            if let Place::Shared(view) = &self.place {
+            if let Storage::Shared(view) = &self.place {
                 own.slice_mut(0, self.len).copy_from(view.values())?;
             }
-            self.place = Place::Own(own);
+            self.place = Storage::Own(own);
         }
-        if let Place::Own(flat) = &mut self.place {
+        if let Storage::Own(flat) = &mut self.place {
             f(flat.slice_mut(0, self.len));
         }
         Ok(())
@@ -130,13 +130,13 @@ impl Slot {
             let (expected_len, expected) = (self.len, self.dtype);
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got }.into());
         }
-        self.place = Place::Shared(view);
+        self.place = Storage::Shared(view);
         Ok(Materialised::Shared)
     }
 
     /// Gives up the values.
     pub fn reshard(&mut self) -> Resharded {
-        self.place = Place::Nowhere;
+        self.place = Storage::Nowhere;
         Resharded::Freed
     }
 }
@@ -146,7 +146,7 @@ macro_rules! from_vec {
         impl From<Vec<$element>> for Slot {
             fn from(values: Vec<$element>) -> Self {
                 let len = values.len();
-                Self { place: Place::Own(Flat::$variant(values.into())), dtype: FloatType::$variant, len }
+                Self { place: Storage::Own(Flat::$variant(values.into())), dtype: FloatType::$variant, len }
             }
         }
     )*};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::flat::Flat;
-use crate::{BoxError, Error, BufferView, Materialised, Place, Result, Slot, Resharded, Values, ValuesMut};
+use crate::{BoxError, Error, BufferView, Materialised, BucketPlace, Result, Slot, Resharded, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
 ///
@@ -303,15 +303,15 @@ pub(crate) fn read(model: &impl Params, parameter: usize, f: &mut dyn FnMut(Valu
 }
 
 /// Copies parameters to their places in a buffer, in whose type they are put.
-pub(crate) fn pack(model: &impl Params, places: &[Place], buffer: &mut Flat) -> Result<()> {
-    places.iter().try_for_each(|&Place { parameter, offset, len }| {
+pub(crate) fn pack(model: &impl Params, places: &[BucketPlace], buffer: &mut Flat) -> Result<()> {
+    places.iter().try_for_each(|&BucketPlace { parameter, offset, len }| {
         read(model, parameter, &mut |values| buffer.slice_mut(offset, len).convert_from(values))
     })
 }
 
 /// Copies parameters from their places in a buffer, in their own type.
-pub(crate) fn unpack(model: &mut impl Params, places: &[Place], buffer: &Flat) -> Result<()> {
-    places.iter().try_for_each(|&Place { parameter, offset, len }| {
+pub(crate) fn unpack(model: &mut impl Params, places: &[BucketPlace], buffer: &Flat) -> Result<()> {
+    places.iter().try_for_each(|&BucketPlace { parameter, offset, len }| {
         write(model, parameter, |mut values| {
             values.convert_from(buffer.slice(offset, len));
             Ok(())
@@ -320,16 +320,16 @@ pub(crate) fn unpack(model: &mut impl Params, places: &[Place], buffer: &Flat) -
 }
 
 /// Lends a model parameters that lie in one buffer.
-pub(crate) fn materialise(model: &mut impl Params, places: &[Place], buffer: &Arc<Flat>) -> Result<()> {
-    places.iter().try_for_each(|&Place { parameter, offset, len }| {
+pub(crate) fn materialise(model: &mut impl Params, places: &[BucketPlace], buffer: &Arc<Flat>) -> Result<()> {
+    places.iter().try_for_each(|&BucketPlace { parameter, offset, len }| {
         let lent = model.materialise(parameter, BufferView::new(Arc::clone(buffer), offset, len));
         lent.map(drop).map_err(|source| refused(model, parameter, source))
     })
 }
 
 /// Tells a model that it does not need parameters for now.
-pub(crate) fn reshard(model: &mut impl Params, places: &[Place]) -> Result<()> {
-    places.iter().try_for_each(|&Place { parameter, .. }| {
+pub(crate) fn reshard(model: &mut impl Params, places: &[BucketPlace]) -> Result<()> {
+    places.iter().try_for_each(|&BucketPlace { parameter, .. }| {
         model.reshard(parameter).map(drop).map_err(|source| refused(model, parameter, source))
     })
 }

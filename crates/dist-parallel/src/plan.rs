@@ -22,13 +22,13 @@ pub struct Bucket {
     /// The type of all its parameters. Their gradients are summed in its [`sum_dtype`](FloatType::sum_dtype).
     pub dtype: FloatType,
     /// Its parameters, in the order in which they lie in the buffer.
-    pub places: Vec<Place>,
+    pub places: Vec<BucketPlace>,
 }
 
 /// Where one parameter's gradient lies in its bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
+pub struct BucketPlace {
     /// The parameter's index in the model.
     pub parameter: usize,
     /// The index of its first value in the bucket.
@@ -73,10 +73,10 @@ impl BucketPlan {
             let len = info.len();
             match open.filter(|bucket| (bucket.len() + len) * bucket.dtype.sum_dtype().size() <= max) {
                 Some(bucket) => {
-                    bucket.places.push(Place { parameter, offset: bucket.len(), len });
+                    bucket.places.push(BucketPlace { parameter, offset: bucket.len(), len });
                 }
                 None => {
-                    let first = Place { parameter, offset: 0, len };
+                    let first = BucketPlace { parameter, offset: 0, len };
                     buckets.push(Bucket { dtype: info.dtype, places: vec![first] });
                 }
             }

@@ -200,7 +200,7 @@ impl<A> Block<A> for Sequence<A> {
         if saved.len() != self.blocks.len() {
             return Err(Error::ForeignSaved.into());
         }
-        let mut halves = Halves::with_capacity(saved.len());
+        let mut halves = SplitBackward::with_capacity(saved.len());
         let mut gradient = Some(output_gradient);
         for (index, (block, kept)) in self.blocks.iter_mut().zip(saved).enumerate().rev() {
             let Some(output_gradient) = gradient else { break };
@@ -213,7 +213,7 @@ impl<A> Block<A> for Sequence<A> {
     }
 
     fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
-        for (index, left) in saved.take::<Halves>()? {
+        for (index, left) in saved.take::<SplitBackward>()? {
             let block = self.blocks.get_mut(index).ok_or(Error::ForeignSaved)?;
             block.weight_gradient(left, &mut of_block(&self.starts, index, ready))?;
         }
@@ -237,7 +237,7 @@ fn of_block(
 }
 
 /// For each block that has computed the gradient of its input, last to first: its number, and what is left to do.
-type Halves = Vec<(usize, Saved)>;
+type SplitBackward = Vec<(usize, Saved)>;
 
 impl<A> fmt::Debug for Sequence<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -144,7 +144,7 @@ impl<'a> StepConsensus<'a> {
         }
         match (computed, self.count()) {
             (0, _) => Err(Error::NoMicroBatches),
-            (micro_batches, 0) => Err(Error::NothingCounts { micro_batches }),
+            (micro_batches, 0) => Err(Error::ZeroWeight { micro_batches }),
             (_, count) => Ok(count),
         }
     }
@@ -232,7 +232,7 @@ mod tests {
     fn sums_are_divided_by_what_micro_batches_count() {
         let divisor = |computed, count| StepConsensus::decode(&consensus([JOIN; 3], computed, count)).divisor(JOIN);
         assert_eq!(divisor(2, 70).unwrap(), 210);
-        assert!(matches!(divisor(2, 0), Err(Error::NothingCounts { micro_batches: 6 })));
+        assert!(matches!(divisor(2, 0), Err(Error::ZeroWeight { micro_batches: 6 })));
         assert!(matches!(divisor(0, 0), Err(Error::NoMicroBatches)));
     }
 }

@@ -15,14 +15,14 @@ pub(crate) struct Updates {
     /// Of all updates since the training began, or was loaded.
     hash: u64,
     /// What was done to gradients and parameters since the last step.
-    latest: Vec<Change>,
+    latest: Vec<ParameterChange>,
     /// Whether a step was taken since.
     is_over: bool,
 }
 
 /// Something that is done to gradients or parameters between steps.
 #[derive(Debug)]
-enum Change {
+enum ParameterChange {
     Clipped {
         max: f64,
     },
@@ -42,21 +42,21 @@ impl Updates {
     }
 
     /// Notes that gradients are clipped to this norm.
-    pub(crate) fn note_clipping(&mut self, max: f64) {
-        self.note(Change::Clipped { max });
+    pub(crate) fn record_clipping(&mut self, max: f64) {
+        self.record(ParameterChange::Clipped { max });
     }
 
     /// Notes that this optimizer changes parameters.
-    pub(crate) fn note_update(&mut self, optimizer: &dyn Optimizer) {
-        self.note(Change::Updated { optimizer: optimizer.name(), settings: optimizer.settings() });
+    pub(crate) fn record_update(&mut self, optimizer: &dyn Optimizer) {
+        self.record(ParameterChange::Updated { optimizer: optimizer.name(), settings: optimizer.settings() });
     }
 
     /// Notes the checksums of parameters, which all ranks are to have alike.
-    pub(crate) fn note_parameters(&mut self, checksums: Vec<(usize, u32)>) {
-        self.note(Change::Compared { checksums });
+    pub(crate) fn record_parameters(&mut self, checksums: Vec<(usize, u32)>) {
+        self.record(ParameterChange::Compared { checksums });
     }
 
-    fn note(&mut self, change: Change) {
+    fn record(&mut self, change: ParameterChange) {
         if std::mem::take(&mut self.is_over) {
             self.latest.clear();
         }
@@ -65,7 +65,7 @@ impl Updates {
     }
 
     /// Notes that ranks agree so far, and take a step.
-    pub(crate) const fn note_step(&mut self) {
+    pub(crate) const fn record_step(&mut self) {
         self.is_over = true;
     }
 
@@ -116,7 +116,7 @@ impl Updates {
     }
 }
 
-impl Change {
+impl ParameterChange {
     fn hash(&self, before: u64) -> u64 {
         let number = |hash, number: u64| hash_more(hash, number.to_le_bytes());
         match self {
@@ -179,23 +179,23 @@ mod tests {
             assert!((0..1 << 22).contains(&updates.number()));
             updates.number()
         };
-        let once = number(&|updates| updates.note_update(&sgd(0.1)));
-        assert_eq!(number(&|updates| updates.note_update(&sgd(0.1))), once);
+        let once = number(&|updates| updates.record_update(&sgd(0.1)));
+        assert_eq!(number(&|updates| updates.record_update(&sgd(0.1))), once);
         let infos = [ParamInfo::new("a", [1], FloatType::F32)];
         let mut groups = ParamGroups::new(&infos).unwrap();
         groups.named("a").unwrap().weight_decay = Some(0.5);
         let grouped = sgd(0.1).with_groups(groups).unwrap();
         let others: [&dyn Fn(&mut Updates); 7] = [
             &|_| (),
-            &|updates| updates.note_update(&sgd(0.2)),
-            &|updates| updates.note_update(&grouped),
-            &|updates| [0.1, 0.1].iter().for_each(|&rate| updates.note_update(&sgd(rate))),
+            &|updates| updates.record_update(&sgd(0.2)),
+            &|updates| updates.record_update(&grouped),
+            &|updates| [0.1, 0.1].iter().for_each(|&rate| updates.record_update(&sgd(rate))),
             &|updates| {
-                updates.note_clipping(0.1);
-                updates.note_update(&sgd(0.1));
+                updates.record_clipping(0.1);
+                updates.record_update(&sgd(0.1));
             },
-            &|updates| updates.note_parameters(vec![(0, 1)]),
-            &|updates| updates.note_parameters(vec![(0, 2)]),
+            &|updates| updates.record_parameters(vec![(0, 1)]),
+            &|updates| updates.record_parameters(vec![(0, 2)]),
         ];
         for other in others {
             assert_ne!(number(other), once);
@@ -206,12 +206,12 @@ mod tests {
     #[test]
     fn only_what_was_done_since_the_last_step_is_told() {
         let mut updates = Updates::new();
-        updates.note_clipping(1.0);
-        updates.note_update(&sgd(0.1));
-        updates.note_step();
-        updates.note_clipping(2.0);
+        updates.record_clipping(1.0);
+        updates.record_update(&sgd(0.1));
+        updates.record_step();
+        updates.record_clipping(2.0);
         assert_eq!(updates.latest.len(), 1);
-        updates.note_update(&sgd(0.1));
+        updates.record_update(&sgd(0.1));
         assert_eq!(updates.latest.len(), 2);
     }
 }

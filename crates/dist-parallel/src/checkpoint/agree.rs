@@ -41,7 +41,7 @@ impl Ranks {
     }
 
     /// Whether there are other groups beside this rank's.
-    pub(super) const fn are_beside(&self) -> bool {
+    pub(super) const fn has_replicas(&self) -> bool {
         self.replicas.is_some()
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use super::disk::Disk;
-use super::index::{CHECKED_BYTES, Run, StoredTensor};
+use super::index::{CHECKED_BYTES, StoredRun, StoredTensor};
 use super::load::Checkpoint;
 use super::part::WriteBytes;
 use super::{CheckpointError, CheckpointProblem};
@@ -31,7 +31,7 @@ impl<'i> Wanted<'i> {
 /// Bytes of a run that are wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Read<'i> {
-    run: &'i Run,
+    run: &'i StoredRun,
     /// Which bytes of the run.
     from: Range<u64>,
     /// For whom, and from which of its bytes on.
@@ -150,7 +150,7 @@ impl<'a> OpenFile<'a> {
     pub(super) fn read(
         &self,
         tensor: &StoredTensor,
-        run: &Run,
+        run: &StoredRun,
         range: &Range<u64>,
         scratch: &mut Vec<u8>,
         sink: &mut WriteBytes<'_>,

@@ -42,7 +42,7 @@ pub(super) struct StoredTensor {
     pub(super) dtype: StoredType,
     pub(super) shape: Vec<usize>,
     /// In the order of their offsets.
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<StoredRun>,
 }
 
 /// A parameter, or something that the optimizer keeps of one.
@@ -58,7 +58,7 @@ pub(super) struct TensorName {
 /// Neighbouring values of a tensor that lie next to each other in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Run {
+pub(super) struct StoredRun {
     /// The index of the first value in the tensor.
     pub(super) offset: usize,
     /// How many values.
@@ -204,7 +204,7 @@ impl Index {
     }
 
     /// Where the bytes of a run begin and end, if that is inside its file and behind the header.
-    fn place(&self, tensor: &StoredTensor, run: &Run) -> Option<(u64, u64)> {
+    fn place(&self, tensor: &StoredTensor, run: &StoredRun) -> Option<(u64, u64)> {
         let file = self.files.get(run.file)?;
         let bytes = (run.len as u64).checked_mul(tensor.dtype.size() as u64)?;
         let end = run.at.checked_add(bytes)?;

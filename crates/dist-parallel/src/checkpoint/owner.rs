@@ -36,7 +36,7 @@ struct OwnerRecord {
     host: String,
     pid: u32,
     /// What its number is unique in: this start of the host, and its process namespace. `None` if the system does not say.
-    pids_of: Option<String>,
+    pid_namespace: Option<String>,
     /// When the process started, in ticks of the host's clock: another process can have its number later.
     process_started: Option<u64>,
     job: Option<String>,
@@ -52,7 +52,7 @@ impl Owner {
         if let Some(held) = &self.0 {
             match read(disk, &path)? {
                 // The directory was removed and made again.
-                Content::Nothing => self.0 = None,
+                OwnerFile::Nothing => self.0 = None,
                 found => return held.record.check(directory, found).map(|()| held.record.token),
             }
         }
@@ -60,15 +60,15 @@ impl Owner {
         let (mut file, locked) = disk.open_locked(&path).map_err(failed)?;
         let found = read(disk, &path)?;
         let is_free = match (locked, &found) {
-            (Locked::Ours, _) | (Locked::Unsupported, Content::Nothing | Content::Unreadable) => true,
-            (Locked::Theirs, Content::Record(record)) => record.is_known_to_be_dead(),
-            (Locked::Unsupported, Content::Record(record)) => !record.is_known_to_live(),
+            (Locked::Ours, _) | (Locked::Unsupported, OwnerFile::Nothing | OwnerFile::Unreadable) => true,
+            (Locked::Theirs, OwnerFile::Record(record)) => record.is_known_to_be_dead(),
+            (Locked::Unsupported, OwnerFile::Record(record)) => !record.is_known_to_live(),
             (Locked::Theirs, _) => false,
         };
         if !is_free {
             return Err(in_use(directory, &found));
         }
-        if let Content::Record(record) = found {
+        if let OwnerFile::Record(record) = found {
             tracing::debug!(
                 directory = %directory.display(),
                 "{} has saved to the directory before",
@@ -82,7 +82,7 @@ impl Owner {
         // So that other hosts see it.
         disk.sync(&file, &path).map_err(failed)?;
         let token = record.token;
-        living().insert(token);
+        live_records().insert(token);
         self.0 = Some(DirectoryLock { record, _file: file });
         Ok(token)
     }
@@ -96,7 +96,7 @@ impl Owner {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        living().remove(&self.record.token);
+        live_records().remove(&self.record.token);
     }
 }
 
@@ -109,16 +109,16 @@ impl OwnerRecord {
             token: RandomState::new().hash_one((pid, since)),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid,
-            pids_of: pids_of(),
+            pid_namespace: pid_namespace(),
             process_started: process_started(pid),
             job: variable("DIST_JOB_ID").or_else(|| variable("TORCHELASTIC_RUN_ID")),
             since,
         }
     }
 
-    fn check(&self, directory: &Path, found: Content) -> Result<(), CheckpointError> {
+    fn check(&self, directory: &Path, found: OwnerFile) -> Result<(), CheckpointError> {
         match found {
-            Content::Record(record) if record == *self => Ok(()),
+            OwnerFile::Record(record) if record == *self => Ok(()),
             found => Err(in_use(directory, &found)),
         }
     }
@@ -129,7 +129,7 @@ impl OwnerRecord {
             return false;
         }
         let is_own = self.pid == std::process::id();
-        process_started(self.pid) == self.process_started && (!is_own || living().contains(&self.token))
+        process_started(self.pid) == self.process_started && (!is_own || live_records().contains(&self.token))
     }
 
     /// Whether the process has run here and does not any more: its lock is held by a child that it has left behind.
@@ -140,7 +140,7 @@ impl OwnerRecord {
     }
 
     fn is_of_here(&self) -> bool {
-        self.pids_of.is_some() && self.pids_of == pids_of()
+        self.pid_namespace.is_some() && self.pid_namespace == pid_namespace()
     }
 
     fn describe(&self) -> String {
@@ -155,36 +155,36 @@ impl OwnerRecord {
 }
 
 /// What is in the file.
-enum Content {
+enum OwnerFile {
     Nothing,
     /// No record: somebody writes it, or died while writing it.
     Unreadable,
     Record(OwnerRecord),
 }
 
-fn read(disk: &Disk, path: &Path) -> Result<Content, CheckpointError> {
+fn read(disk: &Disk, path: &Path) -> Result<OwnerFile, CheckpointError> {
     let bytes = match disk.read_all(path, RECORD_BYTES_MAX) {
         Ok(Some(bytes)) => bytes,
-        Ok(None) => return Ok(Content::Unreadable),
-        Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return Ok(Content::Nothing),
+        Ok(None) => return Ok(OwnerFile::Unreadable),
+        Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return Ok(OwnerFile::Nothing),
         Err(error) => return Err(CheckpointError::unread(path, &error)),
     };
     if bytes.is_empty() {
-        return Ok(Content::Nothing);
+        return Ok(OwnerFile::Nothing);
     }
-    Ok(serde_json::from_slice(&bytes).map_or(Content::Unreadable, Content::Record))
+    Ok(serde_json::from_slice(&bytes).map_or(OwnerFile::Unreadable, OwnerFile::Record))
 }
 
-fn in_use(directory: &Path, found: &Content) -> CheckpointError {
+fn in_use(directory: &Path, found: &OwnerFile) -> CheckpointError {
     let owner = match found {
-        Content::Record(record) => record.describe(),
-        Content::Nothing | Content::Unreadable => "another process".to_owned(),
+        OwnerFile::Record(record) => record.describe(),
+        OwnerFile::Nothing | OwnerFile::Unreadable => "another process".to_owned(),
     };
     CheckpointError::new(directory, CheckpointProblem::InUse { owner })
 }
 
 /// What process numbers are unique in: this start of the host, and the process namespace.
-fn pids_of() -> Option<String> {
+fn pid_namespace() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     Some(format!("{} {}", boot.trim(), namespace.display()))
@@ -199,7 +199,7 @@ fn process_started(pid: u32) -> Option<u64> {
 }
 
 /// The records of this process whose `Checkpoints` exist: where there are no locks, nothing else tells.
-fn living() -> MutexGuard<'static, HashSet<u64>> {
+fn live_records() -> MutexGuard<'static, HashSet<u64>> {
     static LIVING: LazyLock<Mutex<HashSet<u64>>> = LazyLock::new(Mutex::default);
     LIVING.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ use super::agree::Ranks;
 use super::rank_request::SharedChunk;
 use super::assignment::assign;
 use super::disk::{Disk, DiskError};
-use super::index::{CHECKED_BYTES, Run, StoredFile, TensorName};
+use super::index::{CHECKED_BYTES, StoredRun, StoredFile, TensorName};
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, ShardMetadata, Chunk, Shards, Slice};
 use crate::{FloatType, Optimizer, ParamInfo};
@@ -211,7 +211,7 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk
     let infos = shards.infos();
     let ShardMetadata { chunks, copies, .. } = shards.parameters();
     let mut held = Vec::new();
-    for &chunk in chunks.iter().filter(|_| copies > 1 || ranks.are_beside()) {
+    for &chunk in chunks.iter().filter(|_| copies > 1 || ranks.has_replicas()) {
         let Ok(info) = chunk.parameter(infos) else { continue };
         if info.trainable {
             let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
@@ -225,7 +225,7 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk
 
 /// What the index has to know of a part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct PartMeta {
     pub(super) file: StoredFile,
     pub(super) tensors: Vec<PartTensor>,
 }
@@ -237,7 +237,7 @@ pub(super) struct PartTensor {
     pub(super) dtype: FloatType,
     pub(super) shape: Vec<usize>,
     /// Its file number means nothing yet.
-    pub(super) run: Run,
+    pub(super) run: StoredRun,
 }
 
 /// Writes entries as a safetensors file, whose values `read` gives one by one, and makes sure that they are on the
@@ -265,7 +265,7 @@ pub(super) fn write<S>(
             name: entry.tensor.clone(),
             dtype: entry.dtype,
             shape: entry.shape.clone(),
-            run: Run { offset: entry.offset, len: entry.len, file: 0, at, crc32: Some(checksums.finish()) },
+            run: StoredRun { offset: entry.offset, len: entry.len, file: 0, at, crc32: Some(checksums.finish()) },
         });
         at += entry.bytes() as u64;
     }

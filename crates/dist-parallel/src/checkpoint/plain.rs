@@ -27,7 +27,7 @@ pub(super) fn consolidate(
     let mut name = to.file_name().unwrap_or_default().to_os_string();
     name.push(".tmp");
     let temporary = to.with_file_name(name);
-    let mut reader = Reader { checkpoint, open: None, scratch: Vec::new() };
+    let mut reader = TensorReader { checkpoint, open: None, scratch: Vec::new() };
     let written = part::write(disk, &temporary, &entries, |entry, write| reader.read(entry.source, write));
     let failed = |error: DiskError| CheckpointError::unwritten(to, &error);
     let renamed = written.and_then(|_| disk.rename(&temporary, to).map_err(failed));
@@ -51,13 +51,13 @@ fn whole(tensor: &StoredTensor) -> Entry<&StoredTensor> {
 }
 
 /// Reads whole tensors, one after the other.
-struct Reader<'a> {
+struct TensorReader<'a> {
     checkpoint: Checkpoint<'a>,
     open: Option<OpenFile<'a>>,
     scratch: Vec<u8>,
 }
 
-impl Reader<'_> {
+impl TensorReader<'_> {
     fn read(&mut self, tensor: &StoredTensor, write: &mut WriteBytes<'_>) -> Result<(), CheckpointError> {
         for run in &tensor.runs {
             let file = OpenFile::next(self.open.take(), self.checkpoint, run.file, &mut self.scratch)

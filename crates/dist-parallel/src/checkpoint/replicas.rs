@@ -38,7 +38,7 @@ impl<M: Params> Shards for Ddp<M> {
     }
 
     fn loaded(&mut self) -> Result<()> {
-        self.begin_anew()
+        self.reset()
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

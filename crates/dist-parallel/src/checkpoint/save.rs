@@ -16,7 +16,7 @@ use super::directory::{self, Name, Unfinished};
 use super::disk::{Disk, DiskError};
 use super::index::{Index, StoredTensor, TensorName};
 use super::owner::Owner;
-use super::part::{self, Entry, Part, WriteBytes};
+use super::part::{self, Entry, PartMeta, WriteBytes};
 use super::{CheckpointError, INDEX};
 use crate::{Communicator, ParamInfo, Result};
 
@@ -100,7 +100,7 @@ impl SavePlan {
         let entries = self.entries.as_ref().map_err(Clone::clone);
         let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
         let (file, tensors) = written.map_err(|error| error.at(&path))?;
-        serde_json::to_vec(&Part { file, tensors }).map_err(|error| CheckpointError::malformed(path, error))
+        serde_json::to_vec(&PartMeta { file, tensors }).map_err(|error| CheckpointError::malformed(path, error))
     }
 
     /// Writes the index and makes the checkpoint exist.
@@ -121,7 +121,7 @@ impl SavePlan {
         let decode = |bytes: &Vec<u8>| {
             serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
         };
-        let parts: Vec<Part> = parts.iter().map(decode).collect::<Result<_, _>>()?;
+        let parts: Vec<PartMeta> = parts.iter().map(decode).collect::<Result<_, _>>()?;
         let files = parts.iter().map(|part| part.file.clone()).collect();
         let tensors = merge(&self.parameters, parts);
         let optimizer = self.optimizer.map(str::to_owned);
@@ -153,7 +153,7 @@ impl SavePlan {
 }
 
 /// The tensors of all parts: the parameters, then what the optimizer keeps, each with its runs in order.
-pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<Part>) -> Vec<StoredTensor> {
+pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<PartMeta>) -> Vec<StoredTensor> {
     let mut tensors: Vec<StoredTensor> = parameters
         .iter()
         .map(|info| StoredTensor {
@@ -172,7 +172,7 @@ pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<Part>) -> Vec<StoredTen
                 tensors.push(StoredTensor { name, dtype: dtype.into(), shape, runs: Vec::new() });
                 tensors.len() - 1
             });
-            tensors[place].runs.push(super::index::Run { file: number, ..tensor.run });
+            tensors[place].runs.push(super::index::StoredRun { file: number, ..tensor.run });
         }
     }
     for tensor in &mut tensors {

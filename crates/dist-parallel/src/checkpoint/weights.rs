@@ -12,7 +12,7 @@ use super::agree::Ranks;
 use super::checkpoints::TIMEOUT;
 use super::rank_request::RankRequest;
 use super::disk::{Disk, DiskError};
-use super::index::{Index, Run, StoredFile, StoredTensor, TensorName};
+use super::index::{Index, StoredRun, StoredFile, StoredTensor, TensorName};
 use super::load::{Allowed, Checkpoint, States};
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, INDEX_BYTES_MAX, Shards};
@@ -401,7 +401,7 @@ impl FileHeader {
             let info = metadata.info(&name).expect("the name is from the list");
             let (from, _) = info.data_offsets;
             let len = info.shape.iter().product();
-            let run = Run { offset: 0, len, file, at: header_bytes + from as u64, crc32: None };
+            let run = StoredRun { offset: 0, len, file, at: header_bytes + from as u64, crc32: None };
             let tensor = StoredTensor {
                 name: TensorName::parameter(&name),
                 dtype: StoredType::new(info.dtype),

@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    fn there_and_back(values: &[f32], shard_len: usize) -> Vec<f32> {
+    fn round_trip(values: &[f32], shard_len: usize) -> Vec<f32> {
         let mut bytes = vec![0; encoded_len(shard_len)];
         encode(values, &mut bytes, shard_len);
         let mut decoded = vec![0.0; values.len()];
@@ -132,11 +132,11 @@ mod tests {
 
     #[test]
     fn zeros_the_largest_and_the_smallest_values_arrive() {
-        assert_eq!(there_and_back(&[0.0, -0.0, 0.0], 3), [0.0; 3]);
-        assert_eq!(there_and_back(&[f32::MAX, f32::MIN, 0.0], 5), [f32::MAX, f32::MIN, 0.0]);
+        assert_eq!(round_trip(&[0.0, -0.0, 0.0], 3), [0.0; 3]);
+        assert_eq!(round_trip(&[f32::MAX, f32::MIN, 0.0], 5), [f32::MAX, f32::MIN, 0.0]);
         let smallest = f32::from_bits(1);
-        assert_eq!(there_and_back(&[smallest], 1), [0.0], "too small for a scale");
-        assert!(there_and_back(&[], 300).is_empty());
+        assert_eq!(round_trip(&[smallest], 1), [0.0], "too small for a scale");
+        assert!(round_trip(&[], 300).is_empty());
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = vec![1.0; 2 * BLOCK_LEN + 1];
             values[BLOCK_LEN] = special;
-            let decoded = there_and_back(&values, values.len());
+            let decoded = round_trip(&values, values.len());
             let nan: Vec<usize> = (0..decoded.len()).filter(|&index| decoded[index].is_nan()).collect();
             assert_eq!(nan, Vec::from_iter(BLOCK_LEN..2 * BLOCK_LEN));
             assert_eq!(decoded[0], 1.0);
@@ -155,7 +155,7 @@ mod tests {
     /// at most 2⁻²⁴ of the block's largest magnitude.
     #[track_caller]
     fn check_errors(values: &[f32], shard_len: usize) {
-        let decoded = there_and_back(values, shard_len);
+        let decoded = round_trip(values, shard_len);
         for (block, decoded) in values.chunks(BLOCK_LEN).zip(decoded.chunks(BLOCK_LEN)) {
             let largest = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
             let bound = f64::from(largest) * (1.0 / 254.0 + 3.0 / f64::from(1 << 24));

@@ -66,7 +66,7 @@ impl PowerSgdHook {
         for (number, (matrix, q)) in matrices.iter().zip(&mut *qs).enumerate() {
             let left = &mut left[matrix.range()];
             left.iter_mut().zip(&values[matrix.range()]).for_each(|(left, value)| *left += value);
-            matrix.revive(q, [bucket, number]);
+            matrix.prepare_basis(q, [bucket, number]);
             ps.push(matrix.times(left, q));
         }
         let mut first = whole(tensors, self.rank, values);
@@ -135,7 +135,7 @@ impl Matrix {
 
     /// Makes the columns of Q orthonormal. Where there are none, because this is the first step, or gradients were
     /// all zero or not finite, come columns that look random and are the same on every rank.
-    fn revive(&self, q: &mut Vec<f32>, seed: [usize; 2]) {
+    fn prepare_basis(&self, q: &mut Vec<f32>, seed: [usize; 2]) {
         q.resize(self.columns * self.rank, 0.0);
         orthonormalise(q, self.rank);
         for column in 0..self.rank {
@@ -311,12 +311,12 @@ mod tests {
         fn columns_that_are_missing_are_replaced(rank in 1..4_usize, columns in 1..9_usize) {
             let matrix = Matrix { offset: 0, rows: 9, columns, rank };
             let (mut first, mut again) = (Vec::new(), vec![f32::NAN; columns * rank]);
-            matrix.revive(&mut first, [0, 1]);
-            matrix.revive(&mut again, [0, 1]);
+            matrix.prepare_basis(&mut first, [0, 1]);
+            matrix.prepare_basis(&mut again, [0, 1]);
             prop_assert_eq!(&first, &again);
             prop_assert!(first.iter().all(|value| value.is_finite()));
             let mut other = Vec::new();
-            matrix.revive(&mut other, [1, 0]);
+            matrix.prepare_basis(&mut other, [1, 0]);
             prop_assert_ne!(first, other);
         }
     }

@@ -1,6 +1,6 @@
 //! Micro-batches that are computed before the step that they belong to.
 
-use super::{Compute, Ddp, StepReport, counted, there_and_back};
+use super::{Compute, Ddp, StepReport, weighted, forward_backward};
 use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
@@ -21,7 +21,7 @@ impl<M: Params> Ddp<M> {
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
         self.begin();
-        let result = self.sum_up(micro_batches, C::WEIGHTED, &mut counted(compute));
+        let result = self.accumulate_share(micro_batches, C::WEIGHTED, &mut weighted(compute));
         self.computes = false;
         self.or_abort(result)
     }
@@ -42,7 +42,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.accumulate_with(micro_batches, |model, index, ready| there_and_back(model, batch(index)?, ready))
+        self.accumulate_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
     }
 
     /// Computes the mean gradients of what was accumulated.
@@ -57,7 +57,7 @@ impl<M: Params> Ddp<M> {
     }
 
     /// Adds this rank's share of these micro-batches to what was accumulated.
-    fn sum_up(&mut self, micro_batches: usize, weighted: bool, compute: &mut Compute<'_, M>) -> Result<()> {
+    fn accumulate_share(&mut self, micro_batches: usize, weighted: bool, compute: &mut Compute<'_, M>) -> Result<()> {
         self.check_weighted(weighted)?;
         (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
         self.share(micro_batches).try_for_each(|index| self.run(index, compute, None))

@@ -1,6 +1,6 @@
 //! Steps of ranks that do not have the same number of micro-batches.
 
-use super::{Ddp, StepReport, counted, there_and_back};
+use super::{Ddp, StepReport, weighted, forward_backward};
 use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
 
@@ -67,7 +67,7 @@ impl<M: Params> Ddp<M> {
         self.comm.announce(STEP, "join");
         self.begin();
         let descriptor = StepDescriptor::new(TrainingCall::Join, 0, C::WEIGHTED);
-        match self.synchronise_after(0..own, descriptor, &mut counted(compute)) {
+        match self.synchronise_after(0..own, descriptor, &mut weighted(compute)) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
             Err(error) => Err(error),
@@ -90,6 +90,6 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.join_with(own, |model, index, ready| there_and_back(model, batch(index)?, ready))
+        self.join_with(own, |model, index, ready| forward_backward(model, batch(index)?, ready))
     }
 }

@@ -17,13 +17,13 @@ use crate::buffers::Buffers;
 use crate::hook_worker::HookWorker;
 use crate::fsdp::{bytes_sent, share};
 use crate::gradients::BucketedGradients;
-use crate::loss::Counted;
+use crate::loss::WeightedLoss;
 use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
-    Params, Place, Ready, Result, Values, agreement, norm, params, mutation_check,
+    Params, BucketPlace, Ready, Result, Values, agreement, norm, params, mutation_check,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -65,7 +65,7 @@ use crate::{
 /// [`SettingsDiffer`](Error::SettingsDiffer), when they have updated or clipped with different settings since the step before;
 /// [`AccumulatedDiffers`](Error::AccumulatedDiffers), when they accumulated different parts;
 /// [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
-/// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, but for what a hook keeps, and the next
+/// [`ZeroWeight`](Error::ZeroWeight). What was accumulated is then forgotten, but for what a hook keeps, and the next
 /// step can be taken.
 pub struct Ddp<M> {
     comm: Communicator,
@@ -204,7 +204,7 @@ impl<M: Params> Ddp<M> {
         self.comm.announce(STEP, "step");
         self.begin();
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
-        self.synchronise_after(self.share(micro_batches), descriptor, &mut counted(compute))
+        self.synchronise_after(self.share(micro_batches), descriptor, &mut weighted(compute))
     }
 
     /// The mean gradient of a parameter, from a step to the next computation; `None` if no micro-batch had one.
@@ -266,7 +266,7 @@ impl<M: Params> Ddp<M> {
     /// `max`; `None` if it is not above that. For a loop that keeps the gradients itself, and clips all of them on every rank:
     /// that the ranks clip to the same norm is compared in the next step, as for [`clip_gradients`](Self::clip_gradients).
     pub fn clipping(&mut self, norm: f64, max: f64) -> Option<f64> {
-        self.updates.note_clipping(max);
+        self.updates.record_clipping(max);
         norm::factor(norm, max)
     }
 
@@ -278,12 +278,12 @@ impl<M: Params> Ddp<M> {
     ///
     /// # Errors
     /// If the model does not hand out its parameters.
-    pub fn note_parameters(&mut self) -> Result<()> {
+    pub fn compare_parameters(&mut self) -> Result<()> {
         let trained: Vec<usize> = self.gradients.parameters().collect();
         let checksum = |parameter| Ok((parameter, mutation_check::checksum(&self.model, parameter)?));
         let checksums = trained.into_iter().map(checksum).collect();
         let checksums = self.or_abort(checksums)?;
-        self.updates.note_parameters(checksums);
+        self.updates.record_parameters(checksums);
         Ok(())
     }
 
@@ -371,7 +371,7 @@ impl<M: Params> Ddp<M> {
         in_flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
         let waiting = comm.runtime().now();
         let reduced = in_flight.wait(gradients, comm, descriptor, (updates, model.infos()))?;
-        updates.note_step();
+        updates.record_step();
         buffers.synchronise([&mut *comm], model)?;
         Ok((reduced, comm.runtime().now().saturating_sub(waiting)))
     }
@@ -407,7 +407,7 @@ impl<M: Params> Ddp<M> {
         mut in_flight: Option<&mut InFlightBuckets>,
     ) -> Result<()> {
         let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
-        buffers.note_forward();
+        buffers.record_forward();
         gradients.begin(&mut |dtype, len| in_flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
@@ -425,7 +425,7 @@ impl<M: Params> Ddp<M> {
         if self.computes {
             return Err(Error::StepPanicked);
         }
-        self.updates.note_update(optimizer);
+        self.updates.record_update(optimizer);
         for parameter in self.gradients.parameters() {
             let Some(gradient) = self.gradients.mean(parameter) else { continue };
             params::write(&mut self.model, parameter, |values| {
@@ -452,7 +452,7 @@ impl<M: Params> Ddp<M> {
     }
 
     /// Forgets all gradients, as if training had just begun.
-    pub(crate) fn begin_anew(&mut self) -> Result<()> {
+    pub(crate) fn reset(&mut self) -> Result<()> {
         self.forget();
         self.updates.forget();
         self.computes = false;
@@ -479,7 +479,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.step_with(micro_batches, |model, index, ready| there_and_back(model, batch(index)?, ready))
+        self.step_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
     }
 
     /// Goes forward only, to evaluate the model, on this rank alone and with an input of its own. If that changes
@@ -497,7 +497,7 @@ impl<M: Params> Ddp<M> {
 }
 
 /// Goes forward and backward.
-fn there_and_back<A, C, L>(
+fn forward_backward<A, C, L>(
     model: &mut (impl Block<A> + ?Sized),
     (input, loss): (A, L),
     ready: &mut Ready<'_>,
@@ -512,18 +512,18 @@ where
 }
 
 /// What `compute` computes, and how much it counts.
-fn counted<M, C: Loss>(
+fn weighted<M, C: Loss>(
     mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
-) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<Counted, BoxError> {
-    move |model, index, ready| Ok(compute(model, index, ready)?.counted())
+) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
+    move |model, index, ready| Ok(compute(model, index, ready)?.weighted())
 }
 
 /// Computes a micro-batch and reports its gradients.
-type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<Counted, BoxError> + 'a;
+type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> + 'a;
 
 /// For each bucket, the tensors in it.
 fn tensors(plan: &BucketPlan, infos: &[ParamInfo]) -> Vec<Vec<BucketTensor>> {
-    let shape = |place: &Place| infos[place.parameter].shape.clone();
+    let shape = |place: &BucketPlace| infos[place.parameter].shape.clone();
     plan.buckets().iter().map(|bucket| BucketTensor::row(bucket.places.iter().map(shape))).collect()
 }
 

@@ -58,7 +58,7 @@ impl<A> Fsdp<A> {
         self.world.announce(STEP, "evaluate");
         self.reported(|fsdp| match fsdp.try_to_evaluate(micro_batches, &mut input, &mut loss) {
             // Every rank has this error, and nothing was changed.
-            Err(error @ (Error::NoMicroBatches | Error::NothingCounts { .. })) => Err(error),
+            Err(error @ (Error::NoMicroBatches | Error::ZeroWeight { .. })) => Err(error),
             result => fsdp.or_abort(result).map(|loss| (loss, micro_batches)),
         })
     }
@@ -81,7 +81,7 @@ impl<A> Fsdp<A> {
             let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
             let output = self.forward_through(&actions, given)?;
             if let (Some(index), Some(output)) = (index, output) {
-                let counted = loss(index, output).map_err(Error::compute)?.counted();
+                let counted = loss(index, output).map_err(Error::compute)?.weighted();
                 losses[index] = counted.0;
                 count = count.saturating_add(counted.1);
             }
@@ -92,7 +92,7 @@ impl<A> Fsdp<A> {
         self.world.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
         let count = usize::try_from(counts[0]).unwrap_or(0);
         if count == 0 {
-            return Err(Error::NothingCounts { micro_batches });
+            return Err(Error::ZeroWeight { micro_batches });
         }
         let mut loss = [sum_of(losses)];
         ValuesMut::F32(&mut loss).divide(count);

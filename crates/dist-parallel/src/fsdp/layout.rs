@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::options::Units;
-use crate::{Error, FloatType, ParamInfo, Place, Result};
+use crate::{Error, FloatType, ParamInfo, BucketPlace, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -34,7 +34,7 @@ pub(crate) struct Unit {
 pub(crate) struct FlatParameter {
     pub(crate) dtype: FloatType,
     pub(crate) trainable: bool,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<BucketPlace>,
     /// Values of each rank's part, padding included.
     pub(crate) shard_len: usize,
 }
@@ -117,7 +117,7 @@ impl Layout {
             flat_params.push(FlatParameter { dtype, trainable, places: Vec::new(), shard_len: 0 });
         }
         let flat_param = &mut flat_params[index];
-        flat_param.places.push(Place { parameter, offset: flat_param.len(), len: info.len() });
+        flat_param.places.push(BucketPlace { parameter, offset: flat_param.len(), len: info.len() });
         ParameterLocation { unit, flat_param: index, place: flat_param.places.len() - 1 }
     }
 
@@ -137,7 +137,7 @@ impl Layout {
         self.units.iter().flat_map(|unit| &unit.buffers).copied()
     }
 
-    pub(crate) fn place_of(&self, location: ParameterLocation) -> Place {
+    pub(crate) fn place_of(&self, location: ParameterLocation) -> BucketPlace {
         self.units[location.unit].flat_params[location.flat_param].places[location.place]
     }
 }

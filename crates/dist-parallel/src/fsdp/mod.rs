@@ -79,7 +79,7 @@ use parameters::Parameters;
 ///
 /// As for [`Ddp`](crate::Ddp): an error on one rank aborts the job, but for those that every rank gets alike:
 /// [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
-/// [`NoMicroBatches`](Error::NoMicroBatches) and [`NothingCounts`](Error::NothingCounts).
+/// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
     parameters: Parameters,
     gradients: ShardedGradients,
@@ -239,7 +239,7 @@ impl<A> Fsdp<A> {
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         self.announce("clip_gradients");
         let norm = self.norm()?;
-        self.updates.note_clipping(max);
+        self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
             self.gradients.scale(factor);
         }
@@ -261,7 +261,7 @@ impl<A> Fsdp<A> {
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.check_ended()?;
-        self.updates.note_update(optimizer);
+        self.updates.record_update(optimizer);
         let Self { parameters, gradients, model, plan, groups, .. } = self;
         let rank = groups.shards.rank();
         for (place, flat_param) in plan.layout.flat_params() {

@@ -5,7 +5,7 @@ use dist_collectives::ReduceOp;
 use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::UnitAction;
-use crate::loss::Counted;
+use crate::loss::WeightedLoss;
 use crate::step_consensus::{StepDescriptor, STEP, StepConsensus, TrainingCall};
 use crate::tree::sum_of;
 use crate::unreported::without_gradient;
@@ -237,12 +237,12 @@ impl<A> Fsdp<A> {
     }
 
     /// One micro-batch, or what others need this rank for in theirs.
-    fn pass<C: Loss, L>(&mut self, batch: Option<(A, L)>) -> Result<Counted>
+    fn pass<C: Loss, L>(&mut self, batch: Option<(A, L)>) -> Result<WeightedLoss>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         if batch.is_some() {
-            self.buffers.note_forward();
+            self.buffers.record_forward();
         }
         // Of a parameter that every model has, only the optimizer's part counts after the update.
         let Self { parameters, model, plan, .. } = &mut *self;
@@ -264,7 +264,7 @@ impl<A> Fsdp<A> {
         let mut counted = (-0.0, 0);
         if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
             let (loss, gradient) = loss(output).map_err(Error::compute)?;
-            counted = loss.counted();
+            counted = loss.weighted();
             pass.current = Some(gradient);
         }
         for place in ahead..self.backward.len() {
@@ -316,7 +316,7 @@ impl<A> Fsdp<A> {
         self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
         let loss = self.mean_loss(count)?;
         if count == 0 {
-            return Err(Error::NothingCounts { micro_batches });
+            return Err(Error::ZeroWeight { micro_batches });
         }
         let Self { groups, buffers, gradients, unreported, world, model, .. } = self;
         unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.is_used(parameter)));
@@ -347,7 +347,7 @@ impl<A> Fsdp<A> {
         if !consensus.agrees(self.world.world_size()) {
             return Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos()));
         }
-        self.updates.note_step();
+        self.updates.record_step();
         let micro_batches = match descriptor.call {
             TrainingCall::Join => self.micro_batches + consensus.micro_batches(),
             _ => descriptor.micro_batches,

@@ -2,7 +2,7 @@
 
 use crate::flat::Flat;
 use crate::mean::Mean;
-use crate::{Bucket, BucketPlan, Error, ParamInfo, Place, Result, Values};
+use crate::{Bucket, BucketPlan, Error, ParamInfo, BucketPlace, Result, Values};
 
 /// A plan of buckets, and by it the place of each parameter's gradient.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl GradientSlots {
         values: Values<'_>,
         (gradient, written): (&mut Flat, &mut [bool]),
     ) -> Result<usize> {
-        let Place { parameter: owner, offset, len } = self.place(slot);
+        let BucketPlace { parameter: owner, offset, len } = self.place(slot);
         let (dtype, is_first) = (self.buckets()[slot.bucket].dtype, !written[slot.place]);
         let taken = gradient.slice_mut(offset, len).take_gradients(values, dtype, is_first);
         taken.map_err(|source| Error::WrongGradient {
@@ -101,11 +101,11 @@ impl GradientSlots {
         of_bucket: impl FnOnce(usize) -> Option<&'a Mean>,
     ) -> Option<Values<'a>> {
         let slot = self.of(parameter)?;
-        let Place { parameter, offset, len } = self.place(slot);
+        let BucketPlace { parameter, offset, len } = self.place(slot);
         if used[parameter] { Some(of_bucket(slot.bucket)?.slice(offset, len)) } else { None }
     }
 
-    fn place(&self, slot: GradientSlot) -> Place {
+    fn place(&self, slot: GradientSlot) -> BucketPlace {
         self.buckets()[slot.bucket].places[slot.place]
     }
 }

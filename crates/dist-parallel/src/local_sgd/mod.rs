@@ -18,7 +18,7 @@ use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::{
-    BoxError, Bucket, BucketBytes, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Place, Result, Sgd,
+    BoxError, Bucket, BucketBytes, BucketPlan, Error, Loss, Momentum, Optimizer, Params, BucketPlace, Result, Sgd,
     SgdOptions, ValuesMut, agreement, params,
 };
 
@@ -237,13 +237,13 @@ impl<M: Params> LocalSgd<M> {
             1.. if self.weighted != C::WEIGHTED => Err(Error::PartlyWeighted),
             _ => inner(&mut self.model).map_err(Error::compute),
         };
-        let (loss, count) = or_abort(&mut self.comm, computed)?.counted();
+        let (loss, count) = or_abort(&mut self.comm, computed)?.weighted();
         self.steps += 1;
         self.losses += loss;
         self.count = self.count.saturating_add(count);
         self.weighted = C::WEIGHTED;
         if count > 0 {
-            self.buffers.note_forward();
+            self.buffers.record_forward();
         }
         self.traffic.steps += 1;
         let sync_point = if self.steps >= self.inner_steps { Some(self.synchronise()?) } else { None };
@@ -288,8 +288,8 @@ impl<M: Params> LocalSgd<M> {
     ///         };
     ///         match with_synced_model {
     ///             // Somebody has taken steps, though they may count for nothing.
-    ///             Ok(()) | Err(Error::NothingCounts { micro_batches: 1.. }) => {}
-    ///             Err(Error::NothingCounts { .. }) => break,
+    ///             Ok(()) | Err(Error::ZeroWeight { micro_batches: 1.. }) => {}
+    ///             Err(Error::ZeroWeight { .. }) => break,
     ///             Err(error) => panic!("{error}"),
     ///         }
     ///     }
@@ -300,7 +300,7 @@ impl<M: Params> LocalSgd<M> {
     /// ```
     ///
     /// # Errors
-    /// [`NothingCounts`](Error::NothingCounts) on every rank if steps say how much they count, and none does. The steps, whose
+    /// [`ZeroWeight`](Error::ZeroWeight) on every rank if steps say how much they count, and none does. The steps, whose
     /// number it tells, are over and the next can be taken; the parameters are left as they are, which may not be the same on all
     /// ranks until the next meeting at which something counts. [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the
     /// ranks have not taken as many steps, and these do not say how much they count, and
@@ -390,7 +390,7 @@ impl<M: Params> LocalSgd<M> {
                     let start = &mut start[number];
                     own.subtract_from(start);
                     weight.mean(&mut own, comm)?;
-                    for &Place { parameter, offset, len } in &bucket.places {
+                    for &BucketPlace { parameter, offset, len } in &bucket.places {
                         optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
                     }
                     params::unpack(model, &bucket.places, start)?;

@@ -34,7 +34,7 @@ impl RankWeight {
         let total: u64 = all.iter().map(|[_, count, _]| count).sum();
         if total == 0 {
             let steps: u64 = all.iter().map(|[steps, ..]| steps).sum();
-            return Err(Error::NothingCounts { micro_batches: usize::try_from(steps).unwrap_or(usize::MAX) });
+            return Err(Error::ZeroWeight { micro_batches: usize::try_from(steps).unwrap_or(usize::MAX) });
         }
         let alike = all.iter().all(|[_, count, _]| *count == own);
         let factor = (!alike).then(|| own as f64 / total as f64);

@@ -63,7 +63,7 @@ impl<A> Pipeline<A> {
         // What another pipeline computes is a zero here, the one that even leaves −0 as it is when it is added.
         let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, descriptor };
         let mut take = |index: usize, output: A| {
-            let (loss, count) = loss(index, output)?.counted();
+            let (loss, count) = loss(index, output)?.weighted();
             losses.losses[index] = loss;
             losses.count = losses.count.saturating_add(count);
             Ok(())

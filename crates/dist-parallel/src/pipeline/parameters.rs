@@ -20,7 +20,7 @@ impl<A> Pipeline<A> {
         self.announce("update");
         let ended = self.check_ended();
         self.or_abort(ended)?;
-        self.updates.note_update(optimizer);
+        self.updates.record_update(optimizer);
         let result = self.each_own(|model, parameter, original, mean| {
             let Some(mean) = mean else { return Ok(()) };
             params::write(model, parameter, |values| optimizer.update(original, values, mean))

@@ -56,7 +56,7 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 /// # Errors
 ///
 /// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank gets
-/// them: [`NothingCounts`](Error::NothingCounts), [`PipelinesDiffer`](Error::PipelinesDiffer),
+/// them: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
 /// [`SettingsDiffer`](Error::SettingsDiffer), and of evaluations
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
@@ -327,7 +327,7 @@ impl<A> Pipeline<A> {
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         self.announce("clip_gradients");
         let norm = self.norm()?;
-        self.updates.note_clipping(max);
+        self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
             let of_stages = self.stages.iter_mut().flat_map(|stage| stage.means.iter_mut().flatten());
             let means = of_stages.chain(self.tied_means.iter_mut().flatten());
@@ -405,7 +405,7 @@ impl<A> Pipeline<A> {
     /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.
     pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         or_abort(&mut self.comm, result).inspect_err(|error| {
-            if !error.harms_nobody() {
+            if !error.is_on_every_rank() {
                 self.forget();
             }
         })

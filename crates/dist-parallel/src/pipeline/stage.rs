@@ -109,7 +109,7 @@ impl<A> Stage<A> {
 
     /// Goes forward.
     pub(super) fn forward(&mut self, micro_batch: usize, input: A) -> Result<A> {
-        self.buffers.note_forward();
+        self.buffers.record_forward();
         let (output, saved) = self.model.forward(input).map_err(Error::compute)?;
         self.saved.insert(micro_batch, saved);
         Ok(output)

@@ -7,7 +7,7 @@ use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
-use crate::loss::{Counted, to_be_summed};
+use crate::loss::{WeightedLoss, to_be_summed};
 use crate::mean::Mean;
 use crate::step_consensus::are_equal;
 use crate::tree::{TreeSum, sum_of};
@@ -40,7 +40,7 @@ impl<A> Pipeline<A> {
         let mut losses = TreeSum::new();
         let mut differentiate = |index: usize, output: A| {
             let (loss, gradient) = loss(index, output)?;
-            losses.add(index - first, loss.counted(), add);
+            losses.add(index - first, loss.weighted(), add);
             Ok(gradient)
         };
         let list = self.schedule.actions()[self.comm.rank()].clone();
@@ -121,7 +121,7 @@ impl<A> Pipeline<A> {
         if !self.add_used(&mut tied, updates_agree)? {
             return Err(self.updates_differ());
         }
-        self.updates.note_step();
+        self.updates.record_step();
         for stage in &mut self.stages {
             let mut means = Vec::new();
             let dtypes: Vec<_> = stage.sums.buckets().iter().map(|bucket| bucket.dtype).collect();
@@ -198,7 +198,7 @@ impl<A> Pipeline<A> {
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count == 0 {
-            return Err(Error::NothingCounts { micro_batches: descriptor.micro_batches });
+            return Err(Error::ZeroWeight { micro_batches: descriptor.micro_batches });
         }
         let mut loss = [f32::from_bits(u32::try_from(sum).expect("it was made of as many bits"))];
         ValuesMut::F32(&mut loss).divide(count);
@@ -255,7 +255,7 @@ pub(super) struct Totals {
 }
 
 /// Adds the right losses, and what they count, to the left ones.
-fn add(left: &mut Counted, right: Counted) {
+fn add(left: &mut WeightedLoss, right: WeightedLoss) {
     left.0 += right.0;
     left.1 = left.1.saturating_add(right.1);
 }

@@ -115,10 +115,10 @@ fn where_nothing_counts_every_rank_is_told_and_the_next_step_can_be_taken() {
                 |index, output| sum_of(0, micro_batch(0, index).1)(output),
             )
             .unwrap_err();
-        assert!(matches!(nothing, Error::NothingCounts { micro_batches: 8 }), "{nothing}");
+        assert!(matches!(nothing, Error::ZeroWeight { micro_batches: 8 }), "{nothing}");
         assert!((0..pipeline.infos().len()).all(|parameter| pipeline.gradient(parameter).is_none()));
         let nothing = pipeline.evaluate(5, |index| Ok(micro_batch(0, index).0), |_, _| Ok((0.0, 0)));
-        assert!(matches!(nothing, Err(Error::NothingCounts { micro_batches: 5 })), "{nothing:?}");
+        assert!(matches!(nothing, Err(Error::ZeroWeight { micro_batches: 5 })), "{nothing:?}");
         let half = pipeline.evaluate(
             2,
             |index| Ok(micro_batch(0, index).0),

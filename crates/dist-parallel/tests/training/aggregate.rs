@@ -175,7 +175,7 @@ fn gradients_are_divided_by_what_they_count(
         let rank = comm.rank();
         let mut aggregator = aggregation.over(comm).unwrap();
         let mut gradients = Mixed::of(rank);
-        let count = aggregator.aggregate_counted(&mut gradients.slices(), counts[rank]).unwrap();
+        let count = aggregator.aggregate_weighted(&mut gradients.slices(), counts[rank]).unwrap();
         (count, gradients.bits())
     });
     // What counts for nothing adds +0 at its place; what is more than can be counted is as much as can be.
@@ -190,13 +190,13 @@ fn gradients_are_divided_by_what_they_count(
 fn alone_gradients_are_divided_by_what_they_count() {
     let mut aggregator = dist_parallel::LocalAggregator;
     let mut gradients = Mixed::of(3);
-    assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), 7).unwrap(), 7);
+    assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 7).unwrap(), 7);
     assert_eq!(gradients, divided(Mixed::of(3), 7));
     // As ranks that are several do, it takes what is more than can be counted for as much as can be.
     let mut gradients = Mixed::of(3);
-    assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), u64::MAX).unwrap(), 1 << 46);
+    assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), u64::MAX).unwrap(), 1 << 46);
     assert_eq!(gradients, divided(Mixed::of(3), 1 << 46));
-    assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), 0).unwrap(), 0);
+    assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 0).unwrap(), 0);
     assert!(gradients.bits().iter().all(|&bits| bits == 0));
 }
 

@@ -182,7 +182,7 @@ fn a_computation_that_fails_ends_the_job_for_everybody() {
 /// What one rank's data source says is not what all ranks have found out about a step.
 #[rstest]
 #[case::none(|| Error::NoMicroBatches)]
-#[case::nothing(|| Error::NothingCounts { micro_batches: 6 })]
+#[case::nothing(|| Error::ZeroWeight { micro_batches: 6 })]
 #[case::parts(|| Error::AccumulatedDiffers { micro_batches: 6, computed: 5 })]
 fn an_error_that_every_rank_has_ends_the_job_if_one_rank_computes_it(#[case] error: fn() -> Error) {
     let errors = step_with_fault(move |_, _| Err(error()));

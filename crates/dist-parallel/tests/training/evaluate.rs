@@ -159,7 +159,7 @@ fn what_was_accumulated_is_left_as_it_is(#[values(0, 1, 2, 3, 4)] strategy: usiz
                 assert!(matches!(none, Error::NoMicroBatches), "{none}");
                 let input = |index| Ok(validation(index).0);
                 let nothing = fsdp.evaluate(3, input, |_, _| Ok((1.0, 0))).unwrap_err();
-                assert!(matches!(nothing, Error::NothingCounts { micro_batches: 3 }), "{nothing}");
+                assert!(matches!(nothing, Error::ZeroWeight { micro_batches: 3 }), "{nothing}");
             }
             let report = fsdp.step(5, batch(1)).unwrap();
             fsdp.update(&mut *optimizer("sgd")).unwrap();

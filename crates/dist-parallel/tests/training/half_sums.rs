@@ -351,7 +351,7 @@ fn aggregators_carry_sums_of_f16_as_f32(
             let slices = &mut [ValuesMut::F32(&mut singles), ValuesMut::F16(&mut gradients)];
             match count {
                 None => aggregator.aggregate(slices).unwrap(),
-                Some(count) => drop(aggregator.aggregate_counted(slices, count).unwrap()),
+                Some(count) => drop(aggregator.aggregate_weighted(slices, count).unwrap()),
             }
             gradients.clone()
         };
@@ -360,7 +360,7 @@ fn aggregators_carry_sums_of_f16_as_f32(
         let large = &mut [f16::MAX; 3];
         aggregator.aggregate(&mut [ValuesMut::F16(large)]).unwrap();
         assert_eq!(*large, [f16::MAX; 3]);
-        aggregator.aggregate_counted(&mut [ValuesMut::F16(large)], 0).unwrap();
+        aggregator.aggregate_weighted(&mut [ValuesMut::F16(large)], 0).unwrap();
         assert_eq!(*large, [f16::ZERO; 3]);
     });
 }

@@ -401,7 +401,7 @@ fn sharded_ranks_that_join_divide_by_what_micro_batches_count(#[values(0, 1, 2, 
         let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(STRATEGIES[strategy])).unwrap();
         let counts = |count: u64| move |_| Ok((vec![5.0; 3], move |output| Ok(((2.0, count), output))));
         let nothing = fsdp.join(rank, counts(0)).unwrap_err();
-        assert!(matches!(nothing, Error::NothingCounts { micro_batches: 6 }), "{nothing}");
+        assert!(matches!(nothing, Error::ZeroWeight { micro_batches: 6 }), "{nothing}");
         let report = fsdp.join(rank / 2, counts(1 + rank as u64)).unwrap().unwrap();
         let part = fsdp.gradient(0);
         assert!(part.is_none_or(|(_, values)| values == Values::F32(&vec![10.0 / 7.0; values.len()])));

@@ -56,7 +56,7 @@ fn ranks_count_for_what_their_steps_do(
         }
         // Nobody has anything left, and everybody has the same.
         let nothing = local.synchronise().unwrap_err();
-        assert!(matches!(nothing, Error::NothingCounts { micro_batches: 0 }), "{nothing}");
+        assert!(matches!(nothing, Error::ZeroWeight { micro_batches: 0 }), "{nothing}");
         met.push((0.0, values(local.model())));
         met
     });
@@ -149,7 +149,7 @@ fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
         (refused, sync_point.loss, bits(local.model()))
     });
     for (refused, loss, model) in &results {
-        assert!(matches!(refused, Error::NothingCounts { micro_batches: 2 }), "{refused}");
+        assert!(matches!(refused, Error::ZeroWeight { micro_batches: 2 }), "{refused}");
         // Of the steps since then, of 100 on rank 0 and 101 on rank 1.
         assert_eq!((*loss, model), (201.0 / 5.0, &results[0].2));
     }
@@ -181,8 +181,8 @@ fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
                 None => local.synchronise().map(drop),
             };
             match met {
-                Ok(()) | Err(Error::NothingCounts { micro_batches: 1.. }) => {}
-                Err(Error::NothingCounts { .. }) => break,
+                Ok(()) | Err(Error::ZeroWeight { micro_batches: 1.. }) => {}
+                Err(Error::ZeroWeight { .. }) => break,
                 Err(error) => panic!("{error}"),
             }
         }
@@ -239,7 +239,7 @@ fn a_rank_that_has_taken_no_step_meets_those_that_count() {
             };
             match met {
                 Ok(()) => sync_points += 1,
-                Err(Error::NothingCounts { micro_batches: 0 }) => break,
+                Err(Error::ZeroWeight { micro_batches: 0 }) => break,
                 Err(error) => panic!("{error}"),
             }
         }

@@ -142,7 +142,7 @@ fn micro_batches_that_count_for_nothing_are_refused_and_harm_nobody() {
         (refused, ddp.step_with(4, |_, _, _| Ok((1.0, 4))).unwrap().loss)
     });
     for (refused, loss) in &results {
-        assert!(matches!(refused, Err(Error::NothingCounts { micro_batches: 4 })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::ZeroWeight { micro_batches: 4 })), "{refused:?}");
         assert_eq!(*loss, 0.25);
     }
 }
@@ -214,7 +214,7 @@ fn sharded_training_refuses_what_counts_for_nothing_or_in_part_and_goes_on() {
             Ok((input(index), move |output| loss(output).map(|(loss, gradient)| ((loss, 0), gradient))))
         };
         let refused = fsdp.step(2, nothing).unwrap_err();
-        assert!(matches!(refused, Error::NothingCounts { micro_batches: 2 }), "{refused}");
+        assert!(matches!(refused, Error::ZeroWeight { micro_batches: 2 }), "{refused}");
         let plain = |index| Ok((input(index), squared_error(micro_batch(0, index).1)));
         let weighted = |index| Ok((input(index), of_tokens(index)));
         let differ = if rank == 0 { fsdp.step(2, plain) } else { fsdp.step(2, weighted) }.unwrap_err();

@@ -37,9 +37,9 @@ fn written(directory: &Path, lens: &[usize], files: usize) -> Index {
             write(bytemuck::cast_slice(&values(entry.source, entry.offset, entry.len)))
         })
         .unwrap();
-        part::Part { file, tensors }
+        part::PartMeta { file, tensors }
     });
-    let parts: Vec<part::Part> = parts.collect();
+    let parts: Vec<part::PartMeta> = parts.collect();
     let infos: Vec<ParamInfo> = lens
         .iter()
         .enumerate()

@@ -151,7 +151,7 @@ proptest! {
         shape in prop::collection::vec(any_number(), 0..3),
         files in prop::collection::vec((any_number(), any_number()), 0..3),
     ) {
-        use crate::checkpoint::index::{Run, StoredFile, StoredTensor, TensorName};
+        use crate::checkpoint::index::{StoredRun, StoredFile, StoredTensor, TensorName};
         let count = |number: u64| usize::try_from(number).unwrap();
         let index = Index {
             step: 0,
@@ -171,7 +171,7 @@ proptest! {
                     .into_iter()
                     .map(|(offset, len, file, at)| {
                         let crc32 = Some(vec![0; usize::from(len > 0)]);
-                        Run { offset: count(offset), len: count(len), file: count(file), at, crc32 }
+                        StoredRun { offset: count(offset), len: count(len), file: count(file), at, crc32 }
                     })
                     .collect(),
             }],

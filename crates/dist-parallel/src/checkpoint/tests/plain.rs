@@ -147,7 +147,7 @@ fn write(path: &Path, change: impl FnOnce(&mut Tensors)) {
     fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-type Change = fn(&mut Tensors);
+type TensorChange = fn(&mut Tensors);
 
 #[rstest]
 #[case::missing(|t: &mut Tensors| drop(t.remove("scale")), Some("scale"), "the checkpoint has not")]
@@ -156,7 +156,7 @@ type Change = fn(&mut Tensors);
 #[case::dtype(|t: &mut Tensors| t.get_mut("embed").unwrap().0 = Dtype::F16, Some("embed"), "f16 in the checkpoint")]
 #[case::integers(|t: &mut Tensors| t.get_mut("embed").unwrap().0 = Dtype::I32, Some("embed"), "[5, 3] i32 in the checkpoint")]
 fn a_file_of_another_model_is_refused(
-    #[case] change: Change,
+    #[case] change: TensorChange,
     #[case] tensor: Option<&str>,
     #[case] reason: &str,
 ) {

@@ -186,7 +186,7 @@ fn a_tensor_that_cannot_be_converted_is_named(#[case] tensor: Tensor, #[case] re
     assert_eq!(fault.path, directory.path().join("model-00001-of-00003.safetensors"));
 }
 
-type Harm = fn(&Path);
+type IndexChange = fn(&Path);
 
 #[rstest]
 #[case::a_file_is_missing(|d: &Path| fs::remove_file(d.join("model-00002-of-00003.safetensors")).unwrap(), "there is none")]
@@ -194,7 +194,7 @@ type Harm = fn(&Path);
 #[case::a_tensor_is_nowhere(|d: &Path| replace(d, "lm_head.weight", "lm_head.weights"), "the file that it names has not")]
 #[case::no_map(|d: &Path| replace(d, "weight_map", "weights"), "weight_map")]
 #[case::neither(|d: &Path| fs::remove_file(d.join("model.safetensors.index.json")).unwrap(), "has neither")]
-fn an_index_that_is_wrong_is_refused(#[case] harm: Harm, #[case] reason: &str) {
+fn an_index_that_is_wrong_is_refused(#[case] harm: IndexChange, #[case] reason: &str) {
     let directory = tempfile::tempdir().unwrap();
     write_sharded(directory.path(), &tensors());
     harm(directory.path());
