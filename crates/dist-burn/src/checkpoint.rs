@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use dist_parallel::{
-    BoxError, Checkpoints, Communicator, Error, ShardMetadata, ParamInfo, Params, Chunk, Saving, Shards, Slice,
-    Values, ValuesMut,
+    BoxError, Checkpoints, Chunk, Communicator, Error, ParamInfo, Params, Saving, ShardMetadata, Shards,
+    Slice, Values, ValuesMut,
 };
 
 use crate::module::check;

@@ -12,11 +12,7 @@ use crate::slices;
 pub struct Tensors;
 
 impl Activations<Tensor> for Tensors {
-    fn to_flat(
-        &self,
-        activation: &Tensor,
-        f: &mut dyn FnMut(&[usize], Values<'_>),
-    ) -> Result<(), BoxError> {
+    fn to_flat(&self, activation: &Tensor, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError> {
         let contiguous = activation.contiguous()?;
         Ok(slices::read("an activation", &contiguous, |values| f(activation.dims(), values))?)
     }

@@ -5,7 +5,8 @@ use std::fmt;
 use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
 use dist_parallel::{
-    Block, BoxError, BufferSync, BufferView, Materialised, ParamInfo, Params, Ready, Saved, Resharded, Values, ValuesMut,
+    Block, BoxError, BufferSync, BufferView, Materialised, ParamInfo, Params, Ready, Resharded, Saved,
+    Values, ValuesMut,
 };
 
 use crate::spare::Spare;

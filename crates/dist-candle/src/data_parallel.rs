@@ -7,8 +7,8 @@ use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use candle_nn::VarMap;
 use dist_parallel::{
-    BoxError, Checkpoints, Communicator, Ddp, DdpOptions, ShardMetadata, ParamInfo, Chunk, Saving, Shards, Slice,
-    StepReport, Values, ValuesMut, gradient_norm,
+    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, ParamInfo, Saving, ShardMetadata, Shards,
+    Slice, StepReport, Values, ValuesMut, gradient_norm,
 };
 
 use crate::adamw::Numbered;

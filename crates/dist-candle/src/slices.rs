@@ -97,7 +97,12 @@ pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Resharded, Ca
 }
 
 /// Gives `var` these values; if its memory was freed, in spare or new memory.
-pub(crate) fn materialise(info: &ParamInfo, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
+pub(crate) fn materialise(
+    info: &ParamInfo,
+    var: &Var,
+    values: Values<'_>,
+    spare: &Spare,
+) -> Result<(), BoxError> {
     if (values.dtype(), values.len()) != (info.dtype, info.len()) {
         let (got_len, got) = (values.len(), values.dtype());
         let (expected_len, expected) = (info.len(), info.dtype);

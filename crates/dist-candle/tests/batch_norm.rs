@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{ScheduleKind, Pipeline};
+use dist_parallel::pipeline::{Pipeline, ScheduleKind};
 use dist_parallel::{
     BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Params,
     Reshard, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,

@@ -6,7 +6,7 @@ use dist_collectives::Error as CollectiveError;
 use dist_collectives::transport::ErrorSource;
 
 use crate::pipeline::{Flaw, TensorMeta};
-use crate::{StepDescriptor, CheckpointError, FloatType};
+use crate::{CheckpointError, FloatType, StepDescriptor};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -10,17 +10,18 @@ mod buffers;
 mod checkpoint;
 mod compress;
 mod config;
-mod hook_worker;
 pub mod data;
 mod ddp;
 mod error;
 mod flat;
 mod fsdp;
 mod gradients;
-mod materialise;
+mod hook_worker;
 mod local_sgd;
 mod loss;
+mod materialise;
 mod mean;
+mod mutation_check;
 mod norm;
 mod number;
 mod optimizer;
@@ -35,7 +36,6 @@ mod tree;
 mod unreported;
 mod updates;
 mod values;
-mod mutation_check;
 
 pub use aggregate::{
     Aggregation, AllReduceAggregator, GradientAggregator, GradientSlices, LocalAggregator, ParameterServer,
@@ -43,8 +43,8 @@ pub use aggregate::{
 };
 pub use block::{Block, Ready, Saved};
 pub use checkpoint::{
-    CheckpointError, CheckpointProblem, Checkpoints, ShardMetadata, LoadedTensor, Chunk, Saving, Shards, Slice,
-    WeightOptions, WeightReport, load_weights,
+    CheckpointError, CheckpointProblem, Checkpoints, Chunk, LoadedTensor, Saving, ShardMetadata, Shards,
+    Slice, WeightOptions, WeightReport, load_weights,
 };
 pub use compress::{
     Bf16Hook, BucketGradients, BucketHook, BucketTensor, Compression, F16Hook, Int8Hook, PowerSgdHook,
@@ -63,16 +63,16 @@ pub use error::{BoxError, Error, Result};
 pub use fsdp::{Fsdp, FsdpOptions, MemoryEstimate, Plan, Precision, Reshard, ShardingStrategy, Units};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
-pub use materialise::{BufferView, Materialised, Slot, Resharded};
-pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, SyncPoint, OuterStep};
+pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, OuterStep, SyncPoint};
 pub use loss::Loss;
+pub use materialise::{BufferView, Materialised, Resharded, Slot};
 pub use norm::gradient_norm;
 pub use optimizer::{
-    AdamW, AdamWOptions, Decay, Momentum, Optimizer, OptimizerSetting, ParamGroups, ParamOptions, LearningRateSchedule,
-    Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
+    AdamW, AdamWOptions, Decay, LearningRateSchedule, Momentum, Optimizer, OptimizerSetting, ParamGroups,
+    ParamOptions, Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
 };
 pub use params::{BufferSync, FloatType, ParamInfo, Params};
-pub use plan::{Bucket, BucketBytes, BucketPlan, BucketPlace};
+pub use plan::{Bucket, BucketBytes, BucketPlace, BucketPlan};
 pub use reduce::reduce;
 pub use sequence::Sequence;
 pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};

@@ -164,7 +164,10 @@ mod tests {
         let buffer = Arc::downgrade(&flat);
         let mut slots = [Slot::freed(FloatType::F32, 1), Slot::freed(FloatType::F32, 2)];
         for (slot, (offset, len)) in slots.iter_mut().zip([(0, 1), (1, 2)]) {
-            assert_eq!(slot.materialise(BufferView::new(flat.clone(), offset, len)).unwrap(), Materialised::Shared);
+            assert_eq!(
+                slot.materialise(BufferView::new(flat.clone(), offset, len)).unwrap(),
+                Materialised::Shared
+            );
         }
         drop(flat);
         assert_eq!(slots[1].values().unwrap(), Values::F32(&[2.0, 3.0]));

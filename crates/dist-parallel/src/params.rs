@@ -7,7 +7,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::flat::Flat;
-use crate::{BoxError, Error, BufferView, Materialised, BucketPlace, Result, Slot, Resharded, Values, ValuesMut};
+use crate::{
+    BoxError, BucketPlace, BufferView, Error, Materialised, Resharded, Result, Slot, Values, ValuesMut,
+};
 
 /// Named parameters in an order that is the same on every rank.
 ///

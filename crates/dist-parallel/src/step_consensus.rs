@@ -185,7 +185,8 @@ mod tests {
 
     /// The sum of what three ranks say that were asked for this, with so many micro-batches each that count so much.
     fn consensus(requested: [StepDescriptor; 3], computed: usize, count: u64) -> Vec<i64> {
-        let tallies = requested.map(|requested| StepConsensus::encode(computed, count, requested, &Updates::new(), &[]));
+        let tallies = requested
+            .map(|requested| StepConsensus::encode(computed, count, requested, &Updates::new(), &[]));
         (0..4).map(|index| tallies.iter().map(|consensus| consensus[index]).sum()).collect()
     }
 
@@ -230,7 +231,8 @@ mod tests {
 
     #[test]
     fn sums_are_divided_by_what_micro_batches_count() {
-        let divisor = |computed, count| StepConsensus::decode(&consensus([JOIN; 3], computed, count)).divisor(JOIN);
+        let divisor =
+            |computed, count| StepConsensus::decode(&consensus([JOIN; 3], computed, count)).divisor(JOIN);
         assert_eq!(divisor(2, 70).unwrap(), 210);
         assert!(matches!(divisor(2, 0), Err(Error::ZeroWeight { micro_batches: 6 })));
         assert!(matches!(divisor(0, 0), Err(Error::NoMicroBatches)));

@@ -147,7 +147,8 @@ impl Options {
 }
 
 fn kind(text: &str) -> Result<ScheduleKind, String> {
-    ScheduleKind::parse(text).ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
+    ScheduleKind::parse(text)
+        .ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
 }
 
 fn at_least_one() -> RangedU64ValueParser<usize> {

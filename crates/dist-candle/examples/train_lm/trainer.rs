@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use candle_core::Tensor;
 use dist_candle::Tensors;
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Costs, ScheduleKind, Panel, Pipeline, Timeline, split_into_stages, svg};
+use dist_parallel::pipeline::{Costs, Panel, Pipeline, ScheduleKind, Timeline, split_into_stages, svg};
 use dist_parallel::{
     BoxError, Compression, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, Optimizer, Params, Result, Sequence,
     ShardingStrategy, Shards, StepReport,

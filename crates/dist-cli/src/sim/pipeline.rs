@@ -5,7 +5,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dist_parallel::pipeline::{Costs, ScheduleKind, Panel, ScheduleProof, PipelineSchedule, StageCost, Timeline, svg};
+use dist_parallel::pipeline::{
+    Costs, Panel, PipelineSchedule, ScheduleKind, ScheduleProof, StageCost, Timeline, svg,
+};
 use serde::Serialize;
 
 use crate::Error;
@@ -53,7 +55,8 @@ pub(super) struct Arguments {
 }
 
 fn kind(text: &str) -> Result<ScheduleKind, String> {
-    ScheduleKind::parse(text).ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
+    ScheduleKind::parse(text)
+        .ok_or_else(|| format!("it is one of {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", ")))
 }
 
 fn time(text: &str) -> Result<Duration, String> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{Buffer, Communicator, ReduceOp, ReductionOrder};
 use dist_groups::Group;
-use dist_parallel::pipeline::{ScheduleKind, Pipeline, PlainVectors, split_into_stages};
+use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{
     Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready,
     Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,

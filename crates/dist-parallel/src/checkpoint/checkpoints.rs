@@ -10,10 +10,10 @@ use dist_collectives::transport::Chain;
 use dist_transport::runtime::{Mailbox, Receiver};
 
 use super::agree::Ranks;
-use super::rank_request::RankRequest;
 use super::disk::Disk;
 use super::load::{Allowed, States};
 use super::owner::Owner;
+use super::rank_request::RankRequest;
 use super::save::SavePlan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
 use crate::{Error, Optimizer, Result};
@@ -238,7 +238,13 @@ impl Checkpoints {
         shards.check_alike()
     }
 
-    fn plan(&self, ranks: &Ranks, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> SavePlan {
+    fn plan(
+        &self,
+        ranks: &Ranks,
+        shards: &dyn Shards,
+        optimizer: Option<&dyn Optimizer>,
+        step: u64,
+    ) -> SavePlan {
         let parameters = shards.infos().iter().filter(|info| info.same_as.is_none());
         let kind = optimizer.map(Optimizer::name);
         SavePlan {

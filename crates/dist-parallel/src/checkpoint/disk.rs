@@ -225,8 +225,11 @@ impl Disk {
         }
         let mut bytes = Vec::new();
         let read = file.take(max).read_to_end(&mut bytes);
-        let failed =
-            |error| DiskError { act: DiskOperation::Read { bytes: bytes.len() }, path: path.to_owned(), error };
+        let failed = |error| DiskError {
+            act: DiskOperation::Read { bytes: bytes.len() },
+            path: path.to_owned(),
+            error,
+        };
         read.map_err(failed)?;
         Ok(Some(bytes))
     }

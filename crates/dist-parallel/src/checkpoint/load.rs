@@ -10,11 +10,11 @@ use std::path::Path;
 use dist_collectives::transport::Chain;
 
 use super::agree::Ranks;
-use super::rank_request::RankRequest;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
-use super::{CheckpointError, CheckpointProblem, INDEX, INDEX_BYTES_MAX, Chunk, Shards, Slice, directory};
+use super::rank_request::RankRequest;
+use super::{CheckpointError, CheckpointProblem, Chunk, INDEX, INDEX_BYTES_MAX, Shards, Slice, directory};
 use crate::{Communicator, Error, FloatType, Optimizer, ParamInfo, Result, ValuesMut};
 
 /// What a load does with the optimizer's state that a checkpoint has.

@@ -4,9 +4,8 @@
 //! strategy. `docs/book/src/checkpoints.md` describes the files.
 
 mod agree;
-mod checkpoints;
-mod rank_request;
 mod assignment;
+mod checkpoints;
 mod directory;
 mod disk;
 mod error;
@@ -16,6 +15,7 @@ mod load;
 mod owner;
 mod part;
 mod plain;
+mod rank_request;
 mod replicas;
 mod save;
 mod saving;
@@ -30,7 +30,7 @@ pub use error::{CheckpointError, CheckpointProblem};
 pub(crate) use load::States;
 pub(crate) use replicas::accumulated;
 pub use saving::Saving;
-pub use shards::{ShardMetadata, Chunk, Shards, Slice};
+pub use shards::{Chunk, ShardMetadata, Shards, Slice};
 pub use weights::{LoadedTensor, WeightOptions, WeightReport, load_weights};
 
 /// The name of the index in a checkpoint's directory.

@@ -8,12 +8,12 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::agree::Ranks;
-use super::rank_request::SharedChunk;
 use super::assignment::assign;
 use super::disk::{Disk, DiskError};
-use super::index::{CHECKED_BYTES, StoredRun, StoredFile, TensorName};
+use super::index::{CHECKED_BYTES, StoredFile, StoredRun, TensorName};
+use super::rank_request::SharedChunk;
 use super::stored_type::StoredType;
-use super::{CheckpointError, CheckpointProblem, ShardMetadata, Chunk, Shards, Slice};
+use super::{CheckpointError, CheckpointProblem, Chunk, ShardMetadata, Shards, Slice};
 use crate::{FloatType, Optimizer, ParamInfo};
 
 /// Values that a rank writes: neighbours in one tensor.
@@ -265,7 +265,13 @@ pub(super) fn write<S>(
             name: entry.tensor.clone(),
             dtype: entry.dtype,
             shape: entry.shape.clone(),
-            run: StoredRun { offset: entry.offset, len: entry.len, file: 0, at, crc32: Some(checksums.finish()) },
+            run: StoredRun {
+                offset: entry.offset,
+                len: entry.len,
+                file: 0,
+                at,
+                crc32: Some(checksums.finish()),
+            },
         });
         at += entry.bytes() as u64;
     }

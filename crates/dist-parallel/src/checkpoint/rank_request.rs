@@ -87,7 +87,8 @@ fn check(path: &Path, requests: &[Vec<u8>], ranks: &[usize]) -> Result<(), Check
         return Err(CheckpointError::new(path, problem));
     }
     if let Some(at) = requests.iter().position(|request| request.updates != requests[0].updates) {
-        let request = |at: usize, how: &str| format!("{}, after {how} of its parameters", requests[at].request);
+        let request =
+            |at: usize, how: &str| format!("{}, after {how} of its parameters", requests[at].request);
         let (rank, on_rank) = (ranks[at], request(at, "other updates"));
         let (other, on_other) = (ranks[0], request(0, "its updates"));
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };

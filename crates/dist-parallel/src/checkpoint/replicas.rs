@@ -1,6 +1,6 @@
 //! What a rank of [`Ddp`] holds, or one that has just met the others in local SGD: everything, as every other rank does.
 
-use super::{ShardMetadata, Chunk, Shards, Slice};
+use super::{Chunk, ShardMetadata, Shards, Slice};
 use crate::local_sgd::SyncedModel;
 use crate::{Communicator, Ddp, Error, ParamInfo, Params, Result, Values, ValuesMut, params};
 

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::agree::{self, Ranks};
-use super::rank_request::RankRequest;
 use super::directory::{self, Name, Unfinished};
 use super::disk::{Disk, DiskError};
 use super::index::{Index, StoredTensor, TensorName};
 use super::owner::Owner;
 use super::part::{self, Entry, PartMeta, WriteBytes};
+use super::rank_request::RankRequest;
 use super::{CheckpointError, INDEX};
 use crate::{Communicator, ParamInfo, Result};
 
@@ -100,7 +100,8 @@ impl SavePlan {
         let entries = self.entries.as_ref().map_err(Clone::clone);
         let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
         let (file, tensors) = written.map_err(|error| error.at(&path))?;
-        serde_json::to_vec(&PartMeta { file, tensors }).map_err(|error| CheckpointError::malformed(path, error))
+        serde_json::to_vec(&PartMeta { file, tensors })
+            .map_err(|error| CheckpointError::malformed(path, error))
     }
 
     /// Writes the index and makes the checkpoint exist.

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::agree::Ranks;
 use super::checkpoints::TIMEOUT;
-use super::rank_request::RankRequest;
 use super::disk::{Disk, DiskError};
-use super::index::{Index, StoredRun, StoredFile, StoredTensor, TensorName};
+use super::index::{Index, StoredFile, StoredRun, StoredTensor, TensorName};
 use super::load::{Allowed, Checkpoint, States};
+use super::rank_request::RankRequest;
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, INDEX_BYTES_MAX, Shards};
 use crate::{ParamInfo, Result, agreement};

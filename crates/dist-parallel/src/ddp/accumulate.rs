@@ -1,7 +1,7 @@
 //! Micro-batches that are computed before the step that they belong to.
 
-use super::{Compute, Ddp, StepReport, weighted, forward_backward};
-use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
+use super::{Compute, Ddp, StepReport, forward_backward, weighted};
+use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -42,7 +42,9 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.accumulate_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
+        self.accumulate_with(micro_batches, |model, index, ready| {
+            forward_backward(model, batch(index)?, ready)
+        })
     }
 
     /// Computes the mean gradients of what was accumulated.
@@ -57,7 +59,12 @@ impl<M: Params> Ddp<M> {
     }
 
     /// Adds this rank's share of these micro-batches to what was accumulated.
-    fn accumulate_share(&mut self, micro_batches: usize, weighted: bool, compute: &mut Compute<'_, M>) -> Result<()> {
+    fn accumulate_share(
+        &mut self,
+        micro_batches: usize,
+        weighted: bool,
+        compute: &mut Compute<'_, M>,
+    ) -> Result<()> {
         self.check_weighted(weighted)?;
         (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
         self.share(micro_batches).try_for_each(|index| self.run(index, compute, None))

@@ -2,11 +2,11 @@
 
 use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
-use crate::hook_worker::{HookWorker, WorkHandle};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::BucketedGradients;
+use crate::hook_worker::{HookWorker, WorkHandle};
 use crate::mean::Mean;
-use crate::step_consensus::{StepDescriptor, StepConsensus, TrainingCall};
+use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
 use crate::updates::Updates;
 use crate::{FloatType, ParamInfo, Result, ValuesMut};
 
@@ -76,7 +76,8 @@ impl InFlightBuckets {
         (updates, infos): (&Updates, &[ParamInfo]),
     ) -> Result<ReducedStep> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
-        let known = (descriptor.call == TrainingCall::Step && !descriptor.weighted).then_some(descriptor.micro_batches);
+        let known = (descriptor.call == TrainingCall::Step && !descriptor.weighted)
+            .then_some(descriptor.micro_batches);
         let mut sums = Vec::new();
         let mut means = Vec::with_capacity(self.buckets.len());
         for (bucket, in_flight) in self.buckets.drain(..).enumerate() {

@@ -1,7 +1,7 @@
 //! Steps of ranks that do not have the same number of micro-batches.
 
-use super::{Ddp, StepReport, weighted, forward_backward};
-use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
+use super::{Ddp, StepReport, forward_backward, weighted};
+use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {

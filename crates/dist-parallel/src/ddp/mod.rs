@@ -14,16 +14,16 @@ use self::in_flight::{InFlightBuckets, ReducedStep};
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
-use crate::hook_worker::HookWorker;
 use crate::fsdp::{bytes_sent, share};
 use crate::gradients::BucketedGradients;
+use crate::hook_worker::HookWorker;
 use crate::loss::WeightedLoss;
-use crate::step_consensus::{StepDescriptor, STEP, TrainingCall};
+use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
-    Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
-    Params, BucketPlace, Ready, Result, Values, agreement, norm, params, mutation_check,
+    Block, BoxError, BucketBytes, BucketHook, BucketPlace, BucketPlan, BucketTensor, Error, Loss, Optimizer,
+    ParamInfo, Params, Ready, Result, Values, agreement, mutation_check, norm, params,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -203,7 +203,8 @@ impl<M: Params> Ddp<M> {
     ) -> Result<StepReport> {
         self.comm.announce(STEP, "step");
         self.begin();
-        let descriptor = StepDescriptor::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
+        let descriptor =
+            StepDescriptor::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
         self.synchronise_after(self.share(micro_batches), descriptor, &mut weighted(compute))
     }
 
@@ -339,7 +340,8 @@ impl<M: Params> Ddp<M> {
         let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
         let Self { unreported, model, gradients, .. } = self;
-        unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
+        unreported
+            .warn_once(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
         let elapsed = runtime.now().saturating_sub(started);
         let bytes_sent = self.bytes_sent() - sent_before;
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })

@@ -8,7 +8,7 @@ use super::step::MicroBatchPass;
 use crate::loss::to_be_summed;
 use crate::step_consensus::STEP;
 use crate::tree::sum_of;
-use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
+use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Fsdp<A> {
     /// Goes forward only, to evaluate the model. Every rank calls this, each with an input of its own, and equally often;

@@ -5,10 +5,10 @@
 //! step, it is the leaves themselves that are summed. At most one unit's leaves are on their way while the next
 //! unit's are filled, and the wait for them comes with the next unit's first gradient.
 
-use super::groups::Groups;
-use super::layout::{Layout, ShardChunk, FlatParameter};
-use super::options::Precision;
 use super::buffer_pool::BufferPool;
+use super::groups::Groups;
+use super::layout::{FlatParameter, Layout, ShardChunk};
+use super::options::Precision;
 use crate::flat::{Flat, PendingFlat};
 use crate::mean::Mean;
 use crate::tree::TreeSum;
@@ -124,8 +124,9 @@ impl ShardedGradients {
         for unit in &mut self.units {
             unit.concluded = false;
             let with_mean = unit.flat_params.iter_mut().filter(|flat_param| flat_param.mean.is_some());
-            with_mean
-                .for_each(|flat_param| flat_param.recycled = flat_param.mean.take().map(Mean::into_memory).filter(|_| cuts));
+            with_mean.for_each(|flat_param| {
+                flat_param.recycled = flat_param.mean.take().map(Mean::into_memory).filter(|_| cuts)
+            });
         }
     }
 
@@ -153,7 +154,8 @@ impl ShardedGradients {
         values: Values<'_>,
     ) -> Result<()> {
         let count = layout.locations.len();
-        let location = *layout.locations.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
+        let location =
+            *layout.locations.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
         if std::mem::replace(&mut self.reported[parameter], true) {
             return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
         }
@@ -199,7 +201,8 @@ impl ShardedGradients {
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
             let Some(mut gradient) = of.gradient.take() else { continue };
             if self.present {
-                for (place, _) in flat_param.places.iter().zip(&of.written).filter(|(_, written)| !**written) {
+                for (place, _) in flat_param.places.iter().zip(&of.written).filter(|(_, written)| !**written)
+                {
                     gradient.slice_mut(place.offset, place.len).clear();
                 }
             } else {
@@ -232,7 +235,9 @@ impl ShardedGradients {
             self.conclude(layout, groups, unit)?;
         }
         for unit in self.order.clone() {
-            for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
+            for (of, flat_param) in
+                self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params)
+            {
                 if let Some(adding) = of.adding.take() {
                     let sum = groups.wait(adding)?;
                     let whole = sum.len() == flat_param.shard_len;
@@ -264,7 +269,8 @@ impl ShardedGradients {
 
     /// Multiplies all mean gradients by a factor.
     pub(crate) fn scale(&mut self, factor: f64) {
-        for mean in self.units.iter_mut().flat_map(|unit| &mut unit.flat_params).filter_map(|of| of.mean.as_mut())
+        for mean in
+            self.units.iter_mut().flat_map(|unit| &mut unit.flat_params).filter_map(|of| of.mean.as_mut())
         {
             mean.scale(factor);
         }
@@ -313,7 +319,8 @@ impl ShardedGradients {
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
             if flat_param.trainable && of.gradient.is_none() {
                 let dtype = flat_param.sum_dtype(self.precision);
-                of.gradient = Some(self.pool.take(groups.reduce_group(), flat_param, dtype, layout.shards)?);
+                of.gradient =
+                    Some(self.pool.take(groups.reduce_group(), flat_param, dtype, layout.shards)?);
             }
         }
         Ok(())
@@ -348,7 +355,8 @@ impl ShardedGradients {
             let sum = match of.sum.finish(merge) {
                 Some(sum) => sum,
                 None => {
-                    let len = if self.each_round { flat_param.shard_len } else { flat_param.padded(layout.shards) };
+                    let len =
+                        if self.each_round { flat_param.shard_len } else { flat_param.padded(layout.shards) };
                     let mut nothing = match of.recycled.take() {
                         Some(recycled) => recycled,
                         // It travels in the same kind of memory as the sums of ranks that have some.
@@ -387,7 +395,12 @@ fn merge(left: &mut Flat, right: Flat) {
 }
 
 /// This rank's part of a strip that was added up, in memory of its own: this, if there is some.
-fn own_shard(sum: &Flat, flat_param: &FlatParameter, groups: &mut Groups, recycled: Option<Flat>) -> Result<Flat> {
+fn own_shard(
+    sum: &Flat,
+    flat_param: &FlatParameter,
+    groups: &mut Groups,
+    recycled: Option<Flat>,
+) -> Result<Flat> {
     let (start, len) = (groups.shards.rank() * flat_param.shard_len, flat_param.shard_len);
     let mut part = match recycled {
         Some(recycled) => recycled,

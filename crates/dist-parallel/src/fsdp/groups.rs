@@ -22,7 +22,11 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// Makes the groups; communicates nothing.
-    pub(crate) fn new(world: &mut Communicator, degrees: Degrees, reshard_group: Option<usize>) -> Result<Self> {
+    pub(crate) fn new(
+        world: &mut Communicator,
+        degrees: Degrees,
+        reshard_group: Option<usize>,
+    ) -> Result<Self> {
         let (rank, shards) = (world.rank(), degrees.shards);
         let neighbours = |rank: usize, count: usize| {
             let first = rank - rank % count;

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::options::Units;
-use crate::{Error, FloatType, ParamInfo, BucketPlace, Result};
+use crate::{BucketPlace, Error, FloatType, ParamInfo, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -110,7 +110,9 @@ impl Layout {
     /// Puts a parameter behind those of its kind in a unit.
     fn place(&mut self, unit: usize, parameter: usize, info: &ParamInfo) -> ParameterLocation {
         let flat_params = &mut self.units[unit].flat_params;
-        let alike = |flat_param: &FlatParameter| (flat_param.dtype, flat_param.trainable) == (info.dtype, info.trainable);
+        let alike = |flat_param: &FlatParameter| {
+            (flat_param.dtype, flat_param.trainable) == (info.dtype, info.trainable)
+        };
         let index = flat_params.iter().position(alike).unwrap_or(flat_params.len());
         if index == flat_params.len() {
             let (dtype, trainable) = (info.dtype, info.trainable);
@@ -129,7 +131,9 @@ impl Layout {
     /// All strips, each with the numbers of its unit and of itself there.
     pub(crate) fn flat_params(&self) -> impl Iterator<Item = ((usize, usize), &FlatParameter)> {
         let units = self.units.iter().enumerate();
-        units.flat_map(|(unit, of)| of.flat_params.iter().enumerate().map(move |(at, flat_param)| ((unit, at), flat_param)))
+        units.flat_map(|(unit, of)| {
+            of.flat_params.iter().enumerate().map(move |(at, flat_param)| ((unit, at), flat_param))
+        })
     }
 
     /// The buffers of all units.

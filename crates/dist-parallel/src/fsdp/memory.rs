@@ -69,7 +69,8 @@ impl Plan {
         let optimizer = trained().map(state).sum();
         let gradients = trained().map(|flat_param| self.shard_bytes(flat_param)).sum();
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
-        let mut meter = Meter { plan: self, materialised, live, peak: live, in_flight: None, pools: [None; 2] };
+        let mut meter =
+            Meter { plan: self, materialised, live, peak: live, in_flight: None, pools: [None; 2] };
         meter.step(micro_batches);
         MemoryEstimate { parameters, gradients, optimizer, peak: meter.peak }
     }
@@ -87,10 +88,18 @@ impl Plan {
             let again = std::mem::replace(&mut gathered[unit], true);
             let ranks = self.reshard_group.filter(|_| again).unwrap_or(shards);
             let flat_params = &self.layout.units[unit].flat_params;
-            bytes +=
-                rounds * flat_params.iter().map(|flat_param| to_others(self.whole_bytes(flat_param), ranks)).sum::<usize>();
+            bytes += rounds
+                * flat_params
+                    .iter()
+                    .map(|flat_param| to_others(self.whole_bytes(flat_param), ranks))
+                    .sum::<usize>();
         }
-        for flat_param in self.layout.flat_params().map(|(_, flat_param)| flat_param).filter(|flat_param| flat_param.trainable) {
+        for flat_param in self
+            .layout
+            .flat_params()
+            .map(|(_, flat_param)| flat_param)
+            .filter(|flat_param| flat_param.trainable)
+        {
             let reductions = if self.degrees.each_round { rounds } else { 1 };
             bytes += reductions * to_others(self.gradient_bytes(flat_param), shards);
             bytes += (2 * (replicas - 1) * self.shard_bytes(flat_param)).div_ceil(replicas);
@@ -210,10 +219,12 @@ impl Meter<'_> {
                 kept[number] = true;
                 self.materialise(unit(number), true);
             }
-            UnitAction::Free(number) => unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
-                Materialised::Shared => self.give(GatheredUse::Gathered, flat_param),
-                Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
-            }),
+            UnitAction::Free(number) => {
+                unit(number).flat_params.iter().for_each(|flat_param| match self.materialised {
+                    Materialised::Shared => self.give(GatheredUse::Gathered, flat_param),
+                    Materialised::Copied => self.free(flat_param.len() * flat_param.dtype.size()),
+                })
+            }
             UnitAction::Forward(_) => {}
             UnitAction::Backward(number) => {
                 if unit(number).reporters > 0 {
@@ -285,7 +296,10 @@ impl Meter<'_> {
         let mut before = None;
         for (_, flat_param) in plan.layout.flat_params().filter(|(_, flat_param)| flat_param.trainable) {
             self.take(GatheredUse::Gathered, flat_param);
-            before.replace(flat_param).into_iter().for_each(|before| self.give(GatheredUse::Gathered, before));
+            before
+                .replace(flat_param)
+                .into_iter()
+                .for_each(|before| self.give(GatheredUse::Gathered, before));
         }
         before.into_iter().for_each(|last| self.give(GatheredUse::Gathered, last));
     }

@@ -1,18 +1,18 @@
 //! Training a model of which each rank keeps only a part.
 
 mod assignment;
+mod buffer_pool;
 mod evaluate;
 mod gradients;
 mod groups;
-mod shards;
 mod layout;
 mod memory;
 mod options;
 mod order;
 mod parameters;
-mod shard_buffer;
 mod plan;
-mod buffer_pool;
+mod shard_buffer;
+mod shards;
 mod step;
 
 use std::fmt;
@@ -149,7 +149,8 @@ impl<A> Fsdp<A> {
         let mut groups = Groups::new(&mut world, plan.degrees, plan.reshard_group)?;
         let (degrees, precision) = (plan.degrees, options.precision);
         let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
-        let mut fill = |model: &mut _, flat_param: &_, whole: &mut _| first.fill(&mut world, model, flat_param, whole);
+        let mut fill =
+            |model: &mut _, flat_param: &_, whole: &mut _| first.fill(&mut world, model, flat_param, whole);
         let parameters = filled.and_then(|()| {
             Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill)
         });
@@ -157,7 +158,8 @@ impl<A> Fsdp<A> {
         first.check(&mut world, model.infos())?;
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
         let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
-            let flat_param = location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
+            let flat_param =
+                location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
             let dtype = flat_param.map_or(info.dtype, |flat_param| flat_param.master_dtype(precision));
             ParamInfo { dtype, ..info.clone() }
         });
@@ -216,8 +218,9 @@ impl<A> Fsdp<A> {
         let ended = self.check_ended();
         self.or_abort(ended)?;
         let precision = self.plan.options.precision;
-        let range =
-            SquareRange::of(self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)));
+        let range = SquareRange::of(
+            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)),
+        );
         let mut sum = SumOfSquares::new(range);
         let rank = self.groups.shards.rank();
         for (place, flat_param) in self.plan.layout.flat_params() {
@@ -294,7 +297,8 @@ impl<A> Fsdp<A> {
     fn try_set_shard(&mut self, values: Values<'_>) -> Result<()> {
         let (expected_len, precision) = (self.shard_len(), self.plan.options.precision);
         let (got_len, got) = (values.len(), values.dtype());
-        let mut dtypes = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
+        let mut dtypes =
+            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
         let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
         if (expected, expected_len) != (got, got_len) {
             return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
@@ -323,7 +327,9 @@ impl<A> Fsdp<A> {
     fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
         let rank = self.groups.shards.rank();
         let flat_params = self.plan.layout.flat_params();
-        flat_params.flat_map(|(place, flat_param)| flat_param.chunks(rank).map(move |chunk| (place, chunk))).collect()
+        flat_params
+            .flat_map(|(place, flat_param)| flat_param.chunks(rank).map(move |chunk| (place, chunk)))
+            .collect()
     }
 
     /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
@@ -337,10 +343,13 @@ impl<A> Fsdp<A> {
             plan.degrees.shards > 1 || flat_param.master_dtype(plan.options.precision) != flat_param.dtype
         };
         let update_buffer = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
-        let update_buffer = update_buffer.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
+        let update_buffer =
+            update_buffer.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
         let update_buffer: Vec<(usize, usize)> = update_buffer.map(|(place, _)| place).collect();
         if parameters.gathers_updates_in_place() {
-            update_buffer.iter().try_for_each(|&place| parameters.all_gather_updates(&plan.layout, place, groups, model))?;
+            update_buffer
+                .iter()
+                .try_for_each(|&place| parameters.all_gather_updates(&plan.layout, place, groups, model))?;
             return parameters.rest(groups);
         }
         for (index, &place) in update_buffer.iter().enumerate() {

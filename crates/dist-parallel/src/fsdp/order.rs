@@ -43,7 +43,9 @@ impl GatherPolicy {
         for (place, &unit) in units.iter().enumerate() {
             self.gather_ahead(&mut actions, layout, &units, place, |_| true);
             if backward_follows && matches!(self.reshard, Reshard::ToGroup(_)) {
-                actions.extend(self.gathers(&layout.units[unit]).then_some(UnitAction::MaterialiseForGroup(unit)));
+                actions.extend(
+                    self.gathers(&layout.units[unit]).then_some(UnitAction::MaterialiseForGroup(unit)),
+                );
             } else {
                 self.materialise(&mut actions, layout, unit);
             }
@@ -146,7 +148,8 @@ mod tests {
     fn without_prefetch_a_unit_is_gathered_when_it_is_needed() {
         let plain = GatherPolicy { frees: true, prefetch: 0, reshard: Reshard::All };
         let layout = layout(2, false);
-        let forward = [Gather(0), Materialise(0), Forward(0), Free(0), Gather(1), Materialise(1), Forward(1), Free(1)];
+        let forward =
+            [Gather(0), Materialise(0), Forward(0), Free(0), Gather(1), Materialise(1), Forward(1), Free(1)];
         assert_eq!(plain.forward(&layout, true), forward);
         let backward = [Gather(1), Materialise(1), Backward(1), Free(1), Reduce(1)];
         assert_eq!(plain.backward(&layout)[..5], backward);

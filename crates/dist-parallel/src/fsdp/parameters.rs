@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use dist_collectives::{Communicator, Pending};
 
+use super::buffer_pool::BufferPool;
 use super::groups::Groups;
-use super::layout::{Layout, ShardChunk, FlatParameter};
+use super::layout::{FlatParameter, Layout, ShardChunk};
 use super::options::{Degrees, Precision};
 use super::shard_buffer::{ShardBuffer, ShardOffset};
-use super::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
 use crate::mutation_check::MutationCheck;
 use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
@@ -67,11 +67,16 @@ impl Parameters {
         let mut reserve = |flat_param: &FlatParameter| {
             let dtype = flat_param.master_dtype(precision);
             let outside = degrees.frees || dtype != flat_param.dtype;
-            FlatParameterState { own: outside.then(|| shard_buffer.reserve(dtype, flat_param.shard_len)), ..FlatParameterState::default() }
+            FlatParameterState {
+                own: outside.then(|| shard_buffer.reserve(dtype, flat_param.shard_len)),
+                ..FlatParameterState::default()
+            }
         };
         let mut states: Vec<Vec<FlatParameterState>> =
             layout.units.iter().map(|unit| unit.flat_params.iter().map(&mut reserve).collect()).collect();
-        let same_types = layout.flat_params().all(|(_, flat_param)| flat_param.master_dtype(precision) == flat_param.dtype);
+        let same_types = layout
+            .flat_params()
+            .all(|(_, flat_param)| flat_param.master_dtype(precision) == flat_param.dtype);
         if degrees.frees && same_types {
             shard_buffer.allocate_together(&mut groups.shards)?;
         } else {
@@ -79,7 +84,8 @@ impl Parameters {
         }
         for (of_unit, unit) in states.iter_mut().zip(&layout.units) {
             for (shard, flat_param) in of_unit.iter_mut().zip(&unit.flat_params) {
-                let mut whole = Flat::zeros(flat_param.master_dtype(precision), flat_param.padded(layout.shards));
+                let mut whole =
+                    Flat::zeros(flat_param.master_dtype(precision), flat_param.padded(layout.shards));
                 fill(model, flat_param, &mut whole)?;
                 if let Some(own) = shard.own {
                     let part = whole.slice(rank * flat_param.shard_len, flat_param.shard_len);
@@ -97,7 +103,15 @@ impl Parameters {
         let throttles = layout.units.iter().map(|_| None).collect();
         let units = layout.units.len();
         let mutation_checks = (0..units).map(|unit| MutationCheck::new(unit, units)).collect();
-        Ok(Self { states, shard_buffer, throttles, update_buffer, mutation_checks, rank, pool: BufferPool::default() })
+        Ok(Self {
+            states,
+            shard_buffer,
+            throttles,
+            update_buffer,
+            mutation_checks,
+            rank,
+            pool: BufferPool::default(),
+        })
     }
 
     /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
@@ -108,7 +122,8 @@ impl Parameters {
             return Ok(());
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
-            let mut whole = self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
+            let mut whole =
+                self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.reshard_group) {
                 (Some(kept), Some(reshard_group)) => (kept.slice(0, kept.len()), reshard_group),
@@ -141,7 +156,8 @@ impl Parameters {
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             let whole = if let Some(own) = shard.own.filter(|_| self.shard_buffer.are_read()) {
-                let reader = RemoteShardReader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
+                let reader =
+                    RemoteShardReader { shard_buffer: &mut self.shard_buffer, own, flat_param, known: None };
                 match reader.read(model, &mut groups.shards, &mut self.pool, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
@@ -149,7 +165,9 @@ impl Parameters {
             } else {
                 groups.wait(shard.arriving.take().expect("a unit is gathered before it is used"))?
             };
-            if let Some(reshard_group) = groups.reshard_group.as_ref().filter(|_| keep && !self.shard_buffer.are_read()) {
+            if let Some(reshard_group) =
+                groups.reshard_group.as_ref().filter(|_| keep && !self.shard_buffer.are_read())
+            {
                 let len = whole.len() / reshard_group.world_size();
                 shard.kept = Some(whole.part(flat_param.dtype, reshard_group.rank() * len, len));
             }
@@ -197,7 +215,9 @@ impl Parameters {
     /// This rank's part of a strip, padding included, if it is kept outside the model.
     #[cfg(test)]
     pub(crate) fn part(&self, unit: usize, flat_param: usize, len: usize) -> Option<Values<'_>> {
-        self.states[unit][flat_param].own.map(|own| self.shard_buffer.slice(own, 0, len).expect("it has memory"))
+        self.states[unit][flat_param]
+            .own
+            .map(|own| self.shard_buffer.slice(own, 0, len).expect("it has memory"))
     }
 
     /// Whether ranks read what others keep where it lies.
@@ -340,7 +360,11 @@ impl Parameters {
 }
 
 /// Room for the largest part of each type, if the ranks can read it, and where each strip's part has its turn there.
-fn update_buffer(layout: &Layout, states: &mut [Vec<FlatParameterState>], groups: &mut Groups) -> Result<Option<ShardBuffer>> {
+fn update_buffer(
+    layout: &Layout,
+    states: &mut [Vec<FlatParameterState>],
+    groups: &mut Groups,
+) -> Result<Option<ShardBuffer>> {
     let mut update_buffer = ShardBuffer::default();
     for (shard, (_, flat_param)) in states.iter_mut().flatten().zip(layout.flat_params()) {
         shard.update_buffer = Some(update_buffer.reserve_in_turn(flat_param.dtype, flat_param.shard_len));

@@ -116,13 +116,21 @@ impl ShardBuffer {
         // It is closed at the end of each pass, unless that has failed.
         self.close()?;
         match &mut self.0[start.buffer].memory {
-            BufferState::Closed(flat) | BufferState::Openable(flat, _) => Ok(flat.slice_mut(start.offset + at, len)),
+            BufferState::Closed(flat) | BufferState::Openable(flat, _) => {
+                Ok(flat.slice_mut(start.offset + at, len))
+            }
             BufferState::Open(_) | BufferState::Nowhere => Err(Error::Freed),
         }
     }
 
     /// Copies a rank's values of a part that is open.
-    pub(crate) fn read(&mut self, rank: usize, start: ShardOffset, at: usize, into: ValuesMut<'_>) -> Result<()> {
+    pub(crate) fn read(
+        &mut self,
+        rank: usize,
+        start: ShardOffset,
+        at: usize,
+        into: ValuesMut<'_>,
+    ) -> Result<()> {
         match &mut self.0[start.buffer].memory {
             BufferState::Open(window) => window.read(rank, start.offset + at, into),
             _ => Err(Error::Freed),
@@ -147,7 +155,10 @@ impl ShardBuffer {
     }
 
     /// Turns the memory of each type into another, up to the first at which that fails: what this rank has there stays.
-    fn transition(&mut self, transition: impl Fn(BufferState) -> Result<BufferState, (Flat, Error)>) -> Result<()> {
+    fn transition(
+        &mut self,
+        transition: impl Fn(BufferState) -> Result<BufferState, (Flat, Error)>,
+    ) -> Result<()> {
         self.0.iter_mut().try_for_each(|TypedBuffer { memory, .. }| {
             let (now, done) = match transition(std::mem::replace(memory, BufferState::Nowhere)) {
                 Ok(now) => (now, Ok(())),

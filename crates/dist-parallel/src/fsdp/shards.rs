@@ -4,7 +4,7 @@ use super::options::Degrees;
 use super::{Fsdp, layout};
 use crate::checkpoint::accumulated;
 use crate::{
-    Communicator, Error, ShardMetadata, ParamInfo, Chunk, Result, Shards, Slice, Values, ValuesMut, params,
+    Chunk, Communicator, Error, ParamInfo, Result, ShardMetadata, Shards, Slice, Values, ValuesMut, params,
 };
 
 impl<A> Shards for Fsdp<A> {
@@ -18,13 +18,16 @@ impl<A> Shards for Fsdp<A> {
 
     fn slices(&self) -> ShardMetadata<Slice> {
         let trained = self.chunks().into_iter().filter(|(_, chunk)| self.kept[chunk.parameter].trainable);
-        let slice = |(_, chunk): (_, layout::ShardChunk)| Slice { number: chunk.parameter, chunk: outside(chunk) };
+        let slice =
+            |(_, chunk): (_, layout::ShardChunk)| Slice { number: chunk.parameter, chunk: outside(chunk) };
         self.held(trained.map(slice).collect())
     }
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
         let saves = |held: &HeldState| match held {
-            HeldState::Part(_, chunk) => self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable,
+            HeldState::Part(_, chunk) => {
+                self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable
+            }
             HeldState::ReplicatedParameter(_) => self.rank() == 0,
         };
         self.held_chunks().into_iter().filter(saves).map(HeldState::chunk).collect()
@@ -88,7 +91,9 @@ impl HeldState {
     const fn chunk(self) -> Chunk {
         match self {
             Self::Part(_, chunk) => outside(chunk),
-            Self::ReplicatedParameter(layout::ReplicatedParameter { parameter, len, .. }) => Chunk { parameter, offset: 0, len },
+            Self::ReplicatedParameter(layout::ReplicatedParameter { parameter, len, .. }) => {
+                Chunk { parameter, offset: 0, len }
+            }
         }
     }
 }
@@ -107,7 +112,12 @@ impl<A> Fsdp<A> {
             return Ok(());
         }
         let mut checksums = Vec::new();
-        let frozen = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param).filter(|flat_param| !flat_param.trainable);
+        let frozen = self
+            .plan
+            .layout
+            .flat_params()
+            .map(|(_, flat_param)| flat_param)
+            .filter(|flat_param| !flat_param.trainable);
         let frozen: Vec<usize> =
             frozen.flat_map(|flat_param| &flat_param.places).map(|place| place.parameter).collect();
         for &parameter in &frozen {
@@ -139,7 +149,11 @@ impl<A> Fsdp<A> {
         let index = chunk.parameter;
         let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
             let dtype = self.kept[index].dtype;
-            return Ok(HeldState::ReplicatedParameter(layout::ReplicatedParameter { parameter: index, len: chunk.len, dtype }));
+            return Ok(HeldState::ReplicatedParameter(layout::ReplicatedParameter {
+                parameter: index,
+                len: chunk.len,
+                dtype,
+            }));
         };
         let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
         let kept = flat_param.chunk(location.place, self.groups.shards.rank());

@@ -6,7 +6,7 @@ use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::UnitAction;
 use crate::loss::WeightedLoss;
-use crate::step_consensus::{StepDescriptor, STEP, StepConsensus, TrainingCall};
+use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
 use crate::tree::sum_of;
 use crate::unreported::without_gradient;
 use crate::{BoxError, Error, Loss, Params, Result, Saved, StepReport, Values, ValuesMut};
@@ -282,7 +282,9 @@ impl<A> Fsdp<A> {
         match action {
             UnitAction::Gather(unit) => parameters.gather(layout, unit, groups)?,
             UnitAction::Materialise(unit) => parameters.materialise(layout, unit, groups, false, model)?,
-            UnitAction::MaterialiseForGroup(unit) => parameters.materialise(layout, unit, groups, true, model)?,
+            UnitAction::MaterialiseForGroup(unit) => {
+                parameters.materialise(layout, unit, groups, true, model)?
+            }
             UnitAction::Free(unit) => parameters.free(layout, unit, model)?,
             UnitAction::Forward(unit) => {
                 let Some(input) = pass.current.take() else { return Ok(()) };
@@ -308,7 +310,8 @@ impl<A> Fsdp<A> {
 
     /// Ends a step: gives the mean loss.
     fn finish(&mut self, descriptor: StepDescriptor, micro_batches: usize) -> Result<f32> {
-        let mut consensus = StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used_mut());
+        let mut consensus =
+            StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used_mut());
         self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
         let consensus = StepConsensus::decode(&consensus);
         self.gradients.used_mut().iter_mut().zip(consensus.used()).for_each(|(mine, of_any)| *mine = of_any);

@@ -104,7 +104,8 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
             fsdp.update(&mut optimizer).unwrap();
             let (layout, rank) = (&fsdp.plan.layout, fsdp.groups.shards.rank());
             for ((unit, index), flat_param) in layout.flat_params() {
-                let used = flat_param.len().saturating_sub(rank * flat_param.shard_len).min(flat_param.shard_len);
+                let used =
+                    flat_param.len().saturating_sub(rank * flat_param.shard_len).min(flat_param.shard_len);
                 let kept = fsdp.parameters.part(unit, index, flat_param.shard_len).into_iter();
                 let gradients = fsdp.gradients.part(unit, index).map(|part| part.slice(0, part.len()));
                 let mut parts = kept.chain(gradients);

@@ -10,7 +10,7 @@ pub(crate) use slots::{GradientSlots, merge};
 
 use crate::flat::Flat;
 use crate::mean::Mean;
-use crate::step_consensus::{StepDescriptor, StepConsensus};
+use crate::step_consensus::{StepConsensus, StepDescriptor};
 use crate::tree::TreeSum;
 use crate::updates::Updates;
 use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
@@ -123,7 +123,8 @@ impl BucketedGradients {
     pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
         let Some(slot) = self.slots.reported(parameter, &mut self.reported)? else { return Ok(()) };
         let bucket = &mut self.buckets[slot.bucket];
-        let gradient = bucket.gradient.as_mut().expect("a bucket is closed once every parameter has reported");
+        let gradient =
+            bucket.gradient.as_mut().expect("a bucket is closed once every parameter has reported");
         let owner = self.slots.put(parameter, slot, values, (gradient, &mut bucket.written))?;
         bucket.outstanding -= 1;
         self.used[owner] = true;
@@ -164,7 +165,8 @@ impl BucketedGradients {
     /// This rank's sum of losses, and what the sums contain.
     pub(crate) fn take_totals(&mut self, descriptor: StepDescriptor, updates: &Updates) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        let (micro_batches, count) = (std::mem::take(&mut self.micro_batches), std::mem::take(&mut self.count));
+        let (micro_batches, count) =
+            (std::mem::take(&mut self.micro_batches), std::mem::take(&mut self.count));
         (loss, StepConsensus::encode(micro_batches, count, descriptor, updates, &self.used))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::flat::Flat;
 use crate::mean::Mean;
-use crate::{Bucket, BucketPlan, Error, ParamInfo, BucketPlace, Result, Values};
+use crate::{Bucket, BucketPlace, BucketPlan, Error, ParamInfo, Result, Values};
 
 /// A plan of buckets, and by it the place of each parameter's gradient.
 #[derive(Debug)]

@@ -218,7 +218,8 @@ fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
     // Last to first: bias, scale, embedding; the head goes with the embedding.
     assert_eq!(Vec::from_iter(gradients.parameters()), [3, 1, 0]);
     gradients.begin(&mut ordinary).unwrap();
-    let finals = |gradients: &BucketedGradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
+    let finals =
+        |gradients: &BucketedGradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
     let steps = [
         (4, [false, false, false]),
         (3, [true, false, false]),

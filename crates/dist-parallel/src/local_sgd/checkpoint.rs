@@ -19,7 +19,9 @@ impl<M: Params> LocalSgd<M> {
     /// As for [`Checkpoints::save`], and if there were steps since the last meeting, or ranks differ since nothing counted at
     /// it; nothing is saved then.
     pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.with_synced_model(|mut with_synced_model, outer| checkpoints.save(&mut with_synced_model, outer.map(|outer| &*outer), step))
+        self.with_synced_model(|mut with_synced_model, outer| {
+            checkpoints.save(&mut with_synced_model, outer.map(|outer| &*outer), step)
+        })
     }
 
     /// As [`save`](Self::save), while training goes on.
@@ -27,7 +29,9 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::start_save`], and as for [`save`](Self::save).
     pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
-        self.with_synced_model(|mut with_synced_model, outer| checkpoints.start_save(&mut with_synced_model, outer.map(|outer| &*outer), step))
+        self.with_synced_model(|mut with_synced_model, outer| {
+            checkpoints.start_save(&mut with_synced_model, outer.map(|outer| &*outer), step)
+        })
     }
 
     /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
@@ -37,7 +41,9 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load`].
     pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        self.with_synced_model(|mut with_synced_model, outer| checkpoints.load_states(None, &mut with_synced_model, all(outer)))
+        self.with_synced_model(|mut with_synced_model, outer| {
+            checkpoints.load_states(None, &mut with_synced_model, all(outer))
+        })
     }
 
     /// As [`load`](Self::load), from the newest checkpoint of this step.
@@ -45,7 +51,10 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load_step`].
     pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.with_synced_model(|mut with_synced_model, outer| checkpoints.load_states(Some(step), &mut with_synced_model, all(outer))).map(drop)
+        self.with_synced_model(|mut with_synced_model, outer| {
+            checkpoints.load_states(Some(step), &mut with_synced_model, all(outer))
+        })
+        .map(drop)
     }
 
     /// Begins with the parameters of the newest checkpoint, by whatever it was saved, and tells its step; `None` if there is
@@ -90,7 +99,10 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Calls `f` with what the ranks have in common, and the outer optimizer.
-    fn with_synced_model<T>(&mut self, f: impl FnOnce(SyncedModel<'_, M>, Option<&mut dyn Optimizer>) -> T) -> T {
+    fn with_synced_model<T>(
+        &mut self,
+        f: impl FnOnce(SyncedModel<'_, M>, Option<&mut dyn Optimizer>) -> T,
+    ) -> T {
         let mut outer = self.outer.take();
         let result = f(SyncedModel(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
         self.outer = outer;

@@ -18,8 +18,8 @@ use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::{
-    BoxError, Bucket, BucketBytes, BucketPlan, Error, Loss, Momentum, Optimizer, Params, BucketPlace, Result, Sgd,
-    SgdOptions, ValuesMut, agreement, params,
+    BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Result,
+    Sgd, SgdOptions, ValuesMut, agreement, params,
 };
 
 /// Training in which every rank steps by itself, on its own data with an optimizer of its own, and all ranks meet after

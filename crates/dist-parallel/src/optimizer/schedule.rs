@@ -83,7 +83,10 @@ mod tests {
         &[(1, 1.0), (3, 0.75), (5, 0.5), (50, 0.5)]
     )]
     #[case::at_once(LearningRateSchedule { peak: 1.0, warmup: 1, decay: Decay::Linear { steps: 0, to: 0.25 } }, &[(1, 0.25), (2, 0.25)])]
-    fn rates_are_a_function_of_the_step(#[case] schedule: LearningRateSchedule, #[case] expected: &[(u64, f64)]) {
+    fn rates_are_a_function_of_the_step(
+        #[case] schedule: LearningRateSchedule,
+        #[case] expected: &[(u64, f64)],
+    ) {
         for &(step, rate) in expected {
             assert!((schedule.at(step) - rate).abs() < 1e-12, "{rate} at {step}: {}", schedule.at(step));
         }

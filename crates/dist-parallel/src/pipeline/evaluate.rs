@@ -4,7 +4,7 @@ use super::Pipeline;
 use super::pass::{Clock, Output, PipelinePass};
 use super::step::{Losses, Totals};
 use crate::fsdp::share;
-use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall};
+use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
 
 impl<A> Pipeline<A> {
     /// Goes forward only, through all stages, with as many micro-batches as are wanted: the mean of their losses, on all

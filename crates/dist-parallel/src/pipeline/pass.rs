@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 
 use super::activations::TensorMeta;
-use super::stage::{PROVEN, BackwardPart, Stage};
+use super::stage::{BackwardPart, PROVEN, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
 use crate::{BoxError, Error, Result};
@@ -41,8 +41,12 @@ impl<A> Pipeline<A> {
             match action {
                 Action::Forward(item) => self.forward(item, pass)?,
                 Action::Backward(item) => self.backward(action, item, BackwardPart::Whole, pass.clock)?,
-                Action::InputGradient(item) => self.backward(action, item, BackwardPart::Input, pass.clock)?,
-                Action::WeightGradient(item) => self.backward(action, item, BackwardPart::Weight, pass.clock)?,
+                Action::InputGradient(item) => {
+                    self.backward(action, item, BackwardPart::Input, pass.clock)?
+                }
+                Action::WeightGradient(item) => {
+                    self.backward(action, item, BackwardPart::Weight, pass.clock)?
+                }
                 Action::SendActivation(item) => self.send_activation(item, pass)?,
                 Action::ReceiveActivation(item) => self.receive_activation(item, pass)?,
                 Action::SendGradient(item) => self.send_gradient(item)?,
@@ -106,7 +110,11 @@ impl<A> Pipeline<A> {
         ties::pass_on(&mut self.nodes, false)
     }
 
-    fn send_activation(&mut self, Item { stage, micro_batch }: Item, pass: &mut PipelinePass<'_, A>) -> Result<()> {
+    fn send_activation(
+        &mut self,
+        Item { stage, micro_batch }: Item,
+        pass: &mut PipelinePass<'_, A>,
+    ) -> Result<()> {
         let output = self.stage(stage).outputs.remove(&micro_batch).expect(PROVEN);
         let (got, values) = self.to_flat(&output)?;
         drop(output);
@@ -164,7 +172,8 @@ impl<A> Pipeline<A> {
     fn to_flat(&self, activation: &A) -> Result<(TensorMeta, Flat)> {
         let mut parts = None;
         let read = self.activations.to_flat(activation, &mut |shape, values| {
-            parts = Some((TensorMeta { dtype: values.dtype(), shape: shape.to_vec() }, Flat::copy_of(values)));
+            parts =
+                Some((TensorMeta { dtype: values.dtype(), shape: shape.to_vec() }, Flat::copy_of(values)));
         });
         read.map_err(Error::compute)?;
         parts.filter(|(meta, values)| meta.len() == Some(values.len())).ok_or(Error::NoActivation)

@@ -2,7 +2,7 @@
 
 use super::Pipeline;
 use crate::{
-    Communicator, Error, ShardMetadata, ParamInfo, Chunk, Result, Shards, Slice, Values, ValuesMut, params,
+    Chunk, Communicator, Error, ParamInfo, Result, ShardMetadata, Shards, Slice, Values, ValuesMut, params,
 };
 
 /// One pipeline holds the model; of several beside each other the first saves. One whose stages are divided among ranks has

@@ -11,7 +11,7 @@ use crate::loss::{WeightedLoss, to_be_summed};
 use crate::mean::Mean;
 use crate::step_consensus::are_equal;
 use crate::tree::{TreeSum, sum_of};
-use crate::{StepDescriptor, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
+use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, of all pipelines. `input` gives a micro-batch's input
@@ -45,7 +45,8 @@ impl<A> Pipeline<A> {
         };
         let list = self.schedule.actions()[self.comm.rank()].clone();
         let output = Output::Step(&mut differentiate);
-        let passed = self.run(list, &mut PipelinePass { first, input: &mut input, output, clock: &mut clock });
+        let passed =
+            self.run(list, &mut PipelinePass { first, input: &mut input, output, clock: &mut clock });
         let (loss, count) = losses.finish(add).unwrap_or_default();
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), C::WEIGHTED);
         let own = Losses { losses: vec![loss], count, descriptor };

@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::timeline::received;
-use super::{Action, Flaw, Item, ScheduleProof, PipelineSchedule};
+use super::{Action, Flaw, Item, PipelineSchedule, ScheduleProof};
 
 pub(super) fn validate(schedule: &PipelineSchedule) -> Result<ScheduleProof, Flaw> {
     shape(schedule)?;

@@ -2,7 +2,7 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Activations, ScheduleKind, Pipeline};
+use dist_parallel::pipeline::{Activations, Pipeline, ScheduleKind};
 use dist_parallel::{BoxError, Materialised, Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -13,11 +13,7 @@ use crate::weights::{Value, batch, initial, model};
 struct OneValue;
 
 impl Activations<Value> for OneValue {
-    fn to_flat(
-        &self,
-        activation: &Value,
-        f: &mut dyn FnMut(&[usize], Values<'_>),
-    ) -> Result<(), BoxError> {
+    fn to_flat(&self, activation: &Value, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError> {
         f(&[1], Values::F32(activation));
         Ok(())
     }
@@ -51,7 +47,10 @@ fn left_behind(parameters: usize, kind: ScheduleKind, ranks: usize) -> Vec<i64> 
 #[rstest]
 #[case::on_two_ranks(ScheduleKind::OneForwardOneBackward, 2)]
 #[case::on_one(ScheduleKind::Interleaved { stages_per_rank: 2 }, 1)]
-fn what_stages_have_in_common_takes_no_more_memory_with_every_step(#[case] kind: ScheduleKind, #[case] ranks: usize) {
+fn what_stages_have_in_common_takes_no_more_memory_with_every_step(
+    #[case] kind: ScheduleKind,
+    #[case] ranks: usize,
+) {
     let [small, large] = [1 << 10, 2 << 10].map(|parameters| left_behind(parameters, kind, ranks));
     assert_eq!(small, large, "bytes are left behind that depend on the size of what is tied");
 }

@@ -60,7 +60,8 @@ fn check(ranks: usize, rounds: usize, strategy: ShardingStrategy) {
     let program = move |transport| {
         let mut world = Communicator::new(transport);
         let (comm, options) = (world.fork().unwrap(), FsdpOptions::new(strategy));
-        let mut fsdp = Fsdp::with_values(comm, model(&LENS, Materialised::Shared), &options, initial).unwrap();
+        let mut fsdp =
+            Fsdp::with_values(comm, model(&LENS, Materialised::Shared), &options, initial).unwrap();
         fsdp.step(rounds * ranks, batch).unwrap();
         fsdp.update(&mut crate::weights::adamw()).unwrap();
         (fsdp.tensor_bytes_sent(), expected(&mut world, strategy, rounds as u64))

@@ -3,8 +3,8 @@
 use std::slice;
 
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, FloatType, BufferView, Materialised, ParamInfo, Params, Ready, Saved, Sequence,
-    Slot, Values, ValuesMut,
+    AdamW, AdamWOptions, Block, BoxError, BufferView, FloatType, Materialised, ParamInfo, Params, Ready,
+    Saved, Sequence, Slot, Values, ValuesMut,
 };
 
 /// One value: all that blocks hand on.

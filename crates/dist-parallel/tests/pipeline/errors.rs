@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
-use dist_parallel::pipeline::{Action, Flaw, ScheduleKind, Pipeline, PlainVectors, split_into_stages};
+use dist_parallel::pipeline::{Action, Flaw, Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{Block, BoxError, Checkpoints, Error, Ready, Saved, Sequence, TrainingCall};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
@@ -279,7 +279,8 @@ fn a_later_stage_must_have_a_gradient_of_its_input() {
 /// Three stages, which are trained and evaluated for so long that something can happen meanwhile.
 fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
     let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
-    let mut pipeline = Pipeline::new(comm, deep(7), ScheduleKind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
+    let mut pipeline =
+        Pipeline::new(comm, deep(7), ScheduleKind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
     for step in 0..20 {
         pipeline.step(
             |index| Ok(micro_batch(step, index).0),

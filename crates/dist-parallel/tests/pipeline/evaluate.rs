@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{
-    Action, Costs, Item, ScheduleKind, Pipeline, PlainVectors, PipelineSchedule, StageCost, Timeline, split_into_stages,
+    Action, Costs, Item, Pipeline, PipelineSchedule, PlainVectors, ScheduleKind, StageCost, Timeline,
+    split_into_stages,
 };
 use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, Params, Ready, Saved, Sequence, StepReport};
 use dist_transport::sim::{self, Network};

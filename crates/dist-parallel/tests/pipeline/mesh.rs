@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
-use dist_parallel::pipeline::{ScheduleKind, PipelineSchedule};
+use dist_parallel::pipeline::{PipelineSchedule, ScheduleKind};
 use dist_parallel::{Checkpoints, Error, Optimizer, Params, Shards, ValuesMut};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
@@ -316,7 +316,8 @@ fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, t
 fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, true)] is_divided: bool) {
     let expected = alone(8).0;
     let outcome = sim::run(3, 4, move |transport| {
-        let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, if is_divided { 4 } else { 8 }).unwrap();
+        let schedule =
+            ScheduleKind::OneForwardOneBackward.schedule(2, if is_divided { 4 } else { 8 }).unwrap();
         let world = Communicator::new(transport);
         let rank = world.rank();
         // Two pipelines of the same stages, one after the other or with a part of them on each rank.

@@ -1,6 +1,6 @@
 //! Schedules with one mistake put in: rejected, or truly equivalent.
 
-use dist_parallel::pipeline::{Action, Item, ScheduleKind, PipelineSchedule};
+use dist_parallel::pipeline::{Action, Item, PipelineSchedule, ScheduleKind};
 
 use crate::interpreter::interpret;
 

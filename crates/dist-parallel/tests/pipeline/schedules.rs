@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use dist_parallel::Error;
-use dist_parallel::pipeline::{Action, Costs, Flaw, Item, ScheduleKind, PipelineSchedule, StageCost, Timeline};
+use dist_parallel::pipeline::{
+    Action, Costs, Flaw, Item, PipelineSchedule, ScheduleKind, StageCost, Timeline,
+};
 use rstest::rstest;
 
 const KINDS: [ScheduleKind; 7] = [
@@ -49,7 +51,8 @@ fn every_schedule_of_every_size_is_proven_and_keeps_what_its_formula_says() {
                 let formula = kept(kind, ranks, micro_batches, rank);
                 assert_eq!(schedule.kept_max()[rank], formula, "{kind:?} {ranks} {micro_batches}");
                 // Where rounds are incomplete, fewer are kept than by the formula.
-                let whole = !matches!(kind, ScheduleKind::Interleaved { .. }) || micro_batches.is_multiple_of(ranks);
+                let whole =
+                    !matches!(kind, ScheduleKind::Interleaved { .. }) || micro_batches.is_multiple_of(ranks);
                 let whole = whole && (kind != ScheduleKind::Zbv || micro_batches >= 2 * ranks);
                 assert!(
                     found <= formula && (!whole || found == formula),
@@ -103,7 +106,8 @@ fn backwards_that_take_longer_leave_the_bubble_of_1f1b_as_it_is() {
 #[test]
 fn messages_that_take_time_are_waited_for() {
     let costs = Costs::uniform(2, StageCost { forward: UNIT, ..StageCost::default() });
-    let timeline = Timeline::predict(&ScheduleKind::Gpipe.schedule(2, 1).unwrap(), &costs.with_message(5 * UNIT));
+    let timeline =
+        Timeline::predict(&ScheduleKind::Gpipe.schedule(2, 1).unwrap(), &costs.with_message(5 * UNIT));
     // Forward, message, forward, backward in no time, message back.
     assert_eq!(timeline.makespan(), 12 * UNIT);
 }

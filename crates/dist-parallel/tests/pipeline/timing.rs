@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 use dist_collectives::transport::Runtime;
 use dist_parallel::pipeline::{
-    Costs, ScheduleKind, Pipeline, PlainVectors, StageCost, Timeline, measure_blocks, split_by_cost,
+    Costs, Pipeline, PlainVectors, ScheduleKind, StageCost, Timeline, measure_blocks, split_by_cost,
     split_into_stages,
 };
 use dist_parallel::{Block, BoxError, Ready, Saved, Sequence};

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{ScheduleKind, Pipeline, PlainVectors, PipelineSchedule, split_into_stages};
+use dist_parallel::pipeline::{Pipeline, PipelineSchedule, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -212,8 +212,10 @@ fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usiz
 #[test]
 fn what_travels_is_what_the_documentation_says() {
     let outcome = sim::run(1, 2, |transport| {
-        let mut pipeline =
-            pipeline(Communicator::new(transport), ScheduleKind::OneForwardOneBackward.schedule(2, 4).unwrap());
+        let mut pipeline = pipeline(
+            Communicator::new(transport),
+            ScheduleKind::OneForwardOneBackward.schedule(2, 4).unwrap(),
+        );
         let mut step = || {
             let report = pipeline.step(
                 |index| Ok(micro_batch(0, index).0),

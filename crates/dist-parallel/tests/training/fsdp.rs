@@ -2,8 +2,8 @@
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ShardMetadata, Optimizer,
-    Params, Precision, Reshard, Sequence, ShardingStrategy, Shards, Units, Values, ValuesMut,
+    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, Optimizer, Params,
+    Precision, Reshard, Sequence, ShardMetadata, ShardingStrategy, Shards, Units, Values, ValuesMut,
 };
 use dist_transport::sim;
 use proptest::prelude::*;

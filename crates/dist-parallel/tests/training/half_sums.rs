@@ -4,7 +4,7 @@
 use std::slice;
 
 use dist_collectives::{Communicator, ReduceOp};
-use dist_parallel::pipeline::{ScheduleKind, Pipeline, PlainVectors, split_into_stages};
+use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{
     Aggregation, Block, BoxError, BucketGradients, BucketHook, Compression, Ddp, DdpOptions, FloatType, Fsdp,
     FsdpOptions, GradientAggregator, LocalSgd, LocalSgdOptions, ParamInfo, Params, Precision, Ready, Saved,
@@ -267,7 +267,8 @@ fn pipelines_carry_sums_of_f16_as_f32(
             let number = rank / stages;
             let own = group((number * stages..(number + 1) * stages).collect());
             let beside = group((rank % stages..all).step_by(stages).collect());
-            let schedule = ScheduleKind::OneForwardOneBackward.schedule(stages, inputs.len() / others).unwrap();
+            let schedule =
+                ScheduleKind::OneForwardOneBackward.schedule(stages, inputs.len() / others).unwrap();
             let ranges = split_into_stages(4, stages).unwrap();
             let mut pipeline = Pipeline::new(own, tied_model(), schedule, &ranges, PlainVectors).unwrap();
             match is_divided {

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use dist_parallel::{
-    Block, BoxError, FloatType, BufferView, Materialised, ParamInfo, Params, Ready, Saved, Sequence, Slot, Resharded,
-    Values, ValuesMut,
+    Block, BoxError, BufferView, FloatType, Materialised, ParamInfo, Params, Ready, Resharded, Saved,
+    Sequence, Slot, Values, ValuesMut,
 };
 use half::{bf16, f16};
 

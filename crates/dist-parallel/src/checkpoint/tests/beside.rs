@@ -8,7 +8,7 @@ use dist_transport::sim;
 
 use super::holder::{Division, Holder, Trainer};
 use crate::checkpoint::disk::DiskOperation;
-use crate::checkpoint::{Checkpoints, ShardMetadata, Chunk, Shards, Slice};
+use crate::checkpoint::{Checkpoints, Chunk, ShardMetadata, Shards, Slice};
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 
 /// One of several groups that hold the same.

@@ -12,9 +12,9 @@ use rstest::rstest;
 use super::holder::{Division, Holder};
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
-use crate::checkpoint::disk::{DiskOperation, Disk};
+use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::owner::Owner;
-use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Chunk, directory};
+use crate::checkpoint::{CheckpointProblem, Checkpoints, Chunk, INDEX, directory};
 
 /// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
 /// before is still the newest, or the new is; and the next save succeeds.

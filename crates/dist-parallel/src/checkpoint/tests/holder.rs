@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
 
-use crate::checkpoint::{ShardMetadata, Chunk, Shards, Slice};
+use crate::checkpoint::{Chunk, ShardMetadata, Shards, Slice};
 use crate::flat::Flat;
 use crate::{AdamW, AdamWOptions, Communicator, FloatType, Optimizer, ParamInfo, Result, Values, ValuesMut};
 

@@ -1,13 +1,13 @@
 //! Checkpoints of a trainer that holds any pieces of a model.
 
 mod beside;
+mod chunks;
 mod dropped;
 mod faults;
 mod holder;
 mod kill;
 mod lies;
 mod owner;
-mod chunks;
 mod plain;
 mod round_trip;
 mod weights;

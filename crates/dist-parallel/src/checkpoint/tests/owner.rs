@@ -12,7 +12,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::holder::Division;
 use super::{load, on_ranks, same_fault, save};
-use crate::checkpoint::disk::{DiskOperation, Disk};
+use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::owner::{OWNER, Owner};
 use crate::checkpoint::{CheckpointProblem, Checkpoints};
 
@@ -196,7 +196,14 @@ fn where_directories_cannot_be_synced_checkpoints_are_saved_with_one_warning(
 
 #[rstest]
 fn an_error_of_the_disk_says_what_was_done_with_which_file(
-    #[values(DiskOperation::SyncDirectory, DiskOperation::Sync, DiskOperation::Create, DiskOperation::Rename, DiskOperation::Lock)] act: DiskOperation,
+    #[values(
+        DiskOperation::SyncDirectory,
+        DiskOperation::Sync,
+        DiskOperation::Create,
+        DiskOperation::Rename,
+        DiskOperation::Lock
+    )]
+    act: DiskOperation,
 ) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();

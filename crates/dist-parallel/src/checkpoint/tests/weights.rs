@@ -12,7 +12,7 @@ use safetensors::tensor::TensorView;
 
 use super::holder::{DIVISIONS, Division, Holder};
 use super::{on_ranks, same_fault};
-use crate::checkpoint::disk::{DiskOperation, Disk};
+use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::{CheckpointProblem, Shards, WeightOptions, weights};
 use crate::{Values, load_weights};
 

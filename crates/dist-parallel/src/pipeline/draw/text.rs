@@ -82,7 +82,12 @@ mod tests {
     use super::*;
     use crate::pipeline::{Costs, ScheduleKind, StageCost};
 
-    fn text(kind: ScheduleKind, ranks: usize, micro_batches: usize, [forward, input, weight]: [u32; 3]) -> String {
+    fn text(
+        kind: ScheduleKind,
+        ranks: usize,
+        micro_batches: usize,
+        [forward, input, weight]: [u32; 3],
+    ) -> String {
         let time = |units| units * Duration::from_micros(7);
         let stage =
             StageCost { forward: time(forward), input_gradient: time(input), weight_gradient: time(weight) };

@@ -1,7 +1,7 @@
 //! All forwards, then all backwards.
 
 use crate::pipeline::PipelineSchedule;
-use crate::pipeline::schedule::{round_robin, backward, forward};
+use crate::pipeline::schedule::{backward, forward, round_robin};
 
 pub(in crate::pipeline) fn gpipe(ranks: usize, micro_batches: usize) -> PipelineSchedule {
     let list = |rank| {

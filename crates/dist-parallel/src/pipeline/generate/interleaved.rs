@@ -4,7 +4,7 @@
 //! on, before the next round comes. A number that is no multiple of the ranks is the next multiple without the rest.
 
 use super::only;
-use crate::pipeline::schedule::{round_robin, backward, forward};
+use crate::pipeline::schedule::{backward, forward, round_robin};
 use crate::pipeline::{Action, PipelineSchedule};
 
 pub(in crate::pipeline) fn interleaved(
@@ -18,7 +18,12 @@ pub(in crate::pipeline) fn interleaved(
         let rounded = micro_batches.next_multiple_of(ranks);
         only(micro_batches, list(rank, ranks, rounded, stages_per_rank))
     });
-    PipelineSchedule::new(round_robin(ranks, stages_per_rank), micro_batches, kept_max.collect(), lists.collect())
+    PipelineSchedule::new(
+        round_robin(ranks, stages_per_rank),
+        micro_batches,
+        kept_max.collect(),
+        lists.collect(),
+    )
 }
 
 /// Forwards before the first backward, and one less.

@@ -1,6 +1,6 @@
 //! One forward, one backward: memory for as many micro-batches as there are ranks behind, not for all.
 
-use crate::pipeline::schedule::{round_robin, backward, forward};
+use crate::pipeline::schedule::{backward, forward, round_robin};
 use crate::pipeline::{Action, PipelineSchedule};
 
 pub(in crate::pipeline) fn one_forward_one_backward(ranks: usize, micro_batches: usize) -> PipelineSchedule {

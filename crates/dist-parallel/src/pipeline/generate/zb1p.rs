@@ -4,7 +4,7 @@
 //! for the gradients of their parameters: so no rank keeps more than P.
 
 use super::only;
-use crate::pipeline::schedule::{round_robin, forward, input_gradient, weight_gradient};
+use crate::pipeline::schedule::{forward, input_gradient, round_robin, weight_gradient};
 use crate::pipeline::{Action, PipelineSchedule};
 
 pub(in crate::pipeline) fn zb1p(ranks: usize, micro_batches: usize) -> PipelineSchedule {
