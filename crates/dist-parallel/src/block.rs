@@ -1,36 +1,36 @@
-//! Models as blocks that go forward and backward.
+//! Models as blocks with a forward and a backward.
 
 use std::any::Any;
 use std::fmt;
 
 use crate::{BoxError, Error, Params, Values};
 
-/// Takes a parameter's gradient, by the parameter's index in [`Params::infos`].
+/// A callback for the gradient of a parameter, by the parameter's index in [`Params::infos`].
 pub type Ready<'a> = dyn FnMut(usize, Values<'_>) -> Result<(), BoxError> + 'a;
 
-/// A part of a model, or all of it: forward from an activation to an activation, and backward.
+/// A model or a part of it, with a forward and a backward between activations.
 ///
-/// A block must not change its parameters. State that a forward changes is declared as a
-/// [buffer](crate::ParamInfo::buffer), and then it is kept, saved and synchronised under every strategy.
+/// A block must not change its parameters. Declare state that a forward changes as a
+/// [buffer](crate::ParamInfo::buffer). It is then stored, saved and synchronised under every strategy.
 ///
-/// Several forwards may come before their backwards, in any order: what a backward needs is in its [`Saved`].
+/// Several forwards can run before their backwards, in any order. The data that a backward needs is in its [`Saved`].
 pub trait Block<A>: Params {
-    /// The output for `input`, and what [`backward`](Block::backward) will need.
+    /// Returns the output for `input`, and the data that [`backward`](Block::backward) needs.
     ///
     /// # Errors
-    /// If the computation fails.
+    /// The computation fails.
     fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError>;
 
-    /// Computes the gradients for one forward, given the gradient of its output.
+    /// Computes the gradients of one forward, given the gradient of its output.
     ///
-    /// Each parameter's gradient goes to `ready` at most once, as soon as it is final: from then on it can
-    /// travel while the rest is computed. A parameter that the forward did not use need not be reported, and
-    /// neither need one that is not trainable, whose gradient is ignored.
+    /// Reports each parameter's gradient to `ready` at most once, as soon as it is final. Its reduction can then
+    /// overlap with the rest of the backward. A parameter that the forward did not use need not be reported. The
+    /// gradient of a frozen parameter is ignored.
     ///
-    /// Returns the gradient of the input, or `None` if the input has none, as token numbers have none.
+    /// Returns the gradient of the input, or `None` if the input has none, for example token numbers.
     ///
     /// # Errors
-    /// If the computation fails, or `ready` does.
+    /// The computation or `ready` fails.
     fn backward(
         &mut self,
         saved: Saved,
@@ -38,15 +38,15 @@ pub trait Block<A>: Params {
         ready: &mut Ready<'_>,
     ) -> Result<Option<A>, BoxError>;
 
-    /// The first half of a backward: the gradient of the input, and what [`weight_gradient`](Self::weight_gradient)
-    /// needs to compute the gradients of the parameters later. Both halves report to their `ready`, each parameter's
-    /// gradient once.
+    /// Computes the first half of a backward: the gradient of the input. Also returns the data that
+    /// [`weight_gradient`](Self::weight_gradient) needs to compute the gradients of the parameters later. Both halves
+    /// can report to `ready`, each parameter once.
     ///
-    /// Zero-bubble pipeline schedules fill bubbles with second halves. By default everything is computed in the first,
-    /// which is correct and fills nothing.
+    /// Zero-bubble pipeline schedules run second halves in bubbles. The provided method computes everything in the
+    /// first half, which is correct and fills no bubble.
     ///
     /// # Errors
-    /// If the computation fails, or `ready` does.
+    /// The computation or `ready` fails.
     fn input_gradient(
         &mut self,
         saved: Saved,
@@ -56,10 +56,10 @@ pub trait Block<A>: Params {
         Ok((self.backward(saved, output_gradient, ready)?, Saved::new(())))
     }
 
-    /// The second half of a backward.
+    /// Computes the second half of a backward: the gradients of the parameters.
     ///
     /// # Errors
-    /// As for [`input_gradient`](Self::input_gradient).
+    /// The errors of [`input_gradient`](Self::input_gradient).
     fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
         let _ = ready;
         Ok(saved.take::<()>()?)
@@ -94,19 +94,19 @@ impl<A, B: Block<A> + ?Sized> Block<A> for Box<B> {
     }
 }
 
-/// What one forward keeps for its backward; only the block that made it knows what it is.
+/// The data that one forward saves for its backward. Only its block knows the type.
 pub struct Saved(Box<dyn Any + Send>);
 
 impl Saved {
-    /// Keeps `value`.
+    /// Saves `value`.
     pub fn new<T: Any + Send>(value: T) -> Self {
         Self(Box::new(value))
     }
 
-    /// Gives back what was kept.
+    /// Returns the saved value.
     ///
     /// # Errors
-    /// If something of another type was kept: this comes from another block.
+    /// The value has another type: another block has saved it.
     pub fn take<T: Any + Send>(self) -> Result<T, Error> {
         self.0.downcast().map(|value| *value).map_err(|_| Error::ForeignSaved)
     }

@@ -1,4 +1,4 @@
-//! What can go wrong in parallel training.
+//! The errors of parallel training.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use dist_collectives::transport::ErrorSource;
 use crate::pipeline::{Flaw, TensorMeta};
 use crate::{CheckpointError, FloatType, StepDescriptor};
 
-/// A result of this crate.
+/// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of code that this crate calls: a model, a data source.
+/// An error of code that this crate calls, such as a model or a data source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 dist_transport::error_enum! {
-/// What can go wrong in parallel training.
+/// An error of parallel training.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,7 +25,7 @@ pub enum Error {
         /// The name.
         name: String,
     },
-    /// A buffer is said to be trainable. A gradient trains a parameter; a block changes a buffer by itself.
+    /// A buffer is declared as trainable. A gradient trains a parameter; a block changes a buffer by itself.
     #[error("{name} is said to be a buffer and to be trainable: it can be one of the two")]
     TrainableBuffer {
         /// The name.
@@ -34,38 +34,38 @@ pub enum Error {
     /// No parameter has this name.
     #[error("the model has no parameter named {name}")]
     UnknownName {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
     },
-    /// A parameter cannot be the same as another, because they do not look the same or come in the wrong order.
+    /// A parameter cannot be tied to another: they differ in shape, type or kind, or the other does not come first.
     #[error("parameter {name} cannot be the same as {same_as}: {reason}")]
     CannotTie {
-        /// The parameter that was to be tied.
+        /// The parameter to tie.
         name: String,
-        /// The parameter that it was to be tied to.
+        /// The parameter to tie it to.
         same_as: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// A block was given what another block saved.
+    /// A block received the saved activations of another block.
     #[error("backward was given what the forward of another block saved")]
     ForeignSaved,
-    /// Two runs of values that must look the same do not.
+    /// Two slices of values differ in length or type.
     #[error("{got_len} values of {got} were given where {expected_len} of {expected} are expected")]
     ValuesDiffer {
-        /// How many values are expected.
+        /// The expected number of values.
         expected_len: usize,
-        /// Their type.
+        /// The expected type.
         expected: FloatType,
-        /// How many values were given.
+        /// The number of values that were passed.
         got_len: usize,
-        /// Their type.
+        /// The type of the values that were passed.
         got: FloatType,
     },
-    /// A parameter is in no memory at the moment: only its sharded training knows its values.
+    /// The parameter is freed between its uses. Only its sharded training has its values.
     #[error("the parameter's memory is freed between its uses")]
     Freed,
-    /// A block has changed a parameter by itself, and the change would be lost where the parameter is sharded.
+    /// A block has changed a sharded parameter by itself, and the change would be lost.
     #[error(
         "a block has changed {parameter} by itself, and the change would be lost, because the parameter is sharded: declare \
          state that a block changes as a buffer (ParamInfo::buffer)"
@@ -74,69 +74,69 @@ pub enum Error {
         /// The parameter's name.
         parameter: String,
     },
-    /// Ranks that each have all of a frozen parameter have different values of it; every rank gets this same error.
+    /// The ranks have different values of a frozen parameter that each has in full. Every rank gets this error.
     #[error(
         "the frozen parameter {parameter} has other values on rank {rank} than on rank 0: declare state that a block changes \
          as a buffer (ParamInfo::buffer)"
     )]
     FrozenDiffers {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
         /// The parameter's name.
         parameter: String,
     },
-    /// A model says neither of a slot for a parameter nor of another way to reach it.
+    /// A model has neither a slot for a parameter nor its own way to access it.
     #[error("parameter number {index} lies in no slot, and the model has no other way to reach it")]
     NoSlot {
         /// The parameter's index.
         index: usize,
     },
-    /// Ranks that train by themselves were to be saved, and have not met since their last steps.
+    /// Ranks of local SGD cannot be saved, because they have taken steps since their last synchronisation point.
     #[error("the ranks have different parameters: they have taken {steps} steps since they met")]
     NotSynchronised {
-        /// Steps since the last meeting.
+        /// The number of steps since the last synchronisation point.
         steps: usize,
     },
-    /// A setting, as of an optimizer or a sampler, makes no sense.
+    /// A setting, for example of an optimizer or a sampler, is out of range.
     #[error("{name} cannot be {value}")]
     Setting {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
-        /// What it was to be.
+        /// The value of the setting.
         value: f64,
     },
-    /// An option that a parameter has of its own makes no sense.
+    /// An optimizer's option for one parameter is out of range.
     #[error("{name} of {parameter} cannot be {value}")]
     ParamSetting {
         /// The parameter's name.
         parameter: String,
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
-        /// What it was to be.
+        /// The value of the setting.
         value: f64,
     },
-    /// An optimizer whose groups are those of one model was given a slice of another.
+    /// An optimizer with the parameter groups of one model received a slice of another.
     #[error(
         "slice {slice} is in no group: the optimizer's groups are those of a model with {parameters} parameters"
     )]
     SliceWithoutGroup {
         /// The slice's number.
         slice: usize,
-        /// How many parameters the groups were made of.
+        /// The number of parameters of the groups.
         parameters: usize,
     },
-    /// A slice has another length or type than at its last step.
+    /// A slice differs in length or type from its last step.
     #[error("slice {slice} has another length or type than at its last step")]
     SliceChanged {
         /// The slice's number.
         slice: usize,
     },
-    /// A gradient was reported for a parameter that the model, or the block that reported it, does not have.
+    /// A gradient was reported for a parameter that the model, or the reporting block, does not have.
     #[error("a gradient was reported for parameter number {index} of a model or block with {count}")]
     NoSuchParameter {
-        /// The index that was given.
+        /// The reported index.
         index: usize,
-        /// How many parameters there are.
+        /// The number of parameters.
         count: usize,
     },
     /// A backward reported two gradients for one parameter.
@@ -145,61 +145,61 @@ pub enum Error {
         /// The parameter's name.
         parameter: String,
     },
-    /// A gradient does not look like its parameter.
+    /// A gradient differs from its parameter in length or type.
     #[error("the gradient of {parameter} does not look like the parameter")]
     WrongGradient {
         /// The parameter's name.
         parameter: String,
-        /// How it differs.
+        /// The difference.
         source: ErrorSource<Self>,
     },
-    /// Not every rank has the same model; every rank gets this same error.
+    /// The ranks have different models. Every rank gets this error.
     #[error(
         "the models differ in parameter {parameter}, number {index}: {on_rank_0} on rank 0, {on_rank} on rank {rank}"
     )]
     ModelsDiffer {
-        /// The name of the first parameter that differs, on rank 0 if it has it.
+        /// The name of the first parameter that differs: on rank 0, if it has the parameter.
         parameter: String,
         /// Its index.
         index: usize,
-        /// What it is on rank 0.
+        /// The parameter on rank 0.
         on_rank_0: String,
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// What it is there.
+        /// The parameter on that rank.
         on_rank: String,
     },
-    /// Not every rank was given the same options; every rank gets this same error.
+    /// The ranks have different options. Every rank gets this error.
     #[error(
         "rank {rank} was given other options than rank 0: {setting} is {there} there, {on_rank_0} on rank 0"
     )]
     OptionsDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// The first option in which it does.
+        /// The first option that differs.
         setting: String,
-        /// What it is there.
+        /// Its value on that rank.
         there: String,
-        /// What it is on rank 0.
+        /// Its value on rank 0.
         on_rank_0: String,
     },
-    /// Not every rank has changed its parameters, or clipped its gradients, with the same settings since the last step; every
-    /// rank gets this same error, at the next step, evaluation or save, and again until a checkpoint is loaded.
+    /// The ranks have updated their parameters or clipped their gradients with different settings since the last
+    /// step. Every rank gets this error at the next step, evaluation or save, and again until a checkpoint is loaded.
     #[error(
         "the ranks have trained with different settings: {setting} is {there} on rank {rank}, {on_rank_0} on rank 0. Give \
          every rank the same, and go on from a checkpoint"
     )]
     SettingsDiffer {
-        /// The first rank that disagrees with rank 0; of a pipeline its number in the world.
+        /// The first rank that differs from rank 0. In a pipeline it is the number in the world.
         rank: usize,
-        /// The first setting in which it does.
+        /// The first setting that differs.
         setting: String,
-        /// What it is there.
+        /// Its value on that rank.
         there: String,
-        /// What it is on rank 0.
+        /// Its value on rank 0.
         on_rank_0: String,
     },
-    /// The trained parameters are not the same on all ranks; every rank gets this same error, at a step that
+    /// The ranks have different trained parameters. Every rank gets this error at a step that
     /// [compares](crate::Ddp::compare_parameters) them, and again until a checkpoint is loaded.
     #[error(
         "the trained parameter {parameter} has other values on rank {rank} than on rank 0: all ranks have to change their \
@@ -207,68 +207,69 @@ pub enum Error {
          on from a checkpoint"
     )]
     ParametersDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// The first parameter in which it does.
+        /// The first parameter that differs.
         parameter: String,
     },
-    /// As [`SettingsDiffer`](Self::SettingsDiffer), but before the last step, so that nobody knows in which setting.
+    /// The settings differed as for [`SettingsDiffer`](Self::SettingsDiffer), but before the last step. The setting
+    /// is therefore unknown.
     #[error(
         "the ranks have trained with different settings before the last step. Give every rank the same, and go on from a \
          checkpoint"
     )]
     EarlierSettingsDiffer,
-    /// The last step has panicked, which the caller has caught: there are no gradients to use. Take a step first.
+    /// The last step has panicked and the caller has caught it, so there are no gradients. Take a step first.
     #[error("the last step has panicked, so that there are no gradients to use: take the step again first")]
     StepPanicked,
-    /// A function that gives a training its first values has not given all ranks the same; every rank gets this same error.
+    /// A function of initial values has returned different values on different ranks. Every rank gets this error.
     #[error("rank {rank} was given other first values of {parameter} than rank 0")]
     InitialValuesDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// The name of the first parameter of which it was given other values.
+        /// The name of the first parameter that differs.
         parameter: String,
     },
-    /// A model cannot be shared by so many ranks.
+    /// The ranks cannot be divided into groups of this size.
     #[error("{ranks} ranks cannot be divided into groups of {shard_degree}")]
     ShardDegree {
-        /// How many ranks were to form a group.
+        /// The size of a group.
         shard_degree: usize,
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: usize,
     },
-    /// Units are not made of all blocks of the model, at least one each.
+    /// The units do not cover all blocks of the model, or a unit has no block.
     #[error("units of {sizes:?} blocks cannot be made of a model with {blocks}")]
     Units {
-        /// How many blocks each unit was to have.
+        /// The number of blocks of each unit.
         sizes: Vec<usize>,
-        /// How many blocks there are.
+        /// The number of blocks.
         blocks: usize,
     },
-    /// Blocks do not have all parameters of a model, each after those of the block before.
+    /// The blocks do not cover all parameters of a model in order.
     #[error("blocks whose parameters begin at {starts:?} are not those of a model with {parameters}")]
     Starts {
         /// The index of each block's first parameter, and the end.
         starts: Vec<usize>,
-        /// How many parameters there are.
+        /// The number of parameters.
         parameters: usize,
     },
-    /// Parameters cannot be gathered ahead.
+    /// Parameters cannot be prefetched.
     #[error("parameters cannot be gathered ahead: {reason}")]
     Prefetch {
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
-    /// A pipeline schedule for nothing was asked for, or for more than anyone waits for.
+    /// A pipeline schedule has no ranks, stages or micro-batches, or more than can be scheduled in acceptable time.
     #[error(
         "there is no pipeline schedule of {ranks} ranks with {stages} stages and {micro_batches} micro-batches"
     )]
     NoSchedule {
-        /// Number of ranks.
+        /// The number of ranks.
         ranks: usize,
-        /// Number of stages.
+        /// The number of stages.
         stages: usize,
-        /// Number of micro-batches.
+        /// The number of micro-batches.
         micro_batches: usize,
     },
     /// A pipeline schedule has a flaw.
@@ -277,51 +278,51 @@ pub enum Error {
     /// A pipeline schedule is for another number of ranks.
     #[error("the pipeline schedule is for {ranks} ranks, and there are {world_size}")]
     PipelineRanks {
-        /// How many it is for.
+        /// The number of ranks of the schedule.
         ranks: usize,
-        /// How many there are.
+        /// The number of ranks.
         world_size: usize,
     },
-    /// Stages are not as many as a schedule needs, or not made of all blocks of the model, in order and at least one
-    /// each.
+    /// The stages are not as many as the schedule needs, or do not cover all blocks of the model in order with at
+    /// least one each.
     #[error("{given:?} is no way to cut {blocks} blocks into {stages} stages")]
     Stages {
-        /// How many stages there should be.
+        /// The number of stages of the schedule.
         stages: usize,
-        /// How many blocks there are.
+        /// The number of blocks.
         blocks: usize,
-        /// Which blocks each stage was to have.
+        /// The blocks of each stage.
         given: Vec<Range<usize>>,
     },
-    /// There are no stages, or more than layers.
+    /// There are no stages, or more stages than layers.
     #[error("{layers} layers cannot be cut into {stages} stages")]
     CannotSplit {
-        /// How many layers there are.
+        /// The number of layers.
         layers: usize,
-        /// How many stages there should be.
+        /// The number of stages.
         stages: usize,
     },
-    /// A stage's output does not look like those of other micro-batches.
+    /// A stage's output differs in shape or type from those of other micro-batches.
     #[error("stage {stage} gives an output of {got} where it gave one of {expected} before")]
     ActivationShape {
         /// The stage.
         stage: usize,
-        /// What its first output looked like.
+        /// The shape and type of its first output.
         expected: TensorMeta,
-        /// What this one looks like.
+        /// The shape and type of this output.
         got: TensorMeta,
     },
-    /// The gradient of a stage's input does not look like the input.
+    /// The gradient of a stage's input differs from the input in shape or type.
     #[error("stage {stage} gives a gradient of {got} for an input of {expected}")]
     GradientShape {
         /// The stage.
         stage: usize,
-        /// What the input looks like.
+        /// The shape and type of the input.
         expected: TensorMeta,
-        /// What the gradient looks like.
+        /// The shape and type of the gradient.
         got: TensorMeta,
     },
-    /// A stage that is not the first gives no gradient of its input.
+    /// A stage that is not the first returns no gradient of its input.
     #[error("stage {stage} gives no gradient of its input, which the stage before it needs")]
     NoInputGradient {
         /// The stage.
@@ -332,31 +333,31 @@ pub enum Error {
     TooManyDims {
         /// The stage.
         stage: usize,
-        /// How many dims it has.
+        /// The number of dims.
         dims: usize,
     },
-    /// An activation was not handed out, or as something that it cannot be.
+    /// The implementation of `Activations` did not return an activation, or returned one that contradicts its shape.
     #[error("an activation is not what it is said to be")]
     NoActivation,
-    /// A block was used that another rank has.
+    /// A placeholder for a block of another rank was used.
     #[error("this block is on another rank")]
     Placeholder,
-    /// A step or an evaluation without micro-batches was asked for, on every rank.
+    /// A step or an evaluation has no micro-batches, on any rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
-    /// Not every rank of all pipelines was asked for the same step or evaluation; every rank gets this same error.
+    /// The ranks of all pipelines have called for different steps or evaluations. Every rank gets this error.
     #[error("rank {rank} of pipeline {pipeline} was asked for {there}, rank 0 of pipeline 0 for {on_first}")]
     PipelinesDiffer {
-        /// The first pipeline that has a rank which disagrees with rank 0 of the first one.
+        /// The first pipeline with a rank that differs from rank 0 of the first one.
         pipeline: usize,
         /// That rank's number in its pipeline.
         rank: usize,
-        /// What it was asked for.
+        /// The step of that rank.
         there: StepDescriptor,
-        /// What rank 0 of the first pipeline was asked for.
+        /// The step of rank 0 of the first pipeline.
         on_first: StepDescriptor,
     },
-    /// The examples of a micro-batch were asked for that the step does not have.
+    /// The step has no micro-batch of this number.
     #[error(
         "micro-batch {index} was step_of for, and the step has {count}: call the trainer with the step's number of micro-batches \
          (Step::micro_batches)"
@@ -364,133 +365,133 @@ pub enum Error {
     NoSuchMicroBatch {
         /// The number of the micro-batch.
         index: usize,
-        /// How many micro-batches the step has.
+        /// The number of micro-batches of the step.
         count: usize,
     },
-    /// Of the micro-batches of one step, or of the steps from one meeting to the next, only some say how much they count.
+    /// Only some micro-batches of a step have a weight, or only some steps between two synchronisation points.
     #[error("either all micro-batches of a step say how much they count, or none does")]
     PartlyWeighted,
-    /// The micro-batches of a step, or the steps of a meeting, count for nothing, all together; every rank gets this same
+    /// The total weight of a step, or of the steps between two synchronisation points, is 0. Every rank gets this
     /// error.
     #[error("{micro_batches} micro-batches count for nothing")]
     ZeroWeight {
-        /// How many micro-batches all ranks have computed.
+        /// The number of micro-batches that all ranks have computed.
         micro_batches: usize,
     },
-    /// Not every rank was asked for the same step; every rank gets this same error.
+    /// The ranks have called for different steps. Every rank gets this error.
     #[error("rank {rank} was asked for {there}, rank 0 for {on_rank_0}")]
     StepsDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// What it was asked for.
+        /// The step of that rank.
         there: StepDescriptor,
-        /// What rank 0 was asked for.
+        /// The step of rank 0.
         on_rank_0: StepDescriptor,
     },
-    /// The ranks were asked for the same number of micro-batches in different parts, and parts are dealt each by itself;
-    /// every rank gets this same error.
+    /// The ranks have accumulated the same number of micro-batches in different calls, each of which assigns its
+    /// micro-batches by itself. Every rank gets this error.
     #[error(
         "{computed} micro-batches were computed of {micro_batches}: not all ranks have accumulated the same parts"
     )]
     AccumulatedDiffers {
-        /// How many every rank was asked for, those that were accumulated included.
+        /// The number that every rank has called for, accumulated ones included.
         micro_batches: usize,
-        /// How many all ranks have computed.
+        /// The number that all ranks have computed.
         computed: usize,
     },
-    /// The ranks meet after different numbers of steps, which do not [say how much they count](crate::Loss). Every rank gets this
-    /// same error, and the job is aborted, because the ranks would not come together again.
+    /// The ranks reach a synchronisation point after different numbers of unweighted steps. Every rank gets this
+    /// error, and the job is aborted, because the ranks would not synchronise again.
     #[error("rank {rank} meets after {there} steps, rank 0 after {on_rank_0}")]
     InnerStepsDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
-        /// How many steps it has taken since the last meeting.
+        /// The number of its steps since the last synchronisation point.
         there: u64,
-        /// How many rank 0 has taken.
+        /// The number of steps of rank 0.
         on_rank_0: u64,
     },
-    /// The model does not hand out a parameter as what it is said to be.
+    /// The model does not hand out a parameter as declared.
     #[error("the model does not hand out parameter {parameter}")]
     Model {
         /// The parameter's name.
         parameter: String,
-        /// What the model says, or how it differs.
+        /// The model's error, or the difference.
         source: BoxError,
     },
-    /// The caller's computation failed; the job is aborted, so that no rank waits for this one.
+    /// The caller's computation failed. The job is aborted, so that no rank waits for this one.
     #[error("computing the gradients failed")]
     Compute(#[source] BoxError),
-    /// The caller could not apply the gradients; the job is aborted, so that no rank waits for this one.
+    /// The caller failed to apply the gradients. The job is aborted, so that no rank waits for this one.
     #[error("applying the gradients failed")]
     Apply(#[source] BoxError),
-    /// Not every rank brought as many gradients of the same types and lengths; every rank gets this same error.
+    /// The ranks have different numbers, types or lengths of gradients. Every rank gets this error.
     #[error("rank {rank} has gradients of other types or lengths than rank 0")]
     GradientsDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that differs from rank 0.
         rank: usize,
     },
-    /// A hook failed; the job is aborted, so that no rank waits for this one.
+    /// A communication hook failed. The job is aborted, so that no rank waits for this one.
     #[error("the hook {hook} failed")]
     Hook {
         /// Its name.
         hook: String,
-        /// What it says.
+        /// The hook's error.
         source: BoxError,
     },
-    /// A hook panicked; the job is aborted.
+    /// A communication hook panicked. The job is aborted.
     #[error("the hook {hook} panicked")]
     HookPanicked {
         /// Its name.
         hook: String,
     },
-    /// There is no thread for a hook.
+    /// The worker thread for a communication hook could not be started.
     #[error("cannot start a thread for the hook")]
     HookThread(#[source] std::io::Error),
-    /// There is no compression that is written like this.
+    /// The text names no compression.
     #[error("{text} is none of none, bf16, f16, int8, topk:RATIO, powersgd:RANK")]
     UnknownCompression {
-        /// What was written.
+        /// The text.
         text: String,
     },
-    /// A tensor has more values than `u32` has indices.
+    /// A tensor has more values than `u32` can index.
     #[error("a tensor of {len} values has more than indices of 32 bits reach")]
     TooLong {
-        /// How many values there are.
+        /// The number of values.
         len: usize,
     },
-    /// A sparse gradient has not one index for each value.
+    /// A sparse gradient has different numbers of indices and values.
     #[error("a sparse gradient has {indices} indices and {values} values")]
     SparseDiffers {
-        /// How many indices there are.
+        /// The number of indices.
         indices: usize,
-        /// How many values there are.
+        /// The number of values.
         values: usize,
     },
-    /// An index in a sparse gradient is beyond the tensor's end.
+    /// An index of a sparse gradient is beyond the tensor's end.
     #[error("index {index} is beyond a tensor of {len} values")]
     IndexOutOfRange {
         /// The index.
         index: u32,
-        /// How many values the tensor has.
+        /// The number of values of the tensor.
         len: usize,
     },
-    /// There is no such rank to be the parameter server.
+    /// The group has no such rank to be the parameter server.
     #[error("rank {server} cannot be the parameter server of {world_size} ranks")]
     NoSuchServer {
-        /// The rank that was to be the server.
+        /// The rank of the server.
         server: usize,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: usize,
     },
-    /// A tensor cannot be cut into no parts, or made from none.
+    /// A tensor cannot be divided into 0 parts or joined from 0 parts.
     #[error("a tensor has at least one part")]
     NoParts,
-    /// A shape is not that of the values that come with it.
+    /// A shape does not match the number of values.
     #[error("{len} values do not make the shape {shape:?}")]
     ShapeDiffers {
         /// The shape.
         shape: Vec<usize>,
-        /// How many values there are.
+        /// The number of values.
         len: usize,
     },
     /// The parts of a tensor do not fit together.
@@ -500,21 +501,21 @@ pub enum Error {
         part: usize,
         /// The shape of the first part.
         expected: Vec<usize>,
-        /// The shape of this one.
+        /// The shape of this part.
         got: Vec<usize>,
     },
-    /// Ranks have called functions of a trainer that do not go together, such as a save on one rank only; the job is aborted.
+    /// Ranks have called different functions of a trainer, for example a save on one rank only. The job is aborted.
     #[error("rank {rank} called {there}, {} called {here}", named(*.other))]
     CallsDiffer {
         /// A rank, by its number in the world.
         rank: usize,
-        /// What it called.
+        /// Its call.
         there: String,
-        /// The rank that it disagrees with, likewise; `None` for the one that has this error.
+        /// The rank that it differs from, by its number in the world. `None` for the rank with this error.
         other: Option<usize>,
-        /// What that one called.
+        /// The call of that rank.
         here: String,
-        /// What the communicator says.
+        /// The communicator's error.
         source: ErrorSource<CollectiveError>,
     },
     /// A checkpoint could not be saved or loaded.
@@ -550,13 +551,13 @@ impl Error {
         }
     }
 
-    /// Whether a deadline ran out, this rank's or another's.
+    /// Returns `true` if the deadline of this rank or of another has passed.
     pub fn is_timeout(&self) -> bool {
         self.collective().is_some_and(CollectiveError::is_timeout)
     }
 
-    /// The one rank that the error is about, if it is about one, by its number in the world. If the ranks of a trainer
-    /// disagree, it is the first that disagrees with rank 0, by its number among them.
+    /// Returns the rank that caused the error, if it is a single one, by its number in the world. If the ranks of a
+    /// trainer disagree, it is the first that differs from rank 0, by its number among them.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::ModelsDiffer { rank, .. }
@@ -573,13 +574,13 @@ impl Error {
         }
     }
 
-    /// The collective's error that led to this one, also through code of the caller.
+    /// Returns the collective's error that led to this one, also if it passed through the caller's code.
     fn collective(&self) -> Option<&CollectiveError> {
         std::iter::successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source())
             .find_map(|error| error.downcast_ref())
     }
 
-    /// Whether every rank has an error like this, and none waits for another.
+    /// Returns `true` if every rank has this error and none waits for another.
     pub(crate) const fn is_on_every_rank(&self) -> bool {
         matches!(
             self,
@@ -596,12 +597,13 @@ impl Error {
         )
     }
 
-    /// What a computation failed with: its own error, or one of ours that it passes on.
+    /// Converts the error of a computation. An error of this crate that it passes on stays itself.
     pub(crate) fn compute(source: BoxError) -> Self {
         Self::passed_on(source).unwrap_or_else(Self::Compute)
     }
 
-    /// The error of ours that a caller's code has passed on, unless every rank would have it: only this one failed.
+    /// Returns the error of this crate that the caller's code has passed on. If every rank would have that error, it
+    /// is not passed on, because only this rank's computation failed.
     pub(crate) fn passed_on(source: BoxError) -> Result<Self, BoxError> {
         match source.downcast::<Self>() {
             Ok(error) if error.is_on_every_rank() => Err(error),
@@ -611,7 +613,7 @@ impl Error {
     }
 }
 
-/// A rank, or the one that has the error.
+/// Names a rank. `None` is the rank with the error.
 fn named(rank: Option<usize>) -> String {
     rank.map_or_else(|| "this rank".to_owned(), |rank| format!("rank {rank}"))
 }
@@ -636,7 +638,7 @@ mod tests {
         assert!(!Error::NoMicroBatches.is_timeout());
     }
 
-    /// As tests/training/errors.rs has it of the errors that can be made elsewhere.
+    /// See tests/training/errors.rs for the errors that can be produced elsewhere.
     #[test]
     fn what_ranks_were_asked_for_is_not_what_a_computation_fails_with() {
         let step_of = |micro_batches| StepDescriptor::new(TrainingCall::Step, micro_batches, false);

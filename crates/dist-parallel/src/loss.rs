@@ -1,30 +1,30 @@
-//! What a micro-batch's loss is, and how much the micro-batch counts.
+//! Losses of micro-batches and their weights.
 
 /// The loss of one micro-batch.
 ///
-/// | loss | the gradients that are reported are those of | what is divided by, once |
+/// | loss | reported gradients | divisor, applied once |
 /// |---|---|---|
-/// | `f32` | this loss | the number of micro-batches of the step |
-/// | `(f32, u64)` | the sum of the losses of some tokens or samples, and how many they are | the number of all of them |
+/// | `f32` | of this loss | the number of micro-batches of the step |
+/// | `(f32, u64)` | of the sum of the losses of some tokens or samples | the sum of the weights: the number of all these tokens or samples |
 ///
-/// The second is for micro-batches that count differently, as those of texts of different lengths: the means are then over
-/// tokens. All micro-batches of a step are of one kind. What a rank computes by itself, as a step of
-/// [`LocalSgd`](crate::LocalSgd) or of [`train_step`](crate::train_step), counts as a micro-batch does. Sums are divided by
-/// their count as rounded to the type that is calculated in: exactly up to 2²⁴ for `f32`. A rank's micro-batches of a step
-/// count at most 2⁴⁶ together; more is taken for that.
+/// Use the second form for micro-batches of different weight, for example texts of different lengths: means are then
+/// over tokens. All micro-batches of a step have a loss of one type. The result of a rank's own computation counts
+/// like a micro-batch, for example in a step of [`LocalSgd`](crate::LocalSgd) or of
+/// [`train_step`](crate::train_step). The divisor is rounded to the type of the computation, so it is exact up to 2²⁴
+/// for `f32`. The weights of one rank's micro-batches in a step are capped at 2⁴⁶ together.
 #[doc(alias = "token-normalised loss")]
 pub trait Loss {
-    /// Whether micro-batches say how much they count.
+    /// `true` if micro-batches have a weight.
     const WEIGHTED: bool;
 
-    /// The loss, and how much it counts.
+    /// Returns the loss and its weight.
     fn weighted(self) -> (f32, u64);
 }
 
-/// A loss, and how much it counts.
+/// A loss and its weight.
 pub(crate) type WeightedLoss = (f32, u64);
 
-/// A count as ranks add it up: no more than 2⁴⁶, so that 2¹⁷ of them have a sum.
+/// Returns a weight for a sum over ranks: at most 2⁴⁶, so that 2¹⁷ of them can be added.
 pub(crate) fn to_be_summed(count: u64) -> i64 {
     i64::try_from(count.min(1 << 46)).expect("2⁴⁶ is an i64")
 }

@@ -1,7 +1,7 @@
-//! Parameters that are only sometimes in memory: what a model is lent, and where it keeps it.
+//! The storage of sharded parameters in a model.
 //!
 //! A sharded model's parameters are gathered before they are used and freed afterwards. Several of them lie in one
-//! buffer, of which each block is [view](BufferView) its part; the buffer is freed with the last of them.
+//! buffer, and each block receives a [view](BufferView) of it. The buffer is freed with its last view.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::flat::Flat;
 use crate::{BoxError, Error, FloatType, Result, Values, ValuesMut};
 
-/// The values of one parameter in a buffer that others share: cheap to clone, and not copied.
+/// A reference-counted view of one parameter's values in a shared buffer. Cloning does not copy the values.
 #[derive(Clone)]
 pub struct BufferView {
     flat: Arc<Flat>,
@@ -24,7 +24,7 @@ impl BufferView {
         Self { flat, offset, len }
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn values(&self) -> Values<'_> {
         self.flat.slice(self.offset, self.len)
     }
@@ -36,26 +36,26 @@ impl fmt::Debug for BufferView {
     }
 }
 
-/// What a model did with values that it was lent.
+/// The model's answer to [`Params::materialise`](crate::Params::materialise).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Materialised {
-    /// It keeps them where they are, until it is told to free them.
+    /// The model keeps the view until it is told to free it.
     Shared,
-    /// It copied them into memory of its own.
+    /// The model has copied the values into memory of its own.
     Copied,
 }
 
-/// What a model did when it was told that a parameter is not needed for now.
+/// The model's answer to [`Params::reshard`](crate::Params::reshard).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resharded {
-    /// The parameter occupies no memory.
+    /// The parameter needs no memory.
     Freed,
-    /// The parameter stays where it is.
+    /// The parameter keeps its memory.
     Kept,
 }
 
-/// Where a block in plain Rust has the values of one parameter: in memory of its own, in memory that it was lent,
-/// or nowhere. A model that says its [`slots`](crate::Params::slots) has nothing else to say of them.
+/// The storage of one parameter of a block in plain Rust: own memory, a view of a shared buffer, or freed. A model
+/// that returns its [`slots`](crate::Params::slots) needs no other access methods.
 ///
 /// ```
 /// use dist_parallel::{FloatType, Slot, Resharded, Values};
@@ -83,15 +83,15 @@ enum Storage {
 }
 
 impl Slot {
-    /// A parameter of so many values that are nowhere yet.
+    /// Returns a freed parameter of `len` values.
     pub const fn freed(dtype: FloatType, len: usize) -> Self {
         Self { place: Storage::Nowhere, dtype, len }
     }
 
-    /// The values.
+    /// Returns the values.
     ///
     /// # Errors
-    /// If they are nowhere.
+    /// The parameter is freed.
     pub fn values(&self) -> Result<Values<'_>> {
         match &self.place {
             Storage::Own(flat) => Ok(flat.slice(0, self.len)),
@@ -100,8 +100,8 @@ impl Slot {
         }
     }
 
-    /// Calls `f` with the values, which are +0 if they were nowhere. Values that were lent are copied first, for
-    /// others may read them.
+    /// Calls `f` with the values, which are +0 if the parameter was freed. A view is copied first, because others can
+    /// read the buffer.
     ///
     /// # Errors
     /// None at present.
@@ -119,10 +119,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Keeps what it is lent, in place of what there was.
+    /// Keeps this view in place of the present values.
     ///
     /// # Errors
-    /// If it does not look like the parameter.
+    /// The view differs from the parameter in length or type.
     pub fn materialise(&mut self, view: BufferView) -> Result<Materialised, BoxError> {
         let values = view.values();
         if (values.dtype(), values.len()) != (self.dtype, self.len) {
@@ -134,7 +134,7 @@ impl Slot {
         Ok(Materialised::Shared)
     }
 
-    /// Gives up the values.
+    /// Drops the values.
     pub fn reshard(&mut self) -> Resharded {
         self.place = Storage::Nowhere;
         Resharded::Freed

@@ -13,8 +13,8 @@ use crate::{
 
 /// Named parameters in an order that is the same on every rank.
 ///
-/// This is all that broadcasting, reducing gradients and saving need to know of a model. A model whose parameters lie in
-/// [`Slot`]s says which; any other says how each is read and written.
+/// Broadcasts, gradient reduction and checkpoints need nothing else of a model. A model whose parameters lie in
+/// [`Slot`]s returns the slots. Other models implement the access to each parameter.
 ///
 /// ```
 /// use dist_parallel::{FloatType, ParamInfo, Params, Slot};
@@ -44,46 +44,47 @@ use crate::{
 /// model.read(0, &mut |values| assert_eq!(values, [3.0_f32, 4.0][..].into())).unwrap();
 /// ```
 pub trait Params: Send {
-    /// What parameters there are. The list never changes.
+    /// Returns the parameters. The list never changes.
     fn infos(&self) -> &[ParamInfo];
 
-    /// The slots that the parameters lie in, one for each. This provided form has none.
+    /// Returns the slots of the parameters, one for each. The provided method returns none.
     fn slots(&self) -> &[Slot] {
         &[]
     }
 
-    /// The same slots, to be changed.
+    /// Returns the same slots, to change them.
     fn slots_mut(&mut self) -> &mut [Slot] {
         &mut []
     }
 
-    /// Calls `f` once with the values of parameter `index`, in row-major order. This provided form is for parameters in
-    /// slots.
+    /// Calls `f` once with the values of parameter `index`, in row-major order. The provided method is for parameters
+    /// in slots.
     ///
     /// # Errors
-    /// If the values cannot be reached.
+    /// The values are not accessible.
     fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
         let slot = self.slots().get(index).ok_or(Error::NoSlot { index })?;
         f(slot.values()?);
         Ok(())
     }
 
-    /// Calls `f` once with the memory of parameter `index`, which `f` may overwrite. This provided form is for parameters
-    /// in slots.
+    /// Calls `f` once with the memory of parameter `index`, which `f` may overwrite. The provided method is for
+    /// parameters in slots.
     ///
     /// # Errors
-    /// If the memory cannot be reached.
+    /// The memory is not accessible.
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         self.slots_mut().get_mut(index).ok_or(Error::NoSlot { index })?.write(f)
     }
 
-    /// Gives parameter `index` these values, which are lent until [`reshard`](Params::reshard): a sharded model is
-    /// about to use it.
+    /// Materialises parameter `index`: a sharded model is about to use these values, until
+    /// [`reshard`](Params::reshard).
     ///
-    /// This provided form puts them into the parameter's slot, or copies them into the memory that the parameter has.
+    /// The provided method puts the view into the parameter's slot, or copies the values into the parameter's own
+    /// memory.
     ///
     /// # Errors
-    /// If they do not look like the parameter, or its memory cannot be reached.
+    /// The values differ from the parameter in length or type, or its memory is not accessible.
     fn materialise(&mut self, index: usize, values: BufferView) -> Result<Materialised, BoxError> {
         if let Some(slot) = self.slots_mut().get_mut(index) {
             return slot.materialise(values);
@@ -94,75 +95,75 @@ pub trait Params: Send {
         Ok(Materialised::Copied)
     }
 
-    /// Lets `f` put the values of parameter `index` into memory of the model's own, in which there may be anything: as
-    /// [`materialise`](Params::materialise), for a model that copies what it is lent. Then nobody puts a parameter together that ranks
-    /// have in pieces before it is copied.
+    /// Calls `f` with the model's own memory of parameter `index`, whose contents are unspecified, and returns
+    /// `true`. It is for a model that copies in [`materialise`](Params::materialise). It saves the intermediate
+    /// buffer if ranks read shards in place.
     ///
-    /// `false`, and nothing done, if the model would rather be lent the values, as in this provided form.
+    /// Returns `false` without a call if the model prefers a view of the values. The provided method does that.
     ///
     /// # Errors
-    /// If the memory cannot be reached.
+    /// The memory is not accessible.
     fn fill(&mut self, _index: usize, _f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
         Ok(false)
     }
 
-    /// Says that parameter `index` is not needed until it is loaded again: its memory may be freed.
+    /// Frees the memory of parameter `index`, which is not used until it is materialised again.
     ///
-    /// This provided form frees its slot. What lies in none it keeps, and sharding the model then saves no memory for its
-    /// parameters.
+    /// The provided method frees the parameter's slot. A parameter without a slot keeps its memory, and sharding the
+    /// model then saves none.
     ///
     /// # Errors
-    /// If there is no such parameter.
+    /// There is no such parameter.
     fn reshard(&mut self, index: usize) -> Result<Resharded, BoxError> {
         Ok(self.slots_mut().get_mut(index).map_or(Resharded::Kept, Slot::reshard))
     }
 }
 
-/// What one parameter is.
+/// The description of one parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ParamInfo {
-    /// Its name, which no other parameter of the model has.
+    /// The name, unique in the model.
     pub name: String,
-    /// Its shape; empty for a single value.
+    /// The shape, empty for a single value.
     pub shape: Vec<usize>,
-    /// The type of its values.
+    /// The type of the values.
     pub dtype: FloatType,
-    /// Whether training changes it. A parameter that is not trainable has no gradient.
+    /// `true` if training changes the parameter. A frozen parameter has no gradient.
     ///
     /// A parameter that is neither trainable nor a [buffer](Self::buffer) is constant: a block must not change it.
     pub trainable: bool,
-    /// The earlier parameter that this one is another name of, with the same memory: its gradient is added to
-    /// that one's, and its values are never written under this index.
+    /// The index of the earlier parameter that this one is tied to. They share their memory. The gradient of this one
+    /// is added to that of the other, and its values are never written under this index.
     pub same_as: Option<usize>,
-    /// Whether it is a buffer, and if so what the ranks make of their values after a step: `None` for a parameter.
+    /// The synchronisation of a buffer after a step, or `None` for a parameter.
     ///
-    /// A buffer is state that a block changes by itself during a forward and that no gradient reaches, such as the running
-    /// mean of a batch norm or a counter. Every rank has all of it, under every strategy: it is never sharded and never
-    /// freed. A checkpoint has it once, and loading gives it to every rank. A buffer is not trainable.
+    /// A buffer is state that a block changes by itself during a forward and that no gradient reaches, such as the
+    /// running mean of a batch norm or a counter. Every rank has all of it, under every strategy: it is never sharded
+    /// and never freed. A checkpoint contains it once, and loading gives it to every rank. A buffer is not trainable.
     pub buffer: Option<BufferSync>,
 }
 
-/// What the ranks make of their values of a buffer at the end of a step.
+/// The synchronisation of a buffer between the ranks at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum BufferSync {
-    /// Every rank gets the values of rank 0, as in PyTorch. If rank 0 has not gone forward since the last step, every rank
-    /// gets those of the first rank that has.
+    /// Every rank gets the values of rank 0, as in PyTorch. If rank 0 has not gone forward since the last step, they
+    /// are those of the first rank that has.
     #[default]
     Broadcast,
-    /// Every rank gets the mean over the ranks that have gone forward since the last step. It is calculated in `f64` for
-    /// `f64` and in `f32` for all other types.
+    /// Every rank gets the mean over the ranks that have gone forward since the last step. It is computed in `f64`
+    /// for `f64` and in `f32` for all other types.
     Mean,
     /// Every rank keeps its own values. A checkpoint has those of rank 0.
     Local,
 }
 
 impl ParamInfo {
-    /// A trainable parameter that shares its memory with no other.
+    /// Returns a trainable parameter that is not tied to another.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: FloatType) -> Self {
         Self { name: name.into(), shape: shape.into(), dtype, trainable: true, same_as: None, buffer: None }
     }
 
-    /// A [buffer](Self::buffer), of which every rank gets rank 0's values after a step.
+    /// Returns a [buffer](Self::buffer). Every rank gets the values of rank 0 after a step.
     ///
     /// ```
     /// use dist_parallel::{BufferSync, FloatType, ParamInfo};
@@ -177,13 +178,13 @@ impl ParamInfo {
         Self::new(name, shape, dtype).with_sync(BufferSync::default())
     }
 
-    /// The same as a buffer, of which the ranks make this after a step.
+    /// Returns this parameter as a buffer with this synchronisation.
     #[must_use]
     pub fn with_sync(self, sync: BufferSync) -> Self {
         Self { trainable: false, buffer: Some(sync), ..self }
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     #[expect(clippy::len_without_is_empty, reason = "a parameter is not a container")]
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -202,7 +203,7 @@ impl fmt::Display for ParamInfo {
     }
 }
 
-/// The types that parameters, and so their gradients, can have.
+/// A type of parameters and gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum FloatType {
@@ -217,7 +218,7 @@ pub enum FloatType {
 }
 
 impl FloatType {
-    /// Bytes of one value.
+    /// Returns the number of bytes of one value.
     pub const fn size(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
@@ -226,9 +227,9 @@ impl FloatType {
         }
     }
 
-    /// The type that sums of gradients of this type are carried in, over micro-batches and over ranks, in memory and on the
-    /// wire: `f32` for `f16`, whose sums soon leave its range, else this type. A mean gradient is rounded to this type
-    /// once, after the sum was divided.
+    /// Returns the type in which sums of gradients of this type are kept, in memory and on the wire: `f32` for `f16`,
+    /// whose range sums exceed easily, otherwise this type. A mean gradient is rounded to this type once, after the
+    /// division.
     ///
     /// ```
     /// use dist_parallel::FloatType;
@@ -243,7 +244,7 @@ impl FloatType {
         }
     }
 
-    /// The name as programs write it: `f32`, `f64`, `f16`, `bf16`.
+    /// Returns the name in programs: `f32`, `f64`, `f16` or `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -260,7 +261,7 @@ impl fmt::Display for FloatType {
     }
 }
 
-/// Checks that names are different, that buffers are not trained, and that ties make sense.
+/// Returns an error unless names are unique, buffers are not trainable and ties are valid.
 pub(crate) fn validate(infos: &[ParamInfo]) -> Result<()> {
     let mut names = HashSet::new();
     (0..infos.len()).try_for_each(|index| {
@@ -274,7 +275,7 @@ pub(crate) fn validate(infos: &[ParamInfo]) -> Result<()> {
     })
 }
 
-/// Checks that a parameter's tie makes sense, if it has one.
+/// Returns an error if a parameter has an invalid tie.
 pub(crate) fn validate_tie(infos: &[ParamInfo], index: usize) -> Result<()> {
     let info = &infos[index];
     let Some(earlier) = info.same_as else { return Ok(()) };
@@ -294,7 +295,7 @@ pub(crate) fn validate_tie(infos: &[ParamInfo], index: usize) -> Result<()> {
     Err(Error::CannotTie { name: info.name.clone(), same_as, reason })
 }
 
-/// Reads a parameter, after a look whether it is what it is said to be.
+/// Reads a parameter and checks that its values match its description.
 pub(crate) fn read(model: &impl Params, parameter: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
     let info = &model.infos()[parameter];
     let mut outcome = None;
@@ -304,14 +305,14 @@ pub(crate) fn read(model: &impl Params, parameter: usize, f: &mut dyn FnMut(Valu
     handed_out(info, called, outcome.map(|looks| looks.map(Ok)))
 }
 
-/// Copies parameters to their places in a buffer, in whose type they are put.
+/// Copies parameters to their places in a buffer and converts them to its type.
 pub(crate) fn pack(model: &impl Params, places: &[BucketPlace], buffer: &mut Flat) -> Result<()> {
     places.iter().try_for_each(|&BucketPlace { parameter, offset, len }| {
         read(model, parameter, &mut |values| buffer.slice_mut(offset, len).convert_from(values))
     })
 }
 
-/// Copies parameters from their places in a buffer, in their own type.
+/// Copies parameters from their places in a buffer and converts them to their own types.
 pub(crate) fn unpack(model: &mut impl Params, places: &[BucketPlace], buffer: &Flat) -> Result<()> {
     places.iter().try_for_each(|&BucketPlace { parameter, offset, len }| {
         write(model, parameter, |mut values| {
@@ -321,7 +322,7 @@ pub(crate) fn unpack(model: &mut impl Params, places: &[BucketPlace], buffer: &F
     })
 }
 
-/// Lends a model parameters that lie in one buffer.
+/// Materialises parameters as views of one buffer.
 pub(crate) fn materialise(model: &mut impl Params, places: &[BucketPlace], buffer: &Arc<Flat>) -> Result<()> {
     places.iter().try_for_each(|&BucketPlace { parameter, offset, len }| {
         let lent = model.materialise(parameter, BufferView::new(Arc::clone(buffer), offset, len));
@@ -329,7 +330,7 @@ pub(crate) fn materialise(model: &mut impl Params, places: &[BucketPlace], buffe
     })
 }
 
-/// Tells a model that it does not need parameters for now.
+/// Frees the memory of parameters.
 pub(crate) fn reshard(model: &mut impl Params, places: &[BucketPlace]) -> Result<()> {
     places.iter().try_for_each(|&BucketPlace { parameter, .. }| {
         model.reshard(parameter).map(drop).map_err(|source| refused(model, parameter, source))
@@ -340,7 +341,7 @@ fn refused(model: &impl Params, parameter: usize, source: BoxError) -> Error {
     Error::Model { parameter: model.infos()[parameter].name.clone(), source }
 }
 
-/// Changes a parameter in place, after a look whether it is what it is said to be.
+/// Changes a parameter in place and checks that its memory matches its description.
 pub(crate) fn write(
     model: &mut impl Params,
     parameter: usize,
@@ -354,8 +355,8 @@ pub(crate) fn write(
     handed_out(&info, called, outcome)
 }
 
-/// Has a parameter filled where the model keeps it, after a look whether it is what it is said to be; `false` if the model
-/// would rather be lent it.
+/// Fills a parameter in the model's memory and checks that it matches its description. Returns `false` if the model
+/// prefers a view.
 pub(crate) fn fill(
     model: &mut impl Params,
     parameter: usize,
@@ -372,8 +373,8 @@ pub(crate) fn fill(
     handed_out(&info, called.map(drop), outcome).map(|()| true)
 }
 
-/// What came of handing out a parameter: whether the model has called back, with values that look as they should, and
-/// what was done with them.
+/// Returns an error unless the model has called back with values that match the description, and the callback has
+/// succeeded.
 fn handed_out(
     info: &ParamInfo,
     called: Result<(), BoxError>,

@@ -1,4 +1,4 @@
-//! Slices of parameters and gradients, whatever their type.
+//! Slices of parameters and gradients of any type.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use crate::number::Number;
 use crate::{Error, FloatType, Result};
 
-/// The value of `$body` with both slices, whatever their type; returns from the function if they look different.
+/// Evaluates `$body` with both slices in their common type. Returns an error from the function if they differ.
 macro_rules! with_both {
     ($values:expr, $others:expr, |$a:ident, $b:ident| $body:expr) => {{
         let (values, others) = ($values, $others);
@@ -27,7 +27,7 @@ macro_rules! with_both {
 
 pub(crate) use with_both;
 
-/// The value of `$body` with what an enum over all types holds, whatever its type.
+/// Evaluates `$body` with the contents of an enum over all types.
 macro_rules! with_values {
     ($kind:ident, $values:expr, |$slice:ident| $body:expr) => {
         match $values {
@@ -41,7 +41,7 @@ macro_rules! with_values {
 
 pub(crate) use with_values;
 
-/// What `$body` makes of what an enum over all types holds, in another such enum or the same.
+/// Maps the contents of an enum over all types to another such enum with `$body`.
 macro_rules! map_values {
     ($from:ident => $to:ident, $values:expr, |$slice:ident| $body:expr) => {
         match $values {
@@ -55,7 +55,7 @@ macro_rules! map_values {
 
 pub(crate) use map_values;
 
-/// Values to read.
+/// A slice of values of any type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values<'a> {
     /// 32 bits each.
@@ -68,7 +68,7 @@ pub enum Values<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Values to overwrite.
+/// A mutable slice of values of any type.
 #[derive(Debug, PartialEq)]
 pub enum ValuesMut<'a> {
     /// 32 bits each.
@@ -82,12 +82,12 @@ pub enum ValuesMut<'a> {
 }
 
 impl<'a> Values<'a> {
-    /// Their memory: little-endian on the machines that this runs on.
+    /// Returns the memory as bytes, in the machine's byte order.
     pub(crate) fn as_bytes(self) -> &'a [u8] {
         with_values!(Values, self, |values| bytemuck::cast_slice(values))
     }
 
-    /// Their type.
+    /// Returns the type.
     pub const fn dtype(&self) -> FloatType {
         match self {
             Self::F32(_) => FloatType::F32,
@@ -97,44 +97,44 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of values.
     pub const fn len(&self) -> usize {
         with_values!(Values, self, |values| values.len())
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no values.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Some of them.
+    /// Returns a subslice.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
         map_values!(Values => Values, self, |values| &values[range])
     }
 }
 
 impl ValuesMut<'_> {
-    /// Their memory, to overwrite.
+    /// Returns the memory as bytes, to overwrite it.
     pub(crate) fn as_bytes_mut(&mut self) -> &mut [u8] {
         with_values!(ValuesMut, self, |values| bytemuck::cast_slice_mut(values))
     }
 
-    /// Their type.
+    /// Returns the type.
     pub const fn dtype(&self) -> FloatType {
         self.as_values().dtype()
     }
 
-    /// How many there are.
+    /// Returns the number of values.
     pub const fn len(&self) -> usize {
         self.as_values().len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no values.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same values, to read.
+    /// Returns the same values, read-only.
     pub const fn as_values(&self) -> Values<'_> {
         map_values!(ValuesMut => Values, self, |values| values)
     }
@@ -142,7 +142,7 @@ impl ValuesMut<'_> {
     /// Copies `source` over these values.
     ///
     /// # Errors
-    /// If type or length differ; then nothing is changed.
+    /// Type or length differ; then nothing is changed.
     pub fn copy_from(&mut self, source: Values<'_>) -> Result<()> {
         with_both!(self, source, |values, source| values.copy_from_slice(source));
         Ok(())
@@ -151,16 +151,16 @@ impl ValuesMut<'_> {
     /// Adds `addends` to these values. Half types are widened to `f32`, added, and rounded to nearest even.
     ///
     /// # Errors
-    /// If type or length differ; then nothing is changed.
+    /// Type or length differ; then nothing is changed.
     pub fn add(&mut self, addends: Values<'_>) -> Result<()> {
         with_both!(self, addends, |values, addends| combine(ReduceOp::Sum, values, addends));
         Ok(())
     }
 
-    /// Adds gradients of a parameter to these sums of them, or copies them over what is there.
+    /// Adds gradients of type `dtype` to these sums. The first gradients are copied instead.
     ///
     /// # Errors
-    /// Unless they are as many, of the type `dtype`; then nothing is changed.
+    /// Type or length differ; then nothing is changed.
     pub(crate) fn take_gradients(
         &mut self,
         gradients: Values<'_>,
@@ -178,7 +178,7 @@ impl ValuesMut<'_> {
         Ok(())
     }
 
-    /// Makes every value +0.
+    /// Sets every value to +0.
     pub fn clear(&mut self) {
         with_values!(ValuesMut, self, |values| values.fill(Number::of(0.0)));
     }
@@ -189,22 +189,23 @@ impl ValuesMut<'_> {
         debug_assert!(divided, "floats have a mean");
     }
 
-    /// Gives every rank the root's values.
+    /// Broadcasts the root's values.
     pub(crate) fn broadcast(self, comm: &mut Communicator, root: usize) -> Result<()> {
         with_values!(ValuesMut, self, |values| comm.broadcast(values, root)).map_err(Error::communication)
     }
 
-    /// Some of them.
+    /// Returns a subslice.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
         map_values!(ValuesMut => ValuesMut, self, |values| &mut values[range])
     }
 
-    /// The same values, for a while.
+    /// Reborrows the values.
     pub(crate) fn reborrow(&mut self) -> ValuesMut<'_> {
         map_values!(ValuesMut => ValuesMut, self, |values| values)
     }
 
-    /// Copies as many values of any type over these, rounded once to nearest even.
+    /// Copies values of any type over these, rounded once to nearest even. Panics in debug builds if the lengths
+    /// differ.
     pub(crate) fn convert_from(&mut self, source: Values<'_>) {
         debug_assert_eq!(self.len(), source.len(), "values are converted one by one");
         if self.dtype() == source.dtype() {
@@ -220,28 +221,28 @@ impl ValuesMut<'_> {
         }));
     }
 
-    /// Multiplies these values by a factor, which is rounded to the type that is calculated in: `f64` for `f64`, `f32` for
-    /// all other types.
+    /// Multiplies these values by a factor, which is rounded to the type of the computation: `f64` for `f64`, `f32`
+    /// for all other types.
     pub fn scale(&mut self, factor: f64) {
         with_values!(ValuesMut, self, |values| {
             values.iter_mut().for_each(|value| *value = value.times(factor));
         });
     }
 
-    /// Makes every value −0, which changes nothing that it is added to, not even another −0.
+    /// Sets every value to −0, the neutral element of addition, also for −0.
     pub(crate) fn fill_neutral(&mut self) {
         with_values!(ValuesMut, self, |values| {
             values.iter_mut().for_each(|value| *value = Number::of(-0.0));
         });
     }
 
-    /// That the others look like these.
+    /// Returns an error unless `other` has the same type and length.
     pub(crate) fn check(&self, other: Values<'_>) -> Result<()> {
         check((self.len(), self.dtype()), other)
     }
 }
 
-/// That there are as many values, of this type.
+/// Returns an error unless `other` has this length and type.
 fn check((expected_len, expected): (usize, FloatType), other: Values<'_>) -> Result<()> {
     let (got_len, got) = (other.len(), other.dtype());
     if (expected_len, expected) == (got_len, got) {
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn half_types_are_added_in_f32_and_rounded_to_even() {
-        // 256 + 1 lies between 256 and 258, 258 + 1 between 258 and 260: the even significand is taken.
+        // 256 + 1 lies between 256 and 258, 258 + 1 between 258 and 260. Ties go to the even significand.
         let mut sums = [256.0, 258.0, 1.0].map(bf16::from_f32);
         let mut values = ValuesMut::Bf16(&mut sums);
         values.add(Values::Bf16(&[1.0; 3].map(bf16::from_f32))).unwrap();

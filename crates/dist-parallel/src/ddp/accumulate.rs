@@ -1,19 +1,20 @@
-//! Micro-batches that are computed before the step that they belong to.
+//! Gradient accumulation: micro-batches that are computed before their step.
 
 use super::{Compute, Ddp, StepReport, forward_backward, weighted};
 use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
-    /// Computes this rank's share of `micro_batches` micro-batches without communicating; the next step adds its
-    /// own. Several calls and a step give what one step with all their micro-batches gives, if that one deals
-    /// each rank the same. All micro-batches of a step have [losses](Loss) of one kind.
+    /// Computes this rank's share of `micro_batches` micro-batches without communication. The next step adds its own.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// Several calls and a step give the result of one step with all their micro-batches, if both assign the same
+    /// micro-batches to each rank. All micro-batches of a step have a [loss](Loss) of one type.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// As for [`step_with`](Self::step_with).
+    /// The errors of [`step_with`](Self::step_with).
     #[doc(alias = "no_sync")]
     pub fn accumulate_with<C: Loss>(
         &mut self,
@@ -26,13 +27,13 @@ impl<M: Params> Ddp<M> {
         self.or_abort(result)
     }
 
-    /// As [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
+    /// Accumulates like [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// As for [`step_with`](Self::step_with).
+    /// The errors of [`step_with`](Self::step_with).
     pub fn accumulate<A, C: Loss, L>(
         &mut self,
         micro_batches: usize,
@@ -47,10 +48,10 @@ impl<M: Params> Ddp<M> {
         })
     }
 
-    /// Computes the mean gradients of what was accumulated.
+    /// Computes the mean gradients of the accumulated micro-batches.
     ///
     /// # Errors
-    /// If nothing was accumulated, or as for [`step_with`](Self::step_with).
+    /// Nothing was accumulated, and the errors of [`step_with`](Self::step_with).
     pub fn synchronise(&mut self) -> Result<StepReport> {
         self.comm.announce(STEP, "synchronise");
         self.begin();
@@ -58,7 +59,7 @@ impl<M: Params> Ddp<M> {
         self.synchronise_after(0..0, descriptor, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
     }
 
-    /// Adds this rank's share of these micro-batches to what was accumulated.
+    /// Adds this rank's share of these micro-batches to the accumulated gradients.
     fn accumulate_share(
         &mut self,
         micro_batches: usize,

@@ -1,4 +1,4 @@
-//! Buckets on their way, from a rank's own sums to the means over all ranks.
+//! Buckets in flight: from a rank's own sums to the means over all ranks.
 
 use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
@@ -10,10 +10,10 @@ use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
 use crate::updates::Updates;
 use crate::{FloatType, ParamInfo, Result, ValuesMut};
 
-/// What is being reduced.
+/// The reductions of a step that were launched.
 #[derive(Debug, Default)]
 pub(super) struct InFlightBuckets {
-    /// The first buckets of the plan.
+    /// The launched buckets, a prefix of the plan.
     buckets: Vec<InFlightBucket>,
     loss: Option<Pending<Buffer<f32>>>,
     consensus: Option<Pending<Buffer<i64>>>,
@@ -26,17 +26,17 @@ enum InFlightBucket {
     Hooked(WorkHandle),
 }
 
-/// What came of it.
+/// The result of the reductions of a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReducedStep {
-    /// The mean of all losses.
+    /// The mean loss.
     pub(super) loss: f32,
-    /// How many micro-batches all ranks have computed.
+    /// The number of micro-batches that all ranks have computed.
     pub(super) micro_batches: usize,
 }
 
 impl InFlightBuckets {
-    /// Launches the buckets that are final and whose predecessors are launched.
+    /// Launches the buckets that are final, in the order of the plan.
     pub(super) fn launch_final(
         &mut self,
         gradients: &mut BucketedGradients,
@@ -49,7 +49,7 @@ impl InFlightBuckets {
         Ok(())
     }
 
-    /// Launches the buckets that are left, and what says what all of them contain.
+    /// Launches the remaining buckets, the loss and the counts of the step.
     pub(super) fn launch_rest(
         &mut self,
         gradients: &mut BucketedGradients,
@@ -67,7 +67,7 @@ impl InFlightBuckets {
         Ok(())
     }
 
-    /// Waits for everything and divides by what all micro-batches count.
+    /// Waits for everything in flight and divides the sums by the total weight.
     pub(super) fn wait(
         &mut self,
         gradients: &mut BucketedGradients,
@@ -75,7 +75,7 @@ impl InFlightBuckets {
         descriptor: StepDescriptor,
         (updates, infos): (&Updates, &[ParamInfo]),
     ) -> Result<ReducedStep> {
-        // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
+        // If the ranks agree on an unweighted step, the divisor is known before the counts arrive.
         let known = (descriptor.call == TrainingCall::Step && !descriptor.weighted)
             .then_some(descriptor.micro_batches);
         let mut sums = Vec::new();
@@ -124,7 +124,7 @@ impl InFlightBuckets {
     }
 }
 
-/// What a bucket travels in: memory that ranks share, unless a hook makes of it what travels.
+/// Allocates memory for a bucket. Without a hook it is memory that the ranks of a host share.
 pub(super) fn memory(
     comm: &mut Communicator,
     hook_worker: Option<&HookWorker>,

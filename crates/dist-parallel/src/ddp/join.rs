@@ -1,15 +1,16 @@
-//! Steps of ranks that do not have the same number of micro-batches.
+//! Steps of ranks with different numbers of micro-batches.
 
 use super::{Ddp, StepReport, forward_backward, weighted};
 use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
-    /// Computes the mean gradients of the micro-batches that the ranks have: `own` of them this rank, none if it has
-    /// run out. `None`, on every rank, if none has any: training is over.
+    /// Computes the mean gradients of the micro-batches that the ranks have: `own` on this rank, 0 if it has run out.
+    /// Returns `None` on every rank if no rank has any: training is over.
     ///
-    /// A rank that has run out neither keeps the others waiting nor counts: sums are divided by the number of
-    /// micro-batches that were computed, or by [what they count](Loss). It goes on taking steps, because the parameters go on changing.
+    /// A rank that has run out does not delay the others and has no weight. Sums are divided by the number of
+    /// micro-batches that were computed, or by their [weights](Loss). The rank still takes every step, because the
+    /// parameters keep changing.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -53,11 +54,12 @@ impl<M: Params> Ddp<M> {
     /// assert_eq!(outcome.results, [-8.0; 2]);
     /// ```
     ///
-    /// The closure is given the number of a micro-batch among this rank's own. If all ranks read the same data, each has to take
-    /// other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
+    /// The closure receives the number of a micro-batch among this rank's own. If all ranks read the same data, each
+    /// must take other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the
+    /// same.
     ///
     /// # Errors
-    /// As for [`step_with`](Self::step_with); if some ranks take a step of another kind.
+    /// The errors of [`step_with`](Self::step_with), and a step of another kind on some ranks.
     #[doc(alias = "Join")]
     pub fn join_with<C: Loss>(
         &mut self,
@@ -74,13 +76,15 @@ impl<M: Params> Ddp<M> {
         }
     }
 
-    /// As [`join_with`](Self::join_with), for a model that is a [`Block`], as [`step`](Self::step).
+    /// Joins like [`join_with`](Self::join_with), for a model that is a [`Block`], with a `batch` like that of
+    /// [`step`](Self::step).
     ///
-    /// The closure is given the number of a micro-batch among this rank's own. If all ranks read the same data, each has to take
-    /// other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
+    /// The closure receives the number of a micro-batch among this rank's own. If all ranks read the same data, each
+    /// must take other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the
+    /// same.
     ///
     /// # Errors
-    /// As for [`join_with`](Self::join_with).
+    /// The errors of [`join_with`](Self::join_with).
     pub fn join<A, C: Loss, L>(
         &mut self,
         own: usize,

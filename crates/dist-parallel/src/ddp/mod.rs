@@ -1,4 +1,4 @@
-//! Training one model on several ranks, each with a copy of it and a share of the data.
+//! Data-parallel training: every rank has a replica of the model and computes a share of the micro-batches.
 
 mod accumulate;
 mod in_flight;
@@ -26,60 +26,65 @@ use crate::{
     ParamInfo, Params, Ready, Result, Values, agreement, mutation_check, norm, params,
 };
 
-/// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
-/// the mean of their gradients is the same on every rank, and so the parameters that are trained stay the same. A
-/// [buffer](crate::ParamInfo::buffer), such as a running mean, is synchronised at the end of every step. A block that changes
-/// a frozen parameter, which is no buffer, changes it on its own rank only; a checkpoint has the values of rank 0.
+/// Distributed data-parallel training (DDP).
 ///
-/// # Which sums are the same
+/// Every rank has the whole model and computes a share of each step's micro-batches. All ranks then have the same
+/// mean gradients, so their trained parameters stay equal. A [buffer](crate::ParamInfo::buffer), such as a running
+/// mean, is synchronised at the end of every step. A block that changes a frozen parameter changes it on its own rank
+/// only. A checkpoint has the frozen parameters of rank 0.
 ///
-/// BucketedGradients, and losses, are summed in the canonical order: the tree T(n) = T(largest power of two below n) +
-/// T(rest), over this rank's micro-batches first and then over the ranks, and divided once, by the number of micro-batches
-/// or by [what they count](crate::Loss). What the ranks compute together is therefore:
+/// # Reproducible sums
 ///
-/// * on any number of ranks, bit for bit what one process computes, if every rank's [`share`](Self::share) of the
-///   micro-batches is the same power of two;
-/// * for other shares, uneven and empty ones among them, the same bits on every rank and in every run;
-/// * either way, independent of bucket sizes, timing and transport.
+/// Gradients and losses are summed in the canonical order: the tree T(n) = T(largest power of two below n) + T(rest).
+/// The sum runs over this rank's micro-batches first and then over the ranks. It is divided once, by the number of
+/// micro-batches or by their [weight](crate::Loss). Therefore:
 ///
-/// All this is said of a communicator with canonical [`ReductionOrder`](dist_collectives::ReductionOrder), which it
-/// has unless told otherwise.
+/// * If every rank's [`share`](Self::share) is the same power of two, the result has the bits that one process
+///   computes.
+/// * With other shares, also uneven and empty ones, every rank and every run gives the same bits.
+/// * In both cases the bits do not depend on bucket sizes, timing or transport.
 ///
-/// # What is communicated when
+/// This requires a communicator with canonical [`ReductionOrder`](dist_collectives::ReductionOrder), which is the
+/// default.
 ///
-/// BucketedGradients lie in buckets, as a [`BucketPlan`] says. While the last micro-batch of a step goes backward, each
-/// bucket is reduced as soon as its last gradient is final, in the order of the plan. What the backward does not
-/// report has no gradient: it counts as zero where other micro-batches have one, and a parameter without any stays
-/// without.
+/// # Overlap of communication
 ///
-/// With a [hook](Self::with_hook), buckets go to a thread that compresses and sums them, in the same order.
+/// Gradients lie in the buckets of a [`BucketPlan`]. During the backward of a step's last micro-batch, each bucket is
+/// reduced as soon as its last gradient is final, in the order of the plan. If a backward does not report a gradient,
+/// it counts as zero in this micro-batch. A parameter without a gradient in any micro-batch has no mean gradient.
 ///
-/// A bucket has the communicator's timeout from when it leaves. What a rank computes afterwards, and what it is ahead
-/// of the slowest rank, must fit into it.
+/// With a [hook](Self::with_hook), a worker thread compresses and sums the buckets, in the same order.
+///
+/// The communicator's timeout for a bucket begins when its reduction is launched. The rest of the backward and this
+/// rank's lead over the slowest rank must fit into it.
 ///
 /// # Errors
 ///
-/// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank
-/// gets the same: [`StepsDiffer`](Error::StepsDiffer), when they were asked for different numbers of micro-batches, none on
-/// some of them included, or for some that say how much they count, or only some [join](Self::join_with);
-/// [`SettingsDiffer`](Error::SettingsDiffer), when they have updated or clipped with different settings since the step before;
-/// [`AccumulatedDiffers`](Error::AccumulatedDiffers), when they accumulated different parts;
-/// [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
-/// [`ZeroWeight`](Error::ZeroWeight). What was accumulated is then forgotten, but for what a hook keeps, and the next
-/// step can be taken.
+/// An error on one rank aborts the job, so that no other rank waits for it. These errors occur on every rank alike
+/// and do not abort it:
+///
+/// * [`StepsDiffer`](Error::StepsDiffer): the ranks called for different numbers of micro-batches, only some passed
+///   weights, or only some called [`join`](Self::join).
+/// * [`SettingsDiffer`](Error::SettingsDiffer): the ranks have updated or clipped with different settings since the
+///   last step.
+/// * [`AccumulatedDiffers`](Error::AccumulatedDiffers): the ranks accumulated different micro-batches.
+/// * [`NoMicroBatches`](Error::NoMicroBatches): all ranks called for no micro-batch.
+/// * [`ZeroWeight`](Error::ZeroWeight): all micro-batches have weight 0.
+///
+/// Accumulated gradients are then dropped, but a hook keeps its residuals. The next step can follow.
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
     gradients: BucketedGradients,
     buffers: Buffers,
-    /// What reduces the buckets, if they have a hook.
+    /// The worker that runs the communication hook, if there is a hook.
     hook_worker: Option<HookWorker>,
-    /// Micro-batches of all ranks since the last synchronisation, and whether they say how much they count.
+    /// The number of micro-batches of all ranks since the last synchronisation.
     micro_batches: usize,
     weighted: bool,
     updates: Updates,
     unreported: Unreported,
-    /// While this rank computes. Set afterwards, too, if that has panicked.
+    /// `true` while this rank computes gradients. It stays `true` if the computation panics.
     computes: bool,
 }
 
@@ -87,52 +92,52 @@ pub struct Ddp<M> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DdpOptions {
-    /// How large buckets may grow.
+    /// The size limits of buckets.
     pub bucket_bytes: BucketBytes,
 }
 
 impl DdpOptions {
-    /// These options with other sizes of buckets.
+    /// Returns these options with other size limits of buckets.
     #[must_use]
     pub const fn with_bucket_bytes(self, bucket_bytes: BucketBytes) -> Self {
         Self { bucket_bytes }
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// The mean of the losses of all micro-batches, or of all that they [count](crate::Loss).
+    /// The mean loss over all micro-batches, weighted by their [weights](crate::Loss) if they have some.
     pub loss: f32,
-    /// How many micro-batches there were.
+    /// The number of micro-batches of all ranks.
     pub micro_batches: usize,
-    /// How long the step took.
+    /// The duration of the step.
     pub elapsed: Duration,
-    /// How much of that this rank waited for communication that no computation hid.
+    /// The part of `elapsed` in which this rank waited for communication.
     pub exposed: Duration,
-    /// How many bytes this rank has sent for it.
+    /// The number of bytes that this rank sent in the step.
     pub bytes_sent: u64,
 }
 
 impl<M: Params> Ddp<M> {
-    /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
+    /// Starts to train `model` on all ranks of the group, with the parameters of rank 0.
     ///
     /// # Errors
-    /// On every rank, if parameters or options differ between ranks, naming the first parameter that does. If
-    /// communication fails.
+    /// Parameters or options differ between ranks: every rank gets an error that names the first one that differs.
+    /// Communication fails.
     pub fn new(comm: Communicator, model: M, options: DdpOptions) -> Result<Self> {
         Self::start(comm, model, options, None)
     }
 
-    /// As [`new`](Self::new), where a hook sums the buckets: one that compresses them, or one of your own. It runs on a
-    /// thread of its own, beside the backward pass.
+    /// Starts training like [`new`](Self::new), with a communication hook that sums the buckets, for example
+    /// compressed. The hook runs on a worker thread beside the backward pass.
     ///
-    /// The parameters are still the same bits on every rank; whether they are those that one process trains, depends
-    /// on the hook. Each operation of the hook has the communicator's timeout, and its order of reduction.
+    /// Parameters stay equal on all ranks. The hook decides whether their bits are those that one process would
+    /// compute. Each operation of the hook has the communicator's timeout and order of reduction.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and if the hooks of the ranks have different names.
+    /// The errors of [`new`](Self::new), and hooks with different names on different ranks.
     pub fn with_hook(
         comm: Communicator,
         model: M,
@@ -179,23 +184,25 @@ impl<M: Params> Ddp<M> {
         })
     }
 
-    /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
-    /// possible.
+    /// Returns this rank's share of a number of micro-batches: a contiguous range. The shares of two ranks differ by
+    /// one at most.
     pub fn share(&self, micro_batches: usize) -> Range<usize> {
         share(micro_batches, self.comm.world_size(), self.comm.rank())
     }
 
-    /// Computes the mean gradients of `micro_batches` micro-batches, and of those that were accumulated before, on
-    /// all ranks. `compute` is called for each micro-batch of this rank's share, in order: it goes forward and
-    /// backward, reports each gradient to [`Ready`], and returns the [`Loss`], which says what the means are over.
+    /// Computes the mean gradients of `micro_batches` micro-batches of all ranks, accumulated ones included.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// `compute` is called for each micro-batch of this rank's share, in order. It runs forward and backward, reports
+    /// each gradient to [`Ready`] and returns the [`Loss`], whose type decides between a mean over micro-batches and
+    /// a weighted mean.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// If `compute` fails, a gradient is reported twice or does not look like its parameter, if the ranks were not
-    /// all asked for the same number of micro-batches or all for none, if only some of the step's micro-batches say how
-    /// much they count or all of them count for nothing, or if communication fails.
+    /// `compute` fails; a gradient is reported twice or differs from its parameter in type or length; the ranks call
+    /// for different numbers of micro-batches, or all for none; only some micro-batches have a weight, or the sum of
+    /// weights is 0; communication fails.
     pub fn step_with<C: Loss>(
         &mut self,
         micro_batches: usize,
@@ -208,35 +215,35 @@ impl<M: Params> Ddp<M> {
         self.synchronise_after(self.share(micro_batches), descriptor, &mut weighted(compute))
     }
 
-    /// The mean gradient of a parameter, from a step to the next computation; `None` if no micro-batch had one.
+    /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
         self.gradients.mean(parameter)
     }
 
-    /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank: an update leaves
-    /// them as they are. After the first step of a training they are logged as a warning, because a block may have forgotten to
-    /// report them.
+    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
+    /// rank. An update leaves them unchanged. After the first step they are logged as a warning, because a block may
+    /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
         without_gradient(self.model.infos(), |parameter| self.gradients.mean(parameter).is_some())
     }
 
-    /// Changes the parameters by their gradients; those without a gradient are left as they are. A parameter's
-    /// index is the number of its slice.
+    /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. The number of a slice
+    /// is the index of its parameter.
     ///
     /// # Errors
-    /// If the model does not hand out its parameters, or the optimizer fails. [`StepPanicked`](Error::StepPanicked) if a step has
-    /// panicked since the last one that ended.
+    /// The model does not hand out its parameters, or the optimizer fails. [`StepPanicked`](Error::StepPanicked) if a
+    /// step has panicked and no step has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         let result = self.try_update(optimizer);
         self.or_abort(result)
     }
 
-    /// Calls `f` with each parameter's index and its values, in order; those that are the same as an earlier one are left out.
-    /// Unlike that of [`Fsdp`](crate::Fsdp), this is no call of all ranks.
+    /// Calls `f` with the index and the values of each parameter, in order. Tied parameters come once, under their
+    /// first index. This is a local call, unlike that of [`Fsdp`](crate::Fsdp).
     ///
     /// # Errors
-    /// If the model does not hand out its parameters.
+    /// The model does not hand out its parameters.
     pub fn for_each_parameter(&self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         let own = self.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
         own.map(|(parameter, _)| parameter).try_for_each(|parameter| {
@@ -244,16 +251,16 @@ impl<M: Params> Ddp<M> {
         })
     }
 
-    /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same
-    /// bits however training is divided. Infinite or NaN if a gradient is.
+    /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
+    /// how training is distributed. It is infinite or NaN if a gradient is.
     pub fn gradient_norm(&self) -> f64 {
         norm::gradient_norm(
             self.gradients.parameters().filter_map(|parameter| self.gradients.mean(parameter)),
         )
     }
 
-    /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
-    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update.
+    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
+    /// changes if the norm is infinite or NaN: check it before the update.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> f64 {
         let norm = self.gradient_norm();
@@ -263,22 +270,25 @@ impl<M: Params> Ddp<M> {
         norm
     }
 
-    /// Returns the factor by which gradients of this norm are to be [scaled](crate::ValuesMut::scale), so that their norm becomes
-    /// `max`; `None` if it is not above that. For a loop that keeps the gradients itself, and clips all of them on every rank:
-    /// that the ranks clip to the same norm is compared in the next step, as for [`clip_gradients`](Self::clip_gradients).
+    /// Returns the factor by which gradients of this norm must be [scaled](crate::ValuesMut::scale) so that their
+    /// norm becomes `max`. `None` if the norm is not above `max`.
+    ///
+    /// Use this in a loop that holds the gradients itself and clips all of them on every rank. The next step compares
+    /// `max` between ranks, as after [`clip_gradients`](Self::clip_gradients).
     pub fn clipping(&mut self, norm: f64, max: f64) -> Option<f64> {
         self.updates.record_clipping(max);
         norm::factor(norm, max)
     }
 
-    /// Has the ranks compare their trained parameters in the next step, by checksums. All ranks call this before the same
-    /// step. [`update`](Self::update) compares the settings of an optimizer instead, which costs nothing; this is for a loop
-    /// that changes the parameters by other code.
+    /// Makes the next step compare the checksums of the ranks' trained parameters. All ranks call this before the
+    /// same step.
     ///
-    /// If they differ, the step fails on every rank with [`ParametersDiffer`](Error::ParametersDiffer).
+    /// Use it if other code than [`update`](Self::update) changes the parameters. `update` compares the settings of
+    /// the optimizer instead, which costs nothing. If checksums differ, the step fails on every rank with
+    /// [`ParametersDiffer`](Error::ParametersDiffer).
     ///
     /// # Errors
-    /// If the model does not hand out its parameters.
+    /// The model does not hand out its parameters.
     pub fn compare_parameters(&mut self) -> Result<()> {
         let trained: Vec<usize> = self.gradients.parameters().collect();
         let checksum = |parameter| Ok((parameter, mutation_check::checksum(&self.model, parameter)?));
@@ -288,43 +298,43 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
-    /// The model.
+    /// Returns the model.
     pub const fn model(&self) -> &M {
         &self.model
     }
 
-    /// The model, to evaluate it. Whoever changes its parameters does so on every rank alike.
+    /// Returns the model, for example to evaluate it. If you change its parameters, change them alike on every rank.
     pub const fn model_mut(&mut self) -> &mut M {
         &mut self.model
     }
 
-    /// This rank's number.
+    /// Returns this rank's number.
     pub fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// How many ranks train.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.comm.world_size()
     }
 
-    /// The communicator, to be asked.
+    /// Returns the communicator.
     pub const fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// The communicator, for what else the ranks have to say to each other.
+    /// Returns the communicator, for other messages between the ranks.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
     }
 
-    /// Ends the training and gives back what it was made of.
+    /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
         (self.comm, self.model)
     }
 
-    /// Computes these micro-batches of this rank, and then the mean gradients of what all ranks have. It has [begun](Self::begin)
-    /// before anything was asked for.
+    /// Computes these micro-batches of this rank, and then the mean gradients of all ranks. The caller has called
+    /// [`begin`](Self::begin).
     fn synchronise_after(
         &mut self,
         share: Range<usize>,
@@ -333,7 +343,8 @@ impl<M: Params> Ddp<M> {
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
         let (started, sent_before) = (runtime.now(), self.bytes_sent());
-        // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
+        // Lives longer than the attempt: operations in flight end by their deadline, or at once if the job is
+        // aborted.
         let mut in_flight = InFlightBuckets::default();
         let result = self.attempt(share, descriptor, compute, &mut in_flight);
         self.computes = false;
@@ -347,8 +358,8 @@ impl<M: Params> Ddp<M> {
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
     }
 
-    /// Begins to compute. What is there of a computation that has panicked, which the caller must have caught, is forgotten:
-    /// nobody knows how much of it there is.
+    /// Starts to compute gradients. If an earlier computation panicked and the caller caught that, its unfinished
+    /// gradients are dropped.
     fn begin(&mut self) {
         if std::mem::replace(&mut self.computes, true) {
             self.forget();
@@ -356,7 +367,7 @@ impl<M: Params> Ddp<M> {
         self.gradients.begin_step();
     }
 
-    /// Everything of a step that may fail, and how long this rank waited for others.
+    /// Runs the part of a step that can fail. Returns the result and the time that this rank waited for others.
     fn attempt(
         &mut self,
         share: Range<usize>,
@@ -378,17 +389,17 @@ impl<M: Params> Ddp<M> {
         Ok((reduced, comm.runtime().now().saturating_sub(waiting)))
     }
 
-    /// A number that all ranks have alike if they have updated their parameters alike.
+    /// Returns a hash of this rank's updates, which is equal on all ranks that have updated alike.
     pub(crate) const fn updates_hash(&self) -> u64 {
         self.updates.hash()
     }
 
-    /// Makes sure that all ranks have updated their parameters alike. Every rank calls this.
+    /// Returns an error unless all ranks have updated their parameters alike. Every rank calls this.
     pub(crate) fn check_updates(&mut self) -> Result<()> {
         self.updates.check(&mut [&mut self.comm], self.model.infos())
     }
 
-    /// That what was accumulated counts in the same way.
+    /// Returns an error unless all accumulated micro-batches have a weight, or none has.
     const fn check_weighted(&self, weighted: bool) -> Result<()> {
         if self.micro_batches > 0 && self.weighted != weighted {
             return Err(Error::PartlyWeighted);
@@ -396,12 +407,13 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
-    /// What was sent for all steps so far.
+    /// Returns the number of bytes that were sent for all steps so far.
     fn bytes_sent(&self) -> u64 {
         bytes_sent(&self.comm) + self.hook_worker.as_ref().map_or(0, HookWorker::bytes_sent)
     }
 
-    /// Computes one micro-batch. With a flight, it is the last, and its gradients leave as they become final.
+    /// Computes one micro-batch. With `in_flight`, it is the last one, and its buckets are launched as they become
+    /// final.
     fn run(
         &mut self,
         index: usize,
@@ -437,23 +449,23 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
-    /// Aborts the job if something failed that the other ranks cannot know, and forgets all gradients.
+    /// On an error that other ranks do not get, aborts the job and drops all gradients.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         or_abort(&mut self.comm, result).inspect_err(|_| self.forget())
     }
 
-    /// Forgets all gradients, but for what a hook keeps.
+    /// Drops all gradients. A hook keeps its residuals.
     fn forget(&mut self) {
         self.gradients.forget();
         (self.micro_batches, self.weighted) = (0, false);
     }
 
-    /// Micro-batches of all ranks that were accumulated and not yet used by a step.
+    /// Returns the number of micro-batches of all ranks that were accumulated and that no step has used.
     pub(crate) const fn accumulated(&self) -> usize {
         self.micro_batches
     }
 
-    /// Forgets all gradients, as if training had just begun.
+    /// Drops all gradients and residuals, as at the start of the training.
     pub(crate) fn reset(&mut self) -> Result<()> {
         self.forget();
         self.updates.forget();
@@ -464,14 +476,14 @@ impl<M: Params> Ddp<M> {
 }
 
 impl<M: Params> Ddp<M> {
-    /// As [`step_with`](Self::step_with), for a model that is a [`Block`]: `batch` gives a micro-batch's input, and
-    /// the function that computes the loss, and its gradient, from the model's output.
+    /// Takes a step like [`step_with`](Self::step_with), for a model that is a [`Block`]. `batch` returns the input
+    /// of a micro-batch and a function that computes the loss and its gradient from the model's output.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// As for [`step_with`](Self::step_with).
+    /// The errors of [`step_with`](Self::step_with).
     pub fn step<A, C: Loss, L>(
         &mut self,
         micro_batches: usize,
@@ -484,11 +496,11 @@ impl<M: Params> Ddp<M> {
         self.step_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
     }
 
-    /// Goes forward only, to evaluate the model, on this rank alone and with an input of its own. If that changes
-    /// [buffers](crate::ParamInfo::buffer), the change is this rank's alone.
+    /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Changed
+    /// [buffers](crate::ParamInfo::buffer) change on this rank only.
     ///
     /// # Errors
-    /// If the model fails, which does not end the job: nobody waits for this rank.
+    /// The model fails. The job goes on, because no rank waits for this one.
     pub fn forward<A>(&mut self, input: A) -> Result<A>
     where
         M: Block<A>,
@@ -498,7 +510,7 @@ impl<M: Params> Ddp<M> {
     }
 }
 
-/// Goes forward and backward.
+/// Runs a model forward and backward.
 fn forward_backward<A, C, L>(
     model: &mut (impl Block<A> + ?Sized),
     (input, loss): (A, L),
@@ -513,7 +525,7 @@ where
     Ok(loss)
 }
 
-/// What `compute` computes, and how much it counts.
+/// Wraps `compute` so that it returns the loss with its weight.
 fn weighted<M, C: Loss>(
     mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
 ) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
@@ -523,7 +535,7 @@ fn weighted<M, C: Loss>(
 /// Computes a micro-batch and reports its gradients.
 type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> + 'a;
 
-/// For each bucket, the tensors in it.
+/// Returns the tensors of each bucket.
 fn tensors(plan: &BucketPlan, infos: &[ParamInfo]) -> Vec<Vec<BucketTensor>> {
     let shape = |place: &BucketPlace| infos[place.parameter].shape.clone();
     plan.buckets().iter().map(|bucket| BucketTensor::row(bucket.places.iter().map(shape))).collect()

@@ -1,10 +1,11 @@
-//! Who computes which micro-batches.
+//! The assignment of micro-batches to ranks.
 //!
-//! Copies of the model get contiguous blocks; inside a copy micro-batches are dealt in rounds, one to each rank.
+//! Each replica of the model gets a contiguous range. Inside a replica, micro-batches are assigned in rounds, one to
+//! each rank.
 
 use std::ops::Range;
 
-/// One rank's place in the dealing.
+/// One rank's position in the assignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MicroBatchAssignment {
     pub(crate) replicas: usize,
@@ -14,19 +15,20 @@ pub(crate) struct MicroBatchAssignment {
 }
 
 impl MicroBatchAssignment {
-    /// How many rounds this rank's copy of the model makes of so many micro-batches.
+    /// Returns the number of rounds that this rank's replica needs for `micro_batches` micro-batches.
     pub(crate) fn rounds(self, micro_batches: usize) -> usize {
         share(micro_batches, self.replicas, self.replica).len().div_ceil(self.shards)
     }
 
-    /// What this rank computes in a round; the last round may not have something for everybody.
+    /// Returns this rank's micro-batch in a round. `None` if the last round has none for it.
     pub(crate) fn micro_batch(self, micro_batches: usize, round: usize) -> Option<usize> {
         let block = share(micro_batches, self.replicas, self.replica);
         Some(block.start + round * self.shards + self.shard).filter(|index| block.contains(index))
     }
 }
 
-/// Part `part` of a number of things that are divided into contiguous parts, as equal as possible.
+/// Returns range number `part` of `things` items that are divided into `parts` contiguous ranges, as equal as
+/// possible.
 pub(crate) fn share(things: usize, parts: usize, part: usize) -> Range<usize> {
     let (each, left) = (things / parts, things % parts);
     let start = |part: usize| part * each + part * left / parts;

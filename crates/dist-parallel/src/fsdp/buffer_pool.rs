@@ -1,5 +1,5 @@
-//! Memory of one strip that is free and used for the next of its size: fresh memory has to be cleared, and its pages
-//! have to be found.
+//! A pool of one buffer, which the next flat parameter of the same size reuses. Fresh memory must be cleared and
+//! costs page faults.
 
 use dist_collectives::Communicator;
 
@@ -7,13 +7,13 @@ use super::layout::FlatParameter;
 use crate::flat::Flat;
 use crate::{FloatType, Result};
 
-/// At most one buffer, and never beside another that is wanted: what does not fit is freed first.
+/// At most one buffer. A buffer of another size is freed before the next is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool(Option<Flat>);
 
 impl BufferPool {
-    /// Memory for a whole strip, which the ranks of a host share if they can. It holds anything, but for padding, which
-    /// is zero.
+    /// Returns memory for a whole flat parameter, shared by the ranks of a host if possible. Its contents are
+    /// unspecified, except that padding is zero.
     pub(crate) fn take(
         &mut self,
         comm: &mut Communicator,
@@ -29,12 +29,12 @@ impl BufferPool {
         Ok(flat)
     }
 
-    /// Keeps a buffer instead of the one that there may be.
+    /// Puts a buffer into the pool, in place of the pooled one.
     pub(crate) fn give(&mut self, flat: Flat) {
         self.0 = Some(flat);
     }
 
-    /// Frees it.
+    /// Frees the pooled buffer.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

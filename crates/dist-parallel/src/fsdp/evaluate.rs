@@ -1,4 +1,4 @@
-//! Evaluating a model of which each rank keeps only a part: passes without the way back.
+//! Evaluation of a sharded model: forward passes without a backward.
 
 use dist_collectives::ReduceOp;
 
@@ -11,11 +11,12 @@ use crate::tree::sum_of;
 use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Fsdp<A> {
-    /// Goes forward only, to evaluate the model. Every rank calls this, each with an input of its own, and equally often;
-    /// [`evaluate`](Self::evaluate) deals any number of micro-batches to the ranks.
+    /// Runs the model forward on this rank's own input, to evaluate it. Every rank calls this equally often, because
+    /// the ranks gather parameters together. [`evaluate`](Self::evaluate) assigns any number of micro-batches to the
+    /// ranks.
     ///
     /// # Errors
-    /// If a block fails, or communication.
+    /// A block or communication fails.
     pub fn forward(&mut self, input: A) -> Result<A> {
         self.announce("forward");
         let result = self.try_forward(input);
@@ -29,25 +30,28 @@ impl<A> Fsdp<A> {
         Ok(output.expect("forward gives an output for an input"))
     }
 
-    /// Goes forward only, with as many micro-batches as are wanted: the mean of their losses, on all ranks. Every rank calls
-    /// this, with the same number. Each computes those that a [`step`](Self::step) of so many would deal to it, which may be
-    /// none: `input` gives a micro-batch's input, and `loss` is given the model's output, for whatever is to be found out of
-    /// it. Both are given the micro-batch's number. The [`Loss`] says what the mean is over.
+    /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank calls this with
+    /// the same number.
     ///
-    /// Losses are summed in the canonical order over all micro-batches. The mean is bit for bit that of one process, with any
-    /// strategy and any number of ranks, whatever their shares.
+    /// Each rank computes the micro-batches that a [`step`](Self::step) of this size would assign to it, possibly
+    /// none. `input` returns the input of a micro-batch. `loss` receives the model's output and can compute other
+    /// metrics too. Both receive the number of the micro-batch. The type of the [`Loss`] decides between a mean and a
+    /// weighted mean.
     ///
-    /// Training goes on afterwards as if nothing had been: parameters and gradients stay as they are, those that were
-    /// accumulated and those of a step before its update too. What a block keeps for its backward is dropped before the next
-    /// unit begins. At the end ranks add up a list of 4 bytes for each micro-batch, and 8 bytes more.
+    /// Losses are summed in the canonical order over all micro-batches. The mean has the bits of one process, with
+    /// any strategy and any number of ranks.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// Evaluation does not change parameters or gradients, neither accumulated ones nor those between a step and its
+    /// update. The activations that a block saves are dropped before the next unit begins. At the end the ranks sum a
+    /// list of 4 bytes per micro-batch and 8 bytes more.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// If there are no micro-batches or they count for nothing: every rank has this error, and training can go on. If the ranks
-    /// were not all asked for the same, which they are told, too; what was accumulated is then forgotten. If `input`, `loss`
-    /// or a block fails, or communication, which ends the job.
+    /// There are no micro-batches or their weight is 0: every rank gets this error and training can continue. The
+    /// ranks called for different evaluations: every rank gets this error, and accumulated gradients are dropped.
+    /// `input`, `loss`, a block or communication fails: the job is aborted.
     #[doc(alias = "eval")]
     pub fn evaluate<C: Loss>(
         &mut self,
@@ -57,7 +61,7 @@ impl<A> Fsdp<A> {
     ) -> Result<StepReport> {
         self.world.announce(STEP, "evaluate");
         self.reported(|fsdp| match fsdp.try_to_evaluate(micro_batches, &mut input, &mut loss) {
-            // Every rank has this error, and nothing was changed.
+            // Every rank gets this error, and nothing has changed.
             Err(error @ (Error::NoMicroBatches | Error::ZeroWeight { .. })) => Err(error),
             result => fsdp.or_abort(result).map(|loss| (loss, micro_batches)),
         })
@@ -73,7 +77,7 @@ impl<A> Fsdp<A> {
         self.follow();
         let assignment = self.plan.assignment(self.world.rank());
         let actions = self.forward_alone();
-        // What another rank computes is a zero here, the one that even leaves −0 as it is when it is added.
+        // The losses of other ranks are −0 here: the neutral element of addition, also for −0.
         let mut losses = vec![-0.0; micro_batches];
         let mut count = 0_u64;
         for round in 0..assignment.rounds(micro_batches) {
@@ -99,15 +103,15 @@ impl<A> Fsdp<A> {
         Ok(loss[0])
     }
 
-    /// The actions of a forward without a backward.
+    /// Returns the actions of a forward without a backward.
     fn forward_alone(&self) -> Vec<UnitAction> {
         self.plan.uses().forward(&self.plan.layout, false)
     }
 
-    /// Goes forward with an input, or does what others need this rank for in theirs.
+    /// Runs a forward with an input, or the part of the other ranks' forward that needs this rank.
     fn forward_through(&mut self, actions: &[UnitAction], input: Option<A>) -> Result<Option<A>> {
         let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
-        // What was gathered ahead is what this begins with, too.
+        // A prefetch has already executed the first actions.
         let taken = self.prefetched.take().unwrap_or(0);
         for &action in &actions[taken..] {
             self.act(action, &mut pass)?;

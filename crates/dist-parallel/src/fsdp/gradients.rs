@@ -1,9 +1,9 @@
-//! A rank's gradients, from the first micro-batch of a step to its part of the mean over all ranks.
+//! A rank's gradients, from the first micro-batch of a step to its shard of the mean over all ranks.
 //!
-//! A micro-batch's gradients of a unit lie in one buffer per strip, the leaf. When they are final, ranks add their
-//! leaves up and each keeps its part; the parts of successive rounds are summed as a tree. Where gradients leave once a
-//! step, it is the leaves themselves that are summed. At most one unit's leaves are on their way while the next
-//! unit's are filled, and the wait for them comes with the next unit's first gradient.
+//! The gradients of a unit in one micro-batch lie in one buffer per flat parameter. When they are final, they are
+//! reduce-scattered and each rank keeps its shard. The shards of successive rounds are summed as a tree. If the
+//! strategy reduces once a step, the unsharded gradients are summed instead. At most one unit is in flight while the
+//! next unit's buffers fill. The wait for it comes with the next unit's first gradient.
 
 use super::buffer_pool::BufferPool;
 use super::groups::Groups;
@@ -20,21 +20,21 @@ pub(crate) struct ShardedGradients {
     /// The order in which units become final.
     order: Vec<usize>,
     names: Vec<String>,
-    /// For each parameter: whether its gradient was reported in the present micro-batch.
+    /// For each parameter, `true` if its gradient was reported in the current micro-batch.
     reported: Vec<bool>,
-    /// For each parameter with a home of its own: whether it has had a gradient since the last step, on this rank; on
-    /// any rank once a step is made.
+    /// For each parameter that is not tied to an earlier one, `true` if it has had a gradient since the last step.
+    /// That is on this rank, or on any rank after the end of a step.
     used: Vec<bool>,
     precision: Precision,
-    /// Whether ranks add up after each round.
+    /// `true` if gradients are reduced after each round.
     each_round: bool,
-    /// The unit whose leaves are on their way.
+    /// The unit whose gradients are being reduced.
     in_flight: Option<usize>,
-    /// What the next leaf is made of.
+    /// Memory for the next gradient buffer.
     pool: BufferPool,
-    /// Rounds since the last step.
+    /// The number of rounds since the last step.
     rounds: usize,
-    /// Of the present round: whether this rank has a micro-batch, and whether a step follows.
+    /// `true` if this rank has a micro-batch in the current round. `last` is `true` if a step follows the round.
     present: bool,
     last: bool,
 }
@@ -42,38 +42,38 @@ pub(crate) struct ShardedGradients {
 #[derive(Debug)]
 struct UnitSum {
     flat_params: Vec<FlatParameterSum>,
-    /// How many parameters have not yet reported in the present micro-batch.
+    /// The number of parameters that have not yet reported in the current micro-batch.
     outstanding: usize,
-    /// Whether the leaves of the present round have left.
+    /// `true` if the gradients of the current round are final.
     closed: bool,
-    /// Whether everything has left that leaves in this step.
+    /// `true` if the last reduction of this step was started.
     concluded: bool,
 }
 
 #[derive(Debug)]
 struct FlatParameterSum {
-    /// The gradients of the present micro-batch.
+    /// The gradients of the current micro-batch, unsharded.
     gradient: Option<Flat>,
-    /// For each place: whether the leaf has a gradient there.
+    /// For each parameter, `true` if `gradient` has values for it.
     written: Vec<bool>,
     sum: TreeSum<Flat>,
-    /// What is being added up.
+    /// The reduction in flight.
     adding: Option<PendingFlat>,
-    /// What all ranks' gradients come to, before it is divided: the own part.
+    /// This rank's shard of the sum over all ranks.
     total: Option<Flat>,
-    /// The own part of the mean over all ranks, from a step to the next micro-batch.
+    /// This rank's shard of the mean over all ranks, until the next micro-batch.
     mean: Option<Mean>,
-    /// Memory of the last mean, for this rank's part of the first round's sum: fresh memory has to be found, page by page.
+    /// The memory of the last mean, reused for the first round's shard. Fresh memory costs page faults.
     recycled: Option<Flat>,
 }
 
 impl FlatParameter {
-    /// The type of mean gradients.
+    /// Returns the type of mean gradients.
     pub(crate) fn reduce_dtype(&self, precision: Precision) -> FloatType {
         precision.reduce.unwrap_or(self.dtype)
     }
 
-    /// The type that gradients are added in.
+    /// Returns the type in which gradients are summed.
     pub(crate) fn sum_dtype(&self, precision: Precision) -> FloatType {
         self.reduce_dtype(precision).sum_dtype()
     }
@@ -114,12 +114,12 @@ impl ShardedGradients {
         }
     }
 
-    /// Forgets what the last step gave, if anything is left of it.
+    /// Drops the result of the last step.
     pub(crate) fn begin_step(&mut self, layout: &Layout) {
         if self.rounds == 0 {
             self.used.fill(false);
         }
-        // Else a leaf itself becomes the mean, or there is one on its way of every unit at once.
+        // Otherwise an unsharded gradient itself becomes the mean, or all units are in flight at once.
         let cuts = self.sums_now(layout);
         for unit in &mut self.units {
             unit.concluded = false;
@@ -130,7 +130,7 @@ impl ShardedGradients {
         }
     }
 
-    /// Begins a round, in which this rank has a micro-batch or not; the last one of a step if a step follows.
+    /// Starts a round. `present` is `true` if this rank has a micro-batch in it; `last` is `true` if a step follows.
     pub(crate) fn begin_round(&mut self, layout: &Layout, present: bool, last: bool) {
         (self.present, self.last) = (present, last);
         self.reported.fill(false);
@@ -140,12 +140,12 @@ impl ShardedGradients {
         }
     }
 
-    /// Whether each round's leaves are added up among ranks, and cut.
+    /// Returns `true` if each round's gradients are reduce-scattered.
     const fn sums_now(&self, layout: &Layout) -> bool {
         self.each_round && layout.shards > 1
     }
 
-    /// Takes the gradient of one parameter for the present micro-batch.
+    /// Stores the gradient of one parameter for the current micro-batch.
     pub(crate) fn report(
         &mut self,
         layout: &Layout,
@@ -159,7 +159,7 @@ impl ShardedGradients {
         if std::mem::replace(&mut self.reported[parameter], true) {
             return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
         }
-        // What is not trained has no gradient.
+        // A frozen parameter has no gradient.
         let Some(location) = location else { return Ok(()) };
         let flat_param = &layout.units[location.unit].flat_params[location.flat_param];
         if !flat_param.trainable {
@@ -183,14 +183,14 @@ impl ShardedGradients {
         }
         unit.outstanding -= 1;
         self.used[place.parameter] = true;
-        // What is held has its turn after all others, on every rank alike.
+        // The root unit comes after all others, on every rank alike.
         if self.units[location.unit].outstanding == 0 && !layout.units[location.unit].is_root() {
             self.close(layout, groups, location.unit)?;
         }
         Ok(())
     }
 
-    /// Sends a unit's leaves on their way, if they have not left: no more gradients come.
+    /// Starts to reduce a unit's gradients, unless they are already final.
     pub(crate) fn close(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
         if std::mem::replace(&mut self.units[unit].closed, true) {
             return Ok(());
@@ -229,7 +229,7 @@ impl ShardedGradients {
         Ok(())
     }
 
-    /// Waits for everything, and divides this rank's part by what all micro-batches count.
+    /// Waits for all reductions, and divides this rank's shard by `count`, the total weight.
     pub(crate) fn end_step(&mut self, layout: &Layout, groups: &mut Groups, count: usize) -> Result<()> {
         for unit in self.order.clone() {
             self.conclude(layout, groups, unit)?;
@@ -251,7 +251,7 @@ impl ShardedGradients {
         Ok(())
     }
 
-    /// This rank's part of the mean gradient of a strip's parameters, those that have none left out.
+    /// Returns this rank's shard of the mean gradients of a flat parameter, without parameters that have none.
     pub(crate) fn means<'a>(
         &'a self,
         flat_param: &'a FlatParameter,
@@ -261,13 +261,14 @@ impl ShardedGradients {
         flat_param.chunks(rank).filter_map(move |chunk| Some((chunk, self.mean((unit, index), chunk)?)))
     }
 
-    /// The mean gradient of a piece of this rank's part of a strip; `None` if no micro-batch had a gradient for its parameter.
+    /// Returns the mean gradient of a chunk of this rank's shard. `None` if no micro-batch had a gradient for its
+    /// parameter.
     pub(crate) fn mean(&self, (unit, index): (usize, usize), chunk: ShardChunk) -> Option<Values<'_>> {
         let mean = self.units[unit].flat_params[index].mean.as_ref()?;
         self.used[chunk.parameter].then(|| mean.slice(chunk.at, chunk.len))
     }
 
-    /// Multiplies all mean gradients by a factor.
+    /// Scales all mean gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
         for mean in
             self.units.iter_mut().flat_map(|unit| &mut unit.flat_params).filter_map(|of| of.mean.as_mut())
@@ -276,17 +277,17 @@ impl ShardedGradients {
         }
     }
 
-    /// For each parameter, whether this rank has had a gradient for it, or any rank once that is known.
+    /// Returns the flags for parameters with a gradient: on this rank, or on any rank after a step.
     pub(crate) fn used_mut(&mut self) -> &mut [bool] {
         &mut self.used
     }
 
-    /// Whether any rank has had a gradient for a parameter in the last step.
+    /// Returns `true` if any rank had a gradient for a parameter in the last step.
     pub(crate) fn is_used(&self, parameter: usize) -> bool {
         self.used[parameter]
     }
 
-    /// Forgets everything that was summed.
+    /// Drops all gradients.
     pub(crate) fn forget(&mut self) {
         for unit in &mut self.units {
             unit.concluded = false;
@@ -300,18 +301,18 @@ impl ShardedGradients {
         self.used.fill(false);
     }
 
-    /// This rank's part of a strip's mean gradients, padding included, if there are some.
+    /// Returns this rank's shard of a flat parameter's mean gradient, padding included.
     #[cfg(test)]
     pub(crate) fn part(&self, unit: usize, flat_param: usize) -> Option<&Mean> {
         self.units[unit].flat_params[flat_param].mean.as_ref()
     }
 
-    /// Frees what is kept for the units to come.
+    /// Frees the memory that is pooled for later units.
     pub(crate) fn rest(&mut self) {
         self.pool.clear();
     }
 
-    /// Makes room for a unit's gradients, if there is none, after the last unit's have left it.
+    /// Allocates a unit's gradient buffers, after the reduction of the unit before has released its own.
     fn open(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
         if !layout.units[unit].is_root() {
             self.finish_in_flight(layout, groups)?;
@@ -326,7 +327,7 @@ impl ShardedGradients {
         Ok(())
     }
 
-    /// Waits for the leaves that are on their way, and adds this rank's part of them to those of earlier rounds.
+    /// Waits for the unit in flight, and adds this rank's shard to those of earlier rounds.
     fn finish_in_flight(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
         let Some(unit) = self.in_flight.take() else { return Ok(()) };
         for (of, flat_param) in self.units[unit].flat_params.iter_mut().zip(&layout.units[unit].flat_params) {
@@ -342,7 +343,7 @@ impl ShardedGradients {
         Ok(())
     }
 
-    /// Sends a unit's sums on their last way, or takes them for the result if they have none before them.
+    /// Starts the last reduction of a unit's sums. Without one, the sums are the result.
     fn conclude(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
         if std::mem::replace(&mut self.units[unit].concluded, true) {
             return Ok(());
@@ -359,7 +360,8 @@ impl ShardedGradients {
                         if self.each_round { flat_param.shard_len } else { flat_param.padded(layout.shards) };
                     let mut nothing = match of.recycled.take() {
                         Some(recycled) => recycled,
-                        // It travels in the same kind of memory as the sums of ranks that have some.
+                        // It is reduced with the sums of ranks that have gradients, so it needs memory of the same
+                        // kind.
                         None => Flat::allocated(comm, flat_param.sum_dtype(self.precision), len)?,
                     };
                     nothing.slice_mut(0, len).clear();
@@ -394,7 +396,7 @@ fn merge(left: &mut Flat, right: Flat) {
     left.add(&right);
 }
 
-/// This rank's part of a strip that was added up, in memory of its own: this, if there is some.
+/// Copies this rank's shard out of a reduced flat parameter, into `recycled` if given.
 fn own_shard(
     sum: &Flat,
     flat_param: &FlatParameter,
@@ -405,7 +407,7 @@ fn own_shard(
     let mut part = match recycled {
         Some(recycled) => recycled,
         None if groups.replicas.world_size() == 1 => return Ok(sum.part(sum.dtype(), start, len)),
-        // It will travel, too.
+        // The shard is reduced across replicas later.
         None => Flat::allocated(&mut groups.replicas, sum.dtype(), len)?,
     };
     part.slice_mut(0, len).convert_from(sum.slice(start, len));

@@ -1,4 +1,4 @@
-//! With whom a rank shares what, and how long it has waited for them.
+//! The process groups of sharded training, and the time that a rank has waited for them.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use crate::{Error, Result};
 
 #[derive(Debug)]
 pub(crate) struct Groups {
-    /// The ranks that share a copy of the model.
+    /// The ranks that share one replica of the model.
     pub(crate) shards: Communicator,
-    /// The ranks that have the same part of each copy.
+    /// The ranks with the same shard in each replica.
     pub(crate) replicas: Communicator,
-    /// The ranks that keep a part each between forward and backward.
+    /// The ranks that keep a shard each between forward and backward.
     pub(crate) reshard_group: Option<Communicator>,
-    /// How long this rank has waited since it was last asked.
+    /// The time that this rank has waited since the last [`take_waited`](Self::take_waited).
     waited: Duration,
 }
 
 impl Groups {
-    /// Makes the groups; communicates nothing.
+    /// Creates the groups without communication.
     pub(crate) fn new(
         world: &mut Communicator,
         degrees: Degrees,
@@ -42,7 +42,7 @@ impl Groups {
         })
     }
 
-    /// Does from now on what is done with these ranks in the manner of the communicator that they are from.
+    /// Inherits the timeout and the reduction order of the world's communicator.
     pub(crate) fn follow(&mut self, world: &Communicator) {
         let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.reshard_group.as_mut()];
         groups.into_iter().flatten().for_each(|group| follow(group, world));
@@ -52,7 +52,7 @@ impl Groups {
         self.timed(|| pending.wait())
     }
 
-    /// Waits, in this way.
+    /// Runs `wait` and adds its duration to the waiting time.
     pub(crate) fn timed<T>(&mut self, wait: impl FnOnce() -> T) -> T {
         let began = self.shards.runtime().now();
         let done = wait();
@@ -60,36 +60,36 @@ impl Groups {
         done
     }
 
-    /// The ranks that leaves are added up among first.
+    /// Returns the group of the first reduction of gradients.
     pub(crate) fn reduce_group(&mut self) -> &mut Communicator {
         if self.shards.world_size() > 1 { &mut self.shards } else { &mut self.replicas }
     }
 
-    /// How many bytes this rank has sent to its groups.
+    /// Returns the number of bytes that this rank has sent to its groups.
     pub(crate) fn bytes_sent(&self) -> u64 {
         let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
         groups.into_iter().flatten().map(bytes_sent).sum()
     }
 
-    /// Of these, the bytes of what it started and did not wait for at once: parameters and gradients.
+    /// Returns the number of these bytes that belong to asynchronous operations: parameters and gradients.
     pub(crate) fn tensor_bytes_sent(&self) -> u64 {
         let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
         groups.into_iter().flatten().map(|group| group.traffic_of_started().bytes_sent).sum()
     }
 
-    /// How long this rank has waited since the last call.
+    /// Returns the time that this rank has waited since the last call.
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
 }
 
-/// Gives a communicator the timeout and the order of the one that it was made of, which may have others by now.
+/// Copies the timeout and the reduction order of `parent`, which can have changed since `comm` was made from it.
 pub(crate) fn follow(comm: &mut Communicator, parent: &Communicator) {
     comm.set_timeout(parent.timeout());
     comm.set_order(parent.order());
 }
 
-/// How many bytes this rank has sent by one communicator.
+/// Returns the number of bytes that this rank has sent with one communicator.
 pub(crate) fn bytes_sent(comm: &Communicator) -> u64 {
     comm.traffic().bytes_sent + comm.traffic_of_started().bytes_sent
 }

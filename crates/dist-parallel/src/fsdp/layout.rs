@@ -1,9 +1,9 @@
-//! Where each value of a sharded model lies: pure data, the same on every rank.
+//! The layout of a sharded model: pure data, the same on every rank.
 //!
-//! A unit's parameters of one type lie one after the other in a strip, which is cut into as many equal parts as
-//! ranks share it; the last part may be padded, or be nothing but padding. A parameter that blocks of different
-//! units use belongs to a unit of its own, without blocks, which is held from the first forward to the last backward.
-//! Buffers are in no strip, because every rank's model always has all of them.
+//! A unit's parameters of one type form one flat parameter, which is divided into one shard per rank. The last shards
+//! can be padded, or be padding only. A parameter that blocks of different units use belongs to the root unit. The
+//! root unit has no blocks and stays gathered from the first forward to the last backward. Buffers are in no flat
+//! parameter, because every rank always has all of them.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use crate::{BucketPlace, Error, FloatType, ParamInfo, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// In the order of their blocks; the one without blocks, if there is one, at the end.
+    /// The units in the order of their blocks. The root unit, if any, is the last.
     pub(crate) units: Vec<Unit>,
-    /// For each parameter of the model: where it lies, or `None` if it is a buffer. Parameters that are the same have one home.
+    /// For each parameter of the model, its location, or `None` for a buffer. Tied parameters have one location.
     pub(crate) locations: Vec<Option<ParameterLocation>>,
-    /// Ranks that share each strip.
+    /// The number of ranks that share each flat parameter.
     pub(crate) shards: usize,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Unit {
     pub(crate) flat_params: Vec<FlatParameter>,
     /// The buffers, without other names of earlier ones.
     pub(crate) buffers: Vec<ReplicatedParameter>,
-    /// How many parameters, those with several names counted by each, could report a gradient that goes here.
+    /// The number of parameters that can report a gradient to this unit. Tied parameters count once per name.
     pub(crate) reporters: usize,
 }
 
@@ -35,11 +35,11 @@ pub(crate) struct FlatParameter {
     pub(crate) dtype: FloatType,
     pub(crate) trainable: bool,
     pub(crate) places: Vec<BucketPlace>,
-    /// Values of each rank's part, padding included.
+    /// The number of values in each rank's shard, padding included.
     pub(crate) shard_len: usize,
 }
 
-/// A parameter that every rank's model always has all of.
+/// A parameter of which every rank's model always has all values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReplicatedParameter {
     pub(crate) parameter: usize,
@@ -47,7 +47,7 @@ pub(crate) struct ReplicatedParameter {
     pub(crate) dtype: FloatType,
 }
 
-/// Where a parameter lies.
+/// The location of a parameter: its unit, its flat parameter there, and its place in that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParameterLocation {
     pub(crate) unit: usize,
@@ -55,19 +55,19 @@ pub(crate) struct ParameterLocation {
     pub(crate) place: usize,
 }
 
-/// What one rank's part of a strip has of one parameter.
+/// The values of one parameter in one rank's shard of a flat parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShardChunk {
     pub(crate) parameter: usize,
-    /// The piece's first value in the parameter.
+    /// The index of the first value in the parameter.
     pub(crate) offset: usize,
     pub(crate) len: usize,
-    /// The piece's first value in the part.
+    /// The index of the first value in the shard.
     pub(crate) at: usize,
 }
 
 impl Layout {
-    /// The layout of a model whose block `i` has the parameters from `starts[i]` up to `starts[i + 1]`.
+    /// Returns the layout of a model whose block `i` has the parameters from `starts[i]` up to `starts[i + 1]`.
     pub(crate) fn new(infos: &[ParamInfo], starts: &[usize], units: &Units, shards: usize) -> Result<Self> {
         let blocks = starts.len() - 1;
         let mut layout = Self { units: Vec::new(), locations: Vec::with_capacity(infos.len()), shards };
@@ -107,7 +107,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Puts a parameter behind those of its kind in a unit.
+    /// Appends a parameter to the flat parameter of its type in a unit.
     fn place(&mut self, unit: usize, parameter: usize, info: &ParamInfo) -> ParameterLocation {
         let flat_params = &mut self.units[unit].flat_params;
         let alike = |flat_param: &FlatParameter| {
@@ -123,12 +123,12 @@ impl Layout {
         ParameterLocation { unit, flat_param: index, place: flat_param.places.len() - 1 }
     }
 
-    /// The unit that is held throughout, if there is one.
+    /// Returns the root unit, if there is one.
     pub(crate) fn root(&self) -> Option<usize> {
         self.units.iter().position(Unit::is_root)
     }
 
-    /// All strips, each with the numbers of its unit and of itself there.
+    /// Returns all flat parameters, each with the numbers of its unit and of itself in the unit.
     pub(crate) fn flat_params(&self) -> impl Iterator<Item = ((usize, usize), &FlatParameter)> {
         let units = self.units.iter().enumerate();
         units.flat_map(|(unit, of)| {
@@ -136,7 +136,7 @@ impl Layout {
         })
     }
 
-    /// The buffers of all units.
+    /// Returns the buffers of all units.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = ReplicatedParameter> {
         self.units.iter().flat_map(|unit| &unit.buffers).copied()
     }
@@ -151,7 +151,7 @@ impl Unit {
         Self { blocks, flat_params: Vec::new(), buffers: Vec::new(), reporters: 0 }
     }
 
-    /// The parameters that are in strips.
+    /// Returns the parameters that are in flat parameters.
     pub(crate) fn sharded(&self) -> impl Iterator<Item = usize> {
         self.flat_params.iter().flat_map(|flat_param| &flat_param.places).map(|place| place.parameter)
     }
@@ -162,22 +162,22 @@ impl Unit {
 }
 
 impl FlatParameter {
-    /// Values without padding.
+    /// Returns the number of values without padding.
     pub(crate) fn len(&self) -> usize {
         self.places.last().map_or(0, |place| place.offset + place.len)
     }
 
-    /// Values with padding.
+    /// Returns the number of values with padding.
     pub(crate) fn padded(&self, shards: usize) -> usize {
         self.shard_len * shards
     }
 
-    /// What one rank's part has of each parameter; a parameter is in it once or not at all.
+    /// Returns the chunks of one rank's shard. A parameter has at most one.
     pub(crate) fn chunks(&self, shard: usize) -> impl Iterator<Item = ShardChunk> {
         (0..self.places.len()).filter_map(move |place| self.chunk(place, shard))
     }
 
-    /// What one rank's part has of the parameter at this place of the strip.
+    /// Returns the chunk of one parameter in one rank's shard, if there is one.
     pub(crate) fn chunk(&self, place: usize, shard: usize) -> Option<ShardChunk> {
         let part = shard * self.shard_len..(shard + 1) * self.shard_len;
         let place = self.places[place];
@@ -192,7 +192,7 @@ impl FlatParameter {
     }
 }
 
-/// The blocks of each unit.
+/// Returns the blocks of each unit.
 fn ranges(units: &Units, blocks: usize) -> Result<Vec<Range<usize>>> {
     let sizes = match units {
         Units::EachBlock => vec![1; blocks],
@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks of parameters of these lengths.
+    /// Returns blocks with parameters of these lengths.
     fn model(blocks: &[&[usize]]) -> (Vec<ParamInfo>, Vec<usize>) {
         let mut starts = vec![0];
         let mut infos = Vec::new();

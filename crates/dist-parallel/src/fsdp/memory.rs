@@ -1,40 +1,42 @@
-//! What a plan costs: bytes that a rank keeps, bytes that it needs at once, bytes that it sends.
+//! The cost of a plan: bytes that a rank holds, its peak, and the bytes that it sends.
 //!
-//! The numbers come from going through the plan's actions, as a step does, with the sizes of its buffers. They are
-//! those of parameters, gradients and the optimizer's state: activations and what blocks, transports and
-//! algorithms need for themselves come on top. ShardedGradients are counted in the type of their sums, `f32` for those of `f16`.
+//! The numbers come from executing the plan's actions with the sizes of its buffers. They cover parameters, gradients
+//! and the optimizer's state. Activations come on top, and so does the memory of blocks, transports and algorithms.
+//! Gradients are counted in the type of their sums, which is `f32` for `f16`.
 
 use super::layout::{FlatParameter, Unit};
 use super::order::UnitAction;
 use super::plan::Plan;
 use crate::{FloatType, Materialised};
 
-/// Bytes that one rank needs, the one that needs most.
+/// The memory of the rank that needs most, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// Of parameters and buffers, between steps.
+    /// Parameters and buffers, between steps.
     pub parameters: usize,
-    /// Of gradients, between a step and the next.
+    /// Gradients, between a step and the next.
     pub gradients: usize,
-    /// Of the optimizer's state.
+    /// The optimizer's state.
     pub optimizer: usize,
-    /// Of everything together, when it is most.
+    /// The maximum of all together.
     pub peak: usize,
 }
 
 impl MemoryEstimate {
-    /// Bytes that are always there, from the first step on.
+    /// Returns the bytes that are always allocated after the first step.
     pub const fn persistent(&self) -> usize {
         self.parameters + self.gradients + self.optimizer
     }
 }
 
 impl Plan {
-    /// The bytes that a step of so many micro-batches needs, with an optimizer that keeps `kept` numbers for each
-    /// parameter: 2 for AdamW, 1 for momentum. `materialised` says what the model does with parameters that it is lent; one
-    /// that copies them is taken to free its copies. Where ranks read each other's parameters, it is less by what
-    /// is gathered; those of ZeRO 1 and 2 keep the largest part that they tell each other of each type instead.
+    /// Returns the bytes that a step of `micro_batches` micro-batches needs.
+    ///
+    /// The optimizer has `kept` numbers per parameter: 2 for AdamW, 1 for momentum. `materialised` is the model's
+    /// answer to [`Params::materialise`](crate::Params::materialise). A model that copies is assumed to free its
+    /// copies. If the ranks read each other's shards in place, the memory of gathered parameters is not needed. ZeRO
+    /// 1 and 2 then need one buffer of each type, as large as the largest shard that they exchange.
     ///
     /// ```
     /// use dist_parallel::{FloatType, FsdpOptions, Materialised, ParamInfo, Plan, ShardingStrategy};
@@ -75,8 +77,9 @@ impl Plan {
         MemoryEstimate { parameters, gradients, optimizer, peak: meter.peak }
     }
 
-    /// The bytes of parameters and gradients that each rank sends in a step of so many micro-batches, if all operations
-    /// send as little as they can. Where ranks read each other's parameters, nothing is sent of those.
+    /// Returns the bytes of parameters and gradients that each rank sends in a step of `micro_batches` micro-batches.
+    /// It assumes algorithms that send the minimum. If the ranks read each other's shards in place, no bytes of
+    /// parameters are sent.
     pub fn wire_bytes(&self, micro_batches: usize) -> usize {
         let (shards, replicas) = (self.degrees.shards, self.degrees.replicas);
         let rounds = self.rounds(micro_batches);
@@ -110,20 +113,20 @@ impl Plan {
         bytes
     }
 
-    /// The most rounds that a rank makes of so many micro-batches.
+    /// Returns the largest number of rounds of any rank.
     fn rounds(&self, micro_batches: usize) -> usize {
         let ranks = 0..self.degrees.shards * self.degrees.replicas;
         ranks.map(|rank| self.assignment(rank).rounds(micro_batches)).max().unwrap_or(0)
     }
 
-    /// Everything that is done for one micro-batch.
+    /// Returns all actions of one micro-batch.
     fn actions(&self) -> Vec<UnitAction> {
         let mut actions = self.uses().forward(&self.layout, true);
         actions.extend(self.uses().backward(&self.layout));
         actions
     }
 
-    /// Whether each round's gradients are added up among ranks, each of which keeps its part.
+    /// Returns `true` if each round's gradients are reduce-scattered.
     const fn cuts_each_round(&self) -> bool {
         self.degrees.each_round && self.degrees.shards > 1
     }
@@ -132,17 +135,17 @@ impl Plan {
         self.layout.units[unit].flat_params.iter().filter(|flat_param| flat_param.trainable)
     }
 
-    /// Bytes of a gathered strip.
+    /// Returns the bytes of a gathered flat parameter.
     fn whole_bytes(&self, flat_param: &FlatParameter) -> usize {
         flat_param.padded(self.layout.shards) * flat_param.dtype.size()
     }
 
-    /// Bytes of one micro-batch's gradients of a strip.
+    /// Returns the bytes of one micro-batch's unsharded gradient of a flat parameter.
     fn gradient_bytes(&self, flat_param: &FlatParameter) -> usize {
         flat_param.padded(self.layout.shards) * flat_param.sum_dtype(self.options.precision).size()
     }
 
-    /// Bytes of one rank's part of them.
+    /// Returns the bytes of one rank's shard of that gradient.
     fn shard_bytes(&self, flat_param: &FlatParameter) -> usize {
         flat_param.shard_len * flat_param.sum_dtype(self.options.precision).size()
     }
@@ -154,13 +157,13 @@ struct Meter<'a> {
     materialised: Materialised,
     live: usize,
     peak: usize,
-    /// The unit whose leaves are on their way.
+    /// The unit whose gradients are in flight.
     in_flight: Option<usize>,
-    /// MemoryEstimate that is free and kept for the next strip: what was gathered into, and what a leaf was.
+    /// Pooled buffers: one that parameters were gathered into, and one of a gradient.
     pools: [Option<(FloatType, usize)>; 2],
 }
 
-/// What whole strips are for.
+/// The use of an unsharded buffer.
 #[derive(Clone, Copy)]
 enum GatheredUse {
     Gathered,
@@ -272,21 +275,22 @@ impl Meter<'_> {
         let plan = self.plan;
         let Some(unit) = self.in_flight.take() else { return };
         for flat_param in plan.trained(unit) {
-            // The first round's lies where the last step's mean was.
+            // The first round uses the memory of the last step's mean.
             self.allocate(if round.number > 0 { plan.shard_bytes(flat_param) } else { 0 });
             self.sum(plan.shard_bytes(flat_param), round);
             self.give(GatheredUse::Gradient, flat_param);
         }
     }
 
-    /// A buffer joins those of earlier rounds: what becomes of them is the binary digits of their number.
+    /// Adds a buffer to the tree sum of earlier rounds. The binary digits of the round's number say how many partial
+    /// sums exist.
     fn sum(&mut self, bytes: usize, Round { number, last }: Round) {
         let buffers = |rounds: usize| rounds.count_ones() as usize;
         let after = if last { 1 } else { buffers(number + 1) };
         self.free((buffers(number) + 1 - after) * bytes);
     }
 
-    /// The update, where every rank's model is told what others have changed: two strips at a time.
+    /// Counts the all-gather of updated parameters: two flat parameters at a time.
     fn all_gather_updates(&mut self) {
         let plan = self.plan;
         let changed = plan.degrees.shards > 1 || plan.options.precision.master.is_some();
@@ -304,7 +308,7 @@ impl Meter<'_> {
         before.into_iter().for_each(|last| self.give(GatheredUse::Gathered, last));
     }
 
-    /// MemoryEstimate for a whole strip: what is free if it fits, else it is freed first.
+    /// Takes a buffer from the pool if it fits. Otherwise the pooled one is freed and a new one allocated.
     fn take(&mut self, whole: GatheredUse, flat_param: &FlatParameter) {
         let wanted = self.size(whole, flat_param);
         let pool = self.pools[whole as usize].take();
@@ -314,13 +318,13 @@ impl Meter<'_> {
         }
     }
 
-    /// MemoryEstimate of a whole strip is free, and kept instead of what was.
+    /// Returns a buffer to the pool, in place of the pooled one.
     fn give(&mut self, whole: GatheredUse, flat_param: &FlatParameter) {
         let before = self.pools[whole as usize].replace(self.size(whole, flat_param));
         self.free(before.map_or(0, bytes));
     }
 
-    /// Frees what is kept for the units to come.
+    /// Frees the pooled buffers.
     fn rest(&mut self) {
         let pools = std::mem::take(&mut self.pools);
         self.free(pools.into_iter().flatten().map(bytes).sum());
@@ -334,7 +338,7 @@ impl Meter<'_> {
         (dtype, flat_param.padded(self.plan.layout.shards))
     }
 
-    /// Bytes of what a smaller group's rank keeps between forward and backward.
+    /// Returns the bytes of a reshard group's shard between forward and backward.
     fn kept_bytes(&self, flat_param: &FlatParameter) -> usize {
         self.plan.reshard_group.map_or(0, |reshard_group| self.plan.whole_bytes(flat_param) / reshard_group)
     }
@@ -349,7 +353,7 @@ impl Meter<'_> {
     }
 }
 
-/// Of so many values of a type.
+/// Returns the bytes of `len` values of a type.
 const fn bytes((dtype, len): (FloatType, usize)) -> usize {
     dtype.size() * len
 }
@@ -363,7 +367,7 @@ mod tests {
 
     const BLOCKS: usize = 5;
     const LEN: usize = 6000;
-    /// Bytes of all parameters, of all gradients, and of each of AdamW's two numbers.
+    /// The bytes of all parameters, of all gradients, and of each of AdamW's two numbers.
     const P: usize = BLOCKS * LEN * 4;
 
     fn plan(ranks: usize, options: &FsdpOptions) -> Plan {
@@ -416,7 +420,7 @@ mod tests {
         assert!(peak >= 3 * P / ranks + unit + unit);
     }
 
-    /// ShardedGradients as f32, all else as the parameters, but for the optimizer's numbers.
+    /// Gradients are counted as f32. Parameters are counted in their own type.
     #[test]
     fn gradients_of_f16_need_the_bytes_of_f32() {
         let infos = [ParamInfo::new("p", [LEN], FloatType::F16)];

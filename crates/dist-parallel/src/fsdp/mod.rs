@@ -1,4 +1,4 @@
-//! Training a model of which each rank keeps only a part.
+//! Fully sharded data-parallel training (FSDP, ZeRO).
 
 mod assignment;
 mod buffer_pool;
@@ -43,88 +43,91 @@ use layout::{Layout, ShardChunk};
 use order::UnitAction;
 use parameters::Parameters;
 
-/// Sharded data parallel training: every rank computes some of a step's micro-batches, and keeps a part only of the
-/// parameters, the gradients and the optimizer's state, as a [`ShardingStrategy`] says.
+/// Sharded data-parallel training.
 ///
-/// # When there is what
+/// Every rank computes some micro-batches of a step. It keeps a shard only of the parameters, the gradients or the
+/// optimizer's state, as its [`ShardingStrategy`] says.
 ///
-/// Parameters lie in units of one or more blocks. Where parameters are sharded, a unit is gathered, used, and freed,
-/// and for the backward gathered again; units to come are gathered while the present one computes, if
-/// [`prefetch`](FsdpOptions::prefetch) says so. A unit's gradients are added up among the ranks as soon as all of them
-/// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::reshard) its parameters
-/// for this to save their memory. Parameters that blocks of several units use are held from the first forward to the last
-/// backward.
+/// # Gathering and resharding
 ///
-/// [Buffers](crate::ParamInfo::buffer) are never sharded and never freed. They are synchronised at the end of every step.
+/// Parameters lie in units of one or more blocks. If parameters are sharded, a unit is gathered, used and freed, and
+/// gathered again for the backward. With [`prefetch`](FsdpOptions::prefetch), later units are gathered while the
+/// current one computes. A unit's gradients are reduced as soon as all of them are final, and each rank keeps its
+/// shard of the sum. This saves memory only if the model can [free](Params::reshard) its parameters. Parameters that
+/// blocks of several units use stay gathered from the first forward to the last backward.
 ///
-/// Where the ranks that share a copy can read each other's memory, and the optimizer changes parameters of the model's own
-/// type, nothing is gathered: a unit is read where ranks keep it when it is used, and a model that [copies](Params::fill)
-/// parameters has them read into its own memory.
+/// [Buffers](crate::ParamInfo::buffer) are never sharded and never freed. They are synchronised at the end of every
+/// step.
 ///
-/// # Which sums are the same
+/// Nothing is gathered if the ranks of a replica can read each other's memory and the optimizer updates parameters of
+/// the model's own type. A unit is then read in place when it is used. A model that [copies](Params::fill) parameters
+/// reads them into its own memory.
 ///
-/// ShardedGradients, and losses, are summed in the canonical order, as by [`Ddp`](crate::Ddp): T(n) = T(largest power of two
-/// below n) + T(rest). How micro-batches are dealt depends on the strategy.
+/// # Reproducible sums
 ///
-/// | strategy | rank r of N computes | bit for bit one process's result if |
+/// Gradients and losses are summed in the canonical order, as by [`Ddp`](crate::Ddp): T(n) = T(largest power of two
+/// below n) + T(rest). The strategy decides which rank computes a micro-batch.
+///
+/// | strategy | rank r of N computes | same bits as one process if |
 /// |---|---|---|
 /// | `FullShard`, `ShardGradOp` | micro-batches r, N + r, 2N + r, … | N is a power of two |
 /// | `ShardOptimizer`, `NoShard` | a contiguous share | each share is the same power of two |
-/// | `HybridShard` | of its copy's contiguous share, every S-th | S is a power of two, and each copy's share the same one |
+/// | `HybridShard` | every S-th micro-batch of its replica's contiguous share | S is a power of two, and each replica's share is the same power of two |
 ///
-/// Otherwise, and where ranks [join](Self::join), they are the same on every rank and in every run. Either way they do not depend on units, prefetch, what is
-/// freed when, timing or transport.
+/// Otherwise, and if the ranks [join](Self::join), the bits are the same on every rank and in every run. They never
+/// depend on units, prefetch, resharding, timing or transport.
 ///
 /// # Errors
 ///
-/// As for [`Ddp`](crate::Ddp): an error on one rank aborts the job, but for those that every rank gets alike:
-/// [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
+/// An error on one rank aborts the job, as for [`Ddp`](crate::Ddp). These errors occur on every rank alike and do not
+/// abort it: [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
     parameters: Parameters,
     gradients: ShardedGradients,
     buffers: Buffers,
     groups: Groups,
-    /// The model's parameters, of the types that the optimizer changes.
+    /// The model's parameters, with the types of the master values that the optimizer updates.
     kept: Vec<ParamInfo>,
-    /// All ranks, for what they agree about.
+    /// The group of all ranks.
     world: Communicator,
     model: Sequence<A>,
     plan: Plan,
     forward: Vec<UnitAction>,
     backward: Vec<UnitAction>,
-    /// How many actions of the next forward were taken ahead of it, if it was asked for.
+    /// The number of actions of the next forward that a prefetch has executed.
     prefetched: Option<usize>,
-    /// Micro-batches of all ranks since the last step, and whether they say how much they count.
+    /// The number of micro-batches of all ranks since the last step.
     micro_batches: usize,
     weighted: bool,
-    /// What those of this rank count.
+    /// The weight of this rank's micro-batches.
     count: u64,
-    /// This rank's losses since then, one for each round.
+    /// This rank's losses since the last step, one per round.
     losses: Vec<f32>,
     updates: Updates,
     unreported: Unreported,
-    /// While this rank computes gradients. Set afterwards, too, if that has panicked.
+    /// `true` while this rank computes gradients. It stays `true` if the computation panics.
     computes: bool,
 }
 
 impl<A> Fsdp<A> {
-    /// Begins to train `model` on all ranks, with rank 0's parameters.
+    /// Starts to train `model` on all ranks, with the parameters of rank 0.
     ///
     /// # Errors
-    /// On every rank, if parameters or options differ between ranks; if the ranks cannot be divided as the options
-    /// want; if communication fails.
+    /// Parameters or options differ between ranks, or the options cannot divide the ranks: every rank gets the error.
+    /// Communication fails.
     pub fn new(comm: Communicator, model: Sequence<A>, options: &FsdpOptions) -> Result<Self> {
         Self::begin(comm, model, options, InitialValues::OfRank0)
     }
 
-    /// As [`new`](Self::new), with values of which no rank ever has more than a unit at a time: `values` is called with
-    /// each parameter's index and the memory to put its values into, and gives every rank the same. The model's own
-    /// values are not looked at; its parameters may be [nowhere](crate::Slot::freed).
+    /// Starts training like [`new`](Self::new), with initial values of which no rank ever holds more than one unit.
+    ///
+    /// `values` is called with the index of each parameter and the memory to fill. It must give every rank the same
+    /// values. The model's own values are not read, so its parameters may be [freed](crate::Slot::freed).
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and [`InitialValuesDiffer`](Error::InitialValuesDiffer) on every rank if `values` does not give
-    /// all of them the same.
+    /// The errors of [`new`](Self::new). [`InitialValuesDiffer`](Error::InitialValuesDiffer) on every rank if
+    /// `values` gives the ranks different values.
     pub fn with_values(
         comm: Communicator,
         model: Sequence<A>,
@@ -185,8 +188,8 @@ impl<A> Fsdp<A> {
         })
     }
 
-    /// This rank's part of a parameter's mean gradient, and which of the parameter's values it is for; `None` if the
-    /// rank has no part of it, or no micro-batch of the last step had a gradient.
+    /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter. `None` if the rank
+    /// has no shard of it, or if no micro-batch of the last step had a gradient.
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
         let location = (*self.plan.layout.locations.get(parameter)?)?;
         let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
@@ -195,20 +198,20 @@ impl<A> Fsdp<A> {
         Some((chunk.offset..chunk.offset + chunk.len, values))
     }
 
-    /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank: an update leaves
-    /// them as they are. After the first step of a training they are logged as a warning, because a block may have forgotten to
-    /// report them.
+    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
+    /// rank. An update leaves them unchanged. After the first step they are logged as a warning, because a block may
+    /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
         without_gradient(self.model.infos(), |parameter| self.gradients.is_used(parameter))
     }
 
-    /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
-    /// however training is divided. Infinite or NaN if a gradient is. Every rank calls this, unlike that of
-    /// [`Ddp`](crate::Ddp): each has a part of the gradients.
+    /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
+    /// how training is distributed. It is infinite or NaN if a gradient is. Every rank calls this, because each has a
+    /// shard of the gradients.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
         self.announce("gradient_norm");
         self.norm()
@@ -233,11 +236,11 @@ impl<A> Fsdp<A> {
         Ok(SumOfSquares::root(range, &encoded))
     }
 
-    /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
-    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update. Every rank calls this.
+    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
+    /// changes if the norm is infinite or NaN: check it before the update. Every rank calls this.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         self.announce("clip_gradients");
@@ -249,13 +252,13 @@ impl<A> Fsdp<A> {
         Ok(norm)
     }
 
-    /// Changes the parameters by their gradients; those without a gradient are left as they are. The optimizer is given
-    /// this rank's part of each parameter, of which the parameter's index is the number, and keeps its state for that. Every
-    /// rank calls this.
+    /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. Every rank calls
+    /// this. The optimizer receives this rank's shard of each parameter as a slice, whose number is the parameter's
+    /// index, and keeps state for the shard only.
     ///
     /// # Errors
-    /// If the optimizer fails, or communication. [`StepPanicked`](Error::StepPanicked) if a step has panicked since the last one
-    /// that ended.
+    /// The optimizer or communication fails. [`StepPanicked`](Error::StepPanicked) if a step has panicked and no step
+    /// has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.announce("update");
         let result = self.try_update(optimizer);
@@ -282,12 +285,12 @@ impl<A> Fsdp<A> {
         self.all_gather_updates(|flat_param| flat_param.trainable)
     }
 
-    /// Sets this rank's part of all parameters from one flat slice: the parts of the parameters one after the other, in
-    /// the order of the plan's units. Every rank calls this. Buffers are not among them.
+    /// Sets this rank's shard of all parameters from one flat slice. It contains the shards of the parameters one
+    /// after the other, in the order of the plan's units, without buffers. Every rank calls this.
     ///
     /// # Errors
-    /// If there are more or fewer values, or they are of another type, naming what is expected; that ends the job, as other
-    /// ranks may already count on this one. If communication fails.
+    /// The number or the type of the values is wrong: the error says what is expected, and the job is aborted,
+    /// because other ranks may already use their new values. Communication fails.
     pub fn set_shard(&mut self, values: Values<'_>) -> Result<()> {
         self.announce("set_shard");
         let result = self.try_set_shard(values).and_then(|()| self.all_gather_updates(|_| true));
@@ -312,18 +315,18 @@ impl<A> Fsdp<A> {
         Ok(())
     }
 
-    /// How many values of parameters this rank keeps, or changes where all ranks keep all.
+    /// Returns the number of parameter values in this rank's shard.
     pub fn shard_len(&self) -> usize {
         self.chunks().iter().map(|(_, chunk)| chunk.len).sum()
     }
 
-    /// Bytes of parameters and gradients that this rank has sent since the training began. What others have read in its memory
-    /// was not sent.
+    /// Returns the bytes of parameters and gradients that this rank has sent since the training began. Values that
+    /// others read in its memory are not counted.
     pub fn tensor_bytes_sent(&self) -> u64 {
         self.groups.tensor_bytes_sent()
     }
 
-    /// This rank's part of all parameters, each piece with the place of its strip.
+    /// Returns the chunks of this rank's shard of all parameters, each with the position of its flat parameter.
     fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
         let rank = self.groups.shards.rank();
         let flat_params = self.plan.layout.flat_params();
@@ -332,11 +335,11 @@ impl<A> Fsdp<A> {
             .collect()
     }
 
-    /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
+    /// All-gathers the shards of these flat parameters after an update, if every rank's model has all parameters.
     fn all_gather_updates(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
         self.follow();
         let Self { parameters, model, plan, groups, .. } = self;
-        // What was gathered ahead is not what it was.
+        // Prefetched parameters are outdated now.
         self.prefetched = None;
         parameters.forget();
         let outside = |flat_param: &FlatParameter| {
@@ -364,11 +367,11 @@ impl<A> Fsdp<A> {
         parameters.rest(groups)
     }
 
-    /// Calls `f` with each parameter's index and all of its values, unit by unit, buffers included; those that are the same
-    /// as an earlier one are left out. Every rank calls this, and has one unit at a time.
+    /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included. Tied parameters
+    /// come once. Every rank calls this and holds one unit at a time.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     pub fn for_each_parameter(&mut self, f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         self.announce("for_each");
         self.each_parameter(f)
@@ -384,11 +387,11 @@ impl<A> Fsdp<A> {
         self.or_abort(result)
     }
 
-    /// Ends the training and gives back what it was made of; the model has all of its parameters, on every rank. Every
-    /// rank calls this.
+    /// Ends the training and returns the communicator and the model, which has all of its parameters on every rank.
+    /// Every rank calls this.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     pub fn into_parts(mut self) -> Result<(Communicator, Sequence<A>)> {
         let mut whole: Vec<Option<Flat>> = self.model.infos().iter().map(|_| None).collect();
         self.announce("into_parts");
@@ -405,49 +408,49 @@ impl<A> Fsdp<A> {
         Ok((world, model))
     }
 
-    /// The model, whose parameters may be freed.
+    /// Returns the model. Its parameters may be freed.
     pub const fn model(&self) -> &Sequence<A> {
         &self.model
     }
 
-    /// What was decided about the training.
+    /// Returns the plan of the training.
     pub const fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// This rank's number.
+    /// Returns this rank's number.
     pub fn rank(&self) -> usize {
         self.world.rank()
     }
 
-    /// How many ranks train.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world.world_size()
     }
 
-    /// The communicator, to be asked.
+    /// Returns the communicator.
     pub const fn communicator(&self) -> &Communicator {
         &self.world
     }
 
-    /// The communicator, for what else the ranks have to say to each other. A timeout and an order that it is given hold for
-    /// every later call of this training.
+    /// Returns the communicator, for other messages between the ranks. If you set its timeout or reduction order,
+    /// every later call of this training uses it.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.world
     }
 
-    /// Announces a call that only meets others of its name.
+    /// Announces a call, so that a rank in another call gets an error.
     pub(super) fn announce(&mut self, name: &str) {
         self.world.announce(name, name);
     }
 
-    /// Communicates from now on as the communicator says, which may have been told something since the last call.
+    /// Passes the communicator's timeout and reduction order to the groups.
     fn follow(&mut self) {
         self.groups.follow(&self.world);
         self.parameters.follow(&self.world);
     }
 
-    /// Has each unit in the model once.
+    /// Gathers each unit once and calls `f` while the model has it.
     fn for_each_unit(&mut self, mut f: impl FnMut(&Sequence<A>, &Layout, usize) -> Result<()>) -> Result<()> {
         self.follow();
         let Self { parameters, groups, model, plan, .. } = self;
@@ -461,32 +464,32 @@ impl<A> Fsdp<A> {
             f(model, &plan.layout, unit)?;
             if plan.degrees.frees {
                 parameters.free(&plan.layout, unit, model)?;
-                // No rank waits for what another does with all units.
+                // No rank waits while another works on all units.
                 parameters.close(groups)?;
             }
         }
         parameters.rest(groups)
     }
 
-    /// Aborts the job if something failed that the other ranks cannot know, and forgets all gradients.
+    /// On an error that other ranks do not get, aborts the job and drops all gradients.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         or_abort(&mut self.world, result).inspect_err(|_| self.forget())
     }
 
-    /// Begins to compute gradients. What is there of a computation that has panicked, which the caller must have caught, is
-    /// forgotten: nobody knows how much of it there is.
+    /// Starts to compute gradients. If an earlier computation panicked and the caller caught that, its unfinished
+    /// gradients are dropped.
     fn begin_to_compute(&mut self) {
         if std::mem::replace(&mut self.computes, true) {
             self.forget();
         }
     }
 
-    /// That no computation of gradients has panicked, which the caller must have caught: sums are then not those of a step.
+    /// Returns an error if a computation of gradients has panicked, because the sums are then incomplete.
     const fn check_ended(&self) -> Result<()> {
         if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
     }
 
-    /// Forgets all gradients, and the parameters of other ranks.
+    /// Drops all gradients and the gathered parameters.
     fn forget(&mut self) {
         self.parameters.forget();
         self.gradients.forget();
@@ -495,16 +498,16 @@ impl<A> Fsdp<A> {
     }
 }
 
-/// Where a training's first values come from.
+/// The source of the initial values.
 enum InitialValues<'a> {
-    /// From rank 0's model.
+    /// Rank 0's model.
     OfRank0,
-    /// From a function, which gives every rank the same.
+    /// A function that gives every rank the same values.
     Given(Given<'a>),
 }
 
 impl InitialValues<'_> {
-    /// Puts the first values of a strip into `whole`, on every rank.
+    /// Writes the initial values of a flat parameter into `whole`, on every rank.
     fn fill<A>(
         &mut self,
         world: &mut Communicator,
@@ -529,7 +532,7 @@ impl InitialValues<'_> {
         }
     }
 
-    /// Gives every rank's model the first values of its buffers.
+    /// Writes the initial values of its buffers into every rank's model.
     fn fill_buffers<A>(
         &mut self,
         world: &mut Communicator,
@@ -547,7 +550,7 @@ impl InitialValues<'_> {
         }
     }
 
-    /// That all ranks were given the same first values.
+    /// Returns an error unless all ranks have received the same initial values.
     fn check(&self, world: &mut Communicator, infos: &[ParamInfo]) -> Result<()> {
         let Self::Given(values) = self else { return Ok(()) };
         let all = agreement::gather(world, [agreement::fingerprint(&values.checksums)])?;
@@ -563,7 +566,7 @@ impl InitialValues<'_> {
     }
 }
 
-/// First values that a function gives, and by parameter the checksums of what it has given.
+/// A function that returns initial values, and the checksums by parameter of the values so far.
 struct Given<'a> {
     values: &'a mut dyn FnMut(usize, ValuesMut<'_>),
     checksums: Vec<u32>,

@@ -1,46 +1,45 @@
-//! How a model is sharded.
+//! Options of sharded training.
 
 use crate::agreement::{Setting, setting};
 use crate::{Error, FloatType, Result};
 
-/// Which of a model's memory each rank has only a part of.
+/// The state of which each rank keeps only a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ShardingStrategy {
-    /// Parameters, gradients and the optimizer's state: ZeRO 3. A unit's parameters are whole only while they are
-    /// used.
+    /// Parameters, gradients and optimizer state: ZeRO 3. A unit's parameters are gathered only while they are used.
     #[default]
     FullShard,
-    /// ShardedGradients and the optimizer's state: ZeRO 2.
+    /// Gradients and optimizer state: ZeRO 2.
     ShardGradOp,
-    /// The optimizer's state: ZeRO 1. ShardedGradients are summed on each rank over its micro-batches and leave once a step.
+    /// Optimizer state: ZeRO 1. Each rank sums gradients over its micro-batches, and they are reduced once a step.
     ShardOptimizer,
-    /// Nothing; this is what [`Ddp`](crate::Ddp) does.
+    /// Nothing, as in [`Ddp`](crate::Ddp).
     NoShard,
-    /// As [`FullShard`](Self::FullShard) in groups of so many neighbouring ranks, each of which has a copy of the
-    /// model.
+    /// [`FullShard`](Self::FullShard) inside groups of `shard_degree` neighbouring ranks. Each group has a replica of
+    /// the model.
     #[doc(alias = "HSDP")]
     HybridShard {
-        /// How many ranks share one copy of the model; a divisor of the number of ranks.
+        /// The number of ranks that share one replica of the model. It must divide the number of ranks.
         shard_degree: usize,
     },
 }
 
-/// What happens to a unit's parameters between forward and backward. Only strategies that shard parameters ask.
+/// The treatment of a unit's parameters between forward and backward, if the strategy shards parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Reshard {
-    /// They are freed, and gathered again: the least memory.
+    /// They are freed and gathered again: the least memory.
     #[default]
     All,
-    /// They are freed but for the last unit's, whose backward comes at once.
+    /// They are freed, except those of the last unit, whose backward follows at once.
     AllButLast,
-    /// They stay: the least communication.
+    /// They stay gathered: the least communication.
     Nothing,
-    /// Neighbouring ranks, so many of them, keep a part each and gather it among themselves. Where ranks read what others keep in
-    /// their memory, nobody keeps more for that.
+    /// Groups of this many neighbouring ranks keep a shard each and gather it inside the group. If ranks read each
+    /// other's shards in place, this needs no extra memory.
     ToGroup(usize),
 }
 
-/// Which blocks form units, which are gathered and freed together.
+/// The division of blocks into units, which are gathered and freed together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Units {
     /// Each block is a unit.
@@ -48,18 +47,18 @@ pub enum Units {
     EachBlock,
     /// All blocks are one unit.
     OneForAll,
-    /// So many blocks each, in order; together all blocks.
+    /// The number of blocks of each unit, in order. Their sum is the number of all blocks.
     Blocks(Vec<usize>),
 }
 
-/// The types in which parameters are kept and gradients are reduced. A model's own types are those in which its
-/// parameters are gathered and used.
+/// The types of master parameters and of reduced gradients. Parameters are gathered and used in the model's own
+/// types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Precision {
-    /// Of the parameters that the optimizer changes; the model's own if nothing is said.
+    /// The type of the parameters that the optimizer updates. `None` for the model's own type.
     pub master: Option<FloatType>,
-    /// Of gradients when they are reduced, summed and given to the optimizer; the model's own if nothing is said. Sums of
-    /// `f16` are carried as `f32`, and the mean is rounded to `f16` once.
+    /// The type in which gradients are reduced, summed and passed to the optimizer. `None` for the model's own type.
+    /// Sums of `f16` are `f32`, and the mean is rounded to `f16` once.
     pub reduce: Option<FloatType>,
 }
 
@@ -67,46 +66,46 @@ pub struct Precision {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct FsdpOptions {
-    /// What is sharded.
+    /// The sharding strategy.
     pub strategy: ShardingStrategy,
-    /// What is gathered together.
+    /// The units.
     pub units: Units,
-    /// How many units are gathered ahead while one computes: each hides communication, and occupies its memory.
-    /// None by default. Where ranks read units where they lie, it is how many units one may be ahead of another, and occupies
-    /// nothing.
+    /// The number of units that are gathered ahead of the current one. 0 by default. Each hides communication and
+    /// needs memory. If ranks read units in place, it is the number of units that one rank may be ahead of another,
+    /// and needs no memory.
     pub prefetch: usize,
-    /// What is freed after forward.
+    /// The resharding after the forward.
     pub reshard: Reshard,
-    /// The types of what is kept and reduced.
+    /// The types of master parameters and reduced gradients.
     pub precision: Precision,
 }
 
 impl FsdpOptions {
-    /// The options of this strategy with nothing else said.
+    /// Returns the default options of this strategy.
     #[must_use]
     pub fn new(strategy: ShardingStrategy) -> Self {
         Self { strategy, ..Self::default() }
     }
 
-    /// These options with other units.
+    /// Returns these options with other units.
     #[must_use]
     pub fn with_units(self, units: Units) -> Self {
         Self { units, ..self }
     }
 
-    /// These options with so many units gathered ahead.
+    /// Returns these options with `prefetch` units gathered ahead.
     #[must_use]
     pub fn with_prefetch(self, prefetch: usize) -> Self {
         Self { prefetch, ..self }
     }
 
-    /// These options with another use of the time between forward and backward.
+    /// Returns these options with other resharding.
     #[must_use]
     pub fn with_reshard(self, reshard: Reshard) -> Self {
         Self { reshard, ..self }
     }
 
-    /// All of them, as they are compared among ranks.
+    /// Returns all options, for the comparison between ranks.
     pub(crate) fn settings(&self) -> Vec<Setting> {
         let Self { strategy, units, prefetch, reshard, precision } = self;
         vec![
@@ -118,28 +117,28 @@ impl FsdpOptions {
         ]
     }
 
-    /// These options with other types.
+    /// Returns these options with other types.
     #[must_use]
     pub fn with_precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
     }
 }
 
-/// How a world is divided: ranks that share one copy of the model, and copies.
+/// The division of a world into replicas of the model and shards of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Degrees {
-    /// Ranks that share a copy; neighbours in the world.
+    /// The number of ranks that share a replica. They are neighbours in the world.
     pub(crate) shards: usize,
-    /// Copies.
+    /// The number of replicas.
     pub(crate) replicas: usize,
-    /// Whether parameters are freed between their uses.
+    /// `true` if parameters are freed between their uses.
     pub(crate) frees: bool,
-    /// Whether gradients are reduced among the ranks of a copy after each round of micro-batches; else once a step.
+    /// `true` if gradients are reduced inside a replica after each round of micro-batches, `false` if once a step.
     pub(crate) each_round: bool,
 }
 
 impl ShardingStrategy {
-    /// Whether each rank of a copy has only a part of the parameters between their uses.
+    /// Returns `true` if each rank of a replica keeps only a shard of the parameters between their uses.
     pub(crate) const fn shards_parameters(self) -> bool {
         matches!(self, Self::FullShard | Self::HybridShard { .. })
     }
@@ -163,7 +162,7 @@ impl ShardingStrategy {
 }
 
 impl Reshard {
-    /// How many ranks keep a part each between forward and backward, if any do.
+    /// Returns the size of a reshard group, if there are any.
     pub(crate) fn group(self, degrees: Degrees) -> Result<Option<usize>> {
         match self {
             Self::ToGroup(ranks) if ranks == 0 || !degrees.shards.is_multiple_of(ranks) => {

@@ -1,39 +1,40 @@
-//! In which order units are gathered, used and freed for one micro-batch: pure data, the same on every rank, which is
-//! what keeps the operations of all ranks in one order.
+//! The order in which units are gathered, used and freed for one micro-batch. It is pure data and the same on every
+//! rank, so all ranks start their operations in one order.
 
 use super::layout::{Layout, Unit};
 use super::options::Reshard;
 
-/// What is done with a unit, by its number.
+/// An action on a unit, by the unit's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnitAction {
-    /// Begins to gather its parameters.
+    /// Starts to gather the parameters.
     Gather(usize),
-    /// Waits for its parameters, and gives them to the model.
+    /// Waits for the parameters and gives them to the model.
     Materialise(usize),
-    /// As `Materialise`, and a smaller group keeps them until they are gathered again.
+    /// Like `Materialise`, and the reshard group keeps the parameters until they are gathered again.
     MaterialiseForGroup(usize),
-    /// Goes forward through its blocks.
+    /// Runs the forward of the blocks.
     Forward(usize),
-    /// Goes backward through its blocks.
+    /// Runs the backward of the blocks.
     Backward(usize),
-    /// Frees its parameters.
+    /// Frees the parameters.
     Free(usize),
-    /// Its gradients are final.
+    /// Reduces the gradients, which are final.
     Reduce(usize),
 }
 
-/// How a layout is used.
+/// The options that decide when units are gathered and freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GatherPolicy {
-    /// Whether parameters are freed between their uses.
+    /// `true` if parameters are freed between their uses.
     pub(crate) frees: bool,
     pub(crate) prefetch: usize,
     pub(crate) reshard: Reshard,
 }
 
 impl GatherPolicy {
-    /// Forward through all blocks. Without a backward to come, nothing but what units share is kept.
+    /// Returns the actions of a forward through all blocks. If no backward follows, all units except the root unit
+    /// are freed.
     pub(crate) fn forward(self, layout: &Layout, backward_follows: bool) -> Vec<UnitAction> {
         let mut actions = Vec::new();
         if let Some(root) = layout.root().filter(|_| self.frees) {
@@ -60,7 +61,7 @@ impl GatherPolicy {
         actions
     }
 
-    /// Backward through all blocks, after a forward.
+    /// Returns the actions of a backward through all blocks, after a forward.
     pub(crate) fn backward(self, layout: &Layout) -> Vec<UnitAction> {
         let mut actions = Vec::new();
         let mut units = with_blocks(layout);
@@ -81,7 +82,7 @@ impl GatherPolicy {
         actions
     }
 
-    /// Whether a unit's parameters stay between forward and backward.
+    /// Returns `true` if a unit's parameters stay gathered between forward and backward.
     pub(crate) fn keeps(self, layout: &Layout, unit: usize) -> bool {
         match self.reshard {
             Reshard::All | Reshard::ToGroup(_) => false,
@@ -90,7 +91,8 @@ impl GatherPolicy {
         }
     }
 
-    /// Begins to gather the unit at a place, at the first place, and one that lies ahead.
+    /// Starts to gather later units. At the first place these are all units within the prefetch distance, later the
+    /// next one.
     fn gather_ahead(
         self,
         actions: &mut Vec<UnitAction>,
@@ -114,13 +116,13 @@ impl GatherPolicy {
         actions.extend(self.gathers(&layout.units[unit]).then_some(UnitAction::Free(unit)));
     }
 
-    /// Whether there is something to gather.
+    /// Returns `true` if a unit has parameters to gather.
     fn gathers(self, unit: &Unit) -> bool {
         self.frees && !unit.flat_params.is_empty()
     }
 }
 
-/// The units with blocks, in order.
+/// Returns the units with blocks, in order.
 fn with_blocks(layout: &Layout) -> Vec<usize> {
     (0..layout.units.len()).filter(|&unit| !layout.units[unit].is_root()).collect()
 }
@@ -134,7 +136,7 @@ mod tests {
     use crate::fsdp::options::Units;
     use crate::{FloatType, ParamInfo};
 
-    /// Blocks of one parameter each; the last may have the first's.
+    /// Returns a layout with blocks of one parameter each. If `tied`, the last block has the parameter of the first.
     fn layout(blocks: usize, tied: bool) -> Layout {
         let mut infos: Vec<ParamInfo> =
             (0..blocks).map(|index| ParamInfo::new(format!("p{index}"), [3], FloatType::F32)).collect();
@@ -181,7 +183,7 @@ mod tests {
                     loaded.push(unit);
                 }
                 Forward(unit) | Backward(unit) => {
-                    // A block whose only parameter is shared has nothing of its own.
+                    // A block whose only parameter is tied to another unit has no flat parameter.
                     let own = !layout.units[unit].flat_params.is_empty();
                     assert!(!own || loaded.contains(&unit), "{unit} is not there");
                 }

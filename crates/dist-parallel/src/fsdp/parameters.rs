@@ -1,4 +1,4 @@
-//! A rank's part of the parameters: gathering it with the others' before use, freeing it after, changing it.
+//! A rank's shards of the parameters: gathering them before use, freeing them afterwards, and updating them.
 
 use std::sync::Arc;
 
@@ -15,46 +15,47 @@ use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
 
 #[derive(Debug)]
 pub(crate) struct Parameters {
-    /// As the layout's strips, by unit.
+    /// The state of each flat parameter, by unit.
     states: Vec<Vec<FlatParameterState>>,
     shard_buffer: ShardBuffer,
-    /// For each unit that is not gathered: the wait for all ranks to come as far, if it was begun.
+    /// For each unit that is read in place, the barrier that throttles ranks that are ahead.
     throttles: Vec<Option<Pending<()>>>,
-    /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
+    /// The buffer in which ranks read each other's updated shards, if all models have all parameters and the ranks
+    /// can read each other's memory.
     update_buffer: Option<ShardBuffer>,
-    /// For each unit: whether its blocks leave its parameters as they are.
+    /// For each unit, the check that blocks do not change parameters.
     mutation_checks: Vec<MutationCheck>,
-    /// This rank's number among those that share a copy.
+    /// This rank's number in its replica.
     rank: usize,
-    /// What the next strip is gathered into.
+    /// Memory for the next flat parameter that is gathered.
     pool: BufferPool,
 }
 
-/// What one rank has of a strip.
+/// The state of a flat parameter on one rank.
 #[derive(Debug, Default)]
 struct FlatParameterState {
-    /// Where the own part lies, padding included; `None` if the model has it.
+    /// The offset of this rank's shard, padding included. `None` if the model has it.
     own: Option<ShardOffset>,
-    /// Where the own part lies while the others are told.
+    /// The offset of this rank's shard in the update buffer.
     update_buffer: Option<ShardOffset>,
-    /// What a smaller group keeps between forward and backward.
+    /// The shard that the reshard group keeps between forward and backward.
     kept: Option<Flat>,
-    /// The whole strip, on its way.
+    /// The all-gather in flight.
     arriving: Option<PendingFlat>,
-    /// The whole strip, while the model is lent it.
+    /// The gathered flat parameter, while the model uses it.
     whole: Option<Arc<Flat>>,
 }
 
 impl FlatParameter {
-    /// The type that the optimizer changes.
+    /// Returns the type of the master values.
     pub(crate) fn master_dtype(&self, precision: Precision) -> FloatType {
         precision.master.filter(|_| self.trainable).unwrap_or(self.dtype)
     }
 }
 
 impl Parameters {
-    /// Divides the model's first values, strip by strip: `fill` is given each whole strip, of the type that the
-    /// optimizer changes, to put them there.
+    /// Shards the initial values, one flat parameter at a time. `fill` writes the values of a whole flat parameter,
+    /// in the type of the master values.
     pub(crate) fn new<M: Params>(
         layout: &Layout,
         degrees: Degrees,
@@ -114,8 +115,8 @@ impl Parameters {
         })
     }
 
-    /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
-    /// together as they do if they gather it: no rank waits for the whole of another's pass.
+    /// Starts to gather a unit, from the reshard group if that has kept it. If ranks read units in place, it only
+    /// starts a barrier, so that no rank gets a whole pass ahead of another.
     pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
         if self.shard_buffer.are_read() {
             self.throttles[unit] = Some(groups.shards.start_barrier());
@@ -140,8 +141,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Waits for a unit and lends it to the model, or fills it where the model has it. With `keep`, this rank's group keeps what
-    /// was gathered until it is gathered again.
+    /// Waits for a unit and materialises it in the model. With `keep`, this rank's reshard group keeps its shard
+    /// until the next gather.
     pub(crate) fn materialise(
         &mut self,
         layout: &Layout,
@@ -184,12 +185,12 @@ impl Parameters {
     /// Frees a unit.
     ///
     /// # Errors
-    /// Also if its blocks have changed its parameters, see [`MutationCheck`].
+    /// Its blocks have changed its parameters, see [`MutationCheck`].
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
         self.mutation_checks[unit].end(model, layout.units[unit].sharded())?;
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
             params::reshard(model, &flat_param.places)?;
-            // Unless somebody still has a part of it.
+            // A view of it can still exist.
             if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
                 self.pool.give(whole);
             }
@@ -197,7 +198,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Begins a pass of which every rank's model has all parameters, and each rank's optimizer will change a part.
+    /// Starts a pass of a model that always has all parameters, of which each rank updates a shard.
     pub(crate) fn begin_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
         let units = self.mutation_checks.iter_mut().zip(&layout.units);
         units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.begin(model, unit.sharded()))
@@ -206,13 +207,13 @@ impl Parameters {
     /// Ends that pass.
     ///
     /// # Errors
-    /// If blocks have changed parameters, see [`MutationCheck`].
+    /// Blocks have changed parameters, see [`MutationCheck`].
     pub(crate) fn end_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
         let units = self.mutation_checks.iter_mut().zip(&layout.units);
         units.into_iter().try_for_each(|(mutation_check, unit)| mutation_check.end(model, unit.sharded()))
     }
 
-    /// This rank's part of a strip, padding included, if it is kept outside the model.
+    /// Returns this rank's shard of a flat parameter, padding included, if it lies outside the model.
     #[cfg(test)]
     pub(crate) fn part(&self, unit: usize, flat_param: usize, len: usize) -> Option<Values<'_>> {
         self.states[unit][flat_param]
@@ -220,13 +221,13 @@ impl Parameters {
             .map(|own| self.shard_buffer.slice(own, 0, len).expect("it has memory"))
     }
 
-    /// Whether ranks read what others keep where it lies.
+    /// Returns `true` if ranks read each other's shards in place.
     #[cfg(test)]
     pub(crate) fn are_read(&self) -> bool {
         self.shard_buffer.are_read()
     }
 
-    /// Communicates from now on in the manner of this communicator.
+    /// Inherits the timeout and the reduction order of this communicator.
     pub(crate) fn follow(&mut self, comm: &Communicator) {
         self.shard_buffer.follow(comm);
         if let Some(update_buffer) = &mut self.update_buffer {
@@ -234,18 +235,18 @@ impl Parameters {
         }
     }
 
-    /// Frees what is kept for the units to come, and lets the own part be changed again: a pass is over.
+    /// Frees pooled memory and closes the windows of a pass, so that shards can be updated.
     pub(crate) fn rest(&mut self, groups: &mut Groups) -> Result<()> {
         self.pool.clear();
         self.close(groups)
     }
 
-    /// Waits until no rank reads others' parts any more.
+    /// Waits until no rank reads the shards of others.
     pub(crate) fn close(&mut self, groups: &mut Groups) -> Result<()> {
         groups.timed(|| self.shard_buffer.close())
     }
 
-    /// Waits for what is on its way and frees it.
+    /// Drops all operations in flight and their memory.
     pub(crate) fn forget(&mut self) {
         for shard in self.states.iter_mut().flatten() {
             (shard.arriving, shard.kept, shard.whole) = (None, None, None);
@@ -255,7 +256,7 @@ impl Parameters {
         self.pool.clear();
     }
 
-    /// Calls `f` with the memory of a piece of a strip's own part, wherever it is.
+    /// Calls `f` with the memory of a chunk of this rank's shard.
     pub(crate) fn change(
         &mut self,
         (unit, index): (usize, usize),
@@ -271,7 +272,7 @@ impl Parameters {
         }
     }
 
-    /// Calls `f` with a piece of a strip's own part, wherever it is.
+    /// Calls `f` with the values of a chunk of this rank's shard.
     pub(crate) fn read(
         &self,
         (unit, index): (usize, usize),
@@ -290,13 +291,13 @@ impl Parameters {
         }
     }
 
-    /// Whether ranks read what they are told.
+    /// Returns `true` if updated shards are read in place.
     pub(crate) const fn gathers_updates_in_place(&self) -> bool {
         self.update_buffer.is_some()
     }
 
-    /// Tells the other ranks the own part of a strip of which every rank's model has the whole, and copies theirs into the
-    /// model from where they lie.
+    /// Publishes this rank's updated shard of a flat parameter and copies those of the other ranks into the model.
+    /// They are read in place.
     pub(crate) fn all_gather_updates(
         &mut self,
         layout: &Layout,
@@ -312,7 +313,7 @@ impl Parameters {
             self.read(place, chunk, model, |values| into.convert_from(values))?;
         }
         groups.timed(|| update_buffer.open())?;
-        // The own part is in the model already, unless the optimizer changes it elsewhere.
+        // The model already has this rank's shard, unless the master values lie outside it.
         let known = self.states[place.0][place.1].own.is_none().then_some(self.rank);
         let mut reader = RemoteShardReader { shard_buffer: &mut update_buffer, own, flat_param, known };
         for place in &flat_param.places {
@@ -323,7 +324,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Begins to tell the other ranks the own part of a strip of which every rank's model has the whole.
+    /// Starts the all-gather of an updated flat parameter of which every rank's model has all values.
     pub(crate) fn start_all_gather_updates(
         &mut self,
         layout: &Layout,
@@ -343,7 +344,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Waits for a whole strip and copies it into the model.
+    /// Waits for the all-gather and copies the flat parameter into the model.
     pub(crate) fn finish_all_gather_updates(
         &mut self,
         layout: &Layout,
@@ -359,7 +360,8 @@ impl Parameters {
     }
 }
 
-/// Room for the largest part of each type, if the ranks can read it, and where each strip's part has its turn there.
+/// Allocates a buffer for the largest shard of each type, and sets the offset of each shard in it. `None` if the
+/// ranks cannot read each other's memory.
 fn update_buffer(
     layout: &Layout,
     states: &mut [Vec<FlatParameterState>],
@@ -373,18 +375,18 @@ fn update_buffer(
     Ok(update_buffer.are_read().then_some(update_buffer))
 }
 
-/// A strip whose parts are read where ranks keep them.
+/// A flat parameter whose shards are read in place.
 struct RemoteShardReader<'a> {
     shard_buffer: &'a mut ShardBuffer,
-    /// Where a part of it begins, on every rank.
+    /// The offset of its shard, on every rank.
     own: ShardOffset,
     flat_param: &'a FlatParameter,
-    /// The rank whose part is where it is to be.
+    /// The rank whose shard the model already has.
     known: Option<usize>,
 }
 
 impl RemoteShardReader<'_> {
-    /// Fills the strip where the model has it. Gives the whole if the model would rather be lent it.
+    /// Fills the parameters in the model's memory. Returns the flat parameter if the model does not fill it.
     fn read(
         mut self,
         model: &mut impl Params,
@@ -403,7 +405,7 @@ impl RemoteShardReader<'_> {
         Ok(None)
     }
 
-    /// Reads values of the strip, from this one on.
+    /// Copies the values of the flat parameter from `start` on.
     fn copy_range(&mut self, start: usize, mut values: ValuesMut<'_>) -> Result<()> {
         let (part, end) = (self.flat_param.shard_len, start + values.len());
         let mut next = start;

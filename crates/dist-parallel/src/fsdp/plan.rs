@@ -1,4 +1,4 @@
-//! What is decided about a sharded training before it begins.
+//! The decisions about a sharded training before it begins.
 
 use super::assignment::MicroBatchAssignment;
 use super::layout::Layout;
@@ -6,7 +6,8 @@ use super::options::{Degrees, FsdpOptions};
 use super::order::GatherPolicy;
 use crate::{Error, ParamInfo, Result, params};
 
-/// Which rank keeps what of a model, and when it is gathered and freed: pure data, which every rank computes alike.
+/// The sharding of a model and the order in which units are gathered and freed. It is pure data, which every rank
+/// computes alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub(crate) options: FsdpOptions,
@@ -16,12 +17,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan for a model with these parameters on so many ranks. Block `i` has the parameters from `starts[i]` up
-    /// to `starts[i + 1]`; the last start is the number of parameters.
+    /// Returns the plan for a model with these parameters on `world_size` ranks. Block `i` has the parameters from
+    /// `starts[i]` up to `starts[i + 1]`. The last start is the number of parameters.
     ///
     /// # Errors
-    /// If parameters have one name, are the same as others that do not look like them, or are not those of the blocks; if the
-    /// ranks cannot be divided as the strategy wants, or units are not made of all blocks.
+    /// Two parameters have the same name; tied parameters differ in shape or type; `starts` does not match the
+    /// parameters; the strategy cannot divide the ranks; the units do not cover all blocks.
     pub fn new(
         infos: &[ParamInfo],
         starts: &[usize],
@@ -38,7 +39,7 @@ impl Plan {
         Ok(Self { options: options.clone(), degrees, layout, reshard_group })
     }
 
-    /// A rank's place in the dealing of micro-batches.
+    /// Returns a rank's position in the assignment of micro-batches.
     pub(crate) fn assignment(&self, rank: usize) -> MicroBatchAssignment {
         let Degrees { shards, replicas, each_round, .. } = self.degrees;
         if each_round {

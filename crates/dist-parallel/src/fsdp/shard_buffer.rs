@@ -1,7 +1,7 @@
-//! This rank's parts of all strips, as the optimizer changes them, and those of others where they lie.
+//! The buffers of this rank's shards of all flat parameters, in the types of the master values.
 //!
-//! ShardBuffer of one type lie in one buffer. Where ranks can read each other's, nothing is gathered: whoever loads a strip reads
-//! it in windows, which are open from a pass's first load until all ranks are through with it.
+//! There is one buffer per type. If ranks can read each other's buffers, nothing is gathered: a rank reads a flat
+//! parameter through windows. They are open from the first use in a pass until all ranks have finished with it.
 
 use dist_collectives::Communicator;
 
@@ -12,7 +12,7 @@ use crate::{Error, FloatType, Result, Values, ValuesMut};
 #[derive(Debug, Default)]
 pub(crate) struct ShardBuffer(Vec<TypedBuffer>);
 
-/// The parts of one type.
+/// The shards of one type.
 #[derive(Debug)]
 struct TypedBuffer {
     dtype: FloatType,
@@ -22,25 +22,25 @@ struct TypedBuffer {
 
 #[derive(Debug)]
 enum BufferState {
-    /// It is this rank's alone.
+    /// The memory is private.
     Closed(Flat),
-    /// So it is now; others can be let read it by this communicator.
+    /// The memory is private for now. The communicator can open it for reading by the other ranks.
     Openable(Flat, Communicator),
     Open(FlatWindow),
-    /// There is none yet.
+    /// It has not been allocated.
     Nowhere,
 }
 
-/// Where the part of a strip begins.
+/// The offset of a shard.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShardOffset {
-    /// Its type, by the place in the list.
+    /// The index of the buffer, one per type.
     buffer: usize,
     offset: usize,
 }
 
 impl ShardBuffer {
-    /// Makes room for a part of so many values, behind the others.
+    /// Reserves `len` values behind the other shards.
     pub(crate) fn reserve(&mut self, dtype: FloatType, len: usize) -> ShardOffset {
         let place = self.buffer(dtype);
         let buffer = &mut self.0[place];
@@ -49,7 +49,7 @@ impl ShardBuffer {
         start
     }
 
-    /// Makes room for a part of so many values where others have been before.
+    /// Reserves `len` values that overlap with earlier reservations.
     pub(crate) fn reserve_in_turn(&mut self, dtype: FloatType, len: usize) -> ShardOffset {
         let place = self.buffer(dtype);
         let buffer = &mut self.0[place];
@@ -57,7 +57,7 @@ impl ShardBuffer {
         ShardOffset { buffer: place, offset: 0 }
     }
 
-    /// The place of a type in the list.
+    /// Returns the index of the buffer of a type.
     fn buffer(&mut self, dtype: FloatType) -> usize {
         self.0.iter().position(|buffer| buffer.dtype == dtype).unwrap_or_else(|| {
             self.0.push(TypedBuffer { dtype, len: 0, memory: BufferState::Nowhere });
@@ -65,14 +65,15 @@ impl ShardBuffer {
         })
     }
 
-    /// Gives the parts memory of this rank's own, all zero.
+    /// Allocates private memory, all zero.
     pub(crate) fn allocate(&mut self) {
         for TypedBuffer { dtype, len, memory } in &mut self.0 {
             *memory = BufferState::Closed(Flat::zeros(*dtype, *len));
         }
     }
 
-    /// Gives the parts memory, all zero, in which the ranks can read each other's, if there is such memory for all.
+    /// Allocates zeroed memory that all ranks can read, if that is possible for every type. Otherwise allocates
+    /// private memory.
     pub(crate) fn allocate_together(&mut self, comm: &mut Communicator) -> Result<()> {
         let mut all_open = true;
         for TypedBuffer { dtype, len, memory } in &mut self.0 {
@@ -87,7 +88,7 @@ impl ShardBuffer {
         Ok(())
     }
 
-    /// Opens from now on in the manner of the communicator that ranks share the model by.
+    /// Inherits the timeout and the reduction order of the communicator of the replica.
     pub(crate) fn follow(&mut self, comm: &Communicator) {
         for buffer in &mut self.0 {
             if let BufferState::Openable(_, opener) = &mut buffer.memory {
@@ -96,12 +97,12 @@ impl ShardBuffer {
         }
     }
 
-    /// Whether ranks read each other's parts.
+    /// Returns `true` if ranks read each other's shards.
     pub(crate) fn are_read(&self) -> bool {
         self.0.iter().any(|buffer| matches!(buffer.memory, BufferState::Openable(..) | BufferState::Open(_)))
     }
 
-    /// Values of this rank's own parts.
+    /// Returns values of this rank's own shard.
     pub(crate) fn slice(&self, start: ShardOffset, at: usize, len: usize) -> Result<Values<'_>> {
         let offset = start.offset + at;
         match &self.0[start.buffer].memory {
@@ -111,9 +112,9 @@ impl ShardBuffer {
         }
     }
 
-    /// The same, to change.
+    /// Returns values of this rank's own shard, to change them.
     pub(crate) fn slice_mut(&mut self, start: ShardOffset, at: usize, len: usize) -> Result<ValuesMut<'_>> {
-        // It is closed at the end of each pass, unless that has failed.
+        // Each pass closes the windows at its end, unless it has failed.
         self.close()?;
         match &mut self.0[start.buffer].memory {
             BufferState::Closed(flat) | BufferState::Openable(flat, _) => {
@@ -123,7 +124,7 @@ impl ShardBuffer {
         }
     }
 
-    /// Copies a rank's values of a part that is open.
+    /// Copies values of another rank's shard, through an open window.
     pub(crate) fn read(
         &mut self,
         rank: usize,
@@ -137,8 +138,8 @@ impl ShardBuffer {
         }
     }
 
-    /// Lets the others read this rank's parts, and waits until theirs may be read, unless they may already. Every rank calls
-    /// this.
+    /// Opens the windows: the others can read this rank's shards, and this rank can read theirs. Does nothing if they
+    /// are open. Every rank calls this.
     pub(crate) fn open(&mut self) -> Result<()> {
         self.transition(|memory| match memory {
             BufferState::Openable(flat, comm) => flat.open(comm).map(BufferState::Open),
@@ -146,7 +147,7 @@ impl ShardBuffer {
         })
     }
 
-    /// Waits until nobody reads this rank's parts any more, if somebody may. Every rank calls this.
+    /// Waits until no rank reads this rank's shards, and closes the windows. Every rank calls this.
     pub(crate) fn close(&mut self) -> Result<()> {
         self.transition(|memory| match memory {
             BufferState::Open(window) => window.close().map(|(comm, flat)| BufferState::Openable(flat, comm)),
@@ -154,7 +155,8 @@ impl ShardBuffer {
         })
     }
 
-    /// Turns the memory of each type into another, up to the first at which that fails: what this rank has there stays.
+    /// Changes the state of each buffer, up to the first failure. A failed buffer becomes private and keeps its
+    /// values.
     fn transition(
         &mut self,
         transition: impl Fn(BufferState) -> Result<BufferState, (Flat, Error)>,

@@ -1,4 +1,4 @@
-//! What a rank of [`Fsdp`] holds, for checkpoints: its part of every strip, as the optimizer changes it, and all buffers.
+//! The state that a rank of [`Fsdp`] has in a checkpoint: its shard of every flat parameter, and all buffers.
 
 use super::options::Degrees;
 use super::{Fsdp, layout};
@@ -78,10 +78,10 @@ impl<A> Shards for Fsdp<A> {
     }
 }
 
-/// What a rank holds of one parameter.
+/// The values that a rank holds of one parameter.
 #[derive(Clone, Copy)]
 enum HeldState {
-    /// A piece of its part of a strip, and the strip's place.
+    /// A chunk of its shard of a flat parameter, and the position of the flat parameter.
     Part((usize, usize), layout::ShardChunk),
     /// All of a buffer.
     ReplicatedParameter(layout::ReplicatedParameter),
@@ -99,13 +99,14 @@ impl HeldState {
 }
 
 impl<A> Fsdp<A> {
-    /// Everything that this rank holds, in the order in which checkpoints number it.
+    /// Returns everything that this rank holds, in the order of the checkpoint.
     fn held_chunks(&self) -> Vec<HeldState> {
         let parts = self.chunks().into_iter().map(|(place, chunk)| HeldState::Part(place, chunk));
         parts.chain(self.plan.layout.buffers().map(HeldState::ReplicatedParameter)).collect()
     }
 
-    /// That all ranks have the same frozen parameters, where each has all of them and saves a part.
+    /// Returns an error unless all ranks have the same frozen parameters. It compares only if each rank has all of
+    /// them and saves a part.
     fn check_frozen(&mut self) -> Result<()> {
         let Degrees { shards, frees, .. } = self.plan.degrees;
         if frees || shards == 1 {
@@ -144,7 +145,8 @@ impl<A> Fsdp<A> {
         ShardMetadata { chunks, copy: replicas.rank(), copies: replicas.world_size() }
     }
 
-    /// Where this rank keeps a piece: the place of its strip, and the piece with its offset in this rank's part; or a buffer.
+    /// Returns this rank's location of a chunk: the position of its flat parameter and the chunk in this rank's
+    /// shard, or a buffer.
     fn locate_chunk(&self, chunk: Chunk) -> Result<HeldState> {
         let index = chunk.parameter;
         let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
@@ -162,7 +164,7 @@ impl<A> Fsdp<A> {
     }
 }
 
-/// A piece as others see it.
+/// Converts a chunk of a shard to a chunk of a parameter.
 const fn outside(chunk: layout::ShardChunk) -> Chunk {
     Chunk { parameter: chunk.parameter, offset: chunk.offset, len: chunk.len }
 }

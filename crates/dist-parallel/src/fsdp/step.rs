@@ -1,4 +1,4 @@
-//! One step of sharded training: the plan's actions, for each of this rank's micro-batches.
+//! One step of sharded training: the plan's actions for each of this rank's micro-batches.
 
 use dist_collectives::ReduceOp;
 
@@ -11,29 +11,32 @@ use crate::tree::sum_of;
 use crate::unreported::without_gradient;
 use crate::{BoxError, Error, Loss, Params, Result, Saved, StepReport, Values, ValuesMut};
 
-/// A micro-batch's input, and the function that computes its loss and the loss's gradient.
+/// The input of a micro-batch, and the function that computes its loss and the loss's gradient.
 type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
 
-/// Where one micro-batch is.
+/// The state of one micro-batch.
 pub(super) struct MicroBatchPass<A> {
-    /// What the last block gave; `None` if this rank has no micro-batch, or nobody wants a gradient.
+    /// The output of the last block. `None` if this rank has no micro-batch, or if the last gradient was not needed.
     pub(super) current: Option<A>,
-    /// What each unit's blocks keep for their backward.
+    /// The activations that each unit's blocks save for their backward.
     pub(super) saved: Vec<Vec<Saved>>,
 }
 
 impl<A> Fsdp<A> {
-    /// Computes the mean gradients of `micro_batches` micro-batches, and of those that were accumulated before, on all
-    /// ranks. `batch` gives an input by the micro-batch's number, and the function that computes the [`Loss`], which says
-    /// what the means are over, and its gradient from the model's output.
+    /// Computes the mean gradients of `micro_batches` micro-batches of all ranks, accumulated ones included.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// `batch` receives the number of a micro-batch. It returns the input and a function that computes the [`Loss`]
+    /// and its gradient from the model's output. The type of the loss decides between a mean over micro-batches and a
+    /// weighted mean.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// If `batch`, a block or the loss fails, a gradient is reported twice or does not look like its parameter, if a block
-    /// [changes a parameter](Error::ChangedByBlock) by itself and ranks share the parameter, if the ranks were not all asked for the same number of micro-batches or all for none, if only some of the step's
-    /// micro-batches say how much they count or all of them count for nothing, or if communication fails.
+    /// `batch`, a block or the loss fails; a gradient is reported twice or differs from its parameter in type or
+    /// length; a block [changes a sharded parameter](Error::ChangedByBlock); the ranks call for different numbers of
+    /// micro-batches, or all for none; only some micro-batches have a weight, or the sum of weights is 0;
+    /// communication fails.
     pub fn step<C: Loss, L>(
         &mut self,
         micro_batches: usize,
@@ -47,20 +50,19 @@ impl<A> Fsdp<A> {
         self.step_of(self.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
     }
 
-    /// Computes the mean gradients of the micro-batches that the ranks have, and of those that were accumulated before:
-    /// `own` of them this rank, none if it has run out; `batch` is given their numbers on this rank. `None`, on every rank, if
-    /// none has any: training is over.
+    /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this
+    /// rank, 0 if it has run out. Returns `None` on every rank if no rank has any: training is over.
     ///
-    /// A rank that has run out does not count: sums are divided by the number of micro-batches that were computed, or by
-    /// [what they count](Loss). It goes on taking steps, because the others need its part of the parameters, and these go on
-    /// changing. Ranks that share a copy make as many rounds as the one of them that has the most micro-batches, and in each
-    /// add up what those have that have one; then the rounds are summed.
+    /// A rank that has run out has no weight. Sums are divided by the number of micro-batches that were computed, or
+    /// by their [weights](Loss). The rank still takes every step, because the others need its shard of the
+    /// parameters. The ranks of a replica run as many rounds as their longest rank needs. Each round sums the ranks
+    /// that have a micro-batch in it. Then the rounds are summed.
     ///
-    /// The closure is given the number of a micro-batch among this rank's own. If all ranks read the same data, each has to take
-    /// other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
+    /// `batch` receives the number of a micro-batch among this rank's own. If all ranks read the same data, each must
+    /// take other examples from it: [`data`](crate::data) shows how, and the mistake that gives all ranks the same.
     ///
     /// # Errors
-    /// As for [`step`](Self::step); if some ranks take a step of another kind.
+    /// The errors of [`step`](Self::step), and a step of another kind on some ranks.
     #[doc(alias = "Join")]
     pub fn join<C: Loss, L>(
         &mut self,
@@ -79,7 +81,7 @@ impl<A> Fsdp<A> {
         }
     }
 
-    /// A step that has [begun](Self::begin_to_compute) before anything was asked for.
+    /// Takes a step. The caller has called [`begin_to_compute`](Self::begin_to_compute).
     fn step_of<C: Loss, L>(
         &mut self,
         descriptor: StepDescriptor,
@@ -100,7 +102,7 @@ impl<A> Fsdp<A> {
         Ok(report)
     }
 
-    /// Does what gives the mean loss of so many micro-batches, and says what it took.
+    /// Runs `compute`, which returns the mean loss and the number of micro-batches, and reports its time and bytes.
     pub(super) fn reported(
         &mut self,
         compute: impl FnOnce(&mut Self) -> Result<(f32, usize)>,
@@ -117,15 +119,17 @@ impl<A> Fsdp<A> {
         bytes_sent(&self.world) + self.groups.bytes_sent()
     }
 
-    /// Computes gradients that the next step adds to its own. Where gradients are sharded, each rank keeps its part of
-    /// them. Several calls and a step give what one step with all their micro-batches gives, if that one deals the same.
-    /// All micro-batches of a step have [losses](Loss) of one kind.
+    /// Computes gradients that the next step adds to its own. If gradients are sharded, each rank keeps its shard of
+    /// them.
     ///
-    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the same examples:
-    /// [`data`](crate::data) shows that mistake and what to write instead.
+    /// Several calls and a step give the result of one step with all their micro-batches, if both assign them alike.
+    /// All micro-batches of a step have a [loss](Loss) of one type.
+    ///
+    /// Take the data of a micro-batch from its number. An iterator that the closure advances gives every rank the
+    /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// As for [`step`](Self::step).
+    /// The errors of [`step`](Self::step).
     #[doc(alias = "no_sync")]
     pub fn accumulate<C: Loss, L>(
         &mut self,
@@ -145,10 +149,10 @@ impl<A> Fsdp<A> {
         Ok(())
     }
 
-    /// Computes the mean gradients of what was accumulated.
+    /// Computes the mean gradients of the accumulated micro-batches.
     ///
     /// # Errors
-    /// If nothing was accumulated, or as for [`step`](Self::step).
+    /// Nothing was accumulated, and the errors of [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
         self.world.announce(STEP, "synchronise");
         self.begin_to_compute();
@@ -160,13 +164,13 @@ impl<A> Fsdp<A> {
         StepDescriptor::new(call, self.micro_batches + micro_batches, weighted)
     }
 
-    /// Begins to gather the first units of the next forward. Without it the forward begins with that. A rank that shares its
-    /// copy with no other, as in a world of one, has nothing to gather. Every rank calls this.
+    /// Starts to gather the first units of the next forward. Otherwise the forward itself does. Nothing happens if
+    /// this rank shares its replica with no other, as in a world of one. Every rank calls this.
     ///
     /// # Errors
-    /// If an earlier call has gathered what nothing has used or freed since: a forward uses it, and an
-    /// [update](Self::update), [setting](Self::set_shard) or [looking at](Self::for_each_parameter) parameters and loading a
-    /// checkpoint free it. If the strategy does not shard parameters. If there is no memory.
+    /// The strategy does not shard parameters. There is no memory. An earlier prefetch is unused: a forward uses it.
+    /// An [update](Self::update), [`set_shard`](Self::set_shard), [`for_each_parameter`](Self::for_each_parameter) or
+    /// loading a checkpoint frees it.
     pub fn prefetch(&mut self) -> Result<()> {
         self.announce("prefetch");
         if !self.plan.options.strategy.shards_parameters() {
@@ -186,8 +190,8 @@ impl<A> Fsdp<A> {
         Ok(())
     }
 
-    /// All micro-batches of one call, which was given a number to deal to the ranks or, where they join, this rank's own. Gives
-    /// how many there are since the last step.
+    /// Runs all micro-batches of one call. `given` is their number on all ranks or, for a join, on this rank. Returns
+    /// the number of micro-batches since the last step.
     fn rounds<C: Loss, L>(
         &mut self,
         descriptor: StepDescriptor,
@@ -227,7 +231,7 @@ impl<A> Fsdp<A> {
         Ok(micro_batches)
     }
 
-    /// How many rounds this rank's copy makes whose ranks bring so many micro-batches each: as many as all of them need.
+    /// Returns the number of rounds of this rank's replica: the largest `own` of its ranks.
     fn rounds_of_copy(&mut self, own: usize) -> Result<usize> {
         let mut most = [own as u64];
         if self.plan.degrees.each_round {
@@ -236,7 +240,7 @@ impl<A> Fsdp<A> {
         Ok(usize::try_from(most[0]).unwrap_or(usize::MAX))
     }
 
-    /// One micro-batch, or what others need this rank for in theirs.
+    /// Runs one micro-batch, or the part of the other ranks' micro-batches that needs this rank.
     fn pass<C: Loss, L>(&mut self, batch: Option<(A, L)>) -> Result<WeightedLoss>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
@@ -244,7 +248,7 @@ impl<A> Fsdp<A> {
         if batch.is_some() {
             self.buffers.record_forward();
         }
-        // Of a parameter that every model has, only the optimizer's part counts after the update.
+        // After an update, only the optimizer's shard of a replicated parameter has an effect.
         let Self { parameters, model, plan, .. } = &mut *self;
         let keeps_parts = plan.degrees.shards > 1 && !plan.degrees.frees;
         if keeps_parts {
@@ -260,7 +264,7 @@ impl<A> Fsdp<A> {
         for place in 0..ahead {
             self.act(self.backward[place], &mut pass)?;
         }
-        // Neutral where there is nothing, so that sums do not depend on it.
+        // Without a micro-batch, the loss is neutral and the sum does not depend on it.
         let mut counted = (-0.0, 0);
         if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
             let (loss, gradient) = loss(output).map_err(Error::compute)?;
@@ -308,7 +312,7 @@ impl<A> Fsdp<A> {
         Ok(())
     }
 
-    /// Ends a step: gives the mean loss.
+    /// Ends a step and returns the mean loss.
     fn finish(&mut self, descriptor: StepDescriptor, micro_batches: usize) -> Result<f32> {
         let mut consensus =
             StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used_mut());
@@ -327,7 +331,7 @@ impl<A> Fsdp<A> {
         Ok(loss)
     }
 
-    /// Sums losses in the order of gradients.
+    /// Sums losses in the order of the gradients.
     fn mean_loss(&mut self, count: usize) -> Result<f32> {
         let mut losses = std::mem::take(&mut self.losses);
         let shards = &mut self.groups.shards;
@@ -341,8 +345,8 @@ impl<A> Fsdp<A> {
         Ok(loss[0])
     }
 
-    /// That all ranks were asked for the same, and for something. Gives how many micro-batches that is, those included that were
-    /// accumulated before, and those that ranks bring of their own.
+    /// Returns an error unless all ranks have called for the same step. Returns its number of micro-batches, with
+    /// those accumulated before and those that ranks bring to a join.
     pub(super) fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<usize> {
         let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
         self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;

@@ -1,4 +1,4 @@
-//! What fills strips up to a multiple of the ranks: zero, whatever happens, and seen by nobody. Where nothing is gathered.
+//! Padding of flat parameters stays zero. Shards are read in place if memory is shared.
 
 use std::{fs, slice};
 
@@ -9,7 +9,7 @@ use rstest::rstest;
 use super::*;
 use crate::{AdamW, AdamWOptions, Block, BoxError, Checkpoints, FloatType, Ready, Saved, Slot};
 
-/// The input plus the sum of all parameters, each times its number.
+/// Adds to the input the sum of all parameters, each times its index.
 struct Weighted {
     infos: [ParamInfo; 1],
     slot: Slot,
@@ -51,8 +51,7 @@ impl Block<f32> for Weighted {
     }
 }
 
-/// Of all units 8 values on 4 ranks, in which memory is used for one after the other; and one that most ranks have
-/// nothing of.
+/// The lengths of the units. They reuse memory of 8 values on 4 ranks; most ranks have no value of the fourth.
 const LENS: [u8; 5] = [8, 5, 7, 1, 6];
 
 fn model() -> Sequence<f32> {
@@ -67,7 +66,7 @@ fn all_zero(part: Values<'_>, from: usize) -> bool {
     values[from..].iter().all(|value| value.to_bits() == 0)
 }
 
-/// Values of all parameters and of AdamW's two numbers for each, in the files of a checkpoint.
+/// Returns the number of values in the files of a checkpoint: the parameters and AdamW's two numbers for each.
 fn values_in_files(directory: &std::path::Path) -> usize {
     let mut paths = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let step = paths.find(|path| path.is_dir()).unwrap();
@@ -135,7 +134,7 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
     assert_eq!(values_in_files(folder.path()), 3 * LENS.iter().map(|&len| usize::from(len)).sum::<usize>());
 }
 
-/// Bytes that a rank sends of parameters and gradients in a step, if they are all that is sent.
+/// Returns the bytes that a rank sends in a step, if it sends only parameters and gradients.
 fn bytes_of_step(network: sim::Network, options: &FsdpOptions, reads: bool) -> u64 {
     let options = options.clone();
     let gathers_updates = !reads && options.strategy == ShardingStrategy::ShardGradOp;
@@ -157,7 +156,7 @@ fn parameters_of_one_type_are_read_where_memory_is_shared_and_nothing_is_sent_of
     let gradients: usize = LENS.iter().map(|&len| usize::from(len).div_ceil(2) * size_of::<f32>()).sum();
     assert_eq!(bytes_of_step(network(), &full, true), gradients as u64);
     assert!(bytes_of_step(sim::Network::new(2), &full, false) > gradients as u64);
-    // What is not allocated can be read by others there as well.
+    // Other ranks can read private memory there as well.
     assert_eq!(bytes_of_step(network().without_heap(1), &full, true), gradients as u64);
     for strategy in [ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard] {
         bytes_of_step(network(), &FsdpOptions::new(strategy), false);
@@ -166,7 +165,7 @@ fn parameters_of_one_type_are_read_where_memory_is_shared_and_nothing_is_sent_of
     bytes_of_step(network(), &full.with_precision(wide), false);
 }
 
-/// Says that it has filled its two values, and calls back with so many, if at all.
+/// A model that claims to have filled its two values, and calls back with `len` values, or never.
 struct Careless {
     infos: [ParamInfo; 1],
     called_with: Option<usize>,
@@ -212,7 +211,7 @@ fn no_rank_waits_for_all_that_another_does_with_units() {
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
         let mut fsdp = Fsdp::new(comm, model(), &options).unwrap();
         assert!(fsdp.parameters.are_read());
-        // Far longer than a call may last, all units together.
+        // All units together take far longer than the timeout of one call.
         let read = fsdp.for_each_parameter(|_, _| {
             if rank == 0 {
                 runtime.sleep(each);

@@ -11,11 +11,11 @@ use crate::number::Number;
 use crate::values::with_both;
 use crate::{FloatType, Result, Values, ValuesMut};
 
-/// Adam with decoupled weight decay ([Loshchilov and Hutter](https://arxiv.org/abs/1711.05101)), with the
-/// semantics of PyTorch's `AdamW`.
+/// Adam with decoupled weight decay ([Loshchilov and Hutter](https://arxiv.org/abs/1711.05101)), with the semantics
+/// of PyTorch's `AdamW`.
 ///
-/// At step t of a slice, with gradient g, parameter p and learning rate η: p −= η·weight_decay·p;
-/// m += (1 − β₁)(g − m); v = β₂·v + (1 − β₂)·g²; p −= η/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε).
+/// At step t of a slice, with gradient g, parameter p and learning rate η: p −= η·weight_decay·p; m += (1 − β₁)(g −
+/// m); v = β₂·v + (1 − β₂)·g²; p −= η/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε).
 #[derive(Debug)]
 pub struct AdamW {
     options: AdamWOptions,
@@ -28,13 +28,13 @@ pub struct AdamW {
 pub struct AdamWOptions {
     /// The learning rate η; 0.001 by default.
     pub learning_rate: f64,
-    /// How much the mean of the gradients keeps each step; 0.9 by default.
+    /// The decay β₁ of the mean of gradients; 0.9 by default.
     pub beta1: f64,
-    /// How much the mean of their squares keeps each step; 0.999 by default.
+    /// The decay β₂ of the mean of squared gradients; 0.999 by default.
     pub beta2: f64,
-    /// What keeps the division from one by zero; 1e-8 by default.
+    /// The ε in the denominator, which prevents a division by zero; 1e-8 by default.
     pub epsilon: f64,
-    /// The share of a parameter that is taken away each step, times η; 0.01 by default.
+    /// The fraction of a parameter that is subtracted each step, times η; 0.01 by default.
     pub weight_decay: f64,
 }
 
@@ -44,20 +44,20 @@ impl Default for AdamWOptions {
     }
 }
 
-/// What is kept of one slice.
+/// The state of one slice.
 #[derive(Debug)]
 struct Moments {
     mean: Kept,
     square: Kept,
-    /// β₁ᵗ and β₂ᵗ, by repeated multiplication: the same bits everywhere, which a power function does not promise.
+    /// β₁ᵗ and β₂ᵗ, by repeated multiplication. It gives the same bits everywhere, unlike a power function.
     powers: (f64, f64),
 }
 
 impl AdamW {
-    /// An optimizer that has made no step.
+    /// Returns an optimizer without state.
     ///
     /// # Errors
-    /// If a setting is negative or not finite, or a β is not below 1.
+    /// A setting is negative or not finite, or a β is not below 1.
     pub fn new(options: AdamWOptions) -> Result<Self> {
         check("the learning rate", options.learning_rate, options.learning_rate >= 0.0)?;
         check("beta1", options.beta1, (0.0..1.0).contains(&options.beta1))?;
@@ -67,11 +67,11 @@ impl AdamW {
         Ok(Self { options, groups: None, moments: Vec::new() })
     }
 
-    /// With options of their own for some parameters. A slice's number is then its parameter's in the list that the
-    /// groups were made of, as it is for every trainer. What is kept of a slice is the same whatever its group.
+    /// Returns this optimizer with options for some parameters. The number of a slice must be the index of its
+    /// parameter in the list of the groups, as for every trainer. The state of a slice does not depend on its group.
     ///
     /// # Errors
-    /// If an option is negative or not finite, naming the parameter.
+    /// An option is negative or not finite. The error names the parameter.
     pub fn with_groups(self, groups: ParamGroups) -> Result<Self> {
         Ok(Self { groups: Some(groups.checked()?), ..self })
     }

@@ -1,18 +1,17 @@
-//! Options of an optimizer that some parameters have of their own.
+//! Optimizer options for single parameters.
 
 use crate::{Error, ParamInfo, Result, params};
 
 use super::{OptimizerSetting, check};
 
-/// Which parameters of a model are trained with options of their own: parameter groups, where those that have the same
-/// options are a group.
+/// Optimizer options by parameter. Parameters with equal options form a parameter group.
 ///
-/// [`Sgd::with_groups`](crate::Sgd::with_groups) and [`AdamW::with_groups`](crate::AdamW::with_groups) take it. Every
-/// trainer numbers an optimizer's slices by the parameters of the whole model, so that it is made of their list wherever
-/// they lie: `model.infos()`, before the model is given away. A parameter that is another name of an earlier one has that
-/// one's options.
+/// [`Sgd::with_groups`](crate::Sgd::with_groups) and [`AdamW::with_groups`](crate::AdamW::with_groups) take it.
+/// Create it from `model.infos()` before you give the model to a trainer. Every trainer numbers an optimizer's slices
+/// by this list, wherever the parameters lie. A tied parameter has the options of the parameter that it is tied to.
 ///
-/// Here what has fewer than two dims, biases and the scales of norms, does not decay, and the embedding learns more slowly:
+/// In this example parameters with fewer than two dims, such as biases and norm scales, do not decay. The embedding
+/// learns more slowly:
 ///
 /// ```
 /// use dist_parallel::{AdamW, AdamWOptions, FloatType, Optimizer, ParamGroups, ParamInfo};
@@ -36,16 +35,16 @@ use super::{OptimizerSetting, check};
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamGroups {
     infos: Vec<ParamInfo>,
-    /// One for each parameter; those of another name of an earlier parameter are not used.
+    /// One entry per parameter. Those of tied parameters are not used.
     options: Vec<ParamOptions>,
 }
 
-/// What an optimizer does otherwise for one parameter. The default is nothing.
+/// The options of one parameter. The defaults change nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ParamOptions {
-    /// What the optimizer's learning rate, as a schedule sets it, is multiplied by; 1 by default.
+    /// The factor of the optimizer's learning rate; 1 by default.
     pub learning_rate_factor: f64,
-    /// The weight decay in place of the optimizer's; `None`, the default, leaves that.
+    /// The weight decay instead of the optimizer's; `None`, the default, for the optimizer's.
     pub weight_decay: Option<f64>,
 }
 
@@ -56,21 +55,21 @@ impl Default for ParamOptions {
 }
 
 impl ParamGroups {
-    /// All parameters of a model in one group, without options of their own.
+    /// Returns default options for all parameters of a model.
     ///
     /// # Errors
-    /// If two parameters have the same name, or one is said to be the same as another that it cannot be.
+    /// Two parameters have the same name, or a tie is invalid.
     pub fn new(infos: &[ParamInfo]) -> Result<Self> {
         params::validate(infos)?;
         Ok(Self { infos: infos.to_vec(), options: vec![ParamOptions::default(); infos.len()] })
     }
 
-    /// The parameters and their options, to be changed. Other names of earlier parameters are left out.
+    /// Returns the parameters and their options, to change them. Tied parameters are left out.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&ParamInfo, &mut ParamOptions)> {
         self.infos.iter().zip(&mut self.options).filter(|(info, _)| info.same_as.is_none())
     }
 
-    /// The options of the parameter with this name, to be changed.
+    /// Returns the options of the parameter with this name, to change them.
     ///
     /// # Errors
     /// [`UnknownName`](Error::UnknownName) if there is none.
@@ -81,12 +80,12 @@ impl ParamGroups {
         Ok(&mut self.options[original])
     }
 
-    /// The parameter that this one is another name of, or itself.
+    /// Returns the parameter that this one is tied to, or itself.
     fn original(&self, parameter: usize) -> usize {
         self.infos[parameter].same_as.unwrap_or(parameter)
     }
 
-    /// The settings of the parameters that have options of their own.
+    /// Returns the settings that differ from the optimizer's.
     pub(super) fn settings(&self) -> impl Iterator<Item = OptimizerSetting> {
         let own =
             self.options.iter().enumerate().filter(|(parameter, _)| self.original(*parameter) == *parameter);
@@ -101,7 +100,7 @@ impl ParamGroups {
         })
     }
 
-    /// These groups, if their options make sense.
+    /// Returns these groups if all options are in range.
     pub(super) fn checked(mut self) -> Result<Self> {
         for (info, &mut ParamOptions { learning_rate_factor, weight_decay }) in self.iter_mut() {
             let settings = [
@@ -120,7 +119,7 @@ impl ParamGroups {
     }
 }
 
-/// The learning rate and the weight decay of a slice, given those of the optimizer.
+/// Returns the learning rate and the weight decay of a slice, given those of the optimizer.
 pub(super) fn rate_and_decay(
     groups: Option<&ParamGroups>,
     slice: usize,

@@ -1,4 +1,4 @@
-//! Optimizers on flat slices: what they keep between steps belongs to a slice, not to a model.
+//! Optimizers on flat slices: their state belongs to a slice, not to a model.
 //!
 //! The same slices, gradients and settings give the same bits, on any number of ranks.
 
@@ -18,71 +18,72 @@ pub use state::{SliceState, SliceStateMut, StateLayout};
 
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
-/// Changes parameters by their gradients.
+/// An algorithm that updates parameters by their gradients.
 pub trait Optimizer {
-    /// Makes one step for one slice of parameters. The caller numbers its slices; what was kept from the steps
-    /// before is kept by number. A slice without a gradient is left out, and then nothing of it changes.
+    /// Makes one step for one slice of parameters. The caller numbers its slices, and the state of earlier steps is
+    /// stored by this number. A slice without a gradient is skipped, and its state does not change.
     ///
-    /// Half types are calculated in `f32`, and what is kept for them is `f32`.
+    /// Half types are computed in `f32`, with state in `f32`.
     ///
     /// # Errors
-    /// If parameters and gradients differ in type or length, or differ from the last step's.
+    /// Parameters and gradients differ in type or length, or differ from the last step.
     fn update(&mut self, slice: usize, parameters: ValuesMut<'_>, gradients: Values<'_>) -> Result<()>;
 
-    /// The present learning rate, which [groups](ParamGroups) have a multiple of.
+    /// Returns the current learning rate, to which [groups](ParamGroups) apply a factor.
     fn learning_rate(&self) -> f64;
 
     /// Sets the learning rate of the following steps.
     ///
     /// # Errors
-    /// If it is negative or not finite.
+    /// It is negative or not finite.
     fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()>;
 
-    /// The settings by which it changes parameters, in an order that depends on its kind only. All ranks of a training have to
-    /// have the same: trainers compare them, and the error names the one that differs. By default the learning rate.
+    /// Returns the settings of an update, in an order that depends only on the kind of the optimizer. All ranks of a
+    /// training must have the same settings: trainers compare them, and the error names the one that differs. The
+    /// default is the learning rate.
     fn settings(&self) -> Vec<OptimizerSetting> {
         vec![OptimizerSetting::new("the learning rate", self.learning_rate())]
     }
 
-    /// What a checkpoint calls this kind of optimizer.
+    /// Returns the name of this kind of optimizer in checkpoints.
     fn name(&self) -> &'static str;
 
-    /// What is kept of a slice of parameters of this type.
+    /// Returns the layout of the state for a slice of parameters of this type.
     fn layout(&self, parameters: FloatType) -> StateLayout;
 
-    /// What has been kept of a slice; `None` if it has made no step, or nothing is kept of any.
+    /// Returns the state of a slice. `None` if the slice has made no step, or if the optimizer has no state.
     fn state(&self, slice: usize) -> Option<SliceState<'_>>;
 
-    /// The numbers of the slices of which something has been kept, so that a save leaves none out.
+    /// Returns the numbers of the slices with state, so that a save omits none.
     fn slices_with_state(&self) -> Vec<usize>;
 
-    /// Makes room for what is kept of a slice of `len` parameters of this type, all zeros, in place of what was kept
-    /// of it. It then counts as having made a step.
+    /// Replaces the state of a slice of `len` parameters by zeros and returns it, to be filled. The slice then counts
+    /// as having made a step.
     fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_>;
 
-    /// Forgets what has been kept of all slices.
+    /// Drops the state of all slices.
     fn clear_state(&mut self);
 }
 
-/// One setting of an optimizer, or what it is for one parameter.
+/// A setting of an optimizer, for all parameters or for one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OptimizerSetting {
-    /// What it is, as it is read in an error: "the learning rate".
+    /// The name in errors, such as "the learning rate".
     pub name: &'static str,
-    /// The parameter that it is for, by its index in the model; `None` if it is for all.
+    /// The index of the parameter in the model. `None` if the setting is for all parameters.
     pub parameter: Option<usize>,
-    /// Its value.
+    /// The value.
     pub value: f64,
 }
 
 impl OptimizerSetting {
-    /// A setting for all parameters.
+    /// Returns a setting for all parameters.
     pub const fn new(name: &'static str, value: f64) -> Self {
         Self { name, parameter: None, value }
     }
 }
 
-/// What is kept of one slice: as many values as the slice has, in the type that is calculated in.
+/// An array of state: one value per value of the slice, in the type of the computation.
 #[derive(Debug)]
 enum Kept {
     F32(Vec<f32>),
@@ -112,7 +113,7 @@ impl Kept {
     }
 }
 
-/// The type that is calculated in for parameters of a type.
+/// Returns the type in which updates of parameters of this type are computed.
 const fn calculated(parameters: FloatType) -> FloatType {
     match parameters {
         FloatType::F64 => FloatType::F64,
@@ -120,11 +121,11 @@ const fn calculated(parameters: FloatType) -> FloatType {
     }
 }
 
-/// A type that optimizers calculate in.
+/// A type in which updates are computed.
 trait Calculated: num_traits::Float {
     const DTYPE: FloatType;
     fn from_setting(value: f64) -> Self;
-    /// `None` if the values kept are of the other type.
+    /// Returns `None` if the array has the other type.
     fn of(kept: &mut Kept) -> Option<&mut [Self]>;
 }
 
@@ -159,17 +160,17 @@ impl Calculated for f64 {
     }
 }
 
-/// The values kept of a slice of `len` values.
+/// Returns the state array of a slice of `len` values.
 fn kept<M: Calculated>(kept: &mut Kept, slice: usize, len: usize) -> Result<&mut [M]> {
     M::of(kept).filter(|values| values.len() == len).ok_or(Error::SliceChanged { slice })
 }
 
-/// The numbers of the slices that have an entry.
+/// Returns the numbers of the slices that have an entry.
 fn numbers<T>(entries: &[Option<T>]) -> Vec<usize> {
     entries.iter().enumerate().filter(|(_, entry)| entry.is_some()).map(|(number, _)| number).collect()
 }
 
-/// The entry of a slice, which need not exist yet.
+/// Returns the entry of a slice, which is created if needed.
 fn entry<T>(entries: &mut Vec<Option<T>>, slice: usize) -> &mut Option<T> {
     if entries.len() <= slice {
         entries.resize_with(slice + 1, || None);

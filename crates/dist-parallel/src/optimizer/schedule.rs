@@ -1,9 +1,9 @@
-//! Learning rates that depend on the step.
+//! Learning-rate schedules.
 
 use std::f64::consts::PI;
 
-/// The learning rate as a function of the step's number. Nothing is kept from step to step, so that a training goes on
-/// from any step.
+/// The learning rate as a function of the number of the step. It has no state, so a training can continue from any
+/// step.
 ///
 /// ```
 /// use dist_parallel::{Decay, LearningRateSchedule};
@@ -14,42 +14,42 @@ use std::f64::consts::PI;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearningRateSchedule {
-    /// The learning rate where nothing has fallen yet and nothing rises any more.
+    /// The learning rate after the warmup and before any decay.
     pub peak: f64,
-    /// Over how many steps it rises from 0, in equal parts.
+    /// The number of steps in which the rate rises linearly from 0.
     pub warmup: u64,
-    /// How it falls from the first step on, while it rises too.
+    /// The decay from the first step on, also during the warmup.
     pub decay: Decay,
 }
 
-/// How a learning rate falls.
+/// The decay of a learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Decay {
-    /// It does not.
+    /// No decay.
     None,
-    /// In equal parts, over so many steps, to this share of the peak.
+    /// Linear decay to a fraction of the peak.
     Linear {
-        /// Over how many steps.
+        /// The number of steps.
         steps: u64,
-        /// The share of the peak at their end, and from then on.
+        /// The fraction of the peak after these steps.
         to: f64,
     },
-    /// Along half a wave of the cosine, over so many steps, to this share of the peak.
+    /// Cosine decay, half a period, to a fraction of the peak.
     Cosine {
-        /// Over how many steps.
+        /// The number of steps.
         steps: u64,
-        /// The share of the peak at their end, and from then on.
+        /// The fraction of the peak after these steps.
         to: f64,
     },
 }
 
 impl LearningRateSchedule {
-    /// A learning rate that stays as it is.
+    /// Returns a constant learning rate.
     pub const fn constant(rate: f64) -> Self {
         Self { peak: rate, warmup: 0, decay: Decay::None }
     }
 
-    /// The learning rate of a step; the first is step 1.
+    /// Returns the learning rate of a step. The first is step 1.
     pub fn at(&self, step: u64) -> f64 {
         let rise = if step < self.warmup { step as f64 / self.warmup as f64 } else { 1.0 };
         let passed = |steps: u64| match step.saturating_sub(1) {

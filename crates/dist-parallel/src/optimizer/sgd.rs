@@ -11,8 +11,8 @@ use crate::{FloatType, Result, Values, ValuesMut};
 
 /// Stochastic gradient descent, with the semantics of PyTorch's `SGD`.
 ///
-/// With gradient g, parameter p and learning rate η: g += weight_decay·p; with momentum µ, v = g at the first
-/// step and v = µ·v + g afterwards, and g becomes v, or g + µ·v in Nesterov's form; p −= η·g.
+/// With gradient g, parameter p and learning rate η: g += weight_decay·p. With momentum µ, v = g at the first step
+/// and v = µ·v + g afterwards. Then g becomes v, or g + µ·v in Nesterov's form. Finally p −= η·g.
 #[derive(Debug)]
 pub struct Sgd {
     options: SgdOptions,
@@ -32,14 +32,14 @@ pub struct SgdOptions {
     pub weight_decay: f64,
 }
 
-/// What earlier gradients do to a step.
+/// The use of earlier gradients in a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Momentum {
-    /// Nothing.
+    /// No momentum.
     None,
-    /// They add up, fading by this factor each step.
+    /// Momentum with this factor.
     Plain(f64),
-    /// They add up, fading by this factor each step, and the step looks one step ahead.
+    /// Nesterov momentum with this factor.
     Nesterov(f64),
 }
 
@@ -50,10 +50,10 @@ impl Default for SgdOptions {
 }
 
 impl Sgd {
-    /// An optimizer that has made no step.
+    /// Returns an optimizer without state.
     ///
     /// # Errors
-    /// If a setting is negative or not finite.
+    /// A setting is negative or not finite.
     pub fn new(options: SgdOptions) -> Result<Self> {
         check("the learning rate", options.learning_rate, options.learning_rate >= 0.0)?;
         check("the weight decay", options.weight_decay, options.weight_decay >= 0.0)?;
@@ -63,17 +63,17 @@ impl Sgd {
         Ok(Self { options, groups: None, velocities: Vec::new(), name: "sgd" })
     }
 
-    /// The same under another name, since its velocity is one of something else than gradients.
+    /// Returns this optimizer under another name, because its slices are not gradients.
     pub(crate) const fn named(mut self, name: &'static str) -> Self {
         self.name = name;
         self
     }
 
-    /// With options of their own for some parameters. A slice's number is then its parameter's in the list that the
-    /// groups were made of, as it is for every trainer. What is kept of a slice is the same whatever its group.
+    /// Returns this optimizer with options for some parameters. The number of a slice must be the index of its
+    /// parameter in the list of the groups, as for every trainer. The state of a slice does not depend on its group.
     ///
     /// # Errors
-    /// If an option is negative or not finite, naming the parameter.
+    /// An option is negative or not finite. The error names the parameter.
     pub fn with_groups(self, groups: ParamGroups) -> Result<Self> {
         Ok(Self { groups: Some(groups.checked()?), ..self })
     }

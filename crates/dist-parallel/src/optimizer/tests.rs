@@ -1,4 +1,4 @@
-//! The optimizers against their formulas, written for one value at a time.
+//! Compares the optimizers with their formulas for one value.
 
 use half::{bf16, f16};
 use rstest::rstest;
@@ -7,7 +7,7 @@ use super::*;
 use crate::ParamInfo;
 use crate::flat::Flat;
 
-/// One value's history under the textbook formulas of AdamW.
+/// The state of one value under the textbook formulas of AdamW.
 #[derive(Default)]
 struct ScalarAdamW {
     t: i32,
@@ -27,7 +27,7 @@ impl ScalarAdamW {
     }
 }
 
-/// One value's history under the formulas of SGD.
+/// The state of one value under the formulas of SGD.
 #[derive(Default)]
 struct ScalarSgd {
     v: Option<f64>,
@@ -48,7 +48,7 @@ impl ScalarSgd {
     }
 }
 
-/// Gradients that change sign and size from step to step, and are exact in every type.
+/// Returns gradients that change sign and size from step to step, and are exact in every type.
 fn gradients(step: usize) -> Vec<f32> {
     let sizes = [0.125, 0.25, 1.0, 64.0, 0.125, 0.125, 8.0];
     let numbers = (0..LEN).map(|index| (step * 31 + index * 17) % 23);
@@ -117,7 +117,7 @@ fn decaying(weight_decay: f64) -> (Sgd, AdamW) {
     (Sgd::new(SgdOptions { learning_rate, momentum, weight_decay }).unwrap(), AdamW::new(adamw).unwrap())
 }
 
-/// A matrix, a vector, another matrix, and another name of the first.
+/// Returns a matrix, a vector, another matrix, and a parameter tied to the first.
 fn infos() -> Vec<ParamInfo> {
     let shapes = [("w", vec![LEN, 1]), ("b", vec![LEN]), ("e", vec![1, LEN]), ("again", vec![LEN, 1])];
     let mut infos = Vec::from(shapes.map(|(name, shape)| ParamInfo::new(name, shape, FloatType::F32)));
@@ -125,7 +125,7 @@ fn infos() -> Vec<ParamInfo> {
     infos
 }
 
-/// What is not a matrix does not decay, and one matrix has a learning rate and a decay of its own.
+/// Returns groups in which only matrices decay, and one matrix has its own learning rate and decay.
 fn groups() -> ParamGroups {
     let mut groups = ParamGroups::new(&infos()).unwrap();
     for (info, options) in groups.iter_mut().filter(|(info, _)| info.shape.len() < 2) {
@@ -228,7 +228,7 @@ fn a_slice_of_another_model_than_that_of_the_groups_is_refused() {
     }
 }
 
-/// A step of a half type is the step of `f32` with the parameter rounded.
+/// A step of a half type is the step of `f32`, with the parameter rounded.
 #[rstest]
 fn half_types_are_calculated_in_f32(#[values(0, 1)] which: usize) {
     let [mut halves, mut singles] =
@@ -331,7 +331,7 @@ fn rounded(dtype: FloatType, values: &[f32]) -> Flat {
     flat
 }
 
-/// Copies what `from` has kept of slice 0 to slice `slice` of `to`, by way of the names.
+/// Copies the state of slice 0 of `from` to slice `slice` of `to`, by name.
 fn hand_over(from: &dyn Optimizer, to: &mut dyn Optimizer, slice: usize, dtype: FloatType) {
     assert_eq!((from.name(), from.layout(dtype)), (to.name(), to.layout(dtype)));
     let layout = from.layout(dtype);
