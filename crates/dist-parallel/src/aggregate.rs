@@ -1,4 +1,4 @@
-//! Making the gradients of one rank the mean over all ranks, for people with their own loop.
+//! Averaging of gradients over ranks, for a training loop of your own.
 
 use std::fmt;
 
@@ -11,56 +11,57 @@ use crate::loss::to_be_summed;
 use crate::reduce::{BUCKET_BYTES_MAX, groups, reduce};
 use crate::{BoxError, Error, FloatType, Loss, Result, Values, ValuesMut, agreement};
 
-/// A way to make every rank's gradients the mean over the ranks.
+/// A way to replace every rank's gradients by the mean over the ranks.
 ///
-/// Sums are in the canonical order of [`Communicator::all_reduce`], and divided once: every way gives the same bits. Sums of
-/// `f16` are carried as `f32`, in twice the bytes, and the mean is rounded to `f16` once.
+/// Sums are in the canonical order of [`Communicator::all_reduce`] and divided once, so all ways give the same bits.
+/// Sums of `f16` are `f32`, with twice the bytes, and the mean is rounded to `f16` once.
 pub trait GradientAggregator {
-    /// Replaces each of these slices by its mean over the slices at its place in the other ranks' lists.
+    /// Replaces each slice by the mean over the ranks' slices at its place in their lists.
     ///
     /// # Errors
-    /// If the lists differ, which every rank is told; if communication fails. The contents are then unspecified.
+    /// The lists differ: every rank gets the error. Communication fails. The contents are then unspecified.
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()>;
 
-    /// Replaces each of these slices, which count so much as a rank says of its own, by the sum of the slices at its place in
-    /// the other ranks' lists, divided once by what all of them count together: that is returned. What counts for nothing is
-    /// ignored; its rank gets the mean too. Where nothing counts, everything becomes +0.
+    /// Replaces each slice by the weighted mean over ranks: Σ slices / Σ counts. `count` is this rank's weight.
+    /// Returns Σ counts.
+    ///
+    /// A rank with weight 0 is ignored and gets the mean too. If all weights are 0, everything becomes +0.
     ///
     /// # Errors
-    /// As for [`aggregate`](Self::aggregate).
+    /// The errors of [`aggregate`](Self::aggregate).
     fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64>;
 
-    /// As [`aggregate`](Self::aggregate), but over the ranks that are present only, whose number is returned. What an
-    /// absent rank brings is ignored; it gets the mean too. With nobody present, everything becomes +0.
+    /// Replaces each slice by the mean over the present ranks, and returns their number. The slices of an absent rank
+    /// are ignored; it gets the mean too. If no rank is present, everything becomes +0.
     ///
-    /// So a rank that has run out of data neither keeps the others waiting nor counts.
+    /// With this, a rank that has run out of data does not delay the others.
     ///
     /// # Errors
-    /// As for [`aggregate`](Self::aggregate).
+    /// The errors of [`aggregate`](Self::aggregate).
     fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
         let ranks = self.aggregate_weighted(gradients, present.into())?;
         Ok(usize::try_from(ranks).unwrap_or(usize::MAX))
     }
 
-    /// Gives every rank the parameters of one of them: the server's, rank 0's where there is none.
+    /// Broadcasts the parameters of the server, or of rank 0 if there is none.
     ///
     /// # Errors
-    /// As for [`aggregate`](Self::aggregate).
+    /// The errors of [`aggregate`](Self::aggregate).
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()>;
 
-    /// Ends the job, so that no other rank waits for this one, and tells them why.
+    /// Aborts the job and tells the other ranks why, so that none waits for this one.
     fn abort(&mut self, why: &dyn fmt::Display);
 }
 
-/// One rank that trains alone: nothing is communicated.
+/// An aggregator for one rank that trains alone, without communication.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LocalAggregator;
 
-/// Every rank adds its part: an all_reduce.
+/// An aggregator with all_reduce.
 #[derive(Debug)]
 pub struct AllReduceAggregator(Lists);
 
-/// One rank, the server, collects the gradients, averages them, and returns the mean.
+/// An aggregator with a parameter server: one rank collects the gradients, averages them and returns the mean.
 #[derive(Debug)]
 pub struct ParameterServer {
     lists: Lists,
@@ -68,22 +69,22 @@ pub struct ParameterServer {
 }
 
 impl AllReduceAggregator {
-    /// Over the ranks of this group.
+    /// Returns an aggregator for the ranks of this group.
     pub const fn new(comm: Communicator) -> Self {
         Self(Lists { comm, agreed: None })
     }
 
-    /// Gives the group back.
+    /// Returns the group.
     pub fn into_communicator(self) -> Communicator {
         self.0.comm
     }
 }
 
 impl ParameterServer {
-    /// Over the ranks of this group, with rank `server` as the server.
+    /// Returns an aggregator for the ranks of this group, with rank `server` as the server.
     ///
     /// # Errors
-    /// If there is no such rank.
+    /// There is no such rank.
     pub fn new(comm: Communicator, server: usize) -> Result<Self> {
         let world_size = comm.world_size();
         if server >= world_size {
@@ -92,7 +93,7 @@ impl ParameterServer {
         Ok(Self { lists: Lists { comm, agreed: None }, server })
     }
 
-    /// Gives the group back.
+    /// Returns the group.
     pub fn into_communicator(self) -> Communicator {
         self.lists.comm
     }
@@ -153,7 +154,7 @@ impl GradientAggregator for ParameterServer {
     }
 }
 
-/// A choice of a [`GradientAggregator`]; it can be written down.
+/// The choice of a [`GradientAggregator`], for configuration files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Aggregation {
     /// [`LocalAggregator`].
@@ -163,16 +164,16 @@ pub enum Aggregation {
     AllReduce,
     /// [`ParameterServer`].
     ParameterServer {
-        /// The rank that is the server.
+        /// The rank of the server.
         server: usize,
     },
 }
 
 impl Aggregation {
-    /// The aggregator of this choice over the ranks of a group.
+    /// Returns the aggregator of this choice for the ranks of a group.
     ///
     /// # Errors
-    /// If the server is no rank of the group.
+    /// The group has no such server.
     pub fn over(self, comm: Communicator) -> Result<Box<dyn GradientAggregator>> {
         Ok(match self {
             Self::Local => Box::new(LocalAggregator),
@@ -182,9 +183,9 @@ impl Aggregation {
     }
 }
 
-/// Gradients as [`train_step`] takes them: a list of slices, in the same order on every rank.
+/// Gradients for [`train_step`]: a list of slices, in the same order on every rank.
 pub trait GradientSlices {
-    /// The slices.
+    /// Returns the slices.
     fn slices(&mut self) -> Vec<ValuesMut<'_>>;
 }
 
@@ -205,11 +206,11 @@ macro_rules! gradient_slices {
 
 gradient_slices! { f32 f64 f16 bf16 }
 
-/// One step of a loop of one's own: `compute` gives this rank's loss and gradients, `aggregator` makes the gradients
-/// the mean over all ranks, `apply` changes the parameters by them. Gives this rank's loss, or sum of losses, as it was
-/// computed.
+/// Takes one step of your own loop: `compute` returns this rank's loss and gradients, `aggregator` averages the
+/// gradients over the ranks, and `apply` updates the parameters. Returns this rank's loss or sum of losses.
 ///
-/// The [`Loss`] says what the mean is over: the ranks, or all that they count. Where that is nothing, `apply` is given zeros.
+/// The type of the [`Loss`] decides between a mean over ranks and a weighted mean. If the total weight is 0, `apply`
+/// receives zeros.
 ///
 /// ```
 /// use dist_collectives::Communicator;
@@ -234,11 +235,13 @@ gradient_slices! { f32 f64 f16 bf16 }
 /// assert!(outcome.results.iter().all(|weight| (weight - 0.5).abs() < 1e-3));
 /// ```
 ///
-/// Each rank has to compute other examples, or all compute the same: [`data`](crate::data) shows how they are dealt.
+/// Each rank must compute other examples, otherwise all compute the same: [`data`](crate::data) shows how to assign
+/// them.
 ///
 /// # Errors
-/// If one of the three fails. Then the next is not begun, and the job is aborted, so that no other rank waits. If the lists of
-/// gradients differ, every rank has [`GradientsDiffer`](Error::GradientsDiffer) and nobody waits: the job is not aborted.
+/// One of the three fails: the following ones are not called, and the job is aborted, so that no other rank waits.
+/// The lists of gradients differ: every rank gets [`GradientsDiffer`](Error::GradientsDiffer), and the job is not
+/// aborted.
 pub fn train_step<C: Loss, G: GradientSlices>(
     compute: impl FnOnce() -> Result<(C, G), BoxError>,
     apply: impl FnOnce(G) -> Result<(), BoxError>,
@@ -264,31 +267,31 @@ pub fn train_step<C: Loss, G: GradientSlices>(
     result
 }
 
-/// A group whose ranks bring lists of slices.
+/// A group of ranks with lists of slices.
 #[derive(Debug)]
 struct Lists {
     comm: Communicator,
-    /// The types and lengths of the list that all ranks had last.
+    /// The types and lengths of the last list that all ranks agreed on.
     agreed: Option<Vec<(FloatType, usize)>>,
 }
 
-/// What is done to slices of all ranks.
+/// A collective operation on lists of slices.
 #[derive(Debug, Clone, Copy)]
 enum SliceCollective {
     AllReduce(ReduceOp),
-    /// To the server, which reduces, and back from it.
+    /// Reduces to the server and broadcasts the result.
     ByServer(ReduceOp, usize),
     Broadcast(usize),
 }
 
 impl Lists {
-    /// Does this to all slices, those of one type together.
+    /// Applies the operation to all slices, those of one type together.
     fn apply(&mut self, collective: SliceCollective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         self.agree(values)?;
         self.apply_agreed(collective, values)
     }
 
-    /// As [`apply`](Self::apply), to slices of which all ranks are known to bring the same.
+    /// Applies the operation like [`apply`](Self::apply), to slices on which all ranks have agreed.
     fn apply_agreed(&mut self, collective: SliceCollective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         let (mut f32s, mut f64s, mut f16s, mut bf16s) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for slice in values {
@@ -305,7 +308,7 @@ impl Lists {
         collective.apply(&mut self.comm, &mut bf16s)
     }
 
-    /// The mean over what all gradients count, and how much that is.
+    /// Computes the weighted mean and returns the total weight.
     fn weighted_mean(
         &mut self,
         sum: SliceCollective,
@@ -330,8 +333,9 @@ impl Lists {
         Ok(count)
     }
 
-    /// Makes sure that all ranks bring slices of the same types and lengths. A list that has not changed is not
-    /// compared again: where only one rank's has, the ranks are in different calls, which is an error on each.
+    /// Returns an error unless all ranks have slices of the same types and lengths. An unchanged list is not compared
+    /// again. If only one rank's list has changed, the ranks are in different collective calls, which is an error on
+    /// each.
     fn agree(&mut self, values: &[ValuesMut<'_>]) -> Result<()> {
         let list = values.iter().map(|slice| (slice.dtype(), slice.len()));
         if self.agreed.as_ref().is_some_and(|agreed| list.clone().eq(agreed.iter().copied())) {
@@ -364,7 +368,7 @@ impl SliceCollective {
     }
 }
 
-/// A copy in the type that sums of these gradients are carried in, if that is another.
+/// Returns a copy in the type of the sums, if it differs from the type of the gradients.
 fn wide_copy(gradients: Values<'_>) -> Option<Vec<f32>> {
     matches!(gradients, Values::F16(_)).then(|| {
         let mut wide = vec![0.0; gradients.len()];
@@ -373,7 +377,7 @@ fn wide_copy(gradients: Values<'_>) -> Option<Vec<f32>> {
     })
 }
 
-/// The slice that gradients are summed in: their copy, if there is one.
+/// Returns the slice for the sum: the copy, if there is one.
 fn carried<'a>(slice: &'a mut ValuesMut<'_>, wide: &'a mut Option<Vec<f32>>) -> ValuesMut<'a> {
     match wide {
         Some(wide) => ValuesMut::F32(wide),
@@ -381,7 +385,7 @@ fn carried<'a>(slice: &'a mut ValuesMut<'_>, wide: &'a mut Option<Vec<f32>>) -> 
     }
 }
 
-/// Divides sums by what they count; those of nothing are +0.
+/// Divides sums by their weight. With weight 0 they become +0.
 fn divide(sums: &mut [ValuesMut<'_>], count: u64) {
     if count == 1 {
         return;
@@ -394,7 +398,7 @@ fn divide(sums: &mut [ValuesMut<'_>], count: u64) {
     }
 }
 
-/// Does to neighbours together what is to be done to each. Values of the type `carried` travel.
+/// Applies an operation to neighbouring slices together. Values of the type `carried` are sent.
 fn packed<T: Element>(
     slices: &mut [&mut [T]],
     carried: DType,

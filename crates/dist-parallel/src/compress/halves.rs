@@ -1,4 +1,4 @@
-//! Gradients that travel in 16 bits.
+//! Communication hooks that send 16-bit gradients.
 
 use dist_collectives::{Communicator, Element, ReduceOp};
 use half::slice::HalfFloatSliceExt;
@@ -7,22 +7,22 @@ use half::{bf16, f16};
 use super::{BucketGradients, BucketHook, as_f32};
 use crate::BoxError;
 
-/// Sums gradients as `bf16`: half the bytes, 8 bits of precision, the range of `f32`.
+/// A hook that sums gradients as `bf16`: half the bytes, 8 bits of precision, the range of `f32`.
 ///
-/// Values are rounded once, and the sum of n ranks at each of the at most ⌈log₂ n⌉ additions that a value goes
-/// through: a sum differs from the exact one by at most (1 + ⌈log₂ n⌉) · 2⁻⁸ of the sum of magnitudes, but for terms of
-/// higher order. NaN and infinities arrive as they are.
+/// Values are rounded once. The sum over n ranks is rounded at each of the at most ⌈log₂ n⌉ additions of a value. It
+/// differs from the exact sum by at most (1 + ⌈log₂ n⌉) · 2⁻⁸ of the sum of magnitudes, except for terms of higher
+/// order. NaN and infinities are preserved.
 #[derive(Debug, Default)]
 pub struct Bf16Hook {
     memory: Vec<bf16>,
 }
 
-/// Sums gradients as `f16`: half the bytes, 11 bits of precision, a small range.
+/// A hook that sums gradients as `f16`: half the bytes, 11 bits of precision, a small range.
 ///
-/// The ranks agree on the largest finite magnitude in the bucket, one `f32`, and multiply all values by the power of two that
-/// brings n of them just into the range of `f16`. So no finite gradient becomes infinite, however many micro-batches a rank has
-/// summed. A sum differs from the exact one by at most (1 + ⌈log₂ n⌉) · 2⁻¹¹ of the sum of magnitudes plus n ·
-/// 2^⌈log₂ n⌉ · 2⁻³⁹ of the largest magnitude in the bucket. NaN and infinities arrive as they are.
+/// The ranks agree on the largest finite magnitude in the bucket, one `f32`. They multiply all values by the power of
+/// two that brings n of them just into the range of `f16`. So no finite gradient becomes infinite, however many
+/// micro-batches a rank has summed. The sum differs from the exact one by at most (1 + ⌈log₂ n⌉) · 2⁻¹¹ of the sum of
+/// magnitudes plus n · 2^⌈log₂ n⌉ · 2⁻³⁹ of the largest magnitude in the bucket. NaN and infinities are preserved.
 #[derive(Debug, Default)]
 pub struct F16Hook {
     memory: Vec<f16>,
@@ -60,25 +60,25 @@ impl BucketHook for F16Hook {
     }
 }
 
-/// The power of two that makes a sum of so many values of this magnitude at most 2¹⁵, in the range of `f16`. Multiplying by
-/// it rounds no value that is not zero as an `f16`.
+/// Returns the power of two that scales a sum of `ranks` values of this magnitude to at most 2¹⁵, in the range of
+/// `f16`. Multiplying by it rounds no value that is not zero as an `f16`.
 fn scale(largest: f32, ranks: usize) -> f32 {
     let exponent = match largest {
         0.0 => 0,
         largest => exponent_above(largest),
     };
     let ranks = ranks.next_power_of_two().trailing_zeros().cast_signed();
-    // What is normal, and the inverse of which is.
+    // Both the scale and its inverse are normal numbers.
     2.0_f32.powi((15 - exponent - ranks).clamp(-126, 126))
 }
 
-/// The least exponent of a power of two that is more than a finite number above 0.
+/// Returns the least exponent of a power of two above a finite number above 0.
 fn exponent_above(number: f32) -> i32 {
     let biased = (number.to_bits() >> 23).cast_signed();
     if biased == 0 { -126 } else { biased - 126 }
 }
 
-/// Sums the values as halves, by way of memory that is kept.
+/// Sums the values as a 16-bit type, in reused memory.
 fn sum<T: Element>(
     values: &mut [f32],
     memory: &mut Vec<T>,

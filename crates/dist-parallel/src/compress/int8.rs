@@ -1,4 +1,4 @@
-//! Gradients that travel in 8 bits, with a scale for each block.
+//! A communication hook that sends 8-bit gradients with a scale for each block.
 
 use dist_collectives::Communicator;
 
@@ -6,14 +6,15 @@ use super::{BucketGradients, BucketHook, as_f32};
 use crate::tree::TreeSum;
 use crate::{BoxError, Error};
 
-/// Sums gradients as `i8`, where each block of 256 values has a scale: about a quarter of the bytes.
+/// A hook that sums gradients as `i8` with a scale for each block of 256 values: about a quarter of the bytes.
 ///
-/// The bucket is cut into as many parts as there are ranks. Every rank sends each part to its owner, who sums what it
-/// decodes in canonical order, and sends the sum to everybody, encoded again. A block's values are multiples of its
-/// largest magnitude's 127th, rounded to nearest even: a sum differs from the exact one by at most 1/254 of the sum of the
-/// ranks' largest magnitudes in the block plus 1/254 of the sum's largest, but for rounding of `f32`.
+/// The bucket is divided into one part per rank. Every rank sends each part to its owner. The owner decodes the
+/// parts, sums them in the canonical order, encodes the sum and sends it to all ranks. The values of a block are
+/// multiples of 1/127 of its largest magnitude, rounded to nearest even. The sum differs from the exact one, except
+/// for rounding of `f32`, by at most 1/254 of the sum of the ranks' largest magnitudes in the block plus 1/254 of the
+/// largest magnitude of the sum.
 ///
-/// A block with a NaN or an infinity in it arrives as NaN, whole.
+/// A block with a NaN or an infinity becomes NaN as a whole.
 #[derive(Debug, Default)]
 pub struct Int8Hook {
     sent: Vec<u8>,
@@ -37,7 +38,7 @@ impl Int8Hook {
             return Ok(());
         }
         let bytes = encoded_len(shard_len);
-        // The last parts can be shorter, or empty: what they have less arrives as zeros that nobody reads.
+        // The last parts can be shorter or empty. Their missing values are sent as zeros and ignored.
         self.sent.clear();
         self.sent.resize(bytes * comm.world_size(), 0);
         for (part, into) in values.chunks(shard_len).zip(self.sent.chunks_mut(bytes)) {
@@ -67,12 +68,12 @@ fn add(left: &mut [f32], right: Vec<f32>) {
     left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
 }
 
-/// The bytes of so many values: the blocks' scales, then the values.
+/// Returns the bytes of `len` values: the scales of the blocks, then the values.
 const fn encoded_len(len: usize) -> usize {
     len + SCALE_BYTES * len.div_ceil(BLOCK_LEN)
 }
 
-/// Encodes the values of a part, which may have less than `shard_len`, the number that there is room for.
+/// Encodes a part, which can be shorter than `part_len`, the length of the message.
 fn encode(values: &[f32], into: &mut [u8], shard_len: usize) {
     let (scales, codes) = into.split_at_mut(SCALE_BYTES * shard_len.div_ceil(BLOCK_LEN));
     let blocks = values.chunks(BLOCK_LEN).zip(codes.chunks_mut(BLOCK_LEN));
@@ -85,20 +86,20 @@ fn encode(values: &[f32], into: &mut [u8], shard_len: usize) {
     }
 }
 
-/// Decodes as many values as there is room for.
+/// Decodes values until the slice is full.
 fn decode(from: &[u8], values: &mut [f32], shard_len: usize) {
     let (scales, codes) = from.split_at(SCALE_BYTES * shard_len.div_ceil(BLOCK_LEN));
     let blocks = values.chunks_mut(BLOCK_LEN).zip(codes.chunks(BLOCK_LEN));
     for ((block, codes), scale) in blocks.zip(scales.chunks(SCALE_BYTES)) {
         let scale = f32::from_le_bytes(scale.try_into().expect("a scale has four bytes"));
         for (value, code) in block.iter_mut().zip(codes) {
-            // The largest finite value, divided and multiplied again, can come out beyond it.
+            // The largest finite value, divided and multiplied again, can exceed the range.
             *value = (f32::from(code.cast_signed()) * scale).clamp(f32::MIN, f32::MAX);
         }
     }
 }
 
-/// What the values of a block are multiples of; NaN if there is something that is not finite.
+/// Returns the scale of a block, or NaN if a value is not finite.
 fn scale(block: &[f32]) -> f32 {
     if !block.iter().all(|value| value.is_finite()) {
         return f32::NAN;
@@ -106,7 +107,7 @@ fn scale(block: &[f32]) -> f32 {
     block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs())) / CODE_MAX
 }
 
-/// The nearest multiple. A scale can be so small that it is zero.
+/// Returns the nearest multiple of the scale. The scale of tiny values is 0.
 #[expect(clippy::cast_possible_truncation, reason = "quotients lie between −127 and 127, and casts saturate")]
 fn quotient(value: f32, scale: f32) -> i8 {
     if scale > 0.0 { (value / scale).round_ties_even().clamp(-CODE_MAX, CODE_MAX) as i8 } else { 0 }
@@ -151,8 +152,8 @@ mod tests {
         }
     }
 
-    /// No value is further off than half a scale and its roundings: scale, quotient and product are each rounded by
-    /// at most 2⁻²⁴ of the block's largest magnitude.
+    /// Checks that each value is off by at most half a scale and three roundings. Scale, quotient and product are
+    /// each rounded by at most 2⁻²⁴ of the block's largest magnitude.
     #[track_caller]
     fn check_errors(values: &[f32], shard_len: usize) {
         let decoded = round_trip(values, shard_len);

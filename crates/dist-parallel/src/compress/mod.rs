@@ -1,8 +1,8 @@
-//! What buckets of gradients look like while they travel.
+//! Communication hooks and gradient compression.
 //!
-//! A hook sums a bucket over all ranks in its own way. It runs on a thread of its own beside the backward pass, with
-//! a communicator of its own, so that compressing is hidden like communicating. What it sends is what travels:
-//! docs/book/src/compression.md has the bytes of each, and what each does to unusual gradients.
+//! A hook sums a bucket over all ranks in its own way. It runs on a worker thread beside the backward pass, with its
+//! own communicator, so that compression overlaps with computation too. docs/book/src/compression.md has the bytes
+//! that each hook sends, and its effect on unusual gradients.
 
 mod halves;
 mod int8;
@@ -22,7 +22,7 @@ pub use top_k::{SparseGradient, TopKHook};
 use crate::number::Number;
 use crate::{BoxError, Error, Result, ValuesMut};
 
-/// A way to sum buckets of gradients over all ranks.
+/// A communication hook: a way to sum buckets of gradients over all ranks.
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
@@ -46,23 +46,23 @@ use crate::{BoxError, Error, Result, ValuesMut};
 /// }
 /// ```
 pub trait BucketHook: Send {
-    /// What it is, with its settings: every rank's hook must have the same name.
+    /// Returns the name with the settings. Every rank's hook must have the same name.
     fn name(&self) -> String;
 
-    /// Whether something of a step's gradients may come out of a later step's sum. A parameter that has had a
-    /// gradient then has one in every later step. Such a hook forgets it in [`forget`](Self::forget).
+    /// Returns `true` if gradients of a step can appear in a later step's sum. A parameter that has had a gradient
+    /// then has one in every later step. [`forget`](Self::forget) must drop these gradients.
     fn keeps_residual(&self) -> bool {
         false
     }
 
-    /// Forgets what it keeps of earlier steps: parameters were loaded that these have nothing to do with.
+    /// Drops the residuals of earlier steps, because other parameters were loaded.
     fn forget(&mut self) {}
 
-    /// Replaces this rank's sum of gradients by the sum over all ranks, or what comes near to it: the same bits on
+    /// Replaces this rank's sum of gradients by the exact or approximate sum over all ranks, with the same bits on
     /// every rank. Buckets come in the same order on every rank.
     ///
     /// # Errors
-    /// If communication fails, or anything else. The job is aborted.
+    /// Communication or the hook fails. The job is aborted.
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError>;
 }
 
@@ -89,14 +89,14 @@ impl<H: BucketHook + ?Sized> BucketHook for Box<H> {
 pub struct BucketGradients<'a> {
     /// The bucket's number in the plan.
     pub bucket: usize,
-    /// Which tensors lie in it, one after the other.
+    /// The tensors in the bucket, one after the other.
     pub tensors: &'a [BucketTensor],
-    /// The gradients: summed over this rank's micro-batches, not divided. Those of `f16` parameters are `f32` here, the
-    /// [type that their sums are carried in](crate::FloatType::sum_dtype).
+    /// The gradients, summed over this rank's micro-batches and not divided. Those of `f16` parameters are `f32`,
+    /// their [type of sums](crate::FloatType::sum_dtype).
     pub values: ValuesMut<'a>,
 }
 
-/// A tensor's place in its bucket.
+/// The position of a tensor in its bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketTensor {
     /// Its shape.
@@ -108,7 +108,7 @@ pub struct BucketTensor {
 }
 
 impl BucketTensor {
-    /// Tensors of these shapes, one after the other.
+    /// Returns tensors of these shapes, one after the other.
     pub fn row(shapes: impl IntoIterator<Item = Vec<usize>>) -> Vec<Self> {
         let mut end = 0;
         let place = |shape: Vec<usize>| {
@@ -120,11 +120,11 @@ impl BucketTensor {
     }
 }
 
-/// A choice of a hook, as it is written down: `none`, `bf16`, `f16`, `int8`, `topk:0.01`, `powersgd:4`.
+/// The choice of a hook, with a text form: `none`, `bf16`, `f16`, `int8`, `topk:0.01`, `powersgd:4`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Compression {
-    /// No hook: gradients travel as they are.
+    /// No hook: gradients are sent uncompressed.
     #[default]
     None,
     /// [`Bf16Hook`].
@@ -135,21 +135,21 @@ pub enum Compression {
     Int8,
     /// [`TopKHook`].
     TopK {
-        /// How much of each tensor travels: more than 0, at most 1.
+        /// The fraction of each tensor that is sent: more than 0, at most 1.
         ratio: f64,
     },
     /// [`PowerSgdHook`].
     PowerSgd {
-        /// The rank of the matrices that travel, at least 1.
+        /// The rank of the matrices that are sent, at least 1.
         rank: usize,
     },
 }
 
 impl Compression {
-    /// The hook of this choice, if there is one.
+    /// Returns the hook, or `None` for no compression.
     ///
     /// # Errors
-    /// If its setting makes no sense.
+    /// The setting is out of range.
     pub fn hook(self) -> Result<Option<Box<dyn BucketHook>>> {
         Ok(Some(match self {
             Self::None => return Ok(None),
@@ -196,8 +196,8 @@ impl fmt::Display for Compression {
     }
 }
 
-/// Does something to gradients as `f32`, in which all hooks here calculate: those of other types are rounded or
-/// widened before, and rounded after.
+/// Runs an operation on gradients as `f32`, in which all hooks here compute. Other types are converted before and
+/// rounded after.
 fn as_f32<E>(values: ValuesMut<'_>, operation: impl FnOnce(&mut [f32]) -> Result<(), E>) -> Result<(), E> {
     match values {
         ValuesMut::F32(values) => operation(values),

@@ -8,32 +8,32 @@ use super::residual::Residuals;
 use super::{BucketGradients, BucketHook, BucketTensor, as_f32, narrow};
 use crate::{BoxError, Error, Result};
 
-/// Sums of each matrix only its best approximation of a given rank that one step of the power method finds, starting
-/// from the last step's, and keeps the rest for later: error feedback.
+/// A hook that sums a low-rank approximation of each matrix and keeps the rest for later steps (error feedback). The
+/// approximation is one step of the power method, starting from the last step's.
 ///
-/// A tensor of shape [n, …], with m values in each row, is an n×m matrix. With M this rank's gradient plus what is
-/// left, and Q what the step before has found: P = the sum of all ranks' M·Q, its columns made orthonormal; Q = the sum
-/// of all ranks' Mᵀ·P; the sum is P·Qᵀ. What is left of M is M − P·(its own Mᵀ·P)ᵀ, rounded: so what comes later
-/// makes up for what is missing, but for the rounding of `f32`.
+/// A tensor of shape [n, …] with m values in each row is an n×m matrix. M is this rank's gradient plus its residual,
+/// and Q the result of the last step. P is the sum of all ranks' M·Q, with orthonormal columns. Then Q is the sum of
+/// all ranks' Mᵀ·P, and the result is P·Qᵀ. The new residual is M − P·(its own Mᵀ·P)ᵀ, rounded. Later steps therefore
+/// send the missing part, except for the rounding of `f32`.
 ///
-/// Where the two thin matrices have not less values than the matrix, as with full rank, and for tensors of less than two
-/// dims, gradients travel as they are, and sums are exactly those without a hook.
+/// Gradients are sent uncompressed if the two thin matrices have at least as many values as the matrix, and for
+/// tensors with fewer than two dims. Their sums are exactly those without a hook.
 ///
-/// A NaN or an infinity makes its matrix NaN in this step, on every rank; of what is not finite nothing is left, so that
-/// the next step is not harmed.
+/// A NaN or an infinity makes its matrix NaN in this step, on every rank. It leaves no residual, so the next step is
+/// not affected.
 #[derive(Debug)]
 pub struct PowerSgdHook {
     rank: usize,
     residuals: Residuals,
-    /// For each bucket, and each matrix in it, what the step before has found: m×rank.
+    /// For each bucket and each matrix in it, the result of the last step: m×rank.
     found: Vec<Vec<Vec<f32>>>,
 }
 
 impl PowerSgdHook {
-    /// A hook that sends matrices of this rank.
+    /// Returns a hook that sends matrices of this rank.
     ///
     /// # Errors
-    /// If the rank is 0.
+    /// The rank is 0.
     pub fn new(rank: usize) -> Result<Self> {
         if rank == 0 {
             return Err(Error::Setting { name: "the rank", value: 0.0 });
@@ -41,7 +41,7 @@ impl PowerSgdHook {
         Ok(Self { rank, residuals: Residuals::default(), found: Vec::new() })
     }
 
-    /// What is left of a bucket's values to be sent later; nothing if it never came.
+    /// Returns the residual of a bucket, or an empty slice if the bucket was never sent.
     pub fn residual(&self, bucket: usize) -> &[f32] {
         self.residuals.look(bucket)
     }
@@ -111,7 +111,7 @@ impl BucketHook for PowerSgdHook {
     }
 }
 
-/// A tensor that travels as the product of an n×rank and a rank×m matrix. Matrices lie row by row.
+/// A tensor that is sent as the product of an n×rank and a rank×m matrix. Matrices are row-major.
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     offset: usize,
@@ -121,7 +121,7 @@ struct Matrix {
 }
 
 impl Matrix {
-    /// `None` if the two matrices would have no less values than the tensor.
+    /// Returns `None` if the two matrices would have at least as many values as the tensor.
     fn of(tensor: &BucketTensor, rank: usize) -> Option<Self> {
         let &[rows, _, ..] = &tensor.shape[..] else { return None };
         let columns = tensor.len.checked_div(rows)?;
@@ -133,8 +133,8 @@ impl Matrix {
         self.offset..self.offset + self.rows * self.columns
     }
 
-    /// Makes the columns of Q orthonormal. Where there are none, because this is the first step, or gradients were
-    /// all zero or not finite, come columns that look random and are the same on every rank.
+    /// Makes the columns of Q orthonormal. Missing columns are replaced by pseudo-random ones, equal on every rank:
+    /// in the first step, or if gradients were all zero or not finite.
     fn prepare_basis(&self, q: &mut Vec<f32>, seed: [usize; 2]) {
         q.resize(self.columns * self.rank, 0.0);
         orthonormalise(q, self.rank);
@@ -151,7 +151,7 @@ impl Matrix {
         }
     }
 
-    /// M·Q.
+    /// Returns M·Q.
     fn times(&self, matrix: &[f32], q: &[f32]) -> Vec<f32> {
         let mut p = vec![0.0; self.rows * self.rank];
         for (row, p) in matrix.chunks_exact(self.columns).zip(p.chunks_exact_mut(self.rank)) {
@@ -162,7 +162,7 @@ impl Matrix {
         p
     }
 
-    /// Mᵀ·P, into `q`.
+    /// Computes Mᵀ·P into `q`.
     fn transposed_times(&self, matrix: &[f32], p: &[f32], q: &mut [f32]) {
         q.fill(0.0);
         for (row, p) in matrix.chunks_exact(self.columns).zip(p.chunks_exact(self.rank)) {
@@ -172,12 +172,12 @@ impl Matrix {
         }
     }
 
-    /// P·Qᵀ, into `product`.
+    /// Computes P·Qᵀ into `product`.
     fn multiply(&self, p: &[f32], q: &[f32], product: &mut [f32]) {
         self.each(p, q, product, |value, product| *value = product);
     }
 
-    /// What is left of M without P·Qᵀ; nothing where it is not finite.
+    /// Subtracts P·Qᵀ from M. Values that are not finite become 0.
     fn subtract(&self, matrix: &mut [f32], p: &[f32], q: &[f32]) {
         self.each(p, q, matrix, |value, product| {
             let left = *value - product;
@@ -194,7 +194,7 @@ impl Matrix {
     }
 }
 
-/// The tensors that travel as they are.
+/// Returns the tensors that are sent uncompressed.
 fn whole<'a>(tensors: &[BucketTensor], rank: usize, mut values: &'a mut [f32]) -> Vec<&'a mut [f32]> {
     let mut whole = Vec::new();
     for tensor in tensors {
@@ -230,7 +230,7 @@ fn orthonormalise(matrix: &mut [f32], columns: usize) {
     }
 }
 
-/// The scalar product of two columns.
+/// Returns the scalar product of two columns.
 fn dot(matrix: &[f32], columns: usize, [left, right]: [usize; 2]) -> f64 {
     matrix.chunks_exact(columns).map(|row| f64::from(row[left]) * f64::from(row[right])).sum()
 }
@@ -241,7 +241,7 @@ fn add_scaled(into: &mut [f32], factor: f32, from: &[f32]) {
     }
 }
 
-/// The next state of a generator of numbers that look random (splitmix64).
+/// Returns the next state of a pseudo-random generator (splitmix64).
 const fn mixed(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -254,7 +254,7 @@ fn between_minus_one_and_one(state: u64) -> f32 {
     f32::from(i16::from_le_bytes([low, high])) / 32_768.0
 }
 
-/// What is left of a column, relative to what it was, below which it is nothing but rounding.
+/// A column whose norm shrinks below this fraction is regarded as rounding error only.
 const DEPENDENT_BELOW: f64 = 1e-6;
 
 #[cfg(test)]

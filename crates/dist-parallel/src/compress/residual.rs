@@ -1,24 +1,24 @@
-//! What was not sent, kept for later.
+//! Residuals of compression (error feedback).
 
-/// For each bucket, what is left of what should have been sent: error feedback.
+/// For each bucket, the gradients that were not sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Residuals(Vec<Vec<f32>>);
 
 impl Residuals {
-    /// What is left of a bucket of this length; at first the zeros that change nothing they are added to, not even -0.
+    /// Returns the residual of a bucket of this length. The initial values are −0, the neutral element of addition.
     pub(super) fn of(&mut self, bucket: usize, len: usize) -> &mut [f32] {
         if self.0.len() <= bucket {
             self.0.resize_with(bucket + 1, Vec::new);
         }
         let residual = &mut self.0[bucket];
         if residual.len() != len {
-            // Another bucket has this number now: what is left belongs to none of its values.
+            // Another bucket has this number now, so the residual is obsolete.
             *residual = vec![-0.0; len];
         }
         residual
     }
 
-    /// What is left of a bucket; nothing if there never was anything.
+    /// Returns the residual of a bucket, or an empty slice if there is none.
     pub(super) fn look(&self, bucket: usize) -> &[f32] {
         self.0.get(bucket).map_or(&[], Vec::as_slice)
     }

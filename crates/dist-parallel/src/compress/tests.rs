@@ -1,4 +1,4 @@
-//! Every hook over a simulated network: the same bits everywhere, the bytes that it states, unusual gradients.
+//! Every hook on a simulated network: equal bits on all ranks, documented byte counts, unusual gradients.
 
 use dist_collectives::algorithms::{all_to_all, halving_doubling, ring};
 use dist_transport::sim;
@@ -18,7 +18,7 @@ fn hook(text: &str) -> Box<dyn BucketHook> {
     text.parse::<Compression>().unwrap().hook().unwrap().unwrap()
 }
 
-/// Values between −1 and 1 that differ from rank to rank and step to step.
+/// Returns values between −1 and 1 that differ from rank to rank and step to step.
 fn gradients(rank: usize, step: usize, len: usize) -> Vec<f32> {
     let mix = |index: usize| (rank * 7919 + step * 104_729 + index * 1299 + 12345) % 65_521;
     (0..len).map(|index| f32::from(u16::try_from(mix(index)).unwrap()) / 32_760.5 - 1.0).collect()
@@ -36,7 +36,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The sums of one bucket on every rank, step by step, where `gradients` gives a rank's values of a step.
+/// Returns the sums of one bucket on every rank, step by step. `gradients` returns the values of a rank in a step.
 fn sums(
     text: &'static str,
     ranks: usize,
@@ -61,7 +61,7 @@ fn sums(
     outcome.results
 }
 
-/// Sums without a hook, in canonical order.
+/// Returns sums without a hook, in canonical order.
 fn exact(ranks: usize, of: &dyn Fn(usize) -> Vec<f32>) -> Vec<f32> {
     fn tree(first: usize, count: usize, of: &dyn Fn(usize) -> Vec<f32>) -> Vec<f32> {
         if count == 1 {
@@ -105,7 +105,7 @@ fn halves_differ_by_their_rounding_from_the_sum(
     for (index, sum) in all[0][0].iter().enumerate() {
         let terms = (0..ranks).map(|rank| f64::from(gradients(rank, 0, 500)[index]));
         let (exact, magnitude) = terms.fold((0.0, 0.0), |(sum, all), term| (sum + term, all + term.abs()));
-        // What terms of higher order come to, and what precision fades by near zero.
+        // The last terms cover terms of higher order and the loss of precision near zero.
         let bound = (roundings * rounding + 2_f64.powi(-14)) * magnitude + 2_f64.powi(-20);
         assert!((f64::from(*sum) - exact).abs() <= bound, "{sum} is not {exact}");
     }
@@ -116,7 +116,7 @@ fn blocks_of_int8_differ_by_their_scales_from_the_sum(#[values(1, 2, 3, 4)] rank
     let tensors = tensors(&[&[3000]]);
     let all = sums("int8", ranks, 1, &tensors, |rank, step| gradients(rank, step, 3000));
     let exact = exact(ranks, &|rank| gradients(rank, 0, 3000));
-    // No magnitude is larger than 1, nor than the number of ranks in the sum.
+    // No magnitude exceeds 1, or the number of ranks in the sum.
     let bound = 2.0 * ranks as f32 / 254.0 * 1.01;
     for (sum, exact) in all[0][0].iter().zip(exact) {
         assert!((sum - exact).abs() <= bound, "{sum} is not {exact}");
@@ -130,7 +130,7 @@ fn all_of_a_tensor_and_full_rank_are_exact(
 ) {
     let tensors = tensors(&[&[6, 9], &[20], &[], &[2, 3, 4]]);
     let len = len(&tensors);
-    // Zeros have a sign, which their sum has if all have it.
+    // A sum of zeros is negative only if all are.
     let values = move |rank, step| {
         let mut values = gradients(rank, step, len);
         values.iter_mut().step_by(7).for_each(|value| *value = -0.0);
@@ -222,7 +222,7 @@ fn other_types_are_summed_by_way_of_f32(#[values(0, 1, 2, 3, 4, 5, 6, 7)] hook_i
     assert_eq!(outcome.results[0], outcome.results[1]);
 }
 
-/// What a hook sends for one bucket, on every rank, where algorithms have simple formulas.
+/// Returns the bytes that a hook sends for one bucket on every rank, with algorithms of simple formulas.
 fn bytes_sent(text: &'static str, ranks: usize, shapes: &'static [&'static [usize]]) -> Vec<u64> {
     let outcome = sim::run(1, ranks, move |transport| {
         let mut comm = Communicator::new(transport);
@@ -239,7 +239,7 @@ fn bytes_sent(text: &'static str, ranks: usize, shapes: &'static [&'static [usiz
     outcome.results
 }
 
-/// What an all_reduce sends, where the ranks divide it.
+/// Returns the bytes that an all_reduce sends if the ranks divide it evenly.
 fn all_reduce_bytes(ranks: usize, bytes: usize) -> usize {
     2 * (ranks - 1) * bytes / ranks
 }
@@ -263,12 +263,12 @@ fn what_travels_is_what_is_stated(#[values(1, 2, 4, 8)] ranks: usize) {
     ] {
         assert_eq!(bytes_sent(text, ranks, SHAPES), vec![expected as u64; ranks], "{text}");
     }
-    // The largest magnitude is one number, which not every rank sends as often.
+    // The largest magnitude is one number, which the ranks send a different number of times.
     let all: u64 = bytes_sent("f16", ranks, SHAPES).iter().sum();
     assert_eq!(all, (ranks * all_reduce_bytes(ranks, 2 * LEN) + 2 * (ranks - 1) * 4) as u64);
 }
 
-/// What one rank keeps, step by step, beside what all sum.
+/// Returns the residuals of one rank and the sums, step by step.
 fn kept(ratio: f64, ranks: usize, gradients: &[Vec<Vec<f32>>]) -> Vec<Vec<(Vec<f32>, Vec<f32>)>> {
     let (gradients, tensors) = (gradients.to_vec(), tensors(&[&[3], &[gradients[0][0].len() - 3]]));
     let outcome = sim::run(1, ranks, move |transport| {
@@ -290,7 +290,7 @@ fn kept(ratio: f64, ranks: usize, gradients: &[Vec<Vec<f32>>]) -> Vec<Vec<(Vec<f
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// For every value of every step: it was sent as it is or is left as it is, bit for bit.
+    /// Every value of every step was either sent or left unchanged, bit for bit.
     #[test]
     fn what_is_not_sent_is_left_to_the_last_bit(
         ranks in 1..4_usize,
@@ -317,7 +317,7 @@ proptest! {
                 let expected: usize = largest.iter().sum();
                 prop_assert!(sent <= expected && expected <= zeros.max(sent));
             }
-            // T(n) of those that sent something, n ≤ 3.
+            // T(n) of the ranks that sent a value, n ≤ 3.
             let sum = |index| (0..ranks).filter_map(|rank: usize| sent[rank][index]).reduce(|left, right| left + right);
             let sums: Vec<f32> = (0..10).map(|index| sum(index).unwrap_or(0.0)).collect();
             for of_rank in &all {
@@ -326,7 +326,7 @@ proptest! {
         }
     }
 
-    /// In numbers that are added without rounding, everything arrives, once.
+    /// If additions are exact, every value arrives once.
     #[test]
     fn all_that_is_left_arrives_in_the_end(
         ranks in 1..4_usize,
@@ -348,7 +348,7 @@ proptest! {
     }
 }
 
-/// The sums of PowerSGD, and what is left on every rank at the end.
+/// Returns the sums of PowerSGD, and the residuals of every rank at the end.
 fn power_sgd(
     rank: usize,
     ranks: usize,

@@ -1,4 +1,4 @@
-//! The largest gradients only, and the rest later.
+//! A communication hook that sends the largest gradients (top-k).
 
 use std::cmp::Ordering;
 
@@ -10,15 +10,14 @@ use super::{BucketGradients, BucketHook, BucketTensor, as_f32};
 use crate::tree::TreeSum;
 use crate::{BoxError, Error, Result, shard_tensor};
 
-/// Sums of each tensor only the ⌈ratio·n⌉ values that are largest in magnitude on each rank, and keeps the rest for
-/// later: error feedback.
+/// A hook that sums the ⌈ratio·n⌉ values of each tensor that are largest in magnitude on each rank, and keeps the
+/// rest for later steps (error feedback).
 ///
-/// What is to be sent is this step's gradient plus what is left: one addition in `f32`. Each value of it is then
-/// either sent as it is, or left as it is, bit for bit. So what a rank sends of a value, whenever it does, is what
-/// adding up its gradients in `f32`, step by step, gives since it was last sent: nothing is lost and nothing is counted
-/// twice. With ratio 1 the sums are those without a hook, bit for bit.
+/// The candidates are this step's gradient plus the residual: one addition in `f32`. Each value is then either sent
+/// or left unchanged, bit for bit. A sent value is therefore the `f32` sum of all gradients since the value was last
+/// sent. Nothing is lost and nothing is counted twice. With ratio 1 the sums have the bits of those without a hook.
 ///
-/// NaN counts as larger than infinity, so that both are sent, and are gone from what is left.
+/// NaN counts as larger than infinity, so both are sent and leave no residual.
 #[derive(Debug)]
 pub struct TopKHook {
     ratio: f64,
@@ -26,15 +25,15 @@ pub struct TopKHook {
 }
 
 impl TopKHook {
-    /// A hook that sends so much of each tensor.
+    /// Returns a hook that sends this fraction of each tensor.
     ///
     /// # Errors
-    /// Unless the ratio is larger than 0 and at most 1.
+    /// The ratio is not larger than 0 and at most 1.
     pub fn new(ratio: f64) -> Result<Self> {
         Ok(Self { ratio: check(ratio)?, residuals: Residuals::default() })
     }
 
-    /// What is left of a bucket's values to be sent later; nothing if it never came.
+    /// Returns the residual of a bucket, or an empty slice if the bucket was never sent.
     pub fn residual(&self, bucket: usize) -> &[f32] {
         self.residuals.look(bucket)
     }
@@ -68,7 +67,7 @@ impl TopKHook {
         Ok(())
     }
 
-    /// What one rank has sent, with indices in the bucket.
+    /// Decodes the values of one rank, with indices in the bucket.
     fn read(&self, entries: &[u32], tensors: &[BucketTensor]) -> Result<Entries> {
         let (mut pairs, _) = entries.as_chunks();
         let mut read = Vec::with_capacity(pairs.len());
@@ -103,19 +102,19 @@ impl BucketHook for TopKHook {
     }
 }
 
-/// The largest values of a tensor, and where they are.
+/// The largest values of a tensor with their indices.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparseGradient {
-    /// Where the values are in the tensor, in row-major order.
+    /// The indices in the tensor, in row-major order.
     pub indices: Vec<u32>,
-    /// The values, in falling magnitude; of equal ones the one with the lower index comes first.
+    /// The values, by falling magnitude. Equal magnitudes are ordered by index.
     pub values: Vec<f32>,
-    /// How many values the tensor has.
+    /// The number of values of the tensor.
     pub len: usize,
 }
 
 impl SparseGradient {
-    /// The ⌈ratio·n⌉ of these n values that are largest in magnitude. NaN counts as larger than infinity.
+    /// Returns the ⌈ratio·n⌉ of these n values that are largest in magnitude. NaN counts as larger than infinity.
     ///
     /// ```
     /// use dist_parallel::SparseGradient;
@@ -127,7 +126,7 @@ impl SparseGradient {
     /// ```
     ///
     /// # Errors
-    /// Unless the ratio is larger than 0 and at most 1, and the values are not more than `u32` has indices.
+    /// The ratio is not larger than 0 and at most 1, or there are more values than `u32` can index.
     pub fn largest(values: &[f32], ratio: f64) -> Result<Self> {
         let mut keys = largest(values, count(check(ratio)?, values.len()))?;
         keys.sort_unstable();
@@ -136,10 +135,10 @@ impl SparseGradient {
         Ok(Self { values: values_at, indices, len: values.len() })
     }
 
-    /// All values of the tensor, which has this shape: zero where none is here.
+    /// Returns all values of the tensor of this shape, with zeros for missing ones.
     ///
     /// # Errors
-    /// If the shape has another number of values, there are not as many indices as values, or one is out of range.
+    /// The shape has another number of values, the numbers of indices and values differ, or an index is out of range.
     pub fn decompress(&self, shape: &[usize]) -> Result<Vec<f32>> {
         let &Self { ref indices, ref values, len } = self;
         shard_tensor::check(shape, len)?;
@@ -157,10 +156,10 @@ impl SparseGradient {
     }
 }
 
-/// Values and their indices, which rise.
+/// Values with their indices, in ascending order.
 type Entries = Vec<(usize, f32)>;
 
-/// Adds what is on the right to what is on the left.
+/// Adds the right entries to the left ones.
 fn merge(left: &mut Entries, right: Entries) {
     let mut sum = Vec::with_capacity(left.len() + right.len());
     let (mut lefts, mut rights) = (left.iter().copied().peekable(), right.into_iter().peekable());
@@ -181,7 +180,7 @@ fn merge(left: &mut Entries, right: Entries) {
     *left = sum;
 }
 
-/// Appends the largest values to what is sent, as pairs of index and bits whose indices rise, and leaves zeros.
+/// Moves the largest values to `sent`, as pairs of index and bits in ascending order of index, and leaves zeros.
 fn take_largest(left: &mut [f32], count: usize, sent: &mut Vec<u32>) -> Result<()> {
     let mut indices: Vec<u32> = largest(left, count)?.into_iter().map(index_of).collect();
     indices.sort_unstable();
@@ -192,8 +191,8 @@ fn take_largest(left: &mut [f32], count: usize, sent: &mut Vec<u32>) -> Result<(
     Ok(())
 }
 
-/// The keys of the values that are largest in magnitude, in any order. Keys rise where magnitudes fall, and with the
-/// index where they are equal: the inverted bits of the magnitude, then the index.
+/// Returns the keys of the values with the largest magnitudes, in any order. A key is the inverted bits of the
+/// magnitude followed by the index. It rises as magnitudes fall, and with the index for equal ones.
 fn largest(values: &[f32], count: usize) -> Result<Vec<u64>> {
     if u32::try_from(values.len()).is_err() {
         return Err(Error::TooLong { len: values.len() });
@@ -216,8 +215,8 @@ fn in_range(index: u32, len: usize) -> Result<usize> {
     usize::try_from(index).ok().filter(|&index| index < len).ok_or(Error::IndexOutOfRange { index, len })
 }
 
-/// ⌈ratio·len⌉. A ratio stands for the decimal number that it was written as: 0.07 of 100 are 7, though the nearest
-/// `f64` is a little larger.
+/// Returns ⌈ratio·len⌉. The ratio is treated as the decimal number that was written: 0.07 of 100 is 7, although the
+/// nearest `f64` is slightly larger.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the length")]
 #[expect(clippy::cast_precision_loss, reason = "lengths below 2³² are exact, and no others come here")]
 fn count(ratio: f64, len: usize) -> usize {
@@ -311,7 +310,7 @@ mod tests {
             prop_assert!(pairs.is_sorted_by(|a, b| a[0] < b[0]));
             let least = pairs.iter().map(|pair| f32::from_bits(pair[1]).abs()).fold(f32::INFINITY, f32::min);
             prop_assert!(left.iter().all(|left| left.abs() <= least));
-            // Each value is here or there, and nowhere changed.
+            // Each value is in exactly one place, unchanged.
             for &[index, sent] in pairs {
                 prop_assert_eq!(std::mem::replace(&mut left[index as usize], f32::from_bits(sent)), 0.0);
             }

@@ -1,11 +1,12 @@
 //! The assignment of a data set's examples to the micro-batches of steps.
 //!
-//! A trainer calls its closure with the number of a micro-batch, among those of all ranks. The data of a micro-batch must
-//! depend on this number and the step, never on the rank or on how often the closure was called. Then no example is computed
-//! twice, and the result does not depend on the number of ranks.
+//! A trainer calls its closure with the number of a micro-batch, among those of all ranks. The data of a micro-batch
+//! must depend on this number and the step. It must not depend on the rank or on the number of calls of the closure.
+//! Then no example is computed twice, and the result does not depend on the number of ranks.
 //!
-//! A [`Sampler`] does this for a data set whose examples have numbers. It is plain data: what it gives depends on its fields
-//! only, so that nothing is sent, and a training goes on from a checkpoint at any step, on any number of ranks.
+//! A [`Sampler`] does this for a data set with numbered examples. It is plain data and needs no communication. Its
+//! result depends on its fields only. A training can therefore continue from a checkpoint at any step, on any number
+//! of ranks.
 //!
 //! ```
 //! use dist_collectives::Communicator;
@@ -75,9 +76,9 @@
 //! # }
 //! ```
 //!
-//! On two ranks the closure is called twice per step on each of them, so that both compute examples 0 and 1 in the first step.
-//! Half of the work is done twice, half of the data set is never seen, and no error says so. If the data come as an iterator,
-//! [`StreamSteps`] cuts it into steps:
+//! On two ranks the closure is called twice per step on each of them, so that both compute examples 0 and 1 in the
+//! first step. Half of the work is done twice, half of the data set is never seen, and no error says so. If the data
+//! come as an iterator, [`StreamSteps`] divides it into steps:
 //!
 //! ```
 //! use dist_parallel::data::{LastStep, StreamSteps};
@@ -92,9 +93,10 @@
 //! # Ok::<_, dist_parallel::Error>(())
 //! ```
 //!
-//! # Going on from a checkpoint
+//! # Continuing from a checkpoint
 //!
-//! A checkpoint has the number of steps that were taken. [`Sampler::after`] gives the sampler that goes on behind them:
+//! A checkpoint has the number of steps that were taken. [`Sampler::after`] returns the sampler for the steps after
+//! them:
 //!
 //! ```
 //! use dist_parallel::data::Sampler;
@@ -107,8 +109,8 @@
 //! # Ok::<_, dist_parallel::Error>(())
 //! ```
 //!
-//! If the steps that follow have another size, save `step.rest()`, which is a [`Sampler`] and has serde's traits, and change
-//! its `batch` or `micro_batches`: the rest of the epoch has every example that was not taken, once.
+//! If the following steps have another size, save `step.rest()`, which is a [`Sampler`] and implements serde's
+//! traits. Change its `batch` or `micro_batches`: the rest of the epoch contains every unused example once.
 
 mod permutation;
 mod sampler;

@@ -1,15 +1,15 @@
-//! A random permutation of which any element is computed without the others.
+//! A pseudo-random permutation with random access.
 
-/// The swap-or-not shuffle (Hoang, Morris, Rogaway: "An enciphering scheme based on a card shuffle", CRYPTO 2012) of the
-/// numbers below a length. Each round pairs x with k − x modulo the length, for a random k, and swaps a pair if a random bit
-/// says so. It needs no memory, and works for every length.
+/// The swap-or-not shuffle (Hoang, Morris, Rogaway: "An enciphering scheme based on a card shuffle", CRYPTO 2012) of
+/// the numbers below a length. Each round pairs x with k − x modulo the length, for a random k, and swaps a pair if a
+/// random bit is 1. It needs no memory and works for every length.
 ///
 /// The same key and length give the same permutation in every version of this crate, on every machine:
 ///
 /// * mix(z) is the output function of SplitMix64, G is 0x9e3779b97f4a7c15, and all sums are modulo 2⁶⁴.
 /// * key = mix(mix(G ⊕ mix(seed + G)) ⊕ mix(epoch + G)).
-/// * For each round r from 0 to 63: k = ⌊mix(key + (2r + 1) · G) · length / 2⁶⁴⌋ and y = (k − x) mod length; if the lowest bit
-///   of mix(mix(key + (2r + 2) · G) ⊕ max(x, y)) is 1, x becomes y.
+/// * For each round r from 0 to 63: k = ⌊mix(key + (2r + 1) · G) · length / 2⁶⁴⌋ and y = (k − x) mod length. If the
+///   lowest bit of mix(mix(key + (2r + 2) · G) ⊕ max(x, y)) is 1, x becomes y.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Permutation {
     len: u64,

@@ -1,4 +1,4 @@
-//! Shuffles a data set whose examples have numbers, and deals it to the micro-batches of steps.
+//! Shuffles a data set with numbered examples, and assigns it to the micro-batches of steps.
 
 use std::ops::Range;
 
@@ -10,17 +10,18 @@ use crate::agreement::{self, setting};
 use crate::fsdp::share;
 use crate::{Error, Result};
 
-/// Shuffles the examples of a data set anew in each epoch, and deals them to the micro-batches of steps.
+/// Shuffles the examples of a data set in each epoch, and assigns them to the micro-batches of steps.
 ///
-/// Micro-batch m of step s has the examples at the places (s · `micro_batches` + m) · `batch` and following of the epoch's
-/// permutation. The permutation depends on `len`, `seed` and `epoch` only, so that it is the same on any number of ranks and in
-/// every version of this crate. It is computed place by place and takes no memory.
+/// Micro-batch m of step s has the `batch` examples of the epoch's permutation from place (s · `micro_batches` + m) ·
+/// `batch` on. The permutation depends on `len`, `seed` and `epoch` only. It is the same on any number of ranks and
+/// in every version of this crate. It has random access and needs no memory.
 ///
-/// All ranks have the same sampler, which [`check`](Self::check) makes sure of. [The module](super) has an example.
+/// All ranks must have the same sampler: [`check`](Self::check) compares them. [The module](super) has an example.
 ///
 /// # Shuffling
 ///
-/// The permutation is a swap-or-not shuffle of 64 rounds with the output function of SplitMix64, keyed by `seed` and `epoch`.
+/// The permutation is a swap-or-not shuffle of 64 rounds with the output function of SplitMix64, keyed by `seed` and
+/// `epoch`.
 #[doc(alias = "DistributedSampler")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sampler {
@@ -31,7 +32,8 @@ pub struct Sampler {
     /// The epoch, which has a permutation of its own.
     #[doc(alias = "set_epoch")]
     pub epoch: u64,
-    /// The number of examples of this epoch that earlier steps have used. 0, unless a training resumes in the middle of an epoch.
+    /// The number of examples of this epoch that earlier steps have used. 0, unless a training resumes in the middle
+    /// of an epoch.
     pub taken: usize,
     /// `true` to shuffle the examples, which is the default. If not, their order is that of the data set.
     pub shuffle: bool,
@@ -46,15 +48,15 @@ pub struct Sampler {
 /// The treatment of the last examples of an epoch, or of a stream, if they are fewer than a step needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum LastStep {
-    /// The last step is filled up with the first examples of the epoch, or of the stream's last step, again as often as needed.
-    /// All steps have one size, and some examples count twice.
+    /// The last step is filled with the first examples of the epoch, or of the stream's last step, repeated as often
+    /// as needed. All steps have one size, and some examples count twice.
     #[default]
     Pad,
-    /// They are left out. All steps have one size; there is no step if the data set is smaller than one.
+    /// They are dropped. All steps have one size. There is no step if the data set is smaller than one.
     #[doc(alias = "drop_last")]
     Drop,
-    /// They are the last step, which has fewer micro-batches, of which the last may have fewer examples. Every example counts
-    /// once if micro-batches [say how much they count](crate::Loss).
+    /// They form the last step. It has fewer micro-batches, and the last of them can have fewer examples. Every
+    /// example counts once if micro-batches have [weights](crate::Loss).
     Keep,
 }
 
@@ -80,28 +82,28 @@ impl Sampler {
         Self { epoch, taken: 0, ..self }
     }
 
-    /// Returns the steps of this epoch, from the first example that is not taken.
+    /// Returns the steps of this epoch, from the first unused example on.
     ///
     /// # Errors
-    /// [`Error::Setting`] if `batch` or `micro_batches` is 0, or a step has too many examples to be counted.
+    /// [`Error::Setting`] if `batch` or `micro_batches` is 0, or their product overflows.
     pub fn steps(self) -> Result<Steps> {
         step_len(self.batch, self.micro_batches)?;
         Ok(Steps { rest: self, last_epoch: self.epoch })
     }
 
-    /// Returns the steps of this epoch, from the first example that is not taken, and of all epochs after it. There are none if
-    /// no epoch has any.
+    /// Returns the steps of this epoch, from the first unused example on, and of all epochs after it. There are none
+    /// if no epoch has any.
     ///
     /// # Errors
-    /// As for [`steps`](Self::steps).
+    /// The errors of [`steps`](Self::steps).
     pub fn endless_steps(self) -> Result<Steps> {
         Ok(Steps { last_epoch: u64::MAX, ..self.steps()? })
     }
 
-    /// Returns how many steps a whole epoch has.
+    /// Returns the number of steps of a whole epoch.
     ///
     /// # Errors
-    /// As for [`steps`](Self::steps).
+    /// The errors of [`steps`](Self::steps).
     pub fn steps_per_epoch(self) -> Result<usize> {
         let step_len = step_len(self.batch, self.micro_batches)?;
         Ok(match self.last {
@@ -110,11 +112,11 @@ impl Sampler {
         })
     }
 
-    /// Returns the sampler that goes on after this many steps of [`endless_steps`](Self::endless_steps). If epochs have no
-    /// steps, it is this sampler.
+    /// Returns the sampler after `steps` steps of [`endless_steps`](Self::endless_steps). If epochs have no steps, it
+    /// is this sampler.
     ///
     /// # Errors
-    /// As for [`steps`](Self::steps).
+    /// The errors of [`steps`](Self::steps).
     pub fn after(self, steps: u64) -> Result<Self> {
         let step_len = step_len(self.batch, self.micro_batches)?;
         let per_epoch = self.steps_per_epoch()? as u64;
@@ -131,11 +133,11 @@ impl Sampler {
         Ok(Self { epoch: self.epoch.saturating_add(epochs), taken, ..self })
     }
 
-    /// Makes sure that all ranks have the same sampler. Every rank calls this.
+    /// Returns an error unless all ranks have the same sampler. Every rank calls this.
     ///
     /// # Errors
-    /// On every rank, [`Error::OptionsDiffer`] with the first rank and field that differ from rank 0's, as when a host has
-    /// another copy of the data set. If communication fails.
+    /// [`Error::OptionsDiffer`] on every rank, with the first rank and field that differ from rank 0's, for example
+    /// if a host has another copy of the data set. Communication fails.
     pub fn check(&self, comm: &mut Communicator) -> Result<()> {
         let Self { len, seed, epoch, taken, shuffle, batch, micro_batches, last } = self;
         let settings = [
@@ -151,7 +153,7 @@ impl Sampler {
         agreement::check(comm, &[], &settings)
     }
 
-    /// Returns the example at a place of the epoch's order. Places behind the end begin again.
+    /// Returns the example at a place of the epoch's order. Places after the end wrap around.
     pub(super) fn example_at(self, place: usize) -> usize {
         let place = place % self.len;
         if !self.shuffle {
@@ -162,7 +164,7 @@ impl Sampler {
     }
 }
 
-/// Returns how many examples a step has.
+/// Returns the number of examples of a step.
 pub(super) fn step_len(batch: usize, micro_batches: usize) -> Result<usize> {
     let wrong = |name, value: usize| Err(Error::Setting { name, value: value as f64 });
     match (batch, micro_batches) {
@@ -199,7 +201,7 @@ impl Iterator for Steps {
             self.rest = step.rest();
             return Some(step);
         }
-        // An epoch without any step is followed by others like it.
+        // An epoch without any step is followed by more such epochs.
         let is_last = sampler.epoch >= self.last_epoch || sampler.taken == 0;
         if is_last {
             return None;
@@ -209,10 +211,10 @@ impl Iterator for Steps {
     }
 }
 
-/// One step: which examples each of its micro-batches has.
+/// One step: the examples of its micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// The sampler, after all earlier steps.
+    /// The sampler after all earlier steps.
     sampler: Sampler,
     /// The number of examples in it.
     len: usize,
@@ -224,25 +226,26 @@ impl Step {
         self.sampler.epoch
     }
 
-    /// Returns how many micro-batches this step has, on all ranks together: what a trainer's `step` is called with.
+    /// Returns the number of micro-batches of this step on all ranks together, which is the argument of a trainer's
+    /// `step`.
     pub const fn micro_batches(&self) -> usize {
         self.len.div_ceil(self.sampler.batch)
     }
 
-    /// Returns the micro-batches that a rank computes: contiguous, and as equal shares as possible. Trainers deal micro-batches
-    /// themselves; this is for a loop that has none.
+    /// Returns the micro-batches of a rank: a contiguous share, as equal as possible. Trainers assign micro-batches
+    /// themselves. Use this in a loop without a trainer.
     pub fn share(&self, rank: usize, world_size: usize) -> Range<usize> {
         share_of(self.micro_batches(), rank, world_size)
     }
 
-    /// Returns the numbers of the examples of a micro-batch. They are the same whichever rank asks.
+    /// Returns the numbers of the examples of a micro-batch, equal on every rank.
     ///
     /// # Errors
-    /// [`Error::NoSuchMicroBatch`] if the step has no such micro-batch, as when a trainer was not called with
-    /// [`micro_batches`](Self::micro_batches).
+    /// [`Error::NoSuchMicroBatch`] if the step has no such micro-batch, for example because a trainer was called with
+    /// another number than [`micro_batches`](Self::micro_batches).
     pub fn examples(&self, micro_batch: usize) -> Result<Vec<usize>> {
         let places = places(self.len, self.sampler.batch, micro_batch)?;
-        // A step that is filled up may end behind the largest number.
+        // The places of a filled step can exceed the largest number.
         let place = |place: usize| (self.sampler.taken as u128 + place as u128) % self.sampler.len as u128;
         let example = |at| {
             self.sampler.example_at(usize::try_from(place(at)).expect("it is below the length, a usize"))
@@ -250,26 +253,26 @@ impl Step {
         Ok(places.map(example).collect())
     }
 
-    /// Returns a seed for what else is random in a micro-batch, such as augmentation and dropout. It follows from the sampler's
-    /// seed, the epoch, the step and the micro-batch, so that it is the same whichever rank computes it.
+    /// Returns a seed for other random decisions in a micro-batch, such as augmentation and dropout. It depends on
+    /// the sampler's seed, the epoch, the step and the micro-batch, not on the rank.
     pub fn seed(&self, micro_batch: usize) -> u64 {
         let Sampler { seed, epoch, taken, .. } = self.sampler;
         keyed([seed, epoch, taken as u64, micro_batch as u64])
     }
 
-    /// Returns the sampler that goes on after this step: what a training saves that goes on with steps of another size.
+    /// Returns the sampler after this step. Save it if the training continues with steps of another size.
     pub fn rest(&self) -> Sampler {
         let taken = self.sampler.taken.saturating_add(self.len).min(self.sampler.len);
         Sampler { taken, ..self.sampler }
     }
 }
 
-/// Returns the micro-batches that a rank computes, none if there is no such rank.
+/// Returns the micro-batches of a rank, or none if there is no such rank.
 pub(super) fn share_of(micro_batches: usize, rank: usize, world_size: usize) -> Range<usize> {
     if rank < world_size { share(micro_batches, world_size, rank) } else { 0..0 }
 }
 
-/// Returns where the examples of a micro-batch lie in a step of `len` examples.
+/// Returns the places of a micro-batch's examples in a step of `len` examples.
 pub(super) fn places(len: usize, batch: usize, micro_batch: usize) -> Result<Range<usize>> {
     let count = len.div_ceil(batch);
     if micro_batch >= count {

@@ -1,4 +1,4 @@
-//! Cuts a stream of examples into the micro-batches of steps.
+//! Divides a stream of examples into the micro-batches of steps.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use super::LastStep;
 use super::sampler::{places, share_of, step_len};
 use crate::Result;
 
-/// Cuts an iterator into steps, whose examples are dealt to micro-batches as those of a [`Sampler`](super::Sampler) are. Every
-/// rank reads the same stream and computes some of it; a step is read at a time.
+/// Divides an iterator into steps, whose examples are assigned to micro-batches as by a [`Sampler`](super::Sampler).
+/// Every rank reads the same stream, one step at a time, and computes a part of it.
 ///
-/// Because every rank reads all of the stream, its items should be cheap, such as lines or names of files, and be prepared in the
-/// closure that computes the micro-batch. If every rank has a stream of its own instead, ranks call
-/// [`join`](crate::Ddp::join) with what they have.
+/// Because every rank reads the whole stream, its items should be cheap, such as lines or file names. Prepare the
+/// data in the closure that computes the micro-batch. If every rank has its own stream instead, call
+/// [`join`](crate::Ddp::join).
 ///
-/// To go on from a checkpoint, skip the steps that are done: `StreamSteps::new(…)?.skip(done)`.
+/// To continue from a checkpoint, skip the finished steps: `StreamSteps::new(…)?.skip(done)`.
 ///
 /// [The module](super) has an example.
 #[derive(Debug, Clone)]
@@ -26,10 +26,10 @@ pub struct StreamSteps<I> {
 }
 
 impl<I: Iterator> StreamSteps<I> {
-    /// Cuts `stream` into steps of `micro_batches` micro-batches, on all ranks together, of `batch` examples each.
+    /// Divides `stream` into steps of `micro_batches` micro-batches, on all ranks together, of `batch` examples each.
     ///
     /// # Errors
-    /// [`Error::Setting`](crate::Error::Setting) if `batch` or `micro_batches` is 0, or a step has too many examples to be counted.
+    /// [`Error::Setting`](crate::Error::Setting) if `batch` or `micro_batches` is 0, or their product overflows.
     pub fn new(
         stream: impl IntoIterator<IntoIter = I>,
         batch: usize,
@@ -61,7 +61,7 @@ impl<I: Iterator<Item: Clone>> Iterator for StreamSteps<I> {
     }
 }
 
-/// One step of a stream: which examples each of its micro-batches has.
+/// One step of a stream: the examples of its micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamStep<T> {
     examples: Vec<T>,
@@ -69,13 +69,14 @@ pub struct StreamStep<T> {
 }
 
 impl<T> StreamStep<T> {
-    /// Returns how many micro-batches this step has, on all ranks together: what a trainer's `step` is called with.
+    /// Returns the number of micro-batches of this step on all ranks together, which is the argument of a trainer's
+    /// `step`.
     pub const fn micro_batches(&self) -> usize {
         self.examples.len().div_ceil(self.batch)
     }
 
-    /// Returns the micro-batches that a rank computes: contiguous, and as equal shares as possible. Trainers deal micro-batches
-    /// themselves; this is for a loop that has none.
+    /// Returns the micro-batches of a rank: a contiguous share, as equal as possible. Trainers assign micro-batches
+    /// themselves. Use this in a loop without a trainer.
     pub fn share(&self, rank: usize, world_size: usize) -> Range<usize> {
         share_of(self.micro_batches(), rank, world_size)
     }

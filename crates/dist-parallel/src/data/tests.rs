@@ -26,8 +26,8 @@ fn examples_of(steps: impl IntoIterator<Item = Step>) -> Vec<usize> {
     steps.into_iter().flat_map(|step| computed_by(1, &step)).collect()
 }
 
-/// These were computed by another program from the description of the algorithm. They must never change: a training that goes on
-/// with a newer version of this crate would see some examples twice and others never.
+/// Another program computed these from the description of the algorithm. They must never change: a training that
+/// continues with a newer version would see some examples twice and others never.
 #[test]
 fn permutations_are_the_same_in_every_version() {
     assert_eq!(permutation(10, 0, 0), [4, 0, 7, 3, 1, 9, 8, 2, 6, 5]);
@@ -54,7 +54,7 @@ fn a_sampler_gives_the_same_examples_in_every_version() {
     assert_eq!(serde_json::from_str::<Sampler>(saved).unwrap(), last.rest());
 }
 
-/// The counts do not depend on chance: seeds are the numbers from 0 on.
+/// The counts are deterministic: the seeds are the numbers from 0 on.
 #[test]
 fn all_orders_of_a_small_data_set_are_about_equally_frequent() {
     let mut counts: HashMap<Vec<u64>, u32> = HashMap::new();

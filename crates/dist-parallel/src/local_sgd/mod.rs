@@ -1,7 +1,7 @@
-//! Ranks that train by themselves and meet now and then: local SGD (Stich, 2018, arXiv:1805.09767) and DiLoCo
-//! (Douillard et al., 2023, arXiv:2311.08105).
+//! Local SGD (Stich, 2018, arXiv:1805.09767) and DiLoCo (Douillard et al., 2023, arXiv:2311.08105): ranks train
+//! independently between synchronisation points.
 //!
-//! For links on which a step's gradients take longer than the step.
+//! Use it on links that need longer for a step's gradients than the step takes.
 
 mod checkpoint;
 mod weight;
@@ -22,10 +22,12 @@ use crate::{
     Sgd, SgdOptions, ValuesMut, agreement, params,
 };
 
-/// Training in which every rank steps by itself, on its own data with an optimizer of its own, and all ranks meet after
-/// a number of steps: then what is trained is the same on all of them again, to the last bit.
-/// [Buffers](crate::ParamInfo::buffer), such as the running means of a batch norm, are synchronised at every meeting, by the
-/// ranks whose steps count. A frozen parameter that a rank changes is that rank's own.
+/// A trainer in which every rank steps on its own data with its own optimizer, and all ranks synchronise after a
+/// number of steps.
+///
+/// The trained parameters are then equal on all ranks, to the last bit. [Buffers](crate::ParamInfo::buffer), such as
+/// the running means of a batch norm, are synchronised too, by the ranks with a weight. A frozen parameter that a
+/// block changes keeps each rank's own values.
 ///
 /// ```
 /// use dist_collectives::Communicator;
@@ -67,32 +69,32 @@ use crate::{
 /// assert!(outcome.results.iter().all(|weight| (weight - 0.5).abs() < 0.02));
 /// ```
 ///
-/// Every rank takes as many steps, and counts as much as every other, unless its steps say how much they count: by their
-/// [`Loss`]. Then a rank counts for what its steps since the last meeting do: the mean of the ranks' parameters, or of what they
-/// have changed, is weighted by that. Ranks need not have taken as many steps then, so one that has run out of data can go on
-/// [sync_point](Self::synchronise) the others.
+/// Without weights, every rank takes the same number of steps and has the same weight. If the steps have weights by
+/// their [`Loss`], the mean of the ranks' parameters, or of their changes, is weighted. A rank's weight is that of
+/// its steps since the last synchronisation point. Ranks can then take different numbers of steps, and a rank that
+/// has run out of data can continue to [synchronise](Self::synchronise).
 ///
-/// An error on one rank aborts the job, so that no other waits for it.
+/// An error on one rank aborts the job, so that no other rank waits for it.
 ///
 /// # Checkpoints
 ///
-/// What all ranks have in common right after a meeting can be [saved](Self::save): the parameters, and with DiLoCo the
-/// velocity. What a rank's own optimizer keeps is its own, and is not.
+/// The state that all ranks share right after a synchronisation point can be [saved](Self::save): the parameters, and
+/// with DiLoCo the velocity. The state of the ranks' own optimizers is not saved.
 pub struct LocalSgd<M> {
     comm: Communicator,
     model: M,
     inner_steps: usize,
     plan: BucketPlan,
     buffers: Buffers,
-    /// What DiLoCo keeps: for each bucket the parameters of the last meeting, and by parameter the velocities.
+    /// For each bucket, the parameters of the last synchronisation point (DiLoCo only).
     start: Vec<Flat>,
     outer: Option<Sgd>,
     keeps_start: bool,
-    /// Since the ranks last came to meet: steps of this rank, the sum of their losses, and what they count.
+    /// The number of this rank's steps since the last synchronisation.
     steps: usize,
     losses: f32,
     count: u64,
-    /// Whether steps of this rank say how much they count, as far as it has taken any.
+    /// `true` if this rank's steps have weights.
     weighted: bool,
     traffic: LocalTraffic,
 }
@@ -100,86 +102,89 @@ pub struct LocalSgd<M> {
 /// Settings of [`LocalSgd`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalSgdOptions {
-    /// Steps from one meeting to the next, at least 1.
+    /// The number of steps between two synchronisation points, at least 1.
     pub inner_steps: usize,
-    /// What is made of the ranks' parameters when they meet.
+    /// The combination of the ranks' parameters.
     pub outer: OuterStep,
 }
 
-/// What is made of the ranks' parameters when they meet.
+/// The combination of the ranks' parameters at a synchronisation point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OuterStep {
-    /// Their mean, weighted by what the ranks' steps count: local SGD.
+    /// Their mean, weighted by the ranks' weights: local SGD.
     Average,
-    /// A step from the parameters of the meeting before, along the mean of what the ranks have changed, with Nesterov's
-    /// momentum: DiLoCo. It keeps the parameters of the last meeting, and a velocity as large.
+    /// A step with Nesterov momentum from the parameters of the last synchronisation point along the mean of the
+    /// ranks' changes: DiLoCo. It stores these parameters and a velocity of the same size.
     Nesterov {
         /// The learning rate; 0.7 in the paper.
         learning_rate: f64,
-        /// How much of the earlier steps stays; 0.9 in the paper.
+        /// The momentum; 0.9 in the paper.
         momentum: f64,
     },
 }
 
 impl LocalSgdOptions {
-    /// Local SGD with so many steps between meetings.
+    /// Returns local SGD with `inner_steps` steps between synchronisation points.
     pub const fn average(inner_steps: usize) -> Self {
         Self { inner_steps, outer: OuterStep::Average }
     }
 
-    /// DiLoCo with so many steps between meetings, and the paper's outer step.
+    /// Returns DiLoCo with `inner_steps` steps between synchronisation points, and the paper's outer step.
     #[doc(alias = "DiLoCo")]
     pub const fn diloco(inner_steps: usize) -> Self {
         Self { inner_steps, outer: OuterStep::Nesterov { learning_rate: 0.7, momentum: 0.9 } }
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct LocalStep {
-    /// This rank's loss, or sum of losses, as it was computed.
+    /// This rank's loss or sum of losses.
     pub loss: f32,
-    /// What came of the meeting, if this step was followed by one.
+    /// The result of the synchronisation, if the step ended with one.
     pub sync_point: Option<SyncPoint>,
 }
 
-/// What came of a meeting.
+/// The result of a synchronisation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct SyncPoint {
-    /// The mean of the losses of all ranks' steps since the meeting before, or of all that they [count](crate::Loss).
+    /// The mean loss of all ranks' steps since the last synchronisation point, [weighted](crate::Loss) if they have
+    /// weights.
     pub loss: f32,
-    /// How many bytes this rank has sent for it.
+    /// The number of bytes that this rank sent.
     pub bytes_sent: u64,
 }
 
-/// What was sent so far, and what would have been.
+/// The bytes that were sent, and those that were avoided.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalTraffic {
-    /// Steps of this rank.
+    /// The number of this rank's steps.
     pub steps: u64,
-    /// Meetings.
+    /// The number of synchronisation points.
     pub sync_points: u64,
-    /// Bytes that this rank has sent for all meetings, counted by the transport.
+    /// The bytes that this rank has sent for all synchronisations, counted by the transport.
     pub bytes_sent: u64,
-    /// Bytes that it would have sent for a meeting after each step that one has followed: meetings all send the same.
+    /// The bytes that it would have sent with a synchronisation after each of these steps. All synchronisations send
+    /// the same.
     pub bytes_without: u64,
 }
 
 impl LocalTraffic {
-    /// Bytes that were not sent, because there was no meeting after each step.
+    /// Returns the bytes that were avoided, compared with a synchronisation after each step.
     pub const fn bytes_saved(&self) -> u64 {
         self.bytes_without - self.bytes_sent
     }
 }
 
 impl<M: Params> LocalSgd<M> {
-    /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
+    /// Starts to train `model` on all ranks of the group, with the parameters of rank 0.
     ///
     /// # Errors
-    /// On every rank, if a setting makes no sense, or parameters or options differ between ranks. If communication fails.
+    /// A setting is out of range, or parameters or options differ between ranks: every rank gets the error.
+    /// Communication fails.
     pub fn new(mut comm: Communicator, model: M, options: LocalSgdOptions) -> Result<Self> {
         let LocalSgdOptions { inner_steps, outer } = options;
         let settings = [
@@ -221,13 +226,14 @@ impl<M: Params> LocalSgd<M> {
         Ok(local)
     }
 
-    /// Takes a step of this rank alone: `inner` computes, changes the parameters and returns the [`Loss`], which says how much
-    /// the step counts. After every so many steps the ranks meet.
+    /// Takes a step on this rank alone. `inner` computes, updates the parameters and returns the [`Loss`] with its
+    /// weight. After `inner_steps` steps the ranks synchronise.
     ///
-    /// Each rank has to take other examples, or all compute the same: [`data`](crate::data) shows how they are dealt.
+    /// Each rank must use other examples, otherwise all compute the same: [`data`](crate::data) shows how to assign
+    /// them.
     ///
     /// # Errors
-    /// If `inner` fails, if only some of the steps since the last meeting say how much they count, or as for
+    /// `inner` fails; only some of the steps since the last synchronisation point have weights; the errors of
     /// [`synchronise`](Self::synchronise).
     pub fn step_with<C: Loss>(
         &mut self,
@@ -250,12 +256,12 @@ impl<M: Params> LocalSgd<M> {
         Ok(LocalStep { loss, sync_point })
     }
 
-    /// Lets the ranks meet now, as after the last step of a training whose steps are not a multiple. Every rank calls
-    /// it, after as many steps unless these say how much they count.
+    /// Synchronises the ranks now, for example after the last step of a training. Every rank calls this, after the
+    /// same number of steps unless they have weights.
     ///
-    /// If they do, a rank that has taken no step, or none that counts, only gets the parameters of the others. So a rank that
-    /// has run out of data meets until it is told that no rank has taken a step, as all ranks are then. It waits for the others'
-    /// next meeting, and no longer than the communicator's timeout.
+    /// With weights, a rank without a step, or with weight 0, only receives the parameters of the others. A rank that
+    /// has run out of data therefore calls this until it returns [`ZeroWeight`](Error::ZeroWeight) without steps,
+    /// which all ranks get. It waits for the others' next synchronisation, at most for the communicator's timeout.
     ///
     /// ```
     /// # use dist_collectives::Communicator;
@@ -300,21 +306,25 @@ impl<M: Params> LocalSgd<M> {
     /// ```
     ///
     /// # Errors
-    /// [`ZeroWeight`](Error::ZeroWeight) on every rank if steps say how much they count, and none does. The steps, whose
-    /// number it tells, are over and the next can be taken; the parameters are left as they are, which may not be the same on all
-    /// ranks until the next meeting at which something counts. [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the
-    /// ranks have not taken as many steps, and these do not say how much they count, and
-    /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do: every rank has the same error, and the job ends.
-    /// If the model does not hand out its parameters, or communication fails.
+    /// [`ZeroWeight`](Error::ZeroWeight) on every rank if the steps have weights and their sum is 0. It contains the
+    /// number of steps. Training can continue. Parameters stay unchanged and can differ between ranks until the next
+    /// synchronisation with a weight.
+    ///
+    /// [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the ranks have taken different numbers of steps without
+    /// weights, and [`PartlyWeighted`](Error::PartlyWeighted) if only some ranks' steps have weights. Every rank gets
+    /// this error, and the job is aborted.
+    ///
+    /// The model does not hand out its parameters, or communication fails.
     pub fn synchronise(&mut self) -> Result<SyncPoint> {
         self.comm.announce("synchronise", "synchronise");
         let sent_before = self.comm.traffic().bytes_sent;
         let with_synced_model = self.try_synchronise();
-        // Where nothing counts the next steps begin anew, too.
+        // The count restarts even if the total weight is 0.
         let steps = std::mem::take(&mut self.steps);
         (self.losses, self.count) = (0.0, 0);
         if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = with_synced_model {
-            // Nobody ends the job before all ranks have found that out. If the barrier fails, the job has ended.
+            // No rank aborts the job before all have found the error. If the barrier fails, the job is already
+            // aborted.
             let _all_know = self.comm.barrier();
         }
         let loss = or_abort(&mut self.comm, with_synced_model)?;
@@ -325,12 +335,12 @@ impl<M: Params> LocalSgd<M> {
         Ok(SyncPoint { loss, bytes_sent })
     }
 
-    /// How many steps this rank has taken since the ranks last came to meet.
+    /// Returns the number of this rank's steps since the last synchronisation.
     pub(crate) const fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Begins anew from the parameters that the model has, which are the same on every rank.
+    /// Restarts from the model's present parameters, which are equal on all ranks.
     pub(crate) fn start_here(&mut self) -> Result<()> {
         (self.steps, self.losses, self.count) = (0, 0.0, 0);
         if !self.keeps_start {
@@ -341,37 +351,37 @@ impl<M: Params> LocalSgd<M> {
         Ok(())
     }
 
-    /// What was sent so far, and what would have been.
+    /// Returns the bytes that were sent, and those that were avoided.
     pub const fn traffic(&self) -> LocalTraffic {
         self.traffic
     }
 
-    /// The model.
+    /// Returns the model.
     pub const fn model(&self) -> &M {
         &self.model
     }
 
-    /// The model, to evaluate it.
+    /// Returns the model, to evaluate it.
     pub const fn model_mut(&mut self) -> &mut M {
         &mut self.model
     }
 
-    /// The communicator, to be asked.
+    /// Returns the communicator.
     pub const fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// The communicator, for what else the ranks have to say to each other.
+    /// Returns the communicator, for other messages between the ranks.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
     }
 
-    /// Ends the training and gives back what it was made of.
+    /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
         (self.comm, self.model)
     }
 
-    /// Gives every rank the same parameters, and the mean loss.
+    /// Combines the ranks' parameters and returns the mean loss.
     fn try_synchronise(&mut self) -> Result<f32> {
         let Self { comm, model, plan, buffers, start, outer, steps, losses, count, weighted, .. } = self;
         let weight = RankWeight::agree(comm, *steps, *count, *weighted)?;
@@ -402,7 +412,7 @@ impl<M: Params> LocalSgd<M> {
     }
 }
 
-/// The parameters of one bucket, one after the other.
+/// Returns the parameters of one bucket, one after the other.
 fn parameters(model: &impl Params, bucket: &Bucket) -> Result<Flat> {
     let mut flat = Flat::zeros(bucket.dtype, bucket.len());
     params::pack(model, &bucket.places, &mut flat)?;

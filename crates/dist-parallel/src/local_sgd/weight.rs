@@ -1,4 +1,4 @@
-//! What part each rank has in a meeting: all alike, or each by what its steps count.
+//! The weights of ranks at a synchronisation point.
 
 use dist_collectives::{Communicator, ReduceOp};
 
@@ -6,17 +6,17 @@ use crate::flat::Flat;
 use crate::loss::to_be_summed;
 use crate::{Error, Result, agreement};
 
-/// What part a rank has in a meeting.
+/// The weight of a rank at a synchronisation point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RankWeight {
-    /// What its values are multiplied by; `None` if all ranks count alike.
+    /// The factor of this rank's values. `None` if all ranks have the same weight.
     factor: Option<f64>,
-    /// What the steps of all ranks count, if they say so.
+    /// The total weight of the steps of all ranks, if they have weights.
     pub(super) total: Option<usize>,
 }
 
 impl RankWeight {
-    /// What ranks have a part in that have taken so many steps, which count so much. All of them call this.
+    /// Agrees on the weights of ranks with these steps. All ranks call this.
     pub(super) fn agree(comm: &mut Communicator, steps: usize, count: u64, weighted: bool) -> Result<Self> {
         let own = to_be_summed(count).unsigned_abs();
         let all = agreement::gather(comm, [steps as u64, own, weighted.into()])?;
@@ -41,8 +41,8 @@ impl RankWeight {
         Ok(Self { factor, total: Some(usize::try_from(total).unwrap_or(usize::MAX)) })
     }
 
-    /// Makes the values of all ranks their mean. They are multiplied before they are added, which in a half type could
-    /// overflow. Products and sums of `f16` are carried as `f32`, and rounded to `f16` once.
+    /// Replaces the values of all ranks by their weighted mean. They are multiplied before they are added, which
+    /// could overflow in a half type. Products and sums of `f16` are `f32`, rounded to `f16` once.
     pub(super) fn mean(self, values: &mut Flat, comm: &mut Communicator) -> Result<()> {
         let Some(factor) = self.factor else { return values.all_reduce(comm, ReduceOp::Mean) };
         let (len, dtype) = (values.len(), values.dtype());
@@ -54,7 +54,7 @@ impl RankWeight {
         }
         let mut own = values.slice_mut(0, len);
         if factor == 0.0 {
-            // Whatever they are.
+            // Also if they are infinite or NaN.
             own.fill_neutral();
         } else {
             own.scale(factor);

@@ -1,8 +1,8 @@
-//! What one rank of a pipeline does, action by action.
+//! The actions of one rank of a pipeline.
 
 use std::fmt;
 
-/// One micro-batch in one stage.
+/// A micro-batch in a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Item {
     /// The stage.
@@ -12,49 +12,49 @@ pub struct Item {
 }
 
 impl Item {
-    /// This micro-batch in this stage.
+    /// Returns this micro-batch in this stage.
     pub const fn new(stage: usize, micro_batch: usize) -> Self {
         Self { stage, micro_batch }
     }
 }
 
-/// One entry of a schedule. A stage is named by its number in the whole model, and messages by the stage of the rank
-/// that sends or receives them.
+/// One entry of a schedule. A stage has its number in the whole model. A message has the stage of the rank that sends
+/// or receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
-    /// Compute the stage's output, and keep what its backward needs.
+    /// Computes the stage's output and saves the activations for the backward.
     Forward(Item),
-    /// Compute all gradients: of the stage's input and of its parameters.
+    /// Computes all gradients: of the stage's input and of its parameters.
     Backward(Item),
-    /// Compute the gradient of the stage's input, and keep what [`WeightGradient`](Self::WeightGradient) needs.
+    /// Computes the gradient of the stage's input and saves the data for [`WeightGradient`](Self::WeightGradient).
     InputGradient(Item),
-    /// Compute the gradients of the stage's parameters.
+    /// Computes the gradients of the stage's parameters.
     WeightGradient(Item),
-    /// Send the stage's output to the next stage.
+    /// Sends the stage's output to the next stage.
     SendActivation(Item),
-    /// Receive the stage's input from the stage before.
+    /// Receives the stage's input from the previous stage.
     ReceiveActivation(Item),
-    /// Send the gradient of the stage's input to the stage before.
+    /// Sends the gradient of the stage's input to the previous stage.
     SendGradient(Item),
-    /// Receive the gradient of the stage's output from the next stage.
+    /// Receives the gradient of the stage's output from the next stage.
     ReceiveGradient(Item),
-    /// Gather the stage's sharded parameters.
+    /// Gathers the stage's sharded parameters.
     Gather(usize),
-    /// Free what was gathered.
+    /// Frees the gathered parameters.
     Free(usize),
-    /// Reduce the stage's gradients, which are all summed, with those of other pipelines.
+    /// Reduces the stage's gradients, which are summed over all micro-batches, with those of other pipelines.
     ReduceGradients(usize),
 }
 
 impl Action {
-    /// The stage that it is about.
+    /// Returns the stage.
     pub const fn stage(self) -> usize {
         match self.about() {
             Ok(Item { stage, .. }) | Err(stage) => stage,
         }
     }
 
-    /// The micro-batch that it is about; `None` if it is about the stage as a whole.
+    /// Returns the micro-batch. `None` if the action concerns the whole stage.
     pub const fn micro_batch(self) -> Option<usize> {
         match self.about() {
             Ok(item) => Some(item.micro_batch),
@@ -62,7 +62,7 @@ impl Action {
         }
     }
 
-    /// What it is about: a micro-batch in a stage, or else the stage as a whole.
+    /// Returns the micro-batch in a stage, or the stage as the error if the action concerns the whole stage.
     const fn about(self) -> Result<Item, usize> {
         match self {
             Self::Gather(stage) | Self::Free(stage) | Self::ReduceGradients(stage) => Err(stage),
@@ -77,7 +77,7 @@ impl Action {
         }
     }
 
-    /// Whether it computes: neither communicates nor manages memory.
+    /// Returns `true` for a computation, `false` for communication and memory management.
     pub(crate) const fn is_computation(self) -> bool {
         matches!(
             self,
@@ -85,7 +85,7 @@ impl Action {
         )
     }
 
-    /// What it does, in letters: F, B, I and W compute, SF, RF, SB and RB send and receive, G gathers, X frees, R
+    /// Returns the abbreviation: F, B, I and W compute, SF, RF, SB and RB send and receive, G gathers, X frees, R
     /// reduces.
     pub const fn abbreviation(self) -> &'static str {
         match self {
@@ -104,7 +104,7 @@ impl Action {
     }
 }
 
-/// Stage, letters, micro-batch: `2F0` is the forward of micro-batch 0 in stage 2.
+/// Formats stage, abbreviation and micro-batch: `2F0` is the forward of micro-batch 0 in stage 2.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.stage(), self.abbreviation())?;

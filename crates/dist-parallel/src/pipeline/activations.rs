@@ -1,4 +1,4 @@
-//! What has to be known of activations to send them.
+//! The conversion of activations to messages.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use half::{bf16, f16};
 
 use crate::{BoxError, FloatType, Values};
 
-/// Takes activations apart, to send them from stage to stage, and puts them together.
+/// Converts activations to flat values and back, to send them between stages.
 ///
-/// Gradients of activations are of the same type, and travel the same way.
+/// Gradients of activations have the same type and are sent in the same way.
 pub trait Activations<A>: Send {
     /// Calls `f` once with the shape of an activation and its values in row-major order.
     ///
     /// # Errors
-    /// If the values cannot be reached.
+    /// The values are not accessible.
     fn to_flat(&self, activation: &A, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError>;
 
-    /// The activation with this shape and these values.
+    /// Returns the activation with this shape and these values.
     ///
     /// # Errors
-    /// If there can be no such activation.
+    /// There is no such activation.
     fn from_flat(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
 }
 
-/// Activations that are plain vectors of one type of number.
+/// Activations that are vectors of one type of number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlainVectors;
 
@@ -51,7 +51,7 @@ macro_rules! plain_vector {
 
 plain_vector!(F32: f32, F64: f64, F16: f16, Bf16: bf16);
 
-/// What an activation looks like.
+/// The shape and type of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TensorMeta {
     /// The type of its values.
@@ -61,14 +61,14 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// Number of values, if memory could hold them.
+    /// Returns the number of values. `None` if they would not fit into memory.
     pub(super) fn len(&self) -> Option<usize> {
         let len = self.shape.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim))?;
         len.checked_mul(self.dtype.size()).filter(|&bytes| bytes <= isize::MAX.unsigned_abs())?;
         Some(len)
     }
 
-    /// As many numbers for any shape.
+    /// Encodes the metadata in a fixed number of integers. `None` if there are too many dims.
     pub(super) fn encode(&self) -> Option<Vec<u64>> {
         let mut header = vec![0; HEADER_LEN];
         header[0] = DTYPES.iter().position(|dtype| *dtype == self.dtype)? as u64;
@@ -81,7 +81,7 @@ impl TensorMeta {
         Some(header)
     }
 
-    /// Reads what [`encode`](Self::encode) has made.
+    /// Decodes the result of [`encode`](Self::encode).
     pub(super) fn decode(header: &[u64]) -> Option<Self> {
         let number = |index: usize| usize::try_from(*header.get(index)?).ok();
         let dtype = *DTYPES.get(number(0)?)?;
@@ -99,9 +99,9 @@ impl fmt::Display for TensorMeta {
 
 const DTYPES: [FloatType; 4] = [FloatType::F32, FloatType::F64, FloatType::F16, FloatType::Bf16];
 
-/// As many dims as an activation may have that is sent.
+/// The largest number of dims of an activation that is sent.
 pub(super) const DIMS_MAX: usize = 8;
-/// The type, the number of dims, and the dims.
+/// The length of an encoding: the type, the number of dims, and the dims.
 pub(super) const HEADER_LEN: usize = 2 + DIMS_MAX;
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
-//! What can be wrong with a pipeline schedule.
+//! The flaws of invalid pipeline schedules.
 
 use super::Action;
 
 dist_transport::error_enum! {
-/// What is wrong with a schedule.
+/// A reason why a schedule is invalid.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
-    /// It has no ranks, no stages, no micro-batches, or its parts are about different numbers of ranks.
+    /// The schedule has no ranks, stages or micro-batches, or its lists have different numbers of ranks.
     #[error(
         "there is no schedule of {ranks} ranks, {lists} lists of actions, {bounds} bounds, {stages} stages, {micro_batches} micro-batches"
     )]
     Shape {
-        /// Number of ranks.
+        /// The number of ranks.
         ranks: usize,
-        /// Number of lists of actions.
+        /// The number of lists of actions.
         lists: usize,
-        /// Number of bounds of activations.
+        /// The number of bounds of activations.
         bounds: usize,
-        /// Number of stages.
+        /// The number of stages.
         stages: usize,
-        /// Number of micro-batches.
+        /// The number of micro-batches.
         micro_batches: usize,
     },
     /// A stage is on a rank that does not exist.
@@ -28,12 +28,12 @@ pub enum Flaw {
     Placement {
         /// The stage.
         stage: usize,
-        /// Where it is said to be.
+        /// The rank of the stage.
         rank: usize,
-        /// Number of ranks.
+        /// The number of ranks.
         ranks: usize,
     },
-    /// An action is on a rank that has no part in it.
+    /// An action is on a rank that does not take part in it.
     #[error("rank {rank} is to do {action}, which is not its own")]
     NotOwn {
         /// The rank.
@@ -41,13 +41,13 @@ pub enum Flaw {
         /// The action.
         action: Action,
     },
-    /// An action that has to be done once is missing.
+    /// A required action is missing.
     #[error("nobody does {action}")]
     Missing {
         /// The action.
         action: Action,
     },
-    /// An action that has to be done once is done twice, or a part of what another has already done whole.
+    /// An action is repeated, or it repeats a part of an earlier whole backward.
     #[error("rank {rank} does {action} a second time")]
     Twice {
         /// The rank.
@@ -55,7 +55,7 @@ pub enum Flaw {
         /// The action.
         action: Action,
     },
-    /// An action comes before what it needs on the same rank.
+    /// An action comes before an action of the same rank that it needs.
     #[error("rank {rank} does {action} before what it needs")]
     TooEarly {
         /// The rank.
@@ -63,58 +63,58 @@ pub enum Flaw {
         /// The action.
         action: Action,
     },
-    /// A rank receives in another order than is sent.
+    /// A rank receives messages in another order than they are sent.
     #[error("rank {rank} does {action} when {sent} comes next from its peer")]
     OtherOrder {
         /// The rank that receives.
         rank: usize,
-        /// What it receives.
+        /// The receive.
         action: Action,
-        /// What its peer has sent.
+        /// The next send of its peer.
         sent: Action,
     },
-    /// Ranks wait for each other.
+    /// Ranks wait for each other forever.
     #[error("rank {rank} waits forever with {action}")]
     Deadlock {
         /// The first rank that waits.
         rank: usize,
-        /// What it waits with.
+        /// The action that waits.
         action: Action,
     },
-    /// A rank keeps more activations than it may.
+    /// A rank holds more activations than allowed.
     #[error("rank {rank} keeps {kept} activations after {action}, and may keep {kept_max}")]
     Memory {
         /// The rank.
         rank: usize,
-        /// The action that makes it one too many.
+        /// The action that exceeds the bound.
         action: Action,
-        /// How many it keeps then.
+        /// The number of activations after it.
         kept: usize,
-        /// How many it may keep.
+        /// The bound.
         kept_max: usize,
     },
-    /// Gathered parameters are gathered again, freed without being there, needed without being there, or never freed.
+    /// Sharded parameters are gathered twice, freed or used without being gathered, or never freed.
     #[error("rank {rank} does {action} with the parameters of stage {stage} {state}")]
     Parameters {
         /// The rank.
         rank: usize,
-        /// The action; the last of the rank, if they are never freed.
+        /// The action, or the last of the rank if they are never freed.
         action: Action,
         /// The stage.
         stage: usize,
-        /// Whether they are there.
+        /// The state of the parameters.
         state: &'static str,
     },
 }
 }
 
-/// What [`PipelineSchedule::validate`](super::PipelineSchedule::validate) has found of a schedule without flaw.
+/// The result of [`Schedule::validate`](super::PipelineSchedule::validate) for a valid schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScheduleProof {
-    /// For each rank, how many activations of a stage it keeps at most at once, between their forward and their
-    /// backward or weight gradient.
+    /// For each rank, the largest number of activations of a stage that it holds at once. An activation is held
+    /// between its forward and its backward or weight gradient.
     pub kept: Vec<usize>,
-    /// How many messages travel between ranks.
+    /// The number of messages between ranks.
     pub messages: usize,
 }

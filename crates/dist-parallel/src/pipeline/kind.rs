@@ -1,45 +1,45 @@
-//! The schedules that can be made, and what is known of them beforehand.
+//! The kinds of pipeline schedules and their properties.
 
 use std::fmt;
 
 use super::{Costs, PipelineSchedule, generate};
 use crate::{Error, Result};
 
-/// A way to order the work of a pipeline.
+/// A kind of pipeline schedule.
 ///
-/// P ranks, M micro-batches, v stages per rank. F is the time of a forward, I of the gradient of the input, W of the
-/// gradients of the parameters, all of a whole rank; a backward takes I + W. The bubble is the time in which ranks
-/// wait over the time in which they compute; kept are the activations of a stage that a rank keeps at once, of 1/v of
-/// the size with v stages.
+/// P is the number of ranks, M that of micro-batches and v that of stages per rank. F is the time of a forward, I of
+/// the gradient of the input and W of the gradients of the parameters, for all stages of a rank; a backward takes I +
+/// W. The bubble is the waiting time of all ranks over their computation time. The last column is the largest number
+/// of activations of a stage that a rank holds at once. With v stages, each has 1/v of the size.
 ///
-/// | | bubble | kept by rank r |
+/// | | bubble | activations of rank r |
 /// |---|---|---|
 /// | `gpipe` | (P − 1) / M | M |
 /// | `1f1b` | (P − 1) / M | min(M, P − r) |
 /// | `interleaved` | (P − 1) / vM, for M a multiple of P | min(vM, 2(P − r − 1) + (v − 1)P + 1) |
 /// | `zb1p` | (P − 1)(F + I − W) / M(F + I + W), for F = I = W and M ≥ 2P − 1 | min(M, P) |
-/// | `zbv` | (P − 1)F / 2M(F + I + W), for F = I = W and M ≥ 2P: nobody waits once it has begun | min(2M, 2P) |
+/// | `zbv` | (P − 1)F / 2M(F + I + W), for F = I = W and M ≥ 2P: no rank waits after its first computation | min(2M, 2P) |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards. <https://arxiv.org/abs/1811.06965>
     Gpipe,
-    /// Each backward as early as can be; from then on, one forward and one backward in turns.
+    /// 1F1B: each backward as early as possible, then alternately one forward and one backward.
     /// <https://arxiv.org/abs/1806.03377>
     OneForwardOneBackward,
-    /// The same with several stages on each rank, stage s on rank s modulo P. <https://arxiv.org/abs/2104.04473>
+    /// 1F1B with several stages on each rank, stage s on rank s modulo P. <https://arxiv.org/abs/2104.04473>
     Interleaved {
-        /// How many stages a rank has.
+        /// The number of stages of a rank.
         stages_per_rank: usize,
     },
-    /// One forward, one backward, where the gradients of parameters wait until there is nothing better to do.
-    /// <https://arxiv.org/abs/2401.10241>, where it is called ZB-H1
+    /// 1F1B whose weight gradients are delayed until they fill a bubble: ZB-H1. <https://arxiv.org/abs/2401.10241>
     Zb1p,
-    /// The same with two stages on each rank: rank 0 has the first and the last. <https://arxiv.org/abs/2405.15362>
+    /// ZB-V: `zb1p` with two stages on each rank. Rank 0 has the first and the last.
+    /// <https://arxiv.org/abs/2405.15362>
     Zbv,
 }
 
 impl ScheduleKind {
-    /// Every way, with two stages per rank where several are possible.
+    /// Every kind, interleaved with two stages per rank.
     pub const ALL: [Self; 5] = [
         Self::Gpipe,
         Self::OneForwardOneBackward,
@@ -48,7 +48,7 @@ impl ScheduleKind {
         Self::Zbv,
     ];
 
-    /// The name as programs write it.
+    /// Returns the name in programs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gpipe => "gpipe",
@@ -59,12 +59,12 @@ impl ScheduleKind {
         }
     }
 
-    /// The way with this name, with two stages per rank where several are possible.
+    /// Returns the kind with this name, interleaved with two stages per rank.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// How many stages a rank has.
+    /// Returns the number of stages of a rank.
     pub const fn stages_per_rank(self) -> usize {
         match self {
             Self::Interleaved { stages_per_rank } => stages_per_rank,
@@ -73,10 +73,10 @@ impl ScheduleKind {
         }
     }
 
-    /// The schedule for this many ranks and micro-batches, which are any numbers but 0.
+    /// Returns the schedule for this number of ranks and micro-batches, at least 1 each.
     ///
     /// # Errors
-    /// If there are no ranks, no stages or no micro-batches, or more than a schedule is made for.
+    /// There are no ranks, stages or micro-batches, or more than a schedule supports.
     pub fn schedule(self, ranks: usize, micro_batches: usize) -> Result<PipelineSchedule> {
         let stages = ranks.saturating_mul(self.stages_per_rank());
         if !can_be_made(stages, micro_batches) {
@@ -93,7 +93,7 @@ impl ScheduleKind {
         })
     }
 
-    /// The bubble by its formula, where messages take no time and all stages the same; `None` where there is no
+    /// Returns the bubble by its formula, which needs equal stages and messages that take no time. `None` without a
     /// formula.
     pub fn bubble(self, ranks: usize, micro_batches: usize, costs: &Costs) -> Option<f64> {
         let uniform = costs.uniform_stage()?;
@@ -120,12 +120,12 @@ impl fmt::Display for ScheduleKind {
     }
 }
 
-/// Whether there is something to do, and no more than anyone waits for. Some schedules, and what is predicted of all, take
-/// time that grows with the square of the stages.
+/// Returns `true` for sizes that are not 0 and that can be scheduled in acceptable time. Some schedules and all
+/// predictions take time that grows with the square of the stages.
 pub(super) fn can_be_made(stages: usize, micro_batches: usize) -> bool {
     let steps = stages.checked_mul(micro_batches.max(stages));
     micro_batches > 0 && steps.is_some_and(|steps| (1..=STEPS_MAX).contains(&steps))
 }
 
-/// As many steps of making a schedule as anyone waits for.
+/// The largest number of steps to make a schedule.
 const STEPS_MAX: usize = 1 << 24;

@@ -1,10 +1,9 @@
 //! One direction of messages between two stages on different ranks.
 //!
-//! A link is a communicator of its own, with a worker, so that links do not wait for each other: sending
-//! returns at once, and one message is received ahead of when it is needed. The shape travels before the first message
-//! of activations; both ends know it from then on, and that of the gradients, which look the same. In an evaluation every
-//! message has a shape of its own, which travels before it and is all that is received ahead; its sender waits until the one
-//! before it has arrived.
+//! A link has its own communicator with a worker, so that links do not wait for each other. A send returns at once,
+//! and one message is received ahead of its use. The shape of activations is sent before the first of them. Both ends
+//! know it from then on, and gradients have the same shape. In an evaluation every message is preceded by its own
+//! shape, and only the shape is received ahead. The sender waits there until the previous message has arrived.
 
 use std::collections::VecDeque;
 
@@ -15,56 +14,56 @@ use crate::flat::{self, Flat, PendingFlat};
 use crate::fsdp::{bytes_sent, follow};
 use crate::{Error, Result};
 
-/// The end of a link that sends.
+/// The sending end of a link.
 pub(super) struct LinkSender {
     comm: Communicator,
     to: usize,
-    /// What has travelled, once something has.
+    /// The shape and type of the messages, after the first.
     meta: Option<TensorMeta>,
     header: Option<Pending<Buffer<u64>>>,
     under_way: VecDeque<PendingFlat>,
 }
 
-/// The end of a link that receives.
+/// The receiving end of a link.
 pub(super) struct LinkReceiver {
     comm: Communicator,
     from: usize,
     meta: Option<TensorMeta>,
-    /// How many messages of this pass have not been received.
+    /// The number of messages of this pass that have not been received.
     left: usize,
-    /// Whether each of them comes with what it looks like.
+    /// `true` if each message is preceded by its shape and type.
     each_described: bool,
     posted: Option<Posted>,
 }
 
-/// What is received ahead.
+/// The receive that was started ahead.
 enum Posted {
     Header(Pending<Buffer<u64>>),
     Values(PendingFlat),
 }
 
 impl LinkSender {
-    /// The end of a link to a rank.
+    /// Returns the end of a link to a rank.
     pub(super) const fn new(comm: Communicator, to: usize) -> Self {
         Self { comm, to, meta: None, header: None, under_way: VecDeque::new() }
     }
 
-    /// Sends from now on in the manner of the communicator between the stages.
+    /// Inherits the timeout and the reduction order of the communicator between the stages.
     pub(super) fn follow(&mut self, comm: &Communicator) {
         follow(&mut self.comm, comm);
     }
 
-    /// What messages look like, once that is known.
+    /// Returns the shape and type of the messages, once known.
     pub(super) const fn meta(&self) -> Option<&TensorMeta> {
         self.meta.as_ref()
     }
 
-    /// Says what the receiver knows messages to look like.
+    /// Sets the shape and type of the messages, which the receiver knows.
     pub(super) fn expect(&mut self, meta: TensorMeta) {
         self.meta = Some(meta);
     }
 
-    /// Sends what looks like all messages before it; `None` if nothing can look like this.
+    /// Sends a message of the same shape as all before it. `None` if the shape cannot be encoded.
     pub(super) fn send(&mut self, meta: &TensorMeta, values: Flat) -> Option<()> {
         if self.meta.is_none() {
             let header = meta.encode()?;
@@ -75,14 +74,14 @@ impl LinkSender {
         Some(())
     }
 
-    /// Sends what may look like anything, and says so; `None` if nothing can look like this.
+    /// Sends a message of any shape, preceded by the shape. `None` if the shape cannot be encoded.
     pub(super) fn send_any(&mut self, meta: &TensorMeta, values: Flat) -> Option<()> {
         self.header = Some(self.comm.start_send(meta.encode()?, self.to));
         self.under_way.push_back(values.start_send(&mut self.comm, self.to));
         Some(())
     }
 
-    /// Gives back the memory of messages that have arrived; the error of one that failed.
+    /// Recycles the memory of messages that have arrived. Returns the error of a failed one.
     pub(super) fn collect(&mut self) -> Result<()> {
         while self.under_way.front_mut().is_some_and(PendingFlat::is_done) {
             let sent = self.under_way.pop_front().expect("there is a first one");
@@ -95,7 +94,7 @@ impl LinkSender {
         bytes_sent(&self.comm)
     }
 
-    /// Waits until everything has been received.
+    /// Waits until all messages have been received.
     pub(super) fn finish(&mut self) -> Result<()> {
         if let Some(header) = self.header.take() {
             flat::wait(header)?;
@@ -103,7 +102,7 @@ impl LinkSender {
         self.under_way.drain(..).try_for_each(|sent| sent.wait().map(drop))
     }
 
-    /// Waits for what is under way, whatever becomes of it.
+    /// Waits for messages in flight and ignores their results.
     pub(super) fn forget(&mut self) {
         self.header = None;
         self.under_way.clear();
@@ -111,32 +110,32 @@ impl LinkSender {
 }
 
 impl LinkReceiver {
-    /// The end of a link from a rank.
+    /// Returns the end of a link from a rank.
     pub(super) const fn new(comm: Communicator, from: usize) -> Self {
         Self { comm, from, meta: None, left: 0, each_described: false, posted: None }
     }
 
-    /// Receives from now on in the manner of the communicator between the stages.
+    /// Inherits the timeout and the reduction order of the communicator between the stages.
     pub(super) fn follow(&mut self, comm: &Communicator) {
         follow(&mut self.comm, comm);
     }
 
-    /// Says what messages look like, which the sender knows.
+    /// Sets the shape and type of the messages, which the sender knows.
     pub(super) fn expect(&mut self, meta: TensorMeta) {
         self.meta = Some(meta);
     }
 
-    /// Begins a step of so many messages, which look alike.
+    /// Starts a step with this number of messages of one shape.
     pub(super) fn begin(&mut self, messages: usize) {
         (self.left, self.each_described) = (messages, false);
     }
 
-    /// Begins a pass of so many messages, each of which comes with what it looks like.
+    /// Starts a pass with this number of messages, each preceded by its shape.
     pub(super) fn begin_any(&mut self, messages: usize) {
         (self.left, self.each_described) = (messages, true);
     }
 
-    /// Whether the next message has arrived; from now on, one is received ahead.
+    /// Returns `true` if the next message has arrived. Starts to receive it if needed.
     pub(super) fn is_ready(&mut self) -> bool {
         self.post();
         match &mut self.posted {
@@ -145,7 +144,7 @@ impl LinkReceiver {
         }
     }
 
-    /// Waits for the next message of the pass, and begins to receive the one behind it; also what it looks like.
+    /// Waits for the next message and its shape, and starts to receive the following one.
     pub(super) fn receive(&mut self) -> Result<(TensorMeta, Flat)> {
         self.post();
         let (meta, values) = match self.posted.take().expect("no more is received than is sent") {
@@ -167,7 +166,7 @@ impl LinkReceiver {
         Ok((meta, values))
     }
 
-    /// Begins to receive the next message of the pass, if there is one and it is not yet begun.
+    /// Starts to receive the next message of the pass, if there is one and no receive is in flight.
     fn post(&mut self) {
         if self.posted.is_some() || self.left == 0 {
             return;
@@ -184,7 +183,7 @@ impl LinkReceiver {
         memory.start_receive(&mut self.comm, self.from)
     }
 
-    /// Waits for what was received ahead, whatever becomes of it.
+    /// Waits for the receive in flight and ignores its result.
     pub(super) fn forget(&mut self) {
         self.posted = None;
     }

@@ -8,7 +8,7 @@ use super::PipelineSchedule;
 use super::link::{LinkReceiver, LinkSender};
 use crate::{Error, Result};
 
-/// By this rank's stages.
+/// The links by the number of this rank's stage.
 #[derive(Default)]
 pub(super) struct StageLinks {
     pub(super) outputs: BTreeMap<usize, LinkSender>,
@@ -18,7 +18,7 @@ pub(super) struct StageLinks {
 }
 
 impl StageLinks {
-    /// Makes the links of all ranks; nothing is sent.
+    /// Creates the links of all ranks, without communication.
     pub(super) fn new(comm: &mut Communicator, schedule: &PipelineSchedule) -> Result<Self> {
         let mut links = Self::default();
         for stage in (0..schedule.stages()).filter(|&stage| schedule.is_sent(stage)) {
@@ -37,19 +37,19 @@ impl StageLinks {
         Ok(links)
     }
 
-    /// Sends and receives from now on in the manner of the communicator between the stages.
+    /// Inherits the timeout and the reduction order of the communicator between the stages.
     pub(super) fn follow(&mut self, comm: &Communicator) {
         self.outputs.values_mut().chain(self.input_gradients.values_mut()).for_each(|link| link.follow(comm));
         self.inputs.values_mut().chain(self.output_gradients.values_mut()).for_each(|link| link.follow(comm));
     }
 
-    /// Begins a step, in which every link carries so many messages.
+    /// Starts a step in which every link carries this number of messages.
     pub(super) fn begin(&mut self, messages: usize) {
         let receivers = self.inputs.values_mut().chain(self.output_gradients.values_mut());
         receivers.for_each(|link| link.begin(messages));
     }
 
-    /// Begins an evaluation of so many micro-batches, in which nothing goes back.
+    /// Starts an evaluation of `micro_batches` micro-batches, in which no gradients are sent.
     pub(super) fn begin_evaluation(&mut self, micro_batches: usize) {
         self.inputs.values_mut().for_each(|link| link.begin_any(micro_batches));
     }
@@ -58,12 +58,12 @@ impl StageLinks {
         self.outputs.values().chain(self.input_gradients.values()).map(LinkSender::bytes_sent).sum()
     }
 
-    /// Waits until everything that was sent is received.
+    /// Waits until all messages were received.
     pub(super) fn finish(&mut self) -> Result<()> {
         self.outputs.values_mut().chain(self.input_gradients.values_mut()).try_for_each(LinkSender::finish)
     }
 
-    /// Waits for everything that is under way, whatever becomes of it.
+    /// Waits for everything in flight and ignores the results.
     pub(super) fn forget(&mut self) {
         self.outputs.values_mut().chain(self.input_gradients.values_mut()).for_each(LinkSender::forget);
         self.inputs.values_mut().chain(self.output_gradients.values_mut()).for_each(LinkReceiver::forget);
@@ -76,9 +76,9 @@ pub(super) enum LinkEnd {
     LinkReceiver(LinkReceiver),
 }
 
-/// The link from one rank to another; `None` on ranks that have no part in it. All ranks call it.
+/// Returns the link from one rank to another. `None` on ranks that are not at its ends. All ranks call this.
 ///
-/// It is a fork and no group of two, so that errors name ranks as the caller knows them.
+/// It is a fork instead of a group of two, so that errors have the caller's rank numbers.
 pub(super) fn pair(comm: &mut Communicator, from: usize, to: usize) -> Result<Option<LinkEnd>> {
     let comm = comm.fork().map_err(Error::communication)?;
     Ok(match comm.rank() {

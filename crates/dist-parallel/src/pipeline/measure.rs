@@ -1,4 +1,4 @@
-//! How long a model's blocks take.
+//! Measurement of the times of blocks.
 
 use std::time::Duration;
 
@@ -7,15 +7,14 @@ use dist_collectives::transport::Runtime;
 use super::StageCost;
 use crate::{Block, BoxError, Error, Result, Sequence};
 
-/// Measures how long each block of a model takes for one micro-batch: the shortest of `rounds` times. `batch` gives an
-/// input, and the function that computes the loss, and its gradient, from the model's output.
+/// Measures the time of each block of a model for one micro-batch: the shortest of `rounds` times. `batch` returns an
+/// input and a function that computes the loss and its gradient from the model's output.
 ///
-/// Sums over stages are what a [`Timeline`](super::Timeline) is predicted from, and
-/// [`split_by_cost`](super::split_by_cost) cuts by sums over blocks. Ranks that measure find different times: let one
-/// measure and tell the others.
+/// Sums over stages are the costs for a [`Timeline`](super::Timeline), and [`split_by_cost`](super::split_by_cost)
+/// uses sums over blocks. Different ranks measure different times: measure on one rank and broadcast the result.
 ///
 /// # Errors
-/// If `batch`, the loss or a block fails.
+/// `batch`, the loss or a block fails.
 pub fn measure_blocks<A, L>(
     model: &mut Sequence<A>,
     runtime: &Runtime,

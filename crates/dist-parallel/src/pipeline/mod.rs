@@ -1,8 +1,8 @@
 //! Pipeline parallelism: each rank has some stages of the model, and micro-batches flow through them.
 //!
-//! A [`PipelineSchedule`] says who does what in which order. It is pure data: [`ScheduleKind::schedule`] makes it,
-//! [`PipelineSchedule::validate`] proves that it is complete, ordered, free of deadlock and within its bound of activations,
-//! and [`Timeline::predict`] says when everything happens.
+//! A [`PipelineSchedule`] contains the actions of every rank, in order. It is pure data. [`ScheduleKind::schedule`]
+//! generates it. [`PipelineSchedule::validate`] proves that it is complete, ordered, free of deadlock and within its
+//! bound of activations. [`Timeline::predict`] computes the time of every action.
 //!
 //! ```
 //! use std::time::Duration;

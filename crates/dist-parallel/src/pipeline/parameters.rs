@@ -1,4 +1,4 @@
-//! What becomes of a pipeline's parameters between steps: they are changed, told and handed out.
+//! The parameters of a pipeline between steps: update, broadcast of ties, and access.
 
 use dist_collectives::Communicator;
 
@@ -9,13 +9,13 @@ use crate::flat::Flat;
 use crate::{Optimizer, Result, Sequence, Values, params};
 
 impl<A> Pipeline<A> {
-    /// Changes this rank's parameters by their gradients; those without a gradient are left as they are. A parameter's
-    /// index in the whole model is the number of its slice. A parameter of several stages is changed by the rank of the
-    /// first of them, which tells the others.
+    /// Updates this rank's parameters by their gradients. Parameters without a gradient stay unchanged. The number of
+    /// a slice is the parameter's index in the whole model. A parameter of several stages is updated by the rank of
+    /// the first stage, which sends it to the others.
     ///
     /// # Errors
-    /// If the model does not hand out its parameters, the optimizer fails, or communication.
-    /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked since the last one that ended.
+    /// The model does not hand out its parameters, or the optimizer or communication fails.
+    /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.announce("update");
         let ended = self.check_ended();
@@ -29,18 +29,18 @@ impl<A> Pipeline<A> {
         self.or_abort(result)
     }
 
-    /// Calls `f` on every rank with every parameter of the whole model that is not the same as an earlier one, in order,
-    /// whoever has it.
+    /// Calls `f` on every rank with every parameter of the whole model, in order, wherever it lies. Tied parameters
+    /// come once.
     ///
     /// # Errors
-    /// If a model does not hand out its parameters, or communication fails.
+    /// A model does not hand out its parameters, or communication fails.
     pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         self.announce("for_each");
         let result = self.try_for_each_parameter(&mut f);
         self.or_abort(result)
     }
 
-    /// Changes this rank's parts of divided parameters.
+    /// Updates this rank's shards of sharded parameters.
     fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         for stage in &mut self.stages {
             let Stage { shard: Some(shard), means, used, parameters, .. } = stage else { continue };
@@ -73,7 +73,7 @@ impl<A> Pipeline<A> {
         self.stages.iter_mut().try_for_each(Stage::free)
     }
 
-    /// Gives every stage of a tie the values of its first one.
+    /// Copies the values of each tied parameter from its first stage to the others.
     pub(super) fn broadcast_ties(&mut self) -> Result<()> {
         let rank = self.comm.rank();
         for tie in &self.ties {
@@ -104,9 +104,9 @@ impl<A> Pipeline<A> {
         Ok(())
     }
 
-    /// Calls `f` with everything that this rank changes and that is not divided: a stage's model, a parameter's number
-    /// there and in the whole model, and its mean gradient. Of a parameter with several names it is the first on this
-    /// rank, in memory that all of them share.
+    /// Calls `f` for each parameter that this rank updates and that is not sharded. It receives the stage's model,
+    /// the parameter's index there and in the whole model, and the mean gradient. Tied parameters on this rank share
+    /// memory and come once, under their first index.
     pub(super) fn each_own(
         &mut self,
         mut f: impl FnMut(&mut Sequence<A>, usize, usize, Option<Values<'_>>) -> Result<()>,
@@ -138,7 +138,7 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// Sends what one rank has to others, one after the other.
+/// Sends values from one rank to others, one after the other.
 fn pass_around(comm: &mut Communicator, values: &mut Flat, from: usize, to: &[usize]) -> Result<()> {
     if comm.rank() == from {
         return to.iter().try_for_each(|&rank| values.send(comm, rank));

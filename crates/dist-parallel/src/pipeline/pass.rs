@@ -1,4 +1,4 @@
-//! One pass of micro-batches through the stages of a rank: its actions, one after the other.
+//! One pass of micro-batches through the stages of a rank.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
 use crate::{BoxError, Error, Result};
 
-/// What a pass is given.
+/// The inputs of a pass.
 pub(super) struct PipelinePass<'a, A> {
     /// The number of this pipeline's first micro-batch.
     pub(super) first: usize,
-    /// Gives the input of a micro-batch.
+    /// Returns the input of a micro-batch.
     pub(super) input: &'a mut (dyn FnMut(usize) -> Result<A, BoxError> + 'a),
     pub(super) output: Output<'a, A>,
     pub(super) clock: &'a mut Clock,
 }
 
-/// Takes the model's output for a micro-batch.
+/// The callback for the model's output of a micro-batch.
 pub(super) enum Output<'a, A> {
-    /// Gives its gradient: a step of training.
+    /// Returns the output's gradient, in a step of training.
     Step(&'a mut (dyn FnMut(usize, A) -> Result<A, BoxError> + 'a)),
-    /// Nothing is kept and nothing goes back.
+    /// Receives the output of an evaluation, without a backward.
     Evaluation(&'a mut (dyn FnMut(usize, A) -> Result<(), BoxError> + 'a)),
 }
 
 impl<A> Pipeline<A> {
-    /// Does what is in the list. Where that gathers no stages, all of them are gathered as long as it takes.
+    /// Executes a list of actions. If the list gathers no stages, all are gathered for its whole duration.
     pub(super) fn run(&mut self, list: Vec<Action>, pass: &mut PipelinePass<'_, A>) -> Result<()> {
         let gathers = list.iter().any(|action| matches!(action, Action::Gather(_)));
         if !gathers {
@@ -189,11 +189,11 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// The time since a pass began.
+/// Measures the time since a pass began.
 pub(super) struct Clock {
     runtime: dist_collectives::transport::Runtime,
     began: Duration,
-    /// How much of it was spent waiting.
+    /// The part of it that was spent waiting.
     pub(super) waited: Duration,
 }
 

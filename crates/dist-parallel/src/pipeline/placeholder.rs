@@ -1,18 +1,18 @@
-//! Blocks that another rank has.
+//! Placeholders for blocks of other ranks.
 
 use crate::{Block, BoxError, Error, ParamInfo, Params, Ready, Saved, Values, ValuesMut};
 
-/// What a rank has to know of a block that it does not have: the parameters, without their memory.
+/// A block of another rank: its parameters, without their memory.
 ///
-/// With it, a rank describes a model that is too large for its memory: its own stages as they are, and everything else
-/// elsewhere. Whatever is asked of it but the list of parameters is an error.
+/// With it, a rank can describe a model that is too large for its memory: its own stages in full, and all other
+/// blocks as placeholders. Every call except the list of parameters returns an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placeholder {
     infos: Vec<ParamInfo>,
 }
 
 impl Placeholder {
-    /// A block with these parameters, on another rank.
+    /// Returns a placeholder for a block with these parameters.
     pub const fn new(infos: Vec<ParamInfo>) -> Self {
         Self { infos }
     }

@@ -1,4 +1,4 @@
-//! Training a model whose stages are on different ranks.
+//! Training of a model whose stages are on different ranks.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,46 +19,47 @@ use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
 
-/// Pipeline parallel training: every rank has some stages of the model, and a step's micro-batches flow through them as
-/// a [`PipelineSchedule`] says.
+/// Pipeline-parallel training: every rank has some stages of the model, and a step's micro-batches flow through them
+/// in the order of a [`PipelineSchedule`].
 ///
-/// # Which sums are the same
+/// # Reproducible sums
 ///
-/// Gradients, and losses, are summed in the canonical order over the micro-batches, T(n) = T(largest power of two below
-/// n) + T(rest), by their index, in whatever order the schedule finishes them. They are therefore bit for bit what one
-/// process computes with the same model, for every schedule, every cut into stages and any number of ranks. With several
-/// pipelines beside each other ([`reduce_over`](Self::reduce_over)) that holds if each one's share is a power of two.
+/// Gradients and losses are summed in the canonical order over the micro-batches, T(n) = T(largest power of two below
+/// n) + T(rest). The order is that of their numbers, not the order in which the schedule finishes them. The bits are
+/// therefore those that one process computes with the same model, for every schedule, any division into stages and
+/// any number of ranks. With several pipelines ([`reduce_over`](Self::reduce_over)) this holds if each one's share is
+/// a power of two.
 ///
-/// Parameters that are the same in several stages have a copy on each rank that has one of these stages. Their gradients
-/// are added for every micro-batch, before the tree, and the rank of the first such stage has the mean. It changes the
-/// parameter and tells the others.
+/// A parameter that several stages have has a copy on each of their ranks. Its gradients are added for every
+/// micro-batch, before the tree. The rank of the first such stage has the mean, updates the parameter and sends it to
+/// the others.
 ///
 /// # Buffers
 ///
-/// [Buffers](crate::ParamInfo::buffer) are where their stage is, whole, also if the stage's parameters are divided. Ranks that
-/// have the same stage synchronise them at the end of every step. No buffer can be that of several stages.
+/// [Buffers](crate::ParamInfo::buffer) are complete on the ranks of their stage, even if the stage's parameters are
+/// sharded. The ranks with the same stage synchronise them at the end of every step. A buffer cannot belong to
+/// several stages.
 ///
-/// # What is communicated when
+/// # Overlap of communication
 ///
-/// Computing waits for the messages that it receives, never for those that it sends; one message per link is received
-/// ahead. The shape of a link's activations travels once, before the first of them: all further ones have to have it,
-/// and gradients have the shape of their activations. In an [evaluation](Self::evaluate) every activation may look
-/// different, and brings its shape along: an output waits there until the one before it has been received, and only what an
-/// activation looks like is received ahead. A message has the communicator's timeout, from when it is sent or
-/// received ahead.
+/// A computation waits for the messages that it receives, not for those that it sends. One message per link is
+/// received ahead. The shape of a link's activations is sent once, before the first of them. All later ones must have
+/// it, and gradients have the shape of their activations. In an [evaluation](Self::evaluate) every activation is
+/// preceded by its own shape. An output then waits until the one before it was received, and only shapes are received
+/// ahead. The timeout of a message begins when it is sent or when its receive starts.
 ///
 /// # Memory
 ///
-/// Of its stages, a rank keeps as many activations as [`PipelineSchedule::kept_max`] allows. The sums take at most
-/// ⌈log₂ M⌉ + 1 buffers of the size of the stage's gradients for schedules that finish M micro-batches in order, and one
-/// more for every micro-batch that is between the halves of its backward, if its blocks report in both.
+/// A rank holds at most [`PipelineSchedule::kept_max`] activations of its stages. The sums take at most ⌈log₂ M⌉ + 1
+/// buffers of the size of the stage's gradients, if the schedule finishes M micro-batches in order. If blocks report
+/// gradients in both halves of a backward, each micro-batch between the halves needs one more.
 ///
 /// # Errors
 ///
-/// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank gets
-/// them: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
-/// [`SettingsDiffer`](Error::SettingsDiffer), and of evaluations
-/// [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
+/// An error on one rank aborts the job, so that no other rank waits for it. These errors occur on every rank alike
+/// and do not abort it: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
+/// [`SettingsDiffer`](Error::SettingsDiffer), and in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and
+/// [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
     pub(super) data: Option<Communicator>,
@@ -66,36 +67,37 @@ pub struct Pipeline<A> {
     pub(super) activations: Box<dyn Activations<A>>,
     pub(super) schedule: PipelineSchedule,
     pub(super) infos: Vec<ParamInfo>,
-    /// For each stage, the index of its first parameter; and the number of parameters at the end.
+    /// For each stage, the index of its first parameter, and the number of parameters at the end.
     pub(super) first: Vec<usize>,
-    /// Of this rank, in order.
+    /// This rank's stages, in order.
     pub(super) stages: Vec<Stage<A>>,
     pub(super) links: StageLinks,
     pub(super) ties: Vec<Tie>,
-    /// This rank's part in the ties that have gradients.
+    /// This rank's ends of the ties whose parameters have gradients.
     pub(super) nodes: Vec<Node>,
-    /// For each tie, the mean gradient, if this rank has its first stage and a micro-batch had one.
+    /// For each tie, the mean gradient, if this rank has the first stage and a micro-batch had a gradient.
     pub(super) tied_means: Vec<Option<Mean>>,
     pub(super) spans: Vec<Span>,
     pub(super) kept_most: usize,
     pub(super) updates: Updates,
     pub(super) unreported: Unreported,
-    /// During a step. Set afterwards, too, if that has panicked.
+    /// `true` during a step. It stays `true` if the step panics.
     pub(super) computes: bool,
 }
 
 impl<A> Pipeline<A> {
-    /// Begins to train `model` on all ranks of the group. `stages` says for each stage which blocks it has;
-    /// [`split_into_stages`](super::split_into_stages) makes such a list. A rank drops the blocks of stages that it does
-    /// not have. Every rank describes the whole model: blocks that are elsewhere may be an [`Placeholder`](super::Placeholder).
+    /// Starts to train `model` on all ranks of the group. `stages` contains the blocks of each stage;
+    /// [`split_into_stages`](super::split_into_stages) makes such a list. A rank drops the blocks of other ranks'
+    /// stages. Every rank describes the whole model: blocks of other ranks can be a
+    /// [`Placeholder`](super::Placeholder).
     ///
-    /// A stage begins with the parameters that its rank has; of parameters that are in several stages, with those of the
-    /// first one.
+    /// A stage begins with the parameters of its rank. Parameters of several stages begin with those of the first
+    /// one.
     ///
     /// # Errors
-    /// On every rank, if the schedule has a flaw or is for another number of ranks, if the stages are not as many as the
-    /// schedule's or do not have all blocks in order, or if models, schedules or stages differ between ranks. If
-    /// communication fails.
+    /// The schedule is invalid or for another number of ranks; the stages are not as many as the schedule's or do not
+    /// cover all blocks in order; models, schedules or stages differ between ranks: every rank gets the error.
+    /// Communication fails.
     pub fn new(
         mut comm: Communicator,
         model: Sequence<A>,
@@ -151,12 +153,15 @@ impl<A> Pipeline<A> {
         Ok(pipeline)
     }
 
-    /// Joins this pipeline with others beside it: `data` connects the ranks that have the same stages, in the order of
-    /// the pipelines. Gradients and losses are then means over the micro-batches of all of them; pipeline d of D computes
-    /// the d-th contiguous share. Every stage then has the parameters of pipeline 0, and no gradients of a step before.
+    /// Joins this pipeline with others that have the same stages (data parallelism). `data` connects the ranks with
+    /// the same stages, in the order of the pipelines.
+    ///
+    /// Gradients and losses are then means over the micro-batches of all pipelines. Pipeline d of D computes the d-th
+    /// contiguous share. Every stage gets the parameters of pipeline 0, and the gradients of earlier steps are
+    /// dropped.
     ///
     /// # Errors
-    /// On every rank, if models or schedules differ between pipelines; if communication fails.
+    /// Models or schedules differ between pipelines: every rank gets the error. Communication fails.
     pub fn reduce_over(&mut self, mut data: Communicator) -> Result<()> {
         self.announce("reduce_over");
         let result = self.agree(&mut data);
@@ -166,21 +171,21 @@ impl<A> Pipeline<A> {
         Ok(())
     }
 
-    /// Joins this pipeline with others beside it, as [`reduce_over`](Self::reduce_over) does, and divides the parameters
-    /// of each stage, their gradients and the optimizer's state among the ranks of `shards`, which have the same stages.
-    /// A stage's parameters are whole from when the schedule [gathers](PipelineSchedule::with_gathers) them until it frees them;
-    /// during all of a step if it does not gather them. Those that are the same in several stages, and those that are
-    /// not trained, stay whole. The model must be able to [free](Params::reshard) its parameters for this to save their
-    /// memory.
+    /// Joins this pipeline with others like [`reduce_over`](Self::reduce_over), and shards the parameters of each
+    /// stage, their gradients and the optimizer's state among the ranks of `shards`, which have the same stages.
     ///
-    /// With both, the pipelines that divide their parameters among each other are neighbours: in a mesh, the axis of
-    /// `shards` varies faster than that of the data. The result is that of one process if also the number of shards is a
-    /// power of two.
+    /// A stage's parameters are gathered while the schedule [gathers](PipelineSchedule::with_gathers) them. If it
+    /// does not gather them, they are gathered during the whole step. Parameters of several stages and frozen
+    /// parameters stay complete. This saves memory only if the model can [free](Params::reshard) its parameters.
     ///
-    /// Load what is to be trained before: a pipeline whose stages are divided can neither be loaded nor saved.
+    /// If both axes are used, the pipelines that shard their parameters are neighbours: in a mesh, the axis of
+    /// `shards` varies faster than that of the data. The result has the bits of one process if the number of shards
+    /// is a power of two, too.
+    ///
+    /// Load a checkpoint before this call: a pipeline with sharded stages can be neither loaded nor saved.
     ///
     /// # Errors
-    /// As for [`reduce_over`](Self::reduce_over).
+    /// The errors of [`reduce_over`](Self::reduce_over).
     pub fn shard_over(&mut self, mut shards: Communicator) -> Result<()> {
         self.announce("shard_over");
         let result = self.agree(&mut shards).and_then(|()| {
@@ -195,7 +200,7 @@ impl<A> Pipeline<A> {
         Ok(())
     }
 
-    /// Makes sure that these ranks have the same stages, and gives them rank 0's parameters.
+    /// Returns an error unless these ranks have the same stages, and broadcasts the parameters of rank 0.
     fn agree(&mut self, comm: &mut Communicator) -> Result<()> {
         let numbers: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
         let settings =
@@ -208,45 +213,45 @@ impl<A> Pipeline<A> {
         shards.try_for_each(|shard| shard.broadcast(comm))
     }
 
-    /// The parameters of the whole model.
+    /// Returns the parameters of the whole model.
     pub fn infos(&self) -> &[ParamInfo] {
         &self.infos
     }
 
-    /// The schedule.
+    /// Returns the schedule.
     pub const fn schedule(&self) -> &PipelineSchedule {
         &self.schedule
     }
 
-    /// This rank's stages: their numbers, and their parts of the model. Parameters that are [divided](Self::shard_over) are
-    /// freed between steps; [`into_parts`](Self::into_parts) gives them back whole.
+    /// Returns this rank's stages: their numbers and their blocks. [Sharded](Self::shard_over) parameters are freed
+    /// between steps; [`into_parts`](Self::into_parts) returns them complete.
     pub fn stages(&self) -> impl Iterator<Item = (usize, &Sequence<A>)> {
         self.stages.iter().map(|stage| (stage.number, &stage.model))
     }
 
-    /// How many activations of a stage this rank kept at most at once, in the last step.
+    /// Returns the largest number of activations of a stage that this rank held at once in the last step.
     pub const fn kept(&self) -> usize {
         self.kept_most
     }
 
-    /// The communicator between the stages, to be asked.
+    /// Returns the communicator between the stages.
     pub const fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// The communicator between the stages, for what else the ranks have to say to each other. A timeout and an order that
-    /// it is given hold for every later call; what pipelines beside each other were joined by keeps its own.
+    /// Returns the communicator between the stages, for other messages between the ranks. If you set its timeout or
+    /// reduction order, every later call uses it. The communicators between pipelines keep their own.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
     }
 
-    /// The micro-batches of all pipelines that this one computes in a step.
+    /// Returns the micro-batches that this pipeline computes in a step, of those of all pipelines.
     pub fn share(&self) -> Range<usize> {
         let (count, (pipeline, _)) = (self.schedule.micro_batches(), self.replica_position());
         pipeline * count..(pipeline + 1) * count
     }
 
-    /// Which of all pipelines this one is, and how many there are.
+    /// Returns the number of this pipeline and the number of all pipelines.
     pub(super) fn replica_position(&self) -> (usize, usize) {
         let place = |comm: &Option<Communicator>| {
             comm.as_ref().map_or((0, 1), |comm| (comm.rank(), comm.world_size()))
@@ -255,8 +260,8 @@ impl<A> Pipeline<A> {
         (data * shards + shard, pipelines * shards)
     }
 
-    /// The mean gradient of a parameter, by its index in the whole model, from a step to the next; `None` if no
-    /// micro-batch had one, it is on another rank, or it is divided.
+    /// Returns the mean gradient of a parameter, by its index in the whole model, until the next step. `None` if no
+    /// micro-batch had one, if it is on another rank, or if it is sharded.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
         let original = self.infos.get(parameter)?.same_as.unwrap_or(parameter);
         if let Some(tie) = ties::of(&self.ties, original) {
@@ -270,9 +275,10 @@ impl<A> Pipeline<A> {
         stage.sums.mean(parameter - stage.parameters.start, stage.means.as_deref(), &stage.used)
     }
 
-    /// The names of the trained parameters of this rank's stages for which no micro-batch of the last step had a gradient, in any
-    /// pipeline: an update leaves them as they are. A parameter of several stages is named by the rank of the first of them.
-    /// After the first step of a training they are logged as a warning, because a block may have forgotten to report them.
+    /// Returns the names of the trained parameters of this rank's stages for which no micro-batch of the last step
+    /// had a gradient in any pipeline. An update leaves them unchanged. The rank of the first stage reports a
+    /// parameter of several stages. After the first step the names are logged as a warning, because a block may have
+    /// forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
         without_gradient(&self.infos, |parameter| {
@@ -286,12 +292,12 @@ impl<A> Pipeline<A> {
         })
     }
 
-    /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
-    /// however training is divided. Infinite or NaN if a gradient is. Every rank calls this, since each has the gradients of its
-    /// stages.
+    /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
+    /// how training is distributed. It is infinite or NaN if a gradient is. Every rank calls this, because each has
+    /// the gradients of its stages.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
         self.announce("gradient_norm");
         self.norm()
@@ -306,7 +312,7 @@ impl<A> Pipeline<A> {
         self.check_ended()?;
         let range = SquareRange::of(self.infos.iter().map(|info| info.dtype));
         let mut sum = SumOfSquares::new(range);
-        // What is not divided, every shard has.
+        // Every shard has the parameters that are not sharded; the first one counts them.
         let is_first = self.shards.as_ref().is_none_or(|shards| shards.rank() == 0);
         let tied = self.tied_means.iter().flatten().filter(|_| is_first);
         let of_stages = self.stages.iter().flat_map(|stage| stage.means.iter().flatten());
@@ -318,11 +324,11 @@ impl<A> Pipeline<A> {
         Ok(SumOfSquares::root(range, &encoded))
     }
 
-    /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
-    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update. Every rank calls this.
+    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
+    /// changes if the norm is infinite or NaN: check it before the update. Every rank calls this.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         self.announce("clip_gradients");
@@ -336,10 +342,11 @@ impl<A> Pipeline<A> {
         Ok(norm)
     }
 
-    /// When every computation of the last step happened, on every rank of this pipeline, since the rank began the step.
+    /// Returns the times of all computations of the last step on every rank of this pipeline, relative to the start
+    /// of the step on that rank.
     ///
     /// # Errors
-    /// If communication fails.
+    /// Communication fails.
     pub fn timeline(&mut self) -> Result<Timeline> {
         self.announce("timeline");
         let lists = self.schedule.actions().iter();
@@ -367,11 +374,11 @@ impl<A> Pipeline<A> {
         })
     }
 
-    /// Ends the training and gives back the communicator and this rank's stages, which have all of their parameters. Every
-    /// rank calls this.
+    /// Ends the training and returns the communicator and this rank's stages with all of their parameters. Every rank
+    /// calls this.
     ///
     /// # Errors
-    /// If communication fails, or a block does not take its parameters.
+    /// Communication fails, or a block does not accept its parameters.
     pub fn into_parts(mut self) -> Result<(Communicator, Vec<Sequence<A>>)> {
         self.announce("into_parts");
         let gathered = self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()));
@@ -379,30 +386,31 @@ impl<A> Pipeline<A> {
         Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
     }
 
-    /// Announces a call to the ranks of this pipeline and of those beside it.
+    /// Announces a call to the ranks of this pipeline and of the others.
     pub(super) fn announce(&mut self, name: &str) {
         let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
         groups.into_iter().flatten().for_each(|group| group.announce(name, name));
     }
 
-    /// That no step has panicked, which the caller must have caught: sums are then not those of a step.
+    /// Returns an error if a step has panicked, because the sums are then incomplete.
     pub(super) const fn check_ended(&self) -> Result<()> {
         if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
     }
 
-    /// The error of ranks that have not updated their parameters alike. All ranks of all pipelines call this.
+    /// Returns the error of ranks that have updated their parameters differently. All ranks of all pipelines call
+    /// this.
     pub(super) fn updates_differ(&mut self) -> Error {
         let Self { comm, shards, data, updates, infos, .. } = self;
         updates.differ(&mut all_groups(comm, shards, data), infos)
     }
 
-    /// Makes sure that all ranks of all pipelines have updated their parameters alike. All of them call this.
+    /// Returns an error unless all ranks of all pipelines have updated their parameters alike. All of them call this.
     pub(super) fn check_updates(&mut self) -> Result<()> {
         let Self { comm, shards, data, updates, infos, .. } = self;
         updates.check(&mut all_groups(comm, shards, data), infos)
     }
 
-    /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.
+    /// On an error that other ranks do not get, aborts the job and drops the unfinished step.
     pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         or_abort(&mut self.comm, result).inspect_err(|error| {
             if !error.is_on_every_rank() {
@@ -411,7 +419,7 @@ impl<A> Pipeline<A> {
         })
     }
 
-    /// Forgets everything but the parameters.
+    /// Drops everything except the parameters.
     pub(super) fn forget(&mut self) {
         self.links.forget();
         self.stages.iter_mut().for_each(Stage::forget);
@@ -420,7 +428,7 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// The groups whose ranks are, together, those of all pipelines: this rank's place in each is a coordinate.
+/// Returns the groups that span the ranks of all pipelines: this rank's number in each is one coordinate.
 fn all_groups<'a>(
     comm: &'a mut Communicator,
     shards: &'a mut Option<Communicator>,
@@ -429,7 +437,7 @@ fn all_groups<'a>(
     [Some(comm), shards.as_mut(), data.as_mut()].into_iter().flatten().collect()
 }
 
-/// A schedule as ranks compare it: its lists of actions are too long for a message.
+/// Returns a schedule as ranks compare it: a hash of its lists of actions, which are too long for a message.
 fn as_setting(schedule: &PipelineSchedule) -> agreement::Setting {
     let (ranks, stages, micro_batches) = (schedule.ranks(), schedule.stages(), schedule.micro_batches());
     let hash = agreement::fingerprint(schedule);
@@ -437,7 +445,7 @@ fn as_setting(schedule: &PipelineSchedule) -> agreement::Setting {
     ("the schedule".to_owned(), text)
 }
 
-/// Makes sure that schedule, stages, model and ranks fit together.
+/// Returns an error unless schedule, stages, model and ranks fit together.
 fn check<A>(
     comm: &Communicator,
     model: &Sequence<A>,

@@ -1,31 +1,31 @@
-//! Pipeline schedules: for every rank, what it does in which order.
+//! Pipeline schedules: the ordered actions of every rank.
 
 use super::{Action, Flaw, Item, ScheduleProof, generate, kind, validate};
 use crate::{Error, Result};
 
-/// For every rank, what it does in which order, in one step of training.
+/// The ordered actions of every rank in one step of training.
 ///
-/// Pure data: [`ScheduleKind::schedule`](super::ScheduleKind::schedule) makes it, [`validate`](Self::validate) proves it,
-/// [`Timeline::predict`](super::Timeline::predict) says how long it takes, and [`Pipeline`](super::Pipeline) does it.
+/// It is pure data. [`ScheduleKind::schedule`](super::ScheduleKind::schedule) generates it,
+/// [`validate`](Self::validate) proves it, [`Timeline::predict`](super::Timeline::predict) predicts its time, and
+/// [`Pipeline`](super::Pipeline) executes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PipelineSchedule {
     ranks: usize,
     micro_batches: usize,
-    /// For each stage, the rank that has it.
+    /// For each stage, its rank.
     placement: Vec<usize>,
-    /// For each rank, how many activations of a stage it may keep at once.
+    /// For each rank, the largest number of activations of a stage that it may hold at once.
     kept_max: Vec<usize>,
-    /// For each rank, what it does.
+    /// For each rank, its actions.
     actions: Vec<Vec<Action>>,
 }
 
 impl PipelineSchedule {
-    /// A schedule of one's own, from what each rank computes in which order: messages and the reduction of gradients
-    /// are added. A message leaves right after what it carries is computed, and is received right before it is
-    /// needed.
+    /// Returns a schedule from the computations of each rank, in order. It adds the messages and the reduction of
+    /// gradients. A message is sent right after its contents are computed, and received right before they are needed.
     ///
-    /// `placement` says for each stage which rank has it, and `kept_max` for each rank how many activations of a stage
-    /// it may keep between their forward and backward, at least one.
+    /// `placement` contains the rank of each stage. `kept_max` contains for each rank the largest number of
+    /// activations of a stage that it may hold between their forward and backward, at least 1.
     pub fn new(
         placement: Vec<usize>,
         micro_batches: usize,
@@ -38,14 +38,14 @@ impl PipelineSchedule {
         schedule
     }
 
-    /// The same schedule with other actions, messages included.
+    /// Returns this schedule with other actions, which include messages.
     #[must_use]
     pub fn with_actions(self, actions: Vec<Vec<Action>>) -> Self {
         Self { actions, ..self }
     }
 
-    /// The same schedule for stages whose parameters are sharded: a rank gathers a stage before it computes, keeps at
-    /// most `gathered_max` gathered, at least one, and frees the one that it needs last.
+    /// Returns this schedule for stages with sharded parameters. A rank gathers a stage before it computes and holds
+    /// at most `gathered_max` gathered stages, at least 1. It frees the stage that it needs last.
     #[must_use]
     pub fn with_gathers(mut self, gathered_max: usize) -> Self {
         let lists = std::mem::take(&mut self.actions);
@@ -53,13 +53,12 @@ impl PipelineSchedule {
         self
     }
 
-    /// What `rank` does to evaluate so many micro-batches: only forwards, in an order in which ranks wait no longer than it
-    /// takes to fill the pipeline, where all stages take the same time. A stage's output can wait until the one
-    /// before it has been received; nobody waits forever then. Where the rank gathers sharded parameters in training, it has
-    /// as many stages gathered at once here.
+    /// Returns the actions of `rank` for an evaluation: forwards only. If all stages take the same time, ranks wait
+    /// only while the pipeline fills. The order has no deadlock if a stage's output waits until the one before it was
+    /// received. If the schedule gathers sharded parameters, these actions gather the same number of stages at once.
     ///
     /// # Errors
-    /// If there are no micro-batches, or more than a schedule is made for; if stages are on ranks that there are not.
+    /// There are no micro-batches, or more than a schedule supports, or a stage is on a rank that does not exist.
     pub fn forwards(&self, rank: usize, micro_batches: usize) -> Result<Vec<Action>> {
         validate::shape(self)?;
         let (ranks, stages) = (self.ranks, self.stages());
@@ -73,37 +72,37 @@ impl PipelineSchedule {
         })
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub const fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Number of stages.
+    /// Returns the number of stages.
     pub const fn stages(&self) -> usize {
         self.placement.len()
     }
 
-    /// Number of micro-batches.
+    /// Returns the number of micro-batches.
     pub const fn micro_batches(&self) -> usize {
         self.micro_batches
     }
 
-    /// For each stage, the rank that has it.
+    /// Returns the rank of each stage.
     pub fn placement(&self) -> &[usize] {
         &self.placement
     }
 
-    /// For each rank, how many activations of a stage it may keep at once.
+    /// Returns for each rank the largest number of activations of a stage that it may hold at once.
     pub fn kept_max(&self) -> &[usize] {
         &self.kept_max
     }
 
-    /// For each rank, what it does.
+    /// Returns the actions of each rank.
     pub fn actions(&self) -> &[Vec<Action>] {
         &self.actions
     }
 
-    /// Whether the output of this stage, and its gradient, travel between ranks.
+    /// Returns `true` if the output of this stage and its gradient are sent between ranks.
     pub fn is_sent(&self, stage: usize) -> bool {
         self.placement.get(stage.saturating_add(1)).is_some_and(|&next| next != self.placement[stage])
     }
@@ -111,7 +110,7 @@ impl PipelineSchedule {
     /// Proves that the schedule is complete, ordered, free of deadlock, and within its bound of activations.
     ///
     /// # Errors
-    /// The first flaw that is found.
+    /// The first flaw.
     pub fn validate(&self) -> Result<ScheduleProof, Flaw> {
         validate::validate(self)
     }
@@ -137,7 +136,7 @@ impl PipelineSchedule {
         list
     }
 
-    /// What is received before a computation, and sent after it.
+    /// Returns the receive before a computation and the send after it.
     fn messages(&self, action: Action) -> (Option<Action>, Option<Action>) {
         match action {
             Action::Forward(item) => {
@@ -184,7 +183,7 @@ fn with_gathers(list: &[Action], gathered_max: usize) -> Vec<Action> {
     with
 }
 
-/// How many stages a list has gathered at most at once.
+/// Returns the largest number of stages that a list has gathered at once.
 fn gathered_most(list: &[Action]) -> usize {
     let (mut now, mut most) = (0_usize, 0);
     for action in list {
@@ -198,17 +197,17 @@ fn gathered_most(list: &[Action]) -> usize {
     most
 }
 
-/// The stages' ranks where stage s is on rank s modulo the number of ranks.
+/// Returns the placement of stage s on rank s modulo the number of ranks.
 pub(super) fn round_robin(ranks: usize, stages_per_rank: usize) -> Vec<usize> {
     (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect()
 }
 
-/// The stages' ranks where they go to the last rank and back to the first.
+/// Returns the placement from the first rank to the last and back.
 pub(super) fn v_shaped(ranks: usize) -> Vec<usize> {
     (0..ranks).chain((0..ranks).rev()).collect()
 }
 
-/// An item's computations by their letters, for generators.
+/// Returns the computations by their abbreviations, for generators.
 pub(super) const fn forward(stage: usize, micro_batch: usize) -> Action {
     Action::Forward(Item::new(stage, micro_batch))
 }

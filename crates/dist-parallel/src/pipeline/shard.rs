@@ -1,4 +1,4 @@
-//! Stages whose parameters are divided among several ranks, and whole only while they are used.
+//! Stages whose parameters are sharded among several ranks and gathered only while they are used.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::mean::Mean;
 use crate::mutation_check::MutationCheck;
 use crate::{Bucket, Params, Result, Values, ValuesMut, params};
 
-/// One rank's part of a stage's parameters: those that the stage sums gradients of, by type, each an equal part of all
-/// of a type one after the other, padded with zeros.
+/// One rank's shard of a stage's parameters. The trained parameters of each type form a flat parameter, which is
+/// padded with zeros and divided into equal shards.
 pub(super) struct StageShard {
     rank: usize,
     ranks: usize,
     /// One for each bucket.
     flat_params: Vec<FlatParameter>,
-    /// The own parts of the strips, which the optimizer changes.
+    /// The master values: this rank's shards, which the optimizer updates.
     masters: Vec<Flat>,
-    /// Whether the stage's blocks leave the parameters as they are.
+    /// The check that the stage's blocks do not change parameters.
     mutation_check: MutationCheck,
 }
 
 impl StageShard {
-    /// Divides the parameters that are in these buckets, and frees them.
+    /// Shards the parameters of these buckets and frees them.
     pub(super) fn new(comm: &Communicator, buckets: &[Bucket], model: &mut impl Params) -> Result<Self> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let flat_param = |bucket: &Bucket| FlatParameter {
@@ -45,7 +45,7 @@ impl StageShard {
         Ok(shard)
     }
 
-    /// Gathers the parameters, and lends them to the model.
+    /// Gathers the parameters and materialises them in the model.
     pub(super) fn gather(&mut self, comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
         let mut arriving = Vec::with_capacity(self.flat_params.len());
         for (flat_param, master) in self.flat_params.iter().zip(&self.masters) {
@@ -60,16 +60,16 @@ impl StageShard {
         self.mutation_check.begin(model, parameters(&self.flat_params))
     }
 
-    /// Frees what was gathered.
+    /// Frees the gathered parameters.
     ///
     /// # Errors
-    /// Also if the stage's blocks have changed it, see [`MutationCheck`].
+    /// The stage's blocks have changed parameters, see [`MutationCheck`].
     pub(super) fn free(&mut self, model: &mut impl Params) -> Result<()> {
         self.mutation_check.end(model, parameters(&self.flat_params))?;
         self.flat_params.iter().try_for_each(|flat_param| params::reshard(model, &flat_param.places))
     }
 
-    /// A bucket's sum of gradients with as many zeros behind it as make equal parts.
+    /// Returns a bucket's sum of gradients, padded with zeros to equal shards.
     pub(super) fn padded(&self, bucket: usize, sum: Flat) -> Flat {
         let padded_len = self.flat_params[bucket].padded(self.ranks);
         if padded_len == sum.len() {
@@ -81,13 +81,13 @@ impl StageShard {
         padded
     }
 
-    /// This rank's part of what all ranks have added up.
+    /// Returns this rank's shard of a reduced buffer.
     pub(super) fn own_shard(&self, whole: &Flat) -> Flat {
         let part = whole.len() / self.ranks;
         whole.part(whole.dtype(), self.rank * part, part)
     }
 
-    /// Calls `f` with each of this rank's pieces of parameters: the parameter, its values here, and their mean gradient.
+    /// Calls `f` for each chunk of this rank's shard: the parameter, its master values, and their mean gradient.
     pub(super) fn change(
         &mut self,
         means: Option<&[Mean]>,
@@ -102,7 +102,7 @@ impl StageShard {
         Ok(())
     }
 
-    /// Gives every rank rank 0's part.
+    /// Broadcasts the shard of rank 0.
     pub(super) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
         self.masters.iter_mut().try_for_each(|master| {
             let len = master.len();

@@ -1,12 +1,12 @@
-//! What a rank of a pipeline holds of a checkpoint: the parameters of its stages.
+//! The state that a rank of a pipeline has in a checkpoint: the parameters of its stages.
 
 use super::Pipeline;
 use crate::{
     Chunk, Communicator, Error, ParamInfo, Result, ShardMetadata, Shards, Slice, Values, ValuesMut, params,
 };
 
-/// One pipeline holds the model; of several beside each other the first saves. One whose stages are divided among ranks has
-/// no parameter whole, and refuses to be saved and loaded.
+/// One pipeline has the whole model. If there are several, the first saves. A pipeline with sharded stages has no
+/// whole parameters and refuses to be saved or loaded.
 impl<A> Shards for Pipeline<A> {
     fn infos(&self) -> &[ParamInfo] {
         self.infos()
@@ -70,7 +70,7 @@ impl<A> Shards for Pipeline<A> {
 }
 
 impl<A> Pipeline<A> {
-    /// The parameters that have memory of their own and are first used here, each as one piece.
+    /// Returns the parameters that are not tied to an earlier one and that this rank has first, each as one chunk.
     fn held(&self) -> impl Iterator<Item = Chunk> {
         let all = self.stages.iter().flat_map(|stage| stage.parameters.clone());
         all.filter(|&parameter| self.infos()[parameter].same_as.is_none()).map(|parameter| Chunk {

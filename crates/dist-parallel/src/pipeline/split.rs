@@ -1,4 +1,4 @@
-//! Cutting a model's layers into stages.
+//! The division of a model's layers into stages.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::shard_tensor::range_of_part;
 use crate::{Error, Result};
 
-/// Cuts layers into stages of equal length; the first ones are longer by one where it does not come out even.
+/// Divides layers into contiguous stages of equal length. The first stages have one more if the layers do not divide
+/// evenly.
 ///
 /// ```
 /// use dist_parallel::pipeline::split_into_stages;
@@ -17,19 +18,19 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// If there are no stages, or more than layers.
+/// There are no stages, or more stages than layers.
 pub fn split_into_stages(layers: usize, stages: usize) -> Result<Vec<Range<usize>>> {
     check(layers, stages)?;
     Ok((0..stages).map(|stage| range_of_part(layers, stages, stage)).collect())
 }
 
-/// Cuts layers into stages so that the most expensive stage costs as little as can be. Among those cuts, the costs are
-/// as even as can be; among the even ones, the first stages are longer.
+/// Divides layers into stages so that the cost of the most expensive stage is minimal. Among these divisions it
+/// chooses the most even, and among those the one with longer first stages.
 ///
-/// All ranks of a pipeline have to cut alike: measure on one, and tell the others.
+/// All ranks of a pipeline must use the same division: measure on one rank and broadcast the result.
 ///
 /// # Errors
-/// If there are no stages, or more than layers.
+/// There are no stages, or more stages than layers.
 pub fn split_by_cost(costs: &[Duration], stages: usize) -> Result<Vec<Range<usize>>> {
     check(costs.len(), stages)?;
     let mut before = vec![0_u128];
@@ -37,8 +38,8 @@ pub fn split_by_cost(costs: &[Duration], stages: usize) -> Result<Vec<Range<usiz
         before.push(before[before.len() - 1] + cost.as_nanos());
     }
     let bound = cheapest_bound(&before, stages);
-    // For each number of stages and first layer: the smallest sum of squares from there on, and where its first stage
-    // ends.
+    // For each number of stages and first layer: the smallest sum of squared costs from there on, and the end of its
+    // first stage.
     let layers = costs.len();
     let square = |start: usize, end: usize| (before[end] - before[start]).pow(2);
     let mut best = vec![vec![None; layers + 1]; stages + 1];
@@ -61,7 +62,7 @@ pub fn split_by_cost(costs: &[Duration], stages: usize) -> Result<Vec<Range<usiz
     Ok((1..=stages).rev().map(stage).collect())
 }
 
-/// The smallest cost of the most expensive of so many stages.
+/// Returns the smallest possible cost of the most expensive of `stages` stages.
 fn cheapest_bound(before: &[u128], stages: usize) -> u128 {
     let layers = before.len() - 1;
     let dearest = (0..layers).map(|layer| before[layer + 1] - before[layer]).max().unwrap_or(0);
@@ -137,7 +138,7 @@ mod tests {
         }
     }
 
-    /// The most expensive stage of the best cut, by trying all of them.
+    /// Returns the cost of the most expensive stage of the best division, by trying all.
     fn by_trying(costs: &[u64], stages: usize) -> u64 {
         if stages == 1 {
             return costs.iter().sum();

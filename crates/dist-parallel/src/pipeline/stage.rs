@@ -1,4 +1,4 @@
-//! One stage of a model: its blocks, what is kept for backwards, and what waits to be sent or used.
+//! One stage of a model: its blocks, saved activations and pending messages.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -15,31 +15,31 @@ use crate::{Block, BoxError, Error, ParamInfo, Params, Result, Saved, Sequence, 
 
 pub(super) struct Stage<A> {
     pub(super) number: usize,
-    /// Its parameters' indices in the whole model.
+    /// The indices of its parameters in the whole model.
     pub(super) parameters: Range<usize>,
     pub(super) model: Sequence<A>,
     pub(super) sums: Sums,
     pub(super) buffers: Buffers,
-    /// For each parameter, the tie with other stages that its gradients are summed by.
+    /// For each parameter, the tie with other stages that sums its gradients.
     pub(super) tie_of: Vec<Option<usize>>,
-    /// By micro-batch: inputs, outputs and their gradients that wait.
+    /// Pending inputs, outputs and their gradients, by micro-batch.
     pub(super) inputs: BTreeMap<usize, A>,
     pub(super) outputs: BTreeMap<usize, A>,
     pub(super) output_gradients: BTreeMap<usize, A>,
     pub(super) input_gradients: BTreeMap<usize, A>,
-    /// What forwards have kept, and first halves of backwards.
+    /// Saved activations of forwards and of first halves of backwards.
     saved: BTreeMap<usize, Saved>,
     halves: BTreeMap<usize, Saved>,
-    /// This rank's part of the parameters, if they are divided.
+    /// This rank's shard of the parameters, if they are sharded.
     pub(super) shard: Option<StageShard>,
     /// The sums of all micro-batches, while they are reduced with those of other pipelines.
     pub(super) reducing: Option<Vec<Reducing>>,
-    /// The means, by bucket, and which parameters have one.
+    /// The means by bucket; `used` says which parameters have one.
     pub(super) means: Option<Vec<Mean>>,
     pub(super) used: Vec<bool>,
 }
 
-/// A sum on its way to the mean.
+/// A sum whose reduction may be in flight.
 pub(super) enum Reducing {
     Here(Flat),
     There(PendingFlat),
@@ -54,7 +54,7 @@ impl Reducing {
     }
 }
 
-/// How a micro-batch goes backward.
+/// The part of a micro-batch's backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BackwardPart {
     Whole,
@@ -63,7 +63,8 @@ pub(super) enum BackwardPart {
 }
 
 impl<A> Stage<A> {
-    /// The stage of these blocks. `infos` are those of the whole model, of which the stage has `parameters`.
+    /// Returns the stage of these blocks. `infos` are the parameters of the whole model, of which the stage has the
+    /// range `parameters`.
     pub(super) fn new(
         number: usize,
         blocks: Vec<Box<dyn Block<A>>>,
@@ -78,13 +79,13 @@ impl<A> Stage<A> {
             let original = infos[parameter].same_as.unwrap_or(parameter);
             let tie = ties::of(ties, original).filter(|&tie| ties[tie].stages.contains(&number));
             tie_of[parameter - parameters.start] = tie.filter(|_| infos[parameter].trainable);
-            // The first name in this stage stands for the parameter here.
+            // The first name in this stage represents the parameter here.
             let first = *first_of.entry(original).or_insert(parameter);
             if first < parameter && model.infos()[parameter - parameters.start].same_as.is_none() {
                 model.tie(&infos[parameter].name, &infos[first].name)?;
             }
         }
-        // What ties sum is not summed here.
+        // Gradients of tied parameters are summed by their tie.
         let mut summed = model.infos().to_vec();
         summed.iter_mut().zip(&tie_of).for_each(|(info, tie)| info.trainable &= tie.is_none());
         Ok(Self {
@@ -107,7 +108,7 @@ impl<A> Stage<A> {
         })
     }
 
-    /// Goes forward.
+    /// Runs the forward of a micro-batch.
     pub(super) fn forward(&mut self, micro_batch: usize, input: A) -> Result<A> {
         self.buffers.record_forward();
         let (output, saved) = self.model.forward(input).map_err(Error::compute)?;
@@ -115,13 +116,13 @@ impl<A> Stage<A> {
         Ok(output)
     }
 
-    /// Goes forward, and keeps nothing.
+    /// Runs a forward without saving activations.
     pub(super) fn evaluate(&mut self, input: A) -> Result<A> {
         let blocks = 0..self.model.blocks().len();
         self.model.forward_with(blocks, input, drop).map_err(Error::compute)
     }
 
-    /// Goes backward, wholly or in part; gradients go to the sums, and those of tied parameters to the nodes.
+    /// Runs a backward or a half of it. Gradients go to the sums, and those of tied parameters to the nodes.
     pub(super) fn backward(
         &mut self,
         micro_batch: usize,
@@ -166,12 +167,12 @@ impl<A> Stage<A> {
         Ok(())
     }
 
-    /// How many micro-batches are between their forward and the end of their backward.
+    /// Returns the number of micro-batches between their forward and the end of their backward.
     pub(super) fn kept(&self) -> usize {
         self.saved.len() + self.halves.len()
     }
 
-    /// Forgets the last step's result, if it has not been forgotten.
+    /// Drops the result of the last step.
     pub(super) fn begin(&mut self) {
         if let Some(means) = self.means.take()
             && self.shard.is_none()
@@ -180,12 +181,12 @@ impl<A> Stage<A> {
         }
     }
 
-    /// Whether this parameter of the stage is divided, so that no rank has it whole between its uses.
+    /// Returns `true` if this parameter of the stage is sharded and therefore freed between its uses.
     pub(super) fn is_sharded(&self, parameter: usize) -> bool {
         self.shard.is_some() && self.sums.has(parameter)
     }
 
-    /// Gathers the parameters, if they are divided.
+    /// Gathers the parameters if they are sharded.
     pub(super) fn gather(&mut self, shards: Option<&mut Communicator>) -> Result<()> {
         match (&mut self.shard, shards) {
             (Some(shard), Some(shards)) => shard.gather(shards, &mut self.model),
@@ -193,7 +194,7 @@ impl<A> Stage<A> {
         }
     }
 
-    /// Frees the parameters, if they are divided.
+    /// Frees the parameters if they are sharded.
     pub(super) fn free(&mut self) -> Result<()> {
         match &mut self.shard {
             Some(shard) => shard.free(&mut self.model),
@@ -201,7 +202,7 @@ impl<A> Stage<A> {
         }
     }
 
-    /// Forgets everything but the parameters.
+    /// Drops everything except the parameters.
     pub(super) fn forget(&mut self) {
         for waiting in
             [&mut self.inputs, &mut self.outputs, &mut self.output_gradients, &mut self.input_gradients]
@@ -215,5 +216,5 @@ impl<A> Stage<A> {
     }
 }
 
-/// The schedule was proven: what an action needs is there.
+/// The schedule was proven, so an action's inputs exist.
 pub(super) const PROVEN: &str = "a proven schedule has made it";

@@ -1,4 +1,4 @@
-//! One step of a pipeline: a pass there and back, and what is reduced at the end.
+//! One step of a pipeline: forward, backward, and the final reductions.
 
 use dist_collectives::{Communicator, ReduceOp};
 
@@ -14,19 +14,22 @@ use crate::tree::{TreeSum, sum_of};
 use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
-    /// Computes the mean gradients of the schedule's micro-batches, of all pipelines. `input` gives a micro-batch's input
-    /// and is called on the rank of the first stage; `loss` computes the [`Loss`], which says what the means are over,
-    /// and its gradient from the model's output, and is called on the rank of the last. Both are given the number of a
-    /// micro-batch of this pipeline's [`share`](Self::share).
+    /// Computes the mean gradients of the schedule's micro-batches, over all pipelines.
     ///
-    /// `input` and `loss` run on different ranks. Both take their data from the number: an iterator that each advances by itself
-    /// gives pipelines the same examples. [`data`](crate::data) shows that mistake and what to write instead.
+    /// `input` returns the input of a micro-batch, on the rank of the first stage. `loss` computes the [`Loss`] and
+    /// its gradient from the model's output, on the rank of the last stage. The type of the loss decides between a
+    /// mean over micro-batches and a weighted mean. Both receive the number of a micro-batch of this pipeline's
+    /// [`share`](Self::share).
+    ///
+    /// `input` and `loss` run on different ranks. Take the data of a micro-batch from its number in both: iterators
+    /// that advance by themselves give pipelines the same examples. [`data`](crate::data) shows that mistake and the
+    /// correct form.
     ///
     /// # Errors
-    /// If all micro-batches count for nothing, or only those of some pipelines say how much they count: every rank then has
-    /// this error, and the next step can be taken. If `input`, `loss` or a block fails, a gradient is reported twice or does
-    /// not look like its parameter, an activation does not look like those before it or its gradient like itself, or
-    /// communication fails, which ends the job.
+    /// The total weight is 0, or only some pipelines have weights: every rank gets this error, and the next step can
+    /// follow. `input`, `loss`, a block or communication fails; a gradient is reported twice or differs from its
+    /// parameter in type or length; an activation or its gradient has another shape than those before: the job is
+    /// aborted.
     pub fn step<C: Loss>(
         &mut self,
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
@@ -81,7 +84,7 @@ impl<A> Pipeline<A> {
         groups.into_iter().flatten().map(bytes_sent).sum::<u64>() + self.links.bytes_sent() + ties
     }
 
-    /// Begins a step. What is there of one that has panicked, which the caller must have caught, is forgotten.
+    /// Starts a step. If an earlier step panicked and the caller caught that, its unfinished state is dropped.
     fn begin(&mut self) {
         if std::mem::replace(&mut self.computes, true) {
             self.forget();
@@ -95,12 +98,12 @@ impl<A> Pipeline<A> {
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
 
-    /// Micro-batches of all pipelines.
+    /// Returns the number of micro-batches of all pipelines.
     fn total(&self) -> usize {
         self.schedule.micro_batches() * self.replica_position().1
     }
 
-    /// Begins to add up a stage's gradients with those of other pipelines.
+    /// Starts to reduce a stage's gradients with those of other pipelines.
     pub(super) fn start_reducing(&mut self, number: usize) {
         let stage = self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN);
         stage.used = stage.sums.take_used();
@@ -114,7 +117,7 @@ impl<A> Pipeline<A> {
         });
     }
 
-    /// Everything that is left when all actions are done: means of ties, gradients and losses; the mean loss.
+    /// Finishes a step after all actions: means of ties, gradients and losses. Returns the mean loss.
     fn finish(&mut self, losses: Losses) -> Result<f32> {
         ties::pass_on(&mut self.nodes, true)?;
         let mut tied = self.start_ties()?;
@@ -158,7 +161,8 @@ impl<A> Pipeline<A> {
         })
     }
 
-    /// Begins to add up the sums of ties whose first stage is here: for each tie, whether a micro-batch had a gradient.
+    /// Starts to reduce the sums of ties whose first stage is on this rank. Returns for each tie whether a
+    /// micro-batch had a gradient.
     fn start_ties(&mut self) -> Result<Vec<Option<(Reducing, bool)>>> {
         let mut tied: Vec<_> = (0..self.tied_means.len()).map(|_| None).collect();
         for node in self.nodes.iter_mut().filter(|node| node.is_first()) {
@@ -173,8 +177,8 @@ impl<A> Pipeline<A> {
         Ok(tied)
     }
 
-    /// The mean loss of all micro-batches, and what they count, on all ranks. Only the rank of the last stage has
-    /// losses; those of all pipelines are added first, and the sums then in the canonical order.
+    /// Returns the mean loss of all micro-batches and their total weight, on all ranks. Only the ranks of the last
+    /// stage have losses. Those of all pipelines are added first, and the sums then in the canonical order.
     pub(super) fn mean_loss(&mut self, own: Losses) -> Result<Totals> {
         let Losses { mut losses, count, descriptor } = own;
         let mut counts = [to_be_summed(count), descriptor.weighted.into()];
@@ -206,7 +210,8 @@ impl<A> Pipeline<A> {
         Ok(Totals { loss: loss[0], count, updates_agree })
     }
 
-    /// Gives all ranks of this pipeline the last rank's numbers. Tells whether all of them have updated their parameters alike.
+    /// Broadcasts the last rank's numbers inside this pipeline. Returns `true` if all its ranks have updated their
+    /// parameters alike.
     fn broadcast_totals(&mut self, totals: &mut [i64; 3], last: usize) -> Result<bool> {
         let updates = self.updates.number();
         let [loss, count, weighted] = if self.comm.rank() == last { *totals } else { [0; 3] };
@@ -216,14 +221,15 @@ impl<A> Pipeline<A> {
         Ok(are_equal(self.comm.world_size(), [sums[3].into(), sums[4].into()]))
     }
 
-    /// Lets every pipeline know which parameters have had a gradient in any. Tells whether the ranks of all pipelines have
-    /// updated their parameters alike, given whether those of this one have.
+    /// Combines between pipelines which parameters have had a gradient. Returns `true` if the ranks of all pipelines
+    /// have updated their parameters alike. `updates_agree` is that of this pipeline.
     fn add_used(&mut self, tied: &mut [Option<(Reducing, bool)>], updates_agree: bool) -> Result<bool> {
         let (updates, ranks) = (self.updates.number(), self.replica_position().1);
         let of_ties = tied.iter_mut().flatten().map(|(_, used)| used);
         let mut flags: Vec<&mut bool> =
             self.stages.iter_mut().flat_map(|stage| &mut stage.used).chain(of_ties).collect();
-        // If all pipelines agree among themselves, the ranks of one stage tell whether they agree with each other.
+        // If each pipeline agrees in itself, the ranks of one stage decide whether the pipelines agree with each
+        // other.
         let of_updates = [i64::from(!updates_agree), updates, updates * updates];
         let used = flags.iter().map(|used| i64::from(**used));
         let mut counts: Vec<i64> = of_updates.into_iter().chain(used).collect();
@@ -235,27 +241,27 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// What one pipeline brings to the mean loss.
+/// The losses of one pipeline.
 pub(super) struct Losses {
-    /// Of its micro-batches, or the sum of them.
+    /// The losses of its micro-batches, or their sum.
     pub(super) losses: Vec<f32>,
-    /// What they count.
+    /// Their total weight.
     pub(super) count: u64,
-    /// What its ranks were asked for.
+    /// The step that its ranks have called for.
     pub(super) descriptor: StepDescriptor,
 }
 
-/// What all ranks know at the end of a pass.
+/// The results of a pass that all ranks know.
 pub(super) struct Totals {
     /// The mean loss.
     pub(super) loss: f32,
-    /// What all micro-batches count.
+    /// The total weight of all micro-batches.
     count: usize,
-    /// Whether the ranks of this pipeline have updated their parameters alike.
+    /// `true` if the ranks of this pipeline have updated their parameters alike.
     updates_agree: bool,
 }
 
-/// Adds the right losses, and what they count, to the left ones.
+/// Adds the right losses and their weight to the left ones.
 fn add(left: &mut WeightedLoss, right: WeightedLoss) {
     left.0 += right.0;
     left.1 = left.1.saturating_add(right.1);

@@ -1,4 +1,4 @@
-//! The gradients of one stage, summed over its micro-batches whenever they are final.
+//! The gradients of one stage, summed over its micro-batches.
 
 use std::collections::BTreeMap;
 
@@ -8,30 +8,30 @@ use crate::mean::Mean;
 use crate::tree::TreeSum;
 use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Result, Values};
 
-/// The gradients of a stage's own parameters. Sums are those of [`TreeSum`], by the index of the micro-batch: a
-/// schedule may finish micro-batches in any order.
+/// The gradients of a stage's own parameters, in a [`TreeSum`] by the number of the micro-batch: a schedule can
+/// finish micro-batches in any order.
 pub(super) struct Sums {
-    /// In one bucket per type.
+    /// The slots of the gradients, in one bucket per type.
     slots: GradientSlots,
-    /// For each bucket.
+    /// One tree sum per bucket.
     trees: Vec<TreeSum<Flat>>,
-    /// Gradients of micro-batches whose backward has begun and not ended.
+    /// Gradients of micro-batches whose backward is not finished.
     open: BTreeMap<usize, MicroBatchGradient>,
-    /// For each parameter of the stage, whether a micro-batch has had a gradient.
+    /// For each parameter of the stage, `true` if a micro-batch has had a gradient.
     used: Vec<bool>,
-    /// For each bucket, memory for gradients to come.
+    /// For each bucket, recycled memory for gradients.
     pool: Vec<Vec<Flat>>,
 }
 
 struct MicroBatchGradient {
     buckets: Vec<Flat>,
-    /// For each bucket and place, whether there is a gradient.
+    /// For each bucket and place, `true` if there is a gradient.
     written: Vec<Vec<bool>>,
     reported: Vec<bool>,
 }
 
 impl Sums {
-    /// Sums for a stage's parameters; those that are not trainable have none.
+    /// Returns empty sums for a stage's parameters. Frozen parameters have none.
     pub(super) fn new(infos: &[ParamInfo]) -> Self {
         let plan = BucketPlan::new(infos, BucketBytes { first_max: usize::MAX, other_max: usize::MAX });
         Self {
@@ -43,7 +43,7 @@ impl Sums {
         }
     }
 
-    /// Takes a gradient of a micro-batch.
+    /// Stores a gradient of a micro-batch.
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
         self.open(micro_batch);
         let gradient = self.open.get_mut(&micro_batch).expect("it was just opened");
@@ -54,7 +54,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Ends a micro-batch, whose gradients are final: those that were not reported are zero.
+    /// Ends a micro-batch, whose gradients are final. Unreported gradients are zero.
     pub(super) fn end(&mut self, micro_batch: usize) {
         self.open(micro_batch);
         let gradient = self.open.remove(&micro_batch).expect("it was just opened");
@@ -65,7 +65,7 @@ impl Sums {
         }
     }
 
-    /// The sum of all micro-batches, which are all ended, by bucket.
+    /// Returns the sums of all micro-batches, by bucket. All micro-batches must have ended.
     pub(super) fn take(&mut self) -> Vec<Flat> {
         let planned = self.slots.buckets().iter();
         let trees = self.trees.iter_mut().zip(&mut self.pool);
@@ -76,28 +76,28 @@ impl Sums {
         sums.collect()
     }
 
-    /// For each parameter of the stage, whether there is a gradient; none has one afterwards.
+    /// Returns for each parameter of the stage whether it has a gradient, and resets the flags.
     pub(super) fn take_used(&mut self) -> Vec<bool> {
         let count = self.used.len();
         std::mem::replace(&mut self.used, vec![false; count])
     }
 
-    /// Takes back the memory of means that are not needed any more.
+    /// Recycles the memory of means.
     pub(super) fn recycle(&mut self, means: Vec<Mean>) {
         self.pool.iter_mut().zip(means).for_each(|(pool, mean)| pool.push(mean.into_memory()));
     }
 
-    /// Whether a parameter's gradients are summed here.
+    /// Returns `true` if this sums the gradients of a parameter.
     pub(super) fn has(&self, parameter: usize) -> bool {
         self.slots.of(parameter).is_some()
     }
 
-    /// Where gradients lie: one bucket per type.
+    /// Returns the buckets, one per type.
     pub(super) fn buckets(&self) -> &[Bucket] {
         self.slots.buckets()
     }
 
-    /// The mean gradient of a parameter, given the means by bucket and which parameters have one.
+    /// Returns the mean gradient of a parameter, given the means by bucket and the flags of parameters that have one.
     pub(super) fn mean<'a>(
         &self,
         parameter: usize,
@@ -107,7 +107,7 @@ impl Sums {
         self.slots.mean(parameter, used, |bucket| Some(&means?[bucket]))
     }
 
-    /// Forgets everything that was summed.
+    /// Drops all sums.
     pub(super) fn forget(&mut self) {
         self.open.clear();
         self.trees.iter_mut().for_each(|tree| *tree = TreeSum::new());

@@ -1,8 +1,8 @@
-//! Parameters that are the same in several stages.
+//! Parameters that several stages share (ties).
 //!
-//! A micro-batch's gradients for such a parameter are added before the tree, as one process adds them: the last stage
-//! that has it first. So each of its stages sends, for every micro-batch, the sum of what later stages have found and
-//! its own to the stage before that has the parameter; the first of them sums the micro-batches. Nobody waits for these
+//! The gradients of a shared parameter are added for each micro-batch before the tree sum, from the last stage to the
+//! first, as in one process. For every micro-batch a stage adds its own gradient to the sum of later stages and sends
+//! it to the previous stage with the parameter. The first stage sums over micro-batches. No rank waits for these
 //! messages before the end of the step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -17,20 +17,21 @@ use crate::flat::Flat;
 use crate::tree::TreeSum;
 use crate::{Error, ParamInfo, Result, Values};
 
-/// A parameter that several stages have.
+/// A parameter of several stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tie {
-    /// Its first name's index in the model.
+    /// The index of its first name in the model.
     pub(super) parameter: usize,
-    /// The stages that have it, in order.
+    /// Its stages, in order.
     pub(super) stages: Vec<usize>,
 }
 
-/// What the model's parameters are tied to, where that is in another stage. `first` has for each stage the index of its
-/// first parameter, and at the end their number.
+/// Returns the ties between stages of a model's parameters. `first` contains for each stage the index of its first
+/// parameter, and their number at the end.
 ///
 /// # Errors
-/// If that is a buffer. Stages do not share memory, so that what one changes by itself another would not have.
+/// A buffer is tied between stages. Stages have separate memory, so the changes of one would be missing in the
+/// others.
 pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Result<Vec<Tie>> {
     let stage_of = |parameter: usize| first.partition_point(|&start| start <= parameter) - 1;
     let mut ties: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -50,13 +51,13 @@ pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Result<Vec<Tie>> {
     Ok(several.map(|(parameter, stages)| Tie { parameter, stages }).collect())
 }
 
-/// The number of a parameter's tie, if it has one. The list is in the order of parameters.
+/// Returns the number of a parameter's tie, if it has one. `ties` is sorted by parameter.
 pub(super) fn of(ties: &[Tie], parameter: usize) -> Option<usize> {
     ties.binary_search_by_key(&parameter, |tie| tie.parameter).ok()
 }
 
 impl Tie {
-    /// The rank of its first stage, and the other ranks that have one of its stages.
+    /// Returns the rank of the first stage, and the other ranks that have one of its stages.
     pub(super) fn ranks(&self, schedule: &PipelineSchedule) -> (usize, Vec<usize>) {
         let root = schedule.placement()[self.stages[0]];
         let others: BTreeSet<usize> = self.stages.iter().map(|&stage| schedule.placement()[stage]).collect();
@@ -64,7 +65,7 @@ impl Tie {
     }
 }
 
-/// This rank's part in all ties whose parameters are trained. All ranks call it; nothing is sent.
+/// Returns this rank's ends of all ties whose parameters are trained. All ranks call this. It sends nothing.
 pub(super) fn nodes(
     comm: &mut Communicator,
     schedule: &PipelineSchedule,
@@ -105,40 +106,40 @@ pub(super) fn nodes(
     Ok(nodes)
 }
 
-/// One stage's part in a tie.
+/// One stage's end of a tie.
 pub(super) struct Node {
-    /// Which of the ties.
+    /// The number of the tie.
     pub(super) tie: usize,
     pub(super) stage: usize,
     info: ParamInfo,
     later: Later,
     earlier: Earlier,
-    /// In which order micro-batches come, on all stages of the tie.
+    /// The order of the micro-batches, equal on all stages of the tie.
     order: Vec<usize>,
-    /// How many of them have been passed on.
+    /// The number of micro-batches that were passed on.
     passed: usize,
-    /// What this stage has found, by micro-batch: for each of its parameters that reported, in its order.
+    /// This stage's gradients by micro-batch, for each of its parameters that reported, in order.
     own: BTreeMap<usize, BTreeMap<usize, Flat>>,
     ended: Vec<bool>,
-    /// The first stage's sum, and whether there is anything in it.
+    /// The first stage's sum, and whether it has any gradient.
     sum: TreeSum<Flat>,
     used: bool,
 }
 
-/// Where the sums of later stages come from.
+/// The source of the sums of later stages.
 pub(super) enum Later {
     /// There are no later stages.
     Nothing,
-    /// The next one is on this rank, and has put them here.
+    /// The next one is on this rank and puts its sums here.
     Here(VecDeque<Option<Flat>>),
     There(Box<LinkReceiver>),
 }
 
-/// Where the sum goes.
+/// The destination of the sums.
 pub(super) enum Earlier {
-    /// Nowhere: this is the first stage.
+    /// This is the first stage, which sums over micro-batches.
     Sum,
-    /// To the stage with this number, on this rank.
+    /// The stage with this number, on this rank.
     Here(usize),
     There(Box<LinkSender>),
 }
@@ -174,7 +175,7 @@ impl Node {
         node
     }
 
-    /// Takes what a parameter of this stage has found.
+    /// Stores the gradient of a parameter of this stage.
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
         let (dtype, len) = (self.info.dtype, self.info.len());
         let mut own = Flat::zeros(dtype.sum_dtype(), len);
@@ -187,12 +188,12 @@ impl Node {
         Ok(())
     }
 
-    /// Says that a micro-batch has gone backward through this stage.
+    /// Ends the backward of a micro-batch in this stage.
     pub(super) fn end(&mut self, micro_batch: usize) {
         self.ended[micro_batch] = true;
     }
 
-    /// The sum of all micro-batches, if this is the first stage, and whether any had a gradient.
+    /// Returns the sum of all micro-batches, if this is the first stage, and whether any had a gradient.
     pub(super) fn take(&mut self) -> Option<(Flat, bool)> {
         if !matches!(self.earlier, Earlier::Sum) {
             return None;
@@ -201,12 +202,12 @@ impl Node {
         Some((sum, std::mem::take(&mut self.used)))
     }
 
-    /// Whether this is the tie's first stage.
+    /// Returns `true` if this is the tie's first stage.
     pub(super) const fn is_first(&self) -> bool {
         matches!(self.earlier, Earlier::Sum)
     }
 
-    /// Begins a step, whose messages are sent and received in the manner of the communicator between the stages.
+    /// Starts a step. Inherits the timeout and the reduction order of the communicator between the stages.
     pub(super) fn begin(&mut self, comm: &Communicator) {
         self.passed = 0;
         self.ended.fill(false);
@@ -226,7 +227,7 @@ impl Node {
         }
     }
 
-    /// Waits until what was sent is received.
+    /// Waits until all messages were received.
     pub(super) fn finish(&mut self) -> Result<()> {
         match &mut self.earlier {
             Earlier::There(link) => link.finish(),
@@ -248,7 +249,7 @@ impl Node {
         }
     }
 
-    /// The next sum that goes to the stage before, if everything that is in it is there; with `wait` it will be.
+    /// Returns the next sum for the previous stage, if all its terms have arrived. With `wait`, waits for them.
     fn next(&mut self, wait: bool) -> Result<Option<Option<Flat>>> {
         let Some(&micro_batch) = self.order.get(self.passed) else { return Ok(None) };
         if !self.ended[micro_batch] {
@@ -269,7 +270,7 @@ impl Node {
         };
         self.passed += 1;
         let own = self.own.remove(&micro_batch).unwrap_or_default();
-        // Last to first, as a backward reports.
+        // Last to first, the order in which a backward reports.
         let sum = own.into_values().rev().fold(later, |sum, own| {
             Some(match sum {
                 None => own,
@@ -282,7 +283,7 @@ impl Node {
         Ok(Some(sum))
     }
 
-    /// Sums a micro-batch, on the first stage.
+    /// Adds the sum of a micro-batch, on the first stage.
     fn add(&mut self, sum: Option<Flat>) {
         let micro_batch = self.order[self.passed - 1];
         self.used |= sum.is_some();
@@ -291,10 +292,10 @@ impl Node {
     }
 }
 
-/// Passes on what is there; with `wait`, everything.
+/// Passes on the sums that are complete. With `wait`, waits for all.
 ///
-/// Nodes are in the order of their ties, and those of one tie from its last stage to its first: since every rank waits
-/// in this order, somebody always has what is waited for.
+/// Nodes are in the order of their ties, and those of one tie from its last stage to its first. Every rank waits in
+/// this order, so there is no deadlock.
 pub(super) fn pass_on(nodes: &mut [Node], wait: bool) -> Result<()> {
     for index in 0..nodes.len() {
         while let Some(sum) = nodes[index].next(wait)? {
@@ -319,17 +320,17 @@ pub(super) fn pass_on(nodes: &mut [Node], wait: bool) -> Result<()> {
     Ok(())
 }
 
-/// Adds the right sum to the left one, and keeps no memory: as much comes from other stages as sums take.
+/// Adds the right sum to the left one and frees the right one's memory: other stages' messages bring as much.
 fn add(left: &mut Flat, right: Flat) {
     left.add(&right);
 }
 
-/// What the message of a sum looks like. One value more says whether there are any.
+/// Returns the shape and type of a message with a sum. One additional value is 1 if there is a sum.
 fn meta_of_sum(info: &ParamInfo) -> TensorMeta {
     TensorMeta { dtype: info.dtype.sum_dtype(), shape: vec![info.len() + 1] }
 }
 
-/// A sum as a message.
+/// Encodes a sum as a message.
 fn pack(info: &ParamInfo, sum: Option<&Flat>) -> Flat {
     let mut message = Flat::zeros(info.dtype.sum_dtype(), info.len() + 1);
     if let Some(sum) = sum {
@@ -340,12 +341,12 @@ fn pack(info: &ParamInfo, sum: Option<&Flat>) -> Flat {
     message
 }
 
-/// What [`pack`] has made of a sum.
+/// Decodes the result of [`pack`].
 fn unpack(info: &ParamInfo, message: &Flat) -> Option<Flat> {
     message.is_one(info.len()).then(|| message.part(info.dtype.sum_dtype(), 0, info.len()))
 }
 
-/// The order in which micro-batches go backward through a stage.
+/// Returns the order in which micro-batches go backward through a stage.
 pub(super) fn order(schedule: &PipelineSchedule, stage: usize) -> Vec<usize> {
     let list = &schedule.actions()[schedule.placement()[stage]];
     let ends = |action: &&Action| {

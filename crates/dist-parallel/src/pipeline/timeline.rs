@@ -1,18 +1,18 @@
-//! When everything of a schedule happens.
+//! The times of a schedule's computations.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Action, Item, PipelineSchedule};
 
-/// How long things take.
+/// The durations of computations and messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Costs {
     stages: Vec<StageCost>,
     message: Duration,
 }
 
-/// How long one micro-batch takes in one stage. A whole backward takes as long as its two parts.
+/// The durations of one micro-batch in one stage. A whole backward takes as long as its two parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageCost {
     /// The forward.
@@ -24,23 +24,23 @@ pub struct StageCost {
 }
 
 impl Costs {
-    /// Every stage of its own; messages take no time.
+    /// Returns costs with one entry per stage. Messages take no time.
     pub const fn new(stages: Vec<StageCost>) -> Self {
         Self { stages, message: Duration::ZERO }
     }
 
-    /// This many stages alike; messages take no time.
+    /// Returns equal costs for this many stages. Messages take no time.
     pub fn uniform(stages: usize, stage: StageCost) -> Self {
         Self::new(vec![stage; stages])
     }
 
-    /// The same, with messages that arrive this long after they were sent.
+    /// Returns these costs with messages that arrive this long after they were sent.
     #[must_use]
     pub fn with_message(self, message: Duration) -> Self {
         Self { message, ..self }
     }
 
-    /// How long a computation takes; anything else, and what is in no stage, takes no time.
+    /// Returns the duration of a computation. Other actions and unknown stages take no time.
     pub fn of(&self, action: Action) -> Duration {
         let stage = self.stages.get(action.stage()).copied().unwrap_or_default();
         match action {
@@ -52,7 +52,7 @@ impl Costs {
         }
     }
 
-    /// The cost of every stage, if they are alike and messages take no time.
+    /// Returns the cost of every stage, if all are equal and messages take no time.
     pub(super) fn uniform_stage(&self) -> Option<StageCost> {
         let first = *self.stages.first()?;
         let alike = self.message.is_zero() && self.stages.iter().all(|stage| *stage == first);
@@ -60,18 +60,18 @@ impl Costs {
     }
 }
 
-/// When a computation happened.
+/// The time span of a computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The computation.
     pub action: Action,
-    /// When it began, since the step did.
+    /// The start, relative to the start of the step.
     pub start: Duration,
-    /// When it ended.
+    /// The end, relative to the start of the step.
     pub end: Duration,
 }
 
-/// When every computation of a step happened, by a prediction or by measurement.
+/// The time spans of all computations of a step, predicted or measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
     /// For each rank, its computations in order.
@@ -79,14 +79,14 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// What a schedule without flaw takes. A rank does one thing after the other, and waits only for messages.
+    /// Predicts the timeline of a valid schedule. A rank executes one action at a time and waits only for messages.
     ///
-    /// Of a schedule that would never end, only what happens is told.
+    /// For a schedule with a deadlock, it contains the computations before the deadlock.
     pub fn predict(schedule: &PipelineSchedule, costs: &Costs) -> Self {
         let mut clocks = vec![Duration::ZERO; schedule.ranks()];
         let mut next = vec![0; schedule.ranks()];
         let mut ranks = vec![Vec::new(); schedule.ranks()];
-        // When what was sent arrives.
+        // The arrival times of messages.
         let mut arrivals: HashMap<Action, Duration> = HashMap::new();
         let mut moved = true;
         while std::mem::take(&mut moved) {
@@ -110,17 +110,17 @@ impl Timeline {
         Self { ranks }
     }
 
-    /// From the beginning to the end of the last computation.
+    /// Returns the time from the start to the end of the last computation.
     pub fn makespan(&self) -> Duration {
         self.spans().map(|span| span.end).max().unwrap_or_default()
     }
 
-    /// What all ranks compute, added up.
+    /// Returns the sum of all computation times.
     pub fn computing(&self) -> Duration {
         self.spans().map(|span| span.end.saturating_sub(span.start)).sum()
     }
 
-    /// The time in which ranks wait over the time in which they compute; 0 if nothing is computed.
+    /// Returns the bubble: the waiting time of all ranks over their computation time, or 0 without computations.
     pub fn bubble(&self) -> f64 {
         let computing = self.computing().as_secs_f64();
         if computing == 0.0 {
@@ -129,8 +129,8 @@ impl Timeline {
         (self.makespan().as_secs_f64() * self.ranks.len() as f64 - computing).max(0.0) / computing
     }
 
-    /// What a computation took on average, for each of so many stages: what another step may be predicted from. A whole
-    /// backward counts as one of its input, whose halves cannot be told apart.
+    /// Returns the mean duration of the computations of each of `stages` stages, to predict another step. A whole
+    /// backward counts as an input gradient, because its halves were not measured separately.
     pub fn stage_costs(&self, stages: usize) -> Vec<StageCost> {
         let mean = |stage: usize, is_kind: fn(Action) -> bool| {
             let spans = self.spans().filter(|span| span.action.stage() == stage && is_kind(span.action));
@@ -154,7 +154,7 @@ impl Timeline {
     }
 }
 
-/// What the receiver does with what was sent.
+/// Returns the receive that matches a send.
 pub(super) const fn received(action: Action) -> Option<Action> {
     match action {
         Action::SendActivation(Item { stage, micro_batch }) => {

@@ -1,10 +1,10 @@
-//! The proof that a schedule can be done and does everything.
+//! The proof that a schedule is executable and complete.
 //!
-//! What is proved is what the runtime relies on. Computing waits for the messages that it receives, never for those
+//! It proves the assumptions of the runtime. A computation waits for the messages that it receives, never for those
 //! that it sends. Each pair of neighbouring stages on different ranks has one link for activations and one for
-//! gradients, which carry one message at a time, without a buffer, in the order in which they are sent; receiving in
-//! another order is a flaw. All other conditions concern one rank's list alone, so the order in which ranks are
-//! followed here cannot matter.
+//! gradients. A link carries one message at a time, without a buffer, in the order of the sends. Receiving in another
+//! order is a flaw. All other conditions concern one rank's list alone, so the proof can follow the ranks in any
+//! order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -20,7 +20,7 @@ pub(super) fn validate(schedule: &PipelineSchedule) -> Result<ScheduleProof, Fla
     Ok(ScheduleProof { kept: run.ranks.into_iter().map(|rank| rank.kept_most).collect(), messages })
 }
 
-/// That the parts are about the same ranks.
+/// Returns a flaw unless all lists are for the same ranks.
 pub(super) fn shape(schedule: &PipelineSchedule) -> Result<(), Flaw> {
     let (ranks, stages) = (schedule.ranks(), schedule.stages());
     let (lists, bounds) = (schedule.actions().len(), schedule.kept_max().len());
@@ -32,7 +32,7 @@ pub(super) fn shape(schedule: &PipelineSchedule) -> Result<(), Flaw> {
     missing.map_or(Ok(()), |(stage, &rank)| Err(Flaw::Placement { stage, rank, ranks }))
 }
 
-/// That every action is on a rank that has a part in it, and that all which has to be done is done once.
+/// Returns a flaw unless every action is on a rank that takes part in it, and every required action occurs once.
 fn once(schedule: &PipelineSchedule) -> Result<(), Flaw> {
     let mut done = HashSet::new();
     for (rank, &action) in all(schedule) {
@@ -79,7 +79,7 @@ fn is_own(schedule: &PipelineSchedule, rank: usize, action: Action) -> bool {
         }
 }
 
-/// Everything that has to be done, given what is.
+/// Returns the required actions, given the actions that occur.
 fn required(schedule: &PipelineSchedule, done: &HashSet<Action>) -> impl Iterator<Item = Action> {
     let of_item = move |item: Item| {
         let (to_next, to_last) =
@@ -103,17 +103,17 @@ fn required(schedule: &PipelineSchedule, done: &HashSet<Action>) -> impl Iterato
     (0..schedule.stages()).flat_map(items).flat_map(of_item).flatten().chain(of_stages)
 }
 
-/// All ranks on their way through their lists.
+/// The progress of all ranks through their lists.
 struct ScheduleRun<'a> {
     schedule: &'a PipelineSchedule,
     ranks: Vec<RankProgress>,
-    /// What is under way on each link, by what its receiver does with it.
+    /// The messages in flight on each link, by the action that receives them.
     links: HashMap<LinkId, VecDeque<Action>>,
     /// The stages whose parameters are gathered and freed.
     sharded: HashSet<usize>,
 }
 
-/// Where one rank is.
+/// The progress of one rank.
 #[derive(Default)]
 struct RankProgress {
     next: usize,
@@ -123,7 +123,7 @@ struct RankProgress {
     gathered: HashSet<usize>,
 }
 
-/// A link is known by the stage that receives, and whether it carries activations.
+/// A link: the stage that receives, and `true` if it carries activations.
 type LinkId = (usize, bool);
 
 impl<'a> ScheduleRun<'a> {
@@ -153,7 +153,7 @@ impl<'a> ScheduleRun<'a> {
         Ok(())
     }
 
-    /// Follows a rank until it waits or is done; whether it has moved.
+    /// Advances a rank until it waits or has finished. Returns `true` if it has advanced.
     fn follow(&mut self, rank: usize) -> Result<bool, Flaw> {
         let schedule = self.schedule;
         let start = self.ranks[rank].next;
@@ -173,7 +173,7 @@ impl<'a> ScheduleRun<'a> {
         Ok(self.ranks[rank].next > start)
     }
 
-    /// Whether what the action receives has been sent.
+    /// Returns `true` if the message that the action receives has been sent.
     fn arrived(&mut self, rank: usize, action: Action) -> Result<bool, Flaw> {
         let Some(link) = link(action) else { return Ok(true) };
         let queue = self.links.entry(link).or_default();
@@ -187,7 +187,7 @@ impl<'a> ScheduleRun<'a> {
         }
     }
 
-    /// That what the action needs on its own rank is there.
+    /// Returns a flaw unless the rank has the inputs of the action.
     fn check(&self, rank: usize, action: Action) -> Result<(), Flaw> {
         let done = |needed: Action| self.ranks[rank].done.contains(&needed);
         let gone_back = |item: Item| done(Action::Backward(item)) || done(Action::InputGradient(item));
@@ -226,7 +226,7 @@ impl<'a> ScheduleRun<'a> {
         self.parameters(rank, action)
     }
 
-    /// That parameters are gathered when they are needed, where a rank gathers and frees.
+    /// Returns a flaw unless the parameters that the action uses are gathered, on a rank that gathers and frees.
     fn parameters(&self, rank: usize, action: Action) -> Result<(), Flaw> {
         let stage = action.stage();
         let gathered = self.ranks[rank].gathered.contains(&stage);
@@ -260,7 +260,7 @@ impl RankProgress {
     }
 }
 
-/// The link on which an action receives.
+/// Returns the link on which an action receives.
 const fn link(action: Action) -> Option<LinkId> {
     match action {
         Action::ReceiveActivation(item) => Some((item.stage, true)),

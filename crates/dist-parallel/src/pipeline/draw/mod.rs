@@ -1,4 +1,4 @@
-//! Timelines as text and as pictures.
+//! Timelines as text and as SVG.
 
 mod svg;
 mod text;

@@ -1,4 +1,4 @@
-//! Timelines as a picture.
+//! Timelines as SVG.
 
 use std::fmt::Write as _;
 
@@ -7,14 +7,14 @@ use crate::pipeline::{Action, Span, Timeline};
 /// One timeline of a picture.
 #[derive(Debug, Clone, Copy)]
 pub struct Panel<'a> {
-    /// What is said above it.
+    /// The title above it.
     pub title: &'a str,
-    /// What happened.
+    /// The timeline.
     pub timeline: &'a Timeline,
 }
 
-/// Timelines below one another, on one scale of time: a row per rank, a bar per computation with its micro-batch,
-/// bubbles left grey. The bars of a rank's later stages are paler.
+/// Returns an SVG with timelines below one another, on one time scale. Each rank is a row and each computation a bar
+/// with its micro-batch. Bubbles are grey. The bars of a rank's later stages are paler.
 pub fn svg(panels: &[Panel<'_>]) -> String {
     let makespan = panels.iter().map(|panel| panel.timeline.makespan().as_secs_f64()).fold(0.0, f64::max);
     let rows: usize = panels.iter().map(|panel| panel.timeline.ranks.len()).sum();
@@ -37,7 +37,7 @@ pub fn svg(panels: &[Panel<'_>]) -> String {
 
 struct Picture {
     text: String,
-    /// From seconds to the picture's units.
+    /// The factor from seconds to the picture's units.
     scale: f64,
 }
 
@@ -51,7 +51,7 @@ impl Picture {
         self.push(&format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>"));
     }
 
-    /// Draws a panel below `top`; where it ends.
+    /// Draws a panel below `top` and returns its lower end.
     fn panel(&mut self, panel: &Panel<'_>, top: f64) -> f64 {
         self.words((LEFT, top + TITLE - 7.0), "start", panel.title);
         let end = self.scale * panel.timeline.makespan().as_secs_f64();
@@ -102,7 +102,7 @@ impl Picture {
         }
     }
 
-    /// Time below everything, with about eight round numbers.
+    /// Draws the time axis below everything, with about eight round numbers.
     fn axis(&mut self, makespan: f64, y: f64) {
         let (unit, name) = [(1e-6, "microseconds"), (1e-3, "milliseconds"), (1.0, "seconds")]
             .into_iter()
@@ -129,7 +129,7 @@ impl Picture {
     }
 }
 
-/// Which colour an action has.
+/// Returns the index of the colour of an action.
 const fn entry(action: Action) -> usize {
     match action {
         Action::Forward(_) => 0,

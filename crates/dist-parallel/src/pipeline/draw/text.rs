@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::pipeline::{Span, Timeline};
 
-/// A row per rank, a column per unit of time, where every computation begins and ends with a column if there is room.
-/// A computation is told by its letters and its micro-batch, after its stage where a rank has several; `.` is a bubble.
+/// Formats a row per rank and a column per unit of time. Computations begin and end at a column if there is space. A
+/// computation has its abbreviation and its micro-batch, after its stage if a rank has several. `.` is a bubble.
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let several = self
@@ -44,7 +44,7 @@ impl fmt::Display for Timeline {
     }
 }
 
-/// Fills up to a column.
+/// Fills a row with bubbles up to a column.
 fn bubbles(row: &mut String, column: usize, cell: usize) {
     while row.len() < column * cell {
         row.push_str(&format!("{:<cell$}", "."));
@@ -60,7 +60,7 @@ fn label(span: &Span, several: bool) -> String {
 }
 
 impl Timeline {
-    /// The longest time in nanoseconds of which everything is a multiple; 0 if nothing takes any.
+    /// Returns the greatest common divisor of all times in nanoseconds, or 0 if all are 0.
     fn unit(&self) -> u128 {
         let times = self.ranks.iter().flatten().flat_map(|span| [span.start, span.end]);
         times.map(|time| time.as_nanos()).fold(0, greatest_common_divisor)
@@ -74,7 +74,7 @@ const fn greatest_common_divisor(mut a: u128, mut b: u128) -> u128 {
     a
 }
 
-/// As long as lines get.
+/// The maximum length of a line.
 const LINE_MAX: usize = 320;
 
 #[cfg(test)]

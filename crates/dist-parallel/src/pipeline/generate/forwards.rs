@@ -1,14 +1,15 @@
-//! Forwards only, for stages that lie anywhere: what an evaluation computes.
+//! Schedules of forwards only, for evaluations with any placement of stages.
 //!
-//! Ranks go in steps of one computation each. In every step a rank takes the last of its stages that has an input and
-//! whose last output has been taken, so that what has come furthest leaves first. A later stage takes before an earlier one
-//! gives, and the last one always can: somebody goes on in every step, whatever the placement. So nobody waits forever
-//! where a stage's output waits until the one before it is received.
+//! Ranks advance in steps of one computation each. In every step a rank takes the last of its stages that has an
+//! input and whose previous output was taken, so that the most advanced micro-batch leaves first. A later stage takes
+//! its input before an earlier one produces the next, and the last stage can always run. Some rank therefore advances
+//! in every step, whatever the placement. This prevents a deadlock, although a stage's output waits until the one
+//! before it was received.
 
 use crate::pipeline::Action;
 use crate::pipeline::schedule::forward;
 
-/// What `rank` computes, where `placement` says for each stage which of the ranks has it.
+/// Returns the computations of `rank`. `placement` contains the rank of each stage.
 pub(in crate::pipeline) fn forwards(
     placement: &[usize],
     ranks: usize,
@@ -16,7 +17,7 @@ pub(in crate::pipeline) fn forwards(
     rank: usize,
 ) -> Vec<Action> {
     let mut list = Vec::new();
-    // For each stage, how many micro-batches it has computed, and had before this step.
+    // For each stage, the number of micro-batches that it has computed, now and before this step.
     let mut done = vec![0; placement.len()];
     while done.last().is_some_and(|&done| done < micro_batches) {
         let before = done.clone();

@@ -1,4 +1,4 @@
-//! All forwards, then all backwards.
+//! GPipe: all forwards, then all backwards.
 
 use crate::pipeline::PipelineSchedule;
 use crate::pipeline::schedule::{backward, forward, round_robin};

@@ -1,7 +1,8 @@
-//! One forward, one backward, with several stages on each rank: a shorter bubble for more messages and memory.
+//! Interleaved 1F1B with several stages on each rank: a shorter bubble for more messages and memory.
 //!
-//! Micro-batches go through in rounds of one per rank: a round passes the rank's first stage, then its second, and so
-//! on, before the next round comes. A number that is no multiple of the ranks is the next multiple without the rest.
+//! Micro-batches run in rounds of one per rank. A round passes the rank's first stage, then its second, and so on,
+//! before the next round starts. A number of micro-batches that the ranks do not divide is rounded up, and the
+//! surplus is left out.
 
 use super::only;
 use crate::pipeline::schedule::{backward, forward, round_robin};
@@ -26,7 +27,7 @@ pub(in crate::pipeline) fn interleaved(
     )
 }
 
-/// Forwards before the first backward, and one less.
+/// Returns the number of forwards before the first backward, less one.
 const fn warmup(rank: usize, ranks: usize, stages_per_rank: usize) -> usize {
     2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks
 }
@@ -34,7 +35,7 @@ const fn warmup(rank: usize, ranks: usize, stages_per_rank: usize) -> usize {
 fn list(rank: usize, ranks: usize, micro_batches: usize, stages_per_rank: usize) -> Vec<Action> {
     let total = micro_batches * stages_per_rank;
     let warmup = total.min(warmup(rank, ranks, stages_per_rank));
-    // The stage, counted on this rank, and the micro-batch of the nth forward.
+    // Returns the rank's own stage and the micro-batch of the nth forward.
     let place = |n: usize| {
         let (round, within) = (n / (ranks * stages_per_rank), n % (ranks * stages_per_rank));
         (within / ranks, round * ranks + within % ranks)

@@ -1,4 +1,4 @@
-//! The generators of schedules: pure functions from numbers to lists.
+//! Generators of schedules: pure functions from numbers to lists of actions.
 
 mod forwards;
 mod gpipe;
@@ -16,7 +16,7 @@ pub(super) use zbv::zbv;
 
 use super::Action;
 
-/// The computations of fewer micro-batches: what is left of a list stays in order.
+/// Keeps the computations of the first `micro_batches` micro-batches, in order.
 fn only(micro_batches: usize, list: Vec<Action>) -> Vec<Action> {
     let wanted = |action: &Action| action.micro_batch().is_some_and(|index| index < micro_batches);
     list.into_iter().filter(wanted).collect()

@@ -1,4 +1,4 @@
-//! One forward, one backward: memory for as many micro-batches as there are ranks behind, not for all.
+//! 1F1B: one forward, one backward. A rank holds the activations of one micro-batch per rank from itself to the last.
 
 use crate::pipeline::schedule::{backward, forward, round_robin};
 use crate::pipeline::{Action, PipelineSchedule};

@@ -1,7 +1,7 @@
-//! One forward, one backward, with the gradients of parameters put off until they fill a bubble.
+//! ZB-H1: 1F1B whose weight gradients are delayed until they fill a bubble.
 //!
-//! Rank r begins with P − r forwards, as many micro-batches as are under way behind it, and lets r micro-batches wait
-//! for the gradients of their parameters: so no rank keeps more than P.
+//! Rank r begins with P − r forwards, the number of micro-batches in flight behind it. It delays the weight gradients
+//! of r micro-batches. No rank holds more than P activations.
 
 use super::only;
 use crate::pipeline::schedule::{forward, input_gradient, round_robin, weight_gradient};

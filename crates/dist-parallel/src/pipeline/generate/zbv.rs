@@ -1,8 +1,9 @@
-//! Two stages on each rank, down and back up: with equal times, nobody waits between its first and last computation.
+//! ZB-V: two stages on each rank, placed down and back up. With equal times no rank waits between its first and last
+//! computation.
 //!
-//! A micro-batch goes down through the first stages of ranks 0 to P − 1 and back up through their second ones, so
-//! rank 0 has the first and the last stage, and both directions of work meet on every rank. Fewer micro-batches than
-//! fill the pipeline are as many as do without the rest.
+//! A micro-batch goes down through the first stages of ranks 0 to P − 1 and back up through their second ones. Rank 0
+//! has the first and the last stage. If there are too few micro-batches to fill the pipeline, the schedule of a full
+//! pipeline is used and the surplus is left out.
 
 use super::only;
 use crate::pipeline::schedule::{forward, input_gradient, v_shaped, weight_gradient};
@@ -14,7 +15,7 @@ pub(in crate::pipeline) fn zbv(ranks: usize, micro_batches: usize) -> PipelineSc
     PipelineSchedule::new(v_shaped(ranks), micro_batches, kept_max, (0..ranks).map(list).collect())
 }
 
-/// One of a rank's two stages, and how far it is.
+/// The progress of one of a rank's two stages.
 struct StageProgress {
     stage: usize,
     forwards: usize,
@@ -51,7 +52,7 @@ impl StageProgress {
         weight_gradient(self.stage, self.weight_gradients - 1)
     }
 
-    /// The whole backward.
+    /// Returns the whole backward.
     fn backward(&mut self) -> [Action; 2] {
         [self.input_gradient(), self.weight_gradient()]
     }
@@ -70,7 +71,7 @@ impl ZbvRank {
         self.list
     }
 
-    /// Until the first micro-batch has come back to rank 0.
+    /// Adds the actions until the first micro-batch has returned to rank 0.
     fn warmup(&mut self) {
         for _ in 0..2 * (self.ranks - self.rank) - 1 {
             self.list.push(self.down.forward());
@@ -95,7 +96,7 @@ impl ZbvRank {
         }
     }
 
-    /// What is left, with the gradients of parameters last: nobody waits for them.
+    /// Adds the remaining actions. Weight gradients come last, because no rank waits for them.
     fn cooldown(&mut self) {
         for _ in 0..self.rank {
             self.list.extend([self.down.input_gradient(), self.up.input_gradient()]);
