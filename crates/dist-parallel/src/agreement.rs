@@ -1,8 +1,8 @@
-//! Whether all ranks train the same model.
+//! Comparison of models and settings between ranks.
 //!
-//! Each rank hashes its list of parameters. When the hashes differ, the first parameter that differs is searched
-//! for by halves, each time comparing the hashes of a beginning of the list: all ranks see the same hashes, so all
-//! take the same turns and end with the same answer.
+//! Each rank hashes its list of parameters. If the hashes differ, a binary search finds the first parameter that
+//! differs: each step compares the hashes of a prefix of the list. All ranks see the same hashes, so they take the
+//! same steps and get the same result.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use dist_collectives::{Communicator, Element};
 
 use crate::{Error, ParamInfo, Result};
 
-/// A setting as text: what it is, and its value.
+/// The name and the value of a setting, as text.
 pub(crate) type Setting = (String, String);
 
-/// Makes a setting of a name and a value.
+/// Returns a setting with a name and a value.
 pub(crate) fn setting(name: &str, value: impl fmt::Debug) -> Setting {
     (name.to_owned(), format!("{value:?}"))
 }
 
-/// Checks that every rank has these parameters and settings, the latter in the same order.
+/// Returns an error unless every rank has these parameters and settings, the settings in the same order.
 pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: &[Setting]) -> Result<()> {
     let prefixes = prefixes(infos);
     let mine = [fingerprint(settings), infos.len() as u64, prefixes[infos.len()]];
@@ -35,7 +35,7 @@ pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: &[Se
     }
     let shortest = all.iter().map(|theirs| theirs[1]).min().expect("this rank is one");
     let shortest = usize::try_from(shortest).expect("this rank's list is no shorter");
-    // The first `same` parameters agree, the first `differ` do not, if all ranks have so many.
+    // The first `same` parameters agree, the first `differ` do not, if all ranks have `differ` parameters.
     let (mut same, mut differ) = (0, shortest + 1);
     while differ - same > 1 {
         let middle = usize::midpoint(same, differ);
@@ -52,7 +52,7 @@ pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: &[Se
 /// A setting in which a rank differs from the first one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// The rank's number, as it gave it.
+    /// The number that the rank passed.
     pub(crate) rank: usize,
     pub(crate) setting: String,
     pub(crate) there: String,
@@ -66,9 +66,9 @@ impl Difference {
     }
 }
 
-/// The first difference between the settings of any rank and those of the first one, the same on all ranks, which call this
-/// with a number of theirs. With several groups, a rank's place in each is one coordinate of its place among all ranks, as of
-/// pipelines beside each other. The first rank has place 0 in each.
+/// Returns the first difference between the settings of any rank and those of the first one, the same on all ranks.
+/// All of them call this, with a number of theirs. With several groups, such as those of a pipeline mesh, a rank's
+/// number in each is one coordinate. The first rank has number 0 in each.
 pub(crate) fn first_difference(
     groups: &mut [&mut Communicator],
     number: usize,
@@ -93,12 +93,12 @@ pub(crate) fn first_difference(
     Ok(all.chunks(512).find_map(read_differing))
 }
 
-/// A difference in a size that needs no agreement: texts, each with a zero behind it.
+/// Encodes a difference in a fixed size: texts, each terminated by a zero.
 fn differing(number: usize, own: Option<&Setting>, first: Option<&Setting>) -> Record {
     let (mut record, mut end) = ([0; 512], 0);
     let value =
         |setting: Option<&Setting>| setting.map_or_else(|| "missing".to_owned(), |(_, value)| value.clone());
-    // If both have a setting at this place and it is not the same one, each lacks the other's.
+    // If both have a setting at this position but different ones, each lacks the other's.
     let (name, own, first) = match (own, first) {
         (Some((name, _)), Some((other, _))) if name != other => (name, value(own), "missing".to_owned()),
         (Some((name, _)), _) | (None, Some((name, _))) => (name, value(own), value(first)),
@@ -117,7 +117,7 @@ fn read_differing(record: &[u8]) -> Option<Difference> {
     Some(Difference { rank, setting: texts.next()?, there: texts.next()?, on_first: texts.next()? })
 }
 
-/// The error for parameter `index`, the first that differs.
+/// Returns the error for parameter `index`, the first that differs.
 fn describe(comm: &mut Communicator, mine: Option<&ParamInfo>, index: usize) -> Result<Error> {
     let all: Vec<Description> = gather(comm, record(mine))?.iter().map(read).collect();
     let first = &all[0];
@@ -132,7 +132,7 @@ fn describe(comm: &mut Communicator, mine: Option<&ParamInfo>, index: usize) -> 
     })
 }
 
-/// The inputs of all ranks, in rank order.
+/// Gathers the inputs of all ranks, in rank order.
 pub(crate) fn gather<T: Element, const N: usize>(comm: &mut Communicator, mine: [T; N]) -> Result<Vec<[T; N]>>
 where
     [T; N]: Pod,
@@ -142,34 +142,34 @@ where
     Ok(all)
 }
 
-/// For each number of parameters, the hash of that many.
+/// Returns for each length the hash of the prefix of the list.
 fn prefixes(infos: &[ParamInfo]) -> Vec<u64> {
     let mut last = hash([]);
     let mut hashes = vec![last];
     for info in infos {
-        // The byte 255 is in no text: what follows it cannot be taken for a longer name.
+        // The byte 255 occurs in no text, so it terminates a name.
         last = hash_more(last, info.to_string().bytes().chain([255]));
         hashes.push(last);
     }
     hashes
 }
 
-/// A number that differs where settings do, the same on every rank, whichever compiler built it.
+/// Returns a hash of settings that is the same on every rank and with every compiler.
 pub(crate) fn fingerprint(settings: &(impl fmt::Debug + ?Sized)) -> u64 {
     hash(format!("{settings:?}").bytes())
 }
 
-/// A hash that is the same on every rank.
+/// Returns a hash that is the same on every rank.
 pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
     hash_more(0xcbf2_9ce4_8422_2325, bytes)
 }
 
-/// The hash of what was hashed before and these bytes (FNV-1a).
+/// Continues a hash with more bytes (FNV-1a).
 pub(crate) fn hash_more(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// What a rank says of its parameter, in a size that needs no agreement: the name, a zero, how it looks, zeros.
+/// The description of a parameter in a fixed size: the name, a zero, shape and type, zeros.
 type Record = [u8; 512];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,7 +198,7 @@ fn read(record: &Record) -> Description {
     Description { name: Some(name), meta }
 }
 
-/// At most `max` bytes of a text, the end where something must go: that is where names differ.
+/// Shortens a text to at most `max` bytes. It keeps the end, because that is the part in which names differ.
 fn shortened(text: &str, max: usize) -> String {
     let text = text.replace('\0', "?");
     let start = text.ceil_char_boundary(text.len().saturating_sub(max));

@@ -1,4 +1,4 @@
-//! Giving every rank one rank's parameters.
+//! The broadcast of parameters.
 
 use dist_collectives::Communicator;
 
@@ -6,20 +6,20 @@ use crate::flat::Flat;
 use crate::reduce::BUCKET_BYTES_MAX;
 use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Params, Result, params};
 
-/// Gives every rank rank 0's parameters and buffers, many of them by one operation. Returns when every rank has them.
+/// Broadcasts rank 0's parameters and buffers, coalesced into buckets. Returns when every rank has them.
 pub(crate) fn broadcast(comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
     let plan = coalesced(model.infos(), |_| true);
     plan.buckets().iter().try_for_each(|bucket| broadcast_bucket(comm, model, bucket, 0))?;
     comm.barrier().map_err(crate::Error::communication)
 }
 
-/// Those of the parameters that have memory of their own and are wanted, as many together as travel by one operation.
+/// Returns buckets of the selected parameters, without tied ones.
 pub(crate) fn coalesced(infos: &[ParamInfo], wanted: impl Fn(&ParamInfo) -> bool) -> BucketPlan {
     let bytes = BucketBytes { first_max: BUCKET_BYTES_MAX, other_max: BUCKET_BYTES_MAX };
     BucketPlan::of(infos, bytes, |info| info.same_as.is_none() && wanted(info))
 }
 
-/// Gives every rank the root's values of the parameters of a bucket.
+/// Broadcasts the root's values of the parameters of a bucket.
 pub(crate) fn broadcast_bucket(
     comm: &mut Communicator,
     model: &mut impl Params,

@@ -1,4 +1,4 @@
-//! Buffers: state that blocks change by themselves, and what the ranks make of it at the end of a step.
+//! The synchronisation of buffers: state that blocks change by themselves.
 
 use dist_collectives::{Communicator, ReduceOp};
 
@@ -11,7 +11,7 @@ use crate::{Bucket, BucketPlan, BufferSync, FloatType, ParamInfo, Params, Result
 pub(crate) struct Buffers {
     broadcast: BucketPlan,
     mean: BucketPlan,
-    /// Whether this rank has gone forward since the buffers were synchronised.
+    /// `true` if this rank has gone forward since the last synchronisation.
     changed: bool,
 }
 
@@ -21,13 +21,13 @@ impl Buffers {
         Self { broadcast: with(BufferSync::Broadcast), mean: with(BufferSync::Mean), changed: false }
     }
 
-    /// Notes that this rank goes forward, which may change its buffers.
+    /// Records a forward on this rank, which can change its buffers.
     pub(crate) const fn record_forward(&mut self) {
         self.changed = true;
     }
 
-    /// Synchronises the buffers of the ranks of these groups, one group after the other, if some of the ranks have gone
-    /// forward. Every rank calls this. Nothing is sent if the model has no buffers to synchronise.
+    /// Synchronises the buffers in each of these groups in turn, if any rank has gone forward. Every rank calls this.
+    /// It sends nothing if the model has no buffers to synchronise.
     ///
     /// With several groups, either all ranks or none have gone forward.
     pub(crate) fn synchronise<'a>(
@@ -43,7 +43,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Whether ranks make something of any buffer.
+    /// Returns `true` if any buffer is synchronised.
     fn are_synchronised(&self) -> bool {
         !(self.broadcast.buckets().is_empty() && self.mean.buckets().is_empty())
     }
@@ -62,7 +62,7 @@ impl Buffers {
     }
 }
 
-/// Gives every rank the mean of a bucket's values over so many ranks, of which this is one if it `counts`.
+/// Replaces a bucket's values by the mean over `ranks` ranks. `counts` is `true` if this rank is one of them.
 fn average(
     comm: &mut Communicator,
     model: &mut impl Params,

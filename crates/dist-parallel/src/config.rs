@@ -1,4 +1,4 @@
-//! A data-parallel job as it is written down: where this process belongs, and how gradients are averaged.
+//! The configuration of a data-parallel job.
 
 #[cfg(feature = "tcp")]
 use dist_collectives::{Communicator, Config};
@@ -8,8 +8,8 @@ use crate::Aggregation;
 #[cfg(feature = "tcp")]
 use crate::{Error, GradientAggregator, Result};
 
-/// A data-parallel job as it is written down, in a file for example. What must not be written down, the
-/// job's secret, comes from the environment or is added to [`world`](Self::world).
+/// The configuration of a process in a data-parallel job, for example in a file. It does not contain the job's
+/// secret: set it in the environment or in [`world`](Self::world).
 ///
 /// ```
 /// use dist_parallel::{Aggregation, DataParallelConfig};
@@ -27,33 +27,32 @@ use crate::{Error, GradientAggregator, Result};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataParallelConfig {
-    /// How many processes there are.
+    /// The number of processes.
     pub world_size: usize,
-    /// Which of them this one is.
+    /// The number of this process.
     pub rank: usize,
-    /// Where rank 0 hosts the coordinator, as `host:port`.
+    /// The address of the coordinator, which rank 0 hosts, as `host:port`.
     pub coordinator: String,
-    /// How gradients are averaged.
+    /// The averaging of gradients.
     #[serde(default)]
     pub aggregation: Aggregation,
 }
 
 #[cfg(feature = "tcp")]
 impl DataParallelConfig {
-    /// The world that is meant, to which a secret, a timeout and more can be added before
-    /// [`Communicator::join`].
+    /// Returns the configuration of the world. You can add a secret and a timeout before [`Communicator::join`].
     ///
     /// # Errors
-    /// If there is no such rank, also when the world size is 0.
+    /// There is no such rank, also if the world size is 0.
     pub fn world(&self) -> Result<Config> {
         Config::new(self.rank, self.world_size, &self.coordinator)
             .map_err(|source| Error::communication(dist_collectives::Error::Join(source.into())))
     }
 
-    /// Joins the world, and gives the aggregator over its ranks. With [`Aggregation::Local`] nobody is joined.
+    /// Joins the world and returns the aggregator for its ranks. [`Aggregation::Local`] joins nothing.
     ///
     /// # Errors
-    /// If the configuration makes no sense, which is found before anybody is waited for, or the ranks do not meet.
+    /// The configuration is invalid, which is found before waiting for other ranks, or the ranks do not connect.
     pub fn connect(&self) -> Result<Box<dyn GradientAggregator>> {
         let &Self { world_size, aggregation, .. } = self;
         let world = self.world()?;

@@ -1,4 +1,4 @@
-//! Buffers of any type of parameter, and their journeys between ranks.
+//! Flat buffers of any type of parameter, and communication with them.
 
 use dist_collectives::{Buffer, Communicator, Element, Failed, Pending, ReduceOp, Window};
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use crate::number::Number;
 use crate::values::{map_values, with_values};
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
-/// A buffer that can travel.
+/// A flat buffer for communication.
 #[derive(Debug)]
 pub(crate) enum Flat {
     F32(Buffer<f32>),
@@ -26,7 +26,7 @@ impl Flat {
         }
     }
 
-    /// Zeros in memory that the ranks of this host share, if there is some to share.
+    /// Allocates zeros in memory that the ranks of this host share, if there is any.
     pub(crate) fn allocated(comm: &mut Communicator, dtype: FloatType, len: usize) -> Result<Self> {
         Ok(match dtype {
             FloatType::F32 => Self::F32(comm.alloc(len).map_err(Error::communication)?),
@@ -54,13 +54,13 @@ impl Flat {
         map_values!(Flat => ValuesMut, self, |buffer| &mut buffer[range])
     }
 
-    /// Adds a buffer that looks the same.
+    /// Adds a buffer of the same type and length.
     pub(crate) fn add(&mut self, other: &Self) {
         let len = self.len();
         self.slice_mut(0, len).add(other.slice(0, len)).expect("buffers of one bucket look the same");
     }
 
-    /// The values of one part, in memory of their own and in any type.
+    /// Returns a copy of a part, converted to a type.
     pub(crate) fn part(&self, dtype: FloatType, offset: usize, len: usize) -> Self {
         let values = self.slice(offset, len);
         if values.dtype() == dtype {
@@ -76,7 +76,7 @@ impl Flat {
         with_values!(Flat, self, |buffer| comm.all_reduce(buffer, op)).map_err(Error::communication)
     }
 
-    /// Becomes what has to be subtracted from a buffer that looks the same to get this one.
+    /// Replaces the values by `other` minus them.
     pub(crate) fn subtract_from(&mut self, other: &Self) {
         match (self, other) {
             (Self::F32(own), Self::F32(other)) => subtract(own, other),
@@ -87,27 +87,27 @@ impl Flat {
         }
     }
 
-    /// Begins to add up the buffers of all ranks.
+    /// Starts to sum the buffers of all ranks.
     pub(crate) fn start_sum(self, comm: &mut Communicator) -> PendingFlat {
         map_values!(Flat => PendingFlat, self, |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum))
     }
 
-    /// Begins to add up the buffers of all ranks, of which each gets the sum of its own part.
+    /// Starts a reduce-scatter: each rank gets the sum of its own part.
     pub(crate) fn start_scattered_sum(self, comm: &mut Communicator) -> PendingFlat {
         map_values!(Flat => PendingFlat, self, |buffer| comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum))
     }
 
-    /// Begins to fill in the parts of the other ranks.
+    /// Starts an all-gather in place.
     pub(crate) fn start_gather(self, comm: &mut Communicator) -> PendingFlat {
         map_values!(Flat => PendingFlat, self, |buffer| comm.start_all_gather_in_place(buffer))
     }
 
-    /// Whether all ranks can read what each of them has in such a buffer. All ranks come to the same.
+    /// Returns `true` if all ranks can read each other's buffers. The result is the same on all ranks.
     pub(crate) fn can_open(&self, comm: &mut Communicator) -> Result<bool> {
         with_values!(Flat, self, |buffer| comm.can_open(buffer)).map_err(Error::communication)
     }
 
-    /// Lets all ranks read it.
+    /// Opens the buffer for reading by all ranks.
     pub(crate) fn open(self, comm: Communicator) -> Result<FlatWindow, (Self, Error)> {
         Ok(match self {
             Self::F32(buffer) => {
@@ -126,7 +126,7 @@ impl Flat {
     }
 }
 
-/// `own = other − own`, rounded once; half types in `f32`.
+/// Computes `own = other − own`, rounded once; half types in `f32`.
 fn subtract<T: Number>(own: &mut [T], other: &[T]) {
     for (own, other) in own.iter_mut().zip(other) {
         *own = T::narrow(other.widen() - own.widen());
@@ -135,17 +135,17 @@ fn subtract<T: Number>(own: &mut [T], other: &[T]) {
 
 /// Messages between two ranks.
 impl Flat {
-    /// Memory of their own for these values.
+    /// Returns a copy of these values.
     pub(crate) fn copy_of(values: Values<'_>) -> Self {
         map_values!(Values => Flat, values, |values| values.to_vec().into())
     }
 
-    /// Begins to send the buffer.
+    /// Starts to send the buffer.
     pub(crate) fn start_send(self, comm: &mut Communicator, to: usize) -> PendingFlat {
         map_values!(Flat => PendingFlat, self, |buffer| comm.start_send(buffer, to))
     }
 
-    /// Begins to receive as much as the buffer holds.
+    /// Starts to receive into the whole buffer.
     pub(crate) fn start_receive(self, comm: &mut Communicator, from: usize) -> PendingFlat {
         map_values!(Flat => PendingFlat, self, |buffer| comm.start_recv(buffer, from))
     }
@@ -155,7 +155,7 @@ impl Flat {
         with_values!(Flat, self, |buffer| comm.send(buffer, to)).map_err(Error::communication)
     }
 
-    /// Receives as much as the buffer holds.
+    /// Receives into the whole buffer.
     pub(crate) fn receive(&mut self, comm: &mut Communicator, from: usize) -> Result<()> {
         with_values!(Flat, self, |buffer| comm.recv(buffer, from)).map_err(Error::communication)
     }
@@ -165,13 +165,13 @@ impl Flat {
         with_values!(Flat, self, |buffer| buffer[index] = Number::of(1.0));
     }
 
-    /// Whether a value is 1.
+    /// Returns `true` if a value is 1.
     pub(crate) fn is_one(&self, index: usize) -> bool {
         with_values!(Flat, self, |buffer| buffer[index].to_f64() == 1.0)
     }
 }
 
-/// A buffer that is under way.
+/// A flat buffer with an operation in flight.
 #[derive(Debug)]
 pub(crate) enum PendingFlat {
     F32(Pending<Buffer<f32>>),
@@ -181,7 +181,7 @@ pub(crate) enum PendingFlat {
 }
 
 impl PendingFlat {
-    /// Whether waiting for it does not wait.
+    /// Returns `true` if `wait` would not block.
     pub(crate) fn is_done(&mut self) -> bool {
         with_values!(PendingFlat, self, |pending| pending.is_done())
     }
@@ -191,12 +191,12 @@ impl PendingFlat {
     }
 }
 
-/// Waits for an operation; a buffer of a failed one is of no use.
+/// Waits for an operation and drops the buffer if it failed.
 pub(crate) fn wait<B>(pending: Pending<B>) -> Result<B> {
     pending.wait().map_err(|failed| Error::communication(*failed.error))
 }
 
-/// Buffers of all ranks, as long as all of them may read them.
+/// The buffers of all ranks while all of them can read them.
 #[derive(Debug)]
 pub(crate) enum FlatWindow {
     F32(Window<f32>),
@@ -206,13 +206,13 @@ pub(crate) enum FlatWindow {
 }
 
 impl FlatWindow {
-    /// This rank's own.
+    /// Returns this rank's own values.
     pub(crate) fn own(&self, offset: usize, len: usize) -> Values<'_> {
         let range = offset..offset + len;
         map_values!(FlatWindow => Values, self, |window| &window[range])
     }
 
-    /// Copies what a rank has from an offset on, where the types are the same.
+    /// Copies values of a rank from an offset on. The types must be equal.
     pub(crate) fn read(&mut self, rank: usize, offset: usize, into: ValuesMut<'_>) -> Result<()> {
         match (self, into) {
             (Self::F32(window), ValuesMut::F32(into)) => window.read(rank, offset, into),
@@ -224,7 +224,7 @@ impl FlatWindow {
         .map_err(Error::communication)
     }
 
-    /// Waits until no rank reads any more.
+    /// Waits until no rank reads any more, and closes the window.
     pub(crate) fn close(self) -> Result<(Communicator, Flat), (Flat, Error)> {
         Ok(match self {
             Self::F32(window) => closed(window, Flat::F32)?,
@@ -243,7 +243,7 @@ fn closed<T: Element>(
     Ok((comm, flat(buffer)))
 }
 
-/// The buffer of a window that failed.
+/// Returns the buffer of a window that failed.
 fn kept<T>(failed: Failed<Buffer<T>>, flat: fn(Buffer<T>) -> Flat) -> (Flat, Error) {
     (flat(failed.buffer), Error::communication(*failed.error))
 }

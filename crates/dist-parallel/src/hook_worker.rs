@@ -1,4 +1,4 @@
-//! The thread that a hook runs on, and its communicator.
+//! The worker thread of a communication hook.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,19 +14,19 @@ use dist_transport::runtime::{Mailbox, Receiver, Task};
 use crate::flat::Flat;
 use crate::{BoxError, BucketGradients, BucketHook, BucketTensor, Error, Result, fsdp};
 
-/// Takes buckets and sums them over all ranks, one after the other.
+/// A worker thread that sums buckets over all ranks with a hook, one after the other.
 pub(crate) struct HookWorker {
-    /// Taken when the thread is told to end.
+    /// The job queue. `None` once the thread must end.
     jobs: Option<Mailbox<Job>>,
     task: Option<Task<()>>,
     runtime: Runtime,
-    /// By all jobs that have ended.
+    /// The bytes that finished jobs have sent.
     bytes_sent: Arc<AtomicU64>,
 }
 
 enum Job {
     Sum(BucketJob),
-    /// What the hook keeps is of no use any more.
+    /// Drops the residuals of the hook.
     Forget(Mailbox<Result<()>>),
 }
 
@@ -38,11 +38,11 @@ struct BucketJob {
     reply: Mailbox<Result<Flat>>,
 }
 
-/// A bucket that was sent, and not yet waited for.
+/// The handle of a bucket's reduction.
 pub(crate) struct WorkHandle(Receiver<Result<Flat>>);
 
 impl HookWorker {
-    /// Starts the thread, with a fork of the communicator. `tensors` says what lies in each bucket.
+    /// Starts the thread, with a fork of the communicator. `tensors` contains the tensors of each bucket.
     pub(crate) fn start(
         comm: &mut Communicator,
         mut hook: Box<dyn BucketHook>,
@@ -79,14 +79,14 @@ impl HookWorker {
         Ok(Self { jobs: Some(jobs), task: Some(task), runtime, bytes_sent })
     }
 
-    /// Gives a bucket to the hook; its operations are done in the manner of this communicator.
+    /// Passes a bucket to the hook. Its operations inherit the timeout and the reduction order of this communicator.
     pub(crate) fn send(&self, bucket: usize, sum: Flat, comm: &Communicator) -> WorkHandle {
         let (reply, delivery) = self.runtime.mailbox();
         self.ask(Job::Sum(BucketJob { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply }));
         WorkHandle(delivery)
     }
 
-    /// Lets the hook forget what it keeps, and waits for it.
+    /// Drops the residuals of the hook, and waits for that.
     pub(crate) fn forget(&self) -> Result<()> {
         let (reply, mut forgotten) = self.runtime.mailbox();
         self.ask(Job::Forget(reply));
@@ -97,25 +97,26 @@ impl HookWorker {
         self.jobs.as_ref().expect("the queue is open until the courier is dropped").send(job);
     }
 
-    /// What the hook has sent so far.
+    /// Returns the bytes that the hook has sent so far.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.bytes_sent.load(Ordering::Relaxed)
     }
 }
 
 impl WorkHandle {
-    /// The sum over all ranks.
+    /// Waits for the sum over all ranks.
     pub(crate) fn wait(mut self) -> Result<Flat> {
         self.0.receive(None).expect(ANSWERED)
     }
 }
 
 impl Drop for HookWorker {
-    /// Waits for what was sent; every operation ends by its deadline. In a panic the job is aborted, and nobody waits.
+    /// Waits for running jobs, whose operations end by their deadline. During a panic it aborts the job and does not
+    /// wait.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(task) = self.task.take().filter(|_| !std::thread::panicking()) {
-            // Hooks are caught when they panic, so the thread has nothing to report.
+            // A panic of a hook is caught, so the thread returns no result.
             let _ended = task.join();
         }
     }
@@ -133,7 +134,7 @@ impl fmt::Debug for WorkHandle {
     }
 }
 
-/// Lets the hook do its work, whatever it does.
+/// Runs the hook and catches its panic.
 fn summed(hook: &mut dyn BucketHook, gradients: BucketGradients<'_>, comm: &mut Communicator) -> Result<()> {
     let done = catch_unwind(AssertUnwindSafe(|| hook.sum(gradients, comm)));
     match done {
@@ -143,7 +144,7 @@ fn summed(hook: &mut dyn BucketHook, gradients: BucketGradients<'_>, comm: &mut 
     }
 }
 
-/// Lets the hook forget, whatever it does.
+/// Drops the hook's residuals and catches its panic.
 fn forgotten(hook: &mut dyn BucketHook) -> Result<()> {
     catch_unwind(AssertUnwindSafe(|| hook.forget())).map_err(|_| Error::HookPanicked { hook: name(hook) })
 }
@@ -152,7 +153,7 @@ fn name(hook: &dyn BucketHook) -> String {
     catch_unwind(AssertUnwindSafe(|| hook.name())).unwrap_or_default()
 }
 
-/// What a hook failed with: its own error, or one of ours or of communication that it passes on.
+/// Converts the error of a hook. Errors of this crate or of communication that it passes on stay themselves.
 fn failed(source: BoxError, hook: impl FnOnce() -> String) -> Error {
     match Error::passed_on(source) {
         Ok(error) => error,

@@ -52,7 +52,7 @@ pub use compress::{
 };
 pub use config::DataParallelConfig;
 pub use ddp::{Ddp, DdpOptions, StepReport};
-/// What a communicator says, in [`Error::Communication`].
+/// The error of a communicator, in [`Error::Communication`].
 #[doc(no_inline)]
 pub use dist_collectives::Error as CollectiveError;
 #[doc(hidden)]

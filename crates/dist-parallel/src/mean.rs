@@ -1,4 +1,4 @@
-//! Mean gradients, in the memory of the sums that they were made of.
+//! Mean gradients in the memory of their sums.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -6,8 +6,8 @@ use half::slice::HalfFloatSliceExt;
 use crate::flat::Flat;
 use crate::{FloatType, Values, ValuesMut};
 
-/// Mean gradients of one type. Those of `f16` lie in the first half of the memory of their `f32` sums, so that the next step
-/// has that memory again.
+/// Mean gradients of one type. Those of `f16` are stored in the first half of the memory of their `f32` sums, so that
+/// the next step can reuse it.
 #[derive(Debug)]
 pub(crate) struct Mean {
     memory: Flat,
@@ -15,7 +15,7 @@ pub(crate) struct Mean {
 }
 
 impl Mean {
-    /// Divides sums of gradients by what they count and rounds the quotients to the type of the gradients, once.
+    /// Divides sums of gradients by `count` and rounds the quotients to the type of the gradients, once.
     pub(crate) fn of(mut sums: Flat, dtype: FloatType, count: usize) -> Self {
         debug_assert_eq!(sums.dtype(), dtype.sum_dtype(), "sums are carried in the type for them");
         let len = sums.len();
@@ -48,30 +48,30 @@ impl Mean {
         }
     }
 
-    /// Multiplies all means by a factor.
+    /// Scales all means.
     pub(crate) fn scale(&mut self, factor: f64) {
         self.slice_mut(0, self.len()).scale(factor);
     }
 
-    /// The memory, for the sums of the next step; it holds anything.
+    /// Returns the memory for the sums of the next step. Its contents are unspecified.
     pub(crate) fn into_memory(self) -> Flat {
         self.memory
     }
 }
 
-/// Rounds all values to `f16` and leaves them in the first half of the memory.
+/// Rounds all values to `f16` and stores them in the first half of the memory.
 fn narrow_in_place(values: &mut [f32]) {
     let mut block = [0.0; BLOCK];
     for start in (0..values.len()).step_by(BLOCK) {
         let end = values.len().min(start + BLOCK);
-        // A block is copied before it is written over: the halves of the first one lie where its own values were.
+        // A block is copied before it is overwritten: the first block's halves overlap its own values.
         let block = &mut block[..end - start];
         block.copy_from_slice(&values[start..end]);
         bytemuck::cast_slice_mut::<f32, f16>(values)[start..end].convert_from_f32_slice(block);
     }
 }
 
-/// Values that are rounded at a time.
+/// The number of values that are rounded at a time.
 const BLOCK: usize = 256;
 
 #[cfg(test)]

@@ -1,33 +1,33 @@
-//! Finds parameters that a block changes by itself, before the change is lost.
+//! A check for blocks that change parameters by themselves.
 //!
-//! Where parameters are sharded, a block computes with copies that are freed or overwritten afterwards. Training changes
-//! parameters only between steps, through the optimizer, and a block that changes its own state declares that as a buffer. So a
-//! copy has to be the same after its use as before.
+//! Blocks compute with copies of sharded parameters, which are freed or overwritten afterwards. Training changes
+//! parameters only between steps, through the optimizer. State that a block changes is declared as a buffer. A copy
+//! must therefore be unchanged after its use.
 
 use crate::{Error, Params, Result, params};
 
 /// Compares the checksums of one unit's parameters before and after their use.
 ///
-/// Reading every parameter twice in every pass would be slow for large models. A unit is watched in its first uses, and from
-/// then on now and then, so that also a block that begins to change its parameters later is found.
+/// Reading every parameter twice in every pass would be slow for large models. A unit is checked in its first uses
+/// and periodically afterwards, to find a block that starts to change its parameters later.
 #[derive(Debug)]
 pub(crate) struct MutationCheck {
-    /// Moves the uses in which a unit is watched, so that not all units are watched in the same pass.
+    /// Shifts the uses in which a unit is checked, so that not all units are checked in the same pass.
     phase: usize,
     period: usize,
     uses: usize,
-    /// The checksums before the present use, if it is watched.
+    /// The checksums before the current use, if it is checked.
     before: Option<Vec<u32>>,
 }
 
 impl MutationCheck {
-    /// For one of so many units.
+    /// Returns the check for unit `unit` of `units`.
     pub(crate) fn new(unit: usize, units: usize) -> Self {
-        // It is odd, because a unit is often used twice in a pass: forward and backward get their turns.
+        // It is odd, because a unit is often used twice in a pass: both forward and backward are checked.
         Self { phase: unit, period: PERIOD_MIN.max(2 * units + 1), uses: 0, before: None }
     }
 
-    /// Begins a use of these parameters, whose values the model has.
+    /// Starts a use of these parameters, whose values the model has.
     pub(crate) fn begin(
         &mut self,
         model: &impl Params,
@@ -46,7 +46,7 @@ impl MutationCheck {
     /// Ends the use.
     ///
     /// # Errors
-    /// [`Error::ChangedByBlock`] if it was watched and a parameter has changed.
+    /// [`Error::ChangedByBlock`] if the use was checked and a parameter has changed.
     pub(crate) fn end(&mut self, model: &impl Params, parameters: impl Iterator<Item = usize>) -> Result<()> {
         let Some(before) = self.before.take() else { return Ok(()) };
         for (parameter, before) in parameters.zip(before) {
@@ -57,7 +57,7 @@ impl MutationCheck {
         Ok(())
     }
 
-    /// Forgets a use that has not ended.
+    /// Forgets an unfinished use.
     pub(crate) fn forget(&mut self) {
         self.before = None;
     }
@@ -70,8 +70,8 @@ pub(crate) fn checksum(model: &impl Params, parameter: usize) -> Result<u32> {
     Ok(checksum)
 }
 
-/// A unit's uses that are watched at the beginning: forward and backward of two passes.
+/// The number of first uses of a unit that are checked: forward and backward of two passes.
 const FIRST_USES: usize = 4;
 
-/// Afterwards at most one use in so many is watched.
+/// The minimum period of the later checks, in uses.
 const PERIOD_MIN: usize = 31;

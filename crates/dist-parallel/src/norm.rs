@@ -1,45 +1,44 @@
-//! The Euclidean norm of gradients, exactly: the same bits however the gradients are divided and in whatever order
-//! they are added.
+//! The exact Euclidean norm of gradients, with the same bits for any division and order of the gradients.
 //!
 //! The square of a number with a significand of 53 bits or fewer is an integer times a power of two. Squares with
-//! equal exponents are added as integers; all of them together are one large integer, about 640 bits for `f32`,
+//! equal exponents are added as integers. All of them together form one large integer, about 640 bits for `f32`,
 //! which ranks can add digit by digit. It is rounded once.
 
 use crate::number::Exact;
 use crate::values::with_values;
 use crate::{FloatType, Values};
 
-/// A sum of squares that is exact.
+/// An exact sum of squares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SumOfSquares {
-    /// How large the squares can be.
+    /// The range of the squares.
     range: SquareRange,
-    /// By the exponent of the number that was squared: the sum of the squares of significands.
+    /// By the exponent of the squared number, the sum of the squares of significands.
     bins: Vec<u128>,
-    /// How many squares may still be added to any bin.
+    /// The number of squares that every bin can still hold.
     capacity: u32,
-    /// The sum of all squares whose bins were emptied, 32 bits each, the lowest first.
+    /// The sum of all squares whose bins were emptied, in digits of 32 bits, the lowest first.
     digits: Vec<u64>,
     infinite: bool,
     nan: bool,
 }
 
-/// Which numbers are squared.
+/// The range of the numbers that are squared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SquareRange {
-    /// Those of `f32` and of half types.
+    /// The numbers of `f32` and of half types.
     F32,
-    /// Those of `f64`.
+    /// The numbers of `f64`.
     F64,
 }
 
 impl SquareRange {
-    /// The least that holds squares of all these types.
+    /// Returns the smallest range for all these types.
     pub(crate) fn of(dtypes: impl IntoIterator<Item = FloatType>) -> Self {
         if dtypes.into_iter().any(|dtype| dtype == FloatType::F64) { Self::F64 } else { Self::F32 }
     }
 
-    /// The exponent of the smallest number above 0.
+    /// Returns the exponent of the smallest number above 0.
     const fn exponent_min(self) -> i32 {
         match self {
             Self::F32 => -149,
@@ -47,7 +46,7 @@ impl SquareRange {
         }
     }
 
-    /// Exponents that a significand can have.
+    /// Returns the number of exponents of a significand.
     const fn bins(self) -> usize {
         match self {
             Self::F32 => 254,
@@ -55,13 +54,13 @@ impl SquareRange {
         }
     }
 
-    /// Digits of a sum of 2⁶⁴ squares.
+    /// Returns the number of digits of a sum of 2⁶⁴ squares.
     const fn digits(self) -> usize {
-        // Each exponent is worth two bits, the largest square of a significand 106, the count 64.
+        // Each exponent needs two bits, the largest square of a significand 106, the count 64.
         (2 * self.bins() + 106 + 64).div_ceil(DIGIT_BITS)
     }
 
-    /// Squares that fit into a bin of 128 bits.
+    /// Returns the number of squares that fit into a bin of 128 bits.
     const fn capacity(self) -> u32 {
         match self {
             Self::F32 => u32::MAX,
@@ -103,7 +102,7 @@ impl SumOfSquares {
         }
     }
 
-    /// Moves what is in the bins to the digits.
+    /// Moves the contents of the bins to the digits.
     fn empty_bins(&mut self) {
         for (bin, sum) in self.bins.iter_mut().enumerate() {
             let (digit, shift) = (2 * bin / DIGIT_BITS, 2 * bin % DIGIT_BITS);
@@ -116,14 +115,14 @@ impl SumOfSquares {
         self.capacity = self.range.capacity();
     }
 
-    /// The sum as integers that are to be added to those of others, position by position. Fewer than 2³¹ others.
+    /// Encodes the sum as integers that can be added between fewer than 2³¹ ranks, position by position.
     pub(crate) fn encode(&mut self) -> Vec<u64> {
         self.empty_bins();
         let flags = [u64::from(self.infinite), u64::from(self.nan)];
         flags.into_iter().chain(self.digits.iter().copied()).collect()
     }
 
-    /// The root of a sum that was encoded, and perhaps added to others: infinite or NaN if a number was.
+    /// Returns the root of an encoded sum or of a sum of such. It is infinite or NaN if a number was.
     pub(crate) fn root(range: SquareRange, encoded: &[u64]) -> f64 {
         let Some((&[infinite, nan], digits)) = encoded.split_first_chunk() else { return 0.0 };
         if nan > 0 {
@@ -137,15 +136,15 @@ impl SumOfSquares {
         root(&digits, 2 * range.exponent_min())
     }
 
-    /// The root of the sum.
+    /// Returns the root of the sum.
     #[cfg(test)]
     fn norm(mut self) -> f64 {
         Self::root(self.range, &self.encode())
     }
 }
 
-/// Returns the Euclidean norm of these gradients together, as if they were one vector: exact but for one rounding, and so the
-/// same bits in whatever order they come. Infinite or NaN if a gradient is.
+/// Returns the Euclidean norm of these gradients as one vector. It is rounded once, so its bits do not depend on the
+/// order of the gradients. It is infinite or NaN if a gradient is.
 ///
 /// ```
 /// use dist_parallel::{Values, gradient_norm};
@@ -160,12 +159,13 @@ pub fn gradient_norm<'a>(gradients: impl IntoIterator<Item = Values<'a>, IntoIte
     SumOfSquares::root(range, &sum.encode())
 }
 
-/// What gradients of this norm are multiplied by, if it is to be at most `max`; nothing is asked for that is no length.
+/// Returns the factor that scales gradients of this norm to a norm of `max`. `None` if the norm is not above `max`,
+/// or if either is not a valid length.
 pub(crate) fn factor(norm: f64, max: f64) -> Option<f64> {
     (norm.is_finite() && max >= 0.0 && norm > max).then(|| max / norm)
 }
 
-/// Adds to a number; every digit stays below 2³².
+/// Adds to a number. Every digit stays below 2³².
 fn add_digits(digits: &mut [u64], mut rest: u128) {
     for digit in digits {
         if rest == 0 {
@@ -178,7 +178,7 @@ fn add_digits(digits: &mut [u64], mut rest: u128) {
     debug_assert_eq!(rest, 0, "there is a digit for every square");
 }
 
-/// Makes every digit but the last less than 2³².
+/// Propagates carries, so that every digit except the last is below 2³².
 fn carry(digits: &mut [u64]) {
     let Some((last, lower)) = digits.split_last_mut() else { return };
     let mut rest = 0;
@@ -194,8 +194,8 @@ fn lowest_digit(number: u128) -> u64 {
     u64::try_from(number & DIGIT_MASK).expect("a digit has 32 bits")
 }
 
-/// The root of an integer times a power of two with an even exponent: the integer is cut to 64 bits, where the last
-/// bit says whether anything was cut off, and so rounded only once, to a `f64`.
+/// Returns the root of an integer times a power of two with an even exponent. The integer is cut to 64 bits, whose
+/// last bit says whether anything was cut off. It is therefore rounded only once, to an `f64`.
 fn root(digits: &[u64], exponent: i32) -> f64 {
     let Some(top) = digits.iter().rposition(|&digit| digit != 0) else { return 0.0 };
     let at = |below: usize| top.checked_sub(below).map_or(0, |place| u128::from(digits[place]));
@@ -204,23 +204,23 @@ fn root(digits: &[u64], exponent: i32) -> f64 {
     let rest = digits[..top.saturating_sub(2)].iter().any(|&digit| digit != 0);
     let cut_off = rest || head & ((1 << surplus) - 1) != 0;
     let kept = u64::try_from(head >> surplus).expect("64 bits are kept") | u64::from(cut_off);
-    // The root is taken of a number near 2⁶⁴, far from where exponents end.
+    // The root is computed near 2⁶⁴, far from the limits of the exponent.
     let cut = (top * DIGIT_BITS) as i64 + i64::from(surplus) - 2 * DIGIT_BITS as i64;
     let weight = i32::try_from(cut).expect("there are few digits") + exponent;
     let (near, weight) =
         if weight % 2 == 0 { (kept as f64, weight) } else { (kept as f64 * 2.0, weight - 1) };
-    // In two factors, because one alone may be smaller than any number.
+    // In two factors, because one alone could underflow.
     let half = weight / 4;
     near.sqrt() * power_of_two(half) * power_of_two(weight / 2 - half)
 }
 
-/// 2 to the power of an exponent of a normal `f64`.
+/// Returns 2 to the power of an exponent of a normal `f64`.
 fn power_of_two(exponent: i32) -> f64 {
     let biased = u64::try_from(exponent + 1023).expect("exponents here are above -1023");
     f64::from_bits(biased << 52)
 }
 
-/// Bits of a digit.
+/// The number of bits of a digit.
 const DIGIT_BITS: usize = 32;
 const DIGIT_MASK: u128 = (1 << DIGIT_BITS) - 1;
 
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_is_lost_in_floating_point_is_counted() {
-        // 2⁵³ + 1 − 2⁵³ would be lost if each addition were rounded: here the ones make the sum round up.
+        // 2⁵³ + 1 − 2⁵³ would lose the 1 if each addition were rounded. Here the ones make the sum round up.
         let large = 2.0_f32.powi(27);
         let mut values = vec![1.0_f32; 3];
         values.push(large);

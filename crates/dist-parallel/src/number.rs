@@ -1,23 +1,23 @@
-//! The numbers that parameters are made of.
+//! The number types of parameters.
 
 use half::{bf16, f16};
 use num_traits::Float;
 
-/// A type of parameters, and the type in which is calculated: for half types `f32`, for others their own.
+/// A type of parameters with its type of computation: `f32` for half types, otherwise the type itself.
 pub(crate) trait Number: Copy {
     type Math: Float;
 
     fn widen(self) -> Self::Math;
 
-    /// Rounded to nearest even.
+    /// Rounds to nearest even.
     fn narrow(value: Self::Math) -> Self;
 
     fn to_f64(self) -> f64;
 
-    /// Rounded to nearest even.
+    /// Rounds to nearest even.
     fn of(value: f64) -> Self;
 
-    /// The product with a factor that is rounded first, as is the product.
+    /// Multiplies by a factor. The factor is rounded first, and then the product.
     fn times(self, factor: f64) -> Self {
         let factor = <Self::Math as num_traits::NumCast>::from(factor)
             .expect("every float has a nearest one of another type");
@@ -94,7 +94,7 @@ half_number!(f16, bf16);
 
 /// A type whose numbers are small integers times powers of two.
 pub(crate) trait Exact: Copy {
-    /// The significand without its sign, and the exponent; `None` if the number is not finite.
+    /// Returns the significand without its sign, and the exponent. `None` if the number is not finite.
     fn parts(self) -> Option<(u64, i32)>;
 
     fn is_nan(self) -> bool;
@@ -138,7 +138,7 @@ macro_rules! exact_half {
 
 exact_half!(f16, bf16);
 
-/// What the fields of a number in the IEEE format say: its biased exponent and its fraction.
+/// Returns significand and exponent of a number in IEEE format, given its biased exponent and its fraction.
 fn parts(biased: u64, fraction: u64, fraction_bits: i32, largest: i32) -> Option<(u64, i32)> {
     let biased = i32::try_from(biased).expect("exponents have few bits");
     let exponent_min = 2 - (largest + 1) / 2 - fraction_bits;

@@ -1,31 +1,30 @@
-//! Which gradients travel together.
+//! The grouping of gradients into buckets.
 //!
-//! Nothing here communicates: a plan is computed by every rank from the same list of parameters.
+//! A plan needs no communication: every rank computes it from the same list of parameters.
 
 use crate::flat::Flat;
 use crate::{FloatType, ParamInfo};
 
 /// The gradients of a model, grouped into buckets that are reduced one by one.
 ///
-/// Parameters are taken last to first, about the order in which a backward finishes their gradients. Frozen
-/// parameters, and those that are the same as an earlier one, have no place. Buckets are ordered by when their
-/// last gradient is expected.
+/// Parameters are taken last to first, which is roughly the order in which a backward finishes their gradients.
+/// Frozen and tied parameters have no place. Buckets are sorted by the expected time of their last gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketPlan {
     buckets: Vec<Bucket>,
 }
 
-/// Gradients of one type that lie next to each other in one buffer.
+/// Gradients of one type that are contiguous in one buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bucket {
     /// The type of all its parameters. Their gradients are summed in its [`sum_dtype`](FloatType::sum_dtype).
     pub dtype: FloatType,
-    /// Its parameters, in the order in which they lie in the buffer.
+    /// Its parameters, in the order of the buffer.
     pub places: Vec<BucketPlace>,
 }
 
-/// Where one parameter's gradient lies in its bucket.
+/// The place of a parameter's gradient in its bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketPlace {
@@ -37,13 +36,13 @@ pub struct BucketPlace {
     pub len: usize,
 }
 
-/// How large buckets may grow, in bytes as they travel: 4 for each value of an `f16` parameter, whose gradients are
-/// [summed as `f32`](FloatType::sum_dtype). A parameter that is larger has a bucket for itself.
+/// Size limits of buckets in bytes on the wire: 4 for each value of an `f16` parameter, whose gradients are [summed
+/// as `f32`](FloatType::sum_dtype). A larger parameter has its own bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BucketBytes {
-    /// Of the first bucket: small, so that communication begins early. 1 MiB by default.
+    /// The limit of the first bucket; 1 MiB by default. It is small, so that communication begins early.
     pub first_max: usize,
-    /// Of every other bucket: 25 MiB by default.
+    /// The limit of every other bucket; 25 MiB by default.
     pub other_max: usize,
 }
 
@@ -54,12 +53,12 @@ impl Default for BucketBytes {
 }
 
 impl BucketPlan {
-    /// The plan for these parameters.
+    /// Returns the plan for these parameters.
     pub fn new(infos: &[ParamInfo], bytes: BucketBytes) -> Self {
         Self::of(infos, bytes, |info| info.trainable && info.same_as.is_none())
     }
 
-    /// The plan for those of these parameters that have a place in it.
+    /// Returns the plan for the parameters that `has_place` selects.
     pub(crate) fn of(
         infos: &[ParamInfo],
         bytes: BucketBytes,

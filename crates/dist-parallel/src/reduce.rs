@@ -1,4 +1,4 @@
-//! Reducing a list of slices, for people with their own loop.
+//! Reduction of a list of slices, for a training loop of your own.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use dist_collectives::{Communicator, Element, ReduceOp};
 
 use crate::{Error, Result};
 
-/// Reduces each slice with the slices at its place in the other ranks' lists, as
-/// [`Communicator::all_reduce`] does: in canonical order unless the communicator was told otherwise.
+/// Reduces each slice with the slices at its place in the other ranks' lists, like [`Communicator::all_reduce`]: in
+/// canonical order unless the communicator is set to another.
 ///
-/// Neighbours travel together, up to 25 MiB, so that many small slices cost little more than one large one; a
-/// slice that travels alone is not copied. The result does not depend on it.
+/// Neighbouring slices are coalesced up to 25 MiB, so that many small slices cost little more than one large one. A
+/// slice that is sent alone is not copied. The result does not depend on coalescing.
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
@@ -26,7 +26,7 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// If the lists differ, or communication fails. The slices' contents are then unspecified.
+/// The lists differ, or communication fails. The slices' contents are then unspecified.
 pub fn reduce<T: Element>(comm: &mut Communicator, slices: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
     let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
     for group in groups(&lens, BUCKET_BYTES_MAX / op.partial_dtype(T::DTYPE).size()) {
@@ -35,7 +35,7 @@ pub fn reduce<T: Element>(comm: &mut Communicator, slices: &mut [&mut [T]], op: 
     Ok(())
 }
 
-/// Cuts a list of lengths into runs of at most `max` together, or of one.
+/// Divides a list of lengths into runs of at most `max` together, or of one.
 pub(crate) fn groups(lens: &[usize], max: usize) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut total = 0;
@@ -52,7 +52,7 @@ pub(crate) fn groups(lens: &[usize], max: usize) -> Vec<Range<usize>> {
     groups
 }
 
-/// How much travels together at most, unless it is one slice.
+/// The largest size of coalesced slices.
 pub(crate) const BUCKET_BYTES_MAX: usize = 25 << 20;
 
 #[cfg(test)]

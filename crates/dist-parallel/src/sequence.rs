@@ -1,4 +1,4 @@
-//! Blocks one after another, as one block.
+//! A sequence of blocks as one block.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,19 +13,19 @@ use crate::{
 pub struct Sequence<A> {
     blocks: Vec<Box<dyn Block<A>>>,
     infos: Vec<ParamInfo>,
-    /// For each block, the index of its first parameter; and the number of parameters at the end.
+    /// For each block, the index of its first parameter, and the number of parameters at the end.
     starts: Vec<usize>,
-    /// For each name, the parameter's number.
+    /// The index of the parameter with each name.
     numbers: HashMap<String, usize>,
-    /// Parameters that others may be further names of.
+    /// Parameters that others are tied to.
     originals: HashSet<usize>,
 }
 
 impl<A> Sequence<A> {
-    /// The sequence of these blocks.
+    /// Returns the sequence of these blocks.
     ///
     /// # Errors
-    /// If two parameters have the same name, or a block's ties make no sense.
+    /// Two parameters have the same name, or a block has an invalid tie.
     pub fn new(blocks: Vec<Box<dyn Block<A>>>) -> Result<Self> {
         let mut infos: Vec<ParamInfo> = Vec::new();
         let mut starts = vec![0];
@@ -46,14 +46,14 @@ impl<A> Sequence<A> {
         Ok(Self { blocks, infos, starts, numbers, originals })
     }
 
-    /// Declares that parameter `name` of a later block has the memory of parameter `same_as` of an earlier one.
+    /// Ties parameter `name` of a later block to parameter `same_as` of an earlier one: they share memory.
     ///
     /// # Errors
-    /// If there are no such parameters, or they cannot be the same.
+    /// There are no such parameters, or they cannot be tied.
     pub fn tie(&mut self, name: &str, same_as: &str) -> Result<()> {
         let (later, earlier) = (self.index(name)?, self.index(same_as)?);
         let before = self.infos[later].same_as.replace(earlier);
-        // Further names of the later one would be names of a name.
+        // Parameters that are tied to the later one would be tied to a tied parameter.
         let checked = match self.originals.contains(&later) {
             true => params::validate(&self.infos),
             false => params::validate_tie(&self.infos, later),
@@ -63,17 +63,17 @@ impl<A> Sequence<A> {
         Ok(())
     }
 
-    /// The blocks, in order.
+    /// Returns the blocks, in order.
     pub fn blocks(&self) -> &[Box<dyn Block<A>>] {
         &self.blocks
     }
 
-    /// For each block, the index of its first parameter; and the number of parameters at the end.
+    /// Returns for each block the index of its first parameter, and the number of parameters at the end.
     pub(crate) fn starts(&self) -> &[usize] {
         &self.starts
     }
 
-    /// Goes forward through some of the blocks; what each keeps is in their order.
+    /// Runs the forward of some blocks. Returns the output and the activations that each block saves, in order.
     pub(crate) fn forward_through(
         &mut self,
         blocks: Range<usize>,
@@ -84,7 +84,8 @@ impl<A> Sequence<A> {
         Ok((output, saved))
     }
 
-    /// Goes forward through some of the blocks; `keep` is given what each keeps, before the next begins.
+    /// Runs the forward of some blocks. `keep` receives the activations that each block saves, before the next block
+    /// begins.
     pub(crate) fn forward_with(
         &mut self,
         blocks: Range<usize>,
@@ -100,7 +101,7 @@ impl<A> Sequence<A> {
         Ok(activation)
     }
 
-    /// Goes backward through some of the blocks.
+    /// Runs the backward of some blocks.
     pub(crate) fn backward_through(
         &mut self,
         blocks: Range<usize>,
@@ -110,14 +111,14 @@ impl<A> Sequence<A> {
     ) -> Result<Option<A>, BoxError> {
         let mut gradient = Some(output_gradient);
         for ((block, index), kept) in self.blocks[blocks.clone()].iter_mut().zip(blocks).zip(saved).rev() {
-            // Where nobody wants a gradient, everything before it has none either.
+            // If a block's input has no gradient, earlier blocks have none either.
             let Some(output_gradient) = gradient else { break };
             gradient = block.backward(kept, output_gradient, &mut of_block(&self.starts, index, ready))?;
         }
         Ok(gradient)
     }
 
-    /// What the sequence was made of, without the ties between its blocks.
+    /// Returns the blocks, without the ties between them.
     pub(crate) fn into_blocks(self) -> Vec<Box<dyn Block<A>>> {
         self.blocks
     }
@@ -130,7 +131,7 @@ impl<A> Sequence<A> {
         self.numbers.get(name).copied().ok_or_else(|| Error::UnknownName { name: name.to_owned() })
     }
 
-    /// The block that parameter `index` belongs to, and its index there.
+    /// Returns the block of parameter `index`, and the index there.
     fn locate(&self, index: usize) -> Result<(usize, usize), BoxError> {
         if index >= self.infos.len() {
             return Err(format!("the model has {} parameters, not {index}", self.infos.len()).into());
@@ -221,7 +222,7 @@ impl<A> Block<A> for Sequence<A> {
     }
 }
 
-/// Takes the gradients of one block, of which each is for a parameter that the block has.
+/// Returns a callback for the gradients of one block, which checks that the block has the parameter.
 fn of_block(
     starts: &[usize],
     block: usize,
@@ -236,7 +237,8 @@ fn of_block(
     }
 }
 
-/// For each block that has computed the gradient of its input, last to first: its number, and what is left to do.
+/// For each block that has computed its input gradient, last to first: its number, and the data for its weight
+/// gradients.
 type SplitBackward = Vec<(usize, Saved)>;
 
 impl<A> fmt::Debug for Sequence<A> {

@@ -1,20 +1,21 @@
-//! Cutting a tensor along dim 0 into parts, and putting the parts together again.
+//! Division of a tensor along dim 0, and the inverse.
 
 use std::ops::Range;
 
 use crate::{Error, Result};
 
-/// A part of a tensor: some of its rows, in row-major order.
+/// A shard of a tensor: some of its rows, in row-major order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorShard<'a, T> {
-    /// The part's shape: that of the tensor, but for dim 0.
+    /// The shape of the shard: that of the tensor, except for dim 0.
     pub shape: Vec<usize>,
-    /// The part's values.
+    /// The values of the shard.
     pub values: &'a [T],
 }
 
-/// Cuts a tensor of this shape along dim 0 into so many parts, as equal as possible; earlier parts get one row more.
-/// Nothing is copied. More parts than rows make empty parts. A tensor without dims has no rows: it stays whole.
+/// Divides a tensor of this shape along dim 0 into `parts` shards, as equal as possible. Earlier shards have one row
+/// more. Nothing is copied. If there are more parts than rows, the last shards are empty. A tensor without dims has
+/// no rows and is not divided.
 ///
 /// ```
 /// use dist_parallel::{gather_shards, shard_tensor};
@@ -28,7 +29,7 @@ pub struct TensorShard<'a, T> {
 /// ```
 ///
 /// # Errors
-/// If there are to be no parts, or the shape has not as many values as there are.
+/// `parts` is 0, or the shape does not match the number of values.
 pub fn shard_tensor<'a, T>(
     shape: &[usize],
     values: &'a [T],
@@ -50,11 +51,11 @@ pub fn shard_tensor<'a, T>(
     Ok((0..parts).map(shard).collect())
 }
 
-/// Puts the parts of a tensor together along dim 0: its shape and its values. One part comes back unchanged, also
-/// one without dims.
+/// Joins the shards of a tensor along dim 0 and returns its shape and values. A single shard is returned unchanged,
+/// also one without dims.
 ///
 /// # Errors
-/// If there are no parts, if their dims after the first differ, or a shape has not as many values as there are.
+/// There are no shards, their dims after the first differ, or a shape does not match its number of values.
 pub fn gather_shards<T: Clone>(shards: &[TensorShard<'_, T>]) -> Result<(Vec<usize>, Vec<T>)> {
     let (first, others) = shards.split_first().ok_or(Error::NoParts)?;
     check(&first.shape, first.values.len())?;
@@ -76,17 +77,17 @@ pub fn gather_shards<T: Clone>(shards: &[TensorShard<'_, T>]) -> Result<(Vec<usi
     Ok((shape, shards.iter().flat_map(|shard| shard.values).cloned().collect()))
 }
 
-/// One of contiguous parts as equal as possible, where earlier ones get one more.
+/// Returns the range of one of `parts` contiguous parts, as equal as possible. Earlier parts have one more.
 pub(crate) fn range_of_part(len: usize, parts: usize, part: usize) -> Range<usize> {
     let (each, longer) = (len / parts, len % parts);
     let start = |part: usize| part * each + part.min(longer);
     start(part)..start(part + 1)
 }
 
-/// Makes sure that a tensor of this shape has so many values.
+/// Returns an error unless a tensor of this shape has `len` values.
 pub(crate) fn check(shape: &[usize], len: usize) -> Result<()> {
     let expected = shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
-    // A product with a zero is zero, whatever comes before it.
+    // A product with a factor of 0 is 0, also if other factors overflow.
     let expected = if shape.contains(&0) { Some(0) } else { expected };
     if expected == Some(len) { Ok(()) } else { Err(Error::ShapeDiffers { shape: shape.to_vec(), len }) }
 }

@@ -1,4 +1,4 @@
-//! What all ranks have computed in a step, and whether they were asked for the same.
+//! The consensus of the ranks on a step: the call of each rank, and the totals of the micro-batches.
 
 use std::fmt;
 
@@ -8,34 +8,34 @@ use crate::loss::to_be_summed;
 use crate::updates::Updates;
 use crate::{Error, ParamInfo, Result, agreement};
 
-/// What a rank was asked for since the last step, as the others hear of it in an error.
+/// The step that a rank has called for, as errors describe it to other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StepDescriptor {
-    /// By which call.
+    /// The call.
     pub call: TrainingCall,
-    /// Micro-batches of all ranks, those included that were accumulated before; 0 if each brings what it has.
+    /// The number of micro-batches of all ranks, accumulated ones included; 0 for a join.
     pub micro_batches: usize,
-    /// Whether they [say how much they count](crate::Loss).
+    /// `true` if they have [weights](crate::Loss).
     pub weighted: bool,
 }
 
-/// A call that micro-batches are computed by.
+/// A call that computes micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TrainingCall {
-    /// A step of a number of micro-batches that are dealt to the ranks.
+    /// A step of a number of micro-batches that are assigned to the ranks.
     Step,
     /// A step of the micro-batches that each rank has.
     Join,
-    /// The computation of some micro-batches before a step.
+    /// The accumulation of micro-batches before a step.
     Accumulate,
-    /// Forwards only.
+    /// An evaluation.
     Evaluation,
 }
 
-/// The kind of all calls that compare what they were [`StepDescriptor`] for: what ranks were asked for that differs is then an error on
-/// all, and ends no job.
+/// The kind of all calls that compare a [`StepDescriptor`]. If descriptors differ, every rank gets an error, and the
+/// job is not aborted.
 pub(crate) const STEP: &str = "step";
 
 impl StepDescriptor {
@@ -43,8 +43,8 @@ impl StepDescriptor {
         Self { call, micro_batches, weighted }
     }
 
-    /// A number of its own, but for 2²⁰ micro-batches and more, which are all the same: so that the squares of 2¹⁷ ranks have
-    /// a sum.
+    /// Encodes the descriptor in a number. 2²⁰ micro-batches and more are encoded alike, so that the squares of 2¹⁷
+    /// ranks can be added.
     pub(crate) fn encode(self) -> i64 {
         let call = match self.call {
             TrainingCall::Step => 0,
@@ -66,8 +66,8 @@ impl StepDescriptor {
         Self::new(call, usize::try_from(number / 8).unwrap_or(0), number % 2 == 1)
     }
 
-    /// The error of ranks that were not all asked for the same, or have not updated their parameters alike. All of them call
-    /// this.
+    /// Returns the error of ranks that have called for different steps or have updated their parameters differently.
+    /// All of them call this.
     pub(crate) fn differ(self, comm: &mut Communicator, updates: &Updates, infos: &[ParamInfo]) -> Error {
         let all = match agreement::gather(comm, [self.encode()]) {
             Ok(all) => all,
@@ -95,16 +95,15 @@ impl fmt::Display for StepDescriptor {
     }
 }
 
-/// What the sums over all ranks contain: integers, themselves summed over all ranks.
+/// The totals of a step: integers that were summed over all ranks.
 #[derive(Debug)]
 pub(crate) struct StepConsensus<'a> {
-    /// Micro-batches that were computed, and what they count.
+    /// The number of micro-batches, and their total weight.
     computed: i64,
     count: i64,
-    /// The sum of what each rank was asked for and how it has updated its parameters, as one number, and the sum of its
-    /// squares.
+    /// The sum of each rank's descriptor and updates, encoded as one number, and the sum of its squares.
     requested: [i128; 2],
-    /// For each parameter: on how many ranks it has had a gradient.
+    /// For each parameter, the number of ranks on which it has had a gradient.
     used: &'a [i64],
 }
 
@@ -116,27 +115,27 @@ impl<'a> StepConsensus<'a> {
         updates: &Updates,
         used: &[bool],
     ) -> Vec<i64> {
-        // If updates are alike, the numbers of ranks differ where they were asked for something else, and the other way round.
+        // If updates are equal, the numbers differ exactly if the descriptors differ, and vice versa.
         let requested = requested.encode() ^ updates.number();
         let numbers = [to_be_summed(computed as u64), to_be_summed(count), requested, requested * requested];
         numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
     }
 
-    /// Reads the sum of what all ranks have encoded.
+    /// Decodes the sum of the encodings of all ranks.
     pub(crate) fn decode(sums: &'a [i64]) -> Self {
         let (&[computed, count, requested, squares], used) =
             sums.split_first_chunk().expect("every rank encodes four numbers and more");
         Self { computed, count, requested: [requested.into(), squares.into()], used }
     }
 
-    /// Whether all ranks were asked for the same, and have updated their parameters alike. Every rank comes to the same
-    /// conclusion.
+    /// Returns `true` if all ranks have called for the same step and have updated their parameters alike. The result
+    /// is the same on every rank.
     pub(crate) const fn agrees(&self, world_size: usize) -> bool {
         are_equal(world_size, self.requested)
     }
 
-    /// What the sums of ranks that agree are to be divided by, if all that they were asked for is there, and it is something.
-    /// Every rank comes to the same conclusion.
+    /// Returns the divisor of the sums if the ranks agree. It is an error if micro-batches are missing or if the
+    /// total weight is 0. The result is the same on every rank.
     pub(crate) fn divisor(&self, requested: StepDescriptor) -> Result<usize> {
         let computed = self.micro_batches();
         if requested.call != TrainingCall::Join && computed != requested.micro_batches {
@@ -149,24 +148,24 @@ impl<'a> StepConsensus<'a> {
         }
     }
 
-    /// How many micro-batches all ranks have computed.
+    /// Returns the number of micro-batches that all ranks have computed.
     pub(crate) fn micro_batches(&self) -> usize {
         usize::try_from(self.computed).unwrap_or(0)
     }
 
-    /// What all of these count.
+    /// Returns their total weight.
     pub(crate) fn count(&self) -> usize {
         usize::try_from(self.count).unwrap_or(0)
     }
 
-    /// For each parameter, whether any rank has had a gradient for it.
+    /// Returns for each parameter whether any rank has had a gradient for it.
     pub(crate) fn used(&self) -> impl Iterator<Item = bool> {
         self.used.iter().map(|&ranks| ranks > 0)
     }
 }
 
-/// Whether the numbers of so many ranks, with this sum and this sum of squares, are equal. They are if, and only if, n times
-/// the sum of their squares is the square of their sum.
+/// Returns `true` if the numbers of `ranks` ranks, with this sum and this sum of squares, are equal. They are equal
+/// exactly if n times the sum of the squares is the square of the sum.
 pub(crate) const fn are_equal(ranks: usize, [sum, squares]: [i128; 2]) -> bool {
     ranks as i128 * squares == sum * sum
 }
@@ -183,7 +182,7 @@ mod tests {
 
     const JOIN: StepDescriptor = StepDescriptor::new(TrainingCall::Join, 0, false);
 
-    /// The sum of what three ranks say that were asked for this, with so many micro-batches each that count so much.
+    /// Returns the sum of the encodings of three ranks with `computed` micro-batches of weight `count` each.
     fn consensus(requested: [StepDescriptor; 3], computed: usize, count: u64) -> Vec<i64> {
         let tallies = requested
             .map(|requested| StepConsensus::encode(computed, count, requested, &Updates::new(), &[]));

@@ -1,15 +1,15 @@
 //! Sums of micro-batches in the canonical order.
 //!
 //! The sum of n leaves is the tree T(n) = T(largest power of two below n) + T(rest), in whatever order the leaves
-//! come. When they come by index, adding n of them holds at most ⌈log₂ n⌉ + 1 partial sums at any time, the new
-//! leaf among them: the set bits of a binary counter.
+//! arrive. If they arrive by index, at most ⌈log₂ n⌉ + 1 partial sums exist at any time, the new leaf included: the
+//! set bits of a binary counter.
 
 use std::collections::BTreeMap;
 
-/// A sum that is being built up.
+/// A tree sum that accepts leaves in any order.
 #[derive(Debug)]
 pub(crate) struct TreeSum<B> {
-    /// By the index of its first leaf: how many leaves are in it, a power of two, and their sum.
+    /// By the index of its first leaf, the number of leaves of a partial sum, which is a power of two, and the sum.
     partial: BTreeMap<usize, (usize, B)>,
 }
 
@@ -18,7 +18,7 @@ impl<B> TreeSum<B> {
         Self { partial: BTreeMap::new() }
     }
 
-    /// Adds leaf `index`, which has not been added before. `combine` adds its right argument to its left.
+    /// Adds leaf `index`, which must not have been added before. `combine` adds its right argument to its left.
     pub(crate) fn add(&mut self, index: usize, leaf: B, mut combine: impl FnMut(&mut B, B)) {
         let (mut start, mut size, mut sum) = (index, 1, leaf);
         loop {
@@ -40,8 +40,7 @@ impl<B> TreeSum<B> {
         debug_assert!(replaced.is_none(), "leaf {index} was added twice");
     }
 
-    /// The sum of all leaves, `None` if there are none; the tree is empty afterwards. The leaves added are those
-    /// with an index below their number.
+    /// Returns the sum of all leaves, or `None` without leaves, and empties the tree. The indices must have no gap.
     pub(crate) fn finish(&mut self, mut combine: impl FnMut(&mut B, B)) -> Option<B> {
         debug_assert!(self.is_gapless(), "a leaf is missing");
         let mut parts = std::mem::take(&mut self.partial).into_values().rev().map(|(_, sum)| sum);
@@ -52,7 +51,7 @@ impl<B> TreeSum<B> {
         }))
     }
 
-    /// How many partial sums there are.
+    /// Returns the number of partial sums.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.partial.len()
@@ -68,7 +67,7 @@ impl<B> TreeSum<B> {
     }
 }
 
-/// The sum of losses, in the canonical order.
+/// Returns the sum of losses, in the canonical order.
 pub(crate) fn sum_of(losses: Vec<f32>) -> f32 {
     let mut sum = TreeSum::new();
     let add = |left: &mut f32, right| *left += right;
@@ -82,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// T(n) of the leaves from `start` on, written out.
+    /// Returns T(n) of the leaves from `start` on, as text.
     fn tree(start: usize, n: usize) -> String {
         if n == 1 {
             return start.to_string();

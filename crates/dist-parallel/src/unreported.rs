@@ -1,15 +1,15 @@
-//! Parameters that should be trained and never have a gradient: a mistake of a block that nothing else shows.
+//! A warning about trained parameters that never have a gradient, which is a mistake of a block.
 
 use crate::ParamInfo;
 
-/// Tells once, after the first step of a training, which of the parameters that should be trained have had no gradient.
+/// Warns once, after the first step of a training, about trained parameters without a gradient.
 #[derive(Debug, Default)]
 pub(crate) struct Unreported {
     is_told: bool,
 }
 
 impl Unreported {
-    /// Logs a warning with these names, if this is the first step and there are some.
+    /// Logs a warning with these names, if this is the first step and there are any.
     pub(crate) fn warn_once<'a>(&mut self, names: impl FnOnce() -> Vec<&'a str>) {
         if std::mem::replace(&mut self.is_told, true) {
             return;
@@ -24,7 +24,7 @@ impl Unreported {
     }
 }
 
-/// The names of the parameters that should be trained and for which this is false.
+/// Returns the names of the trained parameters without a gradient.
 pub(crate) fn without_gradient(infos: &[ParamInfo], has_gradient: impl Fn(usize) -> bool) -> Vec<&str> {
     let trained = infos.iter().enumerate().filter(|(_, info)| info.trainable && info.same_as.is_none());
     trained.filter(|(parameter, _)| !has_gradient(*parameter)).map(|(_, info)| &*info.name).collect()

@@ -1,26 +1,25 @@
-//! How each rank has changed its parameters since the training began: all ranks have to do it alike.
+//! The history of a rank's updates, which must be equal on all ranks.
 //!
-//! Every rank hashes the settings of its updates and, where other code changes the parameters, now and then the parameters'
-//! checksums. The hash travels with the counts of every step. The settings and checksums themselves travel only if the hashes
-//! differ.
+//! Every rank hashes the settings of its updates and, if requested, the checksums of its parameters. The hash is sent
+//! with the counts of every step. The settings and checksums themselves are sent only if the hashes differ.
 
 use dist_collectives::Communicator;
 
 use crate::agreement::{self, Difference, Setting, hash, hash_more};
 use crate::{Error, Optimizer, OptimizerSetting, ParamInfo, Result};
 
-/// The settings of one rank's updates.
+/// The history of one rank's updates.
 #[derive(Debug)]
 pub(crate) struct Updates {
-    /// Of all updates since the training began, or was loaded.
+    /// The hash of all updates since the training began or a checkpoint was loaded.
     hash: u64,
-    /// What was done to gradients and parameters since the last step.
+    /// The changes since the last step.
     latest: Vec<ParameterChange>,
-    /// Whether a step was taken since.
+    /// `true` if a step was taken since.
     is_over: bool,
 }
 
-/// Something that is done to gradients or parameters between steps.
+/// A change of gradients or parameters between steps.
 #[derive(Debug)]
 enum ParameterChange {
     Clipped {
@@ -30,7 +29,7 @@ enum ParameterChange {
         optimizer: &'static str,
         settings: Vec<OptimizerSetting>,
     },
-    /// The parameters that ranks compare by their checksums, and these.
+    /// The checksums of parameters that ranks compare.
     Compared {
         checksums: Vec<(usize, u32)>,
     },
@@ -41,17 +40,17 @@ impl Updates {
         Self { hash: hash([]), latest: Vec::new(), is_over: false }
     }
 
-    /// Notes that gradients are clipped to this norm.
+    /// Records that gradients are clipped to this norm.
     pub(crate) fn record_clipping(&mut self, max: f64) {
         self.record(ParameterChange::Clipped { max });
     }
 
-    /// Notes that this optimizer changes parameters.
+    /// Records an update with this optimizer.
     pub(crate) fn record_update(&mut self, optimizer: &dyn Optimizer) {
         self.record(ParameterChange::Updated { optimizer: optimizer.name(), settings: optimizer.settings() });
     }
 
-    /// Notes the checksums of parameters, which all ranks are to have alike.
+    /// Records the checksums of parameters that must be equal on all ranks.
     pub(crate) fn record_parameters(&mut self, checksums: Vec<(usize, u32)>) {
         self.record(ParameterChange::Compared { checksums });
     }
@@ -64,28 +63,28 @@ impl Updates {
         self.latest.push(change);
     }
 
-    /// Notes that ranks agree so far, and take a step.
+    /// Records a step on which the ranks agree.
     pub(crate) const fn record_step(&mut self) {
         self.is_over = true;
     }
 
-    /// Forgets all updates, as if training had just begun.
+    /// Clears the history, as at the start of the training.
     pub(crate) fn forget(&mut self) {
         *self = Self::new();
     }
 
-    /// A number that all ranks have alike if their updates were alike.
+    /// Returns the hash, which is equal on ranks with equal updates.
     pub(crate) const fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// A number below 2²² that all ranks have alike if their updates were alike. It is another one after every update, so that
-    /// a difference that it does not show at one step it shows at the next.
+    /// Returns a number below 2²² that is equal on ranks with equal updates. It changes with every update, so a
+    /// difference that it hides at one step appears at the next.
     pub(crate) const fn number(&self) -> i64 {
         (self.hash >> 42).cast_signed()
     }
 
-    /// The error of ranks whose numbers differ. All ranks of these groups call this, as for
+    /// Returns the error of ranks whose numbers differ. All ranks of these groups call this, as for
     /// [`agreement::first_difference`].
     pub(crate) fn differ(&self, groups: &mut [&mut Communicator], infos: &[ParamInfo]) -> Error {
         let number = match groups {
@@ -104,7 +103,7 @@ impl Updates {
         }
     }
 
-    /// Makes sure that the updates of all ranks of these groups were alike, as [`differ`](Self::differ) has it.
+    /// Returns the error of [`differ`](Self::differ) unless the updates of all ranks of these groups are equal.
     pub(crate) fn check(&self, groups: &mut [&mut Communicator], infos: &[ParamInfo]) -> Result<()> {
         let mut all = vec![self.hash];
         for group in &mut *groups {
@@ -159,7 +158,7 @@ impl ParameterChange {
     }
 }
 
-/// What stands behind a parameter's name if its checksum differs.
+/// The suffix of a parameter's name if its checksum differs.
 const CHECKSUM: &str = ": the checksum of its values";
 
 #[cfg(test)]

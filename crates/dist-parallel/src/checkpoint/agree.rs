@@ -1,4 +1,4 @@
-//! What went wrong on one rank is told to all, so that no rank waits for another that has given up.
+//! Error agreement between the ranks of a save or load, so that no rank waits for one that has failed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use super::rank_request::{self, RankRequest};
 use super::{CheckpointError, Shards};
 use crate::{Communicator, Error, Result};
 
-/// All ranks of a training, for one checkpoint.
+/// The ranks that save or load one checkpoint.
 pub(super) struct Ranks {
-    /// Those that hold one copy of the model together.
+    /// The ranks that hold one replica of the model together.
     pub(super) group: Communicator,
-    /// Those that hold what this one does in other such groups.
+    /// The ranks that hold the same values in the other replicas.
     replicas: Option<Communicator>,
 }
 
 impl Ranks {
-    /// Ranks that wait for each other so long in each phase. Those of other groups wait for all phases at once.
-    /// All of them make this call, of this name.
+    /// Creates the groups of a call with this name. A rank waits for `timeout` in each phase for a rank of its group,
+    /// and for the time of all phases for ranks of other groups. All ranks call this.
     pub(super) fn of(shards: &mut dyn Shards, timeout: Duration, name: &str) -> Result<Self> {
         let fork = |comm: &mut Communicator, timeout| -> Result<Communicator> {
             let mut fork = comm.fork().map_err(Error::communication)?;
@@ -35,29 +35,28 @@ impl Ranks {
         Ok(Self { group, replicas })
     }
 
-    /// Whether this rank's group is the one of all that saves.
+    /// Returns `true` if this rank's group saves for all groups.
     pub(super) fn saves(&self) -> bool {
         self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == 0)
     }
 
-    /// Whether there are other groups beside this rank's.
+    /// Returns `true` if there are other groups.
     pub(super) const fn has_replicas(&self) -> bool {
         self.replicas.is_some()
     }
 
-    /// Whether this is the one rank that says what is loaded.
+    /// Returns `true` on the one rank that chooses the checkpoint.
     pub(super) fn is_first(&self) -> bool {
         self.group.rank() == 0 && self.saves()
     }
 
-    /// What this rank has, if all ranks have something; otherwise one and the same error on all.
+    /// Returns this rank's value if all ranks have one. Otherwise returns the same error on all ranks.
     pub(super) fn agree<T>(&mut self, own: Result<T, CheckpointError>) -> Result<T> {
         let own = agree(&mut self.group, own);
         self.tell(own)
     }
 
-    /// What came of something that all ranks of this group know of, if it came to nothing bad in any group; otherwise the
-    /// error of the first.
+    /// Returns this group's result if no group has failed. Otherwise returns the error of the first group that has.
     pub(super) fn tell<T>(&mut self, own: Result<T>) -> Result<T> {
         match &mut self.replicas {
             Some(replicas) => pass_on(replicas, own),
@@ -65,7 +64,7 @@ impl Ranks {
         }
     }
 
-    /// Makes sure that all ranks were asked for the same, and hold the same where they should.
+    /// Returns an error unless all ranks have made the same request and hold equal values of shared chunks.
     pub(super) fn compare(&mut self, path: &Path, own: Result<RankRequest, CheckpointError>) -> Result<()> {
         let own = self.agree(own.map_err(|error| error.at(path)))?;
         let compared = rank_request::compare(&mut self.group, path, &own);
@@ -75,7 +74,7 @@ impl Ranks {
         pass_on(&mut self.group, compared)
     }
 
-    /// The first rank's bytes, on every rank.
+    /// Broadcasts the first rank's bytes to every rank.
     pub(super) fn share(&mut self, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
         if let (0, Some(replicas)) = (self.group.rank(), &mut self.replicas) {
             bytes = share(replicas, bytes)?;
@@ -84,7 +83,7 @@ impl Ranks {
     }
 }
 
-/// What came of something, if nothing bad came of it on any rank; otherwise the first such error, on all.
+/// Returns this rank's result if no rank has failed. Otherwise returns the first checkpoint error on all ranks.
 fn pass_on<T>(comm: &mut Communicator, own: Result<T>) -> Result<T> {
     match own {
         Ok(own) => agree(comm, Ok(own)),
@@ -93,7 +92,8 @@ fn pass_on<T>(comm: &mut Communicator, own: Result<T>) -> Result<T> {
     }
 }
 
-/// What this rank has, if all ranks have something; otherwise the error of the first rank that has one, on all.
+/// Returns this rank's value if all ranks have one. Otherwise returns the error of the first rank that failed, on all
+/// ranks.
 pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>) -> Result<T> {
     let number = comm.members_in_world()[comm.rank()];
     let message = own.as_ref().err().map(|error| encode(error, number)).unwrap_or_default();
@@ -110,14 +110,14 @@ pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>)
     Err(error.into())
 }
 
-/// Rank 0's bytes, on every rank.
+/// Broadcasts rank 0's bytes.
 fn share(comm: &mut Communicator, bytes: Vec<u8>) -> Result<Vec<u8>> {
     let mut len = [bytes.len() as u64];
     comm.broadcast(&mut len, 0).map_err(Error::communication)?;
     broadcast(comm, bytes, len[0], 0)
 }
 
-/// The bytes of all ranks on rank 0, in rank order; nothing elsewhere.
+/// Gathers the bytes of all ranks on rank 0, in rank order. Other ranks get nothing.
 pub(super) fn collect(comm: &mut Communicator, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut lens = vec![0; comm.world_size()];
     comm.all_gather(&[bytes.len() as u64], &mut lens).map_err(Error::communication)?;
@@ -151,9 +151,9 @@ fn in_memory(len: u64) -> usize {
     usize::try_from(len).expect("what lies in a rank's memory fits into another's")
 }
 
-/// The kind of all calls that begin by comparing what the ranks were asked for.
+/// The kind of all calls that begin by comparing the ranks' requests.
 const KIND: &str = "checkpoint";
 
-/// How often the ranks of a group wait for one of them that writes or reads, at most: a save begins, parts are written, and
-/// the index.
+/// The largest number of times that the ranks of a group wait for one that writes or reads: the start of a save, the
+/// rank files, the index.
 const PHASES: u32 = 3;

@@ -1,10 +1,10 @@
-//! Which of several ranks that hold the same writes which part of it.
+//! The assignment of replicated values to the ranks that write them.
 
 use super::Chunk;
 use crate::shard_tensor::range_of_part;
 
-/// Of the values that `copies` ranks all hold, those that rank `copy` of them writes: neighbours in the list, and as
-/// equal shares as possible. With each part comes the number of the piece that it is from.
+/// Returns the values that rank `copy` of `copies` writes, if all of these ranks hold `chunks`. They are contiguous
+/// in the list, and the shares are as equal as possible. Each chunk comes with the index of the one that it is from.
 pub(super) fn assign(chunks: &[Chunk], copy: usize, copies: usize) -> Vec<(usize, Chunk)> {
     let total = chunks.iter().map(|chunk| chunk.len).sum();
     let share = range_of_part(total, copies, copy);
@@ -51,7 +51,7 @@ mod tests {
             let sizes: Vec<usize> =
                 shares.iter().map(|share| share.iter().map(|(_, part)| part.len).sum()).collect();
             prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
-            // A cut makes one part more, and there are no more cuts than copies but one.
+            // A boundary splits at most one chunk, and there are `copies` − 1 boundaries.
             prop_assert!(shares.iter().map(Vec::len).sum::<usize>() < chunks.len() + copies);
         }
     }

@@ -1,4 +1,4 @@
-//! A directory of checkpoints, as a training uses it.
+//! The directory of a training's checkpoints.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -18,11 +18,11 @@ use super::save::SavePlan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
 use crate::{Error, Optimizer, Result};
 
-/// A directory in which a training saves checkpoints, and from which it goes on.
+/// A directory in which a training saves checkpoints and from which it continues.
 ///
-/// All ranks see the same directory: a disk of the host, or a file system that hosts share. One training at a time saves to
-/// it: from its first save until these `Checkpoints` are dropped or its process ends, saves of any other, and by other
-/// `Checkpoints`, fail with [`InUse`](crate::CheckpointProblem::InUse), which names the one that saves there.
+/// All ranks must see the same directory: a local disk of one host, or a shared file system. One training at a time
+/// saves to it, from its first save until its `Checkpoints` are dropped or its process ends. Meanwhile saves of any
+/// other fail with [`InUse`](crate::CheckpointProblem::InUse), which names the owner.
 ///
 /// ```
 /// use dist_parallel::{Checkpoints, Optimizer, Result, Shards};
@@ -40,42 +40,41 @@ use crate::{Error, Optimizer, Result};
 /// }
 /// ```
 ///
-/// # What a checkpoint is
+/// # Format
 ///
-/// A directory with a safetensors file per rank, each with as equal a share of what is held more than once as
-/// possible, and an index with names, shapes, types, places and checksums, the step, and the kind of the optimizer.
-/// Nothing in it says by how many ranks, and by which strategy, it is to be loaded.
+/// A checkpoint is a directory with a safetensors file per rank and an index. Replicated values are divided evenly
+/// between the files. The index has names, shapes, types, places and checksums, the step, and the kind of the
+/// optimizer. It does not depend on the number of ranks or the strategy.
 ///
-/// # What survives
+/// # Crash safety
 ///
-/// A checkpoint exists from one moment on, when all of it is on the disk; a process, or a host, that dies at any time
-/// leaves the checkpoints before it whole. When a rank cannot write its part, every rank gets the same error, and
-/// what was written is removed.
+/// A checkpoint exists once all of it is on the disk. If a process or a host dies at any time, earlier checkpoints
+/// stay intact. If a rank cannot write its file, every rank gets the same error, and the files are removed.
 ///
-/// # What is checked
+/// # Verification
 ///
-/// Saving fails if the ranks have changed parameters with different settings of their optimizers, or hold different values of
-/// a parameter that they should hold in common: each writes a share of it, and a mixture of both would be saved. Pipelines beside each other are compared in the same way. For that each rank
-/// reads all of it once.
+/// A save fails if the ranks have updated parameters with different settings, or if they hold different values of a
+/// replicated parameter. Each rank writes a part of it, so the checkpoint would be a mixture. Several pipelines are
+/// compared in the same way. For this, each rank reads all of its values once.
 ///
-/// Loading changes nothing until every rank has read all that it needs into memory of its own and compared it with
-/// the checksums, and all have agreed that everything fits. For that long a rank needs the memory of its parameters
-/// and of its optimizer's state twice. Each rank reads only what it needs of the parts, rounded up to 256 KiB.
+/// A load changes nothing until every rank has read its values into separate memory and verified the checksums, and
+/// all have agreed that everything fits. Until then a rank needs twice the memory of its parameters and its
+/// optimizer's state. Each rank reads only the blocks of 256 KiB that it needs.
 pub struct Checkpoints {
     directory: PathBuf,
     keep: Option<NonZeroUsize>,
     timeout: Duration,
     allowed: Allowed,
     pub(super) disk: Disk,
-    /// On the rank that says where a checkpoint goes: what this job has of the directory.
+    /// The ownership of the directory, on the rank that chooses the path of a checkpoint.
     owner: Arc<Mutex<Owner>>,
     /// Closed when the save that was started last has ended.
     latest: Option<Receiver<()>>,
 }
 
 impl Checkpoints {
-    /// The checkpoints in `directory`, which is made when the first is saved; none named is the one that the process is in.
-    /// All are kept.
+    /// Returns the checkpoints in `directory`, which the first save creates. An empty path is the current directory.
+    /// All checkpoints are kept.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         let (directory, timeout) = (directory.into(), TIMEOUT);
         let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
@@ -90,42 +89,41 @@ impl Checkpoints {
         }
     }
 
-    /// Removes all but the last `keep` checkpoints, after each that was saved. Rank 0 does, and the others do not wait for it here:
-    /// after [`save`](Self::save) it is late for the next call by as long as that takes.
+    /// Removes all but the last `keep` checkpoints after each save. Rank 0 does this, and the others do not wait:
+    /// after [`save`](Self::save) rank 0 is late for the next call by this time.
     #[must_use]
     pub fn keep_last(self, keep: NonZeroUsize) -> Self {
         Self { keep: Some(keep), ..self }
     }
 
-    /// How long a rank waits for another to have written or read its part: by default ten minutes. Where pipelines beside
-    /// each other are saved, those that do not save wait three times as long, for all that the others do. A rank that dies is
-    /// noticed at once.
+    /// Sets the time that a rank waits for another to write or read its file; ten minutes by default. If several
+    /// pipelines are saved, those that do not save wait three times as long. A rank that dies is noticed at once.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Lets loads leave out these tensors of a checkpoint, and what an optimizer has kept of them. Without it, a load fails
-    /// if a checkpoint has a tensor that the model has not, or has as another name of a parameter with other values.
+    /// Lets loads ignore these tensors of a checkpoint and their optimizer state. Otherwise a load fails if the
+    /// checkpoint has a tensor that the model lacks, or other values for a tied parameter.
     #[must_use]
     pub fn leave_out<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.allowed.left_out.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Lets loads leave out what an optimizer has kept of these parameters, which are loaded themselves. Without it, a load
-    /// with an optimizer fails if a checkpoint has such state of a parameter that the model does not train.
+    /// Lets loads ignore the optimizer state of these parameters, but not the parameters. Otherwise a load with an
+    /// optimizer fails if the checkpoint has state of a parameter that the model does not train.
     #[must_use]
     pub fn leave_out_state_of<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.allowed.states_left_out.extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// Saves what all ranks hold, and returns when it is on the disk. All ranks call this with the same step.
+    /// Saves the state of all ranks and returns when it is on the disk. All ranks call this with the same step.
     ///
     /// # Errors
-    /// On every rank, if they were asked for different steps or optimizers, or any cannot write its part. The checkpoints
-    /// before it are as they were.
+    /// The ranks requested different steps or optimizers, or a rank cannot write its file: every rank gets the error.
+    /// Earlier checkpoints are unchanged.
     pub fn save(
         &mut self,
         shards: &mut dyn Shards,
@@ -143,11 +141,11 @@ impl Checkpoints {
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
 
-    /// Copies what all ranks hold, and saves the copy while training goes on. All ranks call this with the same
-    /// step. Saves that were started are done one after the other, in order.
+    /// Copies the state of all ranks and saves the copy while training continues. All ranks call this with the same
+    /// step. Started saves run one after the other, in order.
     ///
     /// # Errors
-    /// If the copy cannot be made, or the thread that would write it.
+    /// The copy fails, or the thread for the save cannot be started.
     pub fn start_save(
         &mut self,
         shards: &mut dyn Shards,
@@ -171,15 +169,15 @@ impl Checkpoints {
         Ok(Saving::new(task?, runtime, step))
     }
 
-    /// Puts what the newest checkpoint has in place of what all ranks hold, and tells its step; `None` if there is no
-    /// checkpoint, and nothing is changed. All ranks call this. A save that was [started](Self::start_save) ends before.
+    /// Replaces the state of all ranks by the newest checkpoint and returns its step. Returns `None` and changes
+    /// nothing if there is no checkpoint. All ranks call this. It first waits for a [started](Self::start_save) save.
     ///
-    /// With an optimizer, its state is loaded too. Without one, only the parameters are. Nothing else of a checkpoint is left
-    /// out unless it was [said](Self::leave_out).
+    /// With an optimizer, its state is loaded too. Without one, only the parameters are. Everything else in a
+    /// checkpoint must be used, or [left out](Self::leave_out) explicitly.
     ///
     /// # Errors
-    /// On every rank, with the file and the tensor at fault, if anything is missing, changed or does not fit the model, or if
-    /// the ranks were asked for different steps or optimizers; then nothing is changed on any rank. If communication fails.
+    /// Data are missing, changed or do not fit the model, or the ranks requested different steps or optimizers: every
+    /// rank gets the error, with the file and the tensor, and nothing changes on any rank. Communication fails.
     pub fn load(
         &mut self,
         shards: &mut dyn Shards,
@@ -188,10 +186,10 @@ impl Checkpoints {
         self.load_states(None, shards, States::of(optimizer))
     }
 
-    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    /// Loads like [`load`](Self::load), from the newest checkpoint of this step.
     ///
     /// # Errors
-    /// As for [`load`](Self::load), and if there is no checkpoint of this step.
+    /// The errors of [`load`](Self::load), and there is no checkpoint of this step.
     pub fn load_step(
         &mut self,
         step: u64,
@@ -201,7 +199,7 @@ impl Checkpoints {
         self.load_states(Some(step), shards, States::of(optimizer)).map(drop)
     }
 
-    /// Loads the newest checkpoint, or the newest of a step, and does this with the optimizer's state in it.
+    /// Loads the newest checkpoint, or the newest of a step. `states` decides about the optimizer state in it.
     pub(crate) fn load_states(
         &mut self,
         step: Option<u64>,
@@ -213,26 +211,26 @@ impl Checkpoints {
         load::load((&self.disk, &self.directory, &self.allowed), &mut ranks, step, shards, states)
     }
 
-    /// The steps of the checkpoints in this directory, oldest first; without that of a save that has not ended.
+    /// Returns the steps of the checkpoints in this directory, oldest first. An unfinished save is not among them.
     ///
     /// # Errors
-    /// If the directory cannot be read.
+    /// The directory cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let names = directory::list(&self.disk, &self.directory)?;
         Ok(names.into_iter().map(|name| name.step).collect())
     }
 
-    /// Writes the parameters of the newest checkpoint, or of the newest of this step, as one safetensors file. This is
-    /// for one process, which needs no memory to speak of; the file exists when all of it is on the disk.
+    /// Writes the parameters of the newest checkpoint, or of the newest of this step, as one safetensors file. One
+    /// process calls this. It needs little memory. The file exists once all of it is on the disk.
     ///
     /// # Errors
-    /// If there is no such checkpoint, any part of the parameters is missing or changed, or the file cannot be written.
+    /// There is no such checkpoint, parameters are missing or changed, or the file cannot be written.
     pub fn consolidate(&self, step: Option<u64>, file: impl AsRef<Path>) -> Result<()> {
         Ok(plain::consolidate(&self.disk, &self.directory, step, file.as_ref())?)
     }
 
-    /// Makes sure that all ranks have trained alike. First they compare what they were asked for: trainers compare by
-    /// communicators of their own, where nobody may be whose call is another.
+    /// Returns an error unless all ranks have trained alike. Requests are compared first, because the trainer's
+    /// comparison needs every rank in the same call.
     fn check_alike(&self, ranks: &mut Ranks, shards: &mut dyn Shards, request: RankRequest) -> Result<()> {
         ranks.compare(&self.directory, Ok(request))?;
         shards.check_alike()
@@ -262,7 +260,7 @@ impl Checkpoints {
     }
 }
 
-/// The values of all entries of a plan, one after the other.
+/// Returns the values of all entries of a plan, one after the other.
 fn copy(
     plan: &SavePlan,
     shards: &dyn Shards,
@@ -279,7 +277,7 @@ fn copy(
     Ok(copy)
 }
 
-/// Saves a copy, once the save before it has ended. The sender is dropped at the end.
+/// Saves a copy after the previous save has ended. Dropping the sender signals the end.
 fn save(
     plan: &SavePlan,
     ranks: &mut Ranks,
@@ -290,7 +288,7 @@ fn save(
     end(before);
     let mut done = 0;
     plan.run(ranks, |entry, write| {
-        // What could not be copied is known to this rank only, until it would have written it.
+        // Only this rank knows the error of its copy until it would write it.
         let copy = copy.as_ref().map_err(Clone::clone)?;
         let start = done;
         done += entry.bytes();
@@ -298,10 +296,10 @@ fn save(
     })
 }
 
-/// Waits until a save has ended that was started.
+/// Waits until a started save has ended.
 fn end(save: Option<Receiver<()>>) {
     if let Some(mut save) = save {
-        // It closes without a message.
+        // The mailbox closes without a message.
         let _closed = save.receive(None);
     }
 }
@@ -312,5 +310,5 @@ impl fmt::Debug for Checkpoints {
     }
 }
 
-/// How long ranks wait for each other's files unless something else is said.
+/// The default time that ranks wait for each other's files.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(600);

@@ -1,8 +1,8 @@
-//! The directory of a training's checkpoints: which are there, which is the newest, which are to go.
+//! The directory of a training's checkpoints.
 //!
-//! A checkpoint is a directory `checkpoint-NUMBER-step-STEP`. The number counts what was ever saved here, so that the
-//! newest is known whatever its step is. While a checkpoint is written, and while it is removed, its name ends in a
-//! number of its job and `.tmp`: the change of the name is what makes it exist, and end.
+//! A checkpoint is a directory `checkpoint-NUMBER-step-STEP`. The number counts all saves, so the newest checkpoint
+//! is known regardless of its step. While a checkpoint is written or removed, its name ends in a number of its job
+//! and `.tmp`. A rename makes it exist, and another ends it.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ impl Name {
     }
 }
 
-/// The checkpoints in a directory, oldest first.
+/// Returns the checkpoints in a directory, oldest first.
 pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, CheckpointError> {
     let all = disk.list(directory).map_err(|error| CheckpointError::unread(directory, &error))?;
     let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
@@ -37,11 +37,12 @@ pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, Checkpoin
     Ok(names)
 }
 
-/// A checkpoint that is not complete, or is being removed.
+/// A checkpoint that is incomplete or being removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Unfinished {
     pub(super) name: Name,
-    /// The number of the job that works on it: two jobs that both take the directory for theirs never write to one file.
+    /// The number of the job that writes it. Two jobs that both claim the directory therefore never write to one
+    /// file.
     pub(super) owner: u64,
 }
 
@@ -56,8 +57,8 @@ impl Unfinished {
     }
 }
 
-/// Makes room for the next checkpoint, which has this step: a number that none has had, and an empty directory. What
-/// an earlier attempt has left behind is removed if it can be.
+/// Creates an empty directory for the next checkpoint, with a new number. Leftovers of an earlier attempt are removed
+/// if possible.
 pub(super) fn begin(
     disk: &Disk,
     directory: &Path,
@@ -72,7 +73,7 @@ pub(super) fn begin(
     for left_behind in all.iter().filter_map(|name| Unfinished::parse(name)) {
         let path = left_behind.path(directory);
         if let Err(error) = disk.remove(&path) {
-            // Somebody may be reading it. Its number is not given again, so that it is in nobody's way.
+            // A process may be reading it. Its number is not reused, so it blocks nothing.
             tracing::warn!(%error, "what an earlier attempt has left behind stays");
             names.push(left_behind.name);
         }
@@ -85,7 +86,8 @@ pub(super) fn begin(
     Ok(unfinished)
 }
 
-/// Makes a checkpoint exist whose files are all on the disk. If whether it exists cannot be made sure of, it does not.
+/// Makes a checkpoint exist whose files are all on the disk. If the existence cannot be confirmed, the checkpoint is
+/// regarded as missing.
 pub(super) fn commit(disk: &Disk, directory: &Path, unfinished: Unfinished) -> Result<(), CheckpointError> {
     let (from, to) = (unfinished.path(directory), directory.join(unfinished.name.directory()));
     let failed = |error: DiskError| CheckpointError::unwritten(&to, &error);
@@ -103,7 +105,7 @@ pub(super) fn commit(disk: &Disk, directory: &Path, unfinished: Unfinished) -> R
 pub(super) fn prune(disk: &Disk, directory: &Path, keep: usize, owner: u64) -> Result<(), CheckpointError> {
     let names = list(disk, directory)?;
     for &name in &names[..names.len().saturating_sub(keep)] {
-        // Under its own name it is whole or not there.
+        // A checkpoint under its own name is always complete, so it is renamed first.
         let temporary = Unfinished { name, owner }.path(directory);
         let renamed = disk.rename(&directory.join(name.directory()), &temporary);
         renamed

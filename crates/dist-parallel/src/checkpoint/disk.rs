@@ -1,6 +1,6 @@
-//! The few things that checkpoints ask of a file system.
+//! The file-system operations of checkpoints.
 //!
-//! Tests look on before each of them, and can make it fail or end the process there.
+//! Tests hook into each of them, and can make it fail or kill the process there.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A file system.
 #[derive(Clone, Default)]
 pub(super) struct Disk {
-    /// Whether the user was warned that directories cannot be synced.
+    /// `true` if the user was warned that directories cannot be synced.
     pub(super) has_warned: Arc<AtomicBool>,
     #[cfg(test)]
     pub(super) mutation_check: Option<Arc<DiskHook>>,
 }
 
-/// What a test does before an action on a path.
+/// A test's callback before an operation on a path.
 #[cfg(test)]
 pub(super) type DiskHook = dyn Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync;
 
-/// What is asked of the file system.
+/// A file-system operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum DiskOperation {
     MakeDirectory,
@@ -40,7 +40,7 @@ pub(super) enum DiskOperation {
 }
 
 impl fmt::Display for DiskOperation {
-    /// As in "cannot … PATH".
+    /// Formats the verb of "cannot … PATH".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::MakeDirectory => "make the directory",
@@ -58,7 +58,7 @@ impl fmt::Display for DiskOperation {
     }
 }
 
-/// What the operating system has refused.
+/// An error of the operating system.
 #[derive(Debug)]
 pub(super) struct DiskError {
     pub(super) act: DiskOperation,
@@ -74,11 +74,11 @@ impl fmt::Display for DiskError {
 
 type Result<T> = std::result::Result<T, DiskError>;
 
-/// What came of an attempt to lock a file.
+/// The result of an attempt to lock a file.
 pub(super) enum Locked {
-    /// This process holds the lock as long as the file is open.
+    /// This process holds the lock while the file is open.
     Ours,
-    /// Somebody else holds it.
+    /// Another process holds it.
     Theirs,
     /// The file system has no locks.
     Unsupported,
@@ -95,19 +95,19 @@ impl Disk {
         Ok(())
     }
 
-    /// Does something with a path; an error says what, and with which.
+    /// Runs an operation on a path. An error names both.
     fn act<T>(&self, act: DiskOperation, path: &Path, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
         let done = self.before(act, path).and_then(|()| f());
         done.map_err(|error| DiskError { act, path: path.to_owned(), error })
     }
 
-    /// Makes a directory, and those that it lies in, if there is none.
+    /// Creates a directory and its parents, if missing.
     pub(super) fn make_directory(&self, path: &Path) -> Result<()> {
         self.act(DiskOperation::MakeDirectory, path, || fs::create_dir_all(path))
     }
 
-    /// Makes a directory, and those that it lies in, if there is none. Returns when its name is on the disk, and those of the
-    /// others that were made, each before the next was.
+    /// Creates a directory and its parents, if missing. Syncs the name of each to the disk before the next is created
+    /// in it.
     pub(super) fn make_lasting_directory(&self, path: &Path) -> Result<()> {
         if !parent(path).exists() {
             self.make_lasting_directory(parent(path))?;
@@ -116,7 +116,7 @@ impl Disk {
         self.sync_name(path)
     }
 
-    /// The names of what lies in a directory; nothing if there is no such directory.
+    /// Returns the names in a directory, or none if there is no such directory.
     pub(super) fn list(&self, path: &Path) -> Result<Vec<String>> {
         self.act(DiskOperation::List, path, || {
             let entries = match fs::read_dir(path) {
@@ -127,7 +127,7 @@ impl Disk {
         })
     }
 
-    /// Makes a file, empty if it exists.
+    /// Creates a file, or empties it if it exists.
     pub(super) fn create(&self, path: &Path) -> Result<File> {
         self.act(DiskOperation::Create, path, || File::create(path))
     }
@@ -136,18 +136,18 @@ impl Disk {
         self.act(DiskOperation::Write, path, || file.write_all(bytes))
     }
 
-    /// Makes an open file empty.
+    /// Truncates an open file.
     pub(super) fn empty(&self, file: &File, path: &Path) -> Result<()> {
         self.act(DiskOperation::Write, path, || file.set_len(0))
     }
 
-    /// Returns when what was written to a file is on the disk.
+    /// Syncs a file to the disk.
     pub(super) fn sync(&self, file: &File, path: &Path) -> Result<()> {
         self.act(DiskOperation::Sync, path, || file.sync_all())
     }
 
-    /// Returns when the names in a directory are on the disk. Some file systems cannot sync a directory and say so with EINVAL,
-    /// as CIFS before Linux 4.17 and vboxsf do, ENOTSUP or ENOSYS. Then a warning is logged, once.
+    /// Syncs the names in a directory to the disk. Some file systems cannot sync a directory and return EINVAL, as
+    /// CIFS before Linux 4.17 and vboxsf do, ENOTSUP or ENOSYS. Then a warning is logged, once.
     pub(super) fn sync_directory(&self, path: &Path) -> Result<()> {
         use io::ErrorKind::{InvalidInput, Unsupported};
         let directory = self.act(DiskOperation::Open, path, || File::open(path))?;
@@ -164,7 +164,7 @@ impl Disk {
         }
     }
 
-    /// Returns when the name of a file or directory is on the disk, in the directory that it lies in.
+    /// Syncs the name of a file or directory, in its parent directory.
     pub(super) fn sync_name(&self, path: &Path) -> Result<()> {
         self.sync_directory(parent(path))
     }
@@ -173,7 +173,7 @@ impl Disk {
         self.act(DiskOperation::Rename, to, || fs::rename(from, to))
     }
 
-    /// Removes a directory and all that lies in it, or a file.
+    /// Removes a directory with its contents, or a file.
     pub(super) fn remove(&self, path: &Path) -> Result<()> {
         self.act(DiskOperation::Remove, path, || {
             if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
@@ -184,7 +184,7 @@ impl Disk {
         self.act(DiskOperation::Remove, path, || fs::remove_file(path))
     }
 
-    /// Opens a file to read it, and tells its size.
+    /// Opens a file for reading and returns its size.
     pub(super) fn open(&self, path: &Path) -> Result<(File, u64)> {
         self.act(DiskOperation::Open, path, || {
             let file = File::open(path)?;
@@ -193,12 +193,12 @@ impl Disk {
         })
     }
 
-    /// Opens a file to read and write it, makes it if there is none, and tries to lock it without waiting.
+    /// Opens a file for reading and writing, creates it if missing, and tries to lock it without waiting.
     pub(super) fn open_locked(&self, path: &Path) -> Result<(File, Locked)> {
         use io::ErrorKind::{InvalidInput, Unsupported};
         let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
         let file = self.act(DiskOperation::Open, path, open)?;
-        // What a file system without locks says: ENOLCK has no kind of its own.
+        // The error of a file system without locks. ENOLCK has no kind of its own.
         let has_none = |error: &io::Error| {
             matches!(error.kind(), InvalidInput | Unsupported) || error.raw_os_error() == Some(ENOLCK)
         };
@@ -217,7 +217,7 @@ impl Disk {
         self.act(DiskOperation::Read { bytes: into.len() }, path, || file.read_exact_at(into, at))
     }
 
-    /// All of a file, or nothing if it is longer than `max`.
+    /// Returns the contents of a file, or `None` if it is longer than `max`.
     pub(super) fn read_all(&self, path: &Path, max: u64) -> Result<Option<Vec<u8>>> {
         let (file, size) = self.open(path)?;
         if size > max {
@@ -235,10 +235,10 @@ impl Disk {
     }
 }
 
-/// The directory that a file or directory lies in.
+/// Returns the parent directory of a file or directory.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// "No locks available", as Linux numbers it; elsewhere such a lock is an error.
+/// "No locks available" on Linux. On other systems this lock failure is an error.
 const ENOLCK: i32 = 37;

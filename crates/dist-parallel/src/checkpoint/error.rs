@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint.
+//! The errors of checkpoints.
 
 use std::fmt;
 use std::io;
@@ -8,75 +8,75 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::DiskError;
 
-/// Why a checkpoint could not be saved or loaded. Where all ranks take part, every rank gets the same.
+/// The reason why a checkpoint could not be saved or loaded. If all ranks take part, every rank gets the same.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CheckpointError {
-    /// The file or directory concerned.
+    /// The file or directory.
     pub path: PathBuf,
-    /// The tensor concerned, if it is about one: a parameter's name, or `optimizer/ARRAY/PARAMETER`.
+    /// The tensor, if any: a parameter's name, or `optimizer/ARRAY/PARAMETER`.
     pub tensor: Option<String>,
-    /// The first rank that met the problem, by its number in the world, where all ranks take part.
+    /// The first rank with the problem, by its number in the world, if all ranks take part.
     pub rank: Option<usize>,
-    /// What it is.
+    /// The problem.
     pub problem: CheckpointProblem,
 }
 
-/// What can be wrong with a checkpoint.
+/// A problem of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointProblem {
     /// There is no such file or directory.
     #[error("there is none")]
     Missing,
-    /// The operating system refuses.
+    /// The operating system returned an error.
     #[error("cannot {operation} {}: {error}", .on.display())]
     Io {
-        /// What it was asked to do, such as `sync the directory`.
+        /// The operation, such as `sync the directory`.
         operation: String,
-        /// With which file or directory.
+        /// The file or directory of the operation.
         on: PathBuf,
-        /// What it says.
+        /// The error of the operating system.
         error: String,
     },
-    /// Another job saves to the directory, or another trainer of this job.
+    /// Another job, or another trainer of this job, saves to the directory.
     #[error("{owner} saves to this directory; give this one a directory of its own, or end the other")]
     InUse {
-        /// Who it is, and since when.
+        /// The owner, and the time since it is.
         owner: String,
     },
-    /// A file is shorter or longer than when it was written.
+    /// A file has another size than when it was written.
     #[error("it has {got} bytes where {expected} were written")]
     Size {
-        /// How many bytes were written.
+        /// The number of bytes that were written.
         expected: u64,
-        /// How many there are.
+        /// The present number of bytes.
         got: u64,
     },
-    /// What is read is not what was written.
+    /// The data have changed since they were written.
     #[error("a checksum shows that it has changed since it was written")]
     Corrupted,
-    /// It is not in a form that this crate writes, or contradicts itself.
+    /// The file has another format than this crate writes, or contradicts itself.
     #[error("{0}")]
     Malformed(String),
-    /// It was written by a newer version.
+    /// A newer version of this crate has written the checkpoint.
     #[error("it is of version {0}, which this program is too old for")]
     Version(u64),
-    /// The model has a tensor that the checkpoint has not.
+    /// The model has a tensor that the checkpoint lacks.
     #[error("the model has it and the checkpoint has not")]
     NotInCheckpoint,
-    /// The checkpoint has a tensor that the model has not.
+    /// The checkpoint has a tensor that the model lacks.
     #[error("the checkpoint has it and the model has not; to drop it, leave it out")]
     NotInModel,
-    /// The model has it as another name of a parameter, and the checkpoint has values of its own for it.
+    /// The model has this parameter tied to another, and the checkpoint has separate values for it.
     #[error(
         "in the model it is another name of {same_as}, and the checkpoint has other values for it; to drop them, leave it out"
     )]
     Tied {
-        /// The parameter whose memory it shares.
+        /// The parameter that it is tied to.
         same_as: String,
     },
-    /// A value has no equal, or none that is near, in the type of its parameter.
+    /// A value cannot be represented in the type of its parameter, even approximately.
     #[error("the value {value} cannot be converted to {to}")]
     Lost {
         /// The value.
@@ -84,15 +84,15 @@ pub enum CheckpointProblem {
         /// The type of the parameter.
         to: String,
     },
-    /// The checkpoint has an optimizer's state of a parameter that the model does not train.
+    /// The checkpoint has optimizer state of a parameter that the model does not train.
     #[error(
         "the model does not train this parameter; to drop what an optimizer has kept of it, leave its state out"
     )]
     NotTrained,
-    /// The trainer has something that would not be saved.
+    /// The trainer has state that would not be saved.
     #[error("{0} would not be saved")]
     Unsaved(String),
-    /// The optimizer has state of a slice that the trainer does not list, so that it would not be saved.
+    /// The optimizer has state of a slice that the trainer does not list, so it would not be saved.
     #[error(
         "the optimizer has kept state of slice {slice}, which is none of the trainer's and would not be saved"
     )]
@@ -100,43 +100,43 @@ pub enum CheckpointProblem {
         /// The number of the slice.
         slice: usize,
     },
-    /// A tensor has another shape or type in the model than in the checkpoint.
+    /// A tensor differs in shape or type between model and checkpoint.
     #[error("it is {model} in the model and {checkpoint} in the checkpoint")]
     MetaDiffers {
-        /// Shape and type in the model.
+        /// The shape and type in the model.
         model: String,
-        /// Shape and type in the checkpoint.
+        /// The shape and type in the checkpoint.
         checkpoint: String,
     },
-    /// The state of one kind of optimizer cannot be that of another.
+    /// The checkpoint has the state of another kind of optimizer.
     #[error("the optimizer is {training} here and {checkpoint} in the checkpoint")]
     Optimizer {
-        /// What the optimizer is here, or `none`.
+        /// The optimizer of this training, or `none`.
         training: String,
-        /// Whose state the checkpoint has, or `none`.
+        /// The optimizer of the checkpoint, or `none`.
         checkpoint: String,
     },
-    /// The ranks were not asked for the same.
+    /// The ranks made different requests.
     #[error("rank {rank} {on_rank}, rank {other} {on_other}")]
     RanksDiffer {
-        /// The first rank that disagrees with one before it, by its number in the world.
+        /// The first rank that differs from one before it, by its number in the world.
         rank: usize,
-        /// What it does: saves or loads which step, with which optimizer.
+        /// Its request: the step to save or load, and the optimizer.
         on_rank: String,
-        /// The rank that it disagrees with.
+        /// The rank that it differs from.
         other: usize,
-        /// What that one does.
+        /// The request of that rank.
         on_other: String,
     },
-    /// Ranks that should hold the same values of a parameter do not.
+    /// Ranks hold different values of a replicated parameter.
     #[error("ranks {other} and {rank} hold different values of it: their trainings have diverged")]
     Diverged {
-        /// The first rank that holds other values than one before it, by its number in the world.
+        /// The first rank with other values than one before it, by its number in the world.
         rank: usize,
-        /// The first rank that holds it.
+        /// The first rank that holds the parameter.
         other: usize,
     },
-    /// The trainer does not hand out what it is said to hold.
+    /// The trainer does not return the values that it lists.
     #[error("the trainer does not hand it out: {0}")]
     Trainer(String),
 }
@@ -146,7 +146,7 @@ impl CheckpointError {
         Self { path: path.into(), tensor: None, rank: None, problem }
     }
 
-    /// Of a file or directory that cannot be read.
+    /// Returns the error of a file or directory that cannot be read.
     pub(super) fn unread(path: &Path, error: &DiskError) -> Self {
         match error.error.kind() {
             io::ErrorKind::NotFound => Self::new(path, CheckpointProblem::Missing),
@@ -154,7 +154,7 @@ impl CheckpointError {
         }
     }
 
-    /// Of a file or directory that cannot be written.
+    /// Returns the error of a file or directory that cannot be written.
     pub(super) fn unwritten(path: &Path, error: &DiskError) -> Self {
         Self::io(path, &error.act.to_string(), &error.path, &error.error)
     }
@@ -168,7 +168,7 @@ impl CheckpointError {
         Self::new(path, CheckpointProblem::Malformed(reason.to_string()))
     }
 
-    /// With this path, if it has none yet.
+    /// Adds this path, if the error has none yet.
     #[must_use]
     pub(super) fn at(self, path: &Path) -> Self {
         if self.path.as_os_str().is_empty() { Self { path: path.to_owned(), ..self } } else { self }
@@ -193,7 +193,7 @@ impl fmt::Display for CheckpointError {
     }
 }
 
-/// The message, and then the fields: `unwrap` prints it.
+/// Formats the message and then the fields, because `unwrap` prints this.
 impl fmt::Debug for CheckpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, tensor, rank, problem } = self;
@@ -203,5 +203,5 @@ impl fmt::Debug for CheckpointError {
     }
 }
 
-// The problem is part of the message, so that it is no source.
+// The problem is part of the message, so it is not a source.
 impl std::error::Error for CheckpointError {}

@@ -1,4 +1,4 @@
-//! Reading parts of tensors, and no more of the files than that takes.
+//! Reading ranges of tensors with minimal file access.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,7 +11,7 @@ use super::load::Checkpoint;
 use super::part::WriteBytes;
 use super::{CheckpointError, CheckpointProblem};
 
-/// Neighbouring values of a tensor that somebody wants, and their bytes once they have been read.
+/// A range of a tensor's values that is needed, and its bytes once they have been read.
 pub(super) struct Wanted<'i> {
     pub(super) tensor: &'i StoredTensor,
     offset: usize,
@@ -28,18 +28,18 @@ impl<'i> Wanted<'i> {
     }
 }
 
-/// Bytes of a run that are wanted.
+/// Bytes of a run that are needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Read<'i> {
     run: &'i StoredRun,
-    /// Which bytes of the run.
+    /// The range in the run.
     from: Range<u64>,
-    /// For whom, and from which of its bytes on.
+    /// The index of the needed range, and the offset in its bytes.
     wanted: usize,
     at: usize,
 }
 
-/// What has to be read, in the order in which it lies in the files.
+/// Returns the reads, in the order of the files.
 fn reads<'i>(wanted: &[Wanted<'i>]) -> Vec<Read<'i>> {
     let mut reads = Vec::new();
     for (number, want) in wanted.iter().enumerate() {
@@ -60,8 +60,8 @@ fn reads<'i>(wanted: &[Wanted<'i>]) -> Vec<Read<'i>> {
     reads
 }
 
-/// Reads what is wanted and compares it with the checksums. Of the files that this rank does not read, it looks at its
-/// share.
+/// Reads the needed ranges and verifies their checksums. Also checks this rank's share of the files that it does not
+/// read.
 pub(super) fn fetch(
     checkpoint: Checkpoint<'_>,
     wanted: &mut [Wanted<'_>],
@@ -92,7 +92,7 @@ pub(super) fn fetch(
     Ok(())
 }
 
-/// A file of a checkpoint that has the size and the header that it should have.
+/// An open file of a checkpoint, whose size and header were verified.
 pub(super) struct OpenFile<'a> {
     disk: &'a Disk,
     number: usize,
@@ -121,7 +121,7 @@ impl<'a> OpenFile<'a> {
         Ok(opened)
     }
 
-    /// The file of this number, which may be the one that is open.
+    /// Returns the file of this number, which may be the open one.
     pub(super) fn next(
         open: Option<Self>,
         checkpoint: Checkpoint<'a>,
@@ -145,8 +145,8 @@ impl<'a> OpenFile<'a> {
         if hasher.finalize() == expected { Ok(()) } else { Err(self.corrupted()) }
     }
 
-    /// Gives a range of the bytes of a run of `tensor` to `sink`, piece by piece, each after a look at the checksum of
-    /// all that it was summed with.
+    /// Passes a range of the bytes of a run of `tensor` to `sink` in pieces. Each is passed after the checksum of its
+    /// block was verified.
     pub(super) fn read(
         &self,
         tensor: &StoredTensor,
@@ -191,7 +191,7 @@ impl<'a> OpenFile<'a> {
 
 const BLOCK: u64 = CHECKED_BYTES as u64;
 
-/// A number of bytes of a block, or of blocks of a run, of which the index has a list.
+/// Converts a number of bytes or blocks that the index lists.
 fn in_memory(count: u64) -> usize {
     usize::try_from(count).expect("it counts something that lies in memory")
 }

@@ -1,8 +1,8 @@
-//! The index of a checkpoint: which values lie where in which file.
+//! The index of a checkpoint: the place of each value in the files.
 //!
-//! The file has two lines of JSON. The first names the format and has the length and the checksum of the second, which
-//! is an [`Index`]. What is read is believed only after [`Index::check`]: from then on every run lies inside its file,
-//! the runs of a tensor tile it, and the tensors tile the files.
+//! The file has two lines of JSON. The first names the format and has the length and the checksum of the second,
+//! which is an [`Index`]. [`Index::check`] verifies it: every run lies inside its file, the runs of a tensor tile it,
+//! and the tensors tile the files.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem};
 
-/// What a checkpoint contains.
+/// The contents of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     pub(super) step: u64,
-    /// The kind of the optimizer whose state is contained.
+    /// The kind of the optimizer whose state is included.
     pub(super) optimizer: Option<String>,
     pub(super) files: Vec<StoredFile>,
     pub(super) tensors: Vec<StoredTensor>,
 }
 
-/// A file that begins with a header, of which this is the checksum, and contains nothing but runs after it.
+/// A file that consists of a header and runs. `header_crc32` is the checksum of the header.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StoredFile {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) header_bytes: u64,
-    /// `None` only in a file that is no part of a checkpoint.
+    /// `None` only for files that do not belong to a checkpoint.
     pub(super) header_crc32: Option<u32>,
 }
 
@@ -41,34 +41,34 @@ pub(super) struct StoredTensor {
     pub(super) name: TensorName,
     pub(super) dtype: StoredType,
     pub(super) shape: Vec<usize>,
-    /// In the order of their offsets.
+    /// Sorted by their offsets.
     pub(super) runs: Vec<StoredRun>,
 }
 
-/// A parameter, or something that the optimizer keeps of one.
+/// The name of a parameter or of an optimizer's state of one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TensorName {
     pub(super) parameter: String,
-    /// What the optimizer calls it.
+    /// The optimizer's name for the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) state: Option<String>,
 }
 
-/// Neighbouring values of a tensor that lie next to each other in a file.
+/// A contiguous range of a tensor's values in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StoredRun {
     /// The index of the first value in the tensor.
     pub(super) offset: usize,
-    /// How many values.
+    /// The number of values.
     pub(super) len: usize,
     /// The number of the file.
     pub(super) file: usize,
-    /// Where in the file the first byte is.
+    /// The offset of the first byte in the file.
     pub(super) at: u64,
-    /// Of each [`CHECKED_BYTES`] of the run, the last of which can be fewer. `None` only in a file that is no part of
-    /// a checkpoint.
+    /// The checksums of each [`CHECKED_BYTES`] of the run; the last block can be shorter. `None` only for files that
+    /// do not belong to a checkpoint.
     pub(super) crc32: Option<Vec<u32>>,
 }
 
@@ -100,7 +100,7 @@ impl Index {
         Ok(bytes)
     }
 
-    /// Reads an index, which is at `path`, and checks it.
+    /// Decodes and checks an index. `path` is for errors.
     pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
         let malformed = |reason: String| CheckpointError::malformed(path, reason);
         let end = bytes.iter().position(|&byte| byte == b'\n');
@@ -119,7 +119,7 @@ impl Index {
             let (expected, got) = (said.bytes, is.bytes);
             return Err(CheckpointError::new(path, CheckpointProblem::Size { expected, got }));
         }
-        // As written, byte for byte: nothing of the first line can have changed unnoticed either.
+        // The first line must be equal byte for byte, which detects changes in it.
         if serde_json::to_vec(&is).is_ok_and(|is| is != front) {
             return Err(CheckpointError::new(path, CheckpointProblem::Corrupted));
         }
@@ -135,7 +135,7 @@ impl Index {
         Ok(index)
     }
 
-    /// Makes sure that everything lies where something can lie, and nothing twice.
+    /// Returns an error unless all values have valid places and none occurs twice.
     pub(super) fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         let mut names = HashSet::new();
         for file in &self.files {
@@ -179,7 +179,7 @@ impl Index {
         Ok(())
     }
 
-    /// Makes sure that the runs tile the tensor and lie inside their files, and adds the places where they lie.
+    /// Returns an error unless the runs tile the tensor and lie inside their files. Appends their places.
     fn check_tensor(&self, tensor: &StoredTensor, places: &mut [Vec<(u64, u64)>]) -> Result<(), String> {
         let len = tensor.shape.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim));
         let len = len.ok_or_else(|| format!("no memory has {:?} values", tensor.shape))?;
@@ -203,7 +203,7 @@ impl Index {
         if end == len { Ok(()) } else { Err(format!("value {} is {}", end.min(len), extra(end, len))) }
     }
 
-    /// Where the bytes of a run begin and end, if that is inside its file and behind the header.
+    /// Returns the byte range of a run, if it lies inside its file and behind the header.
     fn place(&self, tensor: &StoredTensor, run: &StoredRun) -> Option<(u64, u64)> {
         let file = self.files.get(run.file)?;
         let bytes = (run.len as u64).checked_mul(tensor.dtype.size() as u64)?;
@@ -222,7 +222,7 @@ fn extra(end: usize, len: usize) -> &'static str {
 struct Front {
     format: String,
     version: u64,
-    /// Of the second line.
+    /// The length of the second line.
     bytes: u64,
     crc32: u32,
 }
@@ -238,7 +238,7 @@ impl Front {
     }
 }
 
-/// How many bytes of a run have one checksum: what is read at least to have one value of it.
+/// The number of bytes of a run with one checksum, and so the smallest unit of reading.
 pub(super) const CHECKED_BYTES: usize = 1 << 18;
 
 const FORMAT: &str = "dist-checkpoint";

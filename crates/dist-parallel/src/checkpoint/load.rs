@@ -1,8 +1,8 @@
-//! How all ranks together go on from a checkpoint.
+//! Loading a checkpoint on all ranks.
 //!
-//! The first rank says which checkpoint, and gives every rank its index. Each rank makes sure that the index is about its
-//! model, reads what it holds into memory of its own, and compares it with the checksums. When all ranks have all that
-//! they need, and only then, they put it in place.
+//! The first rank chooses the checkpoint and broadcasts its index. Each rank checks that the index fits its model,
+//! reads its values into separate memory and verifies their checksums. When all ranks have succeeded, they overwrite
+//! their state.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -17,33 +17,33 @@ use super::rank_request::RankRequest;
 use super::{CheckpointError, CheckpointProblem, Chunk, INDEX, INDEX_BYTES_MAX, Shards, Slice, directory};
 use crate::{Communicator, Error, FloatType, Optimizer, ParamInfo, Result, ValuesMut};
 
-/// What a load does with the optimizer's state that a checkpoint has.
+/// The treatment of the optimizer state in a checkpoint.
 pub(crate) enum States<'o> {
     /// Loads it into this optimizer.
     Into(&'o mut dyn Optimizer),
-    /// Leaves it out, as the caller has asked.
+    /// Ignores it, at the caller's request.
     LeaveOut,
     /// Fails if there is any.
     Refuse,
 }
 
 impl<'o> States<'o> {
-    /// Into this optimizer; without one the caller has asked for the parameters only.
+    /// Loads into this optimizer, or ignores the state without one.
     pub(crate) fn of(optimizer: Option<&'o mut dyn Optimizer>) -> Self {
         optimizer.map_or(Self::LeaveOut, Self::Into)
     }
 }
 
-/// What the user allows a load to do where a checkpoint and a model do not fit.
+/// The differences between a checkpoint and a model that the user allows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Allowed {
-    /// Parameters whose tensors are left out, with what an optimizer has kept of them.
+    /// Parameters whose tensors are ignored with their optimizer state.
     pub(super) left_out: BTreeSet<String>,
-    /// Parameters of which only what an optimizer has kept is left out.
+    /// Parameters whose optimizer state alone is ignored.
     pub(super) states_left_out: BTreeSet<String>,
-    /// Parameters that stay as they are.
+    /// Parameters that stay unchanged.
     pub(super) kept: BTreeSet<String>,
-    /// Whether values may be converted to the types of the parameters.
+    /// `true` if values may be converted to the types of the parameters.
     pub(super) converts: bool,
 }
 
@@ -54,7 +54,7 @@ impl Allowed {
     }
 }
 
-/// Loads the newest checkpoint, or the newest of a step, and tells its step; `None` if there is no checkpoint at all.
+/// Loads the newest checkpoint, or the newest of a step, and returns its step. `None` if there is no checkpoint.
 pub(super) fn load(
     (disk, directory, allowed): (&Disk, &Path, &Allowed),
     ranks: &mut Ranks,
@@ -79,7 +79,7 @@ pub(super) fn load(
     Ok(Some(index.step))
 }
 
-/// The checkpoint that is meant, and its index as it lies on the disk.
+/// Returns the chosen checkpoint and the bytes of its index.
 pub(super) fn find(
     disk: &Disk,
     directory: &Path,
@@ -103,24 +103,24 @@ pub(super) fn find(
     Ok(Some((name, bytes)))
 }
 
-/// A checkpoint whose index has been checked.
+/// A checkpoint with a verified index.
 #[derive(Clone, Copy)]
 pub(super) struct Checkpoint<'a> {
     pub(super) disk: &'a Disk,
-    /// Of what says which tensors there are: the index, or a plain file itself. The files lie beside it.
+    /// The path of the list of tensors: the index, or a plain file itself. The files are in the same directory.
     pub(super) path: &'a Path,
     pub(super) index: &'a Index,
     pub(super) allowed: &'a Allowed,
 }
 
-/// The tensors of a checkpoint that are not left out, by name.
+/// The tensors of a checkpoint by name, without ignored ones.
 type Stored<'i> = HashMap<&'i TensorName, &'i StoredTensor>;
 
-/// For each parameter with memory of its own: the checkpoint's tensors that the model has as further names of it.
+/// For each parameter, the checkpoint's tensors that the model has tied to it.
 type Tied<'i> = HashMap<usize, Vec<&'i StoredTensor>>;
 
 impl Checkpoint<'_> {
-    /// Puts what it has in place of what this rank holds, if every rank can.
+    /// Overwrites this rank's state by the checkpoint, if every rank can.
     pub(super) fn put_in_place(
         self,
         ranks: &mut Ranks,
@@ -131,13 +131,13 @@ impl Checkpoint<'_> {
         let staged = ranks.agree(staged)?;
         let placed = staged.place(shards, states);
         if let Err(error) = &placed {
-            // Other ranks have other values by now.
+            // Other ranks have been overwritten already.
             ranks.group.abort(Chain(error));
         }
         placed
     }
 
-    /// Reads and checks all that this rank needs.
+    /// Reads and verifies all values that this rank needs.
     fn stage(
         self,
         comm: &Communicator,
@@ -152,7 +152,7 @@ impl Checkpoint<'_> {
         let (mut wanted, mut chunks) = (Vec::new(), Vec::new());
         for chunk in shards.parameters().chunks {
             let info = chunk.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
-            // Without a tensor it stays as it is.
+            // A parameter without a tensor stays unchanged.
             let Some(tensor) = stored.get(&TensorName::parameter(&info.name)) else { continue };
             wanted.push(Wanted::new(tensor, chunk.offset, chunk.len));
             chunks.push(chunk);
@@ -184,8 +184,8 @@ impl Checkpoint<'_> {
         Ok(Staged { chunks: chunks.into_iter().zip(values).collect(), states, of_states })
     }
 
-    /// Makes sure that the model has the tensors that the checkpoint has, and they look alike. Returns those that the
-    /// model has as further names of a parameter: it has no memory for other values.
+    /// Returns an error unless model and checkpoint have the same tensors, with equal shapes and types. Returns the
+    /// tensors that the model has tied to other parameters, which have no memory for separate values.
     fn check_parameters<'i>(
         self,
         stored: &Stored<'i>,
@@ -234,7 +234,7 @@ impl Checkpoint<'_> {
         Err(self.fault_of(tensor, CheckpointProblem::MetaDiffers { model, checkpoint }))
     }
 
-    /// Converts what was read to the type of its parameter.
+    /// Converts values to the type of their parameter.
     fn convert(self, wanted: &mut Wanted<'_>, to: FloatType) -> Result<(), CheckpointError> {
         let Wanted { tensor, bytes, .. } = wanted;
         if tensor.dtype != to.into() {
@@ -245,7 +245,7 @@ impl Checkpoint<'_> {
         Ok(())
     }
 
-    /// Makes sure that a piece can be written, without changing it.
+    /// Checks that a chunk is writable, without changing it.
     fn try_to_write(self, shards: &mut dyn Shards, chunk: Chunk) -> Result<(), CheckpointError> {
         let mut looks = None;
         let outcome = shards.write(chunk, &mut |values| looks = Some((values.dtype(), values.len())));
@@ -258,7 +258,7 @@ impl Checkpoint<'_> {
         Err(self.fault(CheckpointProblem::Trainer(reason)).about(&info.name))
     }
 
-    /// Adds what the optimizer keeps of this rank's slices to what is wanted, and tells of which.
+    /// Adds the optimizer state of this rank's slices to the needed ranges and returns these slices.
     fn want_states<'i>(
         self,
         stored: &Stored<'i>,
@@ -301,8 +301,8 @@ impl Checkpoint<'_> {
         Ok(states)
     }
 
-    /// Makes sure that all that the checkpoint has of an optimizer's state has a place in this one, and tells of which
-    /// parameters it has any: of each all that is kept, or nothing.
+    /// Returns an error unless the optimizer has a place for all state in the checkpoint. Returns for each parameter
+    /// whether it has state: all of it, or none.
     fn check_states(
         self,
         stored: &Stored<'_>,
@@ -345,7 +345,7 @@ impl Checkpoint<'_> {
         Ok(kept)
     }
 
-    /// An error about a tensor. Where there is no index of the checkpoint's own, its file is named.
+    /// Returns an error about a tensor. It names the tensor's file if there is no index.
     fn fault_of(self, tensor: &StoredTensor, problem: CheckpointProblem) -> CheckpointError {
         let files = tensor.runs.first().map(|run| &self.index.files[run.file]);
         let file = files.filter(|file| file.header_crc32.is_none());
@@ -353,24 +353,24 @@ impl Checkpoint<'_> {
         CheckpointError::new(path, problem).about(&tensor.name)
     }
 
-    /// An error about what the index says.
+    /// Returns an error about the index.
     fn fault(self, problem: CheckpointProblem) -> CheckpointError {
         CheckpointError::new(self.path, problem)
     }
 }
 
-/// A slice of which the optimizer will have kept something.
+/// A slice for which the optimizer will have state.
 struct State {
     slice: usize,
     dtype: FloatType,
     len: usize,
 }
 
-/// All that a rank needs, as bytes.
+/// All values that a rank needs, as bytes.
 struct Staged {
     chunks: Vec<(Chunk, Vec<u8>)>,
     states: Vec<State>,
-    /// The arrays and numbers of these states, one after the other.
+    /// The arrays and scalars of the states, one after the other.
     of_states: Vec<Vec<u8>>,
 }
 

@@ -1,7 +1,7 @@
-//! Saving a training and going on from there, on as many ranks and by whatever strategy.
+//! Checkpoints: saving a training and continuing it on any number of ranks, with any strategy.
 //!
-//! A trainer hands out pieces of parameters and of what its optimizer keeps ([`Shards`]); nothing here knows more of a
-//! strategy. `docs/book/src/checkpoints.md` describes the files.
+//! A trainer returns chunks of parameters and of its optimizer's state ([`Shards`]), and this module knows nothing
+//! else of a strategy. `docs/book/src/checkpoints.md` describes the files.
 
 mod agree;
 mod assignment;
@@ -36,5 +36,5 @@ pub use weights::{LoadedTensor, WeightOptions, WeightReport, load_weights};
 /// The name of the index in a checkpoint's directory.
 const INDEX: &str = "index.jsonl";
 
-/// The longest index that is read into memory.
+/// The size limit of an index that is read into memory.
 const INDEX_BYTES_MAX: u64 = 1 << 30;

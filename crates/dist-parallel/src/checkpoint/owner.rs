@@ -1,9 +1,10 @@
-//! Which job saves to a directory of checkpoints: one at a time.
+//! The ownership of a checkpoint directory: one job at a time saves to it.
 //!
-//! The file `owner.json` in the directory names the job, and is locked (`flock`) as long as the job's `Checkpoints` exist, so
-//! that the system unlocks it when the job dies. Some network file systems have no locks, or locks that other hosts do not see.
-//! For these, the file is read again before each save and before each checkpoint is given its name: a job that finds another's
-//! record there saves no more. The file is never removed: what a dead job has left in it is overwritten by the next.
+//! The file `owner.json` in the directory names the job. It is locked (`flock`) while the job's `Checkpoints` exist,
+//! so the system unlocks it when the job dies. Some network file systems have no locks, or locks that other hosts do
+//! not see. For these, the file is read again before each save and before each checkpoint gets its name. A job that
+//! finds another's record there stops saving. The file is never removed; the next job overwrites the record of a dead
+//! one.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -17,27 +18,28 @@ use serde::{Deserialize, Serialize};
 use super::disk::{Disk, DiskError, Locked};
 use super::{CheckpointError, CheckpointProblem};
 
-/// What this job has of a directory: nothing until its first save.
+/// The ownership of a directory. `None` until the first save.
 #[derive(Default)]
 pub(super) struct Owner(Option<DirectoryLock>);
 
-/// The right to save to a directory.
+/// The exclusive right to save to a directory.
 struct DirectoryLock {
     record: OwnerRecord,
-    /// Locked where the file system can do that.
+    /// The file, locked if the file system supports it.
     _file: File,
 }
 
-/// Who saves to a directory.
+/// The description of the owner of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct OwnerRecord {
-    /// A random number, which tells this record from every other.
+    /// A random number that identifies the record.
     token: u64,
     host: String,
     pid: u32,
-    /// What its number is unique in: this start of the host, and its process namespace. `None` if the system does not say.
+    /// The scope of process numbers: the boot of the host and the process namespace. `None` if the system does not
+    /// tell.
     pid_namespace: Option<String>,
-    /// When the process started, in ticks of the host's clock: another process can have its number later.
+    /// The start time of the process in ticks of the host's clock. Another process can reuse its number later.
     process_started: Option<u64>,
     job: Option<String>,
     /// Seconds since 1970.
@@ -45,13 +47,12 @@ struct OwnerRecord {
 }
 
 impl Owner {
-    /// Makes sure that this job may save to the directory, which exists, and that no other may. Returns a number that no other
-    /// job has.
+    /// Claims the directory, which must exist, for this job. Returns a number that no other job has.
     pub(super) fn claim(&mut self, disk: &Disk, directory: &Path) -> Result<u64, CheckpointError> {
         let path = directory.join(OWNER);
         if let Some(held) = &self.0 {
             match read(disk, &path)? {
-                // The directory was removed and made again.
+                // The directory was removed and created again.
                 OwnerFile::Nothing => self.0 = None,
                 found => return held.record.check(directory, found).map(|()| held.record.token),
             }
@@ -79,7 +80,7 @@ impl Owner {
         let json = serde_json::to_vec(&record).map_err(|error| CheckpointError::malformed(&path, error))?;
         disk.empty(&file, &path).map_err(failed)?;
         disk.write(&mut file, &path, &json).map_err(failed)?;
-        // So that other hosts see it.
+        // Makes the record visible to other hosts.
         disk.sync(&file, &path).map_err(failed)?;
         let token = record.token;
         live_records().insert(token);
@@ -87,7 +88,7 @@ impl Owner {
         Ok(token)
     }
 
-    /// Makes sure that no other job has taken the directory since it was claimed.
+    /// Returns an error if another job has taken the directory since it was claimed.
     pub(super) fn check(&self, disk: &Disk, directory: &Path) -> Result<(), CheckpointError> {
         let Some(held) = &self.0 else { return Ok(()) };
         held.record.check(directory, read(disk, &directory.join(OWNER))?)
@@ -123,7 +124,7 @@ impl OwnerRecord {
         }
     }
 
-    /// Whether the process runs here, and has not given the directory up.
+    /// Returns `true` if the process is running on this host and has not released the directory.
     fn is_known_to_live(&self) -> bool {
         if !self.is_of_here() || self.process_started.is_none() {
             return false;
@@ -132,7 +133,7 @@ impl OwnerRecord {
         process_started(self.pid) == self.process_started && (!is_own || live_records().contains(&self.token))
     }
 
-    /// Whether the process has run here and does not any more: its lock is held by a child that it has left behind.
+    /// Returns `true` if the process has ended on this host. Then a child that it left behind holds its lock.
     fn is_known_to_be_dead(&self) -> bool {
         self.is_of_here()
             && self.process_started.is_some()
@@ -154,10 +155,10 @@ impl OwnerRecord {
     }
 }
 
-/// What is in the file.
+/// The contents of the file.
 enum OwnerFile {
     Nothing,
-    /// No record: somebody writes it, or died while writing it.
+    /// No valid record: a process is writing it, or died while writing.
     Unreadable,
     Record(OwnerRecord),
 }
@@ -183,28 +184,28 @@ fn in_use(directory: &Path, found: &OwnerFile) -> CheckpointError {
     CheckpointError::new(directory, CheckpointProblem::InUse { owner })
 }
 
-/// What process numbers are unique in: this start of the host, and the process namespace.
+/// Returns the scope of process numbers: the boot of the host and the process namespace.
 fn pid_namespace() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     Some(format!("{} {}", boot.trim(), namespace.display()))
 }
 
-/// When a process started, in ticks since the host did; `None` if there is no such process.
+/// Returns the start time of a process in ticks since boot. `None` if there is no such process.
 fn process_started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything; the time is the 22nd field, and the 20th behind the name.
+    // The name, in parentheses, can contain anything. The time is the 22nd field, which is the 20th after the name.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// The records of this process whose `Checkpoints` exist: where there are no locks, nothing else tells.
+/// Returns the records of this process whose `Checkpoints` exist, which file systems without locks need.
 fn live_records() -> MutexGuard<'static, HashSet<u64>> {
     static LIVING: LazyLock<Mutex<HashSet<u64>>> = LazyLock::new(Mutex::default);
     LIVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name of the file that says who saves to a directory.
+/// The name of the file that names the owner.
 pub(super) const OWNER: &str = "owner.json";
 
 const RECORD_BYTES_MAX: u64 = 1 << 16;

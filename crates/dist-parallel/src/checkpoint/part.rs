@@ -1,4 +1,4 @@
-//! The part of a checkpoint that one rank writes: a safetensors file, and what the index has to know of it.
+//! The safetensors file that one rank writes, and its metadata for the index.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -16,27 +16,27 @@ use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, Chunk, ShardMetadata, Shards, Slice};
 use crate::{FloatType, Optimizer, ParamInfo};
 
-/// Values that a rank writes: neighbours in one tensor.
+/// A contiguous range of a tensor's values that a rank writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry<S = Source> {
     pub(super) tensor: TensorName,
     pub(super) dtype: FloatType,
-    /// The whole tensor's.
+    /// The shape of the whole tensor.
     pub(super) shape: Vec<usize>,
     pub(super) offset: usize,
     pub(super) len: usize,
-    /// Where the values come from.
+    /// The source of the values.
     pub(super) source: S,
 }
 
-/// Where the values of an entry come from.
+/// The source of the values of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A piece of a parameter, from this value on.
+    /// A chunk of a parameter, from this value on.
     Parameter { chunk: Chunk, start: usize },
     /// An array of the optimizer's state of a slice, from this value on.
     Array { slice: usize, array: usize, start: usize },
-    /// A number of the optimizer's state of a slice.
+    /// A scalar of the optimizer's state of a slice.
     Scalar { slice: usize, scalar: usize },
 }
 
@@ -45,7 +45,7 @@ impl<S> Entry<S> {
         self.len * self.dtype.size()
     }
 
-    /// Its name in the file, and its shape there. What is no whole tensor is one-dimensional.
+    /// Returns the name and the shape in the file. A part of a tensor is one-dimensional.
     fn in_file(&self) -> (String, Vec<usize>) {
         if self.len == self.shape.iter().product::<usize>() {
             return (self.tensor.to_string(), self.shape.clone());
@@ -55,7 +55,7 @@ impl<S> Entry<S> {
     }
 }
 
-/// What this rank writes, in the order in which it lies in the file.
+/// Returns the entries that this rank writes, in the order of the file.
 pub(super) fn entries(
     shards: &dyn Shards,
     optimizer: Option<&dyn Optimizer>,
@@ -75,7 +75,7 @@ pub(super) fn entries(
     let shared: Vec<Chunk> = trained.iter().map(|&number| chunks[number]).collect();
     let dealt = assign(&shared, copy, copies).into_iter();
     let dealt = dealt.map(|(place, part)| (chunks[trained[place]], part));
-    // What is not trained may differ between ranks. One rank writes all of it: parts of several would be nobody's.
+    // Frozen parameters and buffers can differ between ranks. One rank writes all values of each, to avoid a mixture.
     let untrained = shards.untrained_to_save();
     check(&untrained)?;
     let untrained = untrained.into_iter().filter(|chunk| chunk.len > 0).map(|chunk| (chunk, chunk));
@@ -99,13 +99,13 @@ pub(super) fn entries(
             entries.extend(state_entries(shards, optimizer, slices[number], chunk));
         }
     }
-    // Larger types first, so that each is aligned in memory if the file is.
+    // Larger types come first, so that each is aligned in memory if the file is.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
     Ok(entries)
 }
 
-/// Makes sure that all that the optimizer has kept is saved: the state of every slice is what the optimizer's layout says,
-/// and there is none of other slices.
+/// Returns an error unless all optimizer state is saved: the state of every slice matches the optimizer's layout, and
+/// there is no state of other slices.
 fn check_states(
     slices: &[Slice],
     infos: &[ParamInfo],
@@ -128,7 +128,7 @@ fn check_states(
     }
 }
 
-/// What this rank writes of a slice's state, of which it writes `chunk`.
+/// Returns the entries of a slice's state, of which this rank writes `chunk`.
 fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, chunk: Chunk) -> Vec<Entry> {
     let info = &shards.infos()[chunk.parameter];
     let layout = optimizer.layout(info.dtype);
@@ -144,7 +144,7 @@ fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, c
         len: chunk.len,
         source: Source::Array { slice: slice.number, array, start },
     });
-    // Numbers belong to the whole parameter: who writes its first value writes them.
+    // Scalars belong to the whole parameter. The rank with its first value writes them.
     let scalars = layout.scalars.iter().enumerate().filter(|_| chunk.offset == 0);
     let scalars = scalars.map(|(scalar, name)| Entry {
         tensor: TensorName::state(&info.name, name),
@@ -190,7 +190,7 @@ pub(super) fn read(
     }
 }
 
-/// Takes bytes to be written.
+/// A callback that writes bytes.
 pub(super) type WriteBytes<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
 fn unlike(entry: &Entry) -> CheckpointError {
@@ -204,9 +204,10 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
     CheckpointError::new("", CheckpointProblem::Trainer(reason)).about(tensor)
 }
 
-/// What this rank holds of trained parameters and others hold too.
+/// Returns the trained parameters that this rank and others hold, with checksums.
 ///
-/// What is not trained, such as a running mean, may be each rank's own; that of the first copy is saved.
+/// Frozen parameters and buffers, such as a running mean, can differ between ranks. Those of the first replica are
+/// saved.
 pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk>, CheckpointError> {
     let infos = shards.infos();
     let ShardMetadata { chunks, copies, .. } = shards.parameters();
@@ -223,25 +224,24 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk
     Ok(held)
 }
 
-/// What the index has to know of a part.
+/// The metadata of a rank's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartMeta {
     pub(super) file: StoredFile,
     pub(super) tensors: Vec<PartTensor>,
 }
 
-/// A tensor of which a part has one run.
+/// A tensor of which a file has one run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartTensor {
     pub(super) name: TensorName,
     pub(super) dtype: FloatType,
     pub(super) shape: Vec<usize>,
-    /// Its file number means nothing yet.
+    /// The run. Its file number is not set yet.
     pub(super) run: StoredRun,
 }
 
-/// Writes entries as a safetensors file, whose values `read` gives one by one, and makes sure that they are on the
-/// disk.
+/// Writes entries as a safetensors file and syncs it to the disk. `read` returns the values of each entry.
 pub(super) fn write<S>(
     disk: &Disk,
     path: &Path,
@@ -281,7 +281,7 @@ pub(super) fn write<S>(
     Ok((StoredFile { name, bytes: at, header_bytes: header.len() as u64, header_crc32 }, tensors))
 }
 
-/// The beginning of a safetensors file with these entries.
+/// Returns the header of a safetensors file with these entries.
 fn header<S>(path: &Path, entries: &[Entry<S>]) -> Result<Vec<u8>, CheckpointError> {
     let mut names = HashSet::from(["__metadata__".to_owned()]);
     let mut end = 0;
@@ -305,8 +305,8 @@ fn header<S>(path: &Path, entries: &[Entry<S>]) -> Result<Vec<u8>, CheckpointErr
     Ok(header)
 }
 
-/// A part that is being written. Small runs are gathered, so that a model of many small tensors does not take a system call
-/// for each.
+/// A file that is being written. Small runs are buffered, so that a model of many small tensors needs few system
+/// calls.
 struct PartFile<'a> {
     disk: &'a Disk,
     file: File,
@@ -327,7 +327,7 @@ impl PartFile<'_> {
         Ok(())
     }
 
-    /// Writes what was gathered.
+    /// Writes the buffered bytes.
     fn flush(&mut self) -> Result<(), CheckpointError> {
         if !self.buffer.is_empty() {
             let written = self.disk.write(&mut self.file, self.path, &self.buffer);
@@ -337,7 +337,7 @@ impl PartFile<'_> {
         Ok(())
     }
 
-    /// Returns when everything is on the disk.
+    /// Syncs the file to the disk.
     fn finish(mut self) -> Result<(), CheckpointError> {
         self.flush()?;
         let synced = self.disk.sync(&self.file, self.path);
@@ -345,7 +345,7 @@ impl PartFile<'_> {
     }
 }
 
-/// One checksum for every [`CHECKED_BYTES`].
+/// Computes one checksum for every [`CHECKED_BYTES`].
 #[derive(Default)]
 struct Checksums {
     complete: Vec<u32>,
@@ -379,7 +379,7 @@ impl Checksums {
     }
 }
 
-/// What is gathered before it is written.
+/// The size of the write buffer.
 const BUFFER_BYTES: usize = 1 << 16;
 
 const PLANNED: &str = "only what the optimizer has kept is planned to be written";

@@ -1,4 +1,4 @@
-//! The parameters of a checkpoint as one plain safetensors file, which other programs read too.
+//! The parameters of a checkpoint as one plain safetensors file, for other programs.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What each rank was asked for, and what it holds that others hold too: compared before anything is saved or loaded.
+//! The comparison of the ranks' requests and shared values before a save or load.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,17 +10,17 @@ use super::load::Allowed;
 use super::{CheckpointError, CheckpointProblem, agree};
 use crate::{Communicator, Result};
 
-/// What one rank says of itself.
+/// The request of one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct RankRequest {
-    /// As the others are told if they were asked for something else.
+    /// The request as errors describe it to other ranks.
     request: String,
-    /// As [`Shards::updates`](super::Shards::updates) has it.
+    /// The hash of [`Shards::updates`](super::Shards::updates).
     updates: u64,
     held: Vec<SharedChunk>,
 }
 
-/// A piece that several ranks hold, and what tells whether they hold the same.
+/// A chunk that several ranks hold, with a checksum of its values.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SharedChunk {
     pub(super) tensor: TensorName,
@@ -30,13 +30,13 @@ pub(super) struct SharedChunk {
 }
 
 impl RankRequest {
-    /// Of a rank that saves a step, with the state of this kind of optimizer.
+    /// Returns the request to save a step, with the state of this kind of optimizer.
     pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<SharedChunk>) -> Self {
         Self { request: format!("saves step {step} {}", with(optimizer)), updates: 0, held }
     }
 
-    /// Of a rank that loads a step, or the newest checkpoint, with the state of this kind of optimizer, and without what
-    /// the user leaves out.
+    /// Returns the request to load a step, or the newest checkpoint, with the state of this kind of optimizer and
+    /// without the tensors that the user leaves out.
     pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>, allowed: &Allowed) -> Self {
         let what = step.map_or_else(|| "the newest checkpoint".to_owned(), |step| format!("step {step}"));
         let mut request = format!("loads {what} {}", with(optimizer));
@@ -49,14 +49,14 @@ impl RankRequest {
         Self { request, updates: 0, held: Vec::new() }
     }
 
-    /// Of a rank that loads weights as this says.
+    /// Returns the request to load weights.
     pub(super) fn of_weights(how: &str) -> Self {
         Self { request: format!("loads weights{how}"), updates: 0, held: Vec::new() }
     }
 }
 
 impl RankRequest {
-    /// Of a rank that has updated its parameters in this way.
+    /// Returns this request of a rank with this hash of updates.
     pub(super) fn after(self, updates: u64) -> Self {
         Self { updates, ..self }
     }
@@ -66,7 +66,7 @@ fn with(optimizer: Option<&str>) -> String {
     optimizer.map_or_else(|| "without an optimizer".to_owned(), |name| format!("with {name}"))
 }
 
-/// Compares what the ranks of a group claim; what differs is the same error on all.
+/// Compares the requests of the ranks of a group. A difference is the same error on all ranks.
 pub(super) fn compare(comm: &mut Communicator, path: &Path, own: &RankRequest) -> Result<()> {
     let bytes = serde_json::to_vec(own).expect("it is made of numbers and text");
     let all = agree::collect(comm, &bytes)?;
@@ -74,7 +74,7 @@ pub(super) fn compare(comm: &mut Communicator, path: &Path, own: &RankRequest) -
     agree::agree(comm, compared)
 }
 
-/// Makes sure that the claims of these ranks go together.
+/// Returns an error unless the requests of these ranks are compatible.
 fn check(path: &Path, requests: &[Vec<u8>], ranks: &[usize]) -> Result<(), CheckpointError> {
     let read = |bytes: &Vec<u8>| {
         serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
@@ -101,7 +101,7 @@ fn check(path: &Path, requests: &[Vec<u8>], ranks: &[usize]) -> Result<(), Check
     Ok(())
 }
 
-/// The first piece that two ranks hold different values of, with them.
+/// Returns the first chunk of which two ranks hold different values, and these ranks.
 fn diverged(requests: &[RankRequest]) -> Option<(&TensorName, [usize; 2])> {
     let mut first = HashMap::new();
     requests.iter().enumerate().find_map(|(at, request)| {

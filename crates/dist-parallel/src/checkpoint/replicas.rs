@@ -1,4 +1,4 @@
-//! What a rank of [`Ddp`] holds, or one that has just met the others in local SGD: everything, as every other rank does.
+//! The state of a rank of [`Ddp`], or of local SGD after a synchronisation point: all values, equal on every rank.
 
 use super::{Chunk, ShardMetadata, Shards, Slice};
 use crate::local_sgd::SyncedModel;
@@ -79,14 +79,14 @@ impl<M: Params> Shards for SyncedModel<'_, M> {
     }
 }
 
-/// The gradients of so many micro-batches, if there are any.
+/// Describes the gradients of `micro_batches` accumulated micro-batches, if there are any.
 pub(crate) fn accumulated(micro_batches: usize) -> Option<String> {
     (micro_batches > 0).then(|| {
         format!("the gradients of {micro_batches} accumulated micro-batches, which no step has used yet,")
     })
 }
 
-/// These, which every other rank of the group holds as well.
+/// Returns the metadata of chunks that every rank of the group holds.
 fn everything<T>(comm: &Communicator, chunks: Vec<T>) -> ShardMetadata<T> {
     ShardMetadata { chunks, copy: comm.rank(), copies: comm.world_size() }
 }
@@ -95,7 +95,7 @@ fn chunks(model: &impl Params) -> Vec<Chunk> {
     stored(model.infos()).map(|(_, chunk)| chunk).collect()
 }
 
-/// What the optimizer is given, by the number of the parameter.
+/// Returns the optimizer's slices, by the number of the parameter.
 fn trained(model: &impl Params) -> Vec<Slice> {
     let trained = stored(model.infos()).filter(|(info, _)| info.trainable);
     trained.map(|(_, chunk)| Slice { number: chunk.parameter, chunk }).collect()
@@ -108,7 +108,7 @@ fn write(model: &mut impl Params, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)
     })
 }
 
-/// The parameters that have memory of their own, each as one piece.
+/// Returns the parameters that are not tied to an earlier one, each as one chunk.
 fn stored(infos: &[ParamInfo]) -> impl Iterator<Item = (&ParamInfo, Chunk)> {
     let all = infos.iter().enumerate();
     all.filter(|(_, info)| info.same_as.is_none())

@@ -1,9 +1,9 @@
-//! How all ranks together make a checkpoint exist.
+//! Saving a checkpoint on all ranks.
 //!
-//! Rank 0 makes a directory with a temporary name; every rank writes its part into it and makes sure that it is on the
-//! disk; rank 0 writes the index, makes sure of that too, and takes the `.tmp` from the directory's name. That change
-//! of name is the moment from which the checkpoint exists: before it, the one before is the newest. Between these
-//! phases all ranks agree that the last has succeeded on every one of them.
+//! Rank 0 creates a directory with a temporary name. Every rank writes its file into it and syncs it to the disk.
+//! Rank 0 writes the index, syncs it, and removes `.tmp` from the directory's name. The checkpoint exists from this
+//! rename on. Before it, the previous one is the newest. Between these phases all ranks agree that the last phase has
+//! succeeded on every rank.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -20,7 +20,7 @@ use super::rank_request::RankRequest;
 use super::{CheckpointError, INDEX};
 use crate::{Communicator, ParamInfo, Result};
 
-/// A checkpoint that is to be written.
+/// The plan to write a checkpoint.
 pub(super) struct SavePlan {
     pub(super) disk: Disk,
     pub(super) directory: PathBuf,
@@ -28,16 +28,16 @@ pub(super) struct SavePlan {
     pub(super) keep: Option<NonZeroUsize>,
     pub(super) step: u64,
     pub(super) optimizer: Option<&'static str>,
-    /// What the others compare with their own.
+    /// The request that the ranks compare.
     pub(super) request: Result<RankRequest, CheckpointError>,
-    /// The parameters of the model that have memory of their own.
+    /// The parameters of the model that are not tied to an earlier one.
     pub(super) parameters: Vec<ParamInfo>,
-    /// What this rank writes; what is wrong with it is known to this rank only, until it would have written it.
+    /// The entries that this rank writes. Only this rank knows their error until it would write them.
     pub(super) entries: Result<Vec<Entry>, CheckpointError>,
 }
 
 impl SavePlan {
-    /// Writes the checkpoint together with the other ranks, if it is this group that does. `read` gives the values of this
+    /// Writes the checkpoint together with the other ranks, if this group saves. `read` returns the values of this
     /// rank's entries.
     pub(super) fn run(
         &self,
@@ -69,7 +69,7 @@ impl SavePlan {
         Ok(begun)
     }
 
-    /// Rank 0 makes the directory, and tells its name.
+    /// Creates the directory on rank 0 and broadcasts its name.
     fn begin(&self, comm: &mut Communicator) -> Result<Unfinished> {
         let unfinished =
             |[number, owner]: [u64; 2]| Unfinished { name: Name { number, step: self.step }, owner };
@@ -83,12 +83,12 @@ impl SavePlan {
         Ok(unfinished(told))
     }
 
-    /// What this job has of the directory, on the rank that says where a checkpoint goes.
+    /// Returns the ownership of the directory, on the rank that chooses the path.
     fn owner(&self) -> MutexGuard<'_, Owner> {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes this rank's part, and tells what the index has to know of it.
+    /// Writes this rank's file and returns its metadata for the index.
     fn write(
         &self,
         comm: &Communicator,
@@ -117,7 +117,7 @@ impl SavePlan {
         directory::commit(&self.disk, &self.directory, unfinished)
     }
 
-    /// The index of these parts, which together are the whole model.
+    /// Returns the index of these files, which together contain the whole model.
     fn index(&self, path: &Path, parts: &[Vec<u8>]) -> Result<Index, CheckpointError> {
         let decode = |bytes: &Vec<u8>| {
             serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
@@ -131,7 +131,7 @@ impl SavePlan {
         Ok(index)
     }
 
-    /// After a failure that all ranks know of, removes what was written.
+    /// Removes the files after a failure that all ranks know of.
     fn clean_up<T>(&self, comm: &Communicator, unfinished: Unfinished, outcome: Result<T>) -> Result<T> {
         if let (Err(crate::Error::Checkpoint(_)), 0) = (&outcome, comm.rank()) {
             let path = unfinished.path(&self.directory);
@@ -143,7 +143,7 @@ impl SavePlan {
         outcome
     }
 
-    /// Removes the oldest. What was saved is saved, whether that works or not, and nobody waits for it.
+    /// Removes the oldest checkpoints. A failure does not affect the save, and no rank waits for this.
     fn prune(&self, owner: u64) {
         if let Some(keep) = self.keep
             && let Err(error) = directory::prune(&self.disk, &self.directory, keep.get(), owner)
@@ -153,7 +153,7 @@ impl SavePlan {
     }
 }
 
-/// The tensors of all parts: the parameters, then what the optimizer keeps, each with its runs in order.
+/// Merges the tensors of all files: the parameters, then the optimizer state, each with its runs in order.
 pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<PartMeta>) -> Vec<StoredTensor> {
     let mut tensors: Vec<StoredTensor> = parameters
         .iter()

@@ -1,4 +1,4 @@
-//! A checkpoint that is being saved.
+//! The handle of a save that is running.
 
 use std::any::Any;
 use std::fmt;
@@ -9,9 +9,9 @@ use dist_transport::runtime::Task;
 
 use crate::Result;
 
-/// A checkpoint that is being saved while training goes on.
+/// The handle of a save that runs while training continues.
 ///
-/// Dropping it waits until the save has ended; a failure is then logged only.
+/// Dropping it waits until the save has ended. A failure is then only logged.
 #[must_use = "whether the checkpoint was saved comes from wait; dropping waits too"]
 pub struct Saving {
     state: State,
@@ -22,7 +22,7 @@ pub struct Saving {
 enum State {
     Running(Task<Result<()>>),
     Done(Result<()>),
-    /// The result has been handed out.
+    /// The result was returned.
     Taken,
 }
 
@@ -31,7 +31,7 @@ impl Saving {
         Self { state: State::Running(task), runtime, step }
     }
 
-    /// The step that is saved.
+    /// Returns the step of the checkpoint.
     pub const fn step(&self) -> u64 {
         self.step
     }
@@ -39,20 +39,20 @@ impl Saving {
     /// Waits until the checkpoint is on the disk.
     ///
     /// # Errors
-    /// As for [`Checkpoints::save`](crate::Checkpoints::save).
+    /// The errors of [`Checkpoints::save`](crate::Checkpoints::save).
     pub fn wait(mut self) -> Result<()> {
         self.end()
     }
 
-    /// Waits until the checkpoint is on the disk, but not longer than this; the save goes on.
+    /// Waits until the checkpoint is on the disk, for `limit` at most. The save continues after the limit.
     ///
     /// # Errors
-    /// The handle, if the save has not ended. Inside, those of [`wait`](Self::wait).
+    /// The outer error is the handle, if the save has not ended. The inner errors are those of [`wait`](Self::wait).
     pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<()>, Self> {
         if self.has_ended_within(limit) { Ok(self.end()) } else { Err(self) }
     }
 
-    /// Whether the save has ended, so that [`wait`](Self::wait) does not wait.
+    /// Returns `true` if the save has ended, so that [`wait`](Self::wait) would not block.
     pub fn is_done(&mut self) -> bool {
         self.has_ended_within(Duration::ZERO)
     }
@@ -77,14 +77,14 @@ impl Saving {
     }
 }
 
-/// What came of a save. If it has panicked, so does who wants to know.
+/// Returns the result of a save. Panics if the save has panicked.
 fn unwound(end: Result<Result<()>, Box<dyn Any + Send>>) -> Result<()> {
     end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 impl Drop for Saving {
     fn drop(&mut self) {
-        // In a panic nobody waits: the checkpoint is then as unfinished as in any other death.
+        // A panic does not wait. The checkpoint is then unfinished, as if the process had died.
         if std::thread::panicking() {
             return;
         }

@@ -1,4 +1,4 @@
-//! The types of values in files, which are more than a model's parameters can have.
+//! The types of values in files, including types that a model's parameters cannot have.
 
 use std::fmt;
 
@@ -19,12 +19,12 @@ impl StoredType {
         Self(dtype)
     }
 
-    /// Bytes of one value. Types that are smaller than a byte are never read.
+    /// Returns the bytes of one value. Types that are smaller than a byte are never read.
     pub(super) fn size(self) -> usize {
         self.0.bitsize() / 8
     }
 
-    /// The same type of parameters, if there is one.
+    /// Returns the same type of parameters, if there is one.
     pub(super) const fn float(self) -> Option<FloatType> {
         match self.0 {
             Dtype::F32 => Some(FloatType::F32),
@@ -35,16 +35,16 @@ impl StoredType {
         }
     }
 
-    /// Whether values of this type can be [converted](Self::convert).
+    /// Returns `true` if values of this type can be [converted](Self::convert).
     pub(super) const fn is_convertible(self) -> bool {
         use Dtype::{BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
         matches!(self.0, F64 | F32 | F16 | BF16 | I64 | I32 | I16 | I8 | U64 | U32 | U16 | U8 | BOOL)
     }
 
-    /// These values, little-endian, as values of another type. Floats are rounded to nearest even.
+    /// Converts little-endian values to another type. Floats are rounded to nearest even.
     ///
     /// # Errors
-    /// The first value that is lost: a finite one that would become infinite, or an integer that would become another.
+    /// The first value that is lost: a finite one that would become infinite, or an integer that would change.
     pub(super) fn convert(self, bytes: &[u8], to: FloatType) -> Result<Vec<u8>, String> {
         match to {
             FloatType::F32 => self.convert_to(bytes, f32::to_le_bytes),
@@ -74,7 +74,7 @@ impl StoredType {
                 each(bytes, |value| {
                     let value = <$from>::from_le_bytes(value);
                     let narrowed = T::of(value as f64);
-                    // No integer of 64 bits is beyond what one of 128 has room for.
+                    // Every integer of 64 bits fits into one of 128.
                     #[expect(
                         clippy::cast_possible_truncation,
                         reason = "it is compared with what it was made of"
@@ -102,7 +102,7 @@ impl StoredType {
     }
 }
 
-/// What `convert` makes of each value, one after the other.
+/// Converts each value, one after the other.
 fn each<const M: usize, const N: usize>(
     bytes: &[u8],
     convert: impl Fn([u8; M]) -> Result<[u8; N], String>,

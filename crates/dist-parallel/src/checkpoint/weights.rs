@@ -1,4 +1,4 @@
-//! Parameters from safetensors files of other programs: one file, or several with an index as Hugging Face writes it.
+//! Parameters from safetensors files of other programs: one file, or several with an index in Hugging Face's format.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -18,8 +18,8 @@ use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, INDEX_BYTES_MAX, Shards};
 use crate::{ParamInfo, Result, agreement};
 
-/// What [`load_weights`] does where the tensors of a file are not the parameters of a model. Without options they have to be, by
-/// name, shape and type, none missing and none too many.
+/// The options of [`load_weights`] for tensors that do not match the model's parameters. By default names, shapes and
+/// types must match, with no tensor missing and none unused.
 ///
 /// ```
 /// use dist_parallel::WeightOptions;
@@ -41,61 +41,59 @@ pub struct WeightOptions {
 type Map = dyn Fn(&str) -> String + Send + Sync;
 
 impl WeightOptions {
-    /// Nothing is renamed, converted or left out.
+    /// Returns the options that rename, convert and ignore nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives tensors whose names begin with `from` names that begin with `to` instead. Of several renames, the first that fits
-    /// a name holds.
+    /// Replaces the prefix `from` of tensor names by `to`. The first of several renames that matches is used.
     #[must_use]
     pub fn rename(mut self, from: impl Into<String>, to: impl Into<String>) -> Self {
         self.renames.push((from.into(), to.into()));
         self
     }
 
-    /// Gives each tensor the name that `map` makes of its name in the file, after [renames](Self::rename). All ranks give the
-    /// same.
+    /// Maps tensor names in the file with `map`, after [renames](Self::rename). All ranks must map alike.
     #[must_use]
     pub fn map_names(self, map: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { map: Some(Arc::new(map)), ..self }
     }
 
-    /// Converts values to the types of the parameters, rounded to nearest even; integers too, if they stay what they are. A
-    /// finite value that would become infinite is an error.
+    /// Converts values to the types of the parameters, rounded to nearest even. Integers must stay exact. A finite
+    /// value that would become infinite is an error.
     #[must_use]
     pub fn convert(self) -> Self {
         Self { converts: true, ..self }
     }
 
-    /// Leaves out all tensors whose names in the file begin with this.
+    /// Ignores all tensors whose names in the file begin with this prefix.
     #[must_use]
     pub fn ignore(mut self, prefix: impl Into<String>) -> Self {
         self.ignored.push(prefix.into());
         self
     }
 
-    /// Leaves out all tensors that the model has not.
+    /// Ignores all tensors that the model lacks.
     #[must_use]
     pub fn ignore_extra(self) -> Self {
         Self { ignores_extra: true, ..self }
     }
 
-    /// Lets parameters whose names begin with this stay as they are, if there is no tensor for them.
+    /// Keeps parameters whose names begin with this prefix unchanged, if there is no tensor for them.
     #[must_use]
     pub fn keep(mut self, prefix: impl Into<String>) -> Self {
         self.kept.push(prefix.into());
         self
     }
 
-    /// Lets all parameters stay as they are for which there is no tensor.
+    /// Keeps all parameters unchanged for which there is no tensor.
     #[must_use]
     pub fn keep_missing(self) -> Self {
         Self { keeps_missing: true, ..self }
     }
 
-    /// The name of the parameter that a tensor is for.
+    /// Returns the name of a tensor's parameter.
     fn parameter(&self, tensor: &str) -> String {
         let mut renames = self.renames.iter();
         let renamed = renames.find_map(|(from, to)| Some(format!("{to}{}", tensor.strip_prefix(&**from)?)));
@@ -125,45 +123,44 @@ impl fmt::Debug for WeightOptions {
     }
 }
 
-/// What [`load_weights`] has done; the same on every rank.
+/// The result of [`load_weights`], the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct WeightReport {
-    /// The tensors that were loaded.
+    /// The loaded tensors.
     pub loaded: Vec<LoadedTensor>,
-    /// The tensors of the files that were left out, by their names there.
+    /// The ignored tensors, by their names in the files.
     pub left_out: Vec<String>,
-    /// The parameters that stay as they are.
+    /// The parameters that stay unchanged.
     pub kept: Vec<String>,
 }
 
-/// A tensor that was loaded.
+/// A loaded tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadedTensor {
-    /// Its name in the file.
+    /// The name in the file.
     pub tensor: String,
-    /// The parameter that has its values now.
+    /// The parameter.
     pub parameter: String,
-    /// The type that its values were converted from, if they were, such as `bf16`.
+    /// The original type such as `bf16`, if the values were converted.
     pub converted_from: Option<String>,
 }
 
-/// Puts the parameters of safetensors files in place of what all ranks hold, by whatever program they were written, and says
-/// what was done. All ranks call this with the same options, and see the same files.
+/// Loads the parameters of safetensors files of any program on all ranks, and reports the result. All ranks call this
+/// with the same options and see the same files.
 ///
-/// `path` is a safetensors file; or an index of several, as `model.safetensors.index.json` of Hugging Face; or the directory of
-/// such an index or of a `model.safetensors`. Each rank reads only the values that it holds, so that no process needs memory
-/// for the whole model. A parameter that is another name of an earlier one can be missing, or have the same values. What an
-/// optimizer keeps is left as it is.
+/// `path` is a safetensors file, an index of several such as Hugging Face's `model.safetensors.index.json`, or a
+/// directory with such an index or a `model.safetensors`. Each rank reads only the values that it holds, so no
+/// process needs memory for the whole model. A tied parameter can be missing, or have the same values. Optimizer
+/// state is unchanged.
 ///
-/// Such files have no checksums: their headers and sizes are checked, their values are not. Nothing is changed until every
-/// rank has read all that it needs, for which ranks wait ten minutes for each other.
+/// These files have no checksums: headers and sizes are checked, values are not. Nothing changes until every rank has
+/// read its values. Ranks wait ten minutes for each other.
 ///
 /// # Errors
-/// On every rank, with the tensor at fault, if a file cannot be read or contradicts itself, or if tensors and parameters do not
-/// fit and no option says what to do; if the ranks have different options. Then nothing is changed on any rank. If
-/// communication fails.
+/// A file is unreadable or contradicts itself; tensors do not match and no option covers it; the ranks have different
+/// options: every rank gets the error, with the tensor, and nothing changes on any rank. Communication fails.
 pub fn load_weights(
     path: impl AsRef<Path>,
     shards: &mut dyn Shards,
@@ -200,13 +197,13 @@ pub(super) fn load(
     Ok(plan.report)
 }
 
-/// The headers of all files, which the first rank reads and tells.
+/// The headers of all files, which the first rank reads and broadcasts.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct WeightHeaders {
-    /// The directory that the files lie in.
+    /// The directory of the files.
     directory: PathBuf,
     files: Vec<FileHeader>,
-    /// In which file each tensor is, if there is an index.
+    /// The file of each tensor, if there is an index.
     places: Option<BTreeMap<String, String>>,
 }
 
@@ -214,11 +211,11 @@ struct WeightHeaders {
 struct FileHeader {
     name: String,
     bytes: u64,
-    /// Without its length.
+    /// The header without its length.
     header: String,
 }
 
-/// The file that Hugging Face has beside several safetensors files.
+/// The index of several safetensors files in Hugging Face's format.
 #[derive(Deserialize)]
 struct WeightMap {
     weight_map: BTreeMap<String, String>,
@@ -251,7 +248,7 @@ impl WeightHeaders {
     }
 }
 
-/// The index or the file of a model in a directory.
+/// Returns the index or the file of a model in a directory.
 fn in_directory(directory: &Path) -> Result<PathBuf, CheckpointError> {
     let candidates = ["model.safetensors.index.json", "model.safetensors"].map(|name| directory.join(name));
     let found = candidates.into_iter().find(|path| path.exists());
@@ -291,9 +288,9 @@ struct FileTensor {
     tensor: StoredTensor,
 }
 
-/// What is loaded from where, and what is not.
+/// The tensors to load, and the ones to ignore.
 struct WeightPlan {
-    /// A file of the directory that all lie in.
+    /// A file of the common directory.
     first: PathBuf,
     index: Index,
     allowed: Allowed,
@@ -325,7 +322,7 @@ impl WeightPlan {
             for found in file.tensors(&path, number)? {
                 let is_elsewhere = |place: &String| *place != file.name;
                 if places.as_ref().and_then(|places| places.get(&found.name)).is_some_and(is_elsewhere) {
-                    // The index says in which of the files it is meant.
+                    // The index names another file for this tensor.
                     plan.report.left_out.push(format!("{} in {}", found.name, file.name));
                     continue;
                 }
@@ -355,7 +352,7 @@ impl WeightPlan {
         Ok(plan)
     }
 
-    /// Takes a tensor, or leaves it out.
+    /// Adds a tensor, or ignores it.
     fn add(
         &mut self,
         path: &Path,
@@ -386,9 +383,9 @@ impl WeightPlan {
 }
 
 impl FileHeader {
-    /// The tensors of this file, whose number it is, as if it were one of a checkpoint without checksums.
+    /// Returns the tensors of this file, which has number `file`, in the form of a checkpoint without checksums.
     fn tensors(&self, path: &Path, file: usize) -> Result<Vec<FileTensor>, CheckpointError> {
-        // This makes sure that the tensors tile the file, and that each has as many bytes as its type and shape take.
+        // This checks that the tensors tile the file, and that each has the bytes of its type and shape.
         let metadata: Metadata =
             serde_json::from_str(&self.header).map_err(|error| CheckpointError::malformed(path, error))?;
         let header_bytes = 8 + self.header.len() as u64;
@@ -414,5 +411,5 @@ impl FileHeader {
     }
 }
 
-/// The longest header of a safetensors file.
+/// The size limit of a safetensors header.
 const HEADER_BYTES_MAX: u64 = 100_000_000;

@@ -1,8 +1,8 @@
 //! The gradients of one rank, from the first micro-batch of a step to the mean over all ranks.
 //!
-//! Nothing here communicates. A micro-batch's gradients go into one buffer per bucket, the leaf; leaves are summed
-//! as a tree. A parameter without a gradient in a micro-batch counts as +0 there, on every rank and in every
-//! strategy, so that it cannot matter who computed what.
+//! This module does not communicate. The gradients of a micro-batch are stored in one buffer per bucket. The buffers
+//! of successive micro-batches are summed as a tree. A parameter without a gradient in a micro-batch counts as +0, on
+//! every rank and in every strategy. The result therefore does not depend on the rank that computed it.
 
 mod slots;
 
@@ -20,16 +20,16 @@ pub(crate) struct BucketedGradients {
     slots: GradientSlots,
     buckets: Vec<BucketSum>,
     losses: TreeSum<f32>,
-    /// Micro-batches that this rank has summed since the last synchronisation, and what they count together.
+    /// The number of micro-batches since the last synchronisation; `weight` is their total weight.
     micro_batches: usize,
     count: u64,
-    /// For each parameter: whether its gradient was reported in the present micro-batch.
+    /// For each parameter, `true` if its gradient was reported in the current micro-batch.
     reported: Vec<bool>,
-    /// For each parameter with a home of its own: whether it has had a gradient since the last synchronisation,
-    /// on this rank; on any rank once synchronised.
+    /// For each parameter that is not tied to an earlier one, `true` if it has had a gradient since the last
+    /// synchronisation. That is on this rank, or on any rank once synchronised.
     used: Vec<bool>,
-    /// For each parameter: whether any synchronisation has had a gradient for it. `None` if that does not matter,
-    /// because nothing of a gradient comes later.
+    /// For each parameter, `true` if any synchronisation has had a gradient for it. `None` if the hook keeps no
+    /// residuals.
     ever_used: Option<Vec<bool>>,
     synchronised: bool,
 }
@@ -37,23 +37,23 @@ pub(crate) struct BucketedGradients {
 #[derive(Debug)]
 struct BucketSum {
     sum: TreeSum<Flat>,
-    /// The gradients of the present micro-batch.
+    /// The gradients of the current micro-batch.
     gradient: Option<Flat>,
-    /// For each place: whether the leaf has a gradient there.
+    /// For each place, `true` if `gradient` has values for it.
     written: Vec<bool>,
-    /// How many parameters could report a gradient that goes here, and how many have not yet done so.
+    /// The number of parameters that can report a gradient to this bucket, and the number that have not yet done so.
     reporters: usize,
     outstanding: usize,
-    /// The mean over all ranks, from one synchronisation to the next micro-batch.
+    /// The mean over all ranks, until the next micro-batch.
     mean: Option<Mean>,
-    /// What the first leaf goes into, and with it every sum: it is the leftmost, and sums are made on the left. So this is
-    /// the one memory that travels.
+    /// The buffer of the first micro-batch. It is the leftmost leaf of the tree and every sum is accumulated into the
+    /// left side, so this is the only buffer that is communicated.
     recycled: Option<Flat>,
-    /// What other leaves go into.
+    /// Buffers for other micro-batches.
     pool: Vec<Flat>,
 }
 
-/// Memory to travel in, all zero.
+/// A function that allocates zeroed memory for communication.
 pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
 
 impl BucketedGradients {
@@ -75,13 +75,13 @@ impl BucketedGradients {
         }
     }
 
-    /// Parameters with a gradient of their own.
+    /// Returns the parameters that are not tied to an earlier one.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> + Clone {
         let places = self.slots.buckets().iter().flat_map(|bucket| &bucket.places);
         places.map(|place| place.parameter)
     }
 
-    /// The type of a bucket's gradients.
+    /// Returns the type of a bucket's gradients.
     pub(crate) fn dtype(&self, bucket: usize) -> FloatType {
         self.slots.buckets()[bucket].dtype
     }
@@ -90,10 +90,10 @@ impl BucketedGradients {
         self.buckets.len()
     }
 
-    /// Begins a micro-batch; what the last synchronisation gave is gone.
+    /// Starts a micro-batch and drops the result of the last synchronisation.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// There is no memory.
     pub(crate) fn begin(&mut self, allocate: &mut Allocate<'_>) -> Result<()> {
         self.begin_step();
         self.reported.fill(false);
@@ -109,7 +109,7 @@ impl BucketedGradients {
         Ok(())
     }
 
-    /// Forgets the last synchronisation's result, if it has not been forgotten.
+    /// Drops the result of the last synchronisation.
     pub(crate) fn begin_step(&mut self) {
         if std::mem::take(&mut self.synchronised) {
             self.used.fill(false);
@@ -119,7 +119,7 @@ impl BucketedGradients {
         }
     }
 
-    /// Takes the gradient of one parameter for the present micro-batch.
+    /// Stores the gradient of one parameter for the current micro-batch.
     pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
         let Some(slot) = self.slots.reported(parameter, &mut self.reported)? else { return Ok(()) };
         let bucket = &mut self.buckets[slot.bucket];
@@ -131,7 +131,7 @@ impl BucketedGradients {
         Ok(())
     }
 
-    /// Ends a micro-batch, which counts so much: what was reported is added to the sum.
+    /// Ends a micro-batch with this weight: its gradients are added to the sum.
     pub(crate) fn end(&mut self, loss: f32, count: u64) {
         for index in 0..self.buckets.len() {
             self.finish_gradient(index);
@@ -141,15 +141,15 @@ impl BucketedGradients {
         self.count = self.count.saturating_add(count);
     }
 
-    /// Whether all gradients of a bucket have been reported in the present micro-batch.
+    /// Returns `true` if all gradients of a bucket have been reported in the current micro-batch.
     pub(crate) fn is_final(&self, bucket: usize) -> bool {
         self.buckets[bucket].outstanding == 0
     }
 
-    /// This rank's sum of a bucket, the present micro-batch included, if there is one.
+    /// Returns this rank's sum of a bucket, including the current micro-batch.
     ///
     /// # Errors
-    /// If there is no memory for one.
+    /// There is no memory for a new buffer.
     pub(crate) fn take_sum(&mut self, index: usize, allocate: &mut Allocate<'_>) -> Result<Flat> {
         self.finish_gradient(index);
         let BucketSum { sum, pool, .. } = &mut self.buckets[index];
@@ -162,7 +162,7 @@ impl BucketedGradients {
         Ok(zeros)
     }
 
-    /// This rank's sum of losses, and what the sums contain.
+    /// Returns this rank's sum of losses and the encoded counts of the step.
     pub(crate) fn take_totals(&mut self, descriptor: StepDescriptor, updates: &Updates) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
         let (micro_batches, count) =
@@ -170,8 +170,8 @@ impl BucketedGradients {
         (loss, StepConsensus::encode(micro_batches, count, descriptor, updates, &self.used))
     }
 
-    /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had
-    /// a gradient on any.
+    /// Stores the result of a synchronisation: for each bucket the mean over all ranks, and for each parameter
+    /// whether it has had a gradient on any rank.
     pub(crate) fn synchronised(&mut self, means: Vec<Mean>, used: impl Iterator<Item = bool>) {
         for (bucket, mean) in self.buckets.iter_mut().zip(means) {
             bucket.mean = Some(mean);
@@ -186,19 +186,19 @@ impl BucketedGradients {
         self.synchronised = true;
     }
 
-    /// The mean gradient of a parameter; `None` if there is none.
+    /// Returns the mean gradient of a parameter, or `None`.
     pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
         self.slots.mean(parameter, &self.used, |bucket| self.buckets[bucket].mean.as_ref())
     }
 
-    /// Multiplies all mean gradients by a factor.
+    /// Scales all mean gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
         for mean in self.buckets.iter_mut().filter_map(|bucket| bucket.mean.as_mut()) {
             mean.scale(factor);
         }
     }
 
-    /// Forgets everything that was summed.
+    /// Drops all sums.
     pub(crate) fn forget(&mut self) {
         for bucket in &mut self.buckets {
             *bucket = BucketSum { reporters: bucket.reporters, ..BucketSum::new(bucket.written.len()) };
@@ -210,14 +210,14 @@ impl BucketedGradients {
         self.synchronised = false;
     }
 
-    /// Forgets that something of earlier steps may come later.
+    /// Records that the hook has no residuals any more.
     pub(crate) fn forget_residuals(&mut self) {
         if let Some(ever_used) = &mut self.ever_used {
             ever_used.fill(false);
         }
     }
 
-    /// Adds a bucket's leaf to its sum, if it has not been added.
+    /// Adds a bucket's gradient to its sum, if that has not been done.
     fn finish_gradient(&mut self, index: usize) {
         let BucketSum { sum, gradient, written, pool, .. } = &mut self.buckets[index];
         let Some(mut closed) = gradient.take() else { return };
@@ -240,7 +240,7 @@ impl BucketSum {
         }
     }
 
-    /// The memory that travels; its contents are unspecified.
+    /// Returns the buffer that is communicated. Its contents are unspecified.
     fn recycled(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
         self.recycled.take().map_or_else(|| allocate(planned.dtype.sum_dtype(), planned.len()), Ok)
     }

@@ -1,23 +1,23 @@
-//! Where each parameter's gradient goes.
+//! The slots of gradients in buckets.
 
 use crate::flat::Flat;
 use crate::mean::Mean;
 use crate::{Bucket, BucketPlace, BucketPlan, Error, ParamInfo, Result, Values};
 
-/// A plan of buckets, and by it the place of each parameter's gradient.
+/// A bucket plan with the slot of each parameter's gradient.
 #[derive(Debug)]
 pub(crate) struct GradientSlots {
     plan: BucketPlan,
-    /// For each parameter of the model, `None` if its gradient goes nowhere.
+    /// For each parameter of the model, its slot, or `None` if it has no gradient.
     slots: Vec<Option<GradientSlot>>,
     names: Vec<String>,
 }
 
-/// Where a parameter's gradient goes. Several parameters that are the same share a home.
+/// The position of a parameter's gradient. Tied parameters share a slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GradientSlot {
     pub(crate) bucket: usize,
-    /// Which of the bucket's places.
+    /// The index of the place in the bucket.
     pub(crate) place: usize,
 }
 
@@ -41,22 +41,22 @@ impl GradientSlots {
         self.plan.buckets()
     }
 
-    /// How many parameters there are, those without a home included.
+    /// Returns the number of parameters, those without a slot included.
     pub(crate) const fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// The homes of all parameters that have one: as often as there are names for it.
+    /// Returns the slots of all parameters. A shared slot comes once per name.
     pub(crate) fn of_all(&self) -> impl Iterator<Item = GradientSlot> {
         self.slots.iter().copied().flatten()
     }
 
-    /// The home of a parameter, if there is such a parameter and it has one.
+    /// Returns the slot of a parameter, if it exists and has one.
     pub(crate) fn of(&self, parameter: usize) -> Option<GradientSlot> {
         *self.slots.get(parameter)?
     }
 
-    /// The home of a parameter whose gradient is reported, which must not have been reported before.
+    /// Returns the slot of a reported parameter. It is an error to report a parameter twice.
     pub(crate) fn reported(&self, parameter: usize, reported: &mut [bool]) -> Result<Option<GradientSlot>> {
         let count = self.len();
         let slot = *self.slots.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
@@ -66,8 +66,8 @@ impl GradientSlots {
         Ok(slot)
     }
 
-    /// Puts a parameter's gradient in its place in a bucket's leaf, or adds it to what is written there; tells which
-    /// parameter the place is of.
+    /// Stores a parameter's gradient in a bucket's buffer, or adds it to a gradient that is already there. Returns
+    /// the parameter of the place.
     pub(crate) fn put(
         &self,
         parameter: usize,
@@ -86,14 +86,14 @@ impl GradientSlots {
         Ok(owner)
     }
 
-    /// Makes zero of a bucket's leaf what was not written.
+    /// Clears the places of a bucket's buffer without a gradient.
     pub(crate) fn clear_unwritten(&self, bucket: usize, gradient: &mut Flat, written: &[bool]) {
         for (at, _) in self.buckets()[bucket].places.iter().zip(written).filter(|(_, written)| !**written) {
             gradient.slice_mut(at.offset, at.len).clear();
         }
     }
 
-    /// The mean gradient of a parameter, given those of its bucket and which parameters have one.
+    /// Returns the mean gradient of a parameter, given those of its bucket and the flags of parameters that have one.
     pub(crate) fn mean<'a>(
         &self,
         parameter: usize,
@@ -110,7 +110,7 @@ impl GradientSlots {
     }
 }
 
-/// Adds the right sum to the left one, and keeps its memory.
+/// Adds the right sum to the left one, and recycles the right one's memory.
 pub(crate) fn merge(left: &mut Flat, right: Flat, pool: &mut Vec<Flat>) {
     left.add(&right);
     pool.push(right);

@@ -1,4 +1,4 @@
-//! Ranks without communication: their sums are added here, by the definition.
+//! Ranks without communication: the tests add their sums by the definition.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::step_consensus::TrainingCall;
 use crate::updates::Updates;
 use crate::{BucketBytes, Error, FloatType};
 
-/// Two ordinary parameters, a frozen one, one in a half type, and one that is the same as the first.
+/// Returns two ordinary parameters, a frozen one, one in a half type, and one that is tied to the first.
 fn infos() -> Vec<ParamInfo> {
     let mut infos = vec![
         ParamInfo::new("embedding", [2, 2], FloatType::F32),
@@ -30,7 +30,7 @@ const fn step(micro_batches: usize) -> StepDescriptor {
     StepDescriptor::new(TrainingCall::Step, micro_batches, false)
 }
 
-/// Values that f32 sums round, different for every micro-batch and use.
+/// Returns values whose f32 sums are rounded, different for every micro-batch and use.
 fn values(micro_batch: usize, parameter: usize, len: usize) -> Vec<f32> {
     let mix = |index: usize| (micro_batch * 7919 + parameter * 104_729 + index * 1299 + 12345) % 65_521;
     let float = |mixed: usize| f32::from(u16::try_from(mixed).unwrap()) / 997.0 - 30.0;
@@ -41,7 +41,7 @@ fn halves(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|&value| bf16::from_f32(value)).collect()
 }
 
-/// Which gradients a micro-batch has: the bias has one every third time, the head every second.
+/// Returns `true` if a micro-batch has a gradient: the bias every third time, the head every second.
 fn has(micro_batch: usize, parameter: usize) -> bool {
     match parameter {
         3 => micro_batch.is_multiple_of(3),
@@ -70,7 +70,7 @@ fn ordinary(dtype: FloatType, len: usize) -> Result<Flat> {
     Ok(Flat::zeros(dtype, len))
 }
 
-/// T(n) by its definition.
+/// Returns T(n) by its definition.
 fn tree<T: Clone>(leaves: &[T], add: &impl Fn(&T, &T) -> T) -> T {
     if let [gradient] = leaves {
         return gradient.clone();
@@ -79,7 +79,7 @@ fn tree<T: Clone>(leaves: &[T], add: &impl Fn(&T, &T) -> T) -> T {
     add(&tree(left, add), &tree(right, add))
 }
 
-/// The mean gradient of one parameter over all micro-batches, as a single process would define it.
+/// Returns the mean gradient of one parameter over all micro-batches, as one process defines it.
 fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
     let len = infos()[parameter].len();
     let round = |value: f32| if parameter == 1 { bf16::from_f32(value).to_f32() } else { value };
@@ -97,7 +97,7 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
     sum.into_iter().map(|sum| round(sum / u16::try_from(micro_batches).map(f32::from).unwrap())).collect()
 }
 
-/// Adds up what each rank has, and gives every rank the mean, as reducing over the network would.
+/// Sums the gradients of the ranks and gives every rank the mean, like a reduction over the network.
 fn synchronise(ranks: &mut [BucketedGradients], micro_batches: usize) -> Vec<f32> {
     let mut means: Vec<Vec<Mean>> = ranks.iter().map(|_| Vec::new()).collect();
     for bucket in 0..ranks[0].bucket_count() {
@@ -161,7 +161,7 @@ fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
     #[values(0, 1, 20, usize::MAX)] bucket_bytes: usize,
 ) {
     let mut ranks = ranks(count, bucket_bytes);
-    // Twice: a step leaves nothing behind.
+    // The second step shows that the first leaves nothing behind.
     for _ in 0..2 {
         for (rank, gradients) in ranks.iter_mut().enumerate() {
             share(rank, count, micro_batches).for_each(|index| run(gradients, index));
@@ -203,7 +203,7 @@ fn a_rank_holds_the_buffers_that_its_plan_says_for_its_micro_batches() {
             let means = sums.zip(dtypes).map(|(sum, dtype)| Mean::of(sum, dtype, share)).collect();
             gradients.take_totals(step(share), &Updates::new());
             gradients.synchronised(means, std::iter::repeat_n(true, 6));
-            // Between steps every buffer that was ever allocated is a mean or spare.
+            // Between steps the pool has every buffer.
             let held = gradients.buckets.iter().zip(plan.buckets());
             let bytes = held.map(|(sum, bucket)| (1 + sum.pool.len()) * bucket.bytes()).sum::<usize>();
             assert_eq!(bytes, plan.memory(share), "{share} micro-batches");
@@ -215,7 +215,7 @@ fn a_rank_holds_the_buffers_that_its_plan_says_for_its_micro_batches() {
 #[test]
 fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
     let mut gradients = ranks(1, 0).remove(0);
-    // Last to first: bias, scale, embedding; the head goes with the embedding.
+    // Last to first: bias, scale, embedding. The head is tied to the embedding.
     assert_eq!(Vec::from_iter(gradients.parameters()), [3, 1, 0]);
     gradients.begin(&mut ordinary).unwrap();
     let finals =
@@ -251,7 +251,7 @@ fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_pl
         assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&[0.0, 4.0, 0.0, 0.5])));
         assert_eq!((gradients.mean(1), gradients.mean(3), gradients.mean(7)), (None, None, None));
     }
-    // What a micro-batch had is forgotten by the next step.
+    // The next step drops the gradients of a micro-batch.
     for gradients in &mut ranks {
         gradients.begin(&mut ordinary).unwrap();
         gradients.end(0.0, 1);

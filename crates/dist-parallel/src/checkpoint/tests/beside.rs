@@ -1,4 +1,4 @@
-//! Trainers beside each other, of which one saves.
+//! Several groups with the same state, of which one saves.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::{Checkpoints, Chunk, ShardMetadata, Shards, Slice};
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 
-/// One of several groups that hold the same.
+/// A rank of one of several groups with the same state.
 struct Beside<'a> {
     trainer: Trainer<'a>,
     replicas: &'a mut Communicator,
@@ -51,7 +51,7 @@ impl Shards for Beside<'_> {
     }
 }
 
-/// Rank 0 of the group that saves takes nearly as long as it may in each phase, and far longer to remove what is old.
+/// Rank 0 of the saving group takes almost the whole timeout in each phase, and far longer to remove old checkpoints.
 #[test]
 fn the_others_wait_for_all_phases_of_the_group_that_saves_and_not_for_what_it_removes() {
     const TIMEOUT: Duration = Duration::from_secs(10);

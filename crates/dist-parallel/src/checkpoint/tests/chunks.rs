@@ -1,4 +1,4 @@
-//! The arithmetic of resharding, on any sizes, beyond one block of a checksum.
+//! The arithmetic of resharding, with any sizes beyond one block of a checksum.
 
 use proptest::prelude::*;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::checkpoint::part::{self, Entry};
 use crate::checkpoint::save;
 use crate::{FloatType, ParamInfo};
 
-/// Writes tensors of these lengths in files that are cut at these places, as so many ranks would.
+/// Writes tensors of these lengths, divided into `files` files as by this number of ranks.
 fn written(directory: &Path, lens: &[usize], files: usize) -> Index {
     let total: usize = lens.iter().sum();
     let parts = (0..files).map(|file| {
@@ -55,7 +55,7 @@ fn values(tensor: usize, offset: usize, len: usize) -> Vec<f32> {
     (offset..offset + len).map(|index| (index * 31 + tensor) as f32).collect()
 }
 
-/// Lengths around a block, which are not too many bytes to write often.
+/// Returns lengths around the block size, which are small enough to write often.
 fn any_len() -> impl Strategy<Value = usize> {
     let block = CHECKED_BYTES / 4;
     prop_oneof![0..9_usize, block - 2..block + 3, 2 * block - 1..2 * block + 9]

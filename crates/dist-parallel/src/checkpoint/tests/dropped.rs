@@ -1,4 +1,4 @@
-//! Nothing of a checkpoint is dropped unless the user has said so.
+//! State in a checkpoint is ignored only at the user's request.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::{load, on_ranks, same_fault, save};
 use crate::checkpoint::{CheckpointProblem, Checkpoints};
 use crate::{Communicator, Optimizer, ParamInfo};
 
-/// The model, with a head of its own or one that is tied to the embedding, and with a trained or a frozen scale.
+/// Returns the model, with its own or a tied head, and with a trained or a frozen scale.
 fn model(tied: bool, frozen: bool) -> Vec<ParamInfo> {
     let mut infos = infos();
     infos[5].same_as = tied.then_some(0);
@@ -18,7 +18,7 @@ fn model(tied: bool, frozen: bool) -> Vec<ParamInfo> {
     infos
 }
 
-/// Saves the values of step 1, by two ranks that have this model.
+/// Saves the values of step 1 on two ranks with this model.
 fn saved(directory: &Path, infos: Vec<ParamInfo>) {
     let directory = directory.to_owned();
     let outcome = sim::run(1, 2, move |transport| {
@@ -29,7 +29,7 @@ fn saved(directory: &Path, infos: Vec<ParamInfo>) {
     assert!(outcome.results.iter().all(Result::is_ok), "{:?}", outcome.results);
 }
 
-/// What comes of a load by two ranks that have this model, and whether each has the values of step 1 then.
+/// Loads on two ranks with this model. Returns each result, and `true` if the rank then has the values of step 1.
 fn loaded(
     infos: Vec<ParamInfo>,
     with_optimizer: bool,

@@ -1,4 +1,4 @@
-//! What the file system refuses, and what has become of the files: an error on every rank, and nothing changed.
+//! File-system errors and damaged files: every rank gets an error, and nothing changes.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,8 @@ use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::owner::Owner;
 use crate::checkpoint::{CheckpointProblem, Checkpoints, Chunk, INDEX, directory};
 
-/// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
-/// before is still the newest, or the new is; and the next save succeeds.
+/// Every operation of every rank fails once. All ranks get the same error, or none if the save was already complete.
+/// Either the previous checkpoint or the new one is the newest, and the next save succeeds.
 #[rstest]
 fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: usize) {
     let directory = tempfile::tempdir().unwrap();
@@ -39,11 +39,11 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
             }
             holder.fill(2);
             let outcome = save(&mut checkpoints, holder, 2).map_err(|error| error.to_string());
-            // Only one at a time saves to the directory.
+            // One owner at a time saves to the directory.
             drop(checkpoints);
             let mut failed = [u8::from(acts.load(Ordering::Relaxed) > moment)];
             holder.comm.broadcast(&mut failed, unlucky).unwrap();
-            // Something else, to see that it is overwritten.
+            // Other values, to see that the load overwrites them.
             holder.fill(9);
             let step = load(&mut Checkpoints::at(&path), holder).unwrap();
             assert!(holder.is_of(step.unwrap(), true));
@@ -71,7 +71,7 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
     }
 }
 
-/// Each before the next is made in it.
+/// Each is synced before the next is created in it.
 #[test]
 fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
     let there = tempfile::tempdir().unwrap();
@@ -96,7 +96,7 @@ fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
     assert_eq!(acts.lock().unwrap()[..6], expected.map(|(act, path)| (act, PathBuf::from(path))));
 }
 
-/// Tests run in the directory of their package, so that these are there.
+/// Tests run in the directory of their package, which has these directories.
 #[rstest]
 #[case::bare("src", ".")]
 #[case::below_another("src/checkpoint", "src")]
@@ -148,7 +148,7 @@ fn files_that_are_missing_or_have_another_size_are_named_on_every_rank(
         holder.fill(5);
         let loaded = load(&mut Checkpoints::at(&path), holder);
         assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
-        // The one before is as good as ever.
+        // The previous checkpoint can still be loaded.
         let (mut trainer, optimizer) = holder.parts();
         Checkpoints::at(&path).load_step(1, &mut trainer, Some(optimizer)).unwrap();
         assert!(holder.is_of(1, true));
@@ -209,7 +209,7 @@ fn a_changed_byte_anywhere_is_noticed_by_every_rank() {
     assert!(named > 500, "the tensor is named where one is concerned: {named} times");
 }
 
-/// What this rank does not hand out is known to all, whether it is to be saved or loaded.
+/// All ranks get the error of one rank's trainer, in a save and in a load.
 #[rstest]
 fn a_trainer_that_refuses_is_named_on_every_rank(#[values(false, true)] copied: bool) {
     let directory = tempfile::tempdir().unwrap();
@@ -342,7 +342,7 @@ fn a_rank_that_is_gone_ends_the_save_of_the_others() {
     assert_eq!(errors, [true; 3]);
 }
 
-/// Each rank would write a share of what both hold, and a mixture would be saved.
+/// Each rank would write a part of a replicated parameter, and the checkpoint would be a mixture.
 #[rstest]
 fn ranks_that_hold_different_values_of_one_parameter_save_nothing(
     #[values(Division::Replicated, Division::Scattered, Division::OptimizerOnly)] division: Division,
@@ -368,7 +368,7 @@ fn ranks_that_hold_different_values_of_one_parameter_save_nothing(
     assert!(fault.to_string().contains("hold different values of it"), "{fault}");
 }
 
-/// Somebody may be reading it, on a file system that does not let go of what is read.
+/// On some file systems a file cannot be removed while it is read.
 #[test]
 fn what_cannot_be_removed_is_in_nobodys_way() {
     let directory = tempfile::tempdir().unwrap();
@@ -389,7 +389,7 @@ fn what_cannot_be_removed_is_in_nobodys_way() {
     });
 }
 
-/// It may be a mean of what each rank has seen: that of rank 0 is saved, and nothing of the others'.
+/// A running mean can differ between ranks. The save takes that of rank 0 only.
 #[test]
 fn what_is_not_trained_may_be_each_ranks_own() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A trainer that holds any pieces of a model, whose values say what they are.
+//! A trainer that holds arbitrary chunks of a model, with values that identify the step.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,16 +8,16 @@ use crate::checkpoint::{Chunk, ShardMetadata, Shards, Slice};
 use crate::flat::Flat;
 use crate::{AdamW, AdamWOptions, Communicator, FloatType, Optimizer, ParamInfo, Result, Values, ValuesMut};
 
-/// How a model is divided among ranks.
+/// The division of a model among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Division {
     /// Every rank has everything.
     Replicated,
-    /// Each rank has as much of all values in a row as every other.
+    /// Each rank has a contiguous, equal share of all values.
     Even,
-    /// Every rank has all parameters, and an even share of the optimizer's state.
+    /// Every rank has all parameters, and an equal share of the optimizer state.
     OptimizerOnly,
-    /// Pieces of seven values go round. Halves of an even number of ranks hold the same.
+    /// Chunks of seven values are assigned in turn. With an even number of ranks, both halves hold the same.
     Scattered,
     /// The last rank has everything.
     Last,
@@ -34,11 +34,11 @@ pub(super) struct Holder {
     pub(super) values: Vec<Flat>,
     pub(super) optimizer: AdamW,
     pub(super) loaded: usize,
-    /// What was asked to be handed out, to fail at.
+    /// The number of the chunk that the trainer refuses to return.
     pub(super) refuses: Arc<Mutex<Option<usize>>>,
 }
 
-/// A model with every type, sizes that nothing divides, a frozen parameter, a repeated one and an empty one.
+/// Returns a model with every type, odd sizes, a frozen parameter, a tied one and an empty one.
 pub(super) fn infos() -> Vec<ParamInfo> {
     let mut infos = vec![
         ParamInfo::new("embed", [5, 3], FloatType::F32),
@@ -54,7 +54,7 @@ pub(super) fn infos() -> Vec<ParamInfo> {
     infos
 }
 
-/// The one that never has a gradient, so that the optimizer keeps nothing of it.
+/// The parameter that never has a gradient, so it has no optimizer state.
 const UNUSED: usize = 6;
 
 impl Holder {
@@ -62,7 +62,7 @@ impl Holder {
         Self::with_infos(comm, division, infos())
     }
 
-    /// All values, and what the optimizer keeps, are zero.
+    /// Returns a holder whose values and optimizer state are zero.
     pub(super) fn with_infos(comm: Communicator, division: Division, infos: Vec<ParamInfo>) -> Self {
         let stored = infos.iter().enumerate().filter(|(_, info)| info.same_as.is_none());
         let all: Vec<Chunk> =
@@ -97,7 +97,7 @@ impl Holder {
         }
     }
 
-    /// Gives everything the values that belong to a step.
+    /// Sets all values to those of a step.
     pub(super) fn fill(&mut self, step: u64) {
         for (chunk, values) in self.parameters.chunks.iter().zip(&mut self.values) {
             fill(values.slice_mut(0, chunk.len), step, 0, chunk);
@@ -118,12 +118,12 @@ impl Holder {
         }
     }
 
-    /// Which step's values everything has, `None` if not all are of one step.
+    /// Returns the step of all values, or `None` if they are of different steps.
     pub(super) fn step(&self) -> Option<u64> {
         (0..STEPS).find(|&step| self.is_of(step, true))
     }
 
-    /// Whether all parameters, and what the optimizer keeps if that matters, are of a step.
+    /// Returns `true` if all parameters, and optionally the optimizer state, are of a step.
     pub(super) fn is_of(&self, step: u64, with_optimizer: bool) -> bool {
         let mut parameters = self.parameters.chunks.iter().zip(&self.values);
         let expected = |dtype, salt, chunk: &Chunk| {
@@ -137,7 +137,7 @@ impl Holder {
         });
         let states_are = self.slices.chunks.iter().all(|Slice { number, chunk }| {
             let Some(state) = self.optimizer.state(*number) else {
-                // What has no values is of no step.
+                // Empty tensors belong to no step.
                 return chunk.parameter == UNUSED || chunk.len == 0;
             };
             let arrays = state.arrays.iter().enumerate().all(|(salt, values)| {
@@ -149,19 +149,19 @@ impl Holder {
         parameters_are && (states_are || !with_optimizer)
     }
 
-    /// Says that the optimizer has a slice that it has not.
+    /// Lists a slice that the optimizer does not have.
     pub(super) fn list_slice(&mut self, chunk: Chunk) {
         self.slices.chunks.push(Slice { number: 999, chunk });
     }
 
-    /// This rank as a trainer, and its optimizer.
+    /// Returns this rank as a trainer, and its optimizer.
     pub(super) fn parts(&mut self) -> (Trainer<'_>, &mut AdamW) {
         let Self { comm, infos, parameters, slices, values, optimizer, loaded, refuses } = self;
         (Trainer { comm, infos, parameters, slices, values, loaded, refuses }, optimizer)
     }
 }
 
-/// Steps whose values can be told apart.
+/// The number of steps with distinct values.
 pub(super) const STEPS: u64 = 64;
 
 pub(super) struct Trainer<'a> {
@@ -209,7 +209,7 @@ impl Shards for Trainer<'_> {
 }
 
 impl Trainer<'_> {
-    /// The number of a piece, if it is not the one that is refused.
+    /// Returns the number of a chunk, unless it is refused.
     fn hand_out(&self, chunk: Chunk) -> Result<usize> {
         let number = self.parameters.chunks.iter().position(|held| *held == chunk).unwrap();
         if *self.refuses.lock().unwrap() == Some(number) {
@@ -221,7 +221,7 @@ impl Trainer<'_> {
 }
 
 impl<T> ShardMetadata<T> {
-    /// Other things that the same ranks hold.
+    /// Returns metadata with the same ranks and no chunks.
     fn map<U>(&self) -> ShardMetadata<U> {
         ShardMetadata { chunks: Vec::new(), copy: self.copy, copies: self.copies }
     }
@@ -246,7 +246,7 @@ fn divide(division: Division, all: &[Chunk], rank: usize, ranks: usize) -> Shard
     }
 }
 
-/// The values from number `from` to number `to` of all.
+/// Returns the values number `from` to `to` of all.
 fn cut(all: &[Chunk], from: usize, to: usize) -> Vec<Chunk> {
     let mut start = 0;
     let mut cut = Vec::new();
@@ -263,7 +263,7 @@ fn cut(all: &[Chunk], from: usize, to: usize) -> Vec<Chunk> {
 fn fill(mut values: ValuesMut<'_>, step: u64, salt: usize, chunk: &Chunk) {
     let number = |index: usize| {
         let place = (chunk.offset + index) as u64 + 20 * (chunk.parameter as u64 + 7 * salt as u64);
-        // Exact in every type that it is kept in: bf16 has parameters only, 8 bits, and no salt.
+        // Exact in every type. bf16 is used for parameters only: 8 bits, and no salt.
         let number = if salt == 0 { place * 5 + step * 3 } else { place * 64 + step };
         if salt == 0 { u16::try_from(number % 251).unwrap() } else { u16::try_from(number % 65_536).unwrap() }
     };

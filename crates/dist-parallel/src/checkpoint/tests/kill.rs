@@ -1,4 +1,4 @@
-//! Processes that are killed while they save: before every single thing that any of them asks of the file system.
+//! Processes that are killed during a save, before each file-system operation of each rank.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ const RANKS: usize = 3;
 const KILLS: usize = 50;
 const NAME: &str = "checkpoint::tests::kill::a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint";
 
-/// Every job goes on from the newest checkpoint, which has to be whole, and saves the next, in which one of its ranks
-/// is killed.
+/// Every job continues from the newest checkpoint, which must be complete, and saves the next. One of its ranks is
+/// killed during the save.
 #[test]
 fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
     if let Some(rank) = process::rank() {
@@ -31,7 +31,7 @@ fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
     let moments =
         acts.iter().enumerate().flat_map(|(rank, acts)| (0..acts.len()).map(move |act| (rank, act)));
     let moments: Vec<(usize, usize)> = moments.collect();
-    // The change of the directory's name is what counts.
+    // The rename of the directory commits the checkpoint.
     let renamed = acts[0].iter().position(|act| *act == DiskOperation::Rename).unwrap();
     let path = directory.path().join("checkpoints");
     let mut newest = None;
@@ -58,8 +58,8 @@ fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
     }
 }
 
-/// What each rank asks of the file system to save a checkpoint when one is to be removed. How often it removes something
-/// depends on what was left behind, and is left out.
+/// Returns the operations of each rank in a save that removes an old checkpoint. Removals depend on leftovers and are
+/// left out.
 fn acts_of_a_save(path: &Path) -> Vec<Vec<DiskOperation>> {
     let path = path.to_owned();
     on_ranks(RANKS, Division::Even, move |holder| {
@@ -85,7 +85,7 @@ fn checkpoints(path: &Path) -> Checkpoints {
     Checkpoints::at(path).keep_last(std::num::NonZeroUsize::new(2).unwrap())
 }
 
-/// The newest checkpoint's step, and whether one process gets that step's values from it.
+/// Returns the newest checkpoint's step, and `true` if one process can load its values.
 fn newest_whole(path: &Path) -> (Option<u64>, bool) {
     let path = path.to_owned();
     let loaded = on_ranks(1, Division::Replicated, move |holder| {
@@ -95,7 +95,7 @@ fn newest_whole(path: &Path) -> (Option<u64>, bool) {
     loaded[0]
 }
 
-/// One rank of a job in which a rank is killed.
+/// Runs one rank of a job in which a rank is killed.
 fn die(rank: usize) {
     let variable = |name| std::env::var(name).unwrap();
     let [victim, moment]: [usize; 2] = ["VICTIM", "MOMENT"].map(|name| variable(name).parse().unwrap());
@@ -114,6 +114,6 @@ fn die(rank: usize) {
             Ok(())
         }));
     }
-    // Whoever is not killed is told, or had nothing left to do.
+    // A surviving rank gets an error or has already finished.
     let _outcome = save(&mut checkpoints, &mut holder, next);
 }

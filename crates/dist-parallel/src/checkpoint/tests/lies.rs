@@ -1,4 +1,4 @@
-//! Indexes that contradict themselves, and models that are not the checkpoint's.
+//! Indexes that contradict themselves, and models that do not match the checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::checkpoint::index::Index;
 use crate::checkpoint::{CheckpointError, CheckpointProblem, Checkpoints, INDEX};
 use crate::{Communicator, FloatType, ParamInfo};
 
-/// What is wrong, where, and which words say so.
+/// Each case has the damage, the tensor and a part of the message.
 #[rstest]
 #[case::a_gap(|i: &mut Index| i.tensors[1].runs[1].offset += 1, "half.weight", "value 6 is missing")]
 #[case::an_overlap(|i: &mut Index| i.tensors[1].runs[1].offset -= 1, "half.weight", "value 5 is there twice")]
@@ -45,7 +45,7 @@ fn an_index_that_lies_is_refused(#[case] lie: fn(&mut Index), #[case] tensor: &s
     assert!(fault.to_string().contains(reason), "{fault}");
 }
 
-/// Changes the index, checksum and all.
+/// Changes the index and updates its checksum.
 fn rewrite(directory: &Path, change: impl FnOnce(&mut Index)) {
     let path = directory.join("checkpoint-1-step-1").join(INDEX);
     let mut index = Index::decode(&path, &fs::read(&path).unwrap()).unwrap();
@@ -53,7 +53,7 @@ fn rewrite(directory: &Path, change: impl FnOnce(&mut Index)) {
     fs::write(path, index.encode().unwrap()).unwrap();
 }
 
-/// The error that two ranks with this model get, which changes nothing.
+/// Returns the error that two ranks with this model get, and checks that nothing changes.
 #[track_caller]
 fn refused(directory: &Path, infos: Vec<ParamInfo>) -> CheckpointError {
     let path = directory.to_owned();
@@ -89,7 +89,7 @@ fn a_foreign_model_is_refused(
     assert!(fault.to_string().contains(reason), "{fault}");
 }
 
-/// Tensors of the optimizer are all there for a parameter or none of them.
+/// A parameter has all tensors of the optimizer state or none.
 #[rstest]
 #[case::missing(|i: &mut Index| i.tensors.retain(|t| t.name.to_string() != "optimizer/beta2_power/scale"), "optimizer/beta2_power/scale", "checkpoint has not")]
 #[case::foreign(|i: &mut Index| rename(i, "optimizer/mean/scale", "median"), "optimizer/median/scale", "the model has not")]
@@ -100,7 +100,7 @@ fn a_foreign_state_is_refused(#[case] change: fn(&mut Index), #[case] tensor: &s
     let checkpoint = directory.path().join("checkpoint-1-step-1");
     rewrite(directory.path(), |index| {
         change(index);
-        // What lies in the file is then the index's own again: only the optimizer's list is wrong.
+        // The tensors tile the file again, so only the list of the optimizer is wrong.
         tile(index, &checkpoint);
     });
     let fault = refused(directory.path(), infos());
@@ -116,7 +116,7 @@ fn rename(index: &mut Index, name: &str, state: &str) {
     find(index, name).name.state = Some(state.to_owned());
 }
 
-/// Puts the runs next to each other, and cuts the file where they end.
+/// Places the runs next to each other, and truncates the file at their end.
 fn tile(index: &mut Index, checkpoint: &Path) {
     let file = &mut index.files[0];
     let mut end = file.header_bytes;
@@ -144,7 +144,7 @@ fn a_newer_version_is_named() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever numbers an index has, it is refused, or everything that it says lies where something can lie.
+    /// An index with arbitrary numbers is refused, or all its values have valid places.
     #[test]
     fn an_index_of_any_numbers_is_refused_or_right(
         runs in prop::collection::vec((any_number(), any_number(), any_number(), any_number()), 0..4),
@@ -190,14 +190,14 @@ proptest! {
         }
     }
 
-    /// Whatever bytes there are, reading them as an index ends with an answer.
+    /// Decoding arbitrary bytes returns an error.
     #[test]
     fn any_bytes_are_no_index(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(Index::decode(Path::new("index"), &bytes).is_err());
     }
 }
 
-/// Small ones, which often fit together, and those at the ends of what numbers can be.
+/// Returns small numbers, which often fit together, and the largest ones.
 fn any_number() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..9_u64,

@@ -1,4 +1,4 @@
-//! Checkpoints of a trainer that holds any pieces of a model.
+//! Checkpoints of a trainer that holds arbitrary chunks of a model.
 
 mod beside;
 mod chunks;
@@ -52,7 +52,7 @@ fn load(checkpoints: &mut Checkpoints, holder: &mut Holder) -> crate::Result<Opt
     checkpoints.load(&mut trainer, Some(optimizer))
 }
 
-/// The error of a checkpoint, which every rank has.
+/// Returns the checkpoint error that every rank has.
 #[track_caller]
 fn same_fault<T: std::fmt::Debug>(results: Vec<crate::Result<T>>) -> CheckpointError {
     let mut faults = results.into_iter().map(|result| match result {

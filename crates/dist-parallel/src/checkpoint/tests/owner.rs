@@ -1,4 +1,4 @@
-//! One job at a time saves to a directory, also where the file system has no locks.
+//! One job at a time saves to a directory, also on file systems without locks.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::owner::{OWNER, Owner};
 use crate::checkpoint::{CheckpointProblem, Checkpoints};
 
-/// A file system whose locks fail with this error, or work.
+/// Returns a file system whose locks fail with this error, or work.
 fn disk(lock_error: Option<i32>) -> Disk {
     let mutation_check = move |act, _: &Path| match (act, lock_error) {
         (DiskOperation::Lock, Some(number)) => Err(io::Error::from_raw_os_error(number)),
@@ -43,7 +43,7 @@ fn the_second_is_refused_as_long_as_the_first_is_there(
     second.claim(&disk, directory.path()).unwrap();
 }
 
-/// As on a file system on which another host does not see this one's lock.
+/// On some file systems another host does not see this host's lock.
 #[test]
 fn a_job_whose_directory_another_has_taken_saves_no_more() {
     let directory = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ fn a_job_whose_directory_another_has_taken_saves_no_more() {
     );
 }
 
-/// What has a lock on another host's file, or is a child that a dead process has left behind, with the lock.
+/// The lock holder is a process on another host, or a child of a dead process.
 #[rstest]
 #[case::a_dead_process_of_this_host(|record: String| record.replacen("\"process_started\":", "\"process_started\":1", 1), true)]
 #[case::a_process_of_another_host(|record: String| record.replacen("\"pids_of\":\"", "\"pids_of\":\"other", 1), false)]
@@ -92,7 +92,7 @@ fn a_lock_counts_unless_its_job_is_known_to_be_dead(
     assert_eq!(claimed.is_ok(), is_dead, "{claimed:?}");
 }
 
-/// Without locks, a record of a process that is not known to live does not keep others away.
+/// Without locks, only the record of a process that is known to live keeps others out.
 #[rstest]
 #[case::a_dead_process(|record: String| record.replacen("\"process_started\":", "\"process_started\":1", 1))]
 #[case::a_process_of_another_host(|record: String| record.replacen("\"pids_of\":\"", "\"pids_of\":\"other", 1))]
@@ -223,7 +223,7 @@ fn an_error_of_the_disk_says_what_was_done_with_which_file(
     assert!(fault.contains(&said) && fault.contains("Input/output error"), "{fault}");
 }
 
-/// As Linux numbers them.
+/// The numbers of Linux.
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
 const ENOLCK: i32 = 37;

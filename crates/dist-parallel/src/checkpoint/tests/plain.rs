@@ -1,4 +1,4 @@
-//! One plain safetensors file, by which other programs read and write parameters.
+//! Plain safetensors files, for the exchange of parameters with other programs.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn a_changed_byte_is_not_consolidated() {
             fs::remove_file(&file).unwrap();
         }
     }
-    // Not what the optimizer keeps, which is not read.
+    // The optimizer state is not read.
     let parameters: usize = ["scale", "frozen", "unused", "half.weight", "embed"]
         .iter()
         .filter(|name| faults.iter().any(|fault| fault == *name))
@@ -74,7 +74,7 @@ fn a_changed_byte_is_not_consolidated() {
     assert!(parameters >= 3 && !faults.iter().any(|name| name.contains('/')), "{faults:?}");
 }
 
-/// Every act fails once: then the file is whole or not there, and nothing lies beside it.
+/// Every operation fails once. The file is then complete or missing, without leftovers.
 #[test]
 fn a_failure_at_any_moment_leaves_no_unfinished_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn a_failure_at_any_moment_leaves_no_unfinished_file() {
         left_behind.push(names);
         let _removed = fs::remove_file(&file);
     }
-    // The file has its name before that is on the disk, for which its directory is opened and synced.
+    // The file gets its name before the name is synced, which opens and syncs the directory.
     assert_eq!(left_behind.split_off(left_behind.len() - 2), [["all.safetensors"]; 2]);
     assert!(left_behind.len() >= 10 && left_behind.iter().all(Vec::is_empty), "{left_behind:?}");
 }
@@ -225,7 +225,7 @@ fn a_file_that_is_not_there_is_named() {
     assert_eq!((fault.path, fault.problem), (path, CheckpointProblem::Missing));
 }
 
-/// The error that all ranks get, which changes nothing.
+/// Returns the error that all ranks get, and checks that nothing changes.
 fn refused(path: &Path) -> crate::CheckpointError {
     let path = path.to_owned();
     same_fault(on_ranks(2, Division::Even, move |holder| {

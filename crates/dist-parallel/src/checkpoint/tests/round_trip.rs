@@ -1,4 +1,4 @@
-//! What is saved by some ranks is loaded by others.
+//! Checkpoints that are saved on some ranks and loaded on others.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,11 +117,11 @@ fn a_copy_is_taken_at_the_call_and_saves_that_were_started_end_in_order() {
         let first = start(&mut checkpoints, holder, 1);
         let mut second = start(&mut checkpoints, holder, 2);
         drop(start(&mut checkpoints, holder, 3));
-        // Training goes on.
+        // Training continues.
         holder.fill(40);
         holder.comm.barrier().unwrap();
         assert_eq!((first.step(), second.step()), (1, 2));
-        // The third has ended, so have those before it.
+        // The third save has ended, so the earlier ones have too.
         let done = second.is_done();
         first.wait().unwrap();
         second.wait().unwrap();
@@ -137,7 +137,7 @@ fn a_copy_is_taken_at_the_call_and_saves_that_were_started_end_in_order() {
     assert_eq!(outcome, vec![(true, vec![Some(1), Some(2), Some(3), Some(40)]); 3]);
 }
 
-/// The disk does not begin before the ranks have talked to each other.
+/// The disk does not start before the ranks have compared their requests.
 #[test]
 fn training_goes_on_while_a_save_waits_for_its_disk() {
     let directory = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ fn training_goes_on_while_a_save_waits_for_its_disk() {
         let mut checkpoints = Checkpoints::at(&path);
         checkpoints.disk.mutation_check = Some(Arc::new(move |act, _| {
             if act == DiskOperation::Create {
-                // Closed as soon as it can begin.
+                // The mailbox closes when the disk may start.
                 let _closed = begun.lock().unwrap().receive(None);
             }
             Ok(())
@@ -166,7 +166,7 @@ fn training_goes_on_while_a_save_waits_for_its_disk() {
     assert_eq!(loaded, [(false, Some(1), true); 2]);
 }
 
-/// What was saved last is what is loaded, whatever the disk has of it by then.
+/// The load returns the last save, even if the disk is slow.
 #[test]
 fn a_save_that_was_started_ends_before_anything_is_loaded() {
     let directory = tempfile::tempdir().unwrap();
@@ -195,7 +195,7 @@ fn waiting_for_a_save_ends_at_its_limit_and_the_save_goes_on() {
         holder.fill(1);
         let mut checkpoints = Checkpoints::at(&path);
         if holder.comm.rank() == 1 {
-            // The other rank's save waits for this one's.
+            // The other rank's save waits for this one.
             let runtime = holder.comm.runtime().clone();
             runtime.sleep(std::time::Duration::from_secs(30));
         }
@@ -215,7 +215,7 @@ fn waiting_for_a_save_ends_at_its_limit_and_the_save_goes_on() {
     assert_eq!(waited, [true, false]);
 }
 
-/// The tensors that a rank needs values of, and which.
+/// Returns the tensors and ranges that a rank needs.
 fn needs(trainer: &dyn Shards, optimizer: &dyn Optimizer) -> Vec<(String, usize, usize)> {
     let infos = trainer.infos();
     let parameters = trainer.parameters().chunks.into_iter();
@@ -232,8 +232,8 @@ fn needs(trainer: &dyn Shards, optimizer: &dyn Optimizer) -> Vec<(String, usize,
     needs
 }
 
-/// Each rank reads the headers of the files that it needs, or that are its share to look at, and the blocks that it
-/// needs a byte of.
+/// Each rank reads the headers of the files that it needs or that are its share to check, and the blocks that it
+/// needs.
 #[rstest]
 #[case::the_same_ranks(4, 4)]
 #[case::more(2, 6)]

@@ -1,4 +1,4 @@
-//! Weights of other programs: other names, types and files than a model's own.
+//! Weights of other programs, with other names, types and files than the model's.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn numbers(count: u8) -> impl Iterator<Item = f32> {
     (0..count).map(f32::from)
 }
 
-/// What a program has written that calls everything `model.NAME`, keeps other types, and has another head.
+/// Returns the tensors of a program that uses names `model.NAME`, other types and another head.
 fn tensors() -> Vec<Tensor> {
     let halves = numbers(15).flat_map(|number| bf16::from_f32(number).to_le_bytes()).collect();
     let singles = numbers(14).flat_map(f32::to_le_bytes).collect();
@@ -67,7 +67,7 @@ fn options() -> WeightOptions {
         .keep("unused")
 }
 
-/// Whether a rank holds what the files have, and in what they have nothing for, the values of step 5.
+/// Returns `true` if a rank has the values of the files, and those of step 5 for missing tensors.
 fn is_loaded(holder: &mut Holder) -> bool {
     let mut expected = Vec::new();
     let before: Vec<Vec<f64>> =
@@ -237,7 +237,7 @@ fn ranks_with_different_options_are_told() {
     assert!(matches!(fault.problem, CheckpointProblem::RanksDiffer { rank: 2, other: 0, .. }), "{fault}");
 }
 
-/// The error that all ranks get, which changes nothing.
+/// Returns the error that all ranks get, and checks that nothing changes.
 fn refused(path: &Path, options: WeightOptions) -> crate::CheckpointError {
     let path = path.to_owned();
     same_fault(on_ranks(2, Division::Even, move |holder| {
@@ -248,7 +248,7 @@ fn refused(path: &Path, options: WeightOptions) -> crate::CheckpointError {
     }))
 }
 
-/// No process needs memory for the whole of a model that it holds a part of.
+/// No process needs memory for the whole of a sharded model.
 #[test]
 fn a_rank_reads_only_what_it_holds() {
     let directory = tempfile::tempdir().unwrap();
