@@ -9,7 +9,7 @@ use crate::Result;
 pub(crate) fn or_abort<T>(comm: &mut Communicator, result: Result<T>) -> Result<T> {
     result.inspect_err(|error| {
         if !error.is_on_every_rank() {
-            tracing::warn!(%error, "training ends the job");
+            tracing::warn!(%error, "a failed training call aborts the job");
             comm.abort(Chain(error));
         }
     })

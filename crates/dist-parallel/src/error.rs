@@ -26,7 +26,7 @@ pub enum Error {
         name: String,
     },
     /// A buffer is declared as trainable. A gradient trains a parameter; a block changes a buffer by itself.
-    #[error("{name} is said to be a buffer and to be trainable: it can be one of the two")]
+    #[error("{name} is declared as a buffer and as trainable; declare it as one of the two")]
     TrainableBuffer {
         /// The name.
         name: String,
@@ -38,7 +38,7 @@ pub enum Error {
         name: String,
     },
     /// A parameter cannot be tied to another: they differ in shape, type or kind, or the other does not come first.
-    #[error("parameter {name} cannot be the same as {same_as}: {reason}")]
+    #[error("parameter {name} cannot be tied to {same_as}: {reason}")]
     CannotTie {
         /// The parameter to tie.
         name: String,
@@ -48,10 +48,10 @@ pub enum Error {
         reason: &'static str,
     },
     /// A block received the saved activations of another block.
-    #[error("backward was given what the forward of another block saved")]
+    #[error("backward received the activations that another block has saved")]
     ForeignSaved,
     /// Two slices of values differ in length or type.
-    #[error("{got_len} values of {got} were given where {expected_len} of {expected} are expected")]
+    #[error("got {got_len} values of {got}, expected {expected_len} of {expected}")]
     ValuesDiffer {
         /// The expected number of values.
         expected_len: usize,
@@ -63,7 +63,7 @@ pub enum Error {
         got: FloatType,
     },
     /// The parameter is freed between its uses. Only its sharded training has its values.
-    #[error("the parameter's memory is freed between its uses")]
+    #[error("the parameter is freed between its uses and has no values now")]
     Freed,
     /// A block has changed a sharded parameter by itself, and the change would be lost.
     #[error(
@@ -76,7 +76,7 @@ pub enum Error {
     },
     /// The ranks have different values of a frozen parameter that each has in full. Every rank gets this error.
     #[error(
-        "the frozen parameter {parameter} has other values on rank {rank} than on rank 0: declare state that a block changes \
+        "the frozen parameter {parameter} has different values on rank {rank} and rank 0: declare state that a block changes \
          as a buffer (ParamInfo::buffer)"
     )]
     FrozenDiffers {
@@ -86,13 +86,13 @@ pub enum Error {
         parameter: String,
     },
     /// A model has neither a slot for a parameter nor its own way to access it.
-    #[error("parameter number {index} lies in no slot, and the model has no other way to reach it")]
+    #[error("the model has no slot for parameter number {index} and does not implement another access")]
     NoSlot {
         /// The parameter's index.
         index: usize,
     },
     /// Ranks of local SGD cannot be saved, because they have taken steps since their last synchronisation point.
-    #[error("the ranks have different parameters: they have taken {steps} steps since they met")]
+    #[error("the ranks have different parameters after {steps} steps since the last synchronisation point: synchronise before you save")]
     NotSynchronised {
         /// The number of steps since the last synchronisation point.
         steps: usize,
@@ -117,7 +117,7 @@ pub enum Error {
     },
     /// An optimizer with the parameter groups of one model received a slice of another.
     #[error(
-        "slice {slice} is in no group: the optimizer's groups are those of a model with {parameters} parameters"
+        "slice {slice} is in no parameter group: the optimizer's groups are for a model with {parameters} parameters"
     )]
     SliceWithoutGroup {
         /// The slice's number.
@@ -126,13 +126,13 @@ pub enum Error {
         parameters: usize,
     },
     /// A slice differs in length or type from its last step.
-    #[error("slice {slice} has another length or type than at its last step")]
+    #[error("slice {slice} differs in length or type from its last step")]
     SliceChanged {
         /// The slice's number.
         slice: usize,
     },
     /// A gradient was reported for a parameter that the model, or the reporting block, does not have.
-    #[error("a gradient was reported for parameter number {index} of a model or block with {count}")]
+    #[error("a gradient was reported for parameter number {index}, but the model or block has {count} parameters")]
     NoSuchParameter {
         /// The reported index.
         index: usize,
@@ -146,7 +146,7 @@ pub enum Error {
         parameter: String,
     },
     /// A gradient differs from its parameter in length or type.
-    #[error("the gradient of {parameter} does not look like the parameter")]
+    #[error("the gradient of {parameter} differs from the parameter in length or type")]
     WrongGradient {
         /// The parameter's name.
         parameter: String,
@@ -171,7 +171,7 @@ pub enum Error {
     },
     /// The ranks have different options. Every rank gets this error.
     #[error(
-        "rank {rank} was given other options than rank 0: {setting} is {there} there, {on_rank_0} on rank 0"
+        "the options differ between ranks: {setting} is {there} on rank {rank} and {on_rank_0} on rank 0"
     )]
     OptionsDiffer {
         /// The first rank that differs from rank 0.
@@ -186,8 +186,8 @@ pub enum Error {
     /// The ranks have updated their parameters or clipped their gradients with different settings since the last
     /// step. Every rank gets this error at the next step, evaluation or save, and again until a checkpoint is loaded.
     #[error(
-        "the ranks have trained with different settings: {setting} is {there} on rank {rank}, {on_rank_0} on rank 0. Give \
-         every rank the same, and go on from a checkpoint"
+        "the ranks have trained with different settings: {setting} is {there} on rank {rank} and {on_rank_0} on rank 0. Use \
+         the same settings on all ranks and continue from a checkpoint"
     )]
     SettingsDiffer {
         /// The first rank that differs from rank 0. In a pipeline it is the number in the world.
@@ -202,9 +202,9 @@ pub enum Error {
     /// The ranks have different trained parameters. Every rank gets this error at a step that
     /// [compares](crate::Ddp::compare_parameters) them, and again until a checkpoint is loaded.
     #[error(
-        "the trained parameter {parameter} has other values on rank {rank} than on rank 0: all ranks have to change their \
-         parameters alike, with the same optimizer, settings and gradients, which are those that the step has given them. Go \
-         on from a checkpoint"
+        "the trained parameter {parameter} has different values on rank {rank} and rank 0. All ranks must update their \
+         parameters alike, with the same optimizer, settings and gradients, which must be those of the step. Continue \
+         from a checkpoint"
     )]
     ParametersDiffer {
         /// The first rank that differs from rank 0.
@@ -215,15 +215,15 @@ pub enum Error {
     /// The settings differed as for [`SettingsDiffer`](Self::SettingsDiffer), but before the last step. The setting
     /// is therefore unknown.
     #[error(
-        "the ranks have trained with different settings before the last step. Give every rank the same, and go on from a \
+        "the ranks have trained with different settings before the last step. Use the same on all ranks and continue from a \
          checkpoint"
     )]
     EarlierSettingsDiffer,
     /// The last step has panicked and the caller has caught it, so there are no gradients. Take a step first.
-    #[error("the last step has panicked, so that there are no gradients to use: take the step again first")]
+    #[error("the last step has panicked, so there are no gradients; take the step again first")]
     StepPanicked,
     /// A function of initial values has returned different values on different ranks. Every rank gets this error.
-    #[error("rank {rank} was given other first values of {parameter} than rank 0")]
+    #[error("rank {rank} has other initial values of {parameter} than rank 0")]
     InitialValuesDiffer {
         /// The first rank that differs from rank 0.
         rank: usize,
@@ -239,7 +239,7 @@ pub enum Error {
         ranks: usize,
     },
     /// The units do not cover all blocks of the model, or a unit has no block.
-    #[error("units of {sizes:?} blocks cannot be made of a model with {blocks}")]
+    #[error("units of {sizes:?} blocks do not cover a model with {blocks} blocks")]
     Units {
         /// The number of blocks of each unit.
         sizes: Vec<usize>,
@@ -247,7 +247,7 @@ pub enum Error {
         blocks: usize,
     },
     /// The blocks do not cover all parameters of a model in order.
-    #[error("blocks whose parameters begin at {starts:?} are not those of a model with {parameters}")]
+    #[error("blocks whose parameters begin at {starts:?} do not cover a model with {parameters} parameters")]
     Starts {
         /// The index of each block's first parameter, and the end.
         starts: Vec<usize>,
@@ -255,14 +255,14 @@ pub enum Error {
         parameters: usize,
     },
     /// Parameters cannot be prefetched.
-    #[error("parameters cannot be gathered ahead: {reason}")]
+    #[error("parameters cannot be prefetched: {reason}")]
     Prefetch {
         /// The reason.
         reason: &'static str,
     },
     /// A pipeline schedule has no ranks, stages or micro-batches, or more than can be scheduled in acceptable time.
     #[error(
-        "there is no pipeline schedule of {ranks} ranks with {stages} stages and {micro_batches} micro-batches"
+        "cannot make a pipeline schedule of {ranks} ranks with {stages} stages and {micro_batches} micro-batches"
     )]
     NoSchedule {
         /// The number of ranks.
@@ -273,10 +273,10 @@ pub enum Error {
         micro_batches: usize,
     },
     /// A pipeline schedule has a flaw.
-    #[error("the pipeline schedule has a flaw")]
+    #[error("the pipeline schedule is invalid")]
     PipelineSchedule(#[from] Flaw),
     /// A pipeline schedule is for another number of ranks.
-    #[error("the pipeline schedule is for {ranks} ranks, and there are {world_size}")]
+    #[error("the pipeline schedule is for {ranks} ranks, but the group has {world_size}")]
     PipelineRanks {
         /// The number of ranks of the schedule.
         ranks: usize,
@@ -285,7 +285,7 @@ pub enum Error {
     },
     /// The stages are not as many as the schedule needs, or do not cover all blocks of the model in order with at
     /// least one each.
-    #[error("{given:?} is no way to cut {blocks} blocks into {stages} stages")]
+    #[error("{given:?} does not divide {blocks} blocks into {stages} stages")]
     Stages {
         /// The number of stages of the schedule.
         stages: usize,
@@ -295,7 +295,7 @@ pub enum Error {
         given: Vec<Range<usize>>,
     },
     /// There are no stages, or more stages than layers.
-    #[error("{layers} layers cannot be cut into {stages} stages")]
+    #[error("{layers} layers cannot be divided into {stages} stages")]
     CannotSplit {
         /// The number of layers.
         layers: usize,
@@ -303,7 +303,7 @@ pub enum Error {
         stages: usize,
     },
     /// A stage's output differs in shape or type from those of other micro-batches.
-    #[error("stage {stage} gives an output of {got} where it gave one of {expected} before")]
+    #[error("stage {stage} returned an output of {got}, but its earlier outputs are {expected}")]
     ActivationShape {
         /// The stage.
         stage: usize,
@@ -313,7 +313,7 @@ pub enum Error {
         got: TensorMeta,
     },
     /// The gradient of a stage's input differs from the input in shape or type.
-    #[error("stage {stage} gives a gradient of {got} for an input of {expected}")]
+    #[error("stage {stage} returned a gradient of {got} for an input of {expected}")]
     GradientShape {
         /// The stage.
         stage: usize,
@@ -323,13 +323,13 @@ pub enum Error {
         got: TensorMeta,
     },
     /// A stage that is not the first returns no gradient of its input.
-    #[error("stage {stage} gives no gradient of its input, which the stage before it needs")]
+    #[error("stage {stage} returned no gradient of its input, which the previous stage needs")]
     NoInputGradient {
         /// The stage.
         stage: usize,
     },
     /// An activation has too many dims to be sent.
-    #[error("the output of stage {stage} has {dims} dims, and at most 8 can be sent")]
+    #[error("the output of stage {stage} has {dims} dims; at most 8 can be sent")]
     TooManyDims {
         /// The stage.
         stage: usize,
@@ -337,16 +337,16 @@ pub enum Error {
         dims: usize,
     },
     /// The implementation of `Activations` did not return an activation, or returned one that contradicts its shape.
-    #[error("an activation is not what it is said to be")]
+    #[error("an activation was not converted, or contradicts its shape")]
     NoActivation,
     /// A placeholder for a block of another rank was used.
-    #[error("this block is on another rank")]
+    #[error("this block is a placeholder: the block is on another rank")]
     Placeholder,
     /// A step or an evaluation has no micro-batches, on any rank.
-    #[error("there is no micro-batch to take the mean of")]
+    #[error("there are no micro-batches")]
     NoMicroBatches,
     /// The ranks of all pipelines have called for different steps or evaluations. Every rank gets this error.
-    #[error("rank {rank} of pipeline {pipeline} was asked for {there}, rank 0 of pipeline 0 for {on_first}")]
+    #[error("the ranks called for different steps: rank {rank} of pipeline {pipeline} for {there}, rank 0 of pipeline 0 for {on_first}")]
     PipelinesDiffer {
         /// The first pipeline with a rank that differs from rank 0 of the first one.
         pipeline: usize,
@@ -359,8 +359,8 @@ pub enum Error {
     },
     /// The step has no micro-batch of this number.
     #[error(
-        "micro-batch {index} was step_of for, and the step has {count}: call the trainer with the step's number of micro-batches \
-         (Step::micro_batches)"
+        "the step has {count} micro-batches, so there is no number {index}: call the trainer with the step's number of \
+         micro-batches (Step::micro_batches)"
     )]
     NoSuchMicroBatch {
         /// The number of the micro-batch.
@@ -369,17 +369,17 @@ pub enum Error {
         count: usize,
     },
     /// Only some micro-batches of a step have a weight, or only some steps between two synchronisation points.
-    #[error("either all micro-batches of a step say how much they count, or none does")]
+    #[error("only some micro-batches of a step have a weight; give all of them one, or none")]
     PartlyWeighted,
     /// The total weight of a step, or of the steps between two synchronisation points, is 0. Every rank gets this
     /// error.
-    #[error("{micro_batches} micro-batches count for nothing")]
+    #[error("{micro_batches} micro-batches have a total weight of 0")]
     ZeroWeight {
         /// The number of micro-batches that all ranks have computed.
         micro_batches: usize,
     },
     /// The ranks have called for different steps. Every rank gets this error.
-    #[error("rank {rank} was asked for {there}, rank 0 for {on_rank_0}")]
+    #[error("the ranks called for different steps: rank {rank} for {there}, rank 0 for {on_rank_0}")]
     StepsDiffer {
         /// The first rank that differs from rank 0.
         rank: usize,
@@ -391,7 +391,7 @@ pub enum Error {
     /// The ranks have accumulated the same number of micro-batches in different calls, each of which assigns its
     /// micro-batches by itself. Every rank gets this error.
     #[error(
-        "{computed} micro-batches were computed of {micro_batches}: not all ranks have accumulated the same parts"
+        "the ranks computed {computed} of {micro_batches} micro-batches: they have not accumulated the same ones"
     )]
     AccumulatedDiffers {
         /// The number that every rank has called for, accumulated ones included.
@@ -401,7 +401,7 @@ pub enum Error {
     },
     /// The ranks reach a synchronisation point after different numbers of unweighted steps. Every rank gets this
     /// error, and the job is aborted, because the ranks would not synchronise again.
-    #[error("rank {rank} meets after {there} steps, rank 0 after {on_rank_0}")]
+    #[error("the ranks synchronise after different numbers of steps: rank {rank} after {there}, rank 0 after {on_rank_0}")]
     InnerStepsDiffer {
         /// The first rank that differs from rank 0.
         rank: usize,
@@ -411,7 +411,7 @@ pub enum Error {
         on_rank_0: u64,
     },
     /// The model does not hand out a parameter as declared.
-    #[error("the model does not hand out parameter {parameter}")]
+    #[error("the model does not return parameter {parameter}")]
     Model {
         /// The parameter's name.
         parameter: String,
@@ -448,13 +448,13 @@ pub enum Error {
     #[error("cannot start a thread for the hook")]
     HookThread(#[source] std::io::Error),
     /// The text names no compression.
-    #[error("{text} is none of none, bf16, f16, int8, topk:RATIO, powersgd:RANK")]
+    #[error("{text} is not a compression; use none, bf16, f16, int8, topk:RATIO or powersgd:RANK")]
     UnknownCompression {
         /// The text.
         text: String,
     },
     /// A tensor has more values than `u32` can index.
-    #[error("a tensor of {len} values has more than indices of 32 bits reach")]
+    #[error("a tensor of {len} values is too long for indices of 32 bits")]
     TooLong {
         /// The number of values.
         len: usize,
@@ -468,7 +468,7 @@ pub enum Error {
         values: usize,
     },
     /// An index of a sparse gradient is beyond the tensor's end.
-    #[error("index {index} is beyond a tensor of {len} values")]
+    #[error("index {index} is beyond the end of a tensor of {len} values")]
     IndexOutOfRange {
         /// The index.
         index: u32,
@@ -476,7 +476,7 @@ pub enum Error {
         len: usize,
     },
     /// The group has no such rank to be the parameter server.
-    #[error("rank {server} cannot be the parameter server of {world_size} ranks")]
+    #[error("rank {server} cannot be the parameter server: there are {world_size} ranks")]
     NoSuchServer {
         /// The rank of the server.
         server: usize,
@@ -484,10 +484,10 @@ pub enum Error {
         world_size: usize,
     },
     /// A tensor cannot be divided into 0 parts or joined from 0 parts.
-    #[error("a tensor has at least one part")]
+    #[error("a tensor cannot have 0 shards")]
     NoParts,
     /// A shape does not match the number of values.
-    #[error("{len} values do not make the shape {shape:?}")]
+    #[error("{len} values do not match the shape {shape:?}")]
     ShapeDiffers {
         /// The shape.
         shape: Vec<usize>,
@@ -495,7 +495,7 @@ pub enum Error {
         len: usize,
     },
     /// The parts of a tensor do not fit together.
-    #[error("part {part} has the shape {got:?}, which does not go with {expected:?} along dim 0")]
+    #[error("shard {part} has shape {got:?}, which cannot be joined with {expected:?} along dim 0")]
     PartsDiffer {
         /// The part that does not fit.
         part: usize,

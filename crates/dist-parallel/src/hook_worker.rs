@@ -164,4 +164,4 @@ fn failed(source: BoxError, hook: impl FnOnce() -> String) -> Error {
     }
 }
 
-const ANSWERED: &str = "the courier answers every job before it ends";
+const ANSWERED: &str = "the worker answers every job before it ends";

@@ -32,7 +32,7 @@ impl BufferView {
 
 impl fmt::Debug for BufferView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({} values of {})", self.len, self.values().dtype())
+        write!(f, "BufferView({} values of {})", self.len, self.values().dtype())
     }
 }
 

@@ -199,7 +199,7 @@ impl fmt::Display for ParamInfo {
             (None, false) => f.write_str(", frozen")?,
             (None, true) => {}
         }
-        self.same_as.map_or(Ok(()), |index| write!(f, ", same as number {index}"))
+        self.same_as.map_or(Ok(()), |index| write!(f, ", tied to number {index}"))
     }
 }
 
@@ -281,8 +281,8 @@ pub(crate) fn validate_tie(infos: &[ParamInfo], index: usize) -> Result<()> {
     let Some(earlier) = info.same_as else { return Ok(()) };
     let other = infos.get(earlier);
     let reason = match other {
-        Some(_) if earlier >= index => "it does not come after it",
-        Some(other) if other.same_as.is_some() => "that one is itself the same as another",
+        Some(_) if earlier >= index => "the other does not come first",
+        Some(other) if other.same_as.is_some() => "the other is itself tied",
         Some(other) if (&info.shape, info.dtype) != (&other.shape, other.dtype) => {
             "they differ in shape or type"
         }
@@ -384,7 +384,7 @@ fn handed_out(
         (Some(Ok(Err(error))), _) => return Err(error),
         (Some(Err(differs)), _) => differs.into(),
         (_, Err(source)) => source,
-        (None, Ok(())) => "the model did not call back".into(),
+        (None, Ok(())) => "the model did not call the callback".into(),
         (Some(Ok(Ok(()))), Ok(())) => return Ok(()),
     };
     Err(Error::Model { parameter: info.name.clone(), source })

@@ -134,7 +134,7 @@ impl<A> Sequence<A> {
     /// Returns the block of parameter `index`, and the index there.
     fn locate(&self, index: usize) -> Result<(usize, usize), BoxError> {
         if index >= self.infos.len() {
-            return Err(format!("the model has {} parameters, not {index}", self.infos.len()).into());
+            return Err(format!("the model has {} parameters and no number {index}", self.infos.len()).into());
         }
         let block = self.starts.partition_point(|&start| start <= index) - 1;
         Ok((block, index - self.starts[block]))

@@ -87,11 +87,13 @@ impl fmt::Display for StepDescriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.call {
             TrainingCall::Step => write!(f, "a step of {} micro-batches", self.micro_batches)?,
-            TrainingCall::Join => f.write_str("a step of the micro-batches that it has")?,
-            TrainingCall::Accumulate => write!(f, "accumulating up to {} micro-batches", self.micro_batches)?,
+            TrainingCall::Join => f.write_str("a join with its own micro-batches")?,
+            TrainingCall::Accumulate => {
+                write!(f, "an accumulation of up to {} micro-batches", self.micro_batches)?
+            }
             TrainingCall::Evaluation => write!(f, "an evaluation of {} micro-batches", self.micro_batches)?,
         }
-        if self.weighted { f.write_str(" that say how much they count") } else { Ok(()) }
+        if self.weighted { f.write_str(" with weights") } else { Ok(()) }
     }
 }
 

@@ -18,7 +18,7 @@ impl Unreported {
         if !names.is_empty() {
             tracing::warn!(
                 parameters = names.join(", "),
-                "no micro-batch of the first step had a gradient for these parameters, which are therefore not trained"
+                "no micro-batch of the first step had a gradient for these parameters, so they are not trained; does a block forget to report them?"
             );
         }
     }

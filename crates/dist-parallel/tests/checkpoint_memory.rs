@@ -1,4 +1,4 @@
-//! What saving and loading add to a rank's memory: nothing, a copy of what it writes, or a copy of what it holds.
+//! The additional memory of a rank that saves or loads: none, a copy of its file, or a copy of its state.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use dist_collectives::Communicator;
@@ -70,7 +70,7 @@ fn a_rank_copies_what_it_writes_to_go_on_and_what_it_holds_to_load_it() {
     }
 }
 
-/// Parameters of two values each, which all have gradients of one.
+/// Parameters of two values each, all with gradients of one.
 struct Small {
     infos: Vec<ParamInfo>,
     slots: Vec<Slot>,
@@ -115,7 +115,7 @@ impl Block<Vec<f32>> for Small {
     }
 }
 
-/// Bytes that a rank of two allocates to begin with so many tensors, to train, to save and to load.
+/// Returns the bytes that one of two ranks allocates to start, train, save and load with `tensors` tensors.
 fn allocated(tensors: usize, strategy: Option<ShardingStrategy>) -> [u64; 4] {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
@@ -153,7 +153,7 @@ fn allocated(tensors: usize, strategy: Option<ShardingStrategy>) -> [u64; 4] {
     outcome.results[1]
 }
 
-/// Searching a list for each tensor, or making one, would take four times as much for twice as many.
+/// Searching or creating a list for each tensor would take four times as much for twice as many.
 #[rstest]
 fn what_is_allocated_for_many_tensors_grows_with_their_number_and_no_faster(
     #[values(
@@ -171,12 +171,12 @@ fn what_is_allocated_for_many_tensors_grows_with_their_number_and_no_faster(
     }
 }
 
-/// The most memory that this thread has had at a time, beyond what it had before.
+/// Returns the peak memory of this thread above its previous use.
 fn peak(program: impl FnOnce()) -> u64 {
     allocation_counter::measure(program).bytes_max
 }
 
 const LEN: usize = 1 << 20;
 const MODEL: u64 = 2 * 4 * LEN as u64;
-/// For a block to read into, the index, and what is said between ranks.
+/// For a block of reading, the index, and the messages between ranks.
 const ROOM: u64 = 1 << 19;

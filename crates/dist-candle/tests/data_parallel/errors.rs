@@ -223,7 +223,7 @@ fn what_is_no_loss_is_refused() {
         [weightless, nothing, dp.backward(&rows).unwrap_err()].map(|error| error.to_string())
     });
     let expected = [
-        "1 micro-batches count for nothing",
+        "1 micro-batches have a total weight of 0",
         "there is no micro-batch to take the mean of",
         "the loss is no single number but [2]",
     ];

@@ -17,7 +17,7 @@ use programs::{Ended, PROGRAMS, Program};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let numbers: Vec<u64> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
-    // What ranks panic with is in the report of the run.
+    // The report of the run has the messages of panics.
     std::panic::set_hook(Box::new(|_| {}));
     let held = match (&arguments[..], &numbers[..]) {
         ([only], []) if only == "size" => size::measure(),
@@ -31,10 +31,11 @@ fn main() -> ExitCode {
     if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// How many faults a run has, by its seed: a quarter has none. Half of the runs with as many are in shared memory.
+/// Returns the number of faults of a run, by its seed: 0 for a quarter. Half of the runs with a number of faults use
+/// shared memory.
 const FAULTS: u64 = 4;
 
-/// Every how manieth run is done twice: some of every number of faults.
+/// One run in this number is repeated, for every number of faults.
 const TWICE: u64 = 15;
 
 fn explore(first: u64, seeds: u64) -> bool {
@@ -61,7 +62,7 @@ fn explore(first: u64, seeds: u64) -> bool {
     held
 }
 
-/// A program, and the folder that it may use.
+/// A program and its folder.
 #[derive(Clone, Copy)]
 struct Explored<'a> {
     program: &'a Program,
@@ -69,8 +70,7 @@ struct Explored<'a> {
 }
 
 impl Explored<'_> {
-    /// Runs the program under this seed: whether some rank was told of the job's end, or else what the program did
-    /// wrong.
+    /// Runs the program under this seed. Returns whether a rank was told of an abort, or the program's mistake.
     fn check(self, seed: u64) -> Result<bool, String> {
         let faults = usize::try_from(seed % FAULTS).expect("a small number");
         let mut world_sizes = self.program.world_sizes.clone();
@@ -96,8 +96,8 @@ impl Explored<'_> {
         }
     }
 
-    /// What is wrong with a run that goes on from what the last one has left, if something is: without faults it must
-    /// end as a run that was never interrupted.
+    /// Returns the mistake of a run that continues from the files of the last one, if any. Without faults it must end
+    /// like an uninterrupted run.
     fn goes_on(self, network: &Network) -> Result<Option<String>, String> {
         let after = self.run(network)?.results;
         let whole = self.run_anew(network)?.results;
@@ -117,7 +117,7 @@ impl Explored<'_> {
     }
 }
 
-/// What is wrong with the results of a run, if something is.
+/// Returns the mistake in the results of a run, if any.
 fn wrong(program: &Program, outcome: &Outcome<Option<Ended>>) -> Option<String> {
     if outcome.elapsed > program.time_max {
         return Some(format!("it took {:?} of virtual time", outcome.elapsed));
@@ -127,7 +127,7 @@ fn wrong(program: &Program, outcome: &Outcome<Option<Ended>>) -> Option<String> 
     let digest = outcome.results.iter().flatten().find_map(|ended| ended.as_ref().ok());
     ended
         .find_map(|(rank, ended)| match ended {
-            // Whoever was not disturbed has the result of all who were not.
+            // All ranks without an error must have the same result.
             Ok(own) => {
                 (Some(own) != digest).then(|| format!("rank {rank} has another result than the others"))
             }
@@ -136,9 +136,9 @@ fn wrong(program: &Program, outcome: &Outcome<Option<Ended>>) -> Option<String> 
         .or_else(|| culprits_differ(outcome))
 }
 
-/// Says so if ranks that one coordinator told of the job's end name different culprits.
+/// Returns a message if ranks that one coordinator told of an abort name different culprits.
 fn culprits_differ(outcome: &Outcome<Option<Ended>>) -> Option<String> {
-    // Who is cut off, or has no coordinator, believes what it sees.
+    // A rank that is cut off, or has no coordinator, reports its own view.
     let alone = |fault: &String| {
         ["nothing gets", "the coordinator dies", "rank 0 stands"].iter().any(|words| fault.contains(words))
     };

@@ -1,5 +1,5 @@
-//! The programs that are explored: collectives, groups that overlap, operations under way at once, training with copies
-//! and with parts of a model, by a pipeline, and from checkpoints.
+//! The explored programs: collectives, overlapping groups, concurrent operations, data-parallel, sharded and pipeline
+//! training, and checkpoints.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -15,28 +15,28 @@ use dist_parallel::{
 };
 use dist_transport::sim::SimTransport;
 
-/// What every rank does, and what holds of it.
+/// The program of every rank, and its properties.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// The seed decides which of these.
+    /// The variant, which the seed chooses.
     pub(crate) world_sizes: RangeInclusive<usize>,
-    /// It may keep something in the folder.
+    /// The folder for files that later runs may use.
     pub(crate) run: fn(SimTransport, &Path) -> Ended,
-    /// Whether it goes on from what an earlier run has left in the folder.
+    /// `true` if the program continues from the files of an earlier run.
     pub(crate) goes_on: bool,
-    /// The virtual time by which every rank has its result or its error, whatever goes wrong.
+    /// The virtual time by which every rank must have its result or its error, whatever fails.
     pub(crate) time_max: Duration,
 }
 
-/// The bits of what all ranks must end with, or why this one has none. Wrong results are panics.
+/// Returns the bits that all ranks must have at the end, or the error of this rank. Wrong results panic.
 pub(crate) type Ended = Result<Vec<u64>, Told>;
 
-/// What a rank was told instead of a result.
+/// The error of a rank.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Told {
     pub(crate) error: String,
-    /// The rank that the job was aborted because of, by its number in the world, and what happened to it.
+    /// The rank that caused the abort, by its number in the world, and the cause.
     pub(crate) culprit: Option<(usize, String)>,
 }
 
@@ -112,7 +112,7 @@ fn all_collectives(comm: &mut Communicator) -> dist_collectives::Result<Vec<u64>
     Ok(digest)
 }
 
-/// Operations by which ranks get different things.
+/// Operations with different results on different ranks.
 fn moves(comm: &mut Communicator) -> dist_collectives::Result<()> {
     let (rank, n) = (comm.rank(), comm.world_size());
     let (root, before) = (n / 2, (0..=rank as u64).sum::<u64>());
@@ -141,7 +141,7 @@ fn moves(comm: &mut Communicator) -> dist_collectives::Result<()> {
     comm.monitored_barrier()
 }
 
-/// Rows and columns of two by three ranks, each rank in one of each, both used at once by threads of their own.
+/// Two rows and three columns of ranks. Each rank uses its row and its column concurrently, on two threads.
 fn groups(transport: SimTransport) -> Ended {
     let mut world = Communicator::new(transport);
     rows_and_columns(&mut world).map_err(|error| Told::of(&error))
@@ -176,7 +176,7 @@ fn rows_and_columns(world: &mut Communicator) -> dist_groups::Result<Vec<u64>> {
     Ok(all.to_vec())
 }
 
-/// Several operations under way at once, and blocking ones between.
+/// Several asynchronous operations, with blocking ones between them.
 fn pending(transport: SimTransport) -> Ended {
     let mut comm = Communicator::new(transport);
     under_way(&mut comm).map_err(|error| Told::of(&error))
@@ -235,7 +235,7 @@ fn training(transport: SimTransport) -> Ended {
     train(transport, 5, 4).map_err(|error| Told::of(&error))
 }
 
-/// Trains for so many steps; the bits of the parameters.
+/// Trains for `steps` steps and returns the bits of the parameters.
 pub(crate) fn train(transport: SimTransport, len: usize, steps: u32) -> dist_parallel::Result<Vec<u64>> {
     let comm = Communicator::new(transport);
     let micro_batches = comm.world_size();
@@ -282,7 +282,7 @@ impl Block<Vec<f32>> for Line {
     }
 }
 
-/// Three blocks of which each rank keeps a quarter.
+/// Three blocks that are sharded by four ranks.
 type Sharded = Fsdp<Vec<f32>>;
 
 const LEN: usize = 5;
@@ -299,8 +299,8 @@ fn blocks<const N: usize>(names: [[&str; 2]; N]) -> Vec<Box<dyn Block<Vec<f32>>>
     names.map(|[slope, offset]| -> Box<dyn Block<_>> { Box::new(Line::new(LEN, slope, offset)) }).into()
 }
 
-/// Trains for three steps of two rounds, from the step that `load` tells; does `save` after each. The bits of the
-/// parameters.
+/// Trains for three steps of two rounds, from the step that `load` returns. Calls `save` after each step and returns
+/// the bits of the parameters.
 fn train_sharded(
     transport: SimTransport,
     load: impl FnOnce(&mut Sharded, &mut Sgd) -> dist_parallel::Result<u64>,
@@ -330,7 +330,7 @@ fn bits_of(values: &Values<'_>) -> Vec<u64> {
     values.iter().map(|value| u64::from(value.to_bits())).collect()
 }
 
-/// The same from the newest checkpoint in the folder, with one saved after each step.
+/// The same training from the newest checkpoint in the folder, with a checkpoint after each step.
 fn checkpoints(transport: SimTransport, folder: &Path) -> Ended {
     let mut writer = Checkpoints::at(folder);
     let trained = train_sharded(
@@ -341,7 +341,7 @@ fn checkpoints(transport: SimTransport, folder: &Path) -> Ended {
     trained.map_err(|error| Told::of(&error))
 }
 
-/// Trains a stage on each rank for two steps, one forward and one backward in turns.
+/// Trains a stage on each rank for two steps of 1F1B.
 fn train_staged(transport: SimTransport) -> dist_parallel::Result<Vec<u64>> {
     let comm = Communicator::new(transport);
     let schedule = ScheduleKind::OneForwardOneBackward.schedule(comm.world_size(), 6)?;

@@ -1,4 +1,4 @@
-//! How large a simulated world may be.
+//! The size limit of simulated worlds.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use dist_transport::sim::{Network, SimTransport};
 
 use crate::programs::train;
 
-/// Runs large worlds and says how long they took; `false` if one took longer, or more memory, than it may.
+/// Runs large worlds and prints their times. Returns `false` if one exceeded its limit of time or memory.
 pub(crate) fn measure() -> bool {
     let training = timed("64 ranks, 20 steps of data-parallel training of 20,000 numbers", 64, |transport| {
         drop(train(transport, 10_000, 20).expect("nothing goes wrong"));
@@ -38,7 +38,7 @@ fn timed(what: &str, world_size: usize, program: fn(SimTransport)) -> bool {
     time < TIME_MAX
 }
 
-/// The most memory that this process has had, where the system tells.
+/// Returns the peak memory of this process, if the system reports it.
 fn memory_max() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

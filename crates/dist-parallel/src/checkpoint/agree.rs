@@ -105,7 +105,10 @@ pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>)
     let message = broadcast(comm, message, lens[rank], rank)?;
     let rank = comm.members_in_world()[rank];
     let error: CheckpointError = serde_json::from_slice(&message).unwrap_or_else(|error| {
-        CheckpointError::malformed("", format!("rank {rank} has failed and cannot be understood: {error}"))
+        CheckpointError::malformed(
+            "",
+            format!("rank {rank} has failed with an error that cannot be decoded: {error}"),
+        )
     });
     Err(error.into())
 }

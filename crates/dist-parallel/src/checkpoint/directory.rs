@@ -74,7 +74,7 @@ pub(super) fn begin(
         let path = left_behind.path(directory);
         if let Err(error) = disk.remove(&path) {
             // A process may be reading it. Its number is not reused, so it blocks nothing.
-            tracing::warn!(%error, "what an earlier attempt has left behind stays");
+            tracing::warn!(%error, "leftovers of an earlier attempt could not be removed");
             names.push(left_behind.name);
         }
     }
@@ -95,7 +95,7 @@ pub(super) fn commit(disk: &Disk, directory: &Path, unfinished: Unfinished) -> R
     disk.rename(&from, &to).map_err(failed)?;
     disk.sync_directory(directory).map_err(|error| {
         if let Err(error) = disk.rename(&to, &from) {
-            tracing::warn!(%error, "a checkpoint exists that may not outlive its host");
+            tracing::warn!(%error, "a checkpoint exists, but it may be lost if its host crashes");
         }
         failed(error)
     })

@@ -154,9 +154,7 @@ impl Disk {
         match self.act(DiskOperation::SyncDirectory, path, || directory.sync_all()) {
             Err(error) if matches!(error.error.kind(), InvalidInput | Unsupported) => {
                 if !self.has_warned.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(
-                        "{error}; a checkpoint that was saved last may be lost if this host loses its power"
-                    );
+                    tracing::warn!("{error}; the last checkpoint may be lost if this host loses power");
                 }
                 Ok(())
             }

@@ -27,7 +27,7 @@ pub struct CheckpointError {
 #[non_exhaustive]
 pub enum CheckpointProblem {
     /// There is no such file or directory.
-    #[error("there is none")]
+    #[error("it does not exist")]
     Missing,
     /// The operating system returned an error.
     #[error("cannot {operation} {}: {error}", .on.display())]
@@ -40,13 +40,13 @@ pub enum CheckpointProblem {
         error: String,
     },
     /// Another job, or another trainer of this job, saves to the directory.
-    #[error("{owner} saves to this directory; give this one a directory of its own, or end the other")]
+    #[error("{owner} saves to this directory; use another directory, or end the other job")]
     InUse {
         /// The owner, and the time since it is.
         owner: String,
     },
     /// A file has another size than when it was written.
-    #[error("it has {got} bytes where {expected} were written")]
+    #[error("it has {got} bytes, but {expected} were written")]
     Size {
         /// The number of bytes that were written.
         expected: u64,
@@ -54,23 +54,23 @@ pub enum CheckpointProblem {
         got: u64,
     },
     /// The data have changed since they were written.
-    #[error("a checksum shows that it has changed since it was written")]
+    #[error("it has changed since it was written: the checksum differs")]
     Corrupted,
     /// The file has another format than this crate writes, or contradicts itself.
     #[error("{0}")]
     Malformed(String),
     /// A newer version of this crate has written the checkpoint.
-    #[error("it is of version {0}, which this program is too old for")]
+    #[error("it has version {0}, which this program is too old to read")]
     Version(u64),
     /// The model has a tensor that the checkpoint lacks.
-    #[error("the model has it and the checkpoint has not")]
+    #[error("the model has it, but the checkpoint does not")]
     NotInCheckpoint,
     /// The checkpoint has a tensor that the model lacks.
-    #[error("the checkpoint has it and the model has not; to drop it, leave it out")]
+    #[error("the checkpoint has it, but the model does not; to ignore it, leave it out")]
     NotInModel,
     /// The model has this parameter tied to another, and the checkpoint has separate values for it.
     #[error(
-        "in the model it is another name of {same_as}, and the checkpoint has other values for it; to drop them, leave it out"
+        "in the model it is tied to {same_as}, but the checkpoint has other values for it; to ignore them, leave it out"
     )]
     Tied {
         /// The parameter that it is tied to.
@@ -85,16 +85,14 @@ pub enum CheckpointProblem {
         to: String,
     },
     /// The checkpoint has optimizer state of a parameter that the model does not train.
-    #[error(
-        "the model does not train this parameter; to drop what an optimizer has kept of it, leave its state out"
-    )]
+    #[error("the model does not train this parameter; to ignore its optimizer state, leave its state out")]
     NotTrained,
     /// The trainer has state that would not be saved.
     #[error("{0} would not be saved")]
     Unsaved(String),
     /// The optimizer has state of a slice that the trainer does not list, so it would not be saved.
     #[error(
-        "the optimizer has kept state of slice {slice}, which is none of the trainer's and would not be saved"
+        "the optimizer has state of slice {slice}, which the trainer does not list, so it would not be saved"
     )]
     UnlistedState {
         /// The number of the slice.
@@ -109,7 +107,7 @@ pub enum CheckpointProblem {
         checkpoint: String,
     },
     /// The checkpoint has the state of another kind of optimizer.
-    #[error("the optimizer is {training} here and {checkpoint} in the checkpoint")]
+    #[error("the optimizer of this training is {training}, that of the checkpoint {checkpoint}")]
     Optimizer {
         /// The optimizer of this training, or `none`.
         training: String,
@@ -129,7 +127,7 @@ pub enum CheckpointProblem {
         on_other: String,
     },
     /// Ranks hold different values of a replicated parameter.
-    #[error("ranks {other} and {rank} hold different values of it: their trainings have diverged")]
+    #[error("ranks {other} and {rank} hold different values of it: the ranks have diverged")]
     Diverged {
         /// The first rank with other values than one before it, by its number in the world.
         rank: usize,
@@ -137,7 +135,7 @@ pub enum CheckpointProblem {
         other: usize,
     },
     /// The trainer does not return the values that it lists.
-    #[error("the trainer does not hand it out: {0}")]
+    #[error("the trainer does not return it: {0}")]
     Trainer(String),
 }
 

@@ -106,10 +106,10 @@ impl Index {
         let end = bytes.iter().position(|&byte| byte == b'\n');
         let (front, body) = bytes.split_at(end.unwrap_or(bytes.len()));
         let body = body.get(1..).unwrap_or_default();
-        let said: Front =
-            serde_json::from_slice(front).map_err(|error| malformed(format!("its first line: {error}")))?;
+        let said: Front = serde_json::from_slice(front)
+            .map_err(|error| malformed(format!("its first line is invalid: {error}")))?;
         if said.format != FORMAT {
-            return Err(malformed(format!("it is of the format {:?}", said.format)));
+            return Err(malformed(format!("its format is {:?}", said.format)));
         }
         if said.version > VERSION {
             return Err(CheckpointError::new(path, CheckpointProblem::Version(said.version)));
@@ -128,7 +128,7 @@ impl Index {
             return Err(malformed("a file has no checksum".to_owned()));
         }
         if let Some(tensor) = index.tensors.iter().find(|tensor| tensor.dtype.float().is_none()) {
-            let reason = format!("no parameter is of the type {}", tensor.dtype);
+            let reason = format!("no parameter can have the type {}", tensor.dtype);
             return Err(malformed(reason).about(&tensor.name));
         }
         index.check(path)?;
@@ -144,7 +144,7 @@ impl Index {
                 Err(CheckpointError::malformed(path, format!("file {:?} {reason}", file.name)))
             };
             if !names.insert(&*file.name) || plain.collect::<Vec<_>>() != [true] {
-                return unlike("cannot be a name of its own in this directory");
+                return unlike("is not a unique file name in this directory");
             }
             if file.header_bytes > file.bytes {
                 return unlike("has a header that is longer than the file");
@@ -156,7 +156,7 @@ impl Index {
             let fault = if names.insert(&tensor.name) {
                 self.check_tensor(tensor, &mut places)
             } else {
-                Err("it is there twice".to_owned())
+                Err("it occurs twice".to_owned())
             };
             fault.map_err(|reason| CheckpointError::malformed(path, reason).about(&tensor.name))?;
         }
@@ -182,21 +182,21 @@ impl Index {
     /// Returns an error unless the runs tile the tensor and lie inside their files. Appends their places.
     fn check_tensor(&self, tensor: &StoredTensor, places: &mut [Vec<(u64, u64)>]) -> Result<(), String> {
         let len = tensor.shape.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim));
-        let len = len.ok_or_else(|| format!("no memory has {:?} values", tensor.shape))?;
+        let len = len.ok_or_else(|| format!("{:?} values do not fit into memory", tensor.shape))?;
         let mut end = 0;
         for run in &tensor.runs {
             if run.offset != end || run.len == 0 {
-                let problem = if run.offset < end { "is there twice" } else { "is missing" };
+                let problem = if run.offset < end { "occurs twice" } else { "is missing" };
                 return Err(format!("value {} {problem}", run.offset.min(end)));
             }
-            end = run.offset.checked_add(run.len).ok_or("it has values past every number")?;
+            end = run.offset.checked_add(run.len).ok_or("its values exceed the largest number")?;
             let (from, to) = self.place(tensor, run).ok_or_else(|| {
                 format!("values {} to {end} do not lie in file number {}", run.offset, run.file)
             })?;
             let needed =
                 self.files[run.file].header_crc32.map(|_| (to - from).div_ceil(CHECKED_BYTES as u64));
             if run.crc32.as_ref().map(|checksums| checksums.len() as u64) != needed {
-                return Err(format!("values {} to {end} have not the checksums that they need", run.offset));
+                return Err(format!("values {} to {end} have the wrong number of checksums", run.offset));
             }
             places[run.file].push((from, to));
         }

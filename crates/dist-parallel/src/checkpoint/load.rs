@@ -98,7 +98,7 @@ pub(super) fn find(
     let bytes =
         disk.read_all(&path, INDEX_BYTES_MAX).map_err(|error| CheckpointError::unread(&path, &error))?;
     let bytes = bytes.ok_or_else(|| {
-        CheckpointError::malformed(&path, format!("an index has at most {INDEX_BYTES_MAX} bytes"))
+        CheckpointError::malformed(&path, format!("the index is longer than {INDEX_BYTES_MAX} bytes"))
     })?;
     Ok(Some((name, bytes)))
 }

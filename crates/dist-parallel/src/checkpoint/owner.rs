@@ -72,7 +72,7 @@ impl Owner {
         if let OwnerFile::Record(record) = found {
             tracing::debug!(
                 directory = %directory.display(),
-                "{} has saved to the directory before",
+                "{} has already saved to the directory",
                 record.describe()
             );
         }

@@ -117,7 +117,7 @@ fn check_states(
             continue;
         };
         if (state.arrays.len(), state.scalars.len()) != (layout.arrays.len(), layout.scalars.len()) {
-            let reason = "the optimizer has kept more or less than its layout says".to_owned();
+            let reason = "the optimizer's state does not match its layout".to_owned();
             return Err(trainer(&TensorName::parameter(&info.name), reason));
         }
     }
@@ -196,7 +196,7 @@ pub(super) type WriteBytes<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError>
 fn unlike(entry: &Entry) -> CheckpointError {
     trainer(
         &entry.tensor,
-        format!("there are fewer values than the {} to be saved, or of another type", entry.len),
+        format!("the trainer returned fewer values than the {} to be saved, or another type", entry.len),
     )
 }
 
@@ -289,7 +289,7 @@ fn header<S>(path: &Path, entries: &[Entry<S>]) -> Result<Vec<u8>, CheckpointErr
     for entry in entries {
         let (name, shape) = entry.in_file();
         if !names.insert(name.clone()) {
-            return Err(CheckpointError::malformed(path, "another has this name").about(name));
+            return Err(CheckpointError::malformed(path, "another tensor has this name").about(name));
         }
         let data_offsets = (end, end + entry.bytes());
         end = data_offsets.1;

@@ -12,7 +12,7 @@ use crate::Result;
 /// The handle of a save that runs while training continues.
 ///
 /// Dropping it waits until the save has ended. A failure is then only logged.
-#[must_use = "whether the checkpoint was saved comes from wait; dropping waits too"]
+#[must_use = "wait returns whether the checkpoint was saved; dropping waits too"]
 pub struct Saving {
     state: State,
     runtime: Runtime,

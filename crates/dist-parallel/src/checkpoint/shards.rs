@@ -102,7 +102,7 @@ impl Chunk {
         let inside =
             |info: &&ParamInfo| self.offset.checked_add(self.len).is_some_and(|end| end <= info.len());
         let info = infos.get(self.parameter).filter(|info| info.same_as.is_none()).filter(inside);
-        info.ok_or_else(|| CheckpointProblem::Trainer(format!("no parameter has the {self:?}")))
+        info.ok_or_else(|| CheckpointProblem::Trainer(format!("no parameter has {self:?}")))
     }
 }
 

@@ -231,7 +231,8 @@ impl WeightHeaders {
         }
         let bytes =
             disk.read_all(path, INDEX_BYTES_MAX).map_err(|error| CheckpointError::unread(path, &error))?;
-        let bytes = bytes.ok_or_else(|| CheckpointError::malformed(path, "it is longer than any index"))?;
+        let bytes =
+            bytes.ok_or_else(|| CheckpointError::malformed(path, "it is longer than an index can be"))?;
         let WeightMap { weight_map } =
             serde_json::from_slice(&bytes).map_err(|error| CheckpointError::malformed(path, error))?;
         let names: BTreeSet<&String> = weight_map.values().collect();
@@ -239,7 +240,7 @@ impl WeightHeaders {
         for name in names {
             let is_plain = Path::new(name).file_name().is_some_and(|file| file == &**name);
             if !is_plain {
-                let reason = format!("{name:?} cannot be the name of a file in its directory");
+                let reason = format!("{name:?} is not a file name in its directory");
                 return Err(CheckpointError::malformed(path, reason));
             }
             files.push(FileHeader::read(disk, &directory.join(name))?);
@@ -253,7 +254,7 @@ fn in_directory(directory: &Path) -> Result<PathBuf, CheckpointError> {
     let candidates = ["model.safetensors.index.json", "model.safetensors"].map(|name| directory.join(name));
     let found = candidates.into_iter().find(|path| path.exists());
     found.ok_or_else(|| {
-        let reason = "the directory has neither a model.safetensors.index.json nor a model.safetensors";
+        let reason = "the directory contains neither model.safetensors.index.json nor model.safetensors";
         CheckpointError::malformed(directory, reason)
     })
 }
@@ -272,7 +273,9 @@ impl FileHeader {
         }
         let len = u64::from_le_bytes(len);
         if len > HEADER_BYTES_MAX || len + 8 > bytes {
-            return Err(malformed(format!("it is no safetensors file: its header cannot have {len} bytes")));
+            return Err(malformed(format!(
+                "it is not a safetensors file: its header cannot have {len} bytes"
+            )));
         }
         let mut header = vec![0; usize::try_from(len).expect("the length was looked at")];
         disk.read_at(&file, path, 8, &mut header).map_err(failed)?;
@@ -338,7 +341,7 @@ impl WeightPlan {
             });
         }
         if let Some(tensor) = missing.first() {
-            let reason = "the index has it, and the file that it names has not";
+            let reason = "the index has it, but the file that it names does not";
             return Err(CheckpointError::malformed(path, reason).about(tensor));
         }
         for info in infos.iter().filter(|info| info.same_as.is_none() && !given.contains_key(&info.name)) {
@@ -371,7 +374,7 @@ impl WeightPlan {
             return Ok(());
         };
         if let Some(other) = given.insert(parameter.clone(), name.clone()) {
-            let reason = format!("{other} and {name} would both be its values");
+            let reason = format!("both {other} and {name} would be loaded into it");
             return Err(CheckpointError::malformed(path, reason).about(parameter));
         }
         let is_converted = tensor.dtype != info.dtype.into();

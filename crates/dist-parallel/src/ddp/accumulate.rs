@@ -56,7 +56,7 @@ impl<M: Params> Ddp<M> {
         self.comm.announce(STEP, "synchronise");
         self.begin();
         let descriptor = StepDescriptor::new(TrainingCall::Step, self.micro_batches, self.weighted);
-        self.synchronise_after(0..0, descriptor, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
+        self.synchronise_after(0..0, descriptor, &mut |_, _, _| unreachable!("the range is empty"))
     }
 
     /// Adds this rank's share of these micro-batches to the accumulated gradients.

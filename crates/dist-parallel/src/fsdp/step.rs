@@ -156,7 +156,7 @@ impl<A> Fsdp<A> {
     pub fn synchronise(&mut self) -> Result<StepReport> {
         self.world.announce(STEP, "synchronise");
         self.begin_to_compute();
-        let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("nobody has a share of nothing") };
+        let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("the range is empty") };
         self.step_of(self.descriptor(TrainingCall::Step, 0, self.weighted), 0, nothing)
     }
 
@@ -174,10 +174,10 @@ impl<A> Fsdp<A> {
     pub fn prefetch(&mut self) -> Result<()> {
         self.announce("prefetch");
         if !self.plan.options.strategy.shards_parameters() {
-            return Err(Error::Prefetch { reason: "every rank has all of them" });
+            return Err(Error::Prefetch { reason: "every rank has all parameters" });
         }
         if self.prefetched.is_some() {
-            return Err(Error::Prefetch { reason: "they already are, and no forward has used them" });
+            return Err(Error::Prefetch { reason: "an earlier prefetch has not been used by a forward" });
         }
         self.follow();
         let mut taken = 0;

@@ -42,7 +42,7 @@ macro_rules! plain_vector {
             fn from_flat(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
                 match values {
                     Values::$variant(values) => Ok(values.to_vec()),
-                    other => Err(format!("these are values of {}", other.dtype()).into()),
+                    other => Err(format!("cannot convert values of {}", other.dtype()).into()),
                 }
             }
         }

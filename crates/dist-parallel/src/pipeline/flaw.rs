@@ -9,7 +9,7 @@ dist_transport::error_enum! {
 pub enum Flaw {
     /// The schedule has no ranks, stages or micro-batches, or its lists have different numbers of ranks.
     #[error(
-        "there is no schedule of {ranks} ranks, {lists} lists of actions, {bounds} bounds, {stages} stages, {micro_batches} micro-batches"
+        "a schedule cannot have {ranks} ranks, {lists} lists of actions, {bounds} bounds, {stages} stages and {micro_batches} micro-batches"
     )]
     Shape {
         /// The number of ranks.
@@ -24,7 +24,7 @@ pub enum Flaw {
         micro_batches: usize,
     },
     /// A stage is on a rank that does not exist.
-    #[error("stage {stage} is on rank {rank}, and there are {ranks} ranks")]
+    #[error("stage {stage} is on rank {rank}, but there are {ranks} ranks")]
     Placement {
         /// The stage.
         stage: usize,
@@ -34,7 +34,7 @@ pub enum Flaw {
         ranks: usize,
     },
     /// An action is on a rank that does not take part in it.
-    #[error("rank {rank} is to do {action}, which is not its own")]
+    #[error("rank {rank} has {action}, which belongs to another rank")]
     NotOwn {
         /// The rank.
         rank: usize,
@@ -42,13 +42,13 @@ pub enum Flaw {
         action: Action,
     },
     /// A required action is missing.
-    #[error("nobody does {action}")]
+    #[error("no rank has {action}")]
     Missing {
         /// The action.
         action: Action,
     },
     /// An action is repeated, or it repeats a part of an earlier whole backward.
-    #[error("rank {rank} does {action} a second time")]
+    #[error("rank {rank} has {action} a second time")]
     Twice {
         /// The rank.
         rank: usize,
@@ -56,7 +56,7 @@ pub enum Flaw {
         action: Action,
     },
     /// An action comes before an action of the same rank that it needs.
-    #[error("rank {rank} does {action} before what it needs")]
+    #[error("rank {rank} has {action} before an action that it needs")]
     TooEarly {
         /// The rank.
         rank: usize,
@@ -64,7 +64,7 @@ pub enum Flaw {
         action: Action,
     },
     /// A rank receives messages in another order than they are sent.
-    #[error("rank {rank} does {action} when {sent} comes next from its peer")]
+    #[error("rank {rank} has {action}, but its peer sends {sent} next")]
     OtherOrder {
         /// The rank that receives.
         rank: usize,
@@ -74,7 +74,7 @@ pub enum Flaw {
         sent: Action,
     },
     /// Ranks wait for each other forever.
-    #[error("rank {rank} waits forever with {action}")]
+    #[error("rank {rank} waits forever in {action}")]
     Deadlock {
         /// The first rank that waits.
         rank: usize,
@@ -82,7 +82,7 @@ pub enum Flaw {
         action: Action,
     },
     /// A rank holds more activations than allowed.
-    #[error("rank {rank} keeps {kept} activations after {action}, and may keep {kept_max}")]
+    #[error("rank {rank} holds {kept} activations after {action}, above its bound of {kept_max}")]
     Memory {
         /// The rank.
         rank: usize,
@@ -94,7 +94,7 @@ pub enum Flaw {
         kept_max: usize,
     },
     /// Sharded parameters are gathered twice, freed or used without being gathered, or never freed.
-    #[error("rank {rank} does {action} with the parameters of stage {stage} {state}")]
+    #[error("rank {rank} has {action} while the parameters of stage {stage} are {state}")]
     Parameters {
         /// The rank.
         rank: usize,

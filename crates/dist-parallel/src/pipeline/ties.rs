@@ -40,7 +40,7 @@ pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Result<Vec<Tie>> {
         let stages = ties.entry(original).or_insert_with(|| vec![stage_of(original)]);
         if stages.last() != Some(&stage_of(parameter)) {
             if info.buffer.is_some() {
-                let reason = "it is a buffer, and stages of a pipeline share no buffer";
+                let reason = "it is a buffer, which stages of a pipeline cannot share";
                 let (name, same_as) = (info.name.clone(), infos[original].name.clone());
                 return Err(Error::CannotTie { name, same_as, reason });
             }

@@ -10,10 +10,10 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::weights::{batch, initial, model};
 
-/// Four blocks of 16 MiB: 256 MiB with gradients and AdamW's state, of which four ranks have 64 MiB each.
+/// Four blocks of 16 MiB: 256 MiB with gradients and AdamW's state. Each of four ranks has 64 MiB of that.
 const LENS: [usize; 4] = [4 << 20; 4];
 
-/// What a process may allocate, its threads' stacks included.
+/// The memory limit of a process, including the stacks of its threads.
 const LIMIT: u64 = 224 << 20;
 
 #[rstest]
@@ -33,7 +33,7 @@ fn a_model_that_does_not_fit_one_process_trains_on_four(#[case] ranks: usize) {
         return;
     }
     let comm = Communicator::from_env().unwrap();
-    // The model has a place for each block's gradients, of which we do not speak here.
+    // The model's own gradient buffers are not part of this test.
     let model = model(&LENS, Materialised::Shared);
     let limit = LIMIT + 4 * LENS.iter().sum::<usize>() as u64;
     setrlimit(Resource::Data, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();

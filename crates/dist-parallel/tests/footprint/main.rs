@@ -1,4 +1,4 @@
-//! What sharded training costs, against what its plan says: bytes of memory, and bytes on the wire.
+//! The cost of sharded training compared with its plan: memory and bytes on the wire.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 #[cfg(all(feature = "tcp", target_os = "linux"))]

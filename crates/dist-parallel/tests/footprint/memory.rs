@@ -1,8 +1,5 @@
-//! MemoryEstimate that a rank's thread allocates: with what it starts on another thread it shares memory, and allocates none there.
-//!
-//! Beside buffers of parameters, gradients and the optimizer's state there are lists and messages, of which some are made
-//! on one thread and freed on another. They are the same for a model of twice the size. So each training is measured with
-//! two sizes, and the difference is that of the buffers alone: to the byte what the plans say.
+//! The memory that a rank's thread allocates. It shares memory with the operations that it starts on other threads,
+//! which allocate none.
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
@@ -12,11 +9,12 @@ use rstest::rstest;
 
 use crate::weights::{adamw, batch, initial, model};
 
-/// How many parameters blocks have, in units of the smallest.
+/// The numbers of parameters of the blocks, in units of the smallest.
 const BLOCKS: [usize; 5] = [3, 1, 5, 2, 2];
 
-/// Parameters of the smallest block: so many that both sizes are done in one way, as memory that operations need for themselves
-/// hangs on that. A reduce_scatter of 4 ranks copies nothing from 256 KiB on; the all_reduces of the last two change with the size.
+/// The parameters of the smallest block. The memory of an operation depends on its algorithm, so both sizes must use
+/// the same one. A reduce_scatter of 4 ranks copies nothing from 256 KiB on. The all_reduces of the last two
+/// strategies change with the size.
 const fn smallest(strategy: ShardingStrategy) -> usize {
     match strategy {
         ShardingStrategy::NoShard => 1 << 10,
@@ -25,27 +23,27 @@ const fn smallest(strategy: ShardingStrategy) -> usize {
     }
 }
 
-/// What a rank needed, and what its plan says.
+/// The measured memory of a rank, and that of its plan.
 #[derive(Debug, Clone, Copy)]
 struct Needed {
-    /// Bytes after the model was divided, after a step and after another, and the most in that.
+    /// The bytes after sharding, after one step and after another, and the peak of that step.
     bytes: [i64; 4],
-    /// What more steps left behind.
+    /// The bytes that further steps left behind.
     more: i64,
     predicted: MemoryEstimate,
 }
 
-/// Whose micro-batches steps have.
+/// The assignment of micro-batches.
 #[derive(Debug, Clone, Copy)]
 enum Steps {
-    /// So many, which are dealt to the ranks.
+    /// This number, assigned to the ranks.
     Of(usize),
-    /// Each of four ranks has so many of its own.
+    /// This number for each of four ranks.
     Own([usize; 4]),
 }
 
 impl Steps {
-    /// As many micro-batches as make the same rounds if they are dealt.
+    /// The number of assigned micro-batches with the same rounds.
     fn dealt(self) -> usize {
         match self {
             Self::Of(micro_batches) => micro_batches,
@@ -54,7 +52,7 @@ impl Steps {
     }
 }
 
-/// Every rank's bytes in a training of so many more steps than two, with a smallest block of so many parameters.
+/// Returns every rank's bytes in a training of `more` steps after two, with `len` parameters in the smallest block.
 fn needed(
     smallest: usize,
     ranks: usize,
@@ -116,7 +114,7 @@ fn nothing_leaks_in_a_hundred_steps() {
     check_for(100, 4, Steps::Of(4), Materialised::Shared, &options.with_reshard(Reshard::ToGroup(2)));
 }
 
-/// In a world of one nothing is handed to other threads, so not a byte may be left, of whatever size.
+/// In a world of one no other thread takes part, so no byte may be left, for any size.
 #[rstest]
 fn steps_of_one_process_leave_not_a_byte_behind(
     #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard)]
@@ -140,7 +138,7 @@ fn each_strategy_needs_the_memory_that_its_plan_says(
     check(4, 4 * rounds, Materialised::Shared, FsdpOptions::new(strategy));
 }
 
-/// A rank without a micro-batch in a round needs what those need that have one.
+/// A rank without a micro-batch in a round needs as much as the others.
 #[rstest]
 fn ranks_that_join_need_the_memory_of_as_many_rounds(
     #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp)] strategy: ShardingStrategy,

@@ -1,4 +1,4 @@
-//! MemoryEstimate of a pipeline whose stages have the same parameters.
+//! The memory of a pipeline whose stages share parameters.
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
@@ -26,7 +26,7 @@ impl Activations<Value> for OneValue {
     }
 }
 
-/// The bytes that ten steps leave behind on each rank.
+/// Returns the bytes that ten steps leave behind on each rank.
 fn left_behind(parameters: usize, kind: ScheduleKind, ranks: usize) -> Vec<i64> {
     let program = move |transport| {
         let mut model = model(&[parameters; 2], Materialised::Copied);

@@ -1,4 +1,4 @@
-//! Bytes on the wire for any number of ranks: those that the verifier counts for the schedules that were chosen.
+//! Bytes on the wire for any number of ranks, as the verifier counts them for the chosen schedules.
 
 use dist_algos::Partition;
 use dist_algos::verify::prove;
@@ -12,12 +12,12 @@ use rstest::rstest;
 
 use crate::weights::{batch, initial, model};
 
-/// Parameters of each block, f32: few and many, and no number of ranks divides all of them.
+/// The parameters of each block, f32: few and many. No number of ranks divides all of them.
 const LENS: [usize; 3] = [1001, 70_001, 2];
 
 const F32: usize = 4;
 
-/// The bytes that this rank sends in an operation on a buffer of so many elements, by the schedule that is chosen for it.
+/// Returns the bytes that this rank sends in an operation on a buffer of `len` elements, by the chosen schedule.
 fn sent(comm: &Communicator, operation: Operation, len: usize, size: usize) -> u64 {
     let (ranks, rank) = (comm.world_size(), comm.rank());
     let Some(algorithm) = comm.algorithm(operation, len * size).unwrap() else { panic!("{operation:?}") };
@@ -26,7 +26,7 @@ fn sent(comm: &Communicator, operation: Operation, len: usize, size: usize) -> u
     prove(algorithm, ranks, 0).unwrap().traffic(rank, &cut, Some(&cut)).bytes_sent
 }
 
-/// What a step of so many rounds sends, by the operations that each strategy says it makes.
+/// Returns the bytes of a step of `rounds` rounds, from the operations of each strategy.
 fn expected(world: &mut Communicator, strategy: ShardingStrategy, rounds: u64) -> u64 {
     let (ranks, rank) = (world.world_size(), world.rank());
     let degree = match strategy {
@@ -107,7 +107,7 @@ fn ddp_sends_what_the_verifier_counts(#[values(2, 3, 5, 6, 7)] ranks: usize) {
         let counted = ddp.step(ranks, batch).unwrap().bytes_sent;
         let buckets =
             plan.buckets().iter().map(|bucket| sent(&world, Operation::AllReduce, bucket.len(), F32));
-        // Beside the buckets, the loss; and four numbers, and one for each parameter, that say what the sums contain.
+        // Beside the buckets, the loss, four numbers, and one number for each parameter are sent.
         let loss = sent(&world, Operation::AllReduce, 1, F32);
         let tally = sent(&world, Operation::AllReduce, 4 + LENS.len(), size_of::<i64>());
         (counted, buckets.sum::<u64>() + loss + tally)

@@ -1,4 +1,4 @@
-//! A model whose parameters, and nothing else, take memory.
+//! A model in which only parameters need memory.
 
 use std::slice;
 
@@ -7,14 +7,14 @@ use dist_parallel::{
     Saved, Sequence, Slot, Values, ValuesMut,
 };
 
-/// One value: all that blocks hand on.
+/// One value, the activation of all blocks.
 pub(crate) type Value = [f32; 1];
 
 /// x/2 + the weighted mean of many parameters.
 pub(crate) struct Weights {
     infos: [ParamInfo; 1],
     slot: Slot,
-    /// Where gradients are put, so that a backward needs no memory.
+    /// The destination of gradients, so that a backward allocates nothing.
     gradient: Vec<f32>,
     loaded: Materialised,
 }
@@ -33,7 +33,7 @@ pub(crate) fn initial(parameter: usize, values: ValuesMut<'_>) {
     values[0] = parameter as f32;
 }
 
-/// What every run of seven parameters is multiplied by.
+/// The factors of every run of seven parameters.
 const WEIGHTS: [f32; 7] = [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0];
 
 impl Params for Weights {
@@ -74,7 +74,7 @@ impl Block<Value> for Weights {
         ready: &mut Ready<'_>,
     ) -> Result<Option<Value>, BoxError> {
         saved.take::<()>()?;
-        // The parameters have to be there.
+        // The parameters must be materialised.
         let len = self.slot.values()?.len();
         let scale = output_gradient[0] / len as f32;
         for (gradient, weight) in self.gradient.chunks_mut(7).flat_map(|chunk| chunk.iter_mut().zip(WEIGHTS))
@@ -86,7 +86,7 @@ impl Block<Value> for Weights {
     }
 }
 
-/// A block for each length.
+/// Returns a block for each length.
 pub(crate) fn model(lens: &[usize], loaded: Materialised) -> Sequence<Value> {
     let block = |(index, &len): (usize, &usize)| -> Box<dyn Block<Value>> {
         Box::new(Weights::new(format!("block{index}"), len, loaded))
@@ -97,7 +97,7 @@ pub(crate) fn model(lens: &[usize], loaded: Materialised) -> Sequence<Value> {
 /// Computes a loss, and its gradient.
 type Loss = fn(Value) -> Result<(f32, Value), BoxError>;
 
-/// The input of a micro-batch, and its loss: half the square of the output.
+/// Returns the input of a micro-batch, and its loss: half the square of the output.
 pub(crate) fn batch(index: usize) -> Result<(Value, Loss), BoxError> {
     Ok(([index as f32], |output| Ok((output[0] * output[0] / 2.0, output))))
 }

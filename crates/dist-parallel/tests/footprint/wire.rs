@@ -10,13 +10,13 @@ use rstest::rstest;
 
 use crate::weights::{batch, initial, model};
 
-/// Parameters of each block; the ranks divide them. Enough that an all_reduce goes by bandwidth, not by rounds.
+/// The parameters of each block, which the ranks divide. They are enough for the bandwidth-optimal all_reduce.
 const LENS: [usize; 3] = [320 << 10, 512 << 10, 192 << 10];
 
-/// Bytes of all parameters.
+/// The bytes of all parameters.
 const P: u64 = 4 << 20;
 
-/// What a step sends, as counted and as predicted.
+/// Returns the bytes of a step, counted and predicted.
 fn bytes(comm: Communicator, rounds: usize, options: &FsdpOptions) -> (u64, u64) {
     let micro_batches = rounds * comm.world_size();
     let mut fsdp = Fsdp::with_values(comm, model(&LENS, Materialised::Shared), options, initial).unwrap();
@@ -26,7 +26,7 @@ fn bytes(comm: Communicator, rounds: usize, options: &FsdpOptions) -> (u64, u64)
     (fsdp.tensor_bytes_sent(), fsdp.plan().wire_bytes(micro_batches) as u64)
 }
 
-/// What the formulas say for these strategies, of which hybrid shards among 2.
+/// The formulas of these strategies. `HybridShard` shards among 2.
 fn expected(strategy: ShardingStrategy, ranks: u64, rounds: u64) -> u64 {
     let once = (ranks - 1) * P / ranks;
     match strategy {

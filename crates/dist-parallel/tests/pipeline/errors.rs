@@ -1,4 +1,4 @@
-//! What is refused from the start, and what every rank is told when something goes wrong on one.
+//! Invalid arguments of pipelines, and the errors of all ranks if one fails.
 
 use std::time::Duration;
 
@@ -80,8 +80,7 @@ fn ranks_that_want_different_things_are_told_so() {
     }
 }
 
-/// One rank alone has a schedule for more ranks than there are, stages without the last block, or a model with the same
-/// parameters in one block.
+/// One rank alone has a schedule for more ranks, stages without the last block, or a model with tied parameters.
 #[rstest]
 #[case::ranks(4, BLOCKS, false)]
 #[case::stages(3, BLOCKS - 1, false)]
@@ -102,7 +101,7 @@ fn what_does_not_fit_together_on_one_rank_is_told_to_all(
     }
 }
 
-/// A block that changes an activation, or a gradient, or fails.
+/// A block that changes an activation or a gradient, or fails.
 struct Odd {
     forward: fn(usize, Rows) -> Result<Rows, BoxError>,
     backward: fn(usize, Rows) -> Result<Option<Rows>, BoxError>,
@@ -128,7 +127,7 @@ impl Block<Rows> for Odd {
     }
 }
 
-/// Three stages, the middle of which is odd; what each rank's step ends with.
+/// Returns the result of a step on each rank, with three stages of which the middle one misbehaves.
 fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
     end_of(odd, |pipeline| {
         let step = pipeline.step(
@@ -139,7 +138,7 @@ fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
     })
 }
 
-/// What each rank's evaluation ends with.
+/// Returns the result of an evaluation on each rank.
 fn evaluate_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
     end_of(odd, |pipeline| {
         pipeline.evaluate(6, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0)).unwrap_err()
@@ -164,7 +163,7 @@ fn end_of(
     outcome.results
 }
 
-/// Everybody but `culprit` is told that it ended the job.
+/// Checks that every rank except `culprit` is told that it aborted the job.
 #[track_caller]
 fn others_are_told(results: &[Error], culprit: usize) {
     for (rank, error) in results.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
@@ -212,7 +211,7 @@ fn an_input_or_a_loss_that_fails_in_an_evaluation_ends_the_job_for_all(#[values(
     others_are_told(&results, culprit);
 }
 
-/// Pipelines beside each other, of which a rank of one is asked for something else; training goes on afterwards.
+/// In one of several pipelines a rank calls for another step. Training continues afterwards.
 #[rstest]
 fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
     #[values(0, 1, 2, 3)] other: usize,
@@ -236,7 +235,7 @@ fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
         differ
     });
     assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
-    // The first rank that disagrees with the first of all, which may be that one itself.
+    // This is the first rank that differs from the first of all, which can be the odd one itself.
     let named = other.max(1);
     for error in outcome.results {
         let Error::PipelinesDiffer { pipeline, rank, there, on_first } = error else { panic!("{error}") };
@@ -276,7 +275,7 @@ fn a_later_stage_must_have_a_gradient_of_its_input() {
     others_are_told(&results, 1);
 }
 
-/// Three stages, which are trained and evaluated for so long that something can happen meanwhile.
+/// Trains and evaluates three stages long enough for a fault to happen meanwhile.
 fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
     let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
     let mut pipeline =
@@ -342,7 +341,7 @@ fn step(pipeline: &mut Pipeline<Rows>) -> Result<(), Error> {
     pipeline.step(|index| Ok(micro_batch(0, index).0), loss).map(drop)
 }
 
-/// Then both go on with steps, since some calls need nobody else.
+/// Both continue with steps, because some calls need no other rank.
 #[test]
 fn ranks_that_call_different_functions_are_told_at_once() {
     for (first, on_0) in CALLS {
@@ -365,7 +364,7 @@ fn ranks_that_call_different_functions_are_told_at_once() {
                 let error = result.unwrap_err();
                 let text = Chain(&error).to_string();
                 let named = [first, second].iter().all(|name| text.contains(&format!("called {name}")));
-                // Calls that begin on the communicator between the stages are found out there, by their collectives.
+                // Collectives find calls that begin on the communicator between the stages.
                 let meets = text.contains("do not agree") || text.contains("this rank in");
                 let saves = [first, second].contains(&"save");
                 assert!(named || (meets && !saves), "{first} and {second}: {text}");

@@ -1,4 +1,4 @@
-//! What a pipeline finds when it evaluates, against what one process finds, and what that takes.
+//! Evaluation of pipelines compared with one process, and its cost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,23 +19,23 @@ use crate::plain::{Numbers, Rows, micro_batch, squared_error};
 use crate::timing::{random_costs, sleepers};
 use crate::training::{KINDS, Pipe, pipeline, whole};
 
-/// As many micro-batches as a step has.
+/// The number of micro-batches of a step.
 pub(crate) const TRAINED: usize = 4;
 
-/// The input of a micro-batch that nobody trains on, and its target: of one to three rows.
+/// Returns the input of an evaluation micro-batch, and its target: of one to three rows.
 fn validation(index: usize) -> (Rows, Rows) {
     let mut numbers = Numbers(99_000 + index as u64);
     let rows = 1 + index % 3;
     (numbers.take(3 * rows), numbers.take(2 * rows))
 }
 
-/// What one process finds before training and after every step.
+/// Returns the losses of one process before training and after every step.
 pub(crate) fn alone_finds(evaluated: usize) -> Vec<u32> {
     let mut outcome = sim::run(1, 1, move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), deep(7), DdpOptions::default()).unwrap();
         let (mut optimizer, mut losses) = (optimizer(), Vec::new());
         for step in 0..=STEPS {
-            // Gradients that nobody uses.
+            // The gradients are not used.
             let report = ddp.step(evaluated, |index| {
                 let (input, target) = validation(index);
                 Ok((input, squared_error(target)))
@@ -61,8 +61,8 @@ fn evaluate(pipeline: &mut Pipe, evaluated: usize) -> Result<StepReport, Error> 
     )
 }
 
-/// Trains, and evaluates before training, between every step and its update, and after that: what was trained, and what
-/// was found.
+/// Trains, and evaluates before training, between every step and its update, and at the end. Returns the parameters
+/// and the losses.
 pub(crate) fn train_and_evaluate(pipeline: &mut Pipe, evaluated: usize) -> (Trained, Vec<u32>) {
     let find = |pipeline: &mut Pipe| {
         let report = evaluate(pipeline, evaluated).unwrap();
@@ -84,7 +84,7 @@ pub(crate) fn train_and_evaluate(pipeline: &mut Pipe, evaluated: usize) -> (Trai
     ((whole(pipeline), losses), found)
 }
 
-/// Where no message is held by the network, so that a rank which sends to one that does not receive waits.
+/// The network buffers no message, so a rank that sends waits for the receiver.
 #[rstest]
 fn every_schedule_evaluates_and_trains_what_one_process_does(
     #[values(1, 2, 3, 4, 6)] ranks: usize,
@@ -103,7 +103,7 @@ fn every_schedule_evaluates_and_trains_what_one_process_does(
     }
 }
 
-/// Shares are even, uneven, and for some pipelines nothing.
+/// The shares are even, uneven, and empty for some pipelines.
 #[rstest]
 #[case::beside_each_other(ScheduleKind::OneForwardOneBackward, [4, 2, 1], None)]
 #[case::both(ScheduleKind::OneForwardOneBackward, [2, 2, 2], Some(1))]
@@ -133,7 +133,8 @@ fn a_mesh_evaluates_and_trains_what_one_process_does(
     }
 }
 
-/// A gathered stage is freed: the deep model's trained parameters that are in one stage only have no memory afterwards.
+/// An evaluation frees every gathered stage: the deep model's trained parameters of a single stage then have no
+/// memory.
 #[test]
 fn what_was_gathered_is_freed() {
     for gathers in [false, true] {
@@ -155,7 +156,7 @@ fn what_was_gathered_is_freed() {
     }
 }
 
-/// What ranks do one after the other, where a link holds one message, which is received by whoever computes with it.
+/// Runs the ranks in order. A link holds one message, which the computation that needs it receives.
 #[track_caller]
 fn follow(schedule: &PipelineSchedule, micro_batches: usize) {
     let placement = schedule.placement();
@@ -163,7 +164,7 @@ fn follow(schedule: &PipelineSchedule, micro_batches: usize) {
         (0..schedule.ranks()).map(|rank| schedule.forwards(rank, micro_batches).unwrap()).collect();
     let mut next = vec![0; lists.len()];
     let mut done = vec![0; placement.len()];
-    // What is in front of each stage, from another rank or the same.
+    // The input of each stage, from another rank or the same.
     let mut given: Vec<Option<usize>> = vec![None; placement.len() + 1];
     let mut received: Vec<Option<usize>> = vec![None; placement.len()];
     loop {
@@ -216,7 +217,7 @@ fn follow(schedule: &PipelineSchedule, micro_batches: usize) {
     assert!(done.iter().all(|&done| done == micro_batches), "{placement:?}: {done:?}");
 }
 
-/// Forwards for stages that lie somewhere, however they are trained.
+/// Returns schedules of forwards for any placement of stages.
 fn lying(placement: Vec<usize>) -> PipelineSchedule {
     let ranks = placement.iter().max().unwrap() + 1;
     PipelineSchedule::new(placement, 1, vec![1; ranks], vec![Vec::new(); ranks])
@@ -252,12 +253,13 @@ fn ranks_wait_no_longer_than_it_takes_to_fill_the_pipeline(
         let costs = Costs::uniform(schedule.stages(), stage);
         let lists = (0..ranks).map(|rank| schedule.forwards(rank, micro_batches).unwrap()).collect();
         let predicted = Timeline::predict(&schedule.clone().with_actions(lists), &costs).makespan();
-        // A rank's work, and for how long others work before its first or after its last: there and back goes by all.
+        // A rank's own work, and the work of others before its first and after its last. In ZB-V all others come
+        // before or after.
         let last = if kind == ScheduleKind::Zbv { 0 } else { ranks - 1 };
         let fill = if kind == ScheduleKind::Zbv { 2 * (ranks - 1) } else { last };
         let units = u32::try_from(micro_batches * each + fill).unwrap();
         assert_eq!(predicted, units * unit, "{kind:?}");
-        // And that is what it takes, where a rank waits until its last output has been received.
+        // The makespan has this bound if a rank waits until its last output was received.
         let count = schedule.stages();
         let outcome = Network::new(ranks).with_window(0).run(move |transport| {
             let comm = Communicator::new(transport);
@@ -300,8 +302,8 @@ fn an_evaluation_takes_exactly_as_long_as_is_predicted_and_leaves_the_timeline(
     }
 }
 
-/// The first stage takes no time, the last one does: the first begins a micro-batch when two for each stage behind it
-/// have not ended, and no more.
+/// Only the last stage takes time. The first then starts a micro-batch as soon as at most two for each later stage
+/// are unfinished.
 #[rstest]
 fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 3, 5)] ranks: usize) {
     let ended = Arc::new(AtomicUsize::new(0));
@@ -315,7 +317,7 @@ fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 
         let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();
         let mut most = 0;
         let input = |index: usize| {
-            // After everything else that happens at this time.
+            // After all other events of this time.
             runtime.sleep(Duration::from_micros(1));
             most = most.max(index + 1 - ended.load(Ordering::SeqCst));
             Ok(vec![1.0])
@@ -330,8 +332,7 @@ fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 
     assert_eq!(outcome.results[0], 2 * ranks - 1);
 }
 
-/// Every message is counted: what ranks are asked for, activations and what they look like, losses of
-/// pipelines beside each other, and the mean.
+/// Every message is counted: requests, activations with their shapes, losses of other pipelines, and the mean.
 #[test]
 fn what_travels_is_what_the_documentation_says() {
     let outcome = sim::run(1, 4, |transport| {
@@ -347,13 +348,13 @@ fn what_travels_is_what_the_documentation_says() {
         let first = step(&mut pipeline);
         let expected = step(&mut pipeline);
         let found = evaluate(&mut pipeline, 5).unwrap().bytes_sent;
-        // The shape of what is trained on is still known.
+        // The shape of training activations is still known.
         assert_eq!(step(&mut pipeline), expected);
         (first - expected, found)
     });
-    // What ranks are asked for goes to the neighbour in the pipeline, and what both are to the other pipeline.
+    // Requests go to the neighbour in the pipeline, and both of them to the other pipeline.
     let (numbers, shape, losses, mean) = (8 + 2 * 8, 8 * (2 + 8), 5 * 4 + 2 * 8, 3 * 8);
-    // The first pipeline has micro-batches 0 and 1, the other one 2 to 4, of one to three rows of 3 numbers.
+    // The first pipeline has micro-batches 0 and 1, the other 2 to 4, of one to three rows of 3 numbers.
     let rows = |rows: u64| rows * 3 * 4;
     assert_eq!(outcome.results[0], (shape, numbers + 2 * shape + rows(1 + 2)));
     assert_eq!(outcome.results[1], (0, numbers + losses + mean));
@@ -361,7 +362,7 @@ fn what_travels_is_what_the_documentation_says() {
     assert_eq!(outcome.results[3], (0, numbers + losses + mean));
 }
 
-/// A block that counts what it has kept and not yet been rid of.
+/// A block that counts its saved activations.
 struct Keeper {
     alive: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,

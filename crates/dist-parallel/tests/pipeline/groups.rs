@@ -1,4 +1,4 @@
-//! Optimizers with parameter groups in pipelines, against one optimizer for each group in one process.
+//! Optimizers with parameter groups in pipelines, compared with one optimizer per group in one process.
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::ScheduleKind;
@@ -12,7 +12,7 @@ use crate::model::{STEPS, alone, deep};
 use crate::plain::{bits, micro_batch, squared_error};
 use crate::training::whole;
 
-/// A name of the weight that several stages have.
+/// A name of the weight that several stages share.
 const TIED: &str = "l5.weight";
 
 fn expected(micro_batches: usize) -> Vec<u32> {

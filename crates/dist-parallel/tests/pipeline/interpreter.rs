@@ -1,13 +1,10 @@
-//! What a schedule computes, written out: an interpreter that knows nothing of proofs.
-//!
-//! Values are texts: `f1(f0(x3))` is the output of stage 1 for micro-batch 3. A message carries a text, not the name
-//! of what it should be, so that a mistake shows in what is computed from it.
+//! An interpreter of schedules, independent of the proof.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use dist_parallel::pipeline::{Action, Item, PipelineSchedule};
 
-/// For each stage, the gradients that were summed when it was reduced.
+/// For each stage, the gradients in its sum when it was reduced.
 pub(crate) type Computed = BTreeMap<usize, BTreeSet<String>>;
 
 #[derive(Default)]
@@ -15,7 +12,7 @@ struct Rank {
     next: usize,
     outputs: HashMap<Item, String>,
     inputs: HashMap<Item, String>,
-    /// Of a stage's output, and of its input.
+    /// The gradients of a stage's output and input.
     output_gradients: HashMap<Item, String>,
     input_gradients: HashMap<Item, String>,
     weight_gradients: HashMap<Item, String>,
@@ -23,7 +20,7 @@ struct Rank {
     kept: usize,
 }
 
-/// What the schedule computes, or why it computes nothing.
+/// Returns the result of the schedule, or the reason why it fails.
 pub(crate) fn interpret(schedule: &PipelineSchedule) -> Result<Computed, String> {
     let mut ranks: Vec<Rank> = schedule.actions().iter().map(|_| Rank::default()).collect();
     let mut links: HashMap<(usize, bool), VecDeque<String>> = HashMap::new();
@@ -52,7 +49,7 @@ pub(crate) fn interpret(schedule: &PipelineSchedule) -> Result<Computed, String>
     Ok(reduced)
 }
 
-/// Does an action; false if it has to wait.
+/// Executes an action. Returns `false` if it must wait.
 fn act(
     schedule: &PipelineSchedule,
     rank: &mut Rank,

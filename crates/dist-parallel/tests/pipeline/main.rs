@@ -1,4 +1,4 @@
-//! Pipelines, from the level of their users.
+//! Tests of pipelines through the public interface.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 #[path = "../training/by_hand.rs"]

@@ -1,4 +1,4 @@
-//! Pipelines beside each other, and stages divided among ranks, on one mesh.
+//! Several pipelines and sharded stages on one mesh.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ use crate::model::{Trained, alone, alone_with, optimizer};
 use crate::plain::{bits, micro_batch, squared_error};
 use crate::training::{Pipe, pipeline, train, train_with, whole};
 
-/// A pipeline on a mesh of data × pipeline × shard, whose stages are divided or not.
+/// Returns a pipeline on a mesh of data × pipeline × shard, with or without sharding.
 pub(crate) fn on_mesh(
     world: Communicator,
     schedule: PipelineSchedule,
@@ -32,7 +32,8 @@ pub(crate) fn on_mesh(
     pipeline
 }
 
-/// Trains on a mesh of data × pipeline × shard; what was trained, and how many parameters are in memory afterwards.
+/// Trains on a mesh of data × pipeline × shard. Returns the parameters, and the number of parameters in memory
+/// afterwards.
 fn train_on_mesh(
     world: Communicator,
     kind: ScheduleKind,
@@ -71,15 +72,15 @@ fn a_mesh_trains_what_one_process_trains(
     for (rank, (trained, _)) in outcome.results.iter().enumerate() {
         assert_eq!(*trained, expected, "rank {rank}");
     }
-    // Copies of the tied weight and what is frozen are whole on every rank: l0, l2, l4 with its bias, l5, l7.
+    // Every rank has all of the tied weight and the frozen parameters: l0, l2, l4 with its bias, l5, l7.
     let whole: usize = outcome.results.iter().map(|(_, left)| left).sum();
     assert_eq!(whole, 6 * degrees[0] * degrees[2]);
 }
 
-/// What gradients are to come to: less than they do.
+/// The limit of the norm, which clips.
 const NORM_MAX: f64 = 0.01;
 
-/// Also of parameters that are in several stages, and of those that are divided.
+/// It includes parameters of several stages and sharded ones.
 #[rstest]
 #[case::one_pipeline([1, 3, 1])]
 #[case::beside_each_other([2, 2, 1])]
@@ -105,13 +106,13 @@ fn gradients_are_clipped_as_in_one_process(#[case] degrees: [usize; 3]) {
     }
 }
 
-/// A pipeline beside others, on a mesh of data × pipeline.
+/// Returns a pipeline on a mesh of data × pipeline.
 fn beside(transport: sim::SimTransport, [data, pipelined]: [usize; 2]) -> Pipe {
     let schedule = ScheduleKind::Gpipe.schedule(pipelined, 12 / data).unwrap();
     on_mesh(Communicator::new(transport), schedule, [data, 1], false)
 }
 
-/// One step's gradients.
+/// Returns one step's gradients.
 fn step(pipeline: &mut Pipe) {
     let step = pipeline.step(
         |index| Ok(micro_batch(0, index).0),
@@ -120,7 +121,7 @@ fn step(pipeline: &mut Pipe) {
     step.unwrap();
 }
 
-/// Every pipeline has all parameters: one of them saves, all hear of it, and all load the same.
+/// Every pipeline has all parameters. One of them saves, and all load the same.
 #[rstest]
 fn pipelines_beside_each_other_save_once_and_go_on_together(
     #[values([3, 2], [1, 2], [2, 1])] later: [usize; 2],
@@ -149,7 +150,7 @@ fn pipelines_beside_each_other_save_once_and_go_on_together(
     }
 }
 
-/// What one pipeline finds is every rank's error, so that no pipeline goes on without the others.
+/// All ranks get the error of one pipeline, so that none continues alone.
 #[test]
 fn what_goes_wrong_in_one_of_several_pipelines_is_told_to_all() {
     let directory = tempfile::tempdir().unwrap();
@@ -159,7 +160,7 @@ fn what_goes_wrong_in_one_of_several_pipelines_is_told_to_all() {
         let own = pipeline.share().start / pipeline.schedule().micro_batches();
         let mut checkpoints = Checkpoints::at(path.join("checkpoints"));
         checkpoints.save(&mut pipeline, None, 1).unwrap();
-        // Only the second pipeline has another place to look, where there is nothing.
+        // Only the second pipeline uses another directory, which is empty.
         let mut elsewhere = Checkpoints::at(path.join(["checkpoints", "elsewhere"][own]));
         let found = elsewhere.steps().unwrap();
         let file = path.join("file");
@@ -176,7 +177,7 @@ fn what_goes_wrong_in_one_of_several_pipelines_is_told_to_all() {
     assert!(errors[0][0].contains("file"), "{errors:?}");
 }
 
-/// No rank has a parameter whole: what was loaded would be lost, and what was saved would be old.
+/// A load or save of shards would lose values or save old ones.
 #[test]
 fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
     let directory = tempfile::tempdir().unwrap();
@@ -194,11 +195,11 @@ fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
         [saved, loaded].map(|error| error.to_string())
     });
     for error in outcome.results.into_iter().flatten() {
-        assert!(error.contains("memory is freed between its uses"), "{error}");
+        assert!(error.contains("is freed between its uses"), "{error}");
     }
 }
 
-/// All pipelines hear which rank it is, by its number in the world, and nothing is saved.
+/// All pipelines get the rank's number in the world, and nothing is saved.
 #[rstest]
 #[case::another_step(&[2, 3], true, "rank 2 saves step 2 without an optimizer, rank 0 saves step 1 without an optimizer")]
 #[case::another_step_of_one_rank(&[2], true, "rank 3 saves step 1 without an optimizer, rank 2 saves step 2 without an optimizer")]
@@ -248,7 +249,7 @@ fn what_a_rank_of_another_pipeline_cannot_load_is_told_by_its_number_in_the_worl
         let rank = transport.rank().index();
         let mut pipeline = beside(transport, [2, 2]);
         Checkpoints::at(&path).save(&mut pipeline, None, 1).unwrap();
-        // Only the rank itself does not find the parts.
+        // Only this rank does not find the files.
         let own = if rank == 3 { path.join("elsewhere") } else { path.clone() };
         let Err(Error::Checkpoint(error)) = Checkpoints::at(own).load(&mut pipeline, None) else {
             panic!("rank 3 has nothing to load")
@@ -258,7 +259,7 @@ fn what_a_rank_of_another_pipeline_cannot_load_is_told_by_its_number_in_the_worl
     assert_eq!(outcome.results, [Some(3); 4]);
 }
 
-/// The first rank of every pipeline takes an optimizer that the others do not have.
+/// The first rank of every pipeline passes another optimizer than the others.
 #[rstest]
 #[case::of_one_pipeline([2, 2], 1)]
 #[case::of_one_rank([1, 4], 3)]
@@ -289,7 +290,7 @@ fn ranks_that_load_with_different_optimizers_change_nothing(#[case] degrees: [us
     }
 }
 
-/// What a step gave before is not about what the pipeline then is: nothing is changed by it.
+/// The gradients of an earlier step are invalid for the joined pipelines and change nothing.
 #[rstest]
 fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, true)] is_divided: bool) {
     let outcome = sim::run(3, 4, move |transport| {
@@ -311,7 +312,7 @@ fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, t
     assert_eq!(outcome.results, [true; 4]);
 }
 
-/// Also those of stages that were divided, of which no rank had a parameter whole.
+/// It also returns the parameters of sharded stages.
 #[rstest]
 fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, true)] is_divided: bool) {
     let expected = alone(8).0;
@@ -320,7 +321,7 @@ fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, tr
             ScheduleKind::OneForwardOneBackward.schedule(2, if is_divided { 4 } else { 8 }).unwrap();
         let world = Communicator::new(transport);
         let rank = world.rank();
-        // Two pipelines of the same stages, one after the other or with a part of them on each rank.
+        // Two pipelines with the same stages, one after the other or sharded on each rank.
         let mut pipeline = if is_divided {
             on_mesh(world, schedule, [1, 2], true)
         } else {
@@ -331,7 +332,7 @@ fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, tr
         let (_, stages) = pipeline.into_parts().unwrap();
         (rank, stages.iter().flat_map(|stage| bits(stage)).collect::<Vec<u32>>())
     });
-    // The axis of what lies beside each other varies faster.
+    // The axis of the data varies faster.
     for beside in 0..2 {
         let of_pipeline = |&(rank, _): &&(usize, Vec<u32>)| rank % 2 == beside;
         let whole = outcome.results.iter().filter(of_pipeline).flat_map(|(_, bits)| bits.clone());

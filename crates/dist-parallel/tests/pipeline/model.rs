@@ -1,4 +1,4 @@
-//! A model with more blocks than there are stages, and what one process makes of it.
+//! A model with more blocks than stages, and its training in one process.
 
 use dist_collectives::Communicator;
 use dist_parallel::{AdamW, AdamWOptions, Block, Ddp, DdpOptions, Sequence};
@@ -8,10 +8,10 @@ use crate::plain::{Linear, Relu, Rows, bits, micro_batch, squared_error};
 
 pub(crate) const STEPS: usize = 2;
 
-/// What a training run leaves: the parameters, and every step's loss.
+/// The result of a training: the parameters, and every step's loss.
 pub(crate) type Trained = (Vec<u32>, Vec<u32>);
 
-/// 19 blocks. Four of them, far apart, have one weight; another is frozen.
+/// 19 blocks. Four of them, far apart, share one weight; another is frozen.
 pub(crate) fn deep(seed: u64) -> Sequence<Rows> {
     let first = Linear::new("l0", 3, 3, seed);
     let mut tied = Vec::new();
@@ -42,12 +42,12 @@ pub(crate) fn optimizer() -> AdamW {
     AdamW::new(AdamWOptions { learning_rate: 0.03, ..AdamWOptions::default() }).unwrap()
 }
 
-/// What one process trains, without a pipeline.
+/// Returns the result of one process without a pipeline.
 pub(crate) fn alone(micro_batches: usize) -> Trained {
     alone_with(micro_batches, |_| ())
 }
 
-/// The same, where something is done to the gradients of every step.
+/// Returns the same with a change of every step's gradients.
 pub(crate) fn alone_with(micro_batches: usize, change: fn(&mut Ddp<Sequence<Rows>>)) -> Trained {
     let mut outcome = sim::run(1, 1, move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), deep(7), DdpOptions::default()).unwrap();
@@ -67,7 +67,7 @@ pub(crate) fn alone_with(micro_batches: usize, change: fn(&mut Ddp<Sequence<Rows
     outcome.results.remove(0)
 }
 
-/// Makes of a type the parameters of a block that has none.
+/// Implements `Params` for a block without parameters.
 macro_rules! without_parameters {
     ($block:ty) => {
         impl dist_parallel::Params for $block {

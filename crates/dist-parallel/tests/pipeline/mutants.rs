@@ -1,10 +1,10 @@
-//! Schedules with one mistake put in: rejected, or truly equivalent.
+//! Schedules with one mistake: the proof must reject all that are not equivalent.
 
 use dist_parallel::pipeline::{Action, Item, PipelineSchedule, ScheduleKind};
 
 use crate::interpreter::interpret;
 
-/// All schedules that differ from this one by one drop, repetition, swap, or change of an action.
+/// Returns all schedules that differ from this one by one drop, repetition, swap, or change of an action.
 fn mutants(schedule: &PipelineSchedule) -> Vec<(String, PipelineSchedule)> {
     let mut mutants = Vec::new();
     for (rank, list) in schedule.actions().iter().enumerate() {
@@ -33,7 +33,7 @@ fn mutants(schedule: &PipelineSchedule) -> Vec<(String, PipelineSchedule)> {
     mutants
 }
 
-/// The same for other items, and other things for the same item.
+/// Returns the same action for other items, and other actions for the same item.
 fn changed(action: Action) -> Vec<Action> {
     let of = |item: Item| {
         [
@@ -61,8 +61,8 @@ fn changed(action: Action) -> Vec<Action> {
     others
 }
 
-/// Of all mutants that compute something else, or nothing, the proof rejects every one; what it accepts, an
-/// interpreter that knows nothing of the proof finds to compute the same within the same memory.
+/// The proof must reject every mutant with another result. For accepted mutants, an independent interpreter must find
+/// the same result within the same memory.
 #[test]
 fn mutants_are_rejected_or_compute_the_same() {
     let (mut made, mut accepted, mut survived) = (0, 0, Vec::new());
@@ -86,7 +86,7 @@ fn mutants_are_rejected_or_compute_the_same() {
     assert!(survived.is_empty(), "{} of {made}: {:?}", survived.len(), &survived[..survived.len().min(10)]);
 }
 
-/// What the proof rejects is wrong, not only unusual.
+/// Every rejected schedule must be wrong, not only unusual.
 #[test]
 fn the_interpreter_condemns_what_the_proof_rejects() {
     for kind in ScheduleKind::ALL {

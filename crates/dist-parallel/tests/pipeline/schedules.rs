@@ -1,4 +1,4 @@
-//! Every schedule is proven, keeps what its formula says, and waits as long as its formula says.
+//! Every schedule is valid, and holds and waits as much as its formulas say.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ const KINDS: [ScheduleKind; 7] = [
 
 const UNIT: Duration = Duration::from_millis(1);
 
-/// Stages that take a unit per part on a rank that has one of them.
+/// Returns costs with one unit per part for all stages of a rank together.
 fn units(kind: ScheduleKind, ranks: usize) -> Costs {
     let part = UNIT / u32::try_from(kind.stages_per_rank()).unwrap();
     let stage = StageCost { forward: part, input_gradient: part, weight_gradient: part };
     Costs::uniform(ranks * kind.stages_per_rank(), stage)
 }
 
-/// What the table in the documentation of `ScheduleKind` says.
+/// Checks the table in the documentation of `ScheduleKind`.
 fn kept(kind: ScheduleKind, ranks: usize, micro_batches: usize, rank: usize) -> usize {
     match kind {
         ScheduleKind::Gpipe => micro_batches,
@@ -50,7 +50,7 @@ fn every_schedule_of_every_size_is_proven_and_keeps_what_its_formula_says() {
             for (rank, &found) in proof.kept.iter().enumerate() {
                 let formula = kept(kind, ranks, micro_batches, rank);
                 assert_eq!(schedule.kept_max()[rank], formula, "{kind:?} {ranks} {micro_batches}");
-                // Where rounds are incomplete, fewer are kept than by the formula.
+                // Incomplete rounds hold fewer activations than the formula.
                 let whole =
                     !matches!(kind, ScheduleKind::Interleaved { .. }) || micro_batches.is_multiple_of(ranks);
                 let whole = whole && (kind != ScheduleKind::Zbv || micro_batches >= 2 * ranks);
@@ -108,7 +108,7 @@ fn messages_that_take_time_are_waited_for() {
     let costs = Costs::uniform(2, StageCost { forward: UNIT, ..StageCost::default() });
     let timeline =
         Timeline::predict(&ScheduleKind::Gpipe.schedule(2, 1).unwrap(), &costs.with_message(5 * UNIT));
-    // Forward, message, forward, backward in no time, message back.
+    // Forward, message, forward, backward without duration, message back.
     assert_eq!(timeline.makespan(), 12 * UNIT);
 }
 

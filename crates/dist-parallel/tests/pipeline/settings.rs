@@ -1,4 +1,4 @@
-//! Settings that differ between the ranks of pipelines: the same error on every rank of all of them.
+//! Different settings on the ranks of pipelines: every rank of all of them gets the same error.
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::ScheduleKind;
@@ -28,7 +28,7 @@ fn evaluate(pipeline: &mut Pipe) -> Result<(), Error> {
     evaluated.map(drop)
 }
 
-/// Each rank of the world in turn has another learning rate or limit, by which stage and in which pipeline it may be.
+/// Each rank of the world in turn has another learning rate or clipping limit, for every stage and pipeline.
 #[rstest]
 #[case::one_pipeline([1, 3, 1])]
 #[case::beside_each_other([2, 2, 1])]
@@ -42,7 +42,7 @@ fn settings_that_differ_are_the_same_error_on_every_rank(
     let then = then.to_owned();
     let [data, pipelined, shards] = degrees;
     if then == "save" && shards > 1 {
-        // A pipeline whose stages are divided is not saved.
+        // A pipeline with sharded stages cannot be saved.
         return;
     }
     for odd in 1..data * pipelined * shards {

@@ -1,4 +1,4 @@
-//! Steps in virtual time take as long as is predicted, and keep what is proven.
+//! Steps in virtual time take the predicted time and hold the proven number of activations.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use rstest::rstest;
 use crate::model::without_parameters;
 use crate::plain::Numbers;
 
-/// A block that only takes its time.
+/// A block that only takes time.
 struct Sleeper {
     runtime: Runtime,
     cost: StageCost,
@@ -57,7 +57,7 @@ pub(crate) fn sleepers(costs: &[StageCost], runtime: &Runtime) -> Sequence<Vec<f
     Sequence::new(costs.iter().map(block).collect()).unwrap()
 }
 
-/// Times that look random, 1 to 64 milliseconds.
+/// Returns pseudo-random times, 1 to 64 milliseconds.
 pub(crate) fn random_costs(stages: usize, seed: u64) -> Vec<StageCost> {
     let mut numbers = Numbers(seed);
     let mut time = || Duration::from_millis(1) + Duration::from_millis(63).mul_f32(numbers.next().abs());
@@ -114,11 +114,11 @@ fn messages_travel_while_ranks_compute() {
             pipeline.step(|_| Ok(vec![1.0]), |_, output| Ok((1.0, output))).unwrap();
             pipeline.timeline().unwrap()
         };
-        // The first step also sends shapes, and opens links.
+        // The first step also sends shapes and opens links.
         step();
         step()
     });
-    // Only the first message each way is waited for; the others arrive while something is computed.
+    // Ranks wait only for the first message in each direction; the others overlap with computation.
     let measured = &outcome.results[0];
     assert!(
         measured.ranks[1][1..8]

@@ -1,4 +1,4 @@
-//! What a pipeline trains, against what one process trains: equal to the last bit.
+//! Training with a pipeline compared with one process: equal to the last bit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -13,7 +13,7 @@ use crate::plain::{Rows, bits, micro_batch, squared_error};
 
 pub(crate) type Pipe = Pipeline<Rows>;
 
-/// A pipeline of the deep model, cut by count.
+/// Returns a pipeline of the deep model with equal numbers of blocks per stage.
 pub(crate) fn pipeline(comm: Communicator, schedule: PipelineSchedule) -> Pipe {
     let stages = split_into_stages(BLOCKS, schedule.stages()).unwrap();
     Pipeline::new(comm, deep(7), schedule, &stages, PlainVectors).unwrap()
@@ -23,7 +23,7 @@ pub(crate) fn train(pipeline: &mut Pipe) -> Trained {
     train_with(pipeline, |_| ())
 }
 
-/// What was trained where something is done to the gradients of every step.
+/// Returns the result with a change of every step's gradients.
 pub(crate) fn train_with(pipeline: &mut Pipe, mut change: impl FnMut(&mut Pipe)) -> Trained {
     let mut optimizer = optimizer();
     let mut losses = Vec::new();
@@ -39,7 +39,7 @@ pub(crate) fn train_with(pipeline: &mut Pipe, mut change: impl FnMut(&mut Pipe))
     (whole(pipeline), losses)
 }
 
-/// All parameters of the whole model, as [`bits`] has them for one process.
+/// Returns all parameters of the whole model, like [`bits`] for one process.
 pub(crate) fn whole(pipeline: &mut Pipe) -> Vec<u32> {
     let mut all: Vec<Vec<u32>> = vec![Vec::new(); pipeline.infos().len()];
     pipeline
@@ -85,7 +85,7 @@ fn every_schedule_trains_what_one_process_trains(
     }
 }
 
-/// On one rank that catches it; where there are others, they wait for what it has not sent.
+/// One rank catches its panic, while others wait for its messages.
 #[test]
 fn a_step_that_panicked_leaves_nothing_for_the_next() {
     for kind in KINDS {
@@ -143,7 +143,7 @@ fn any_cut_trains_the_same(#[case] lens: &'static [usize]) {
     assert!(outcome.results.into_iter().all(|trained| trained == expected));
 }
 
-/// Copies of a tied weight begin with the values of the first, and change as it does.
+/// Copies of a tied weight start with the values of the first, and change with it.
 #[test]
 fn copies_of_a_tied_parameter_stay_the_same() {
     let outcome = sim::run(1, 3, |transport| {
@@ -151,7 +151,7 @@ fn copies_of_a_tied_parameter_stay_the_same() {
         let rank = comm.rank() as u64;
         let schedule = ScheduleKind::OneForwardOneBackward.schedule(3, 4).unwrap();
         let stages = split_into_stages(BLOCKS, 3).unwrap();
-        // Every rank made other values.
+        // Every rank starts with other values.
         let mut pipeline = Pipeline::new(comm, deep(7 + rank), schedule, &stages, PlainVectors).unwrap();
         train(&mut pipeline);
         let weights: Vec<Vec<f32>> = pipeline
@@ -207,8 +207,8 @@ fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usiz
     }
 }
 
-/// Every message is counted: activations and their gradients, tied weights with a number that says whether there is one,
-/// and the loss, with what micro-batches count and whether they say so; and in the first step the shape.
+/// Every message is counted: activations and their gradients, tied weights with a flag, and the loss with its weight
+/// and kind. The first step also sends the shape.
 #[test]
 fn what_travels_is_what_the_documentation_says() {
     let outcome = sim::run(1, 2, |transport| {
@@ -225,10 +225,10 @@ fn what_travels_is_what_the_documentation_says() {
         };
         [step(), step()]
     });
-    // Two rows of 3 numbers forward, and as many back; 4 micro-batches; l0.weight has 9 numbers and is on both ranks.
+    // Two rows of 3 numbers forward and back, 4 micro-batches. l0.weight has 9 numbers and is on both ranks.
     let (rows, weight, loss) = (4 * 6 * 4, 4 * (9 + 1), 5 * 8);
     let shape = 8 * (2 + 8);
-    // Rank 0 sends activations, at first their shape, and what is added up with the loss.
+    // Rank 0 sends activations, in the first step their shape, and its totals with the loss.
     assert_eq!(outcome.results[0], [shape + rows + loss, rows + loss]);
     // Rank 1 sends gradients, each micro-batch's sum for the weight, and the loss.
     assert_eq!(outcome.results[1], [rows + 4 * weight + loss; 2]);

@@ -1,4 +1,4 @@
-//! Micro-batches that count differently, in pipelines.
+//! Weighted micro-batches in pipelines.
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::ScheduleKind;
@@ -13,12 +13,12 @@ use crate::training::{KINDS, Pipe, pipeline, whole};
 
 type Weighted = ((f32, u64), Rows);
 
-/// How many tokens are in a micro-batch of a step.
+/// The number of tokens of each micro-batch of a step.
 fn tokens(step: usize, index: usize) -> u64 {
     [3, 0, 128, 1, 77, 50, 2, 9][(step + index) % 8]
 }
 
-/// The sum of the losses of so many tokens, which are all alike, and its gradient.
+/// Returns the sum of the losses of `tokens` equal tokens, and its gradient.
 fn sum_of(tokens: u64, target: Rows) -> impl FnOnce(Rows) -> Result<Weighted, BoxError> {
     move |output| {
         let (loss, gradient) = squared_error(target)(output)?;
@@ -27,7 +27,7 @@ fn sum_of(tokens: u64, target: Rows) -> impl FnOnce(Rows) -> Result<Weighted, Bo
     }
 }
 
-/// What one process trains, and what it finds in the end of what it was trained on first.
+/// Returns the parameters of one process, and its final loss on the first training data.
 fn alone(micro_batches: usize) -> (Trained, u32) {
     let mut outcome = sim::run(1, 1, move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), deep(7), DdpOptions::default()).unwrap();
@@ -48,7 +48,7 @@ fn alone(micro_batches: usize) -> (Trained, u32) {
     outcome.results.remove(0)
 }
 
-/// The same by a pipeline, which evaluates at the end.
+/// Returns the same of a pipeline, which evaluates at the end.
 fn train(pipeline: &mut Pipe, micro_batches: usize) -> (Trained, u32) {
     let (mut optimizer, mut losses) = (optimizer(), Vec::new());
     for step in 0..STEPS {
@@ -102,7 +102,7 @@ fn a_mesh_takes_the_mean_of_all_tokens(#[case] degrees: [usize; 3]) {
     }
 }
 
-/// One of several pipelines may have nothing that counts; if that is all of them, every rank is told, and training goes on.
+/// One of several pipelines can have weight 0. If all have, every rank gets an error, and training continues.
 #[test]
 fn where_nothing_counts_every_rank_is_told_and_the_next_step_can_be_taken() {
     let expected = alone(8);
@@ -149,8 +149,9 @@ fn pipelines_of_which_only_one_says_how_much_counts_are_told_and_go_on() {
         (step.unwrap_err().to_string(), pipeline.step(input, loss).map(|report| report.micro_batches))
     });
     for (told, next) in outcome.results {
-        let asked = "a step of 4 micro-batches that say how much they count, rank 0 of pipeline 0 for a step of 4 micro-batches";
-        assert_eq!(told, format!("rank 0 of pipeline 1 was asked for {asked}"));
+        let asked =
+            "a step of 4 micro-batches with weights, rank 0 of pipeline 0 for a step of 4 micro-batches";
+        assert_eq!(told, format!("the ranks called for different steps: rank 0 of pipeline 1 for {asked}"));
         assert!(matches!(next, Ok(4)), "{next:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Loops of one's own: every way to aggregate gives the bits of the canonical order.
+//! Training loops of a user's own: every aggregator gives the bits of the canonical order.
 
 use std::cell::Cell;
 
@@ -34,7 +34,7 @@ impl Mixed {
         self.singles.iter().flatten().map(|single| single.to_bits()).chain(halves).collect()
     }
 
-    /// The mean over these ranks, by the definition of the canonical order.
+    /// Returns the mean over these ranks, by the definition of the canonical order.
     fn mean(ranks: &[usize]) -> Self {
         let count = f32::from(u8::try_from(ranks.len()).unwrap());
         let mut mean = Self::sum(ranks);
@@ -132,7 +132,7 @@ fn absent_ranks_do_not_count(
         steps.collect::<Vec<_>>()
     });
     let expected = [&[0, 1, 2, 3][..], &[1, 2, 3], &[2, 3], &[3], &[], &[]].map(|present| {
-        // The absent add +0 at their places in the tree.
+        // Absent ranks add +0 at their places in the tree.
         let places = |rank: &usize| if present.contains(rank) { Mixed::of(*rank) } else { zeros() };
         let [a, b, c, d] = [0, 1, 2, 3].map(|rank| places(&rank));
         (present.len(), divided(add(add(a, &b), &add(c, &d)), present.len()).bits())
@@ -178,7 +178,7 @@ fn gradients_are_divided_by_what_they_count(
         let count = aggregator.aggregate_weighted(&mut gradients.slices(), counts[rank]).unwrap();
         (count, gradients.bits())
     });
-    // What counts for nothing adds +0 at its place; what is more than can be counted is as much as can be.
+    // Ranks with weight 0 add +0 at their places. Too large weights are capped.
     let place = |rank: usize| if counts[rank] > 0 { Mixed::of(rank) } else { zeros() };
     let [a, b, c, d] = [0, 1, 2, 3].map(place);
     let count: u64 = counts.iter().map(|count| count.min(&(1 << 46))).sum();
@@ -192,7 +192,7 @@ fn alone_gradients_are_divided_by_what_they_count() {
     let mut gradients = Mixed::of(3);
     assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 7).unwrap(), 7);
     assert_eq!(gradients, divided(Mixed::of(3), 7));
-    // As ranks that are several do, it takes what is more than can be counted for as much as can be.
+    // A single rank caps too large weights, like several ranks do.
     let mut gradients = Mixed::of(3);
     assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), u64::MAX).unwrap(), 1 << 46);
     assert_eq!(gradients, divided(Mixed::of(3), 1 << 46));
@@ -232,8 +232,8 @@ fn gradients_that_differ_are_an_error_on_every_rank(
     assert!(results.iter().all(named), "{results:?}");
 }
 
-/// A step whose gradients differ in number, type or length ends on every rank with the same error, whichever rank is the
-/// first to notice, and the ranks go on together.
+/// If gradients differ in number, type or length, the step ends on every rank with the same error, whichever rank
+/// notices first. Training then continues.
 #[rstest]
 fn a_step_with_gradients_that_differ_is_the_same_error_on_every_rank_and_harms_nobody(
     #[values(0, 1, 2, 3, 4)] seed: u64,
@@ -279,7 +279,7 @@ fn there_is_no_server_beyond_the_last_rank() {
     assert!(outcome.results.iter().all(refused), "{:?}", outcome.results);
 }
 
-/// Learns one weight per rank's target; gives the weight and the losses, as bits.
+/// Learns one weight from each rank's target. Returns the weight and the losses, as bits.
 fn learned(ranks: usize, aggregation: Aggregation) -> Vec<(u32, Vec<u32>)> {
     let program = move |transport| {
         let comm = Communicator::new(transport);
@@ -321,7 +321,7 @@ fn a_loop_of_ones_own_divides_by_what_its_gradients_count(
         let comm = Communicator::new(transport);
         let (rank, tokens) = (comm.rank(), [2, 0, 6][comm.rank()]);
         let mut aggregator = aggregation.over(comm).unwrap();
-        // Gradients are sums over tokens; what counts for nothing may be anything.
+        // Gradients are sums over tokens. Those with weight 0 can have any value.
         let gradient = [8.0, f32::NAN, 4.0][rank];
         let mut applied = Vec::new();
         let compute = || Ok(((10.0, tokens), vec![gradient]));

@@ -1,4 +1,4 @@
-//! State that a block changes by itself: the same under every strategy, saved once, and never lost in silence.
+//! State that a block changes by itself: equal under every strategy, saved once, and never lost without an error.
 
 use std::path::Path;
 
@@ -14,12 +14,11 @@ use rstest::rstest;
 use crate::checkpoint::{WAYS, Way};
 use crate::join::STRATEGIES;
 
-/// Multiplies by nothing and adds a weight of two values to the first two of its input's. Counts its forwards, and adds up its
-/// inputs.
+/// A block that adds a weight to the first two input values, counts its forwards and sums its inputs.
 struct Counter {
     infos: [ParamInfo; 3],
     slots: [Slot; 3],
-    /// From which forward on it changes the parameter with this index, too.
+    /// The forward from which on it changes the parameter with this index, too.
     meddles: Option<(usize, f32)>,
 }
 
@@ -112,7 +111,7 @@ fn meddling(index: usize, from: f32) -> Sequence<Vec<f32>> {
 
 type Batch = (Vec<f32>, fn(Vec<f32>) -> Result<(f32, Vec<f32>), BoxError>);
 
-/// A micro-batch whose input is its number plus one.
+/// Returns a micro-batch whose input is its number plus one.
 fn batch(number: usize) -> Result<Batch, BoxError> {
     Ok((vec![f32::from(u8::try_from(number)?) + 1.0], |output| Ok((0.0, output))))
 }
@@ -129,7 +128,7 @@ fn f64s(values: Values<'_>) -> Vec<f64> {
     }
 }
 
-/// What the second block has counted, after this was done with a trainer.
+/// Returns the counts of the second block, after a use of the trainer.
 macro_rules! with_trainer {
     ($way:expr, $comm:expr, $model:expr, |$trainer:ident| $body:expr) => {
         match $way {
@@ -153,14 +152,14 @@ macro_rules! count_of {
     }};
 }
 
-/// Of each rank: how often it has gone forward in a step, and the sum of its inputs.
+/// For each rank, the number of forwards in a step and the sum of its inputs.
 fn of_ranks(way: Way, ranks: usize, micro_batches: usize) -> Vec<[f64; 2]> {
     let in_turns =
         !matches!(way, Way::Ddp | Way::Sharded(ShardingStrategy::ShardOptimizer | ShardingStrategy::NoShard));
     let mut of_ranks = vec![[0.0; 2]; ranks];
     for number in 0..micro_batches {
         let rank = match way {
-            // Two copies, each with half of the micro-batches, in turns.
+            // Two replicas, each with half of the micro-batches, alternating between its ranks.
             Way::Sharded(ShardingStrategy::HybridShard { .. }) => {
                 2 * (number / (micro_batches / 2)) + number % 2
             }
@@ -201,7 +200,7 @@ fn a_block_that_counts_its_forwards_counts_the_same_under_every_strategy(
         };
         assert_eq!(*found, each.map(|each| 3.0 * each), "rank {rank}");
     }
-    // Whatever deals them, each rank computes as many.
+    // Each rank computes the same number under every assignment.
     assert!(sync == BufferSync::Local || outcome.results.iter().all(|found| found[0] == 6.0));
 }
 
@@ -218,7 +217,7 @@ fn buffers_are_whole_and_in_memory_between_steps(#[values(0, 1, 2, 3, 4)] strate
         fsdp.for_each_parameter(|index, values| seen.push((index, values.len()))).unwrap();
         seen.sort_unstable();
         assert_eq!(seen, [(0, 5), (1, 2), (2, 3), (3, 5), (4, 2), (5, 3)]);
-        // In evaluation blocks have them as well, and what they count there is not lost either.
+        // Blocks have their buffers in an evaluation too, and keep its counts.
         fsdp.forward(vec![0.0]).unwrap();
         assert_eq!(count_of!(fsdp), [2.0, 1.0]);
         let (_, model) = fsdp.into_parts().unwrap();
@@ -331,8 +330,8 @@ fn a_checkpoint_has_rank_0_s_buffers_and_gives_them_to_every_rank_of_any_strateg
     }
 }
 
-/// Where every rank trains all parameters, each may have changed what is frozen: a checkpoint has the values of rank 0. Where
-/// ranks share them, a checkpoint would have some values of one rank and some of another, or the change would be lost.
+/// If every rank trains all parameters, each can have changed a frozen one: a checkpoint has those of rank 0. If
+/// ranks shard parameters, a checkpoint would be a mixture, or the change would be lost.
 #[rstest]
 fn a_frozen_parameter_that_differs_is_that_of_rank_0_or_an_error(#[values(0, 1, 2, 3, 4, 5)] way: usize) {
     let way = WAYS[way];
@@ -367,7 +366,7 @@ fn a_frozen_parameter_that_differs_is_that_of_rank_0_or_an_error(#[values(0, 1, 
     assert_eq!(frozen, [8.0, 7.0, 7.0]);
 }
 
-/// At once, or some time after a block has begun to do it.
+/// The change is found at once, or some time after a block has started it.
 #[rstest]
 #[case::full(ShardingStrategy::FullShard, FROZEN)]
 #[case::full_trained(ShardingStrategy::FullShard, WEIGHT)]
@@ -404,7 +403,7 @@ fn what_a_block_changes_though_it_is_no_buffer_is_an_error_where_it_would_be_los
     assert!(from > 1.0 || outcome.results.iter().all(|(steps, _)| *steps == 1));
 }
 
-/// Changed by an evaluation, in which nobody watches where every rank has all parameters.
+/// An evaluation changes it. If every rank has all parameters, evaluations are not checked.
 #[rstest]
 fn frozen_parameters_that_differ_are_found_before_they_are_saved_in_parts(
     #[values(ShardingStrategy::ShardGradOp, ShardingStrategy::ShardOptimizer)] strategy: ShardingStrategy,

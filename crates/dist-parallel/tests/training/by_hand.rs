@@ -1,4 +1,4 @@
-//! An optimizer with parameter groups, and the optimizers that these stand for, applied by hand.
+//! An optimizer with parameter groups, and the equivalent optimizers applied by hand.
 
 use dist_parallel::{
     AdamW, AdamWOptions, FloatType, Optimizer, ParamGroups, ParamInfo, ParamOptions, Result, SliceState,
@@ -12,7 +12,7 @@ fn adamw(weight_decay: f64) -> AdamW {
     AdamW::new(AdamWOptions { learning_rate: 0.03, weight_decay, ..AdamWOptions::default() }).unwrap()
 }
 
-/// What has fewer than two dims does not decay; the parameter `other` learns more slowly and decays more.
+/// Parameters with fewer than two dims do not decay. The parameter `other` learns more slowly and decays more.
 pub(crate) fn grouped(infos: &[ParamInfo], other: &str) -> AdamW {
     let mut groups = ParamGroups::new(infos).unwrap();
     for (info, options) in groups.iter_mut() {
@@ -25,7 +25,7 @@ pub(crate) fn grouped(infos: &[ParamInfo], other: &str) -> AdamW {
     adamw(DECAYS[0]).with_groups(groups).unwrap()
 }
 
-/// The same as one optimizer without groups for each of the groups.
+/// Applies one optimizer without groups for each of the groups.
 pub(crate) struct ByHand {
     group_of: Vec<usize>,
     optimizers: [AdamW; 3],

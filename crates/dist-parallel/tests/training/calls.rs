@@ -1,4 +1,4 @@
-//! Ranks that call different functions of a trainer are told so at once, with the names of both.
+//! Ranks that call different functions of a trainer get an error at once that names both.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ use rstest::rstest;
 
 use crate::plain::{Rows, micro_batch, model, squared_error};
 
-/// A trainer, and what it is called with.
+/// A trainer with its arguments.
 struct Training<T> {
     trainer: T,
     sgd: Sgd,
     checkpoints: Checkpoints,
 }
 
-/// One of the calls of all ranks: its kind, its name, and the call. Those of one kind are compared by themselves.
+/// A call of all ranks: its kind, its name, and the function. Calls of one kind are compared by themselves.
 type Call<T> = (&'static str, &'static str, fn(&mut Training<T>) -> Result<(), Error>);
 
-/// Lets rank 0 make one call and rank 1 another, for every pair of different kinds, after a step of both; then both go on with
-/// steps, which are the first of the calls.
+/// After a common step, rank 0 makes one call and rank 1 another, for every pair of different kinds. Both then
+/// continue with steps, the first of the calls.
 fn check<T: 'static>(make: fn(Communicator) -> T, calls: &[Call<T>]) {
     for (&(kind, first, on_0), &(other_kind, second, on_1)) in
         calls.iter().flat_map(|first| calls.iter().map(move |second| (first, second)))
@@ -152,7 +152,7 @@ fn of_ranks_that_train_by_themselves() {
     check(|comm| LocalSgd::new(comm, model(1), LocalSgdOptions::average(8)).unwrap(), &calls);
 }
 
-/// A save and a load compare what they were asked for, and end no job.
+/// A save and a load compare their requests and do not abort the job.
 #[test]
 fn a_save_on_one_rank_and_a_load_on_the_other_are_told_and_training_goes_on() {
     let directory = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ fn a_save_on_one_rank_and_a_load_on_the_other_are_told_and_training_goes_on() {
     }
 }
 
-/// As torch.save is called.
+/// This is how torch.save is called.
 #[cfg(feature = "tcp")]
 #[rstest]
 #[case("tcp")]

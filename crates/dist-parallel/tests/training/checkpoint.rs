@@ -1,5 +1,5 @@
-//! Training that goes on from a checkpoint, on other ranks and by another strategy, against training that was never
-//! interrupted: equal to the last bit.
+//! Training that continues from a checkpoint, on other ranks and with another strategy, compared with uninterrupted
+//! training: equal to the last bit.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use rstest::rstest;
 use crate::by_hand::{ByHand, grouped};
 use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
 
-/// How a model is trained.
+/// The way to train a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Way {
     Ddp,
@@ -46,7 +46,7 @@ fn optimizer(name: &str) -> Box<dyn Optimizer> {
     }
 }
 
-/// What all trainers can do.
+/// The common interface of all trainers.
 trait Trainer: Shards {
     fn step(&mut self, number: u64, optimizer: &mut dyn Optimizer);
     fn bits(self: Box<Self>) -> Vec<u32>;
@@ -103,7 +103,7 @@ pub(crate) fn train(
         let comm = Communicator::new(transport);
         let mut checkpoints = Checkpoints::at(&directory);
         let mut optimizer = optimizer(name);
-        // Another model from the start, so that it matters what is loaded.
+        // A new training starts with other values, so that the load has an effect.
         let seed = if checkpoints.steps().unwrap().is_empty() { 7 } else { 99 };
         let mut trainer = trainer(comm, way, seed, FsdpOptions::default());
         let done = checkpoints.load(&mut *trainer, Some(&mut *optimizer)).unwrap();
@@ -134,7 +134,7 @@ fn training_goes_on_by_any_strategy_as_if_it_had_never_been_interrupted(
     assert!(trained.iter().all(|bits| *bits == expected), "{before:?} to {after:?}");
 }
 
-/// Worlds in which the sums are those of one process, and others, which are compared with themselves.
+/// Worlds whose sums have the bits of one process, and others, which are compared with themselves.
 #[rstest]
 fn a_loaded_training_has_what_was_saved_on_any_number_of_ranks(
     #[values(1, 2, 3, 4, 5, 6)] before: usize,
@@ -145,7 +145,7 @@ fn a_loaded_training_has_what_was_saved_on_any_number_of_ranks(
     {
         let directory = tempfile::tempdir().unwrap();
         let saved = train(directory.path(), before, way, "adamw", 2);
-        // Nothing is left to do but to load, and to save once more.
+        // Only the load and another save are left.
         let loaded = train(directory.path(), after, way, "adamw", 2);
         assert!(loaded.iter().all(|bits| *bits == saved[0]), "{way:?}");
         let again = train(directory.path(), 1, Way::Ddp, "adamw", STEPS);
@@ -156,7 +156,7 @@ fn a_loaded_training_has_what_was_saved_on_any_number_of_ranks(
     }
 }
 
-/// What is kept in full precision is what is saved.
+/// The master values in full precision are saved.
 #[rstest]
 fn a_half_precision_model_goes_on_from_its_full_precision_parameters(
     #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardOptimizer, ShardingStrategy::NoShard)]
@@ -203,7 +203,7 @@ fn the_parameters_that_a_consolidated_file_has_are_the_models() {
     assert_eq!(sim::run(1, 3, program).results, vec![trained; 3]);
 }
 
-/// As another program writes them: in half precision, under other names, with a tensor that nobody needs.
+/// Weights of another program: in half precision, under other names, with an unused tensor.
 #[rstest]
 fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
     #[values(0, 1, 2, 3, 4, 5)] way: usize,
@@ -213,7 +213,7 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
     let way = WAYS[way];
     let is_divisible = ranks == 2 || way != Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 });
     if !is_divisible {
-        // Groups of two are made of an even number of ranks.
+        // Groups of two need an even number of ranks.
         return;
     }
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Training whose gradients are compressed, or summed by a hook of one's own.
+//! Training with compressed gradients, or with a user's hook.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ fn hook(text: &str) -> Box<dyn BucketHook> {
     text.parse::<Compression>().unwrap().hook().unwrap().unwrap()
 }
 
-/// Trains with AdamW's schedule of the uncompressed tests; gives the parameters and the losses.
+/// Trains like the uncompressed tests of AdamW. Returns the parameters and the losses.
 fn train(ranks: usize, steps: usize, text: &'static str, bucket_bytes: usize) -> Vec<(Vec<u32>, Vec<f32>)> {
     let program = move |transport| {
         let comm = Communicator::new(transport);
@@ -57,7 +57,7 @@ fn compressed_training_learns_and_is_the_same_on_every_rank(
     assert!(compressed - plain < 0.2 * (first - plain), "{text}: {first} {plain} {compressed}");
 }
 
-/// A hook that sums as without one, and counts.
+/// A hook that sums without compression, and counts.
 struct Plain(Arc<AtomicUsize>);
 
 impl BucketHook for Plain {
@@ -137,13 +137,13 @@ fn hooks_that_differ_are_an_error_on_every_rank() {
     assert!(results.iter().all(named), "{results:?}");
 }
 
-/// A hook that fails in one way or another on rank 1.
+/// A hook that fails in different ways on rank 1.
 struct Failing(Failure);
 
 #[derive(Clone, Copy, Debug)]
 enum Failure {
     Own,
-    /// With an error that otherwise every rank has.
+    /// It fails with an error that otherwise every rank has.
     Everybodys,
     Panic,
 }
@@ -185,7 +185,7 @@ fn a_hook_that_fails_ends_the_job_for_everybody(
     }
 }
 
-/// What one rank sends for a step.
+/// Returns the bytes of one rank in a step.
 fn bytes_sent(compression: &'static str) -> Vec<u64> {
     let program = move |transport| {
         let comm = Communicator::new(transport);
@@ -210,11 +210,11 @@ fn bytes_sent(compression: &'static str) -> Vec<u64> {
 #[case("topk:0.01", 8 * 20)]
 #[case("powersgd:4", 4 * 4 * (40 + 50))]
 fn a_step_reports_what_it_has_sent(#[case] compression: &'static str, #[case] bucket: u64) {
-    // Beside the bucket travel the loss and five numbers that say what is in the sums.
+    // Beside the bucket, the loss and five numbers are sent.
     assert_eq!(bytes_sent(compression), [bucket + 4 + 8 * 5; 2]);
 }
 
-/// A parameter that has a gradient only in the first step goes on getting what was left of it.
+/// A parameter with a gradient only in the first step keeps receiving its residual.
 #[test]
 fn what_is_left_of_a_gradient_reaches_its_parameter_later() {
     let outcome = sim::run(1, 2, |transport| {
@@ -260,7 +260,7 @@ fn a_model_without_parameters_and_parameters_without_values_are_trained_too() {
     }
 }
 
-/// A hook that sums as without one, by an operation that it starts.
+/// A hook that sums without compression, with an asynchronous operation.
 struct Started;
 
 impl BucketHook for Started {
@@ -286,7 +286,7 @@ fn what_a_hook_sends_by_what_it_starts_is_counted_too() {
     assert_eq!(outcome.results, bytes_sent("none")[..]);
 }
 
-/// Of two parameters, one has gradients in some steps only, which a checkpoint comes before.
+/// One of two parameters has gradients only in some steps before a checkpoint.
 #[rstest]
 fn who_loads_an_earlier_step_goes_on_as_a_new_process_does(
     #[values("topk:0.25", "powersgd:1")] text: &'static str,

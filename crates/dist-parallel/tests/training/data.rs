@@ -1,4 +1,4 @@
-//! Training on a shuffled data set, with the examples that a sampler gives.
+//! Training on a shuffled data set with a sampler.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What many ranks compute together, against what one computes alone: equal to the last bit.
+//! The training of many ranks compared with one process: equal to the last bit.
 
 use crate::plain::{self, Rows, bits, micro_batch, model, squared_error};
 use dist_collectives::{Communicator, ReduceOp};
@@ -11,7 +11,7 @@ use rstest::rstest;
 
 const STEPS: usize = 5;
 
-/// What a training run leaves: the parameters, and every step's loss.
+/// The result of a training: the parameters, and every step's loss.
 pub(crate) type Trained = (Vec<u32>, Vec<u32>);
 
 pub(crate) fn options(bucket_bytes: usize) -> DdpOptions {
@@ -34,7 +34,7 @@ pub(crate) fn train(
     optimizer_name: &str,
     options: DdpOptions,
 ) -> Trained {
-    // Every rank begins with another model: rank 0's is to be everybody's.
+    // Every rank starts with another model, which rank 0's replaces.
     let seed = 7 + comm.rank() as u64;
     let mut ddp = Ddp::new(comm, model(seed), options).unwrap();
     let mut optimizer = optimizer(optimizer_name);
@@ -57,7 +57,7 @@ fn trained(ranks: usize, micro_batches: usize, optimizer: &'static str, bucket_b
     sim::run(ranks as u64, ranks, program).results
 }
 
-/// Training by the definitions, without any of the machinery that is tested: whole gradients, the recursive tree.
+/// Trains by the definitions, without the tested code: whole gradients, the recursive tree.
 pub(crate) fn train_alone(micro_batches: usize, optimizer_name: &str) -> Trained {
     let mut model = model(7);
     let mut optimizer = optimizer(optimizer_name);
@@ -153,7 +153,7 @@ fn other_shares_train_the_same_on_every_rank_in_every_run_with_all_buckets(
     for bucket_bytes in [0, 30] {
         assert_eq!(trained(ranks, micro_batches, "adamw", bucket_bytes), first);
     }
-    // And it is the same training, but for rounding.
+    // The training also agrees with one process, except for rounding.
     let (alone, _) = train_alone(micro_batches, "adamw");
     for (trained, alone) in first[0].0.iter().zip(alone) {
         let (trained, alone) = (f32::from_bits(*trained), f32::from_bits(alone));
@@ -176,7 +176,7 @@ fn shares_are_contiguous_and_cover_everything(
     assert!(lens.clone().max().unwrap() - lens.min().unwrap() <= 1);
 }
 
-/// One step's mean gradients of all parameters, as bits, and the loss.
+/// Returns one step's mean gradients of all parameters, as bits, and the loss.
 fn gradients(ddp: &Ddp<Sequence<Rows>>) -> Vec<Option<Vec<u32>>> {
     let of = |index| match ddp.gradient(index)? {
         Values::F32(values) => Some(values.iter().map(|value| value.to_bits()).collect()),
@@ -192,7 +192,7 @@ fn accumulated_micro_batches_count_as_those_of_one_larger_step(#[values(1, 2, 3)
             let mut ddp = Ddp::new(Communicator::new(transport), model(1), options(30)).unwrap();
             let rank = ddp.rank();
             let mut done = 0;
-            // Whatever the parts, a rank's micro-batches are the numbers from 100 times its rank on.
+            // A rank's micro-batches have the numbers from 100 times its rank on, in every division.
             let mut next = |_| {
                 let (input, target) = micro_batch(100 * rank, done);
                 done += 1;
@@ -213,7 +213,7 @@ fn accumulated_micro_batches_count_as_those_of_one_larger_step(#[values(1, 2, 3)
     assert_eq!(run(&[4, 2], 0), whole, "a step may be all that is communicated");
 }
 
-/// Reports of some micro-batches leave some parameters out.
+/// The reports of some micro-batches omit some parameters.
 #[rstest]
 fn a_gradient_that_some_micro_batches_lack_counts_as_zero_there(#[values(1, 2, 4)] ranks: usize) {
     let program = move |transport| {
@@ -310,7 +310,7 @@ fn slices_are_reduced_as_if_one_by_one(#[values(1, 2, 3, 5)] ranks: usize) {
     assert!(outcome.results.into_iter().all(|equal| equal));
 }
 
-/// Those that are another name of an earlier one are left out, and a sharded model has the same.
+/// Tied parameters are left out, and a sharded model has the same.
 #[test]
 fn each_parameter_is_handed_out_once() {
     let outcome = sim::run(1, 2, |transport| {

@@ -1,4 +1,4 @@
-//! What every rank is told when something is wrong on one: at once, not at the deadline.
+//! The errors of all ranks if one fails: at once, not at the deadline.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use rstest::rstest;
 use crate::ddp::options;
 use crate::plain::{Bag, micro_batch, model, squared_error};
 
-/// Runs without the clock of the simulation coming near a deadline.
+/// Runs ranks and checks that the simulated clock stays far from a deadline.
 pub(crate) fn run_at_once<T: Send + 'static>(
     ranks: usize,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
@@ -36,7 +36,7 @@ fn infos() -> Vec<ParamInfo> {
 #[case::dtype(|infos: &mut Vec<ParamInfo>| infos[8].dtype = FloatType::Bf16, 8, "layer.8 [2, 3] bf16")]
 #[case::frozen(|infos: &mut Vec<ParamInfo>| infos[5].trainable = false, 5, "layer.5 [2, 3] f32, frozen")]
 #[case::tied(
-    |infos: &mut Vec<ParamInfo>| infos[7].same_as = Some(2), 7, "layer.7 [2, 3] f32, same as number 2"
+    |infos: &mut Vec<ParamInfo>| infos[7].same_as = Some(2), 7, "layer.7 [2, 3] f32, tied to number 2"
 )]
 #[case::order(|infos: &mut Vec<ParamInfo>| infos.swap(3, 6), 3, "layer.6 [2, 3] f32")]
 #[case::fewer(|infos: &mut Vec<ParamInfo>| infos.truncate(6), 6, "missing")]
@@ -127,14 +127,14 @@ fn a_model_that_makes_no_sense_on_one_rank_is_told_to_all() {
     assert!(results.iter().all(told), "{results:?}");
 }
 
-/// A step in which one rank does something wrong.
+/// A step in which one rank makes a mistake.
 fn step_with_fault(
     fault: impl Fn(&Bag, &mut Ready<'_>) -> Result<(), Error> + Send + Sync + 'static,
 ) -> Vec<Error> {
     const CULPRIT: usize = 1;
     let results = run_at_once(3, move |comm| {
         let rank = comm.rank();
-        // The culprit may fail while others still receive the first parameters.
+        // The culprit may fail while others still receive the initial parameters.
         let mut ddp = match Ddp::new(comm, Bag::new(infos(), 1), options(30)) {
             Ok(ddp) => ddp,
             Err(error) => return error,
@@ -148,7 +148,7 @@ fn step_with_fault(
             })
         };
         let error = step(&mut ddp).unwrap_err();
-        // The job is over, also for whoever tries again.
+        // The job is aborted, also for a rank that tries again.
         assert!(
             matches!(step(&mut ddp), Err(Error::Communication(_) | Error::Compute(_))) || rank == CULPRIT
         );
@@ -167,7 +167,7 @@ fn a_computation_that_fails_ends_the_job_for_everybody() {
     assert!(matches!(&errors[1], Error::UnknownName { name } if name == "the data"), "{errors:?}");
     let errors = run_at_once(2, |comm| {
         let rank = comm.rank();
-        // Rank 1 may still be waiting for rank 0's parameters when rank 0 fails.
+        // Rank 1 may still wait for rank 0's parameters when rank 0 fails.
         let mut ddp = Ddp::new(comm, model(1), DdpOptions::default())?;
         if rank == 0 {
             return ddp.accumulate_with(2, |_, _, _| Err::<f32, _>("no more data".into()));
@@ -179,7 +179,7 @@ fn a_computation_that_fails_ends_the_job_for_everybody() {
     assert!(heard.contains("rank 0 gave up: computing the gradients failed: no more data"), "{heard}");
 }
 
-/// What one rank's data source says is not what all ranks have found out about a step.
+/// An error of one rank's data source is not an error that all ranks have found in a step.
 #[rstest]
 #[case::none(|| Error::NoMicroBatches)]
 #[case::nothing(|| Error::ZeroWeight { micro_batches: 6 })]
@@ -198,7 +198,7 @@ enum Trainer {
     Apart,
 }
 
-/// A step of which this rank computes something from what `data` gives.
+/// A step that computes from the result of `data`.
 fn step_from(
     trainer: Trainer,
     comm: Communicator,
@@ -236,7 +236,7 @@ fn a_data_source_without_micro_batches_ends_the_job(
         let rank = comm.rank();
         let data = || if rank == 1 { Err(Error::NoMicroBatches.into()) } else { Ok(()) };
         let result = step_from(trainer, comm.fork().unwrap(), data);
-        // This rank has not gone, and yet nobody waits for it.
+        // This rank has not ended, and yet no rank waits for it.
         assert!(comm.barrier().is_err(), "{result:?}");
         result
     });
@@ -267,7 +267,7 @@ fn a_gradient_of_another_shape_is_an_error_that_names_the_parameter() {
 
 #[rstest]
 #[case(4, 8)]
-// The second rank finds as many as it expects.
+// The second rank has the number that it expects.
 #[case(6, 7)]
 #[case(0, 3)]
 #[case(5, 0)]
@@ -294,7 +294,7 @@ fn ranks_that_disagree_about_the_number_of_micro_batches_are_told(
     }
 }
 
-/// The shares of the parts leave one out that a share of the whole has, or have one twice.
+/// The shares of two calls omit or repeat a micro-batch of the share of one call.
 #[rstest]
 #[case::one_missing(&[1, 1], &[2], 1)]
 #[case::one_twice(&[2], &[1, 1], 3)]
@@ -328,7 +328,7 @@ fn ranks_that_accumulate_different_parts_of_a_step_are_told(
 #[case::accumulated_by_one(
     [2, 2],
     [false, true],
-    "a step of 4 micro-batches, rank 0 for accumulating up to 4 micro-batches"
+    "a step of 4 micro-batches, rank 0 for an accumulation of up to 4 micro-batches"
 )]
 fn ranks_that_shard_are_told_what_they_were_asked_for(
     #[case] micro_batches: [usize; 2],
@@ -347,7 +347,10 @@ fn ranks_that_shard_are_told_what_they_were_asked_for(
         if steps { fsdp.step(micro_batches, batch).map(drop) } else { fsdp.accumulate(micro_batches, batch) }
     });
     for result in &results {
-        assert_eq!(result.as_ref().unwrap_err().to_string(), format!("rank 1 was asked for {told}"));
+        assert_eq!(
+            result.as_ref().unwrap_err().to_string(),
+            format!("the ranks called for different steps: rank 1 for {told}")
+        );
     }
 }
 
@@ -361,7 +364,7 @@ fn a_step_of_nothing_is_refused_and_harms_nobody() {
     assert_eq!(results, [true, true]);
 }
 
-/// A model that does not do what it says.
+/// A model that contradicts its description.
 struct Liar {
     infos: Vec<ParamInfo>,
     lie: Lie,
@@ -426,7 +429,7 @@ fn an_optimizer_that_fails_ends_the_job() {
         let mut sgd = Sgd::new(SgdOptions { momentum, ..SgdOptions::default() }).unwrap();
         if rank == 1 {
             use dist_parallel::Optimizer;
-            // One of the slices has been used for something else.
+            // One of the slices has been used with another length.
             sgd.update(3, ValuesMut::F32(&mut [0.0]), Values::F32(&[0.0])).unwrap();
         }
         ddp.update(&mut sgd).and_then(|()| step(&mut ddp))
@@ -435,7 +438,7 @@ fn an_optimizer_that_fails_ends_the_job() {
     assert!(matches!(&results[1], Err(Error::SliceChanged { slice: 3 })), "{results:?}");
 }
 
-/// A block that has two parameters and reports the gradient of one.
+/// A block with two parameters that reports the gradient of one.
 struct Forgetful(Bag);
 
 impl Params for Forgetful {

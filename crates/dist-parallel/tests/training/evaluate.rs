@@ -1,4 +1,4 @@
-//! What ranks with a part of a model each find when they evaluate it, against what one process finds.
+//! Evaluation of sharded models compared with one process.
 
 use std::cell::RefCell;
 
@@ -22,7 +22,7 @@ const STRATEGIES: [ShardingStrategy; 5] = [
     ShardingStrategy::HybridShard { shard_degree: 2 },
 ];
 
-/// The input of a micro-batch that nobody trains on, and its target: of one to three rows.
+/// Returns the input of an evaluation micro-batch, and its target: of one to three rows.
 fn validation(index: usize) -> (Rows, Rows) {
     let mut numbers = Numbers(99_000 + index as u64);
     let rows = 1 + index % 3;
@@ -42,7 +42,7 @@ fn batch(step: usize) -> impl Fn(usize) -> Result<(Rows, Loss), dist_parallel::B
 
 type Loss = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), dist_parallel::BoxError>>;
 
-/// What one process finds before training and after every step, by the definition, and what it trains.
+/// Returns the losses of one process before training and after every step, by the definition, and its parameters.
 fn alone(evaluated: usize) -> (Vec<u32>, Vec<u32>) {
     let mut outcome = sim::run(1, 1, move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), model(7), DdpOptions::default()).unwrap();
@@ -69,7 +69,7 @@ fn find(fsdp: &mut Fsdp<Rows>, evaluated: usize) -> u32 {
     report.loss.to_bits()
 }
 
-/// Evaluates before training, between every step and its update, and after that.
+/// Evaluates before training, between every step and its update, and at the end.
 fn train_and_evaluate(
     comm: Communicator,
     evaluated: usize,
@@ -79,7 +79,7 @@ fn train_and_evaluate(
     let mut fsdp = Fsdp::new(comm, model(7), &options).unwrap();
     let (mut sgd, mut found) = (optimizer("sgd"), vec![find(&mut fsdp, evaluated)]);
     for step in 0..STEPS {
-        // What was gathered ahead is what an evaluation begins with, and nothing that a step after it misses.
+        // An evaluation uses prefetched units, and the following step gathers its own.
         let _ = fsdp.prefetch();
         assert_eq!(find(&mut fsdp, evaluated), found[step]);
         fsdp.step(4, batch(step)).unwrap();
@@ -114,7 +114,7 @@ fn every_strategy_evaluates_and_trains_what_one_process_does(
     }
 }
 
-/// Every micro-batch, on one rank only, and of some number of ranks that is no power of two.
+/// Every number of micro-batches, on one rank and on numbers of ranks that are no powers of two.
 #[rstest]
 fn each_micro_batch_is_evaluated_once(
     #[values(3, 6)] ranks: usize,
@@ -154,7 +154,7 @@ fn what_was_accumulated_is_left_as_it_is(#[values(0, 1, 2, 3, 4)] strategy: usiz
             fsdp.accumulate(8, batch(0)).unwrap();
             if evaluates {
                 find(&mut fsdp, 3);
-                // Nor do those that every rank is refused change anything.
+                // Errors of all ranks change nothing either.
                 let none = fsdp.evaluate(0, |_| Ok(Rows::new()), loss).unwrap_err();
                 assert!(matches!(none, Error::NoMicroBatches), "{none}");
                 let input = |index| Ok(validation(index).0);
@@ -199,8 +199,18 @@ fn ranks_that_do_not_evaluate_the_same_are_told_so_and_can_go_on() {
     });
     for (numbers, kinds, next) in &results {
         let on_rank_0 = "rank 0 for an evaluation of 2 micro-batches";
-        assert_eq!(*numbers, format!("rank 1 was asked for an evaluation of 3 micro-batches, {on_rank_0}"));
-        assert_eq!(*kinds, format!("rank 1 was asked for a step of 2 micro-batches, {on_rank_0}"));
+        assert_eq!(
+            *numbers,
+            format!(
+                "the ranks called for different steps: rank 1 for an evaluation of 3 micro-batches, {on_rank_0}"
+            )
+        );
+        assert_eq!(
+            *kinds,
+            format!(
+                "the ranks called for different steps: rank 1 for a step of 2 micro-batches, {on_rank_0}"
+            )
+        );
         assert_eq!(*next, alone(3).0[0]);
     }
 }

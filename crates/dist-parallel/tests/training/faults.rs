@@ -1,4 +1,4 @@
-//! What groups and training steps report of every kind of fault: all survivors the same, by the deadline.
+//! The reports of groups and training steps for every kind of fault: equal on all survivors, by the deadline.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -19,10 +19,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const WORLD: usize = 4;
 
-/// Until when a rank went on, and what ended it: its culprit, by its number in the world, and the cause.
+/// The time until which a rank ran, and its error: the culprit, by its number in the world, and the cause.
 type End = (Duration, Option<(usize, &'static str)>);
 
-/// What every rank does, for so many rounds or until something goes wrong.
+/// The program of every rank, for `rounds` rounds or until a fault.
 type Program = fn(&mut Communicator, usize) -> Result<(), BoxError>;
 
 /// Sums in two groups of two, and in the world.
@@ -55,7 +55,7 @@ fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     shared_by(ShardingStrategy::FullShard, world, rounds)
 }
 
-/// In two groups of two, of which the caller knows nothing.
+/// In two groups of two that the caller does not know.
 fn hybrid(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     shared_by(ShardingStrategy::HybridShard { shard_degree: 2 }, world, rounds)
 }
@@ -73,7 +73,7 @@ fn shared_by(strategy: ShardingStrategy, world: &mut Communicator, rounds: usize
     Ok(())
 }
 
-/// Each rank by itself, but for meetings.
+/// Each rank alone, except for synchronisation points.
 fn apart(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     let infos = vec![ParamInfo::new("some", [7], FloatType::F32)];
     let mut local = LocalSgd::new(world.fork()?, Bag::new(infos, 1), LocalSgdOptions::average(2))?;
@@ -83,7 +83,7 @@ fn apart(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Runs a program with a fault that happens in the midst of it.
+/// Runs a program with a fault in the middle of it.
 fn ends(program: Program, shares: bool, seed: u64, fault: Fault) -> Vec<Option<End>> {
     let network = Network::new(WORLD).with_seed(seed).with_memory_link(Link::new(SECOND / 1000, 1 << 30));
     let network = if shares { network.with_shared_memory() } else { network };
@@ -101,7 +101,7 @@ fn ends(program: Program, shares: bool, seed: u64, fault: Fault) -> Vec<Option<E
     results.map(|(rank, end)| end.map(|(time, told)| (time.saturating_sub(clocks(rank)), told))).collect()
 }
 
-/// Whom an error names, by its number in the world, and of what.
+/// The rank that an error names, by its number in the world, and the cause.
 fn culprit(error: &(dyn StdError + 'static)) -> (usize, &'static str) {
     let mut chain = std::iter::successors(Some(error), |&error| error.source());
     let error = chain.find_map(communication).expect("communication failed");
@@ -123,16 +123,16 @@ fn communication<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
     error.downcast_ref().or_else(|| error.downcast_ref::<Box<Error>>().map(AsRef::as_ref))
 }
 
-/// What is told of a fault.
+/// The expected report of a fault.
 #[derive(Debug, Clone, Copy)]
 enum Told {
-    /// Nothing: it only takes time.
+    /// None: it only takes time.
     Nothing,
     /// This rank and cause, by this time.
     Culprit(usize, &'static str, Duration),
-    /// That somebody took too long, at the deadline: the same to all.
+    /// A rank took too long, at the deadline; the same on all.
     Timeout,
-    /// That one of these ranks and another one cannot reach each other, by this time: the same to all.
+    /// One of these ranks and another one cannot reach each other, by this time; the same on all.
     Unreachable([usize; 2], Duration),
 }
 
@@ -170,7 +170,7 @@ fn every_survivor_is_told_of(
     let first = ends.iter().flatten().next().expect("somebody survives").1;
     for (rank, end) in ends.into_iter().enumerate() {
         let Some((time, told)) = end else {
-            // Who died or stands still for ever has nothing to say.
+            // A rank that died or stands still forever reports nothing.
             assert!(matches!(expected, Told::Culprit(victim, ..) if victim == rank), "rank {rank}");
             continue;
         };

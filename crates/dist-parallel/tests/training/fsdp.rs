@@ -1,4 +1,4 @@
-//! Sharded training against one process's, bit for bit.
+//! Sharded training compared with one process, bit for bit.
 
 use dist_collectives::Communicator;
 use dist_parallel::{
@@ -23,10 +23,10 @@ fn adamw() -> AdamW {
     AdamW::new(AdamWOptions { learning_rate: 0.02, ..AdamWOptions::default() }).unwrap()
 }
 
-/// What a run with clipping leaves, and every step's norm.
+/// The result of a training with clipping, and every step's norm.
 type Clipped = (Trained, Vec<f64>);
 
-/// Every rank begins with another model: rank 0's is to be everybody's.
+/// Every rank starts with another model, which rank 0's replaces.
 pub(crate) fn train(
     comm: Communicator,
     micro_batches: usize,
@@ -65,7 +65,7 @@ fn train_model(
     ((bits(&model), losses), norms)
 }
 
-/// The same on one process with the whole model.
+/// Returns the same of one process with the whole model.
 pub(crate) fn train_whole(micro_batches: usize, steps: usize, clip: f64) -> Clipped {
     let program = move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), model(7), DdpOptions::default()).unwrap();
@@ -89,7 +89,7 @@ pub(crate) fn train_whole(micro_batches: usize, steps: usize, clip: f64) -> Clip
 #[track_caller]
 fn check(ranks: usize, micro_batches: usize, options: FsdpOptions, expected: &Trained) {
     let network = || sim::Network::new(ranks).with_seed(ranks as u64);
-    // Where memory is shared, ranks read each other's parts, and a model that copies is not lent the whole.
+    // With shared memory, ranks read each other's shards, and a model that copies does not get a view.
     let worlds =
         [(network(), false), (network().with_shared_memory(), false), (network().with_shared_memory(), true)];
     for (number, (network, copies)) in worlds.into_iter().enumerate() {
@@ -196,7 +196,7 @@ fn other_numbers_train_the_same_on_every_rank_whatever_is_freed(
     assert_eq!(run(FsdpOptions::new(ShardingStrategy::FullShard).with_units(Units::OneForAll)), first);
 }
 
-/// A model that trains on many kinds of units.
+/// Returns a model that trains with many kinds of units.
 fn random_model(widths: &[usize], frozen: usize, seed: u64) -> Sequence<Rows> {
     let mut blocks: Vec<Box<dyn Block<Rows>>> = Vec::new();
     for (index, pair) in widths.windows(2).enumerate() {
@@ -207,7 +207,7 @@ fn random_model(widths: &[usize], frozen: usize, seed: u64) -> Sequence<Rows> {
     Sequence::new(blocks).unwrap()
 }
 
-/// The parameters after two steps, on rank 0.
+/// Returns the parameters after two steps, on rank 0.
 fn train_random(comm: Communicator, widths: &[usize], frozen: usize, options: &FsdpOptions) -> Vec<u32> {
     let mut fsdp = Fsdp::new(comm, random_model(widths, frozen, 5), options).unwrap();
     let mut optimizer = adamw();
@@ -261,7 +261,7 @@ type Loss = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), dist_parallel::BoxError>
 
 #[rstest]
 fn accumulated_rounds_count_as_those_of_one_larger_step(#[values(0, 1, 2, 3)] strategy: usize) {
-    // Each rank computes its micro-batches in the order in which it is asked, whatever their numbers.
+    // Each rank computes its micro-batches in the order of the calls, regardless of their numbers.
     let run = |parts: &'static [usize]| {
         let program = move |transport| {
             let options = FsdpOptions::new(ALL[strategy]);
@@ -303,7 +303,7 @@ fn gathering_ahead_is_used_once() {
         fsdp.prefetch().unwrap();
         fsdp.step(2, batch_of(0)).unwrap();
         fsdp.prefetch().unwrap();
-        // What was gathered before an update is not what is used after it.
+        // Units that were prefetched before an update are not used after it.
         fsdp.update(&mut adamw()).unwrap();
         assert_ne!(fsdp.forward(input()).unwrap(), plain);
         fsdp.tensor_bytes_sent()
@@ -316,7 +316,7 @@ fn gathering_ahead_is_used_once() {
     assert_eq!(outcome.results, [true; 2]);
 }
 
-/// A loop that works on several ranks works on one, and is wrong on one where it is wrong on several.
+/// A loop that is correct on several ranks is correct on one, and a wrong one fails on one too.
 #[rstest]
 #[case(1, ShardingStrategy::FullShard)]
 #[case(2, ShardingStrategy::FullShard)]
@@ -380,7 +380,7 @@ fn ranks_that_cannot_be_divided_are_an_error() {
         ));
     }
     let error = refused(full().with_units(Units::Blocks(vec![2, 3])));
-    assert_eq!(error.to_string(), "units of [2, 3] blocks cannot be made of a model with 6");
+    assert_eq!(error.to_string(), "units of [2, 3] blocks do not cover a model with 6 blocks");
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn options_of_which_ranks_differ_are_an_error_on_every_rank() {
         let prefetch = usize::from(comm.rank() == 2);
         Fsdp::new(comm, model(7), &FsdpOptions::default().with_prefetch(prefetch)).unwrap_err().to_string()
     });
-    let expected = "rank 2 was given other options than rank 0: prefetch is 1 there, 0 on rank 0";
+    let expected = "the options differ between ranks: prefetch is 1 on rank 2 and 0 on rank 0";
     assert_eq!(outcome.results, [expected; 3]);
 }
 
@@ -411,7 +411,7 @@ fn a_wider_master_is_changed_alike_however_it_is_divided(
     }
 }
 
-/// Gradients are added in a type that holds less and more than that of the parameters.
+/// Gradients are summed in narrower and wider types than the parameters'.
 #[rstest]
 fn a_norm_is_taken_in_the_type_of_the_sums(#[values(1e-36, 1e-44)] scale: f32) {
     let precision = Precision { master: None, reduce: Some(FloatType::F64) };
@@ -462,7 +462,7 @@ fn a_flat_slice_of_another_length_is_refused() {
         let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::default()).unwrap();
         fsdp.set_shard(Values::F32(&[0.0; 3])).unwrap_err().to_string()
     });
-    assert_eq!(outcome.results, ["3 values of f32 were given where 41 of f32 are expected"]);
+    assert_eq!(outcome.results, ["got 3 values of f32, expected 41 of f32"]);
 }
 
 #[rstest]
@@ -475,7 +475,7 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
         let ShardMetadata { chunks, copy, copies } = fsdp.parameters();
         assert_eq!(copy, fsdp.rank() % copies);
-        // Every value becomes its parameter's index and its own.
+        // Every value is set to a combination of its parameter's index and its own.
         for chunk in &chunks {
             let mut set = |values: ValuesMut<'_>| {
                 let ValuesMut::F32(values) = values else { panic!("the model is f32") };
@@ -505,7 +505,7 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
     assert_eq!(outcome.results.iter().map(|(_, _, slices)| slices).sum::<f64>(), trained as f64);
 }
 
-/// Where memory is shared, what is gathered and summed lies in it.
+/// Gathered parameters and sums lie in shared memory, if there is any.
 #[cfg(feature = "tcp")]
 #[rstest]
 #[case("tcp")]

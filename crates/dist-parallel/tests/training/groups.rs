@@ -1,4 +1,4 @@
-//! Optimizers with parameter groups, against one optimizer for each group: equal to the last bit.
+//! Optimizers with parameter groups, compared with one optimizer per group: equal to the last bit.
 
 use dist_collectives::Communicator;
 use dist_parallel::{FloatType, LocalSgd, LocalSgdOptions, Optimizer, ParamInfo, Params as _};
@@ -13,7 +13,7 @@ fn alone(name: &'static str, steps: u64) -> Vec<u32> {
     train(tempfile::tempdir().unwrap().path(), 1, Way::Ddp, name, steps).remove(0)
 }
 
-/// The weight with other options is one that two blocks share.
+/// The weight with other options is shared by two blocks.
 #[rstest]
 fn groups_train_what_optimizers_of_their_own_train(
     #[values(0, 1, 2, 3, 4, 5)] way: usize,
@@ -27,7 +27,7 @@ fn groups_train_what_optimizers_of_their_own_train(
     }
 }
 
-/// What is kept of a parameter does not depend on its group, so that a training goes on with other groups or with none.
+/// The state of a parameter does not depend on its group, so training continues with other groups or without.
 #[rstest]
 #[case::the_same_groups("groups", "groups", "by hand", "by hand")]
 #[case::groups_from_then_on("adamw", "groups", "adamw", "by hand")]

@@ -1,5 +1,5 @@
-//! Gradients of `f16` whose mean is in range and whose sum is not: every way to train carries sums as `f32` and rounds the
-//! mean to `f16` once.
+//! Gradients of `f16` whose mean is in range and whose sum is not. All trainers sum in `f32` and round the mean to
+//! `f16` once.
 
 use std::slice;
 
@@ -18,7 +18,7 @@ use rstest::rstest;
 use crate::ddp::optimizer;
 use crate::plain::{Bag, Numbers, Rows, bits};
 
-/// What a micro-batch's gradients of a parameter are multiples of: its input.
+/// The input of a micro-batch, a factor of all its gradients.
 struct Steep {
     infos: [ParamInfo; 1],
     slot: Slot,
@@ -48,7 +48,7 @@ impl Params for Steep {
     }
 }
 
-/// The gradients of a parameter of so many values in one micro-batch.
+/// Returns the gradients of a parameter of `len` values in one micro-batch.
 fn leaf(input: f32, len: usize) -> Vec<f16> {
     (0..len).map(|index| f16::from_f32(input * (1.0 - index as f32 / 16.0))).collect()
 }
@@ -83,7 +83,7 @@ fn model(dtype: FloatType) -> Sequence<Rows> {
     Sequence::new(LENS.iter().enumerate().map(block).collect()).unwrap()
 }
 
-/// The last parameter is the same as the first.
+/// The last parameter is tied to the first.
 fn tied_model() -> Sequence<Rows> {
     let steep = |name: &str, len| -> Box<dyn Block<Rows>> { Box::new(Steep::new(name, len, FloatType::F16)) };
     let mut model = Sequence::new(vec![steep("a", 5), steep("b", 3), steep("c", 2), steep("d", 5)]).unwrap();
@@ -100,8 +100,8 @@ fn tree(leaves: &[f32]) -> f32 {
     tree(left) + tree(right)
 }
 
-/// The mean gradients of a parameter: sums in `f32` in canonical order, divided there, rounded to `f16`. It is reported so
-/// many times in each micro-batch.
+/// Returns the mean gradients of a parameter: sums in `f32` in canonical order, divided there, rounded to `f16`. It
+/// is reported `uses` times in each micro-batch.
 fn mean(inputs: &[f32], len: usize, times: usize, divisor: f32) -> Vec<f16> {
     let leaves: Vec<Vec<f16>> = inputs.iter().map(|&input| leaf(input, len)).collect();
     let of_value = |index: usize| {
@@ -129,7 +129,7 @@ fn assert_mean(found: Option<Values<'_>>, expected: &[f16], context: &str) {
     assert_eq!(bits(found), bits(expected), "{context}: {found:?}, not {expected:?}");
 }
 
-/// Eight micro-batches: the ones of the report, the largest, and some whose `f32` sums round.
+/// Eight micro-batches: ones, the largest values, and some whose `f32` sums are rounded.
 fn cases() -> Vec<Vec<f32>> {
     let noise = |seed| Numbers(seed).take(8).into_iter().map(|number| number * 60_000.0).collect();
     vec![vec![10_000.0; 8], vec![65_504.0; 8], noise(1), noise(2), noise(3)]
@@ -149,7 +149,7 @@ fn ddp_trains(ranks: usize, inputs: Vec<f32>) {
         ddp.step(count, batch(&inputs)).unwrap();
         check(&ddp, count as f32, "step");
         assert!(ddp.gradient_norm().is_finite());
-        // Micro-batches that say how much they count: three each.
+        // Micro-batches with a weight of three each.
         ddp.step(count, |index| {
             Ok((vec![inputs[index]], |output| Ok::<_, BoxError>(((1.0_f32, 3_u64), output))))
         })
@@ -206,7 +206,7 @@ fn fsdp_trains(
                 assert_mean(Some(values), expected, &format!("{context}, {strategy:?} of {ranks}"));
             }
         };
-        // Twice: a step leaves memory for the next.
+        // The second step uses the memory of the first.
         for _ in 0..2 {
             fsdp.step(count, batch(&inputs)).unwrap();
             check(&fsdp, count as f32, "step");
@@ -248,7 +248,7 @@ fn sharded_training_carries_sums_of_f16_as_f32(
     }
 }
 
-/// Also of a parameter in two stages, whose gradients of one micro-batch are added first.
+/// Also for a parameter in two stages, whose gradients of one micro-batch are added first.
 #[rstest]
 #[case::one_rank(1, 1, false)]
 #[case::two_stages(2, 1, false)]
@@ -287,7 +287,7 @@ fn pipelines_carry_sums_of_f16_as_f32(
                         &format!("parameter {parameter} of {stages} stages"),
                     );
                 }
-                // Two uses of a parameter can come to more than `f16` holds, and then so does their mean.
+                // Two uses of a parameter can exceed `f16`, and then their mean does too.
                 let norm = pipeline.gradient_norm().unwrap();
                 assert!(norm.is_finite() || inputs[0] != 10_000.0, "{norm}");
             }
@@ -298,7 +298,7 @@ fn pipelines_carry_sums_of_f16_as_f32(
     }
 }
 
-/// Parameters themselves are averaged, alike or by what ranks count.
+/// Parameters are averaged, with and without weights.
 #[rstest]
 fn local_sgd_averages_f16_in_f32(#[values(1, 2, 3, 8)] ranks: usize, #[values(false, true)] counts: bool) {
     let outcome = sim::run(1, ranks, move |transport| {
@@ -376,7 +376,7 @@ fn gradients_of_a_list_are_averaged_in_f32() {
     });
 }
 
-/// Sums in `f32`, as it is given them.
+/// A hook that sums in `f32`, the type of its input.
 struct InF32;
 
 impl BucketHook for InF32 {
@@ -396,7 +396,7 @@ fn hook(text: &str) -> Box<dyn BucketHook> {
     text.parse::<Compression>().unwrap().hook().unwrap().unwrap()
 }
 
-/// Trains these cases with a hook that may be off by so much.
+/// Trains these cases with a hook of this tolerance.
 fn with_hook(
     ranks: usize,
     hook: fn() -> Box<dyn BucketHook>,
@@ -424,14 +424,14 @@ fn hooks_are_given_sums_of_f16_as_f32(#[values(1, 2, 4, 8)] ranks: usize) {
     with_hook(ranks, || hook("topk:1"), (cases(), 0.0));
     with_hook(ranks, || hook("powersgd:8"), (cases(), 0.0));
     with_hook(ranks, || hook("f16"), (cases(), 150.0));
-    // These are off by the largest magnitudes of a block on each rank and by 8 bits of precision, which may be beyond the
-    // largest number of `f16`.
+    // The error is a fraction of the largest magnitudes of a block on each rank, and 8 bits of precision. It can
+    // exceed the largest number of `f16`.
     let smaller = || cases().into_iter().filter(|inputs| inputs[0] != 65_504.0);
     with_hook(ranks, || hook("int8"), (smaller(), 1100.0));
     with_hook(ranks, || hook("bf16"), (smaller(), 1100.0));
 }
 
-/// What travels are the bytes of `f32`.
+/// The bytes on the wire are those of `f32`.
 #[rstest]
 fn gradients_of_f16_travel_as_many_bytes_as_those_of_f32(#[values(2, 4, 8)] ranks: usize) {
     let sent = |dtype| {
@@ -447,7 +447,8 @@ fn gradients_of_f16_travel_as_many_bytes_as_those_of_f32(#[values(2, 4, 8)] rank
     assert!(sent(FloatType::Bf16)[0] < sent(FloatType::F16)[0]);
 }
 
-/// Parameters travel as `f16`, their gradients as `f32`: in each round one sum, and gathers before forward and backward.
+/// Parameters are sent as `f16`, their gradients as `f32`: in each round one reduce-scatter, and gathers before
+/// forward and backward.
 #[rstest]
 #[case(ShardingStrategy::FullShard, 4 + 2 * 2)]
 #[case(ShardingStrategy::ShardGradOp, 4 + 2)]

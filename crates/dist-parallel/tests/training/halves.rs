@@ -1,4 +1,5 @@
-//! Models whose parameters are kept in half types: used, reduced, changed and saved in them, with the bits of one process.
+//! Models with parameters in half types, which are used, reduced, updated and saved in them, with the bits of one
+//! process.
 
 use std::slice;
 
@@ -14,7 +15,7 @@ use rstest::rstest;
 use crate::ddp::optimizer;
 use crate::plain::{Linear, Numbers, Rows, bits, micro_batch, squared_error};
 
-/// Each column times a number of its own, which is kept in any type and used as an f32.
+/// A block that scales each column by a parameter of any type, used as f32.
 struct Scale {
     infos: [ParamInfo; 1],
     slot: Slot,
@@ -84,7 +85,7 @@ impl Block<Rows> for Scale {
     }
 }
 
-/// Both half types, beside each other in one unit and beside f32; no number of parameters is divisible by the ranks.
+/// Both half types in one unit, together with f32. The ranks divide no number of parameters.
 fn model(seed: u64) -> Sequence<Rows> {
     let scale = |name: &str, columns, dtype, more| Scale::new(name, columns, dtype, seed + more);
     let blocks: Vec<Box<dyn Block<Rows>>> = vec![
@@ -97,7 +98,7 @@ fn model(seed: u64) -> Sequence<Rows> {
     Sequence::new(blocks).unwrap()
 }
 
-/// The parameters after 100 steps of AdamW with clipping, on every rank.
+/// Returns the parameters after 100 steps of AdamW with clipping, on every rank.
 fn trained(network: sim::Network, options: Option<FsdpOptions>) -> Vec<Vec<u32>> {
     let program = move |transport| {
         let comm = Communicator::new(transport);

@@ -1,5 +1,5 @@
-//! Ranks and copies of the model that have nothing to compute, where ranks share memory: what they add to the others'
-//! sums travels in the same kind of memory, however large it is.
+//! Ranks and replicas without micro-batches in shared memory. Their zeros are reduced in the same kind of memory, for
+//! any size.
 
 use dist_collectives::Communicator;
 use dist_parallel::{Block, Ddp, DdpOptions, Fsdp, FsdpOptions, Sequence, ShardingStrategy};
@@ -9,7 +9,7 @@ use rstest::rstest;
 use crate::ddp::optimizer;
 use crate::plain::{Linear, Rows, bits, micro_batch, squared_error};
 
-/// Two strips, of 1 MiB and of half as much.
+/// Two flat parameters, of 1 MiB and of half as much.
 fn wide() -> Sequence<Rows> {
     const WIDTH: usize = 1 << 16;
     let blocks: Vec<Box<dyn Block<Rows>>> =

@@ -21,12 +21,12 @@ pub(crate) fn tree(leaves: &[Vec<f32>]) -> Vec<f32> {
     tree(left).into_iter().zip(tree(right)).map(|(left, right)| left + right).collect()
 }
 
-/// The gradient of micro-batch `index` of a rank's step.
+/// Returns the gradient of micro-batch `index` of a rank's step.
 pub(crate) fn gradient(rank: usize, step: usize, index: usize) -> Vec<f32> {
     Numbers((rank * 10_000 + step * 100 + index) as u64).take(3)
 }
 
-/// The mean of the micro-batches that there are, by the definition.
+/// Returns the mean of the existing micro-batches, by the definition.
 fn mean(step: usize, own: &[usize]) -> Vec<u32> {
     let of_rank = |(rank, &own): (usize, &usize)| match own {
         0 => vec![0.0; 3],
@@ -42,7 +42,7 @@ proptest! {
 
     #[test]
     fn a_step_is_the_mean_of_what_the_ranks_have(
-        // For each rank, how many micro-batches it has in each of its steps.
+        // For each rank, the number of micro-batches in each of its steps.
         steps in prop::collection::vec(prop::collection::vec(1..4_usize, 0..5), 1..6),
     ) {
         let ranks = steps.len();
@@ -98,7 +98,7 @@ fn models_are_trained_the_same_on_ranks_that_run_out_at_different_times() {
             ddp.update(&mut *sgd).unwrap();
             steps += 1;
         }
-        // Whoever has joined can go on with steps of another kind.
+        // Ranks that have joined can continue with steps of another kind.
         ddp.step_with(3, |_, _, _| Ok(0.0)).unwrap();
         (steps, bits(ddp.model()))
     });
@@ -135,8 +135,8 @@ fn joining_and_sharing_in_one_step_is_an_error_on_every_rank_and_harms_nobody() 
     });
     for (refused, next) in &outcome.results {
         let told = refused.as_ref().unwrap_err().to_string();
-        let asked = "a step of the micro-batches that it has, rank 0 for a step of 6 micro-batches";
-        assert_eq!(told, format!("rank 2 was asked for {asked}"));
+        let asked = "a join with its own micro-batches, rank 0 for a step of 6 micro-batches";
+        assert_eq!(told, format!("the ranks called for different steps: rank 2 for {asked}"));
         assert!(next.is_ok());
     }
 }
@@ -148,7 +148,7 @@ fn a_rank_that_stops_without_joining_is_named() {
         let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
         for step in 0.. {
             if (rank, step) == (1, 2) {
-                // Its data has run out, and nobody has told it to join.
+                // Its data has run out, and it does not know that it should join.
                 return None;
             }
             if let Err(error) = ddp.step_with(3, |_, _, _| Ok(0.0)) {
@@ -201,8 +201,8 @@ impl Block<Rows> for Echo {
     }
 }
 
-/// What ranks that divide a copy among so many have the mean of, by the definition: each round is added up over the ranks of
-/// a copy, the rounds are summed, and then the copies.
+/// Returns the mean for replicas of `shards` ranks, by the definition: each round is summed over the ranks of a
+/// replica, the rounds are summed, and then the replicas.
 fn mean_of_rounds(step: usize, own: &[usize], copy: usize) -> Vec<u32> {
     let of_copy = |(number, own): (usize, &[usize])| {
         let of_rank = |round: usize, rank: usize| match own[rank] {
@@ -218,10 +218,10 @@ fn mean_of_rounds(step: usize, own: &[usize], copy: usize) -> Vec<u32> {
     sum.into_iter().map(|sum| (sum / count).to_bits()).collect()
 }
 
-/// A report, and this rank's part of the gradient, each value with its place.
+/// A report, and this rank's shard of the gradient, each value with its place.
 type Step = (StepReport, Vec<(usize, u32)>);
 
-/// Steps until no rank has anything left, each rank with so many micro-batches in each.
+/// Takes steps until no rank has micro-batches left. Each rank has its own number in each step.
 fn join_sharded(comm: Communicator, own: &[usize], strategy: ShardingStrategy) -> Vec<Step> {
     let rank = comm.rank();
     let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(strategy)).unwrap();
@@ -239,7 +239,7 @@ fn join_sharded(comm: Communicator, own: &[usize], strategy: ShardingStrategy) -
         });
         steps.push((report, part));
     }
-    // Whoever has joined can go on with steps of another kind.
+    // Ranks that have joined can continue with steps of another kind.
     fsdp.step(3, |_| Ok((vec![1.0; 3], |output| Ok((1.0, output))))).unwrap();
     steps
 }
@@ -289,7 +289,7 @@ fn sharded_ranks_join_with_what_they_have(
     #[values(0, 1, 2, 3, 4)] strategy: usize,
     #[values(
         [&[2][..], &[0, 1], &[3], &[1]],
-        // A copy of two ranks that has nothing.
+        // A replica of two ranks without micro-batches.
         [&[][..], &[], &[3, 1, 2], &[1, 1]],
         [&[][..], &[5], &[], &[]],
         [&[][..]; 4]
@@ -304,7 +304,7 @@ proptest! {
 
     #[test]
     fn a_sharded_step_is_the_mean_of_what_the_ranks_have(
-        // A rank that has had nothing may have something later; the last step has something.
+        // A rank without micro-batches can have some later. The last step has some.
         mut steps in prop::collection::vec(prop::collection::vec(0..4_usize, 3), 1..6),
         strategy in prop::sample::select(STRATEGIES.to_vec()),
     ) {
@@ -319,7 +319,7 @@ proptest! {
     }
 }
 
-/// Three ranks that run out at different times, on the model with weights in two units.
+/// Three ranks that run out at different times, on a model with weights in two units.
 #[rstest]
 fn sharded_models_are_trained_the_same_on_ranks_that_run_out(#[values(0, 1, 2, 3)] strategy: usize) {
     const RANKS: usize = 3;
@@ -337,7 +337,7 @@ fn sharded_models_are_trained_the_same_on_ranks_that_run_out(#[values(0, 1, 2, 3
         let mut fsdp = Fsdp::new(comm, model(7), &options).unwrap();
         let (mut sgd, mut steps) = (optimizer("sgd"), 0);
         loop {
-            // It is used, or forgotten by the last step, of which nothing comes.
+            // It is used, or dropped by the last step, which has no micro-batches.
             if STRATEGIES[strategy] == ShardingStrategy::FullShard {
                 fsdp.prefetch().unwrap();
             }
@@ -354,7 +354,7 @@ fn sharded_models_are_trained_the_same_on_ranks_that_run_out(#[values(0, 1, 2, 3
         (steps, bits(&fsdp.into_parts().unwrap().1))
     });
     assert!(outcome.results.iter().all(|result| *result == outcome.results[0] && result.0 == 5));
-    // Where each rank sums its own first, that is what copies of the whole model do.
+    // If each rank sums its own micro-batches first, the result is that of replicas of the whole model.
     if matches!(STRATEGIES[strategy], ShardingStrategy::ShardOptimizer | ShardingStrategy::NoShard) {
         let whole = sim::run(1, RANKS, move |transport| {
             let comm = Communicator::new(transport);
@@ -426,8 +426,8 @@ fn joining_and_sharing_in_one_sharded_step_is_an_error_on_every_rank_and_harms_n
     });
     for (refused, next) in &results {
         let told = refused.as_ref().unwrap_err().to_string();
-        let asked = "a step of the micro-batches that it has, rank 0 for a step of 6 micro-batches";
-        assert_eq!(told, format!("rank 2 was asked for {asked}"));
+        let asked = "a join with its own micro-batches, rank 0 for a step of 6 micro-batches";
+        assert_eq!(told, format!("the ranks called for different steps: rank 2 for {asked}"));
         assert_eq!(*next, Some(3));
     }
 }

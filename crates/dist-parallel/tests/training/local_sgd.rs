@@ -1,4 +1,4 @@
-//! Ranks that step by themselves and meet now and then, against the definition.
+//! Local SGD and DiLoCo compared with their definitions.
 
 use std::ops::Range;
 
@@ -28,12 +28,12 @@ pub(crate) fn values(model: &dyn Params) -> Vec<f32> {
     bits(model)[..LEN].iter().map(|&bits| f32::from_bits(bits)).collect()
 }
 
-/// What a rank changes in a step.
+/// Returns the change of a rank in a step.
 pub(crate) fn change(rank: usize, step: usize) -> Vec<f32> {
     Numbers((rank * 1000 + step) as u64).take(LEN)
 }
 
-/// One step of plain gradient descent on one rank; the loss says which.
+/// Takes one step of plain gradient descent on one rank. The loss identifies it.
 pub(crate) fn inner(rank: usize, step: usize) -> impl FnOnce(&mut Bag) -> Result<f32, BoxError> {
     move |model| {
         let change = change(rank, step);
@@ -48,7 +48,7 @@ pub(crate) fn inner(rank: usize, step: usize) -> impl FnOnce(&mut Bag) -> Result
     }
 }
 
-/// The parameters after so many steps, by the definition.
+/// Returns the parameters after this number of steps, by the definition.
 pub(crate) fn expected(ranks: usize, steps: usize, inner_steps: usize, outer: OuterStep) -> Vec<u32> {
     let mut start = values(&bag(0));
     let mut velocity: Option<Vec<f32>> = None;
@@ -122,7 +122,7 @@ fn ranks_meet_at_what_the_definition_says(
 
 #[rstest]
 #[case(1, 0)]
-// An all_gather of the steps and what they count, an all_reduce of the loss, one of the parameters but the frozen one.
+// An all_gather of the steps and weights, an all_reduce of the loss, and one of the trained parameters.
 #[case(2, 3 * 8 + 4 + 4 * LEN as u64)]
 fn what_was_not_sent_is_counted(#[case] ranks: usize, #[case] meeting_bytes: u64) {
     let outcome = sim::run(1, ranks, |transport| {
@@ -186,7 +186,7 @@ fn ranks_that_meet_after_different_numbers_of_steps_are_told_and_the_job_ends(
         (local.synchronise().unwrap_err(), local.synchronise().unwrap_err())
     });
     for (told, next) in &outcome.results {
-        let why = "rank 1 meets after 3 steps, rank 0 after 2";
+        let why = "the ranks synchronise after different numbers of steps: rank 1 after 3, rank 0 after 2";
         assert!(matches!(told, Error::InnerStepsDiffer { rank: 1, there: 3, on_rank_0: 2 }), "{told:?}");
         assert!(matches!(next, Error::Communication(_)) && Chain(next).to_string().contains(why), "{next:?}");
     }
@@ -246,8 +246,8 @@ fn steps(local: &mut LocalSgd<Bag>, steps: Range<usize>) {
     }
 }
 
-/// Three meetings, or two from what was saved after the first; the number of ranks may change in between, if all then change
-/// the same.
+/// Three synchronisation points, or two from the checkpoint after the first. The number of ranks can change in
+/// between, if all ranks then make the same changes.
 #[rstest]
 fn training_goes_on_from_a_meeting_that_was_saved(
     #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
@@ -297,7 +297,7 @@ fn ranks_that_have_not_met_are_not_saved() {
         (refused, checkpoints.steps().unwrap())
     });
     for (refused, steps) in refused.results {
-        assert!(refused.contains("1 steps since they met"), "{refused}");
+        assert!(refused.contains("after 1 steps since the last synchronisation point"), "{refused}");
         assert_eq!(steps, [2]);
     }
 }
@@ -306,7 +306,7 @@ fn with_momentum() -> Sgd {
     Sgd::new(SgdOptions { momentum: Momentum::Plain(0.9), ..SgdOptions::default() }).unwrap()
 }
 
-/// Both keep a velocity of each parameter, but one of gradients and one of what all ranks have changed.
+/// Both keep a velocity of each parameter, but one of gradients and one of the ranks' changes.
 #[test]
 fn the_velocities_of_diloco_and_of_sgd_are_not_taken_for_each_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -356,11 +356,14 @@ fn local_sgd_does_not_go_on_from_a_checkpoint_whose_optimizer_it_would_drop() {
         refused.map(|error| error.to_string())
     });
     for refused in refused.results.into_iter().flatten() {
-        assert!(refused.contains("the optimizer is none here and sgd in the checkpoint"), "{refused}");
+        assert!(
+            refused.contains("the optimizer of this training is none, that of the checkpoint sgd"),
+            "{refused}"
+        );
     }
 }
 
-/// As if it had not met before, whatever it has done meanwhile.
+/// It continues as if it had not synchronised before, whatever it has done meanwhile.
 #[rstest]
 fn a_training_begins_with_parameters_that_another_has_saved(
     #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
@@ -389,7 +392,7 @@ fn a_training_begins_with_parameters_that_another_has_saved(
         let begun = begin(true, None, &mut checkpoints);
         assert_eq!((begun.0, &begun.1), (Some(1), &bits(ddp.model())));
         assert_eq!(begun, begin(false, None, &mut checkpoints));
-        // The same of a step that is not the newest.
+        // The same from a step that is not the newest.
         ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).unwrap();
         ddp.update(&mut with_momentum()).unwrap();
         checkpoints.save(&mut ddp, Some(&with_momentum()), 2).unwrap();

@@ -1,4 +1,4 @@
-//! Ranks that step by themselves and count in a meeting for what their steps do.
+//! Local SGD with weighted steps.
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
@@ -14,13 +14,12 @@ use crate::join::tree;
 use crate::local_sgd::{LEN, bag, change, expected, inner, values};
 use crate::plain::{Bag, bits};
 
-/// What the ranks have changed after one step each, which counts so much.
+/// Returns the ranks' changes after one step each, with these weights.
 fn counted(rank: usize, step: usize, count: u64) -> impl FnOnce(&mut Bag) -> Result<(f32, u64), BoxError> {
     move |model| Ok((inner(rank, step)(model)?, count))
 }
 
-/// The sum of the ranks' values, each multiplied by what part of all it counts; those of rank 0 alone if the others count for
-/// nothing.
+/// Returns the weighted mean of the ranks' values, or those of rank 0 if the others have weight 0.
 fn weighted(all: &[Vec<f32>], counts: &[u64]) -> Vec<f32> {
     let total = counts.iter().sum::<u64>() as f64;
     #[expect(clippy::cast_possible_truncation, reason = "factors are rounded to the type of the parameters")]
@@ -31,7 +30,7 @@ fn weighted(all: &[Vec<f32>], counts: &[u64]) -> Vec<f32> {
     tree(&all.iter().zip(counts).map(scaled).collect::<Vec<_>>())
 }
 
-/// Of rank r, what it has in a first and a second meeting: so many steps, each of which counts so much.
+/// Returns the steps of rank r before a first and a second synchronisation point, and the weight of each.
 const UNEQUAL: [[(usize, u64); 2]; 3] = [[(2, 5), (1, 3)], [(2, 0), (0, 9)], [(1, 2), (2, 7)]];
 
 #[rstest]
@@ -54,7 +53,7 @@ fn ranks_count_for_what_their_steps_do(
             }
             met.push((local.synchronise().unwrap().loss, values(local.model())));
         }
-        // Nobody has anything left, and everybody has the same.
+        // No rank has micro-batches left, and all have the same parameters.
         let nothing = local.synchronise().unwrap_err();
         assert!(matches!(nothing, Error::ZeroWeight { micro_batches: 0 }), "{nothing}");
         met.push((0.0, values(local.model())));
@@ -93,7 +92,7 @@ fn ranks_count_for_what_their_steps_do(
     assert_eq!(outcome.results, vec![expected; 3]);
 }
 
-/// Whatever they count, as long as it is the same.
+/// Any weights, as long as they are equal.
 #[rstest]
 fn ranks_that_count_alike_meet_as_those_that_say_nothing(
     #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
@@ -117,7 +116,7 @@ fn ranks_that_count_alike_meet_as_those_that_say_nothing(
     assert_eq!(run(Some(7)), run(None));
 }
 
-/// What a rank that counts for nothing has, it has for itself; half types do not overflow on the way to their mean.
+/// A rank with weight 0 does not affect the mean. Half types do not overflow in the computation of the mean.
 #[test]
 fn only_what_counts_is_in_the_mean() {
     let outcome = sim::run(1, 3, |transport| {
@@ -150,13 +149,13 @@ fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
     });
     for (refused, loss, model) in &results {
         assert!(matches!(refused, Error::ZeroWeight { micro_batches: 2 }), "{refused}");
-        // Of the steps since then, of 100 on rank 0 and 101 on rank 1.
+        // The steps since then: 100 on rank 0 and 101 on rank 1.
         assert_eq!((*loss, model), (201.0 / 5.0, &results[0].2));
     }
 }
 
-/// Rank 0 has texts that count so much, rank 1 has none, and gets what rank 0 has in so many meetings, after so many steps.
-/// What all have in the end can be saved if it is the same.
+/// Rank 0 has texts with these weights, and rank 1 has none. Rank 1 gets rank 0's parameters at these synchronisation
+/// points. The final state can be saved if it is equal on all ranks.
 #[rstest]
 #[case::what_comes_after_counts(&[0, 0, 3], 1, 3)]
 #[case::what_comes_before_and_after_counts(&[3, 0, 0, 0, 5], 2, 5)]
@@ -208,7 +207,7 @@ fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
 fn steps_of_which_only_some_say_how_much_they_count_end_the_job(#[case] counts: fn(usize, usize) -> bool) {
     let results = run_at_once(2, move |comm| {
         let rank = comm.rank();
-        // One rank may give up while the other still waits for its first parameters.
+        // One rank can fail while the other still waits for its initial parameters.
         let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(2))?;
         let step = |step| match counts(rank, step) {
             true => local.step_with(counted(rank, step, 1)).map(drop),

@@ -1,4 +1,4 @@
-//! Training on several ranks, from the level of its users.
+//! Tests of data-parallel and sharded training through the public interface.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 mod aggregate;

@@ -1,4 +1,4 @@
-//! Steps that have panicked, which the caller has caught: nothing of them counts.
+//! Steps that panic and are caught have no effect.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,7 +12,7 @@ use rstest::rstest;
 use crate::join::{Echo, STRATEGIES};
 use crate::plain::Bag;
 
-/// The second attempt need not be made in the same way.
+/// The second attempt can have other arguments.
 #[rstest]
 fn a_step_that_panicked_leaves_nothing_for_the_next(
     #[values(false, true)] accumulates: bool,
@@ -87,8 +87,8 @@ fn a_sharded_step_that_panicked_leaves_nothing_for_the_next(
     assert_eq!(outcome.results, [(8, 3.0); 4]);
 }
 
-/// Instead of the step, the caller updates with what there is. That ends the job: a rank whose step has not panicked by then
-/// hears of it.
+/// Instead of another step, the caller updates. This aborts the job, so a rank whose step has not panicked gets an
+/// error.
 #[rstest]
 fn gradients_of_a_step_that_panicked_cannot_be_used(
     #[values(0, 1, 2, 3, 4, 5)] strategy: usize,
@@ -118,7 +118,7 @@ fn gradients_of_a_step_that_panicked_cannot_be_used(
                 Err(_panic) => refused(&clipped) && refused(&updated),
             }
         } else {
-            // Another rank may have ended the job before this one has begun.
+            // Another rank may have aborted the job before this one has started.
             let Ok(mut ddp) = Ddp::new(comm, Echo::model(), DdpOptions::default()) else { return true };
             catch_unwind(AssertUnwindSafe(|| ddp.step(8, batch))).unwrap_err();
             refused(&ddp.update(&mut sgd))

@@ -1,4 +1,4 @@
-//! Small models on plain vectors, and what the tests train them on.
+//! Small models on plain vectors, and their training data.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,18 +14,18 @@ pub(crate) type Rows = Vec<f32>;
 /// Memory that two parameters can share.
 type Memory = Arc<Mutex<Slot>>;
 
-/// rows · weightᵀ + bias.
+/// A block that computes rows · weightᵀ + bias.
 pub(crate) struct Linear {
     infos: Vec<ParamInfo>,
     memory: Vec<Memory>,
     from: usize,
     to: usize,
-    /// Whether it copies what it is lent.
+    /// `true` if it copies views.
     copies: bool,
 }
 
 impl Linear {
-    /// With values that differ from seed to seed.
+    /// Returns a block with values that depend on the seed.
     pub(crate) fn new(name: &str, from: usize, to: usize, seed: u64) -> Self {
         let info =
             |what: &str, shape: &[usize]| ParamInfo::new(format!("{name}.{what}"), shape, FloatType::F32);
@@ -36,7 +36,7 @@ impl Linear {
         Self { infos, memory, from, to, copies: false }
     }
 
-    /// Another block with the weight of this one, as the sequence that holds both has to be told.
+    /// Returns another block with the weight of this one. The sequence of both must tie them.
     pub(crate) fn sharing_weight(&self, name: &str, seed: u64) -> Self {
         let mut other = Self::new(name, self.from, self.to, seed);
         other.memory[0] = self.memory[0].clone();
@@ -145,7 +145,7 @@ impl Block<Rows> for Linear {
     }
 }
 
-/// max(x, 0), which has no parameters.
+/// A block that computes max(x, 0), without parameters.
 pub(crate) struct Relu;
 
 impl Params for Relu {
@@ -179,7 +179,7 @@ impl Block<Rows> for Relu {
     }
 }
 
-/// The mean of squared differences, and its gradient.
+/// Returns the mean of squared differences, and its gradient.
 pub(crate) fn squared_error(target: Rows) -> impl FnOnce(Rows) -> Result<(f32, Rows), BoxError> {
     move |output| {
         let count = u16::try_from(output.len()).map(f32::from)?;
@@ -189,12 +189,12 @@ pub(crate) fn squared_error(target: Rows) -> impl FnOnce(Rows) -> Result<(f32, R
     }
 }
 
-/// 3 inputs, two hidden layers with one weight, a frozen layer, 2 outputs.
+/// Returns a model with 3 inputs, two hidden layers with one weight, a frozen layer, and 2 outputs.
 pub(crate) fn model(seed: u64) -> Sequence<Rows> {
     model_that(seed, false)
 }
 
-/// The same, whose blocks copy what they are lent or not.
+/// Returns the same model, whose blocks copy views or keep them.
 pub(crate) fn model_that(seed: u64, copies: bool) -> Sequence<Rows> {
     let linear = |name, from, to, seed| Linear { copies, ..Linear::new(name, from, to, seed) };
     let first = linear("first", 3, 3, seed);
@@ -214,7 +214,7 @@ pub(crate) fn model_that(seed: u64, copies: bool) -> Sequence<Rows> {
     model
 }
 
-/// The input of micro-batch `index` of a step, two rows, and its target.
+/// Returns the input of micro-batch `index` of a step, two rows, and its target.
 pub(crate) fn micro_batch(step: usize, index: usize) -> (Rows, Rows) {
     let mut numbers = Numbers((step * 1000 + index) as u64);
     let input: Rows = numbers.take(6);
@@ -222,7 +222,7 @@ pub(crate) fn micro_batch(step: usize, index: usize) -> (Rows, Rows) {
     (input, target)
 }
 
-/// All parameters, as bits.
+/// Returns all parameters, as bits.
 pub(crate) fn bits(model: &dyn Params) -> Vec<u32> {
     let mut bits = Vec::new();
     for index in 0..model.infos().len() {
@@ -239,7 +239,7 @@ pub(crate) fn bits(model: &dyn Params) -> Vec<u32> {
     bits
 }
 
-/// Numbers between −1 and 1 that look random (splitmix64).
+/// Returns pseudo-random numbers between −1 and 1 (splitmix64).
 pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
@@ -256,7 +256,7 @@ impl Numbers {
     }
 }
 
-/// Any parameters of any type, without a computation.
+/// Parameters of any type, without a computation.
 pub(crate) struct Bag {
     infos: Vec<ParamInfo>,
     memory: Vec<Typed>,
@@ -296,7 +296,7 @@ impl Bag {
         Self { infos, memory }
     }
 
-    /// The values of one parameter.
+    /// Returns the values of one parameter.
     pub(crate) fn values(&self, index: usize) -> Values<'_> {
         self.memory[index].values()
     }

@@ -1,4 +1,4 @@
-//! Ranks that are processes, connected by TCP or by memory that they share.
+//! Ranks that are processes, connected by TCP or by shared memory.
 
 use std::time::Duration;
 

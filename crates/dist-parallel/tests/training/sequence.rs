@@ -145,11 +145,11 @@ fn what_another_model_saved_is_refused() {
     assert!(matches!(error.downcast_ref(), Some(Error::ForeignSaved)), "{error}");
 }
 
-/// Gives back what it is given, and reports a gradient for a parameter that it does not have.
+/// A block that returns its input, and reports a gradient for a parameter that it does not have.
 struct Astray {
     infos: [ParamInfo; 1],
     parameter: usize,
-    /// In which half of the backward.
+    /// The half of the backward that reports.
     late: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Settings that differ between ranks: an error that names them on every rank, at the next step or before anything is saved.
+//! Different settings on the ranks: every rank gets an error that names them, at the next step or before a save.
 
 use dist_collectives::Communicator;
 use dist_parallel::{
@@ -12,12 +12,12 @@ use rstest::rstest;
 use crate::checkpoint::{WAYS, Way};
 use crate::plain::{micro_batch, model, squared_error};
 
-/// What a rank does between two steps, as all ranks should, or as one of them does.
+/// The actions of a rank between two steps, on all ranks or on one of them.
 type Between = fn(odd: bool) -> Settings;
 
 struct Settings {
     clipped_to: Option<f64>,
-    /// None if the update is left out.
+    /// `None` if the update is omitted.
     optimizer: Option<Box<dyn Optimizer>>,
 }
 
@@ -45,7 +45,7 @@ fn grouped(odd: bool, change: impl FnOnce(&mut dist_parallel::ParamOptions)) -> 
     updated(adamw(|_| ()).with_groups(groups).unwrap())
 }
 
-/// Steps once, does this, and steps or saves; the name of the directory says which.
+/// Takes a step, runs the actions, and takes a step or saves to a directory of this name.
 fn train(
     transport: sim::SimTransport,
     way: Way,
@@ -76,7 +76,7 @@ fn train(
                     assert!(checkpoints.steps().unwrap().is_empty());
                     vec![refused]
                 }
-                // Again and again, for the parameters are what they are.
+                // The error repeats, because the parameters stay different.
                 None => (0..2).map(|_| trainer.step(4, batch).map(drop)).collect(),
             }
         }};
@@ -126,7 +126,7 @@ fn settings_that_differ_are_the_same_error_on_every_rank(
     }
 }
 
-/// The update of a copy communicates nothing.
+/// The update of a replica communicates nothing.
 #[test]
 fn an_update_that_one_rank_leaves_out_is_the_same_error_on_every_rank() {
     let between: Between = |odd| {
@@ -141,7 +141,7 @@ fn an_update_that_one_rank_leaves_out_is_the_same_error_on_every_rank() {
     }
 }
 
-/// A rank that made a mistake once is told so at every step, also when it does what the others do from then on.
+/// After one mistake of a rank, every step returns the error, also if the rank's later updates are correct.
 #[test]
 fn a_difference_of_earlier_steps_is_not_forgotten_until_a_checkpoint_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ fn a_difference_of_earlier_steps_is_not_forgotten_until_a_checkpoint_is_loaded()
     assert_eq!(outcome.results[0].to_bits(), outcome.results[1].to_bits());
 }
 
-/// Makes a trainer of a rank that is odd or not.
+/// Creates the trainer of a rank, which can be the odd one.
 type Make = fn(Communicator, bool) -> Result<(), Error>;
 
 fn sharded(comm: Communicator, options: FsdpOptions) -> Result<(), Error> {

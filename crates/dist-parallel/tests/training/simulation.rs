@@ -1,4 +1,4 @@
-//! The whole of it, worker and all, under virtual time.
+//! Data-parallel training with its worker under virtual time.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn infos() -> Vec<ParamInfo> {
     ["early", "late"].map(|name| ParamInfo::new(name, [2], FloatType::F32)).into()
 }
 
-/// A step of one micro-batch per rank, in which `compute` may take its time.
+/// A step of one micro-batch per rank, with a computation that takes time.
 fn step(
     comm: Communicator,
     compute: impl Fn(usize, &Runtime, &mut dist_parallel::Ready<'_>) -> Result<(), dist_parallel::BoxError>,
@@ -86,8 +86,8 @@ fn waiting_for_a_slow_peer_is_exposed_communication() {
     assert_eq!(outcome.results, [waiting, waiting, slow]);
 }
 
-/// Both ranks compute for 80 seconds and are done at the same time; rank 0 reports at the beginning, when its
-/// bucket leaves with a deadline of a minute, or at the end.
+/// Both ranks compute for 80 seconds and end at the same time. Rank 0 reports at the beginning, so that its bucket is
+/// launched with a deadline of a minute, or at the end.
 fn report_early(early: bool) -> Vec<Result<StepReport, Error>> {
     let outcome = sim::run(3, 2, move |transport| {
         step(Communicator::new(transport), move |rank, runtime, ready| {
@@ -109,7 +109,7 @@ fn report_early(early: bool) -> Vec<Result<StepReport, Error>> {
 #[test]
 fn a_bucket_leaves_while_the_backward_goes_on() {
     assert!(report_early(false).iter().all(Result::is_ok));
-    // That it left early is seen from its deadline, which passes before the peer's bucket leaves.
+    // The early launch shows in its deadline, which passes before the peer's bucket is launched.
     let results = report_early(true);
     let Err(Error::Communication(source)) = &results[0] else { panic!("{results:?}") };
     assert!(source.is_timeout(), "{source}");

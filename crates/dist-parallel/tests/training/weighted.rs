@@ -1,4 +1,4 @@
-//! Micro-batches that count differently.
+//! Weighted micro-batches.
 
 use dist_collectives::Communicator;
 use dist_parallel::{
@@ -51,7 +51,7 @@ fn accumulated_weighted_micro_batches_count_as_those_of_one_larger_step(#[values
             let infos = vec![ParamInfo::new("w", [3], FloatType::F32)];
             let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
             let mut done = 0;
-            // Whatever the parts, a rank computes the same in the order in which it is asked.
+            // A rank computes the same in the order of the calls, for every division.
             let mut next = |_: &mut Bag, _, ready: &mut dist_parallel::Ready<'_>| {
                 let index = done;
                 done += 1;
@@ -113,7 +113,7 @@ fn micro_batches_that_say_how_much_they_count_are_not_mixed_with_others(
     assert!(matches!(&results[0], Err(Error::PartlyWeighted)), "{results:?}");
 }
 
-/// Each would divide by something else.
+/// Each would use another divisor.
 #[test]
 fn ranks_that_do_not_count_alike_are_told_and_can_go_on() {
     let results = run_at_once(2, |comm| {
@@ -127,9 +127,8 @@ fn ranks_that_do_not_count_alike_are_told_and_can_go_on() {
     });
     for (refused, next) in &results {
         let told = refused.as_ref().unwrap_err().to_string();
-        let asked =
-            "a step of 4 micro-batches that say how much they count, rank 0 for a step of 4 micro-batches";
-        assert_eq!(told, format!("rank 1 was asked for {asked}"));
+        let asked = "a step of 4 micro-batches with weights, rank 0 for a step of 4 micro-batches";
+        assert_eq!(told, format!("the ranks called for different steps: rank 1 for {asked}"));
         assert!(matches!(next, Ok(1.0)), "{results:?}");
     }
 }
@@ -147,7 +146,7 @@ fn micro_batches_that_count_for_nothing_are_refused_and_harm_nobody() {
     }
 }
 
-/// The loss, and gradient, of all values of a micro-batch of `tokens` of them.
+/// Returns the loss and the gradient of all values of a micro-batch of `tokens` tokens.
 fn of_tokens(index: usize) -> impl FnOnce(Rows) -> Result<((f32, u64), Rows), BoxError> {
     let (_, target) = micro_batch(0, index);
     move |output| {
@@ -185,7 +184,7 @@ fn sharded_training_divides_by_what_micro_batches_count_as_one_process_does(
         let (rank, half) = (comm.rank(), 4 / comm.world_size());
         let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::new(strategy)).unwrap();
         let batch = |index| Ok((input(index), of_tokens(index)));
-        // What a step of all 8 would deal to this rank in the same place.
+        // The micro-batch that a step of all 8 would assign to this rank at the same place.
         let of_all = |part: usize, index: usize| match strategy {
             ShardingStrategy::FullShard | ShardingStrategy::ShardGradOp => part * 4 + index,
             _ => rank * half + part * half + index,
@@ -218,10 +217,7 @@ fn sharded_training_refuses_what_counts_for_nothing_or_in_part_and_goes_on() {
         let plain = |index| Ok((input(index), squared_error(micro_batch(0, index).1)));
         let weighted = |index| Ok((input(index), of_tokens(index)));
         let differ = if rank == 0 { fsdp.step(2, plain) } else { fsdp.step(2, weighted) }.unwrap_err();
-        assert!(
-            differ.to_string().contains("rank 1 was asked for a step of 2 micro-batches that say"),
-            "{differ}"
-        );
+        assert!(differ.to_string().contains("rank 1 for a step of 2 micro-batches with weights"), "{differ}");
         assert!(fsdp.step(2, plain).unwrap().loss.is_finite());
         fsdp.accumulate(2, plain).unwrap();
         fsdp.step(2, weighted).map(drop)

@@ -15,26 +15,26 @@ use crate::{Communicator, FloatType, ParamInfo};
 /// Each case has the damage, the tensor and a part of the message.
 #[rstest]
 #[case::a_gap(|i: &mut Index| i.tensors[1].runs[1].offset += 1, "half.weight", "value 6 is missing")]
-#[case::an_overlap(|i: &mut Index| i.tensors[1].runs[1].offset -= 1, "half.weight", "value 5 is there twice")]
+#[case::an_overlap(|i: &mut Index| i.tensors[1].runs[1].offset -= 1, "half.weight", "value 5 occurs twice")]
 #[case::too_short(|i: &mut Index| drop(i.tensors[1].runs.pop()), "half.weight", "value 6 is missing")]
 #[case::too_long(|i: &mut Index| i.tensors[1].shape = vec![13], "half.weight", "value 13 is more than its shape has")]
 #[case::no_values(|i: &mut Index| i.tensors[1].runs[0].len = 0, "half.weight", "value 0 is missing")]
 #[case::past_the_end(|i: &mut Index| i.tensors[1].runs[1].at += 1 << 20, "half.weight", "do not lie in file number 1")]
 #[case::in_the_header(|i: &mut Index| i.tensors[1].runs[1].at = 3, "half.weight", "do not lie in file number 1")]
 #[case::a_huge_place(|i: &mut Index| i.tensors[1].runs[1].at = u64::MAX, "half.weight", "do not lie in file number 1")]
-#[case::a_huge_run(|i: &mut Index| i.tensors[1].runs[1].len = usize::MAX, "half.weight", "past every number")]
-#[case::a_huge_shape(|i: &mut Index| i.tensors[1].shape = vec![usize::MAX, 3], "half.weight", "no memory has")]
+#[case::a_huge_run(|i: &mut Index| i.tensors[1].runs[1].len = usize::MAX, "half.weight", "exceed the largest number")]
+#[case::a_huge_shape(|i: &mut Index| i.tensors[1].shape = vec![usize::MAX, 3], "half.weight", "do not fit into memory")]
 #[case::no_such_file(|i: &mut Index| i.tensors[1].runs[1].file = 2, "half.weight", "do not lie in file number 2")]
-#[case::no_checksum(|i: &mut Index| i.tensors[1].runs[1].crc32 = None, "half.weight", "checksums that they need")]
-#[case::too_many_checksums(|i: &mut Index| i.tensors[1].runs[1].crc32 = Some(vec![1, 2]), "half.weight", "checksums that they need")]
-#[case::twice(|i: &mut Index| i.tensors.push(i.tensors[1].clone()), "half.weight", "it is there twice")]
+#[case::no_checksum(|i: &mut Index| i.tensors[1].runs[1].crc32 = None, "half.weight", "the wrong number of checksums")]
+#[case::too_many_checksums(|i: &mut Index| i.tensors[1].runs[1].crc32 = Some(vec![1, 2]), "half.weight", "the wrong number of checksums")]
+#[case::twice(|i: &mut Index| i.tensors.push(i.tensors[1].clone()), "half.weight", "it occurs twice")]
 #[case::wider(|i: &mut Index| i.tensors[1].dtype = FloatType::F64.into(), "half.weight", "do not lie in file")]
 #[case::in_the_way(|i: &mut Index| i.tensors[1].runs[1].at -= 4, "", "is used twice")]
 #[case::unused(|i: &mut Index| drop(i.tensors.pop()), "", "belongs to no tensor")]
 #[case::no_header_checksum(|i: &mut Index| i.files[0].header_crc32 = None, "", "has no checksum")]
-#[case::elsewhere(|i: &mut Index| i.files[0].name = "../part".to_owned(), "", "cannot be a name of its own")]
-#[case::absolute(|i: &mut Index| i.files[0].name = "/etc/passwd".to_owned(), "", "cannot be a name of its own")]
-#[case::one_file_twice(|i: &mut Index| i.files[0].name = i.files[1].name.clone(), "", "cannot be a name of its own")]
+#[case::elsewhere(|i: &mut Index| i.files[0].name = "../part".to_owned(), "", "is not a unique file name")]
+#[case::absolute(|i: &mut Index| i.files[0].name = "/etc/passwd".to_owned(), "", "is not a unique file name")]
+#[case::one_file_twice(|i: &mut Index| i.files[0].name = i.files[1].name.clone(), "", "is not a unique file name")]
 #[case::a_long_header(|i: &mut Index| i.files[0].header_bytes = u64::MAX, "", "longer than the file")]
 fn an_index_that_lies_is_refused(#[case] lie: fn(&mut Index), #[case] tensor: &str, #[case] reason: &str) {
     let directory = tempfile::tempdir().unwrap();
@@ -71,10 +71,10 @@ fn refused(directory: &Path, infos: Vec<ParamInfo>) -> CheckpointError {
 #[rstest]
 #[case::shape(|m: &mut Vec<ParamInfo>| m[0].shape = vec![3, 5], "embed", "[3, 5] f32 in the model and [5, 3] f32 in the checkpoint")]
 #[case::dtype(|m: &mut Vec<ParamInfo>| m[6].dtype = FloatType::F64, "unused", "[2] f64 in the model and [2] f32 in the checkpoint")]
-#[case::new(|m: &mut Vec<ParamInfo>| m.push(ParamInfo::new("new", [1], FloatType::F32)), "new", "the checkpoint has not")]
-#[case::gone(|m: &mut Vec<ParamInfo>| drop(m.pop()), "unused", "the model has not")]
-#[case::renamed(|m: &mut Vec<ParamInfo>| m[3].name = "gauge".to_owned(), "gauge", "the checkpoint has not")]
-#[case::untied(|m: &mut Vec<ParamInfo>| m[5].same_as = None, "head", "the checkpoint has not")]
+#[case::new(|m: &mut Vec<ParamInfo>| m.push(ParamInfo::new("new", [1], FloatType::F32)), "new", "the checkpoint does not")]
+#[case::gone(|m: &mut Vec<ParamInfo>| drop(m.pop()), "unused", "the model does not")]
+#[case::renamed(|m: &mut Vec<ParamInfo>| m[3].name = "gauge".to_owned(), "gauge", "the checkpoint does not")]
+#[case::untied(|m: &mut Vec<ParamInfo>| m[5].same_as = None, "head", "the checkpoint does not")]
 fn a_foreign_model_is_refused(
     #[case] change: fn(&mut Vec<ParamInfo>),
     #[case] tensor: &str,
@@ -91,8 +91,8 @@ fn a_foreign_model_is_refused(
 
 /// A parameter has all tensors of the optimizer state or none.
 #[rstest]
-#[case::missing(|i: &mut Index| i.tensors.retain(|t| t.name.to_string() != "optimizer/beta2_power/scale"), "optimizer/beta2_power/scale", "checkpoint has not")]
-#[case::foreign(|i: &mut Index| rename(i, "optimizer/mean/scale", "median"), "optimizer/median/scale", "the model has not")]
+#[case::missing(|i: &mut Index| i.tensors.retain(|t| t.name.to_string() != "optimizer/beta2_power/scale"), "optimizer/beta2_power/scale", "checkpoint does not")]
+#[case::foreign(|i: &mut Index| rename(i, "optimizer/mean/scale", "median"), "optimizer/median/scale", "the model does not")]
 #[case::of_another_shape(|i: &mut Index| find(i, "optimizer/mean/embed").shape = vec![15], "optimizer/mean/embed", "[5, 3] f32 in the model")]
 fn a_foreign_state_is_refused(#[case] change: fn(&mut Index), #[case] tensor: &str, #[case] reason: &str) {
     let directory = tempfile::tempdir().unwrap();

@@ -150,8 +150,8 @@ fn write(path: &Path, change: impl FnOnce(&mut Tensors)) {
 type TensorChange = fn(&mut Tensors);
 
 #[rstest]
-#[case::missing(|t: &mut Tensors| drop(t.remove("scale")), Some("scale"), "the checkpoint has not")]
-#[case::unknown(|t: &mut Tensors| drop(t.insert("more".into(), (Dtype::F32, vec![1]))), Some("more"), "the model has not")]
+#[case::missing(|t: &mut Tensors| drop(t.remove("scale")), Some("scale"), "the checkpoint does not")]
+#[case::unknown(|t: &mut Tensors| drop(t.insert("more".into(), (Dtype::F32, vec![1]))), Some("more"), "the model does not")]
 #[case::shape(|t: &mut Tensors| t.get_mut("embed").unwrap().1 = vec![15], Some("embed"), "[5, 3] f32 in the model")]
 #[case::dtype(|t: &mut Tensors| t.get_mut("embed").unwrap().0 = Dtype::F16, Some("embed"), "f16 in the checkpoint")]
 #[case::integers(|t: &mut Tensors| t.get_mut("embed").unwrap().0 = Dtype::I32, Some("embed"), "[5, 3] i32 in the checkpoint")]

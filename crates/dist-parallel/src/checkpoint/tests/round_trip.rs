@@ -98,8 +98,14 @@ fn parameters_alone_can_be_loaded_and_saved() {
     });
     for (alone, after, [no_state, other_kind]) in loaded {
         assert!(alone && after);
-        assert!(no_state.contains("the optimizer is adamw here and none in the checkpoint"), "{no_state}");
-        assert!(other_kind.contains("the optimizer is sgd here and adamw in the checkpoint"), "{other_kind}");
+        assert!(
+            no_state.contains("the optimizer of this training is adamw, that of the checkpoint none"),
+            "{no_state}"
+        );
+        assert!(
+            other_kind.contains("the optimizer of this training is sgd, that of the checkpoint adamw"),
+            "{other_kind}"
+        );
     }
 }
 

@@ -140,11 +140,11 @@ fn weights_of_another_program_are_renamed_converted_and_left_out_as_the_user_say
 }
 
 #[rstest]
-#[case::extra(|o: WeightOptions| o, None, "the model has not")]
-#[case::renamed_extra(|o: WeightOptions| o.rename("", "a."), Some("(renamed to a.model."), "the model has not")]
-#[case::missing(|o: WeightOptions| o.rename("model.", "").ignore_extra().convert(), Some("unused"), "the checkpoint has not")]
+#[case::extra(|o: WeightOptions| o, None, "the model does not")]
+#[case::renamed_extra(|o: WeightOptions| o.rename("", "a."), Some("(renamed to a.model."), "the model does not")]
+#[case::missing(|o: WeightOptions| o.rename("model.", "").ignore_extra().convert(), Some("unused"), "the checkpoint does not")]
 #[case::types(|o: WeightOptions| o.rename("model.", "").ignore_extra().keep_missing(), None, "in the model and")]
-#[case::twice(|o: WeightOptions| o.map_names(|_| "embed".to_owned()), Some("embed"), "would both be its values")]
+#[case::twice(|o: WeightOptions| o.map_names(|_| "embed".to_owned()), Some("embed"), "would be loaded into it")]
 fn what_no_option_allows_is_refused(
     #[case] change: fn(WeightOptions) -> WeightOptions,
     #[case] tensor: Option<&str>,
@@ -189,11 +189,11 @@ fn a_tensor_that_cannot_be_converted_is_named(#[case] tensor: Tensor, #[case] re
 type IndexChange = fn(&Path);
 
 #[rstest]
-#[case::a_file_is_missing(|d: &Path| fs::remove_file(d.join("model-00002-of-00003.safetensors")).unwrap(), "there is none")]
-#[case::a_file_is_elsewhere(|d: &Path| replace(d, "model-00002", "../model-00002"), "cannot be the name of a file")]
-#[case::a_tensor_is_nowhere(|d: &Path| replace(d, "lm_head.weight", "lm_head.weights"), "the file that it names has not")]
+#[case::a_file_is_missing(|d: &Path| fs::remove_file(d.join("model-00002-of-00003.safetensors")).unwrap(), "it does not exist")]
+#[case::a_file_is_elsewhere(|d: &Path| replace(d, "model-00002", "../model-00002"), "is not a file name")]
+#[case::a_tensor_is_nowhere(|d: &Path| replace(d, "lm_head.weight", "lm_head.weights"), "the file that it names does not")]
 #[case::no_map(|d: &Path| replace(d, "weight_map", "weights"), "weight_map")]
-#[case::neither(|d: &Path| fs::remove_file(d.join("model.safetensors.index.json")).unwrap(), "has neither")]
+#[case::neither(|d: &Path| fs::remove_file(d.join("model.safetensors.index.json")).unwrap(), "contains neither")]
 fn an_index_that_is_wrong_is_refused(#[case] harm: IndexChange, #[case] reason: &str) {
     let directory = tempfile::tempdir().unwrap();
     write_sharded(directory.path(), &tensors());
