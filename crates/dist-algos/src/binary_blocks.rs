@@ -7,12 +7,12 @@ use crate::Chunks;
 
 /// The 2^bits ranks from `start` on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block {
+pub(crate) struct RankBlock {
     pub(crate) start: usize,
     pub(crate) bits: usize,
 }
 
-impl Block {
+impl RankBlock {
     /// Returns the block of a rank, which belongs to the highest digit in which the world size and the rank differ.
     pub(crate) const fn of(rank: Rank) -> Self {
         let bits = (rank.index() ^ rank.world_size()).ilog2() as usize;

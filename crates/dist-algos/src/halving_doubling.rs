@@ -11,7 +11,7 @@
 
 use dist_transport::Rank;
 
-use crate::binary_blocks::{Block, BlockAssignment, levels, strided_count};
+use crate::binary_blocks::{BlockAssignment, RankBlock, levels, strided_count};
 use crate::{
     Chunks, CollectiveKind, Cost, MessageAlgorithm, Messages, Order, Phases, ReceiveHalf, Schedule, SendHalf,
     Source, Step,
@@ -172,7 +172,7 @@ const fn halved(world_size: usize, place: usize, rounds: usize) -> usize {
 
 /// Returns the number of steps until the largest block has the sums.
 const fn reduce_steps(rank: Rank) -> usize {
-    let block = Block::of(rank);
+    let block = RankBlock::of(rank);
     block.bits + 1 + block.feeds(rank)
 }
 
@@ -194,7 +194,7 @@ fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
 /// Returns a step of a block: its rounds of halving, the messages from the next smaller block, and the messages to
 /// the next larger one, whose last rank gets its data first.
 fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> {
-    let block = Block::of(rank);
+    let block = RankBlock::of(rank);
     if index < block.bits {
         let peer = across(rank, index);
         let (kept, given) = (deal.held(rank, index + 1), deal.held(peer, index + 1));
@@ -216,7 +216,7 @@ fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> 
 /// Returns a step from single chunks back to all. Every level has one message between the largest block and a
 /// smaller one that begins there, then one round of doubling.
 fn gather_step(rank: Rank, index: usize) -> Option<Step> {
-    let block = Block::of(rank);
+    let block = RankBlock::of(rank);
     let level = levels(rank.world_size()) - index / 2;
     if level > block.bits {
         return None;
@@ -231,14 +231,14 @@ fn gather_step(rank: Rank, index: usize) -> Option<Step> {
 }
 
 /// The ranks of the largest block from 2^level up to the next power of two serve the block of that level.
-fn serve(rank: Rank, block: Block, level: usize) -> Option<Step> {
+fn serve(rank: Rank, block: RankBlock, level: usize) -> Option<Step> {
     let (size, chunks) = (1 << level, BlockAssignment::Runs.held(rank, level));
     if block.start > 0 {
         let from = rank.index() - block.start + size;
         return (level == block.bits).then(|| Step::receive(ReceiveHalf::replace(from, chunks)));
     }
     let place = rank.index().checked_sub(size).filter(|&place| place < size)?;
-    let served = Block::at(rank, level)?;
+    let served = RankBlock::at(rank, level)?;
     Some(Step::send(served.start + place, chunks))
 }
 

@@ -77,7 +77,7 @@ mod tests {
 
     #[cfg(feature = "tcp")]
     #[test]
-    fn what_makes_no_sense_is_refused_before_anybody_is_waited_for() {
+    fn an_invalid_configuration_is_refused_before_waiting_for_ranks() {
         let server = config(Aggregation::ParameterServer { server: 2 }).connect().map(drop);
         assert!(matches!(server, Err(Error::NoSuchServer { server: 2, world_size: 2 })), "{server:?}");
         for (rank, world_size) in [(0, 0), (2, 2)] {

@@ -360,7 +360,7 @@ pub enum Error {
     /// The step has no micro-batch of this number.
     #[error(
         "the step has {count} micro-batches, so there is no number {index}: call the trainer with the step's number of \
-         micro-batches (Step::micro_batches)"
+         micro-batches (SamplerStep::micro_batches)"
     )]
     NoSuchMicroBatch {
         /// The number of the micro-batch.
@@ -624,7 +624,7 @@ mod tests {
     use crate::TrainingCall;
 
     #[test]
-    fn who_is_late_can_be_asked_of_an_error_of_training() {
+    fn an_error_of_training_names_the_late_rank() {
         let late = || CollectiveError::Absent { ranks: vec![3] };
         let failures =
             [Error::communication(late()), Error::Compute(late().into()), Error::Apply(Box::new(late()))];
@@ -640,7 +640,7 @@ mod tests {
 
     /// See tests/training/errors.rs for the errors that can be produced elsewhere.
     #[test]
-    fn what_ranks_were_asked_for_is_not_what_a_computation_fails_with() {
+    fn errors_of_all_ranks_are_not_errors_of_a_computation() {
         let step_of = |micro_batches| StepDescriptor::new(TrainingCall::Step, micro_batches, false);
         let (there, first) = (step_of(1), step_of(2));
         let steps = Error::StepsDiffer { rank: 1, there, on_rank_0: first };

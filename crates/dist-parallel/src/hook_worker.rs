@@ -94,7 +94,7 @@ impl HookWorker {
     }
 
     fn ask(&self, job: Job) {
-        self.jobs.as_ref().expect("the queue is open until the courier is dropped").send(job);
+        self.jobs.as_ref().expect("the queue is open until the hook worker is dropped").send(job);
     }
 
     /// Returns the bytes that the hook has sent so far.
@@ -124,7 +124,7 @@ impl Drop for HookWorker {
 
 impl fmt::Debug for HookWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Courier")
+        f.write_str("HookWorker")
     }
 }
 

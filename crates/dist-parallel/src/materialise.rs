@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_buffer_lives_as_long_as_somebody_has_a_part_of_it() {
+    fn the_buffer_lives_as_long_as_its_last_view() {
         let flat = Arc::new(Flat::F32(vec![1.0, 2.0, 3.0].into()));
         let buffer = Arc::downgrade(&flat);
         let mut slots = [Slot::freed(FloatType::F32, 1), Slot::freed(FloatType::F32, 2)];
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_to_what_was_lent_changes_nobody_else() {
+    fn writing_to_a_view_changes_no_other_view() {
         let flat = Arc::new(Flat::F32(vec![1.0, 2.0].into()));
         let mut slot = Slot::freed(FloatType::F32, 2);
         slot.materialise(BufferView::new(flat.clone(), 0, 2)).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_look_like_the_parameter_is_refused() {
+    fn a_view_of_another_type_or_length_is_refused() {
         let flat = Arc::new(Flat::F64(vec![1.0, 2.0].into()));
         let mut slot = Slot::from(vec![0.0_f32; 2]);
         assert!(slot.materialise(BufferView::new(flat.clone(), 0, 2)).is_err());

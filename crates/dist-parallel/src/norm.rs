@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_in_floating_point_is_counted() {
+    fn squares_that_floating_point_would_lose_are_counted() {
         // 2⁵³ + 1 − 2⁵³ would lose the 1 if each addition were rounded. Here the ones make the sum round up.
         let large = 2.0_f32.powi(27);
         let mut values = vec![1.0_f32; 3];

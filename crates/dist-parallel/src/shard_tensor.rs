@@ -106,7 +106,7 @@ mod tests {
     #[case::more_parts_than_rows(&[2, 3], 4, &[1, 1, 0, 0])]
     #[case::no_rows(&[0, 3], 2, &[0, 0])]
     #[case::rows_of_nothing(&[3, 0], 2, &[2, 1])]
-    fn rows_are_dealt_in_order(#[case] shape: &[usize], #[case] parts: usize, #[case] expected: &[usize]) {
+    fn rows_are_assigned_in_order(#[case] shape: &[usize], #[case] parts: usize, #[case] expected: &[usize]) {
         let values: Vec<usize> = (0..shape.iter().product()).collect();
         let shards = shard_tensor(shape, &values, parts).unwrap();
         assert_eq!(shards.iter().map(|shard| shard.shape[0]).collect::<Vec<_>>(), expected);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_was_asked_for_is_read_back() {
+    fn a_step_descriptor_is_decoded() {
         for call in
             [TrainingCall::Step, TrainingCall::Join, TrainingCall::Accumulate, TrainingCall::Evaluation]
         {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_divided_by_what_micro_batches_count() {
+    fn sums_are_divided_by_the_weight_of_micro_batches() {
         let divisor =
             |computed, count| StepConsensus::decode(&consensus([JOIN; 3], computed, count)).divisor(JOIN);
         assert_eq!(divisor(2, 70).unwrap(), 210);

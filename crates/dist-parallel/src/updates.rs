@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_done_since_the_last_step_is_told() {
+    fn only_changes_since_the_last_step_are_reported() {
         let mut updates = Updates::new();
         updates.record_clipping(1.0);
         updates.record_update(&sgd(0.1));

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_look_different_are_refused_untouched() {
+    fn values_of_another_type_or_length_are_refused_unchanged() {
         let mut values = [1.0_f32, 2.0];
         let others = [Values::F32(&[1.0; 3]), Values::F64(&[1.0; 2]), Values::F32(&[])];
         for other in others {

@@ -40,7 +40,7 @@ impl Params for Model {
 }
 
 #[test]
-fn a_rank_copies_what_it_writes_to_go_on_and_what_it_holds_to_load_it() {
+fn a_rank_copies_its_file_to_save_and_its_state_to_load() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let peaks = sim::run(1, 2, move |transport| {
@@ -155,7 +155,7 @@ fn allocated(tensors: usize, strategy: Option<ShardingStrategy>) -> [u64; 4] {
 
 /// Searching or creating a list for each tensor would take four times as much for twice as many.
 #[rstest]
-fn what_is_allocated_for_many_tensors_grows_with_their_number_and_no_faster(
+fn memory_for_many_tensors_grows_linearly_with_their_number(
     #[values(
         None,
         Some(ShardingStrategy::FullShard),

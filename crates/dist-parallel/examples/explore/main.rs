@@ -1,6 +1,6 @@
 //! Programs under many seeds, with and without faults: what `cargo xtask sim` runs.
 //!
-//! `explore SEEDS [FIRST]` runs each program under so many seeds, from the first on; a failure is printed with its
+//! `explore SEEDS [FIRST]` runs each program under SEEDS seeds, from FIRST on; a failure is printed with its
 //! seed and a report, and `explore 1 SEED` does it again. `explore size` shows how long large worlds take, and how much memory.
 #![allow(clippy::print_stdout, reason = "a program prints")]
 

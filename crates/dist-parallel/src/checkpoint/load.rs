@@ -265,7 +265,7 @@ impl Checkpoint<'_> {
         shards: &dyn Shards,
         states: &States<'_>,
         wanted: &mut Vec<Wanted<'i>>,
-    ) -> Result<Vec<State>, CheckpointError> {
+    ) -> Result<Vec<SliceToLoad>, CheckpointError> {
         let kind = self.index.optimizer.as_deref();
         let other_kind = |training: &str| {
             let (training, checkpoint) = (training.to_owned(), kind.unwrap_or("none").to_owned());
@@ -296,7 +296,7 @@ impl Checkpoint<'_> {
             for name in &layout.scalars {
                 wanted.push(Wanted::new(stored[&TensorName::state(&info.name, name)], 0, 1));
             }
-            states.push(State { slice: number, dtype: info.dtype, len });
+            states.push(SliceToLoad { slice: number, dtype: info.dtype, len });
         }
         Ok(states)
     }
@@ -360,7 +360,7 @@ impl Checkpoint<'_> {
 }
 
 /// A slice for which the optimizer will have state.
-struct State {
+struct SliceToLoad {
     slice: usize,
     dtype: FloatType,
     len: usize,
@@ -369,7 +369,7 @@ struct State {
 /// All values that a rank needs, as bytes.
 struct Staged {
     chunks: Vec<(Chunk, Vec<u8>)>,
-    states: Vec<State>,
+    states: Vec<SliceToLoad>,
     /// The arrays and scalars of the states, one after the other.
     of_states: Vec<Vec<u8>>,
 }
@@ -384,7 +384,7 @@ impl Staged {
         if let States::Into(optimizer) = states {
             let mut values = self.of_states.into_iter();
             optimizer.clear_state();
-            for State { slice, dtype, len } in self.states {
+            for SliceToLoad { slice, dtype, len } in self.states {
                 let layout = optimizer.layout(dtype);
                 let into = optimizer.make_state(slice, dtype, len);
                 if (into.arrays.len(), into.scalars.len()) != (layout.arrays.len(), layout.scalars.len()) {

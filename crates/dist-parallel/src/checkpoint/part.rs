@@ -18,7 +18,7 @@ use crate::{FloatType, Optimizer, ParamInfo};
 
 /// A contiguous range of a tensor's values that a rank writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry<S = Source> {
+pub(super) struct Entry<S = EntrySource> {
     pub(super) tensor: TensorName,
     pub(super) dtype: FloatType,
     /// The shape of the whole tensor.
@@ -31,7 +31,7 @@ pub(super) struct Entry<S = Source> {
 
 /// The source of the values of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum EntrySource {
     /// A chunk of a parameter, from this value on.
     Parameter { chunk: Chunk, start: usize },
     /// An array of the optimizer's state of a slice, from this value on.
@@ -87,7 +87,7 @@ pub(super) fn entries(
             shape: infos[parameter].shape.clone(),
             offset,
             len,
-            source: Source::Parameter { chunk, start: offset - chunk.offset },
+            source: EntrySource::Parameter { chunk, start: offset - chunk.offset },
         })
         .collect();
     if let Some(optimizer) = optimizer {
@@ -142,7 +142,7 @@ fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, c
         shape: info.shape.clone(),
         offset: chunk.offset,
         len: chunk.len,
-        source: Source::Array { slice: slice.number, array, start },
+        source: EntrySource::Array { slice: slice.number, array, start },
     });
     // Scalars belong to the whole parameter. The rank with its first value writes them.
     let scalars = layout.scalars.iter().enumerate().filter(|_| chunk.offset == 0);
@@ -152,7 +152,7 @@ fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, c
         shape: Vec::new(),
         offset: 0,
         len: 1,
-        source: Source::Scalar { slice: slice.number, scalar },
+        source: EntrySource::Scalar { slice: slice.number, scalar },
     });
     arrays.chain(scalars).collect()
 }
@@ -167,7 +167,7 @@ pub(super) fn read(
     let bytes_from = |start: usize| start * entry.dtype.size()..start * entry.dtype.size() + entry.bytes();
     let state = |slice| optimizer.and_then(|optimizer| optimizer.state(slice)).expect(PLANNED);
     match entry.source {
-        Source::Parameter { chunk, start } => {
+        EntrySource::Parameter { chunk, start } => {
             let mut outcome = Ok(());
             let handed_out = shards.read(chunk, &mut |values| {
                 outcome =
@@ -176,14 +176,14 @@ pub(super) fn read(
             handed_out.map_err(|error| trainer(&entry.tensor, error.to_string()))?;
             outcome
         }
-        Source::Array { slice, array, start } => {
+        EntrySource::Array { slice, array, start } => {
             let state = state(slice);
             let values = state.arrays.get(array).filter(|values| values.dtype() == entry.dtype);
             values
                 .and_then(|values| values.as_bytes().get(bytes_from(start)))
                 .map_or_else(|| Err(unlike(entry)), write)
         }
-        Source::Scalar { slice, scalar } => state(slice)
+        EntrySource::Scalar { slice, scalar } => state(slice)
             .scalars
             .get(scalar)
             .map_or_else(|| Err(unlike(entry)), |number| write(&number.to_le_bytes())),

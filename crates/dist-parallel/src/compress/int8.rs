@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_makes_its_block_nan_and_no_other() {
+    fn a_value_that_is_not_finite_makes_only_its_block_nan() {
         for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = vec![1.0; 2 * BLOCK_LEN + 1];
             values[BLOCK_LEN] = special;

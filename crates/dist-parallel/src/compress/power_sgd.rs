@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_becomes_smaller_is_a_matrix() {
+    fn only_a_tensor_that_becomes_smaller_is_a_matrix() {
         assert!(matrix([10, 10], 4).is_some());
         assert!(matrix([10, 10], 5).is_none(), "two matrices of 50 values are no gain");
         assert!(matrix([3, 100], 3).is_none(), "full rank");

@@ -158,7 +158,7 @@ fn zeros_stay_zero_and_harm_no_later_step(
 }
 
 #[rstest]
-fn what_is_not_finite_on_one_rank_is_seen_on_all_and_harms_no_later_step(
+fn a_value_that_is_not_finite_reaches_all_ranks_and_no_later_step(
     #[values(0, 1, 2, 3, 4, 5, 6, 7)] hook: usize,
     #[values(1, 3)] ranks: usize,
     #[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] special: f32,
@@ -245,7 +245,7 @@ fn all_reduce_bytes(ranks: usize, bytes: usize) -> usize {
 }
 
 #[rstest]
-fn what_travels_is_what_is_stated(#[values(1, 2, 4, 8)] ranks: usize) {
+fn hooks_send_the_documented_bytes(#[values(1, 2, 4, 8)] ranks: usize) {
     // 1600 values in matrices, 320 in a vector.
     const SHAPES: &[&[usize]] = &[&[40, 24], &[320], &[16, 8, 5]];
     const LEN: usize = 40 * 24 + 320 + 16 * 40;
@@ -292,7 +292,7 @@ proptest! {
 
     /// Every value of every step was either sent or left unchanged, bit for bit.
     #[test]
-    fn what_is_not_sent_is_left_to_the_last_bit(
+    fn values_that_are_not_sent_stay_in_the_residual_to_the_last_bit(
         ranks in 1..4_usize,
         ratio in 0.01..1.0_f64,
         gradients in prop::collection::vec(prop::collection::vec(prop::collection::vec(-1e3_f32..1e3, 3 + 7), 3), 1..6),
@@ -390,7 +390,7 @@ fn a_matrix_of_low_rank_arrives_in_one_step() {
 }
 
 #[rstest]
-fn what_power_sgd_leaves_and_sums_is_all_there_was(
+fn residuals_and_sums_of_power_sgd_add_up_to_the_gradients(
     #[values(1, 2)] rank: usize,
     #[values(1, 2, 3)] ranks: usize,
 ) {
@@ -406,7 +406,7 @@ fn what_power_sgd_leaves_and_sums_is_all_there_was(
 }
 
 #[test]
-fn what_power_sgd_leaves_arrives_in_the_end() {
+fn residuals_of_power_sgd_arrive_in_the_end() {
     let all = power_sgd(2, 2, 60, |rank, step| match step {
         0 => gradients(rank, 0, 120),
         _ => vec![0.0; 120],

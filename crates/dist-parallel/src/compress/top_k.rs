@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_not_decompressed() {
+    fn inconsistent_sparse_gradients_are_not_decompressed() {
         let sparse = SparseGradient::largest(&[1.0, 2.0, 3.0], 1.0).unwrap();
         assert!(matches!(sparse.decompress(&[2]), Err(Error::ShapeDiffers { len: 3, .. })));
         assert!(matches!(sparse.decompress(&[usize::MAX, 9]), Err(Error::ShapeDiffers { .. })));
@@ -298,7 +298,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_that_is_left_is_larger_than_what_is_taken(
+        fn no_residual_is_larger_than_a_sent_value(
             values in prop::collection::vec(-8_i8..8, 1..50),
             ratio in 0.01..1.0_f64,
         ) {

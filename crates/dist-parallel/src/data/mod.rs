@@ -118,5 +118,5 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use sampler::{LastStep, Sampler, Step, Steps};
+pub use sampler::{LastStep, Sampler, SamplerStep, SamplerSteps};
 pub use stream::{StreamStep, StreamSteps};

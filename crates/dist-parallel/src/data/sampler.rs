@@ -86,9 +86,9 @@ impl Sampler {
     ///
     /// # Errors
     /// [`Error::Setting`] if `batch` or `micro_batches` is 0, or their product overflows.
-    pub fn steps(self) -> Result<Steps> {
+    pub fn steps(self) -> Result<SamplerSteps> {
         step_len(self.batch, self.micro_batches)?;
-        Ok(Steps { rest: self, last_epoch: self.epoch })
+        Ok(SamplerSteps { rest: self, last_epoch: self.epoch })
     }
 
     /// Returns the steps of this epoch, from the first unused example on, and of all epochs after it. There are none
@@ -96,8 +96,8 @@ impl Sampler {
     ///
     /// # Errors
     /// The errors of [`steps`](Self::steps).
-    pub fn endless_steps(self) -> Result<Steps> {
-        Ok(Steps { last_epoch: u64::MAX, ..self.steps()? })
+    pub fn endless_steps(self) -> Result<SamplerSteps> {
+        Ok(SamplerSteps { last_epoch: u64::MAX, ..self.steps()? })
     }
 
     /// Returns the number of steps of a whole epoch.
@@ -178,15 +178,15 @@ pub(super) fn step_len(batch: usize, micro_batches: usize) -> Result<usize> {
 
 /// The steps of one epoch, or of all epochs from one on.
 #[derive(Debug, Clone)]
-pub struct Steps {
+pub struct SamplerSteps {
     rest: Sampler,
     last_epoch: u64,
 }
 
-impl Iterator for Steps {
-    type Item = Step;
+impl Iterator for SamplerSteps {
+    type Item = SamplerStep;
 
-    fn next(&mut self) -> Option<Step> {
+    fn next(&mut self) -> Option<SamplerStep> {
         let sampler = self.rest;
         let left = sampler.len.saturating_sub(sampler.taken);
         let whole = sampler.batch * sampler.micro_batches;
@@ -197,7 +197,7 @@ impl Iterator for Steps {
             LastStep::Pad | LastStep::Drop => whole,
         };
         if len > 0 {
-            let step = Step { sampler, len };
+            let step = SamplerStep { sampler, len };
             self.rest = step.rest();
             return Some(step);
         }
@@ -213,14 +213,14 @@ impl Iterator for Steps {
 
 /// One step: the examples of its micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Step {
+pub struct SamplerStep {
     /// The sampler after all earlier steps.
     sampler: Sampler,
     /// The number of examples in it.
     len: usize,
 }
 
-impl Step {
+impl SamplerStep {
     /// Returns the epoch.
     pub const fn epoch(&self) -> u64 {
         self.sampler.epoch

@@ -7,7 +7,7 @@ use dist_transport::sim;
 use proptest::prelude::*;
 
 use super::permutation::{Permutation, keyed};
-use super::{LastStep, Sampler, Step, StreamSteps};
+use super::{LastStep, Sampler, SamplerStep, StreamSteps};
 use crate::Error;
 
 const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
@@ -17,12 +17,12 @@ fn permutation(len: u64, seed: u64, epoch: u64) -> Vec<u64> {
 }
 
 /// Returns the examples of a step that the ranks of a world compute, rank by rank.
-fn computed_by(world_size: usize, step: &Step) -> Vec<usize> {
+fn computed_by(world_size: usize, step: &SamplerStep) -> Vec<usize> {
     let shares = (0..world_size).flat_map(|rank| step.share(rank, world_size));
     shares.flat_map(|micro_batch| step.examples(micro_batch).unwrap()).collect()
 }
 
-fn examples_of(steps: impl IntoIterator<Item = Step>) -> Vec<usize> {
+fn examples_of(steps: impl IntoIterator<Item = SamplerStep>) -> Vec<usize> {
     steps.into_iter().flat_map(|step| computed_by(1, &step)).collect()
 }
 
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn the_ranks_of_any_world_compute_what_one_rank_does(sampler in samplers()) {
+    fn the_ranks_of_any_world_compute_the_examples_of_one_rank(sampler in samplers()) {
         for step in sampler.endless_steps().unwrap().take(9) {
             for world_size in WORLDS {
                 prop_assert_eq!(computed_by(world_size, &step), computed_by(1, &step));
@@ -155,7 +155,7 @@ proptest! {
     ) {
         let sampler = Sampler { last: LastStep::Keep, ..sampler };
         let first: Vec<_> = sampler.steps().unwrap().take(stop).collect();
-        let rest = first.last().map_or(sampler, Step::rest);
+        let rest = first.last().map_or(sampler, SamplerStep::rest);
         let second = Sampler { batch, micro_batches, ..rest }.steps().unwrap();
         let mut all = examples_of(first.into_iter().chain(second));
         all.sort_unstable();
@@ -213,7 +213,7 @@ fn settings_without_sense_and_missing_micro_batches_are_errors() {
 fn extreme_numbers_neither_overflow_nor_loop() {
     let huge = Sampler { len: usize::MAX, batch: usize::MAX / 2, micro_batches: 2, ..Sampler::default() };
     let steps: Vec<_> = huge.steps().unwrap().collect();
-    assert_eq!(steps.iter().map(Step::micro_batches).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(steps.iter().map(SamplerStep::micro_batches).collect::<Vec<_>>(), [2, 2]);
     let last_epoch = Sampler { len: 3, epoch: u64::MAX, ..Sampler::default() };
     assert_eq!(last_epoch.endless_steps().unwrap().count(), 3);
     assert_eq!(last_epoch.after(u64::MAX).unwrap().epoch, u64::MAX);
@@ -229,7 +229,7 @@ fn extreme_numbers_neither_overflow_nor_loop() {
 }
 
 #[test]
-fn ranks_with_different_samplers_are_told_which_field_differs() {
+fn an_error_of_different_samplers_names_the_field() {
     let outcome = sim::run(1, 3, |transport| {
         let mut comm = Communicator::new(transport);
         let sampler = Sampler { len: 100, ..Sampler::default() };

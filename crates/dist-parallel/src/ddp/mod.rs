@@ -200,9 +200,9 @@ impl<M: Params> Ddp<M> {
     /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// `compute` fails; a gradient is reported twice or differs from its parameter in type or length; the ranks call
-    /// for different numbers of micro-batches, or all for none; only some micro-batches have a weight, or the sum of
-    /// weights is 0; communication fails.
+    /// `compute` fails. A gradient is reported twice, or differs from its parameter in type or length. The ranks call for
+    /// different numbers of micro-batches, or all for none. Only some micro-batches have a weight, or the sum of weights
+    /// is 0. Communication fails.
     pub fn step_with<C: Loss>(
         &mut self,
         micro_batches: usize,

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_units_share_is_held_and_what_a_unit_shares_is_not() {
+    fn parameters_of_several_units_belong_to_the_root_unit() {
         let (mut infos, starts) = model(&[&[4, 4], &[4], &[4]]);
         infos[1].same_as = Some(0);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();

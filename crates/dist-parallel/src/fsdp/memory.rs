@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tied_to_nothing_is_refused() {
+    fn a_tie_to_a_missing_parameter_is_refused() {
         let nothing = ParamInfo { same_as: Some(7), ..ParamInfo::new("a", [LEN], FloatType::F32) };
         let refused = Plan::new(&[nothing], &[0, 1], 2, &FsdpOptions::default()).unwrap_err();
         assert!(matches!(refused, Error::CannotTie { .. }), "{refused}");
@@ -401,14 +401,14 @@ mod tests {
     #[case(ShardingStrategy::ShardOptimizer, P + 3 * P / 4)]
     #[case(ShardingStrategy::NoShard, 4 * P)]
     #[case(ShardingStrategy::HybridShard { shard_degree: 2 }, 4 * P / 2)]
-    fn what_is_sharded_is_divided(#[case] strategy: ShardingStrategy, #[case] expected: usize) {
+    fn sharded_state_is_divided_by_the_ranks(#[case] strategy: ShardingStrategy, #[case] expected: usize) {
         let memory = plan(4, &FsdpOptions::new(strategy)).memory(4, 2, Materialised::Shared);
         assert_eq!(memory.persistent(), expected);
         assert!(memory.peak >= expected);
     }
 
     #[rstest]
-    fn full_sharding_needs_at_most_what_its_formula_says(
+    fn full_sharding_needs_at_most_the_memory_of_its_formula(
         #[values(2, 4, 5)] ranks: usize,
         #[values(0, 1, 2, 3)] prefetch: usize,
         #[values(1, 2, 3, 8)] rounds: usize,

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[rstest]
-    fn units_are_there_when_used_and_never_more_of_them_than_asked_for(
+    fn units_are_gathered_when_used_and_never_more_than_prefetch_allows(
         #[values(1, 2, 3, 6)] blocks: usize,
         #[values(0, 1, 2, 3, 9, usize::MAX)] prefetch: usize,
         #[values(Reshard::All, Reshard::AllButLast, Reshard::Nothing, Reshard::ToGroup(1))] reshard: Reshard,

@@ -33,10 +33,10 @@ impl<A> Fsdp<A> {
     /// same examples: [`data`](crate::data) shows that mistake and the correct form.
     ///
     /// # Errors
-    /// `batch`, a block or the loss fails; a gradient is reported twice or differs from its parameter in type or
-    /// length; a block [changes a sharded parameter](Error::ChangedByBlock); the ranks call for different numbers of
-    /// micro-batches, or all for none; only some micro-batches have a weight, or the sum of weights is 0;
-    /// communication fails.
+    /// `batch`, a block or the loss fails. A gradient is reported twice, or differs from its parameter in type or length.
+    /// A block [changes a sharded parameter](Error::ChangedByBlock). The ranks call for different numbers of
+    /// micro-batches, or all for none. Only some micro-batches have a weight, or the sum of weights is 0. Communication
+    /// fails.
     pub fn step<C: Loss, L>(
         &mut self,
         micro_batches: usize,

@@ -189,7 +189,7 @@ impl Params for Careless {
 #[case(Some(1), false)]
 #[case(Some(3), false)]
 #[case(Some(2), true)]
-fn a_model_that_does_not_fill_what_it_says_is_refused(
+fn a_model_that_does_not_fill_its_memory_as_declared_is_refused(
     #[case] called_with: Option<usize>,
     #[case] fine: bool,
 ) {

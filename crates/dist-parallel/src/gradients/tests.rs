@@ -289,7 +289,7 @@ fn wrong_reports_are_errors_that_name_the_parameter() {
 }
 
 #[test]
-fn what_was_summed_can_be_forgotten() {
+fn sums_can_be_dropped() {
     let mut ranks = ranks(1, 20);
     run(&mut ranks[0], 5);
     ranks[0].begin(&mut ordinary).unwrap();
@@ -302,7 +302,7 @@ fn what_was_summed_can_be_forgotten() {
 
 proptest! {
     #[test]
-    fn whatever_each_micro_batch_reports_the_mean_is_that_of_one_process(
+    fn any_reports_of_micro_batches_give_the_mean_of_one_process(
         lens in prop::collection::vec(0..5_usize, 1..6),
         ranks in 1..6_usize,
         share in prop::sample::select(vec![1_usize, 2, 4]),

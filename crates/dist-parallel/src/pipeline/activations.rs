@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_is_read_back_and_nonsense_is_not_read() {
+    fn tensor_metadata_is_decoded_and_nonsense_is_refused() {
         for dtype in DTYPES {
             for dims in 0..=DIMS_MAX {
                 let meta = TensorMeta { dtype, shape: (0..dims).map(|dim| 3 * dim).collect() };

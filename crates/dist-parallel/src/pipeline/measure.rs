@@ -10,7 +10,7 @@ use crate::{Block, BoxError, Error, Result, Sequence};
 /// Measures the time of each block of a model for one micro-batch: the shortest of `rounds` times. `batch` returns an
 /// input and a function that computes the loss and its gradient from the model's output.
 ///
-/// Sums over stages are the costs for a [`Timeline`](super::Timeline), and [`split_by_cost`](super::split_by_cost)
+/// StageSums over stages are the costs for a [`Timeline`](super::Timeline), and [`split_by_cost`](super::split_by_cost)
 /// uses sums over blocks. Different ranks measure different times: measure on one rank and broadcast the result.
 ///
 /// # Errors

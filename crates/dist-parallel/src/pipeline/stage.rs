@@ -6,7 +6,7 @@ use std::ops::Range;
 use dist_collectives::Communicator;
 
 use super::shard::StageShard;
-use super::sums::Sums;
+use super::sums::StageSums;
 use super::ties::{self, Node, Tie};
 use crate::buffers::Buffers;
 use crate::flat::{Flat, PendingFlat};
@@ -18,7 +18,7 @@ pub(super) struct Stage<A> {
     /// The indices of its parameters in the whole model.
     pub(super) parameters: Range<usize>,
     pub(super) model: Sequence<A>,
-    pub(super) sums: Sums,
+    pub(super) sums: StageSums,
     pub(super) buffers: Buffers,
     /// For each parameter, the tie with other stages that sums its gradients.
     pub(super) tie_of: Vec<Option<usize>>,
@@ -92,7 +92,7 @@ impl<A> Stage<A> {
             number,
             used: vec![false; parameters.len()],
             parameters,
-            sums: Sums::new(&summed),
+            sums: StageSums::new(&summed),
             buffers: Buffers::new(model.infos()),
             model,
             tie_of,

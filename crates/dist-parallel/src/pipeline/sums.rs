@@ -10,7 +10,7 @@ use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Result, Values};
 
 /// The gradients of a stage's own parameters, in a [`TreeSum`] by the number of the micro-batch: a schedule can
 /// finish micro-batches in any order.
-pub(super) struct Sums {
+pub(super) struct StageSums {
     /// The slots of the gradients, in one bucket per type.
     slots: GradientSlots,
     /// One tree sum per bucket.
@@ -30,7 +30,7 @@ struct MicroBatchGradient {
     reported: Vec<bool>,
 }
 
-impl Sums {
+impl StageSums {
     /// Returns empty sums for a stage's parameters. Frozen parameters have none.
     pub(super) fn new(infos: &[ParamInfo]) -> Self {
         let plan = BucketPlan::new(infos, BucketBytes { first_max: usize::MAX, other_max: usize::MAX });

@@ -147,7 +147,7 @@ fn ranks_that_join_need_the_memory_of_as_many_rounds(
 }
 
 #[rstest]
-fn what_is_gathered_ahead_and_kept_takes_the_memory_that_the_plan_says(
+fn prefetched_and_kept_units_need_the_memory_of_the_plan(
     #[values(0, 1, 2, 3)] prefetch: usize,
     #[values(Reshard::All, Reshard::AllButLast, Reshard::Nothing, Reshard::ToGroup(2))] reshard: Reshard,
 ) {
@@ -156,7 +156,7 @@ fn what_is_gathered_ahead_and_kept_takes_the_memory_that_the_plan_says(
 }
 
 #[test]
-fn a_model_that_copies_needs_its_copy_beside_what_it_copies() {
+fn a_model_that_copies_needs_memory_for_both_copies() {
     check(4, 4, Materialised::Copied, FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1));
 }
 

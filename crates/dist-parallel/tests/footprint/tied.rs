@@ -47,10 +47,7 @@ fn left_behind(parameters: usize, kind: ScheduleKind, ranks: usize) -> Vec<i64> 
 #[rstest]
 #[case::on_two_ranks(ScheduleKind::OneForwardOneBackward, 2)]
 #[case::on_one(ScheduleKind::Interleaved { stages_per_rank: 2 }, 1)]
-fn what_stages_have_in_common_takes_no_more_memory_with_every_step(
-    #[case] kind: ScheduleKind,
-    #[case] ranks: usize,
-) {
+fn tied_parameters_leak_no_memory_between_steps(#[case] kind: ScheduleKind, #[case] ranks: usize) {
     let [small, large] = [1 << 10, 2 << 10].map(|parameters| left_behind(parameters, kind, ranks));
     assert_eq!(small, large, "bytes are left behind that depend on the size of what is tied");
 }

@@ -77,7 +77,7 @@ fn check(ranks: usize, rounds: usize, strategy: ShardingStrategy) {
 #[case(ShardingStrategy::ShardGradOp)]
 #[case(ShardingStrategy::ShardOptimizer)]
 #[case(ShardingStrategy::NoShard)]
-fn a_step_sends_what_the_verifier_counts(
+fn a_step_sends_the_bytes_that_the_verifier_counts(
     #[case] strategy: ShardingStrategy,
     #[values(1, 2, 3, 5, 6, 7)] ranks: usize,
 ) {
@@ -90,12 +90,12 @@ fn a_step_sends_what_the_verifier_counts(
 #[case(9, 3)]
 #[case(5, 1)]
 #[case(7, 7)]
-fn copies_of_groups_send_what_the_verifier_counts(#[case] ranks: usize, #[case] shard_degree: usize) {
+fn replicas_send_the_bytes_that_the_verifier_counts(#[case] ranks: usize, #[case] shard_degree: usize) {
     check(ranks, 2, ShardingStrategy::HybridShard { shard_degree });
 }
 
 #[rstest]
-fn ddp_sends_what_the_verifier_counts(#[values(2, 3, 5, 6, 7)] ranks: usize) {
+fn ddp_sends_the_bytes_that_the_verifier_counts(#[values(2, 3, 5, 6, 7)] ranks: usize) {
     let bytes = BucketBytes { first_max: 0, other_max: 1 << 20 };
     let program = move |transport| {
         let mut world = Communicator::new(transport);

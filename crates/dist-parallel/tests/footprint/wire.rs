@@ -48,7 +48,7 @@ const STRATEGIES: [ShardingStrategy; 5] = [
 ];
 
 #[rstest]
-fn a_step_sends_exactly_what_the_formulas_say(
+fn a_step_sends_exactly_the_bytes_of_the_formulas(
     #[values(2, 4, 8)] ranks: usize,
     #[values(1, 3)] rounds: usize,
     #[values(0, 1, 2, 3, 4)] strategy: usize,
@@ -63,7 +63,10 @@ fn a_step_sends_exactly_what_the_formulas_say(
 #[case(Reshard::AllButLast)]
 #[case(Reshard::Nothing)]
 #[case(Reshard::ToGroup(2))]
-fn what_is_kept_is_not_sent_again(#[case] reshard: Reshard, #[values(0, 2)] prefetch: usize) {
+fn parameters_that_stay_gathered_are_not_sent_again(
+    #[case] reshard: Reshard,
+    #[values(0, 2)] prefetch: usize,
+) {
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_reshard(reshard).with_prefetch(prefetch);
     for (counted, predicted) in
         sim::run(1, 4, move |transport| bytes(Communicator::new(transport), 2, &options)).results

@@ -63,7 +63,7 @@ fn what_does_not_fit_together_is_refused() {
 }
 
 #[test]
-fn ranks_that_want_different_things_are_told_so() {
+fn ranks_with_different_requests_get_an_error() {
     type Wanted = fn(usize) -> (ScheduleKind, usize, usize);
     let different: [Wanted; 3] = [
         |rank| (if rank == 1 { ScheduleKind::Gpipe } else { F }, 4, 9),
@@ -85,7 +85,7 @@ fn ranks_that_want_different_things_are_told_so() {
 #[case::ranks(4, BLOCKS, false)]
 #[case::stages(3, BLOCKS - 1, false)]
 #[case::blocks(3, BLOCKS, true)]
-fn what_does_not_fit_together_on_one_rank_is_told_to_all(
+fn inconsistent_arguments_on_one_rank_are_an_error_on_all_ranks(
     #[case] ranks: usize,
     #[case] blocks: usize,
     #[case] in_one: bool,
@@ -165,7 +165,7 @@ fn end_of(
 
 /// Checks that every rank except `culprit` is told that it aborted the job.
 #[track_caller]
-fn others_are_told(results: &[Error], culprit: usize) {
+fn all_other_ranks_get_the_error(results: &[Error], culprit: usize) {
     for (rank, error) in results.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
         let Error::Communication(source) = error else { panic!("rank {rank}: {error}") };
         assert_eq!(source.peer(), Some(culprit), "rank {rank}: {source}");
@@ -179,7 +179,7 @@ fn a_stage_that_fails_ends_the_job_for_all() {
         ..Odd::new()
     });
     assert!(matches!(&results[1], Error::Compute(source) if source.to_string().contains("had enough")));
-    others_are_told(&results, 1);
+    all_other_ranks_get_the_error(&results, 1);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_stage_that_fails_in_an_evaluation_ends_the_job_for_all() {
         ..Odd::new()
     });
     assert!(matches!(&results[1], Error::Compute(source) if source.to_string().contains("had enough")));
-    others_are_told(&results, 1);
+    all_other_ranks_get_the_error(&results, 1);
 }
 
 #[rstest]
@@ -208,12 +208,12 @@ fn an_input_or_a_loss_that_fails_in_an_evaluation_ends_the_job_for_all(#[values(
         pipeline.evaluate(6, input, loss).unwrap_err()
     });
     assert!(matches!(&results[culprit], Error::Compute(source) if source.to_string() == "no more"));
-    others_are_told(&results, culprit);
+    all_other_ranks_get_the_error(&results, culprit);
 }
 
 /// In one of several pipelines a rank calls for another step. Training continues afterwards.
 #[rstest]
-fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
+fn ranks_that_evaluate_different_numbers_get_an_error_and_none_waits(
     #[values(0, 1, 2, 3)] other: usize,
     #[values(0, 4, 6)] number: usize,
 ) {
@@ -247,7 +247,7 @@ fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
 }
 
 #[test]
-fn an_activation_that_looks_different_is_an_error_with_both_shapes() {
+fn an_activation_of_another_shape_is_an_error_with_both_shapes() {
     let results = step_with(|| Odd {
         forward: |call, mut rows| {
             rows.extend(vec![0.0; 3 * usize::from(call == 1)]);
@@ -257,22 +257,22 @@ fn an_activation_that_looks_different_is_an_error_with_both_shapes() {
     });
     let Error::ActivationShape { stage: 1, expected, got } = &results[1] else { panic!("{:?}", results[1]) };
     assert_eq!((expected.to_string(), got.to_string()), ("[6] f32".to_owned(), "[9] f32".to_owned()));
-    others_are_told(&results, 1);
+    all_other_ranks_get_the_error(&results, 1);
 }
 
 #[test]
-fn a_gradient_that_does_not_look_like_its_activation_is_an_error_with_both_shapes() {
+fn a_gradient_with_another_shape_than_its_activation_is_an_error_with_both_shapes() {
     let results = step_with(|| Odd { backward: |_, rows| Ok(Some(rows[1..].to_vec())), ..Odd::new() });
     let Error::GradientShape { stage: 1, expected, got } = &results[1] else { panic!("{:?}", results[1]) };
     assert_eq!((&expected.shape[..], &got.shape[..]), (&[6][..], &[5][..]));
-    others_are_told(&results, 1);
+    all_other_ranks_get_the_error(&results, 1);
 }
 
 #[test]
 fn a_later_stage_must_have_a_gradient_of_its_input() {
     let results = step_with(|| Odd { backward: |_, _| Ok(None), ..Odd::new() });
     assert!(matches!(results[1], Error::NoInputGradient { stage: 1 }), "{:?}", results[1]);
-    others_are_told(&results, 1);
+    all_other_ranks_get_the_error(&results, 1);
 }
 
 /// Trains and evaluates three stages long enough for a fault to happen meanwhile.
@@ -291,7 +291,7 @@ fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
 }
 
 #[rstest]
-fn whoever_finds_a_neighbour_at_fault_names_it_by_its_number_in_the_pipeline(
+fn an_error_names_the_neighbour_by_its_number_in_the_pipeline(
     #[values((0, 1), (1, 2), (2, 1))] (from, to): (usize, usize),
 ) {
     let fault = Fault::Corrupt { from, to, byte: 0 };
@@ -343,7 +343,7 @@ fn step(pipeline: &mut Pipeline<Rows>) -> Result<(), Error> {
 
 /// Both continue with steps, because some calls need no other rank.
 #[test]
-fn ranks_that_call_different_functions_are_told_at_once() {
+fn ranks_that_call_different_functions_get_an_error_at_once() {
     for (first, on_0) in CALLS {
         for (second, on_1) in CALLS.into_iter().filter(|(second, _)| *second != first) {
             let directory = tempfile::tempdir().unwrap();

@@ -86,7 +86,7 @@ pub(crate) fn train_and_evaluate(pipeline: &mut Pipe, evaluated: usize) -> (Trai
 
 /// The network buffers no message, so a rank that sends waits for the receiver.
 #[rstest]
-fn every_schedule_evaluates_and_trains_what_one_process_does(
+fn every_schedule_evaluates_and_trains_like_one_process(
     #[values(1, 2, 3, 4, 6)] ranks: usize,
     #[values(1, 2, 5, 12)] evaluated: usize,
 ) {
@@ -110,7 +110,7 @@ fn every_schedule_evaluates_and_trains_what_one_process_does(
 #[case::whole_meanwhile(ScheduleKind::Gpipe, [2, 2, 2], None)]
 #[case::several_stages_of_which_one_is_gathered(ScheduleKind::Interleaved { stages_per_rank: 3 }, [1, 2, 4], Some(1))]
 #[case::halves(ScheduleKind::Zbv, [1, 2, 4], Some(2))]
-fn a_mesh_evaluates_and_trains_what_one_process_does(
+fn a_mesh_evaluates_and_trains_like_one_process(
     #[case] kind: ScheduleKind,
     #[case] degrees: [usize; 3],
     #[case] gathered_max: Option<usize>,
@@ -136,7 +136,7 @@ fn a_mesh_evaluates_and_trains_what_one_process_does(
 /// An evaluation frees every gathered stage: the deep model's trained parameters of a single stage then have no
 /// memory.
 #[test]
-fn what_was_gathered_is_freed() {
+fn an_evaluation_frees_gathered_stages() {
     for gathers in [false, true] {
         let outcome = sim::run(1, 4, move |transport| {
             let schedule = ScheduleKind::Zbv.schedule(2, 2).unwrap();
@@ -224,7 +224,7 @@ fn lying(placement: Vec<usize>) -> PipelineSchedule {
 }
 
 #[test]
-fn nobody_waits_forever_wherever_stages_lie() {
+fn no_placement_of_stages_has_a_deadlock() {
     for stages in 1..=6_u32 {
         for number in 0..3_usize.pow(stages) {
             let placement: Vec<usize> = (0..stages).map(|stage| number / 3_usize.pow(stage) % 3).collect();
@@ -305,7 +305,7 @@ fn an_evaluation_takes_exactly_as_long_as_is_predicted_and_leaves_the_timeline(
 /// Only the last stage takes time. The first then starts a micro-batch as soon as at most two for each later stage
 /// are unfinished.
 #[rstest]
-fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 3, 5)] ranks: usize) {
+fn evaluations_have_the_documented_number_of_micro_batches_in_flight(#[values(1, 2, 3, 5)] ranks: usize) {
     let ended = Arc::new(AtomicUsize::new(0));
     let outcome = Network::new(ranks).with_window(0).run(move |transport| {
         let comm = Communicator::new(transport);
@@ -334,7 +334,7 @@ fn so_many_micro_batches_are_under_way_as_the_documentation_says(#[values(1, 2, 
 
 /// Every message is counted: requests, activations with their shapes, losses of other pipelines, and the mean.
 #[test]
-fn what_travels_is_what_the_documentation_says() {
+fn evaluations_send_the_documented_bytes() {
     let outcome = sim::run(1, 4, |transport| {
         let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 2).unwrap();
         let mut pipeline = on_mesh(Communicator::new(transport), schedule, [2, 1], false);
@@ -363,7 +363,7 @@ fn what_travels_is_what_the_documentation_says() {
 }
 
 /// A block that counts its saved activations.
-struct Keeper {
+struct CountingBlock {
     alive: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
 }
@@ -376,9 +376,9 @@ impl Drop for Kept {
     }
 }
 
-without_parameters!(Keeper);
+without_parameters!(CountingBlock);
 
-impl Block<Rows> for Keeper {
+impl Block<Rows> for CountingBlock {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
         let alive = self.alive.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(alive, Ordering::SeqCst);
@@ -393,7 +393,8 @@ impl Block<Rows> for Keeper {
 fn nothing_is_kept_for_a_backward() {
     let outcome = sim::run(1, 2, |transport| {
         let (alive, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let keeper = || Box::new(Keeper { alive: alive.clone(), most: most.clone() }) as Box<dyn Block<Rows>>;
+        let keeper =
+            || Box::new(CountingBlock { alive: alive.clone(), most: most.clone() }) as Box<dyn Block<Rows>>;
         let model = Sequence::new((0..8).map(|_| keeper()).collect()).unwrap();
         let schedule = ScheduleKind::Zbv.schedule(2, 2).unwrap();
         let stages = split_into_stages(8, 4).unwrap();

@@ -43,7 +43,7 @@ fn rate(step: usize) -> f64 {
 #[case::several_stages_on_a_rank(ScheduleKind::Interleaved { stages_per_rank: 2 }, [1, 2, 1])]
 #[case::beside_each_other(ScheduleKind::Gpipe, [2, 2, 1])]
 #[case::divided(ScheduleKind::OneForwardOneBackward, [1, 2, 2])]
-fn groups_train_what_optimizers_of_their_own_train(#[case] kind: ScheduleKind, #[case] degrees: [usize; 3]) {
+fn groups_train_like_separate_optimizers(#[case] kind: ScheduleKind, #[case] degrees: [usize; 3]) {
     let [data, pipelined, shards] = degrees;
     let micro_batches = 4 * data * shards;
     let expected = expected(micro_batches);

@@ -145,7 +145,7 @@ fn weigh(rank: &mut Rank, item: Item) -> Result<(), String> {
 }
 
 #[test]
-fn what_is_computed_is_what_one_process_computes() {
+fn the_ranks_compute_the_bits_of_one_process() {
     use dist_parallel::pipeline::ScheduleKind;
     for kind in ScheduleKind::ALL {
         let schedule = kind.schedule(2, 3).unwrap();

@@ -60,7 +60,7 @@ fn train_on_mesh(
 #[case::several_stages_of_which_one_is_gathered(ScheduleKind::Interleaved { stages_per_rank: 2 }, [1, 2, 2], Some(1))]
 #[case::halves(ScheduleKind::Zbv, [1, 2, 4], Some(2))]
 #[case::no_shards(ScheduleKind::Zb1p, [2, 3, 1], Some(1))]
-fn a_mesh_trains_what_one_process_trains(
+fn a_mesh_trains_like_one_process(
     #[case] kind: ScheduleKind,
     #[case] degrees: [usize; 3],
     #[case] gathered_max: Option<usize>,
@@ -152,7 +152,7 @@ fn pipelines_beside_each_other_save_once_and_go_on_together(
 
 /// All ranks get the error of one pipeline, so that none continues alone.
 #[test]
-fn what_goes_wrong_in_one_of_several_pipelines_is_told_to_all() {
+fn a_failure_in_one_of_several_pipelines_is_an_error_on_all_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let outcome = sim::run(3, 4, move |transport| {
@@ -242,7 +242,7 @@ fn pipelines_beside_each_other_that_differ_save_nothing(
 
 /// Rank 3 is rank 1 of its pipeline.
 #[test]
-fn what_a_rank_of_another_pipeline_cannot_load_is_told_by_its_number_in_the_world() {
+fn a_failed_load_in_another_pipeline_names_the_rank_in_the_world() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let outcome = sim::run(3, 4, move |transport| {
@@ -342,10 +342,10 @@ fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, tr
 
 #[cfg(feature = "tcp")]
 #[test]
-fn eight_processes_train_what_one_process_trains() {
+fn eight_processes_train_like_one_process() {
     use dist_testkit::process;
     if process::rank().is_none() {
-        let name = "mesh::eight_processes_train_what_one_process_trains";
+        let name = "mesh::eight_processes_train_like_one_process";
         process::ranks(8, name, std::time::Duration::from_secs(60)).assert_success();
         return;
     }

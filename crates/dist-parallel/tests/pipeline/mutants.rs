@@ -88,7 +88,7 @@ fn mutants_are_rejected_or_compute_the_same() {
 
 /// Every rejected schedule must be wrong, not only unusual.
 #[test]
-fn the_interpreter_condemns_what_the_proof_rejects() {
+fn the_interpreter_fails_for_mutants_that_the_proof_rejects() {
     for kind in ScheduleKind::ALL {
         let schedule = kind.schedule(3, 4).unwrap();
         let original = interpret(&schedule).unwrap();

@@ -14,10 +14,9 @@ use crate::training::pipeline;
 #[rstest]
 #[case(ScheduleKind::OneForwardOneBackward, 2)]
 #[case(ScheduleKind::Zbv, 3)]
-fn processes_train_and_evaluate_what_one_process_does(#[case] kind: ScheduleKind, #[case] ranks: usize) {
+fn processes_train_and_evaluate_like_one_process(#[case] kind: ScheduleKind, #[case] ranks: usize) {
     if process::rank().is_none() {
-        let name =
-            format!("processes::processes_train_and_evaluate_what_one_process_does::case_{}", ranks - 1);
+        let name = format!("processes::processes_train_and_evaluate_like_one_process::case_{}", ranks - 1);
         process::ranks(ranks, &name, Duration::from_secs(60)).assert_success();
         return;
     }

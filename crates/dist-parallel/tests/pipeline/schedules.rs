@@ -41,7 +41,7 @@ fn kept(kind: ScheduleKind, ranks: usize, micro_batches: usize, rank: usize) -> 
 }
 
 #[test]
-fn every_schedule_of_every_size_is_proven_and_keeps_what_its_formula_says() {
+fn every_schedule_of_every_size_is_valid_and_holds_the_activations_of_its_formula() {
     for kind in KINDS {
         for (ranks, micro_batches) in (1..=8).flat_map(|ranks| (1..=20).map(move |count| (ranks, count))) {
             let schedule = kind.schedule(ranks, micro_batches).unwrap();
@@ -82,7 +82,7 @@ fn in_unit_time_ranks_wait_as_long_as_the_formula_says(#[values(1, 2, 3, 4, 6, 8
 }
 
 #[rstest]
-fn nobody_waits_in_zbv_once_it_has_begun(
+fn no_rank_waits_in_zbv_after_its_first_computation(
     #[values(1, 2, 3, 4, 6, 8)] ranks: usize,
     #[values(0, 1, 5)] more: usize,
 ) {
@@ -136,7 +136,7 @@ fn names_lead_to_kinds() {
 }
 
 #[test]
-fn a_rank_of_1f1b_does_what_one_expects() {
+fn a_rank_of_1f1b_has_the_expected_actions() {
     let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 3).unwrap();
     let text =
         |rank: usize| schedule.actions()[rank].iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
@@ -145,7 +145,7 @@ fn a_rank_of_1f1b_does_what_one_expects() {
 }
 
 #[rstest]
-fn gathered_stages_are_there_when_they_are_needed_and_no_more_than_allowed(
+fn stages_are_gathered_when_needed_and_never_more_than_allowed(
     #[values(1, 2, 3)] gathered_max: usize,
     #[values(1, 2, 4)] ranks: usize,
 ) {

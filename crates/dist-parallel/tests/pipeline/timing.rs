@@ -131,7 +131,7 @@ fn messages_travel_while_ranks_compute() {
 }
 
 #[test]
-fn blocks_are_measured_and_cut_by_what_they_cost() {
+fn blocks_are_measured_and_divided_by_their_cost() {
     let outcome = sim::run(1, 1, |transport| {
         let comm = Communicator::new(transport);
         let costs = random_costs(6, 3);

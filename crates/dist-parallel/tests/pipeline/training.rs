@@ -63,7 +63,7 @@ pub(crate) const KINDS: [ScheduleKind; 6] = [
 ];
 
 #[rstest]
-fn every_schedule_trains_what_one_process_trains(
+fn every_schedule_trains_like_one_process(
     #[values(1, 2, 3, 4, 6)] ranks: usize,
     #[values(1, 3, 4, 8)] micro_batches: usize,
 ) {
@@ -186,7 +186,7 @@ fn copies_of_a_tied_parameter_stay_the_same() {
 #[case(2, 2)]
 #[case(3, 2)]
 #[case(2, 4)]
-fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usize, #[case] pipelines: usize) {
+fn several_pipelines_train_like_one_process(#[case] ranks: usize, #[case] pipelines: usize) {
     let expected = alone(4 * pipelines);
     for kind in [ScheduleKind::Gpipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::Zbv] {
         let outcome = sim::run(3, ranks * pipelines, move |transport| {
@@ -210,7 +210,7 @@ fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usiz
 /// Every message is counted: activations and their gradients, tied weights with a flag, and the loss with its weight
 /// and kind. The first step also sends the shape.
 #[test]
-fn what_travels_is_what_the_documentation_says() {
+fn evaluations_send_the_documented_bytes() {
     let outcome = sim::run(1, 2, |transport| {
         let mut pipeline = pipeline(
             Communicator::new(transport),

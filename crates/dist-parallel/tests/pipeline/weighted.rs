@@ -104,7 +104,7 @@ fn a_mesh_takes_the_mean_of_all_tokens(#[case] degrees: [usize; 3]) {
 
 /// One of several pipelines can have weight 0. If all have, every rank gets an error, and training continues.
 #[test]
-fn where_nothing_counts_every_rank_is_told_and_the_next_step_can_be_taken() {
+fn weight_0_is_an_error_on_every_rank_and_the_next_step_can_follow() {
     let expected = alone(8);
     let outcome = sim::run(3, 8, move |transport| {
         let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, 2).unwrap();
@@ -133,7 +133,7 @@ fn where_nothing_counts_every_rank_is_told_and_the_next_step_can_be_taken() {
 }
 
 #[test]
-fn pipelines_of_which_only_one_says_how_much_counts_are_told_and_go_on() {
+fn weights_in_only_one_pipeline_are_an_error_and_training_continues() {
     let outcome = sim::run(3, 2, |transport| {
         let world = Communicator::new(transport);
         let is_weighted = world.rank() == 1;

@@ -162,7 +162,7 @@ fn divided(mut sum: Mixed, count: usize) -> Mixed {
 }
 
 #[rstest]
-fn gradients_are_divided_by_what_they_count(
+fn gradients_are_divided_by_their_weight(
     #[values(
         Aggregation::AllReduce,
         Aggregation::ParameterServer { server: 1 }
@@ -187,7 +187,7 @@ fn gradients_are_divided_by_what_they_count(
 }
 
 #[test]
-fn alone_gradients_are_divided_by_what_they_count() {
+fn a_single_rank_divides_gradients_by_their_weight() {
     let mut aggregator = dist_parallel::LocalAggregator;
     let mut gradients = Mixed::of(3);
     assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 7).unwrap(), 7);
@@ -313,7 +313,7 @@ fn a_loop_of_ones_own_trains_the_same_with_every_aggregator() {
 
 /// The weight is the mean over tokens, of which the ranks have different numbers.
 #[rstest]
-fn a_loop_of_ones_own_divides_by_what_its_gradients_count(
+fn a_users_loop_divides_by_the_weight_of_its_gradients(
     #[values((1, Aggregation::Local), (3, Aggregation::AllReduce), (3, Aggregation::ParameterServer { server: 2 }))]
     (ranks, aggregation): (usize, Aggregation),
 ) {

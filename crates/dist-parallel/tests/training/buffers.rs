@@ -11,7 +11,7 @@ use dist_parallel::{
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::checkpoint::{WAYS, Way};
+use crate::checkpoint::{TrainingWay, WAYS};
 use crate::join::STRATEGIES;
 
 /// A block that adds a weight to the first two input values, counts its forwards and sums its inputs.
@@ -132,11 +132,11 @@ fn f64s(values: Values<'_>) -> Vec<f64> {
 macro_rules! with_trainer {
     ($way:expr, $comm:expr, $model:expr, |$trainer:ident| $body:expr) => {
         match $way {
-            Way::Ddp => {
+            TrainingWay::Ddp => {
                 let mut $trainer = Ddp::new($comm, $model, DdpOptions::default()).unwrap();
                 $body
             }
-            Way::Sharded(strategy) => {
+            TrainingWay::Sharded(strategy) => {
                 let mut $trainer = Fsdp::new($comm, $model, &FsdpOptions::new(strategy)).unwrap();
                 $body
             }
@@ -153,14 +153,16 @@ macro_rules! count_of {
 }
 
 /// For each rank, the number of forwards in a step and the sum of its inputs.
-fn of_ranks(way: Way, ranks: usize, micro_batches: usize) -> Vec<[f64; 2]> {
-    let in_turns =
-        !matches!(way, Way::Ddp | Way::Sharded(ShardingStrategy::ShardOptimizer | ShardingStrategy::NoShard));
+fn of_ranks(way: TrainingWay, ranks: usize, micro_batches: usize) -> Vec<[f64; 2]> {
+    let in_turns = !matches!(
+        way,
+        TrainingWay::Ddp | TrainingWay::Sharded(ShardingStrategy::ShardOptimizer | ShardingStrategy::NoShard)
+    );
     let mut of_ranks = vec![[0.0; 2]; ranks];
     for number in 0..micro_batches {
         let rank = match way {
             // Two replicas, each with half of the micro-batches, alternating between its ranks.
-            Way::Sharded(ShardingStrategy::HybridShard { .. }) => {
+            TrainingWay::Sharded(ShardingStrategy::HybridShard { .. }) => {
                 2 * (number / (micro_batches / 2)) + number % 2
             }
             _ if in_turns => number % ranks,
@@ -253,7 +255,7 @@ fn buffers_come_from_ranks_that_have_gone_forward(
 }
 
 #[test]
-fn what_was_accumulated_counts_for_buffers_too() {
+fn accumulated_micro_batches_synchronise_buffers_too() {
     let outcome = sim::run(1, 2, |transport| {
         let model = model(BufferSync::Broadcast, FloatType::F32);
         let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
@@ -268,7 +270,7 @@ fn what_was_accumulated_counts_for_buffers_too() {
 #[case(BufferSync::Broadcast, [[1.0, 1.0], [1.0, 1.0]])]
 #[case(BufferSync::Mean, [[1.0, 1.5], [1.0, 1.5]])]
 #[case(BufferSync::Local, [[1.0, 1.0], [1.0, 2.0]])]
-fn ranks_that_train_by_themselves_synchronise_buffers_when_they_meet(
+fn local_sgd_synchronises_buffers_at_synchronisation_points(
     #[case] sync: BufferSync,
     #[case] expected: [[f64; 2]; 2],
     #[values(false, true)] diloco: bool,
@@ -288,7 +290,7 @@ fn ranks_that_train_by_themselves_synchronise_buffers_when_they_meet(
     assert_eq!(outcome.results, expected.map(Vec::from));
 }
 
-fn save(directory: &Path, way: Way, ranks: usize) -> Vec<Vec<(usize, Vec<f64>)>> {
+fn save(directory: &Path, way: TrainingWay, ranks: usize) -> Vec<Vec<(usize, Vec<f64>)>> {
     let directory = directory.to_owned();
     let program = move |transport| {
         let (comm, model) = (Communicator::new(transport), model(BufferSync::Local, FloatType::F64));
@@ -337,7 +339,7 @@ fn a_frozen_parameter_that_differs_is_that_of_rank_0_or_an_error(#[values(0, 1, 
     let way = WAYS[way];
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_owned();
-    let is_lost = !matches!(way, Way::Ddp | Way::Sharded(ShardingStrategy::NoShard));
+    let is_lost = !matches!(way, TrainingWay::Ddp | TrainingWay::Sharded(ShardingStrategy::NoShard));
     let outcome = sim::run(1, 4, move |transport| {
         let comm = Communicator::new(transport);
         let is_first = comm.rank() == 0;
@@ -376,7 +378,7 @@ fn a_frozen_parameter_that_differs_is_that_of_rank_0_or_an_error(#[values(0, 1, 
 #[case::gradients_trained(ShardingStrategy::ShardGradOp, WEIGHT)]
 #[case::optimizer(ShardingStrategy::ShardOptimizer, FROZEN)]
 #[case::optimizer_trained(ShardingStrategy::ShardOptimizer, WEIGHT)]
-fn what_a_block_changes_though_it_is_no_buffer_is_an_error_where_it_would_be_lost(
+fn a_change_of_a_parameter_by_a_block_is_an_error_if_it_would_be_lost(
     #[case] strategy: ShardingStrategy,
     #[case] index: usize,
     #[values(1.0, 20.0)] from: f32,
@@ -460,7 +462,7 @@ fn a_buffer_cannot_be_trained_and_is_tied_to_buffers_only() {
 }
 
 #[test]
-fn ranks_that_differ_in_what_is_a_buffer_are_told() {
+fn ranks_with_different_buffers_get_an_error() {
     let outcome = sim::run(1, 2, |transport| {
         let comm = Communicator::new(transport);
         let sync = if comm.rank() == 0 { BufferSync::Mean } else { BufferSync::Local };

@@ -154,7 +154,7 @@ fn of_ranks_that_train_by_themselves() {
 
 /// A save and a load compare their requests and do not abort the job.
 #[test]
-fn a_save_on_one_rank_and_a_load_on_the_other_are_told_and_training_goes_on() {
+fn a_save_on_one_rank_and_a_load_on_the_other_is_an_error_and_training_continues() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
     let outcome = sim::run(1, 2, move |transport| {

@@ -17,18 +17,18 @@ use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
 
 /// The way to train a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Way {
+pub(crate) enum TrainingWay {
     Ddp,
     Sharded(ShardingStrategy),
 }
 
-pub(crate) const WAYS: [Way; 6] = [
-    Way::Ddp,
-    Way::Sharded(ShardingStrategy::FullShard),
-    Way::Sharded(ShardingStrategy::ShardGradOp),
-    Way::Sharded(ShardingStrategy::ShardOptimizer),
-    Way::Sharded(ShardingStrategy::NoShard),
-    Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }),
+pub(crate) const WAYS: [TrainingWay; 6] = [
+    TrainingWay::Ddp,
+    TrainingWay::Sharded(ShardingStrategy::FullShard),
+    TrainingWay::Sharded(ShardingStrategy::ShardGradOp),
+    TrainingWay::Sharded(ShardingStrategy::ShardOptimizer),
+    TrainingWay::Sharded(ShardingStrategy::NoShard),
+    TrainingWay::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }),
 ];
 
 pub(crate) const STEPS: u64 = 6;
@@ -79,10 +79,10 @@ macro_rules! trainer {
 trainer!(Ddp<Sequence<Rows>>, |ddp: Self| bits(ddp.model()));
 trainer!(Fsdp<Rows>, |fsdp: Self| bits(&fsdp.into_parts().unwrap().1));
 
-fn trainer(comm: Communicator, way: Way, seed: u64, options: FsdpOptions) -> Box<dyn Trainer> {
+fn trainer(comm: Communicator, way: TrainingWay, seed: u64, options: FsdpOptions) -> Box<dyn Trainer> {
     match way {
-        Way::Ddp => Box::new(Ddp::new(comm, model(seed), DdpOptions::default()).unwrap()),
-        Way::Sharded(strategy) => {
+        TrainingWay::Ddp => Box::new(Ddp::new(comm, model(seed), DdpOptions::default()).unwrap()),
+        TrainingWay::Sharded(strategy) => {
             let options =
                 FsdpOptions::new(strategy).with_precision(options.precision).with_units(options.units);
             Box::new(Fsdp::new(comm, model(seed), &options).unwrap())
@@ -94,7 +94,7 @@ fn trainer(comm: Communicator, way: Way, seed: u64, options: FsdpOptions) -> Box
 pub(crate) fn train(
     directory: &Path,
     ranks: usize,
-    way: Way,
+    way: TrainingWay,
     name: &'static str,
     until: u64,
 ) -> Vec<Vec<u32>> {
@@ -116,8 +116,8 @@ pub(crate) fn train(
     sim::run(ranks as u64, ranks, program).results
 }
 
-pub(crate) fn ranks_of(way: Way) -> usize {
-    if way == Way::Ddp { 2 } else { 4 }
+pub(crate) fn ranks_of(way: TrainingWay) -> usize {
+    if way == TrainingWay::Ddp { 2 } else { 4 }
 }
 
 #[rstest]
@@ -127,7 +127,7 @@ fn training_goes_on_by_any_strategy_as_if_it_had_never_been_interrupted(
 ) {
     let name = if (before + after).is_multiple_of(2) { "adamw" } else { "sgd" };
     let [directory, whole] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let expected = train(whole.path(), 1, Way::Ddp, name, STEPS).remove(0);
+    let expected = train(whole.path(), 1, TrainingWay::Ddp, name, STEPS).remove(0);
     let (before, after) = (WAYS[before], WAYS[after]);
     train(directory.path(), ranks_of(before), before, name, 3);
     let trained = train(directory.path(), ranks_of(after), after, name, STEPS);
@@ -136,23 +136,25 @@ fn training_goes_on_by_any_strategy_as_if_it_had_never_been_interrupted(
 
 /// Worlds whose sums have the bits of one process, and others, which are compared with themselves.
 #[rstest]
-fn a_loaded_training_has_what_was_saved_on_any_number_of_ranks(
+fn a_load_restores_a_save_on_any_number_of_ranks(
     #[values(1, 2, 3, 4, 5, 6)] before: usize,
     #[values(1, 2, 3, 4, 5, 6)] after: usize,
 ) {
-    for way in
-        [Way::Ddp, Way::Sharded(ShardingStrategy::FullShard), Way::Sharded(ShardingStrategy::ShardOptimizer)]
-    {
+    for way in [
+        TrainingWay::Ddp,
+        TrainingWay::Sharded(ShardingStrategy::FullShard),
+        TrainingWay::Sharded(ShardingStrategy::ShardOptimizer),
+    ] {
         let directory = tempfile::tempdir().unwrap();
         let saved = train(directory.path(), before, way, "adamw", 2);
         // Only the load and another save are left.
         let loaded = train(directory.path(), after, way, "adamw", 2);
         assert!(loaded.iter().all(|bits| *bits == saved[0]), "{way:?}");
-        let again = train(directory.path(), 1, Way::Ddp, "adamw", STEPS);
+        let again = train(directory.path(), 1, TrainingWay::Ddp, "adamw", STEPS);
         let [once, _] =
             [directory.path().join("checkpoint-1-step-2"), directory.path().join("checkpoint-2-step-2")];
         std::fs::rename(once, directory.path().join("checkpoint-9-step-2")).unwrap();
-        assert_eq!(train(directory.path(), 1, Way::Ddp, "adamw", STEPS), again, "{way:?}");
+        assert_eq!(train(directory.path(), 1, TrainingWay::Ddp, "adamw", STEPS), again, "{way:?}");
     }
 }
 
@@ -169,7 +171,7 @@ fn a_half_precision_model_goes_on_from_its_full_precision_parameters(
         let (path, options) = (directory.path().to_owned(), options.clone());
         let program = move |transport| {
             let mut trainer =
-                trainer(Communicator::new(transport), Way::Sharded(strategy), from, options.clone());
+                trainer(Communicator::new(transport), TrainingWay::Sharded(strategy), from, options.clone());
             let mut checkpoints = Checkpoints::at(&path);
             let mut optimizer = optimizer("adamw");
             if from > 0 {
@@ -191,7 +193,7 @@ fn a_half_precision_model_goes_on_from_its_full_precision_parameters(
 #[test]
 fn the_parameters_that_a_consolidated_file_has_are_the_models() {
     let directory = tempfile::tempdir().unwrap();
-    let way = Way::Sharded(ShardingStrategy::FullShard);
+    let way = TrainingWay::Sharded(ShardingStrategy::FullShard);
     let trained = train(directory.path(), 4, way, "adamw", 2).remove(0);
     let file = directory.path().join("model.safetensors");
     Checkpoints::at(directory.path()).consolidate(None, &file).unwrap();
@@ -211,7 +213,8 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
 ) {
     use safetensors::{Dtype, tensor::TensorView};
     let way = WAYS[way];
-    let is_divisible = ranks == 2 || way != Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 });
+    let is_divisible =
+        ranks == 2 || way != TrainingWay::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 });
     if !is_divisible {
         // Groups of two need an even number of ranks.
         return;
@@ -270,8 +273,10 @@ fn accumulated_gradients_are_not_lost_by_a_save(#[values(0, 1, 3)] way: usize) {
             }};
         }
         match WAYS[way] {
-            Way::Ddp => refused!(Ddp::new(comm, model(1), DdpOptions::default())),
-            Way::Sharded(strategy) => refused!(Fsdp::new(comm, model(1), &FsdpOptions::new(strategy))),
+            TrainingWay::Ddp => refused!(Ddp::new(comm, model(1), DdpOptions::default())),
+            TrainingWay::Sharded(strategy) => {
+                refused!(Fsdp::new(comm, model(1), &FsdpOptions::new(strategy)))
+            }
         }
     });
     for refused in outcome.results {

@@ -74,7 +74,7 @@ impl BucketHook for Plain {
 }
 
 #[test]
-fn a_hook_that_sums_as_usual_trains_what_one_process_trains() {
+fn a_hook_that_sums_without_compression_trains_like_one_process() {
     let program = |transport| {
         let comm = Communicator::new(transport);
         let mut ddp = Ddp::with_hook(comm, model(7), options(30), hook("topk:1")).unwrap();
@@ -209,14 +209,14 @@ fn bytes_sent(compression: &'static str) -> Vec<u64> {
 #[case("int8", 2 * (1000 + 4 * 4))]
 #[case("topk:0.01", 8 * 20)]
 #[case("powersgd:4", 4 * 4 * (40 + 50))]
-fn a_step_reports_what_it_has_sent(#[case] compression: &'static str, #[case] bucket: u64) {
+fn a_step_reports_the_bytes_that_it_sent(#[case] compression: &'static str, #[case] bucket: u64) {
     // Beside the bucket, the loss and five numbers are sent.
     assert_eq!(bytes_sent(compression), [bucket + 4 + 8 * 5; 2]);
 }
 
 /// A parameter with a gradient only in the first step keeps receiving its residual.
 #[test]
-fn what_is_left_of_a_gradient_reaches_its_parameter_later() {
+fn the_residual_of_a_gradient_reaches_its_parameter_later() {
     let outcome = sim::run(1, 2, |transport| {
         let comm = Communicator::new(transport);
         let model = Bag::new(vec![ParamInfo::new("w", [4], FloatType::F32)], 1);
@@ -277,7 +277,7 @@ impl BucketHook for Started {
 }
 
 #[test]
-fn what_a_hook_sends_by_what_it_starts_is_counted_too() {
+fn bytes_of_a_hooks_asynchronous_operations_are_counted() {
     let outcome = sim::run(1, 2, |transport| {
         let model = Bag::new(vec![ParamInfo::new("w", [40, 50], FloatType::F32)], 1);
         let mut ddp = Ddp::with_hook(Communicator::new(transport), model, options(1 << 20), Started).unwrap();
@@ -288,7 +288,7 @@ fn what_a_hook_sends_by_what_it_starts_is_counted_too() {
 
 /// One of two parameters has gradients only in some steps before a checkpoint.
 #[rstest]
-fn who_loads_an_earlier_step_goes_on_as_a_new_process_does(
+fn loading_an_earlier_step_continues_like_a_new_process(
     #[values("topk:0.25", "powersgd:1")] text: &'static str,
 ) {
     let folder = tempfile::tempdir().unwrap();

@@ -127,7 +127,7 @@ fn tree(leaves: &[Vec<f32>]) -> Vec<f32> {
 #[case(3, 12)]
 #[case(5, 5)]
 #[case(1, 7)]
-fn any_number_of_ranks_trains_what_one_process_trains(
+fn any_number_of_ranks_trains_like_one_process(
     #[case] ranks: usize,
     #[case] micro_batches: usize,
     #[values("sgd", "adamw")] optimizer: &'static str,
@@ -215,7 +215,7 @@ fn accumulated_micro_batches_count_as_those_of_one_larger_step(#[values(1, 2, 3)
 
 /// The reports of some micro-batches omit some parameters.
 #[rstest]
-fn a_gradient_that_some_micro_batches_lack_counts_as_zero_there(#[values(1, 2, 4)] ranks: usize) {
+fn a_missing_gradient_of_a_micro_batch_counts_as_zero(#[values(1, 2, 4)] ranks: usize) {
     let program = move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), model(1), options(30)).unwrap();
         for _ in 0..2 {

@@ -41,7 +41,7 @@ fn infos() -> Vec<ParamInfo> {
 #[case::order(|infos: &mut Vec<ParamInfo>| infos.swap(3, 6), 3, "layer.6 [2, 3] f32")]
 #[case::fewer(|infos: &mut Vec<ParamInfo>| infos.truncate(6), 6, "missing")]
 #[case::none(|infos: &mut Vec<ParamInfo>| infos.clear(), 0, "missing")]
-fn models_that_differ_are_told_apart_by_the_first_parameter_on_every_rank(
+fn every_rank_names_the_first_parameter_of_models_that_differ(
     #[case] change: fn(&mut Vec<ParamInfo>),
     #[case] first: usize,
     #[case] other: &'static str,
@@ -114,7 +114,7 @@ fn two_parameters_of_one_name_are_refused() {
 }
 
 #[test]
-fn a_model_that_makes_no_sense_on_one_rank_is_told_to_all() {
+fn an_invalid_model_on_one_rank_is_an_error_on_all_ranks() {
     let results = run_at_once(3, |comm| {
         let mut infos = infos();
         if comm.rank() == 1 {
@@ -271,7 +271,7 @@ fn a_gradient_of_another_shape_is_an_error_that_names_the_parameter() {
 #[case(6, 7)]
 #[case(0, 3)]
 #[case(5, 0)]
-fn ranks_that_disagree_about_the_number_of_micro_batches_are_told(
+fn ranks_that_disagree_about_the_number_of_micro_batches_get_an_error(
     #[case] first: usize,
     #[case] second: usize,
 ) {
@@ -298,7 +298,7 @@ fn ranks_that_disagree_about_the_number_of_micro_batches_are_told(
 #[rstest]
 #[case::one_missing(&[1, 1], &[2], 1)]
 #[case::one_twice(&[2], &[1, 1], 3)]
-fn ranks_that_accumulate_different_parts_of_a_step_are_told(
+fn ranks_that_accumulate_different_parts_of_a_step_get_an_error(
     #[case] first: &'static [usize],
     #[case] second: &'static [usize],
     #[case] together: usize,
@@ -330,7 +330,7 @@ fn ranks_that_accumulate_different_parts_of_a_step_are_told(
     [false, true],
     "a step of 4 micro-batches, rank 0 for an accumulation of up to 4 micro-batches"
 )]
-fn ranks_that_shard_are_told_what_they_were_asked_for(
+fn an_error_of_sharded_ranks_names_the_step_of_each(
     #[case] micro_batches: [usize; 2],
     #[case] steps: [bool; 2],
     #[case] told: &str,
@@ -355,7 +355,7 @@ fn ranks_that_shard_are_told_what_they_were_asked_for(
 }
 
 #[test]
-fn a_step_of_nothing_is_refused_and_harms_nobody() {
+fn a_step_without_micro_batches_is_refused_and_training_continues() {
     let results = run_at_once(2, |comm| {
         let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
         let refused = matches!(ddp.synchronise(), Err(Error::NoMicroBatches));

@@ -94,7 +94,7 @@ fn train_and_evaluate(
 }
 
 #[rstest]
-fn every_strategy_evaluates_and_trains_what_one_process_does(
+fn every_strategy_evaluates_and_trains_like_one_process(
     #[values(1, 2, 4)] ranks: usize,
     #[values(1, 2, 3, 8, 11)] evaluated: usize,
     #[values(0, 1, 2, 3, 4)] strategy: usize,
@@ -146,7 +146,7 @@ fn each_micro_batch_is_evaluated_once(
 }
 
 #[rstest]
-fn what_was_accumulated_is_left_as_it_is(#[values(0, 1, 2, 3, 4)] strategy: usize) {
+fn an_evaluation_leaves_accumulated_gradients_unchanged(#[values(0, 1, 2, 3, 4)] strategy: usize) {
     let run = |evaluates: bool| {
         let outcome = sim::run(1, 4, move |transport| {
             let options = FsdpOptions::new(STRATEGIES[strategy]);
@@ -171,7 +171,7 @@ fn what_was_accumulated_is_left_as_it_is(#[values(0, 1, 2, 3, 4)] strategy: usiz
 }
 
 #[rstest]
-fn the_mean_is_over_what_micro_batches_count(#[values(1, 3, 4)] ranks: usize) {
+fn the_mean_is_weighted_over_micro_batches(#[values(1, 3, 4)] ranks: usize) {
     let outcome = sim::run(1, ranks, |transport| {
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
@@ -182,7 +182,7 @@ fn the_mean_is_over_what_micro_batches_count(#[values(1, 3, 4)] ranks: usize) {
 }
 
 #[test]
-fn ranks_that_do_not_evaluate_the_same_are_told_so_and_can_go_on() {
+fn ranks_with_different_evaluations_get_an_error_and_can_continue() {
     let results = run_at_once(2, |comm| {
         let rank = comm.rank();
         let options = FsdpOptions::new(ShardingStrategy::FullShard);

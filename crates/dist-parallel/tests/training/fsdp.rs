@@ -106,7 +106,7 @@ fn check(ranks: usize, micro_batches: usize, options: FsdpOptions, expected: &Tr
 }
 
 #[rstest]
-fn every_strategy_trains_what_one_process_trains(
+fn every_strategy_trains_like_one_process(
     #[values((1, 8), (2, 8), (4, 8), (8, 8))] (ranks, micro_batches): (usize, usize),
     #[values(0, 1, 2, 3)] strategy: usize,
     #[values(Units::EachBlock, Units::OneForAll, Units::Blocks(vec![2, 3, 1]))] units: Units,
@@ -133,7 +133,7 @@ fn powers_of_two_train_any_number_of_micro_batches(#[case] ranks: usize, #[case]
 #[case(6, 2, 12)]
 #[case(4, 1, 8)]
 #[case(4, 4, 8)]
-fn copies_of_groups_train_what_one_process_trains(
+fn replicas_of_shard_groups_train_like_one_process(
     #[case] ranks: usize,
     #[case] shard_degree: usize,
     #[case] micro_batches: usize,
@@ -143,7 +143,7 @@ fn copies_of_groups_train_what_one_process_trains(
 }
 
 #[rstest]
-fn neither_prefetch_nor_what_is_freed_changes_a_bit(
+fn neither_prefetch_nor_resharding_changes_a_bit(
     #[values(0, 1, 2, 3)] prefetch: usize,
     #[values(Reshard::All, Reshard::AllButLast, Reshard::Nothing, Reshard::ToGroup(2), Reshard::ToGroup(1))]
     reshard: Reshard,
@@ -181,7 +181,7 @@ fn as_many_micro_batches_as_ranks_are_summed_as_by_one_process(#[values(3, 5, 6,
 #[rstest]
 #[case(3, 7)]
 #[case(6, 16)]
-fn other_numbers_train_the_same_on_every_rank_whatever_is_freed(
+fn other_numbers_of_ranks_train_alike_on_every_rank_with_any_resharding(
     #[case] ranks: usize,
     #[case] micro_batches: usize,
 ) {
@@ -350,7 +350,7 @@ fn units_are_gathered_ahead_until_something_uses_or_frees_them(
 }
 
 #[test]
-fn ranks_that_do_not_agree_are_told_so_and_can_go_on() {
+fn ranks_that_disagree_get_an_error_and_can_continue() {
     let outcome = sim::run(1, 2, |transport| {
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
@@ -466,7 +466,7 @@ fn a_flat_slice_of_another_length_is_refused() {
 }
 
 #[rstest]
-fn what_ranks_hold_is_every_value_once_and_comes_back(
+fn ranks_hold_every_value_once_and_restore_it(
     #[values(0, 1, 2, 3)] strategy: usize,
     #[values(1, 3, 4)] ranks: usize,
 ) {
@@ -510,11 +510,11 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
 #[rstest]
 #[case("tcp")]
 #[case("shm")]
-fn processes_shard_what_one_process_trains(#[case] medium: &str) {
+fn sharded_processes_train_like_one_process(#[case] medium: &str) {
     use dist_testkit::process;
     if process::rank().is_none() {
         let case = if medium == "tcp" { "case_1" } else { "case_2" };
-        let name = format!("fsdp::processes_shard_what_one_process_trains::{case}");
+        let name = format!("fsdp::sharded_processes_train_like_one_process::{case}");
         let limit = std::time::Duration::from_secs(60);
         process::ranks_with(4, &name, limit, &[("DIST_TRANSPORT", medium)]).assert_success();
         return;

@@ -6,16 +6,16 @@ use dist_transport::sim;
 use rstest::rstest;
 
 use crate::by_hand::{ByHand, grouped};
-use crate::checkpoint::{STEPS, WAYS, Way, ranks_of, train};
+use crate::checkpoint::{STEPS, TrainingWay, WAYS, ranks_of, train};
 use crate::plain::{Bag, bits};
 
 fn alone(name: &'static str, steps: u64) -> Vec<u32> {
-    train(tempfile::tempdir().unwrap().path(), 1, Way::Ddp, name, steps).remove(0)
+    train(tempfile::tempdir().unwrap().path(), 1, TrainingWay::Ddp, name, steps).remove(0)
 }
 
 /// The weight with other options is shared by two blocks.
 #[rstest]
-fn groups_train_what_optimizers_of_their_own_train(
+fn groups_train_like_separate_optimizers(
     #[values(0, 1, 2, 3, 4, 5)] way: usize,
     #[values("groups", "adamw")] name: &'static str,
 ) {
@@ -41,8 +41,8 @@ fn a_checkpoint_goes_on_with_the_groups_that_are_given(
     #[values(0, 1, 3)] after: usize,
 ) {
     let [directory, other] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    train(other.path(), 1, Way::Ddp, expected_first, 3);
-    let expected = train(other.path(), 1, Way::Ddp, expected_then, STEPS).remove(0);
+    train(other.path(), 1, TrainingWay::Ddp, expected_first, 3);
+    let expected = train(other.path(), 1, TrainingWay::Ddp, expected_then, STEPS).remove(0);
     train(directory.path(), ranks_of(WAYS[before]), WAYS[before], first, 3);
     let trained = train(directory.path(), ranks_of(WAYS[after]), WAYS[after], then, STEPS);
     assert!(trained.iter().all(|bits| *bits == expected));
@@ -50,7 +50,7 @@ fn a_checkpoint_goes_on_with_the_groups_that_are_given(
 
 /// Each rank's own optimizer has the groups.
 #[test]
-fn ranks_that_step_by_themselves_have_groups_too() {
+fn local_sgd_has_parameter_groups_too() {
     let infos = [("w", vec![2, 3]), ("b", vec![3]), ("other", vec![3, 1])]
         .map(|(name, shape)| ParamInfo::new(name, shape, FloatType::F32));
     let train = |by_hand: bool| {

@@ -23,7 +23,7 @@ const STEPS: usize = 2;
 #[case::whole(2, ShardingStrategy::NoShard)]
 #[case::whole_gradients(2, ShardingStrategy::ShardOptimizer)]
 #[case::copies(4, ShardingStrategy::HybridShard { shard_degree: 2 })]
-fn who_has_no_micro_batch_changes_nothing(
+fn a_rank_without_micro_batches_changes_nothing(
     #[case] ranks: usize,
     #[case] strategy: ShardingStrategy,
     #[values(false, true)] accumulates: bool,

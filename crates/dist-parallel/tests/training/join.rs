@@ -41,7 +41,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
 
     #[test]
-    fn a_step_is_the_mean_of_what_the_ranks_have(
+    fn a_join_is_the_mean_of_the_ranks_micro_batches(
         // For each rank, the number of micro-batches in each of its steps.
         steps in prop::collection::vec(prop::collection::vec(1..4_usize, 0..5), 1..6),
     ) {
@@ -106,7 +106,7 @@ fn models_are_trained_the_same_on_ranks_that_run_out_at_different_times() {
 }
 
 #[test]
-fn what_was_accumulated_counts_in_a_joint_step() {
+fn accumulated_micro_batches_count_in_a_join() {
     let outcome = sim::run(1, 2, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
@@ -122,7 +122,7 @@ fn what_was_accumulated_counts_in_a_joint_step() {
 }
 
 #[test]
-fn joining_and_sharing_in_one_step_is_an_error_on_every_rank_and_harms_nobody() {
+fn a_join_and_a_step_in_one_step_is_an_error_on_every_rank_and_training_continues() {
     let outcome = sim::run(1, 3, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
@@ -285,7 +285,7 @@ pub(crate) const STRATEGIES: [ShardingStrategy; 5] = [
 ];
 
 #[rstest]
-fn sharded_ranks_join_with_what_they_have(
+fn sharded_ranks_join_with_their_own_micro_batches(
     #[values(0, 1, 2, 3, 4)] strategy: usize,
     #[values(
         [&[2][..], &[0, 1], &[3], &[1]],
@@ -303,7 +303,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
 
     #[test]
-    fn a_sharded_step_is_the_mean_of_what_the_ranks_have(
+    fn a_sharded_join_is_the_mean_of_the_ranks_micro_batches(
         // A rank without micro-batches can have some later. The last step has some.
         mut steps in prop::collection::vec(prop::collection::vec(0..4_usize, 3), 1..6),
         strategy in prop::sample::select(STRATEGIES.to_vec()),
@@ -374,7 +374,7 @@ fn sharded_models_are_trained_the_same_on_ranks_that_run_out(#[values(0, 1, 2, 3
 }
 
 #[rstest]
-fn what_was_accumulated_counts_where_sharded_ranks_join(
+fn accumulated_micro_batches_count_in_a_sharded_join(
     #[values(0, 1, 2, 3, 4)] strategy: usize,
     #[values(false, true)] more: bool,
 ) {
@@ -394,7 +394,7 @@ fn what_was_accumulated_counts_where_sharded_ranks_join(
 }
 
 #[rstest]
-fn sharded_ranks_that_join_divide_by_what_micro_batches_count(#[values(0, 1, 2, 3, 4)] strategy: usize) {
+fn sharded_ranks_that_join_divide_by_the_weight(#[values(0, 1, 2, 3, 4)] strategy: usize) {
     let outcome = sim::run(1, 4, move |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
@@ -412,7 +412,7 @@ fn sharded_ranks_that_join_divide_by_what_micro_batches_count(#[values(0, 1, 2, 
 }
 
 #[test]
-fn joining_and_sharing_in_one_sharded_step_is_an_error_on_every_rank_and_harms_nobody() {
+fn a_join_and_a_step_in_one_sharded_step_is_an_error_on_every_rank_and_training_continues() {
     let results = run_at_once(3, |comm| {
         let rank = comm.rank();
         let options = FsdpOptions::new(ShardingStrategy::FullShard);

@@ -88,7 +88,7 @@ fn mean(all: &[Vec<f32>]) -> Vec<f32> {
 }
 
 #[rstest]
-fn ranks_meet_at_what_the_definition_says(
+fn ranks_synchronise_as_the_definition_says(
     #[values(1, 2, 3, 5)] ranks: usize,
     #[values(1, 3)] inner_steps: usize,
     #[values(
@@ -124,7 +124,7 @@ fn ranks_meet_at_what_the_definition_says(
 #[case(1, 0)]
 // An all_gather of the steps and weights, an all_reduce of the loss, and one of the trained parameters.
 #[case(2, 3 * 8 + 4 + 4 * LEN as u64)]
-fn what_was_not_sent_is_counted(#[case] ranks: usize, #[case] meeting_bytes: u64) {
+fn avoided_bytes_are_counted(#[case] ranks: usize, #[case] meeting_bytes: u64) {
     let outcome = sim::run(1, ranks, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
@@ -173,7 +173,7 @@ fn options_that_differ_are_an_error_on_every_rank(#[case] other: LocalSgdOptions
 }
 
 #[rstest]
-fn ranks_that_meet_after_different_numbers_of_steps_are_told_and_the_job_ends(
+fn synchronising_after_different_numbers_of_steps_is_an_error_and_aborts_the_job(
     #[values(0, 1, 2, 3)] seed: u64,
 ) {
     let outcome = sim::run(seed, 3, |transport| {
@@ -209,7 +209,7 @@ fn a_step_that_fails_ends_the_job_for_everybody() {
 }
 
 #[test]
-fn parameters_of_other_types_meet_too() {
+fn parameters_of_other_types_are_synchronised_too() {
     use FloatType::{Bf16, F16, F64};
     let outcome = sim::run(1, 2, |transport| {
         let comm = Communicator::new(transport);
@@ -249,7 +249,7 @@ fn steps(local: &mut LocalSgd<Bag>, steps: Range<usize>) {
 /// Three synchronisation points, or two from the checkpoint after the first. The number of ranks can change in
 /// between, if all ranks then make the same changes.
 #[rstest]
-fn training_goes_on_from_a_meeting_that_was_saved(
+fn training_continues_from_a_saved_synchronisation_point(
     #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
     #[values((2, 2), (4, 1), (1, 4))] ranks: (usize, usize),
 ) {
@@ -283,7 +283,7 @@ fn training_goes_on_from_a_meeting_that_was_saved(
 }
 
 #[test]
-fn ranks_that_have_not_met_are_not_saved() {
+fn ranks_are_not_saved_between_synchronisation_points() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_owned();
     let refused = sim::run(1, 2, move |transport| {
@@ -406,7 +406,7 @@ fn a_training_begins_with_parameters_that_another_has_saved(
 }
 
 #[test]
-fn ranks_of_which_only_some_have_settings_that_make_no_sense_are_all_told() {
+fn invalid_settings_on_some_ranks_are_an_error_on_all_ranks() {
     let results = run_at_once(3, |comm| {
         let inner_steps = if comm.rank() == 2 { 0 } else { 4 };
         LocalSgd::new(comm, bag(0), LocalSgdOptions::average(inner_steps)).map(drop)

@@ -34,7 +34,7 @@ fn weighted(all: &[Vec<f32>], counts: &[u64]) -> Vec<f32> {
 const UNEQUAL: [[(usize, u64); 2]; 3] = [[(2, 5), (1, 3)], [(2, 0), (0, 9)], [(1, 2), (2, 7)]];
 
 #[rstest]
-fn ranks_count_for_what_their_steps_do(
+fn ranks_are_weighted_by_their_steps(
     #[values(
         OuterStep::Average,
         OuterStep::Nesterov { learning_rate: 0.7, momentum: 0.9 }
@@ -94,7 +94,7 @@ fn ranks_count_for_what_their_steps_do(
 
 /// Any weights, as long as they are equal.
 #[rstest]
-fn ranks_that_count_alike_meet_as_those_that_say_nothing(
+fn equal_weights_give_the_mean_without_weights(
     #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
     #[values(2, 3)] ranks: usize,
 ) {
@@ -118,7 +118,7 @@ fn ranks_that_count_alike_meet_as_those_that_say_nothing(
 
 /// A rank with weight 0 does not affect the mean. Half types do not overflow in the computation of the mean.
 #[test]
-fn only_what_counts_is_in_the_mean() {
+fn only_ranks_with_a_weight_are_in_the_mean() {
     let outcome = sim::run(1, 3, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
@@ -139,7 +139,7 @@ fn only_what_counts_is_in_the_mean() {
 }
 
 #[test]
-fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
+fn steps_of_weight_0_are_refused_and_training_continues() {
     let results = run_at_once(2, |comm| {
         let rank = comm.rank();
         let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(1)).unwrap();
@@ -160,7 +160,7 @@ fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
 #[case::what_comes_after_counts(&[0, 0, 3], 1, 3)]
 #[case::what_comes_before_and_after_counts(&[3, 0, 0, 0, 5], 2, 5)]
 #[case::what_comes_last_counts_for_nothing(&[2, 0, 0, 0], 1, 2)]
-fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
+fn ranks_continue_with_weight_0_until_no_step_is_left(
     #[case] texts: &'static [u64],
     #[case] sync_points: u64,
     #[case] steps: usize,
@@ -204,7 +204,7 @@ fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
 #[rstest]
 #[case::on_one_rank(|rank, _| rank == 1)]
 #[case::one_after_the_other(|_, step| step == 1)]
-fn steps_of_which_only_some_say_how_much_they_count_end_the_job(#[case] counts: fn(usize, usize) -> bool) {
+fn weights_of_only_some_steps_abort_the_job(#[case] counts: fn(usize, usize) -> bool) {
     let results = run_at_once(2, move |comm| {
         let rank = comm.rank();
         // One rank can fail while the other still waits for its initial parameters.
@@ -222,7 +222,7 @@ fn steps_of_which_only_some_say_how_much_they_count_end_the_job(#[case] counts: 
 }
 
 #[test]
-fn a_rank_that_has_taken_no_step_meets_those_that_count() {
+fn a_rank_without_steps_synchronises_with_weighted_ranks() {
     let outcome = sim::run(1, 2, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();

@@ -14,10 +14,10 @@ use crate::ddp::{options, train, train_alone};
 #[case(4, "tcp")]
 #[case(2, "shm")]
 #[case(4, "shm")]
-fn processes_train_what_one_process_trains(#[case] ranks: usize, #[case] medium: &str) {
+fn processes_train_like_one_process(#[case] ranks: usize, #[case] medium: &str) {
     if process::rank().is_none() {
         let case = ranks.ilog2() + if medium == "tcp" { 1 } else { 3 };
-        let name = format!("processes::processes_train_what_one_process_trains::case_{case}");
+        let name = format!("processes::processes_train_like_one_process::case_{case}");
         let limit = Duration::from_secs(60);
         process::ranks_with(ranks, &name, limit, &[("DIST_TRANSPORT", medium)]).assert_success();
         return;

@@ -135,7 +135,7 @@ fn a_name_cannot_be_used_twice() {
 }
 
 #[test]
-fn what_another_model_saved_is_refused() {
+fn activations_of_another_block_are_refused() {
     let mut short = Sequence::<Rows>::new(vec![Box::new(Relu)]).unwrap();
     let mut long = Sequence::<Rows>::new(vec![Box::new(Relu), Box::new(Relu)]).unwrap();
     let (_, saved) = short.forward(vec![1.0]).unwrap();

@@ -9,7 +9,7 @@ use dist_parallel::{
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::checkpoint::{WAYS, Way};
+use crate::checkpoint::{TrainingWay, WAYS};
 use crate::plain::{micro_batch, model, squared_error};
 
 /// The actions of a rank between two steps, on all ranks or on one of them.
@@ -48,7 +48,7 @@ fn grouped(odd: bool, change: impl FnOnce(&mut dist_parallel::ParamOptions)) -> 
 /// Takes a step, runs the actions, and takes a step or saves to a directory of this name.
 fn train(
     transport: sim::SimTransport,
-    way: Way,
+    way: TrainingWay,
     between: Between,
     save_in: Option<&std::path::Path>,
 ) -> Vec<Result<(), Error>> {
@@ -82,11 +82,11 @@ fn train(
         }};
     }
     match way {
-        Way::Ddp => {
+        TrainingWay::Ddp => {
             train!(Ddp::new(comm, model(1), DdpOptions::default()).unwrap(), |ddp: &mut Ddp<_>, max| ddp
                 .clip_gradients(max))
         }
-        Way::Sharded(strategy) => train!(
+        TrainingWay::Sharded(strategy) => train!(
             Fsdp::new(comm, model(1), &FsdpOptions::new(strategy)).unwrap(),
             |fsdp: &mut Fsdp<_>, max| fsdp.clip_gradients(max).unwrap()
         ),
@@ -132,7 +132,7 @@ fn an_update_that_one_rank_leaves_out_is_the_same_error_on_every_rank() {
     let between: Between = |odd| {
         if odd { Settings { clipped_to: None, optimizer: None } } else { updated(sgd(|_| ())) }
     };
-    let outcome = sim::run(1, 4, move |transport| train(transport, Way::Ddp, between, None));
+    let outcome = sim::run(1, 4, move |transport| train(transport, TrainingWay::Ddp, between, None));
     for result in outcome.results.into_iter().flatten() {
         let Err(Error::SettingsDiffer { rank: 2, setting, there, on_rank_0 }) = result else {
             panic!("{result:?}")

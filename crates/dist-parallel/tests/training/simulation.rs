@@ -116,7 +116,7 @@ fn a_bucket_leaves_while_the_backward_goes_on() {
 }
 
 #[test]
-fn buckets_leave_in_the_order_of_the_plan_whatever_is_final_first() {
+fn buckets_are_launched_in_the_order_of_the_plan() {
     let outcome = sim::run(3, 2, |transport| {
         let (report, gradients) = step(Communicator::new(transport), |rank, _, ready| {
             let order = if rank == 0 { [0_u8, 1] } else { [1, 0] };

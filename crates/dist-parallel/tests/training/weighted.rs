@@ -94,10 +94,7 @@ enum Call {
 #[case(Call::AccumulateWeighted, Call::Accumulate)]
 #[case(Call::AccumulateWeighted, Call::Step)]
 #[case(Call::AccumulateWeighted, Call::Join)]
-fn micro_batches_that_say_how_much_they_count_are_not_mixed_with_others(
-    #[case] first: Call,
-    #[case] second: Call,
-) {
+fn weighted_micro_batches_are_not_mixed_with_others(#[case] first: Call, #[case] second: Call) {
     let results = run_at_once(1, move |comm| {
         let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
         let mut call = |call| match call {
@@ -115,7 +112,7 @@ fn micro_batches_that_say_how_much_they_count_are_not_mixed_with_others(
 
 /// Each would use another divisor.
 #[test]
-fn ranks_that_do_not_count_alike_are_told_and_can_go_on() {
+fn weights_on_only_some_ranks_are_an_error_and_training_continues() {
     let results = run_at_once(2, |comm| {
         let rank = comm.rank();
         let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
@@ -134,7 +131,7 @@ fn ranks_that_do_not_count_alike_are_told_and_can_go_on() {
 }
 
 #[test]
-fn micro_batches_that_count_for_nothing_are_refused_and_harm_nobody() {
+fn micro_batches_of_weight_0_are_refused_and_training_continues() {
     let results = run_at_once(2, |comm| {
         let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
         let refused = ddp.step_with(4, |_, _, _| Ok((1.0, 0))).map(drop);
@@ -162,7 +159,7 @@ fn input(index: usize) -> Rows {
 }
 
 #[rstest]
-fn sharded_training_divides_by_what_micro_batches_count_as_one_process_does(
+fn sharded_training_divides_by_the_weight_like_one_process(
     #[values(1, 2, 4)] ranks: usize,
     #[values(
         ShardingStrategy::FullShard,
@@ -203,7 +200,7 @@ fn sharded_training_divides_by_what_micro_batches_count_as_one_process_does(
 }
 
 #[test]
-fn sharded_training_refuses_what_counts_for_nothing_or_in_part_and_goes_on() {
+fn sharded_training_refuses_zero_and_partial_weights_and_continues() {
     let results = run_at_once(2, |comm| {
         let rank = comm.rank();
         let options = FsdpOptions::new(ShardingStrategy::FullShard);
@@ -226,7 +223,7 @@ fn sharded_training_refuses_what_counts_for_nothing_or_in_part_and_goes_on() {
 }
 
 #[test]
-fn ranks_that_join_divide_by_what_all_of_their_micro_batches_count() {
+fn ranks_that_join_divide_by_the_weight_of_all_micro_batches() {
     let outcome = sim::run(1, 3, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::fabric::FabricState;
 use super::fault::{Directions, Fault, When};
 use super::link::NEVER;
-use super::network_conditions::{Delay, Loss, NetworkPartition};
+use super::network_conditions::{Delay, NetworkPartition, PacketLoss};
 use super::waiting::Waiter;
 use crate::runtime::Unparker;
 
@@ -115,7 +115,7 @@ impl FabricState {
                 self.conditions.delays.push(Delay { pair: (from, to), by, until: end(Some(lasts)) });
             }
             Fault::Loss { from, to, one_in, lasts } => {
-                self.conditions.losses.push(Loss { pair: (from, to), one_in, until: end(Some(lasts)) });
+                self.conditions.losses.push(PacketLoss { pair: (from, to), one_in, until: end(Some(lasts)) });
             }
             Fault::Partition { from, to, directions, lasts } => {
                 self.control.watch(now);

@@ -10,7 +10,7 @@ use super::random::SplitMix64;
 pub(super) struct NetworkConditions {
     pub(super) partitions: Vec<NetworkPartition>,
     pub(super) delays: Vec<Delay>,
-    pub(super) losses: Vec<Loss>,
+    pub(super) losses: Vec<PacketLoss>,
     /// Sender, receiver, and the index of the byte to change in their next message.
     pub(super) corruptions: Vec<(usize, usize, usize)>,
     /// Rank, and the pause before each send.
@@ -34,7 +34,7 @@ pub(super) struct Delay {
 }
 
 #[derive(Debug)]
-pub(super) struct Loss {
+pub(super) struct PacketLoss {
     pub(super) pair: (usize, usize),
     pub(super) one_in: usize,
     pub(super) until: Duration,
@@ -116,7 +116,7 @@ impl NetworkConditions {
     }
 }
 
-impl Loss {
+impl PacketLoss {
     /// Returns the delay of a message because of its lost packets, which are retransmitted together.
     fn delay(&self, bytes: usize, random: &mut SplitMix64) -> Duration {
         let mut waiting = bytes / PACKET_BYTES + 1;

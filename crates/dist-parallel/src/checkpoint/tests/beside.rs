@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dist_transport::sim;
 
-use super::holder::{Division, Holder, Trainer};
+use super::holder::{Holder, ModelDivision, Trainer};
 use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::{Checkpoints, Chunk, ShardMetadata, Shards, Slice};
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
@@ -53,7 +53,7 @@ impl Shards for Beside<'_> {
 
 /// Rank 0 of the saving group takes almost the whole timeout in each phase, and far longer to remove old checkpoints.
 #[test]
-fn the_others_wait_for_all_phases_of_the_group_that_saves_and_not_for_what_it_removes() {
+fn other_groups_wait_for_the_phases_of_a_save_and_not_for_removals() {
     const TIMEOUT: Duration = Duration::from_secs(10);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
@@ -77,7 +77,7 @@ fn the_others_wait_for_all_phases_of_the_group_that_saves_and_not_for_what_it_re
                 Ok(())
             }));
         }
-        let mut holder = Holder::new(group, Division::Even);
+        let mut holder = Holder::new(group, ModelDivision::Even);
         let mut times = Vec::new();
         for step in 1..=2 {
             world.set_timeout(20 * TIMEOUT);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use dist_transport::sim;
 use rstest::rstest;
 
-use super::holder::{Division, Holder, infos};
+use super::holder::{Holder, ModelDivision, infos};
 use super::{load, on_ranks, same_fault, save};
 use crate::checkpoint::{CheckpointProblem, Checkpoints};
 use crate::{Communicator, Optimizer, ParamInfo};
@@ -22,7 +22,7 @@ fn model(tied: bool, frozen: bool) -> Vec<ParamInfo> {
 fn saved(directory: &Path, infos: Vec<ParamInfo>) {
     let directory = directory.to_owned();
     let outcome = sim::run(1, 2, move |transport| {
-        let mut holder = Holder::with_infos(Communicator::new(transport), Division::Even, infos.clone());
+        let mut holder = Holder::with_infos(Communicator::new(transport), ModelDivision::Even, infos.clone());
         holder.fill(1);
         save(&mut Checkpoints::at(&directory), &mut holder, 1)
     });
@@ -36,7 +36,7 @@ fn loaded(
     checkpoints: impl Fn() -> Checkpoints + Send + Sync + 'static,
 ) -> Vec<(crate::Result<Option<u64>>, bool)> {
     let outcome = sim::run(1, 2, move |transport| {
-        let mut holder = Holder::with_infos(Communicator::new(transport), Division::Even, infos.clone());
+        let mut holder = Holder::with_infos(Communicator::new(transport), ModelDivision::Even, infos.clone());
         holder.fill(5);
         let outcome = if with_optimizer {
             load(&mut checkpoints(), &mut holder)
@@ -113,11 +113,11 @@ fn a_parameter_whose_tensor_is_left_out_is_missing() {
 }
 
 #[test]
-fn ranks_that_leave_out_different_tensors_are_told() {
+fn ranks_that_leave_out_different_tensors_get_an_error() {
     let directory = tempfile::tempdir().unwrap();
     saved(directory.path(), model(true, false));
     let path = directory.path().to_owned();
-    let results = on_ranks(2, Division::Even, move |holder| {
+    let results = on_ranks(2, ModelDivision::Even, move |holder| {
         let names: Vec<&str> = if holder.comm.rank() == 1 { vec!["head"] } else { Vec::new() };
         load(&mut Checkpoints::at(&path).leave_out(names), holder)
     });
@@ -132,7 +132,7 @@ fn ranks_that_leave_out_different_tensors_are_told() {
 fn state_of_a_slice_that_the_trainer_does_not_list_is_not_dropped_by_a_save() {
     let directory = tempfile::tempdir().unwrap();
     let path: PathBuf = directory.path().to_owned();
-    let results = on_ranks(2, Division::Even, move |holder| {
+    let results = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(1);
         if holder.comm.rank() == 1 {
             holder.optimizer.make_state(77, crate::FloatType::F32, 3);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use half::f16;
 use rstest::rstest;
 
-use super::holder::{Division, Holder};
+use super::holder::{Holder, ModelDivision};
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
 use crate::checkpoint::disk::{Disk, DiskOperation};
@@ -19,10 +19,10 @@ use crate::checkpoint::{CheckpointProblem, Checkpoints, Chunk, INDEX, directory}
 /// Every operation of every rank fails once. All ranks get the same error, or none if the save was already complete.
 /// Either the previous checkpoint or the new one is the newest, and the next save succeeds.
 #[rstest]
-fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: usize) {
+fn a_failure_at_any_moment_of_a_save_is_an_error_on_all_ranks(#[values(0, 1, 2)] unlucky: usize) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let outcomes = on_ranks(3, Division::Even, move |holder| {
+    let outcomes = on_ranks(3, ModelDivision::Even, move |holder| {
         let mut outcomes = Vec::new();
         let mut moment = 0;
         holder.fill(1);
@@ -137,10 +137,10 @@ fn files_that_are_missing_or_have_another_size_are_named_on_every_rank(
     file: &'static str,
     #[values(Harm::Remove, Harm::Shorten, Harm::Lengthen, Harm::Empty)] how: Harm,
     #[values(1, 2, 4)] ranks: usize,
-    #[values(Division::Replicated, Division::Last)] division: Division,
+    #[values(ModelDivision::Replicated, ModelDivision::Last)] division: ModelDivision,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 3, Division::Even, &[1, 2]);
+    saved(directory.path(), 3, ModelDivision::Even, &[1, 2]);
     let file = directory.path().join("checkpoint-2-step-2").join(file);
     harm(&file, how);
     let path = directory.path().to_owned();
@@ -170,10 +170,10 @@ fn files_that_are_missing_or_have_another_size_are_named_on_every_rank(
 #[test]
 fn a_changed_byte_anywhere_is_noticed_by_every_rank() {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[1]);
+    saved(directory.path(), 2, ModelDivision::Even, &[1]);
     let checkpoint = directory.path().join("checkpoint-1-step-1");
     let path = directory.path().to_owned();
-    let noticed = on_ranks(2, Division::Even, move |holder| {
+    let noticed = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let mut noticed = Vec::new();
         for name in ["part-1-of-2.safetensors", "part-2-of-2.safetensors", INDEX] {
@@ -213,9 +213,9 @@ fn a_changed_byte_anywhere_is_noticed_by_every_rank() {
 #[rstest]
 fn a_trainer_that_refuses_is_named_on_every_rank(#[values(false, true)] copied: bool) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[1]);
+    saved(directory.path(), 2, ModelDivision::Even, &[1]);
     let path = directory.path().to_owned();
-    let results = on_ranks(2, Division::Even, move |holder| {
+    let results = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(5);
         *holder.refuses.lock().unwrap() = (holder.comm.rank() == 1).then_some(1);
         let loaded = load(&mut Checkpoints::at(&path), holder);
@@ -248,9 +248,9 @@ fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
     #[case] len: usize,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[1]);
+    saved(directory.path(), 2, ModelDivision::Even, &[1]);
     let path = directory.path().to_owned();
-    let results = on_ranks(2, Division::Even, move |holder| {
+    let results = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(5);
         if holder.comm.rank() == 1 {
             holder.list_slice(Chunk { parameter, offset, len });
@@ -268,10 +268,13 @@ fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
 #[rstest]
 #[case::step(|rank: usize| (rank as u64, true), "rank 1 saves step 1 with adamw, rank 0 saves step 0 with adamw")]
 #[case::optimizer(|rank: usize| (0, rank == 0), "rank 1 saves step 0 without an optimizer")]
-fn ranks_that_save_different_things_are_told(#[case] what: fn(usize) -> (u64, bool), #[case] expected: &str) {
+fn ranks_with_different_save_requests_get_an_error(
+    #[case] what: fn(usize) -> (u64, bool),
+    #[case] expected: &str,
+) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let results = on_ranks(3, Division::Even, move |holder| {
+    let results = on_ranks(3, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let (step, with_optimizer) = what(holder.comm.rank());
         let (mut trainer, optimizer) = holder.parts();
@@ -288,15 +291,15 @@ fn ranks_that_save_different_things_are_told(#[case] what: fn(usize) -> (u64, bo
 #[rstest]
 #[case::step(Some(1), true, "rank 1 loads step 1 with adamw, rank 0 loads the newest checkpoint with adamw")]
 #[case::optimizer(None, false, "rank 1 loads the newest checkpoint without an optimizer")]
-fn ranks_that_load_different_things_are_told_and_change_nothing(
+fn ranks_with_different_load_requests_get_an_error_and_change_nothing(
     #[case] step: Option<u64>,
     #[case] with_optimizer: bool,
     #[case] expected: &str,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 3, Division::Even, &[1, 2]);
+    saved(directory.path(), 3, ModelDivision::Even, &[1, 2]);
     let path = directory.path().to_owned();
-    let results = on_ranks(3, Division::Even, move |holder| {
+    let results = on_ranks(3, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let (step, with_optimizer) =
             if holder.comm.rank() == 1 { (step, with_optimizer) } else { (None, true) };
@@ -318,9 +321,9 @@ fn ranks_that_load_different_things_are_told_and_change_nothing(
 #[test]
 fn a_step_that_was_not_saved_is_an_error_on_every_rank() {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 1, Division::Even, &[1]);
+    saved(directory.path(), 1, ModelDivision::Even, &[1]);
     let path = directory.path().to_owned();
-    let results = on_ranks(3, Division::Even, move |holder| {
+    let results = on_ranks(3, ModelDivision::Even, move |holder| {
         let (mut trainer, optimizer) = holder.parts();
         Checkpoints::at(&path).load_step(2, &mut trainer, Some(optimizer))
     });
@@ -331,7 +334,7 @@ fn a_step_that_was_not_saved_is_an_error_on_every_rank() {
 fn a_rank_that_is_gone_ends_the_save_of_the_others() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let errors = on_ranks(3, Division::Even, move |holder| {
+    let errors = on_ranks(3, ModelDivision::Even, move |holder| {
         holder.fill(1);
         if holder.comm.rank() == 2 {
             holder.comm.abort("enough");
@@ -345,7 +348,8 @@ fn a_rank_that_is_gone_ends_the_save_of_the_others() {
 /// Each rank would write a part of a replicated parameter, and the checkpoint would be a mixture.
 #[rstest]
 fn ranks_that_hold_different_values_of_one_parameter_save_nothing(
-    #[values(Division::Replicated, Division::Scattered, Division::OptimizerOnly)] division: Division,
+    #[values(ModelDivision::Replicated, ModelDivision::Scattered, ModelDivision::OptimizerOnly)]
+    division: ModelDivision,
     #[values(false, true)] copied: bool,
 ) {
     let directory = tempfile::tempdir().unwrap();
@@ -370,10 +374,10 @@ fn ranks_that_hold_different_values_of_one_parameter_save_nothing(
 
 /// On some file systems a file cannot be removed while it is read.
 #[test]
-fn what_cannot_be_removed_is_in_nobodys_way() {
+fn a_directory_that_cannot_be_removed_blocks_no_save() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    on_ranks(2, Division::Even, move |holder| {
+    on_ranks(2, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path).keep_last(std::num::NonZeroUsize::MIN);
         checkpoints.disk.mutation_check = Some(Arc::new(|act, _| match act {
             DiskOperation::Remove => Err(io::Error::other("somebody reads it")),
@@ -391,10 +395,10 @@ fn what_cannot_be_removed_is_in_nobodys_way() {
 
 /// A running mean can differ between ranks. The save takes that of rank 0 only.
 #[test]
-fn what_is_not_trained_may_be_each_ranks_own() {
+fn frozen_parameters_can_differ_between_ranks() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    on_ranks(3, Division::Replicated, move |holder| {
+    on_ranks(3, ModelDivision::Replicated, move |holder| {
         holder.fill(1);
         let frozen =
             holder.infos.iter().filter(|info| info.same_as.is_none()).position(|info| !info.trainable);

@@ -10,7 +10,7 @@ use crate::{AdamW, AdamWOptions, Communicator, FloatType, Optimizer, ParamInfo, 
 
 /// The division of a model among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Division {
+pub(super) enum ModelDivision {
     /// Every rank has everything.
     Replicated,
     /// Each rank has a contiguous, equal share of all values.
@@ -23,8 +23,13 @@ pub(super) enum Division {
     Last,
 }
 
-pub(super) const DIVISIONS: [Division; 5] =
-    [Division::Replicated, Division::Even, Division::OptimizerOnly, Division::Scattered, Division::Last];
+pub(super) const DIVISIONS: [ModelDivision; 5] = [
+    ModelDivision::Replicated,
+    ModelDivision::Even,
+    ModelDivision::OptimizerOnly,
+    ModelDivision::Scattered,
+    ModelDivision::Last,
+];
 
 pub(super) struct Holder {
     pub(super) comm: Communicator,
@@ -58,22 +63,22 @@ pub(super) fn infos() -> Vec<ParamInfo> {
 const UNUSED: usize = 6;
 
 impl Holder {
-    pub(super) fn new(comm: Communicator, division: Division) -> Self {
+    pub(super) fn new(comm: Communicator, division: ModelDivision) -> Self {
         Self::with_infos(comm, division, infos())
     }
 
     /// Returns a holder whose values and optimizer state are zero.
-    pub(super) fn with_infos(comm: Communicator, division: Division, infos: Vec<ParamInfo>) -> Self {
+    pub(super) fn with_infos(comm: Communicator, division: ModelDivision, infos: Vec<ParamInfo>) -> Self {
         let stored = infos.iter().enumerate().filter(|(_, info)| info.same_as.is_none());
         let all: Vec<Chunk> =
             stored.map(|(parameter, info)| Chunk { parameter, offset: 0, len: info.len() }).collect();
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let parameters = match division {
-            Division::OptimizerOnly => divide(Division::Replicated, &all, rank, ranks),
+            ModelDivision::OptimizerOnly => divide(ModelDivision::Replicated, &all, rank, ranks),
             division => divide(division, &all, rank, ranks),
         };
         let of_optimizer = match division {
-            Division::OptimizerOnly => divide(Division::Even, &all, rank, ranks),
+            ModelDivision::OptimizerOnly => divide(ModelDivision::Even, &all, rank, ranks),
             division => divide(division, &all, rank, ranks),
         };
         let trained = of_optimizer.chunks.iter().filter(|chunk| infos[chunk.parameter].trainable);
@@ -227,16 +232,16 @@ impl<T> ShardMetadata<T> {
     }
 }
 
-fn divide(division: Division, all: &[Chunk], rank: usize, ranks: usize) -> ShardMetadata<Chunk> {
+fn divide(division: ModelDivision, all: &[Chunk], rank: usize, ranks: usize) -> ShardMetadata<Chunk> {
     let total: usize = all.iter().map(|chunk| chunk.len).sum();
     match division {
-        Division::Replicated => ShardMetadata { chunks: all.to_vec(), copy: rank, copies: ranks },
-        Division::Last if rank + 1 == ranks => ShardMetadata::alone(all.to_vec()),
-        Division::Last => ShardMetadata::alone(Vec::new()),
-        Division::Even | Division::OptimizerOnly => {
+        ModelDivision::Replicated => ShardMetadata { chunks: all.to_vec(), copy: rank, copies: ranks },
+        ModelDivision::Last if rank + 1 == ranks => ShardMetadata::alone(all.to_vec()),
+        ModelDivision::Last => ShardMetadata::alone(Vec::new()),
+        ModelDivision::Even | ModelDivision::OptimizerOnly => {
             ShardMetadata::alone(cut(all, rank * total / ranks, (rank + 1) * total / ranks))
         }
-        Division::Scattered => {
+        ModelDivision::Scattered => {
             let copies = if ranks.is_multiple_of(2) { 2 } else { 1 };
             let holders = ranks / copies;
             let mine = (0..total).step_by(7).filter(|start| start / 7 % holders == rank % holders);

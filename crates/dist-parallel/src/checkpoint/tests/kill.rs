@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_testkit::process;
 use rustix::process::{Signal, getpid, kill_process};
 
-use super::holder::{Division, Holder};
+use super::holder::{Holder, ModelDivision};
 use super::{load, on_ranks, save};
 use crate::Communicator;
 use crate::checkpoint::Checkpoints;
@@ -62,7 +62,7 @@ fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
 /// left out.
 fn acts_of_a_save(path: &Path) -> Vec<Vec<DiskOperation>> {
     let path = path.to_owned();
-    on_ranks(RANKS, Division::Even, move |holder| {
+    on_ranks(RANKS, ModelDivision::Even, move |holder| {
         let acts = Arc::new(Mutex::new(Vec::new()));
         for step in 1..=3 {
             let seen = acts.clone();
@@ -88,7 +88,7 @@ fn checkpoints(path: &Path) -> Checkpoints {
 /// Returns the newest checkpoint's step, and `true` if one process can load its values.
 fn newest_whole(path: &Path) -> (Option<u64>, bool) {
     let path = path.to_owned();
-    let loaded = on_ranks(1, Division::Replicated, move |holder| {
+    let loaded = on_ranks(1, ModelDivision::Replicated, move |holder| {
         let step = load(&mut checkpoints(&path), holder).unwrap();
         (step, step.is_none_or(|step| holder.is_of(step % super::holder::STEPS, true)))
     });
@@ -100,7 +100,7 @@ fn die(rank: usize) {
     let variable = |name| std::env::var(name).unwrap();
     let [victim, moment]: [usize; 2] = ["VICTIM", "MOMENT"].map(|name| variable(name).parse().unwrap());
     let path = PathBuf::from(variable("CHECKPOINTS"));
-    let mut holder = Holder::new(Communicator::from_env().unwrap(), Division::Even);
+    let mut holder = Holder::new(Communicator::from_env().unwrap(), ModelDivision::Even);
     let mut checkpoints = checkpoints(&path);
     let step = load(&mut checkpoints, &mut holder).unwrap();
     let next = step.map_or(1, |step| step + 1);

@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use super::holder::{Division, Holder, infos};
+use super::holder::{Holder, ModelDivision, infos};
 use super::{load, same_fault, saved};
 use crate::checkpoint::index::Index;
 use crate::checkpoint::{CheckpointError, CheckpointProblem, Checkpoints, INDEX};
@@ -38,7 +38,7 @@ use crate::{Communicator, FloatType, ParamInfo};
 #[case::a_long_header(|i: &mut Index| i.files[0].header_bytes = u64::MAX, "", "longer than the file")]
 fn an_index_that_lies_is_refused(#[case] lie: fn(&mut Index), #[case] tensor: &str, #[case] reason: &str) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[1]);
+    saved(directory.path(), 2, ModelDivision::Even, &[1]);
     rewrite(directory.path(), lie);
     let fault = refused(directory.path(), infos());
     assert_eq!(fault.tensor.as_deref().unwrap_or(""), tensor, "{fault}");
@@ -59,7 +59,7 @@ fn refused(directory: &Path, infos: Vec<ParamInfo>) -> CheckpointError {
     let path = directory.to_owned();
     let results = dist_transport::sim::run(1, 2, move |transport| {
         let comm = Communicator::new(transport);
-        let mut holder = Holder::with_infos(comm, Division::Even, infos.clone());
+        let mut holder = Holder::with_infos(comm, ModelDivision::Even, infos.clone());
         holder.fill(5);
         let loaded = load(&mut Checkpoints::at(&path), &mut holder);
         assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
@@ -81,7 +81,7 @@ fn a_foreign_model_is_refused(
     #[case] reason: &str,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[1]);
+    saved(directory.path(), 2, ModelDivision::Even, &[1]);
     let mut infos = infos();
     change(&mut infos);
     let fault = refused(directory.path(), infos);
@@ -96,7 +96,7 @@ fn a_foreign_model_is_refused(
 #[case::of_another_shape(|i: &mut Index| find(i, "optimizer/mean/embed").shape = vec![15], "optimizer/mean/embed", "[5, 3] f32 in the model")]
 fn a_foreign_state_is_refused(#[case] change: fn(&mut Index), #[case] tensor: &str, #[case] reason: &str) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 1, Division::Even, &[1]);
+    saved(directory.path(), 1, ModelDivision::Even, &[1]);
     let checkpoint = directory.path().join("checkpoint-1-step-1");
     rewrite(directory.path(), |index| {
         change(index);
@@ -134,7 +134,7 @@ fn tile(index: &mut Index, checkpoint: &Path) {
 #[test]
 fn a_newer_version_is_named() {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 1, Division::Even, &[1]);
+    saved(directory.path(), 1, ModelDivision::Even, &[1]);
     let path = directory.path().join("checkpoint-1-step-1").join(INDEX);
     let text = fs::read_to_string(&path).unwrap().replacen("\"version\":1", "\"version\":2", 1);
     fs::write(&path, text).unwrap();

@@ -16,14 +16,14 @@ use std::path::Path;
 
 use dist_transport::sim;
 
-use self::holder::{Division, Holder};
+use self::holder::{Holder, ModelDivision};
 use super::{CheckpointError, Checkpoints};
 use crate::{Communicator, Error};
 
 /// Runs a program on simulated ranks, each of which holds its share of the model.
 fn on_ranks<T: Send + 'static>(
     ranks: usize,
-    division: Division,
+    division: ModelDivision,
     program: impl Fn(&mut Holder) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let run = move |transport| program(&mut Holder::new(Communicator::new(transport), division));
@@ -31,7 +31,7 @@ fn on_ranks<T: Send + 'static>(
 }
 
 /// Saves the values of these steps, one after the other.
-fn saved(directory: &Path, ranks: usize, division: Division, steps: &'static [u64]) {
+fn saved(directory: &Path, ranks: usize, division: ModelDivision, steps: &'static [u64]) {
     let directory = directory.to_owned();
     on_ranks(ranks, division, move |holder| {
         let mut checkpoints = Checkpoints::at(&directory);

@@ -10,7 +10,7 @@ use rstest::rstest;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use super::holder::Division;
+use super::holder::ModelDivision;
 use super::{load, on_ranks, same_fault, save};
 use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::owner::{OWNER, Owner};
@@ -26,7 +26,7 @@ fn disk(lock_error: Option<i32>) -> Disk {
 }
 
 #[rstest]
-fn the_second_is_refused_as_long_as_the_first_is_there(
+fn a_second_owner_is_refused_while_the_first_lives(
     #[values(None, Some(ENOTSUP), Some(ENOLCK))] lock_error: Option<i32>,
 ) {
     let directory = tempfile::tempdir().unwrap();
@@ -48,7 +48,7 @@ fn the_second_is_refused_as_long_as_the_first_is_there(
 fn a_job_whose_directory_another_has_taken_saves_no_more() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let results = on_ranks(2, Division::Even, move |holder| {
+    let results = on_ranks(2, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path);
         holder.fill(1);
         save(&mut checkpoints, holder, 1).unwrap();
@@ -97,7 +97,7 @@ fn a_lock_counts_unless_its_job_is_known_to_be_dead(
 #[case::a_dead_process(|record: String| record.replacen("\"process_started\":", "\"process_started\":1", 1))]
 #[case::a_process_of_another_host(|record: String| record.replacen("\"pids_of\":\"", "\"pids_of\":\"other", 1))]
 #[case::half_a_record(|record: String| record[..record.len() / 2].to_owned())]
-fn what_a_dead_job_has_left_behind_is_taken_over(
+fn the_directory_of_a_dead_job_is_taken_over(
     #[case] change: fn(String) -> String,
     #[values(None, Some(ENOTSUP))] lock_error: Option<i32>,
 ) {
@@ -129,7 +129,7 @@ fn a_directory_that_was_removed_and_made_again_is_claimed_again() {
 fn another_trainer_of_the_job_is_refused_and_the_first_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let results = on_ranks(3, Division::Even, move |holder| {
+    let results = on_ranks(3, ModelDivision::Even, move |holder| {
         let (mut first, mut second) = (Checkpoints::at(&path), Checkpoints::at(&path));
         holder.fill(1);
         save(&mut first, holder, 1).unwrap();
@@ -169,12 +169,12 @@ impl Subscriber for Warnings {
 }
 
 #[rstest]
-fn where_directories_cannot_be_synced_checkpoints_are_saved_with_one_warning(
+fn checkpoints_are_saved_with_one_warning_if_directories_cannot_be_synced(
     #[values(EINVAL, ENOTSUP, ENOSYS)] number: i32,
 ) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("checkpoints");
-    let warnings = on_ranks(1, Division::Even, move |holder| {
+    let warnings = on_ranks(1, ModelDivision::Even, move |holder| {
         let warnings = Arc::new(AtomicUsize::new(0));
         let counted = Warnings(Arc::clone(&warnings));
         tracing::subscriber::with_default(counted, || {
@@ -195,7 +195,7 @@ fn where_directories_cannot_be_synced_checkpoints_are_saved_with_one_warning(
 }
 
 #[rstest]
-fn an_error_of_the_disk_says_what_was_done_with_which_file(
+fn a_disk_error_names_the_operation_and_the_file(
     #[values(
         DiskOperation::SyncDirectory,
         DiskOperation::Sync,
@@ -207,7 +207,7 @@ fn an_error_of_the_disk_says_what_was_done_with_which_file(
 ) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let results = on_ranks(2, Division::Even, move |holder| {
+    let results = on_ranks(2, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path);
         checkpoints.disk.mutation_check =
             Some(Arc::new(

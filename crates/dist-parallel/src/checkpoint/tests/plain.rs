@@ -10,14 +10,15 @@ use rstest::rstest;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::holder::{Division, infos};
+use super::holder::{ModelDivision, infos};
 use super::{on_ranks, same_fault, saved};
 use crate::checkpoint::{CheckpointProblem, Checkpoints, WeightOptions, load_weights};
 
 #[rstest]
 fn a_consolidated_checkpoint_is_a_file_that_the_safetensors_crate_reads(
     #[values(1, 3, 4)] ranks: usize,
-    #[values(Division::Replicated, Division::Even, Division::Scattered)] division: Division,
+    #[values(ModelDivision::Replicated, ModelDivision::Even, ModelDivision::Scattered)]
+    division: ModelDivision,
 ) {
     let directory = tempfile::tempdir().unwrap();
     let checkpoints = directory.path().join("checkpoints");
@@ -32,7 +33,7 @@ fn a_consolidated_checkpoint_is_a_file_that_the_safetensors_crate_reads(
         assert_eq!(names, ["embed", "frozen", "half.weight", "nothing", "scale", "unused"]);
         assert_eq!(tensors.tensor("half.weight").unwrap().shape(), [7, 2]);
         assert_eq!(tensors.tensor("scale").unwrap().dtype(), Dtype::F64);
-        let loaded = on_ranks(3, Division::Even, move |holder| {
+        let loaded = on_ranks(3, ModelDivision::Even, move |holder| {
             let (mut trainer, _) = holder.parts();
             load_weights(&file, &mut trainer, &WeightOptions::new()).unwrap();
             (holder.is_of(expected, false), holder.loaded)
@@ -46,7 +47,7 @@ fn a_consolidated_checkpoint_is_a_file_that_the_safetensors_crate_reads(
 #[test]
 fn a_changed_byte_is_not_consolidated() {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[1]);
+    saved(directory.path(), 2, ModelDivision::Even, &[1]);
     let part = directory.path().join("checkpoint-1-step-1/part-2-of-2.safetensors");
     let mut bytes = fs::read(&part).unwrap();
     let header = 8 + usize::try_from(u64::from_le_bytes(*bytes.first_chunk().unwrap())).unwrap();
@@ -80,7 +81,7 @@ fn a_failure_at_any_moment_leaves_no_unfinished_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("all.safetensors");
     let mut checkpoints = Checkpoints::at(directory.path().join("checkpoints"));
-    saved(&directory.path().join("checkpoints"), 2, Division::Even, &[1]);
+    saved(&directory.path().join("checkpoints"), 2, ModelDivision::Even, &[1]);
     let mut left_behind = Vec::new();
     for moment in 0.. {
         let acts = Arc::new(AtomicUsize::new(0));
@@ -107,9 +108,9 @@ fn a_failure_at_any_moment_leaves_no_unfinished_file() {
 }
 
 #[test]
-fn what_cannot_be_written_to_is_not_removed() {
+fn a_file_that_cannot_be_written_is_not_removed() {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 1, Division::Even, &[1]);
+    saved(directory.path(), 1, ModelDivision::Even, &[1]);
     let inside = directory.path().join("all.safetensors.tmp/inside");
     fs::create_dir_all(&inside).unwrap();
     let file = directory.path().join("all.safetensors");
@@ -169,7 +170,7 @@ fn a_file_of_another_model_is_refused(
 }
 
 #[test]
-fn another_name_of_an_earlier_one_can_be_there_or_not() {
+fn a_tied_tensor_can_be_present_or_missing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     for with in [false, true] {
@@ -179,7 +180,7 @@ fn another_name_of_an_earlier_one_can_be_there_or_not() {
             }
         });
         let path = path.clone();
-        on_ranks(2, Division::Even, move |holder| {
+        on_ranks(2, ModelDivision::Even, move |holder| {
             let (mut trainer, _) = holder.parts();
             load_weights(&path, &mut trainer, &WeightOptions::new()).unwrap();
         });
@@ -218,7 +219,7 @@ fn a_file_that_is_none_is_refused(#[case] change: fn(Vec<u8>) -> Vec<u8>) {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     let fault = refused(&path);
@@ -228,7 +229,7 @@ fn a_file_that_is_not_there_is_named() {
 /// Returns the error that all ranks get, and checks that nothing changes.
 fn refused(path: &Path) -> crate::CheckpointError {
     let path = path.to_owned();
-    same_fault(on_ranks(2, Division::Even, move |holder| {
+    same_fault(on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let (mut trainer, _) = holder.parts();
         let loaded = load_weights(&path, &mut trainer, &WeightOptions::new());
@@ -242,7 +243,7 @@ fn a_rank_that_comes_later_is_waited_for_as_by_every_other_call_that_loads() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("all.safetensors");
     write(&file, |_| ());
-    let loaded = on_ranks(2, Division::Even, move |holder| {
+    let loaded = on_ranks(2, ModelDivision::Even, move |holder| {
         if holder.comm.rank() == 0 {
             holder.comm.runtime().sleep(std::time::Duration::from_secs(300));
         }

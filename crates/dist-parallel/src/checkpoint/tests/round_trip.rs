@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rstest::rstest;
 
-use super::holder::{DIVISIONS, Division};
+use super::holder::{DIVISIONS, ModelDivision};
 use super::{load, on_ranks, save, saved};
 use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::index::{CHECKED_BYTES, Index};
@@ -14,7 +14,7 @@ use crate::checkpoint::{Checkpoints, INDEX, Shards, Slice};
 use crate::{Optimizer, Sgd, SgdOptions};
 
 #[rstest]
-fn any_ranks_and_division_load_what_any_others_saved(
+fn any_ranks_and_division_load_a_save_of_any_others(
     #[values(1, 2, 3, 4, 5, 6)] before: usize,
     #[values(1, 2, 3, 4, 5, 6)] after: usize,
 ) {
@@ -37,7 +37,7 @@ fn any_ranks_and_division_load_what_any_others_saved(
 fn without_a_checkpoint_nothing_is_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("not yet");
-    let loaded = on_ranks(3, Division::Even, move |holder| {
+    let loaded = on_ranks(3, ModelDivision::Even, move |holder| {
         holder.fill(5);
         (load(&mut Checkpoints::at(&path), holder).unwrap(), holder.is_of(5, true), holder.loaded)
     });
@@ -45,11 +45,11 @@ fn without_a_checkpoint_nothing_is_loaded() {
 }
 
 #[test]
-fn the_newest_is_loaded_whatever_its_step_and_older_ones_by_theirs() {
+fn the_newest_checkpoint_is_loaded_by_default_and_older_ones_by_their_step() {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), 2, Division::Even, &[10, 20, 15, 10]);
+    saved(directory.path(), 2, ModelDivision::Even, &[10, 20, 15, 10]);
     let path = directory.path().to_owned();
-    let loaded = on_ranks(3, Division::Even, move |holder| {
+    let loaded = on_ranks(3, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path);
         let newest = load(&mut checkpoints, holder).unwrap();
         let is_newest = holder.is_of(10, true);
@@ -61,10 +61,10 @@ fn the_newest_is_loaded_whatever_its_step_and_older_ones_by_theirs() {
 }
 
 #[test]
-fn the_last_so_many_are_kept() {
+fn only_the_last_checkpoints_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    on_ranks(2, Division::Replicated, move |holder| {
+    on_ranks(2, ModelDivision::Replicated, move |holder| {
         let mut checkpoints = Checkpoints::at(&path).keep_last(NonZeroUsize::new(2).unwrap());
         for step in [1, 2, 3, 4] {
             holder.fill(step);
@@ -81,8 +81,8 @@ fn the_last_so_many_are_kept() {
 fn parameters_alone_can_be_loaded_and_saved() {
     let directory = tempfile::tempdir().unwrap();
     let (with, without) = (directory.path().join("with"), directory.path().join("without"));
-    saved(&with, 2, Division::Even, &[7]);
-    let loaded = on_ranks(3, Division::Even, move |holder| {
+    saved(&with, 2, ModelDivision::Even, &[7]);
+    let loaded = on_ranks(3, ModelDivision::Even, move |holder| {
         let (mut trainer, _) = holder.parts();
         assert_eq!(Checkpoints::at(&with).load(&mut trainer, None).unwrap(), Some(7));
         let alone = holder.is_of(7, false) && !holder.is_of(7, true);
@@ -113,7 +113,7 @@ fn parameters_alone_can_be_loaded_and_saved() {
 fn a_copy_is_taken_at_the_call_and_saves_that_were_started_end_in_order() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let outcome = on_ranks(3, Division::Even, move |holder| {
+    let outcome = on_ranks(3, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path);
         let start = |checkpoints: &mut Checkpoints, holder: &mut super::Holder, step| {
             holder.fill(step);
@@ -148,7 +148,7 @@ fn a_copy_is_taken_at_the_call_and_saves_that_were_started_end_in_order() {
 fn training_goes_on_while_a_save_waits_for_its_disk() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let loaded = on_ranks(2, Division::Even, move |holder| {
+    let loaded = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(1);
         let (begin, begun) = holder.comm.runtime().mailbox::<()>();
         let begun = Mutex::new(begun);
@@ -177,7 +177,7 @@ fn training_goes_on_while_a_save_waits_for_its_disk() {
 fn a_save_that_was_started_ends_before_anything_is_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let loaded = on_ranks(2, Division::Even, move |holder| {
+    let loaded = on_ranks(2, ModelDivision::Even, move |holder| {
         let mut checkpoints = Checkpoints::at(&path);
         let mut start = |checkpoints: &mut Checkpoints, step| {
             holder.fill(step);
@@ -197,7 +197,7 @@ fn a_save_that_was_started_ends_before_anything_is_loaded() {
 fn waiting_for_a_save_ends_at_its_limit_and_the_save_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
-    let waited = on_ranks(2, Division::Even, move |holder| {
+    let waited = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(1);
         let mut checkpoints = Checkpoints::at(&path);
         if holder.comm.rank() == 1 {
@@ -247,9 +247,9 @@ fn needs(trainer: &dyn Shards, optimizer: &dyn Optimizer) -> Vec<(String, usize,
 #[case::one(3, 1)]
 fn a_rank_reads_the_bytes_that_it_needs(#[case] before: usize, #[case] after: usize) {
     let directory = tempfile::tempdir().unwrap();
-    saved(directory.path(), before, Division::Even, &[9]);
+    saved(directory.path(), before, ModelDivision::Even, &[9]);
     let path = directory.path().to_owned();
-    let reads = on_ranks(after, Division::Even, move |holder| {
+    let reads = on_ranks(after, ModelDivision::Even, move |holder| {
         let bytes = Arc::new(AtomicU64::new(0));
         let mut checkpoints = Checkpoints::at(&path);
         let counted = bytes.clone();

@@ -10,7 +10,7 @@ use rstest::rstest;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use super::holder::{DIVISIONS, Division, Holder};
+use super::holder::{DIVISIONS, Holder, ModelDivision};
 use super::{on_ranks, same_fault};
 use crate::checkpoint::disk::{Disk, DiskOperation};
 use crate::checkpoint::{CheckpointProblem, Shards, WeightOptions, weights};
@@ -145,7 +145,7 @@ fn weights_of_another_program_are_renamed_converted_and_left_out_as_the_user_say
 #[case::missing(|o: WeightOptions| o.rename("model.", "").ignore_extra().convert(), Some("unused"), "the checkpoint does not")]
 #[case::types(|o: WeightOptions| o.rename("model.", "").ignore_extra().keep_missing(), None, "in the model and")]
 #[case::twice(|o: WeightOptions| o.map_names(|_| "embed".to_owned()), Some("embed"), "would be loaded into it")]
-fn what_no_option_allows_is_refused(
+fn tensors_that_no_option_allows_are_refused(
     #[case] change: fn(WeightOptions) -> WeightOptions,
     #[case] tensor: Option<&str>,
     #[case] reason: &str,
@@ -163,7 +163,7 @@ fn everything_that_does_not_fit_can_be_left_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
     write_sharded(directory.path(), &tensors());
     let path = directory.path().to_owned();
-    let loaded = on_ranks(2, Division::Even, move |holder| {
+    let loaded = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let options = WeightOptions::new().ignore_extra().keep_missing();
         let report = load_weights(&path, &mut holder.parts().0, &options).unwrap();
@@ -220,11 +220,11 @@ fn an_index_of_another_name_is_said_to_be_one() {
 }
 
 #[test]
-fn ranks_with_different_options_are_told() {
+fn ranks_with_different_options_get_an_error() {
     let directory = tempfile::tempdir().unwrap();
     write_sharded(directory.path(), &tensors());
     let path = directory.path().to_owned();
-    let results = on_ranks(3, Division::Even, move |holder| {
+    let results = on_ranks(3, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let options =
             if holder.comm.rank() == 2 { options().keep_missing().ignore("model.frozen") } else { options() };
@@ -240,7 +240,7 @@ fn ranks_with_different_options_are_told() {
 /// Returns the error that all ranks get, and checks that nothing changes.
 fn refused(path: &Path, options: WeightOptions) -> crate::CheckpointError {
     let path = path.to_owned();
-    same_fault(on_ranks(2, Division::Even, move |holder| {
+    same_fault(on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(5);
         let loaded = load_weights(&path, &mut holder.parts().0, &options);
         assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
@@ -250,11 +250,11 @@ fn refused(path: &Path, options: WeightOptions) -> crate::CheckpointError {
 
 /// No process needs memory for the whole of a sharded model.
 #[test]
-fn a_rank_reads_only_what_it_holds() {
+fn a_rank_reads_only_its_own_values() {
     let directory = tempfile::tempdir().unwrap();
     write_sharded(directory.path(), &tensors());
     let path = directory.path().to_owned();
-    let read = on_ranks(3, Division::Even, move |holder| {
+    let read = on_ranks(3, ModelDivision::Even, move |holder| {
         let bytes = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&bytes);
         let mutation_check = move |act, _: &Path| {

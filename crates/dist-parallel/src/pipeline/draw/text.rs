@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_told_apart_where_a_rank_has_several() {
+    fn stages_are_named_if_a_rank_has_several() {
         let drawn = text(ScheduleKind::Zbv, 1, 1, [1, 1, 1]);
         assert_eq!(drawn, "rank 0  0F0 1F0 1I0 1W0 0I0 0W0\n");
     }
