@@ -53,11 +53,11 @@ impl Ranks {
     /// Returns this rank's value if all ranks have one. Otherwise returns the same error on all ranks.
     pub(super) fn agree<T>(&mut self, own: Result<T, CheckpointError>) -> Result<T> {
         let own = agree(&mut self.group, own);
-        self.tell(own)
+        self.propagate(own)
     }
 
     /// Returns this group's result if no group has failed. Otherwise returns the error of the first group that has.
-    pub(super) fn tell<T>(&mut self, own: Result<T>) -> Result<T> {
+    pub(super) fn propagate<T>(&mut self, own: Result<T>) -> Result<T> {
         match &mut self.replicas {
             Some(replicas) => pass_on(replicas, own),
             None => own,
@@ -68,7 +68,7 @@ impl Ranks {
     pub(super) fn compare(&mut self, path: &Path, own: Result<RankRequest, CheckpointError>) -> Result<()> {
         let own = self.agree(own.map_err(|error| error.at(path)))?;
         let compared = rank_request::compare(&mut self.group, path, &own);
-        self.tell(compared)?;
+        self.propagate(compared)?;
         let Some(replicas) = &mut self.replicas else { return Ok(()) };
         let compared = rank_request::compare(replicas, path, &own);
         pass_on(&mut self.group, compared)

@@ -46,7 +46,7 @@ impl SavePlan {
     ) -> Result<()> {
         ranks.compare(&self.directory, self.request.clone())?;
         let saved = if ranks.saves() { self.save(&mut ranks.group, read).map(Some) } else { Ok(None) };
-        let saved = ranks.tell(saved)?;
+        let saved = ranks.propagate(saved)?;
         if let Some(saved) = saved.filter(|_| ranks.is_first()) {
             self.prune(saved.owner);
         }

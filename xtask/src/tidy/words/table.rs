@@ -3,7 +3,7 @@
 use super::definitions::Kind::{self, Field, Function, Module, Type, Variant};
 
 /// The crates whose words are checked. The entries of [`NAMES`] for other crates begin to hold when their crate joins.
-pub(super) const CRATES: &[&str] = &["dist-transport", "dist-algos", "dist-collectives", "dist-groups"];
+pub(super) const CRATES: &[&str] = &["dist-transport", "dist-algos", "dist-collectives", "dist-groups", "dist-parallel"];
 
 /// A name that no definition of its kind may have in its crates.
 #[derive(Debug)]
@@ -125,6 +125,23 @@ pub(super) const NAMES: &[PrivateName] = &[
     training(Type, "Parts", "ShardBuffer"),
     training(Type, "Spot", "an offset"),
     training(Type, "Delivery", "WorkHandle"),
+    training(Type, "OnItsWay", "InFlightBucket"),
+    training(Type, "Landed", "ReducedStep"),
+    training(Type, "Lent", "BufferView"),
+    training(Type, "Loaded", "Materialised"),
+    training(Type, "Unloaded", "Resharded"),
+    training(Type, "Deal", "MicroBatchAssignment"),
+    training(Type, "Piece", "Chunk"),
+    training(Type, "Spare", "BufferPool"),
+    training(Function, "lend", "materialise"),
+    training(Function, "unload", "reshard"),
+    training(Function, "tell", "broadcast or all_gather_updates"),
+    training(Function, "land", "finish_in_flight"),
+    training(Function, "begin_anew", "reset"),
+    training(Field, "leaf", "gradient"),
+    training(Field, "vessel", "recycled"),
+    training(Field, "told", "update_buffer"),
+    training(Field, "homes", "slots or locations"),
     training(Type, "Leaf", "MicroBatchGradient"),
     training(Type, "Vessel", "Buffer"),
     training(Type, "Room", "BufferPool"),
