@@ -16,7 +16,7 @@ use crate::{
 /// predictions. A program that adds an algorithm of its own passes a table with one more entry:
 ///
 /// ```
-/// use dist_algos::{ALGORITHMS, AlgorithmTable, CollectiveKind, Cost, MessageAlgorithm, Order, Phases, Schedule};
+/// use dist_algos::{ALGORITHMS, AlgorithmTable, CollectiveKind, MessageAlgorithm};
 ///
 /// static NOTHING: MessageAlgorithm = MessageAlgorithm {
 ///     name: "nothing",

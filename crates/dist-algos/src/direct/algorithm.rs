@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use dist_transport::direct::GroupLayout;
 
 use super::schedule::PhaseStep;
-use super::{Crossovers, DirectCollective, DirectSchedule, Ownership};
+use super::{Crossovers, DirectSchedule, Ownership};
 use crate::CollectiveKind;
 
 /// The record of an algorithm for ranks that share memory.
@@ -73,11 +73,6 @@ pub enum Division {
 }
 
 impl DirectAlgorithm {
-    /// Returns `true` if the algorithm is one of this operation.
-    pub(super) fn serves(&self, collective: DirectCollective) -> bool {
-        self.collective == collective.kind()
-    }
-
     /// Returns the name without `direct/`.
     pub fn short_name(&self) -> &'static str {
         self.name.strip_prefix("direct/").unwrap_or(self.name)

@@ -42,7 +42,7 @@ impl DirectPlan {
         block_bytes: usize,
         shared: GroupLayout,
     ) -> Option<Self> {
-        if !algorithm.serves(collective) || collective.root().unwrap_or(0) >= world_size {
+        if algorithm.collective != collective.kind() || collective.root().unwrap_or(0) >= world_size {
             return None;
         }
         let leaves_caches = leaves_caches(collective, world_size, part_bytes_max);

@@ -68,7 +68,7 @@ pub fn plans(
     algorithm: &'static DirectAlgorithm,
     world_size: usize,
 ) -> Vec<DirectPlan> {
-    if !algorithm.serves(collective) {
+    if algorithm.collective != collective.kind() {
         return Vec::new();
     }
     let is_pipeline =
