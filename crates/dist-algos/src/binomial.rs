@@ -32,7 +32,7 @@ pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
 pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::Broadcast,
     name: "binomial",
-    about: "Down the canonical tree: whoever has the buffer sends it on, twice as many each round.",
+    about: "Down the canonical tree: each rank that has the buffer sends it on, and their number doubles every round.",
     cost: |world_size| Cost::tree(world_size, log2_ceil(world_size), log2_ceil(world_size)),
     phases: |rank, root| Phases::one(rank, broadcast(rank, root)),
     ..MessageAlgorithm::NOTHING
