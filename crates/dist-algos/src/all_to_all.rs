@@ -18,7 +18,7 @@ use crate::{
 pub static WINDOWED: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllToAll,
     name: "windowed",
-    about: "Every chunk to its rank, four of them under way at once.",
+    about: "Every chunk is sent to its rank, four at once.",
     chunks: |world_size| world_size,
     cost: |world_size| {
         let rounds = (world_size - 1).div_ceil(WINDOW);
@@ -33,7 +33,7 @@ pub static WINDOWED: MessageAlgorithm = MessageAlgorithm {
 pub static PAIRWISE: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllToAll,
     name: "pairwise",
-    about: "Every chunk to its rank, one after the other; at powers of two, ranks swap.",
+    about: "Every chunk is sent to its rank, one after the other. For powers of two, pairs of ranks exchange chunks.",
     chunks: |world_size| world_size,
     cost: pairwise_cost,
     sends_from: |_| Source::Input,
@@ -45,7 +45,7 @@ pub static PAIRWISE: MessageAlgorithm = MessageAlgorithm {
 pub static BRUCK: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllToAll,
     name: "bruck",
-    about: "Chunk j of the work buffer has j places to go, and takes the steps that the binary digits of j say.",
+    about: "Chunk j of the buffer moves j ranks to the right, in steps of the binary digits of j.",
     chunks: |world_size| world_size,
     cost: bruck_cost,
     phases: |rank, _| Phases::one(rank, bruck(rank)),

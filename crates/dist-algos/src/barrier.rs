@@ -13,7 +13,7 @@ use crate::{
 pub static RING: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::Barrier,
     name: "ring",
-    about: "A token goes round twice.",
+    about: "A token goes twice around the ring.",
     cost: |world_size| {
         let rounds = Messages::new(2 * world_size - 1, 0);
         Cost { rounds: rounds.count, all: rounds, depth: rounds, ..Cost::NOTHING }
@@ -26,7 +26,7 @@ pub static RING: MessageAlgorithm = MessageAlgorithm {
 pub static DISSEMINATION: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::Barrier,
     name: "dissemination",
-    about: "Everybody tells ranks at distance 1, 2, 4, … what it knows.",
+    about: "Every rank tells ranks at distance 1, 2, 4, … which ranks have entered.",
     cost: |world_size| Cost::alike(world_size, log2_ceil(world_size), 0, 0),
     phases: |rank, _| Phases::one(rank, dissemination(rank)),
     ..MessageAlgorithm::NOTHING

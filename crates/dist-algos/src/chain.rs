@@ -13,7 +13,7 @@ use crate::{
 pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::Broadcast,
     name: "chain",
-    about: "From rank to rank in 32 chunks, one behind the other.",
+    about: "Every rank forwards 32 chunks to its right neighbour, one after the other.",
     chunks: |_| CHUNKS,
     cost,
     phases: |rank, root| Phases::one(rank, broadcast(rank, root)),

@@ -36,7 +36,7 @@ pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
 pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::ReduceScatter,
     name: "circulant",
-    about: "All ranks talk over the same distances: half the world, a quarter, an eighth, …, rounded up.",
+    about: "In every round all ranks communicate over the same distance: half the world, a quarter, an eighth, …, rounded up.",
     chunks: |world_size| world_size,
     order: |world_size| Some(order(world_size)),
     cost: |world_size| Cost::alike(world_size, log2_ceil(world_size), world_size - 1, world_size - 1),
@@ -50,7 +50,7 @@ pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
 pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllGather,
     name: "circulant",
-    about: "The way of the circulant reduce_scatter back.",
+    about: "The circulant reduce_scatter backwards.",
     chunks: |world_size| world_size,
     cost: all_gather_cost,
     phases: |rank, _| Phases::one(rank, all_gather(rank)),
@@ -61,7 +61,7 @@ pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
 pub static BRUCK: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllGather,
     name: "bruck",
-    about: "Ranks get all that the rank at distance 1, 2, 4, … has, whatever the world.",
+    about: "Ranks receive all that the rank at distance 1, 2, 4, … has, for any number of ranks.",
     chunks: |world_size| world_size,
     cost: all_gather_cost,
     phases: |rank, _| Phases::one(rank, bruck(rank)),

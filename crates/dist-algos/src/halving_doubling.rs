@@ -34,7 +34,7 @@ pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
 pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::ReduceScatter,
     name: "halving_doubling",
-    about: "Ranks at distance 1, 2, 4, … give each other the half of their sums that the other needs.",
+    about: "Ranks at distance 1, 2, 4, … exchange the halves of their sums that the other rank needs.",
     chunks: |world_size| world_size,
     order: |_| Some(Order::Canonical),
     cost: reduce_scatter_cost,

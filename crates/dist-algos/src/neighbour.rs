@@ -12,7 +12,7 @@ use crate::{Chunks, CollectiveKind, Cost, MessageAlgorithm, Phases, ReceiveHalf,
 pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllGather,
     name: "neighbour_exchange",
-    about: "The left and the right neighbour in turn, two chunks at a time.",
+    about: "Ranks exchange with the left and the right neighbour in turn, two chunks at a time.",
     supports: |world_size| world_size.is_multiple_of(2),
     chunks: |world_size| world_size,
     cost: |world_size| Cost::alike(world_size, world_size / 2, world_size - 1, 0),

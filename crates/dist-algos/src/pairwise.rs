@@ -33,7 +33,7 @@ pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
 pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::ReduceScatter,
     name: "pairwise",
-    about: "Every rank gets its chunk from every other and adds up in the order of the canonical tree.",
+    about: "Every rank receives its chunk from every other rank and adds in the order of the canonical tree.",
     chunks: |world_size| world_size,
     order: |_| Some(Order::Canonical),
     cost,

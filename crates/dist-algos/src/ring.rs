@@ -14,7 +14,7 @@ use crate::{
 pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllReduce,
     name: "ring",
-    about: "Chunks go once round the ring and are added up, then once more to be handed out.",
+    about: "Chunks go once around the ring while they are summed, and once more so that every rank receives the sums.",
     chunks: |world_size| world_size,
     order: |world_size| Some(order(world_size)),
     cost: |world_size| Cost::alike(world_size, 2 * (world_size - 1), 2 * (world_size - 1), world_size - 1),
@@ -30,7 +30,7 @@ pub static ALL_REDUCE: MessageAlgorithm = MessageAlgorithm {
 pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::ReduceScatter,
     name: "ring",
-    about: "Every chunk sets out on its right neighbour, goes round, and comes home.",
+    about: "Every chunk starts at the right neighbour of its rank and goes once around the ring to its rank.",
     chunks: |world_size| world_size,
     order: |world_size| Some(order(world_size)),
     cost: |world_size| Cost::alike(world_size, world_size - 1, world_size - 1, world_size - 1),
@@ -43,7 +43,7 @@ pub static REDUCE_SCATTER: MessageAlgorithm = MessageAlgorithm {
 pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::AllGather,
     name: "ring",
-    about: "Every chunk goes once round.",
+    about: "Every chunk goes once around the ring.",
     chunks: |world_size| world_size,
     cost: |world_size| Cost::alike(world_size, world_size - 1, world_size - 1, 0),
     phases: |rank, _| Phases::one(rank, all_gather(rank)),

@@ -20,7 +20,7 @@ use crate::{
 pub static SCAN: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::Scan,
     name: "recursive_doubling",
-    about: "Blocks of 1, 2, 4, … ranks tell each other their sums; what comes from the left is added.",
+    about: "Blocks of 1, 2, 4, … ranks exchange their sums, and the sum of the left block is added to the results of the right one.",
     order: |_| Some(Order::Canonical),
     cost: |world_size| cost(world_size, Extent::Inclusive),
     phases: |rank, _| Phases::one(rank, recursive_doubling(rank, Extent::Inclusive)),
@@ -31,7 +31,7 @@ pub static SCAN: MessageAlgorithm = MessageAlgorithm {
 pub static EXCLUSIVE_SCAN: MessageAlgorithm = MessageAlgorithm {
     collective: CollectiveKind::ExclusiveScan,
     name: "recursive_doubling",
-    about: "The same without the rank's own part.",
+    about: "The same without the rank's own contribution.",
     order: |_| Some(Order::Canonical),
     cost: |world_size| cost(world_size, Extent::Exclusive),
     phases: |rank, _| Phases::one(rank, recursive_doubling(rank, Extent::Exclusive)),
