@@ -1,13 +1,14 @@
 //! The runner, which executes steps as messages.
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
 use dist_transport::cpu::copy;
 use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, Sink};
 use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, ScatteredPieces};
-use crate::validate::{ChunkCounts, StepCheck};
+use crate::validate::ChunkCounts;
 use crate::{
     ChunkLocation, Chunks, Error, OnArrival, Partition, ReceiveHalf, RingTransport, RunError, Scratch,
     SendHalf, Source, Step,
@@ -51,6 +52,77 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// The steps of one rank, validated once. [`run_validated`] executes them.
+#[derive(Debug)]
+pub struct ValidatedSteps {
+    rank: Rank,
+    steps: Vec<Step>,
+    /// The numbers of chunks of the memory for which the steps are valid.
+    parts: ChunkCounts,
+}
+
+impl ValidatedSteps {
+    /// Validates the steps of a rank for a buffer and an input of these numbers of chunks. The input is only needed
+    /// if steps send from it.
+    ///
+    /// # Errors
+    /// If a step names an invalid rank, chunk or slot.
+    pub fn new(rank: Rank, steps: Vec<Step>, [buffer, input]: [usize; 2]) -> Result<Self, Error> {
+        let from_input = |step: &Step| match step {
+            Step::Exchange { send, .. } => send.is_some_and(|send| send.of == Source::Input),
+            Step::Window { .. } => true,
+            Step::Combine { .. } | Step::Copy { .. } => false,
+        };
+        let input = if steps.iter().any(from_input) { input } else { 0 };
+        let valid = Self { rank, steps, parts: ChunkCounts { buffer, input } };
+        valid.check(valid.parts)?;
+        Ok(valid)
+    }
+
+    /// Returns the number of steps.
+    pub const fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Returns `true` if there are no steps.
+    pub const fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Returns `true` if steps send from the input.
+    pub const fn send_from_input(&self) -> bool {
+        self.parts.input > 0
+    }
+
+    fn check(&self, parts: ChunkCounts) -> Result<(), Error> {
+        let mut steps = self.steps.iter().enumerate();
+        steps.try_for_each(|(index, step)| step.validate(self.rank, index, parts))
+    }
+}
+
+/// Executes a range of validated steps as [`run`] does, without checking each of them again.
+///
+/// # Errors
+/// If the transport fails. If the memory has other numbers of chunks than the steps were validated for, they are
+/// validated for it first.
+pub fn run_validated<T: RingTransport + ?Sized>(
+    transport: &mut T,
+    (valid, range): (&ValidatedSteps, Range<usize>),
+    memory: Memory<'_>,
+    reduce: &mut Combine<'_>,
+    scratch: &mut Scratch,
+    due: &LazyDeadline<'_>,
+) -> Result<(), RunError<T::Error>> {
+    let parts = memory.parts();
+    if transport.rank() != valid.rank {
+        return run(transport, &valid.steps[range], memory, reduce, scratch, due);
+    }
+    if parts.buffer != valid.parts.buffer || parts.input < valid.parts.input {
+        valid.check(parts)?;
+    }
+    run_steps(transport, &valid.steps[range], memory, reduce, scratch, due, |_, _| Ok(()))
+}
+
 /// Executes the steps of this rank in order, on memory with the partition that the schedule was made for.
 ///
 /// `reduce` adds its second argument into its first. It gets whole elements if the partition knows their size. If
@@ -63,16 +135,32 @@ impl<'a> Memory<'a> {
 pub fn run<T: RingTransport + ?Sized>(
     transport: &mut T,
     steps: impl IntoIterator<Item = impl Borrow<Step>>,
-    mut memory: Memory<'_>,
+    memory: Memory<'_>,
     reduce: &mut Combine<'_>,
     scratch: &mut Scratch,
     due: &LazyDeadline<'_>,
 ) -> Result<(), RunError<T::Error>> {
-    memory.check()?;
     let (rank, parts) = (transport.rank(), memory.parts());
-    let mut runner = ExchangeRunner { transport, rank, memory: &mut memory, parts, reduce, scratch, due };
+    run_steps(transport, steps, memory, reduce, scratch, due, |index, step| step.validate(rank, index, parts))
+}
+
+/// Executes steps, each after it has passed the check.
+#[inline(always)]
+fn run_steps<T: RingTransport + ?Sized>(
+    transport: &mut T,
+    steps: impl IntoIterator<Item = impl Borrow<Step>>,
+    mut memory: Memory<'_>,
+    reduce: &mut Combine<'_>,
+    scratch: &mut Scratch,
+    due: &LazyDeadline<'_>,
+    check: impl Fn(usize, &Step) -> Result<(), Error>,
+) -> Result<(), RunError<T::Error>> {
+    memory.check()?;
+    let rank = transport.rank();
+    let mut runner = ExchangeRunner { transport, rank, memory: &mut memory, reduce, scratch, due };
     for (index, step) in steps.into_iter().enumerate() {
         let step = step.borrow();
+        check(index, step)?;
         match step.in_place() {
             Some((peer, chunks)) => runner.exchange_in_place(index, peer, chunks)?,
             None => runner.step(index, *step)?,
@@ -88,7 +176,6 @@ struct ExchangeRunner<'a, 'memory, 'reduce, T: ?Sized> {
     transport: &'a mut T,
     rank: Rank,
     memory: &'a mut Memory<'memory>,
-    parts: ChunkCounts,
     reduce: &'a mut Combine<'reduce>,
     scratch: &'a mut Scratch,
     due: &'a LazyDeadline<'a>,
@@ -104,7 +191,6 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         peer: usize,
         chunks: Chunks,
     ) -> Result<(), RunError<T::Error>> {
-        StepCheck { rank: self.rank, step: index, parts: self.parts }.in_place(peer, chunks)?;
         self.transport.set_progress(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
         let shared = &mut self.memory.buffer[self.memory.partition.span(chunks)];
         self.transport
@@ -115,7 +201,6 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     /// Executes any other step.
     #[inline(never)]
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
-        step.validate(self.rank, index, self.parts)?;
         self.transport.set_progress(Progress { step: index, receives: step.receives() });
         match step {
             Step::Exchange { send: Some(send), receive: Some(receive) } if step.swaps() => {

@@ -26,8 +26,7 @@ pub struct Buffer<T> {
     elements: Owned<T>,
     /// The number of elements; allocated memory can be longer.
     len: usize,
-    /// The kind of memory that other ranks assume.
-    nominal_ownership: Ownership,
+    ownership: Ownership,
 }
 
 impl<T: Element> Buffer<T> {
@@ -51,38 +50,34 @@ impl<T: Element> Buffer<T> {
     }
 
     /// Allocates ordinary memory in place of shared memory, if there is none left. Other ranks may have shared
-    /// memory and choose algorithms for it, so this buffer is treated as allocated too.
+    /// memory and choose algorithms for it.
     pub(crate) fn standing_in(len: usize) -> Result<Self> {
-        Ok(Self { nominal_ownership: Ownership::Allocated, ..Self::zeroed(len)? })
+        Ok(Self { ownership: Ownership::Substitute, ..Self::zeroed(len)? })
     }
 
     /// Uses the first elements of memory from a transport. Returns `None` if the memory is too short.
     pub(crate) fn allocated(memory: Allocation, len: usize) -> Option<Self> {
         let elements = Owned::allocated(memory)?;
-        (elements.len() >= len).then_some(Self { elements, len, nominal_ownership: Ownership::Allocated })
+        (elements.len() >= len).then_some(Self { elements, len, ownership: Ownership::Allocated })
     }
 
-    /// Returns the owner and the kind of the memory.
-    pub(crate) fn ownership(&self) -> Ownership {
-        if self.elements.is_allocated() { Ownership::Allocated } else { Ownership::Owned }
-    }
-
-    /// Returns the kind of memory on other ranks, assuming that they had enough shared memory.
-    pub(crate) const fn nominal_ownership(&self) -> Ownership {
-        self.nominal_ownership
+    /// Returns whose the memory is.
+    #[inline(always)]
+    pub(crate) const fn ownership(&self) -> Ownership {
+        self.ownership
     }
 
     /// Lends the elements to other ranks, which may write into them, and leaves this buffer empty. The first result
     /// is for [`take_back`](Self::take_back).
     pub(crate) fn lend(&mut self) -> (LentBuffer, Lent) {
-        let Self { elements, len, nominal_ownership } = std::mem::replace(self, Self::from(Vec::new()));
-        (LentBuffer { len, nominal_ownership }, elements.lend_first(len))
+        let Self { elements, len, ownership } = std::mem::replace(self, Self::from(Vec::new()));
+        (LentBuffer { len, ownership }, elements.lend_first(len))
     }
 
     /// Restores the buffer from before the loan, with the elements that other ranks have written.
-    pub(crate) fn take_back(&mut self, LentBuffer { len, nominal_ownership }: LentBuffer, lent: Lent) {
+    pub(crate) fn take_back(&mut self, LentBuffer { len, ownership }: LentBuffer, lent: Lent) {
         if let Ok(elements) = lent.into_owned() {
-            *self = Self { elements, len, nominal_ownership };
+            *self = Self { elements, len, ownership };
         }
     }
 }
@@ -91,7 +86,7 @@ impl<T: Element> Buffer<T> {
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     len: usize,
-    nominal_ownership: Ownership,
+    ownership: Ownership,
 }
 
 impl<T: Element> Clone for Buffer<T> {
@@ -110,7 +105,7 @@ impl<T: Element> PartialEq for Buffer<T> {
 impl<T> From<Vec<T>> for Buffer<T> {
     fn from(elements: Vec<T>) -> Self {
         let len = elements.len();
-        Self { elements: Owned::from(elements), len, nominal_ownership: Ownership::Owned }
+        Self { elements: Owned::from(elements), len, ownership: Ownership::Owned }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use dist_algos::scan::Extent;
 
-use crate::engine::{CallOptions, Engine, Input};
+use crate::engine::{CallInput, CallOptions, Engine};
 use crate::history::StartedOperation;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
@@ -165,9 +165,7 @@ impl Communicator {
             StartedOperation::of::<T>(Operation::Gather, input.len()).with_root(root),
             input,
             Ok(len),
-            move |engine, input, output, options| {
-                engine.gather(input.elements(), None, output, root, options)
-            },
+            move |engine, input, output, options| engine.gather(input.elements, None, output, root, options),
         )
     }
 
@@ -187,7 +185,7 @@ impl Communicator {
             input,
             len,
             move |engine, input, output, options| {
-                engine.gather(input.elements(), Some(&counts), output, root, options)
+                engine.gather(input.elements, Some(&counts), output, root, options)
             },
         )
     }
@@ -208,9 +206,7 @@ impl Communicator {
             StartedOperation::of::<T>(Operation::Scatter, part).with_root(root),
             input,
             len,
-            move |engine, input, output, options| {
-                engine.scatter(input.elements(), None, output, root, options)
-            },
+            move |engine, input, output, options| engine.scatter(input.elements, None, output, root, options),
         )
     }
 
@@ -231,7 +227,7 @@ impl Communicator {
             input,
             len,
             move |engine, input, output, options| {
-                engine.scatter(input.elements(), Some(&counts), output, root, options)
+                engine.scatter(input.elements, Some(&counts), output, root, options)
             },
         )
     }
@@ -266,7 +262,7 @@ impl Communicator {
             input,
             len,
             move |engine, input, output, options| {
-                engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, options)
+                engine.all_to_all_v(input.elements, &send_counts, output, &receive_counts, options)
             },
         )
     }
@@ -453,7 +449,9 @@ impl Communicator {
         started: StartedOperation,
         input: Buffer<T>,
         len: Result<usize>,
-        work: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &CallOptions<'_>) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&mut Engine, CallInput<'_, T>, &mut [T], &CallOptions<'_>) -> Result<()>
+        + Send
+        + 'static,
     ) -> Pending<Buffer<T>> {
         self.start(started, input, move |engine, buffer, options| {
             let mut output = engine.output(len?)?;

@@ -11,6 +11,21 @@ pub enum Ownership {
     Owned,
     /// Memory of the operation that the ranks of a host share.
     Allocated,
+    /// Ordinary memory of the operation, in place of shared memory that this rank could not get. The other ranks may
+    /// have got theirs, so the algorithm is chosen as for allocated memory.
+    Substitute,
+}
+
+impl Ownership {
+    /// Returns the kind of memory by which all ranks choose the algorithm.
+    #[inline]
+    #[must_use]
+    pub const fn expected(self) -> Self {
+        match self {
+            Self::Substitute => Self::Allocated,
+            _ => self,
+        }
+    }
 }
 
 /// The buffer sizes from which another algorithm is chosen. `None` selects the measured value.

@@ -2,47 +2,40 @@
 
 use dist_algos::direct::DirectCollective;
 use dist_algos::{
-    ALGORITHMS, Algorithm, CollectiveKind, CostModel, MessageAlgorithm, Order, Source, all_to_all,
+    ALGORITHMS, Algorithm, CollectiveKind, CostModel, Memory, MessageAlgorithm, Order, Source, all_to_all,
 };
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
-use super::direct::Input;
-use super::plan_cache::{CallKey, Collective, ProgramKind};
+use super::memory::{CallInput, CallMemory};
+use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
-use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, room};
+use super::{CallOptions, Engine, copy, room};
 use crate::digest::digest;
 use crate::{Call, Element, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn all_to_all<T: Element>(
         &mut self,
-        input: Input<'_, T>,
+        input: CallInput<'_, T>,
         output: &mut [T],
         options: &CallOptions<'_>,
     ) -> Result<()> {
+        let CallInput { elements: input, ownership } = input;
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
-        let world_size = self.world_size();
-        let layout = RankLayout::even(part, world_size);
-        let (input, ownership) = (input.elements(), input.ownership());
+        let layout = &RankLayout::even(part, self.world_size());
         let collective = Collective::Direct(DirectCollective::AllToAll);
-        let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
-        match self.begin_collective(&key, |_| part * size_of::<T>(), options)? {
-            ProgramKind::Direct { .. } => {
-                let partition = layout.partition::<T>();
-                self.run_directly(
-                    (output, partition),
-                    Some((input, partition)),
-                    &Arithmetic::NONE,
-                    &options.due,
-                )
-            }
-            ProgramKind::Messages { .. } => {
-                let (call, algorithm) = self.flat();
-                self.deal(&call, algorithm, (input, &layout), (output, &layout), &options.due)
-            }
+        let key = CallKey::in_parts::<T>(collective, layout, options).on(ownership);
+        let plan = self.compile_in_parts::<T>(&key, layout, options)?;
+        let algorithm = self.plan_cache.get(plan).message_algorithm();
+        if algorithm.is_some_and(|algorithm| self.forwards(algorithm)) {
+            return self.forward(layout, input, output, |engine, parts| {
+                engine.execute(plan, CallMemory::in_parts(parts, layout), None, options)
+            });
         }
+        let memory = CallMemory::in_parts(output, layout).with_input(input, layout);
+        self.execute(plan, memory, None, options)
     }
 
     pub(crate) fn all_to_all_v<T: Element>(
@@ -61,14 +54,19 @@ impl Engine {
             Some(Algorithm::Messages(algorithm)) if !self.forwards(algorithm) => algorithm,
             Some(algorithm) => return Err(Error::NeedsEvenParts { algorithm }),
         };
+        let mut settings = *options.settings;
+        settings.force(operation, Some(Algorithm::Messages(algorithm)));
+        let options = &CallOptions { settings: &settings, ..options.clone() };
         // All ranks agree that their parts are uneven, and on nothing else.
         let sizes = digest((options.sizes != 0).then_some(options.sizes));
-        let key = CallKey::of::<T>(Collective::Direct(DirectCollective::AllToAll), 0, 0, sizes);
-        let call = self.call_of(operation, &key, options.settings.order);
-        let call = self.begin(Call { algorithm: Some(Algorithm::Messages(algorithm)), ..call });
+        let key = CallKey::of::<T>(Collective::UnevenAllToAll, 0, 0, sizes);
+        let plan = self.compile(&key, |_| 0, options)?;
+        self.begin_compiled(plan);
+        let call = self.plan_cache.get(plan).call;
         self.compare_counts(&call, send_counts, receive_counts, options)?;
         let [sent, received] = [send_counts, receive_counts].map(RankLayout::counted);
-        self.deal(&call, algorithm, (input, &sent), (output, &received), &options.due)
+        let memory = CallMemory::in_parts(output, &received).with_input(input, &sent);
+        self.run_compiled(plan, memory, &Arithmetic::NONE, &options.due)
     }
 
     /// Returns the length that this rank receives if an input of this length is split by these counts.
@@ -85,37 +83,19 @@ impl Engine {
         Ok(received)
     }
 
-    fn deal<T: Element>(
-        &mut self,
-        call: &Call,
-        algorithm: &MessageAlgorithm,
-        (input, sent): (&[T], &RankLayout),
-        (output, received): (&mut [T], &RankLayout),
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        if self.forwards(algorithm) {
-            return self.pass_on(call, algorithm, (input, sent), output, due);
-        }
-        let own = self.rank().index();
-        copy(&input[sent.range(own)], &mut output[received.range(own)]);
-        let memory = from_input((input, sent.partition::<T>()), (output, received.partition::<T>()));
-        self.run_in(call, algorithm.steps(self.rank(), 0), memory, &mut nothing_to_combine, due)
-    }
-
     /// Returns `true` if an algorithm forwards parts through other ranks. All parts must then have the same length.
     fn forwards(&self, algorithm: &MessageAlgorithm) -> bool {
         algorithm.sends_from(self.world_size()) == Source::Buffer
     }
 
-    /// Runs an algorithm that forwards parts through other ranks. Parts that travel together are stored in the
-    /// order of that algorithm.
-    fn pass_on<T: Element>(
+    /// Runs an algorithm that forwards parts through other ranks. `run` gets memory in which the parts that travel
+    /// together lie in the order of that algorithm.
+    fn forward<T: Element>(
         &mut self,
-        call: &Call,
-        algorithm: &MessageAlgorithm,
-        (input, layout): (&[T], &RankLayout),
+        layout: &RankLayout,
+        input: &[T],
         output: &mut [T],
-        due: &LazyDeadline<'_>,
+        run: impl FnOnce(&mut Self, &mut [T]) -> Result<()>,
     ) -> Result<()> {
         let rank = self.rank();
         let mut memory = std::mem::take(&mut self.copy);
@@ -123,14 +103,40 @@ impl Engine {
         for place in 0..rank.world_size() {
             copy(&input[layout.range(rank.plus(place).index())], &mut parts[layout.range(place)]);
         }
-        let steps = algorithm.steps(rank, 0);
-        let passed = in_place(parts, layout.partition::<T>());
-        let done = self.run_in(call, steps, passed, &mut nothing_to_combine, due);
+        let done = run(self, parts);
         for place in 0..rank.world_size() {
             copy(&parts[layout.range(place)], &mut output[layout.range(rank.minus(place).index())]);
         }
         self.copy = memory;
         done
+    }
+
+    /// Exchanges one number with every rank, as a part of this call.
+    fn exchange_numbers(
+        &mut self,
+        call: &Call,
+        sent: &[u64],
+        received: &mut [u64],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        // This choice is not part of a fingerprint, so it must not depend on the cost model of a rank.
+        let model = &CostModel::default();
+        let (kind, bytes) = (CollectiveKind::AllToAll, size_of_val(sent));
+        let algorithm = ALGORITHMS.suggest(kind, self.placement, bytes, Order::Canonical, model);
+        let algorithm = algorithm.expect("every operation has an algorithm for every world");
+        let (layout, own) = (RankLayout::even(1, self.world_size()), self.rank.index());
+        let partition = layout.partition::<u64>();
+        let steps = algorithm.steps(self.rank, 0);
+        if self.forwards(algorithm) {
+            return self.forward(&layout, sent, received, |engine, parts| {
+                let memory = Memory::new(bytemuck::cast_slice_mut(parts), partition);
+                engine.run_in(call, steps, memory, &mut nothing_to_combine, due)
+            });
+        }
+        received[own] = sent[own];
+        let input = Some((bytemuck::cast_slice(sent), partition));
+        let memory = Memory { buffer: bytemuck::cast_slice_mut(received), partition, input };
+        self.run_in(call, steps, memory, &mut nothing_to_combine, due)
     }
 
     /// Sends every rank the length that it is going to receive. If a rank expects another length, all ranks learn
@@ -145,13 +151,7 @@ impl Engine {
         let (rank, world_size) = (self.rank().index(), self.world_size());
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
         let mut announced = vec![0; world_size];
-        let layout = RankLayout::even(1, world_size);
-        // This choice is not part of a fingerprint, so it must not depend on the cost model of a rank.
-        let model = &CostModel::default();
-        let (collective, bytes) = (CollectiveKind::AllToAll, size_of_val(&*sent));
-        let algorithm = ALGORITHMS.suggest(collective, self.placement, bytes, Order::Canonical, model);
-        let algorithm = algorithm.expect("every operation has an algorithm for every world");
-        self.deal(call, algorithm, (&sent, &layout), (&mut announced, &layout), &options.due)?;
+        self.exchange_numbers(call, &sent, &mut announced, &options.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
         };
@@ -167,6 +167,9 @@ impl Engine {
         Err(Error::Disagreement { from, to, sent, expected })
     }
 }
+
+/// The combine function of schedules that only copy.
+fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
 
 /// A disagreement is a tuple of sender, receiver, sent length and expected length. This value is greater than any
 /// disagreement.

@@ -5,6 +5,7 @@ use dist_transport::direct::CHANGED_MAX;
 use dist_transport::{Combine, LazyDeadline};
 use smallvec::SmallVec;
 
+use super::plan_cache::PlanId;
 use super::{CallOptions, Engine};
 use crate::kernel::{combine_into_first, combines_at_once, sum_into_all, sum_into_first};
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
@@ -31,10 +32,11 @@ impl Engine {
         }
     }
 
-    /// Returns the arithmetic of the current call. For a weighted mean, the weights of all ranks are added first.
+    /// Returns the arithmetic of the call of this plan that has begun. For a weighted mean, the weights of all ranks are added first.
     #[inline]
     pub(super) fn arithmetic<T: Element>(
         &mut self,
+        plan: PlanId,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<Arithmetic> {
@@ -43,7 +45,7 @@ impl Engine {
             ReduceOp::Mean => (None, Some(self.world_size() as f64)),
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
-                let call = self.plan_cache.current().call;
+                let call = self.plan_cache.get(plan).call;
                 let total = self.total_weight(&call, weight, &options.due)?;
                 if !divides(total, T::DTYPE) {
                     return Err(Error::TotalWeight { total, dtype: options.dtype::<T>() });

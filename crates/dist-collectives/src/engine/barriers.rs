@@ -2,25 +2,20 @@
 
 use std::time::Duration;
 
-use dist_algos::direct::{DirectCollective, SumKernel};
+use dist_algos::direct::DirectCollective;
 use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Incoming, LazyDeadline, Outgoing, Sink};
 
-use super::plan_cache::{CallKey, Collective, ProgramKind};
-use super::{CallOptions, Engine, in_place, nothing_to_combine, partition};
+use super::memory::CallMemory;
+use super::plan_cache::{CallKey, Collective};
+use super::{CallOptions, Engine};
 use crate::{Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
-        match self.begin_collective(&of_nothing(options), |_| 0, options)? {
-            ProgramKind::Direct { .. } => {
-                self.signal_and_wait(&mut [], nothing_to_combine, None::<&mut SumKernel<'_>>, &options.due)
-            }
-            ProgramKind::Messages { .. } => {
-                let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));
-                self.run(nothing, &mut nothing_to_combine, &options.due)
-            }
-        }
+        let plan = self.compile(&of_nothing(options), |_| 0, options)?;
+        let nothing: &mut [u8] = &mut [];
+        self.execute(plan, CallMemory::of(nothing), None, options)
     }
 
     /// Every rank reports to rank 0 and waits for its answer: a bit mask of the absent ranks. Before that, rank 0

@@ -1,13 +1,12 @@
 //! Operations that copy elements of some ranks to all ranks, or to one rank.
 
-use dist_algos::direct::{DirectCollective, Ownership};
+use dist_algos::direct::DirectCollective;
 use dist_algos::{MessageAlgorithm, Source};
 
-use super::arithmetic::Arithmetic;
-use super::direct::{Input, ReductionBuffer};
-use super::plan_cache::{CallKey, Collective, ProgramKind};
+use super::memory::{CallBuffer, CallInput, CallMemory};
+use super::plan_cache::{CallKey, Collective, PlanId};
 use super::rank_layout::RankLayout;
-use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, partition, room};
+use super::{CallOptions, Engine, copy, partition, room};
 use crate::{Element, Operation, Result};
 
 impl Engine {
@@ -21,64 +20,39 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::Broadcast { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        match self.begin_collective(&key, largest, options)? {
-            ProgramKind::Direct { parts } => {
-                let partition = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, partition), None, &Arithmetic::NONE, &options.due)
-            }
-            ProgramKind::Messages { chunks } => {
-                let partition = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, partition), &mut nothing_to_combine, &options.due)
-            }
-        }
+        let plan = self.compile(&key, largest, options)?;
+        self.execute(plan, CallMemory::of(buffer), None, options)
     }
 
     pub(crate) fn all_gather<T: Element>(
         &mut self,
-        input: Input<'_, T>,
+        input: CallInput<'_, T>,
         counts: Option<&[usize]>,
         output: &mut [T],
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let (operation, whole) = (Operation::AllGather, Some(("output", output.len())));
-        let layout = &self.layout(operation, counts, ("input", input.len()), whole)?;
-        let own = self.rank.index();
+        let layout = &self.layout(operation, counts, ("input", input.elements.len()), whole)?;
+        let own = layout.of_rank(self.rank.index());
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Input });
-        let program = self.begin_with_layout::<T>(collective, None, input.ownership(), layout, options)?;
-        let input = input.elements();
-        match program {
-            ProgramKind::Direct { .. } => {
-                let (part, whole) = (layout.of(own..own + 1), layout.partition::<T>());
-                let input = Some((input, part.partition::<T>()));
-                self.run_directly((output, whole), input, &Arithmetic::NONE, &options.due)
-            }
-            ProgramKind::Messages { .. } => {
-                copy(input, &mut output[layout.range(own)]);
-                let memory = in_place(output, layout.partition::<T>());
-                self.run(memory, &mut nothing_to_combine, &options.due)
-            }
-        }
+        let key = CallKey::in_parts::<T>(collective, layout, options).on(input.ownership);
+        let plan = self.compile_in_parts::<T>(&key, layout, options)?;
+        let memory = CallMemory::in_parts(output, layout).with_input(input.elements, &own);
+        self.execute(plan, memory, None, options)
     }
 
     pub(crate) fn all_gather_in_place<'a, T: Element>(
         &mut self,
-        held: impl Into<ReductionBuffer<'a, T>>,
+        buffer: impl Into<CallBuffer<'a, T>>,
         options: &CallOptions<'_>,
     ) -> Result<()> {
-        let (buffer, ownership) = held.into().into_parts();
-        let part = self.check_divisible(Operation::AllGather, buffer.len())?;
-        let layout = RankLayout::even(part, self.world_size());
+        let mut buffer = buffer.into();
+        let part = self.check_divisible(Operation::AllGather, buffer.elements().len())?;
+        let layout = &RankLayout::even(part, self.world_size());
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Buffer });
-        let program = self.begin_with_layout::<T>(collective, None, ownership, &layout, options)?;
-        let partition = layout.partition::<T>();
-        match program {
-            ProgramKind::Direct { .. } => {
-                self.run_directly((buffer, partition), None, &Arithmetic::NONE, &options.due)
-            }
-            ProgramKind::Messages { .. } => {
-                self.run(in_place(buffer, partition), &mut nothing_to_combine, &options.due)
-            }
-        }
+        let key = CallKey::in_parts::<T>(collective, layout, options).on(buffer.ownership());
+        let plan = self.compile_in_parts::<T>(&key, layout, options)?;
+        self.execute(plan, CallMemory::in_parts(buffer.into_elements(), layout), None, options)
     }
 
     pub(crate) fn gather<T: Element>(
@@ -93,20 +67,16 @@ impl Engine {
         let layout = &self.layout(Operation::Gather, counts, ("input", input.len()), whole)?;
         self.check_root(Operation::Gather, root)?;
         let (rank, collective) = (self.rank, Collective::Gather { root });
-        let algorithm = self.begin_rooted::<T>(collective, layout, options)?;
-        let own = layout.of(rank.index()..rank.index() + 1);
+        let (plan, algorithm) = self.compile_rooted::<T>(collective, layout, options)?;
         let held = algorithm.held(rank, root);
-        let passing = layout.of(held.first()..held.end());
+        let (own, passing) = (layout.of_rank(rank.index()), layout.of(held.first()..held.end()));
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = match rank.index() {
             index if index == root => output,
             _ => room(&mut memory, passing.total(), &mut *self.transport)?,
         };
-        if !held.is_empty() {
-            copy(input, &mut buffer[passing.range(rank.index())]);
-        }
-        let all = from_input((input, own.partition::<T>()), (buffer, passing.partition::<T>()));
-        let done = self.run(all, &mut nothing_to_combine, &options.due);
+        let all = CallMemory::in_parts(buffer, &passing).with_input(input, &own);
+        let done = self.execute(plan, all, None, options);
         self.copy = memory;
         done
     }
@@ -123,22 +93,20 @@ impl Engine {
         let layout = &self.layout(Operation::Scatter, counts, ("output", output.len()), whole)?;
         self.check_root(Operation::Scatter, root)?;
         let (rank, collective) = (self.rank, Collective::Scatter { root });
-        let algorithm = self.begin_rooted::<T>(collective, layout, options)?;
+        let (plan, algorithm) = self.compile_rooted::<T>(collective, layout, options)?;
         let held = algorithm.held(rank, root);
         let passing = layout.of(held.first()..held.end());
         let source = layout.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
-        let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
+        let sent = if rank.index() == root { input } else { &[] };
         if passing.total() == output.len() && held.first() == rank.index() {
             // This rank receives only its own part.
-            let partition = passing.partition::<T>();
-            let memory = from_input(source, (output, partition));
-            return self.run(memory, &mut nothing_to_combine, &options.due);
+            let memory = CallMemory::in_parts(output, &passing).with_input(sent, &source);
+            return self.execute(plan, memory, None, options);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
-        let partition = passing.partition::<T>();
-        let all = from_input(source, (&mut *buffer, partition));
-        let done = self.run(all, &mut nothing_to_combine, &options.due);
+        let all = CallMemory::in_parts(&mut *buffer, &passing).with_input(sent, &source);
+        let done = self.execute(plan, all, None, options);
         if done.is_ok() {
             let part = if held.is_empty() {
                 &input[layout.range(rank.index())]
@@ -151,14 +119,16 @@ impl Engine {
         done
     }
 
-    /// Begins a gather or a scatter and returns the algorithm.
-    fn begin_rooted<T: Element>(
+    /// Compiles a gather or a scatter and returns the algorithm too.
+    fn compile_rooted<T: Element>(
         &mut self,
         collective: Collective,
         layout: &RankLayout,
         options: &CallOptions<'_>,
-    ) -> Result<&'static MessageAlgorithm> {
-        self.begin_with_layout::<T>(collective, None, [Ownership::Borrowed; 2], layout, options)?;
-        Ok(self.flat().1)
+    ) -> Result<(PlanId, &'static MessageAlgorithm)> {
+        let key = CallKey::in_parts::<T>(collective, layout, options);
+        let plan = self.compile_in_parts::<T>(&key, layout, options)?;
+        let algorithm = self.plan_cache.get(plan).message_algorithm();
+        Ok((plan, algorithm.expect("gather and scatter have no other algorithms")))
     }
 }

@@ -178,10 +178,12 @@ impl CheckedPlan {
         (done, direct.reclaim())
     }
 
+    #[inline(always)]
     fn entry_of_run(&self, number: u64) -> CallEntry {
         CallEntry { signals: self.plan.signals(), ..self.entry(number) }
     }
 
+    #[inline(always)]
     fn do_steps(
         &self,
         access: &mut CheckedAccess<'_>,
@@ -206,6 +208,7 @@ struct EnteredCall<'a> {
 }
 
 impl<'a> EnteredCall<'a> {
+    #[inline(always)]
     fn enter(
         direct: &'a mut dyn Direct,
         entry: CallEntry,
@@ -220,6 +223,7 @@ impl<'a> EnteredCall<'a> {
         Ok(Self { direct, entry, has_ended: false })
     }
 
+    #[inline(always)]
     fn access(&mut self) -> CheckedAccess<'_> {
         CheckedAccess { direct: self.direct, entry: self.entry }
     }

@@ -1,7 +1,8 @@
 //! The engine executes the collectives of one group, on the caller's thread or on the worker's thread.
 //!
-//! Every collective has the same phases: check the arguments, choose the algorithm, announce the call to the
-//! transport, run the schedule.
+//! Every collective has the same phases: check the arguments, [compile](Engine::compile) the call or find it in the
+//! plan cache, [execute](Engine::execute) it. Compiling chooses the algorithm, decides between messages and shared
+//! memory, and validates the schedule.
 
 mod all_to_all;
 mod arithmetic;
@@ -10,6 +11,8 @@ mod coalesced;
 mod copies;
 mod direct;
 mod direct_access;
+mod execute;
+mod memory;
 mod messages;
 mod plan_cache;
 mod rank_layout;
@@ -28,10 +31,10 @@ use crate::history::{History, HistoryEvent, StartedOperation};
 use crate::settings::Settings;
 use crate::two_level::HostLevels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
-pub(crate) use direct::Input;
 use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::WindowBuffer;
-use plan_cache::{CompiledSchedule, PlanCache};
+pub(crate) use memory::{CallBuffer, CallInput};
+use plan_cache::PlanCache;
 use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
 
@@ -196,24 +199,7 @@ impl Engine {
         self.transport.begin(encoded);
     }
 
-    /// Runs the current call by messages, up to the point where the sums of an all_reduce are complete.
-    fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, due: &LazyDeadline<'_>) -> Result<()> {
-        self.run_phase(CompiledSchedule::reduce, memory, combine, due)
-    }
-
-    fn run_phase(
-        &mut self,
-        phase: impl FnOnce(&CompiledSchedule) -> &[Step],
-        memory: Memory<'_>,
-        combine: &mut Combine<'_>,
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        let compiled = self.plan_cache.current();
-        let steps = phase(compiled.schedule());
-        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
-            .map_err(|error| Self::failed(&mut *self.transport, &compiled.call, error))
-    }
-
+    /// Runs steps that are not compiled, as a part of this call.
     fn run_in(
         &mut self,
         call: &Call,
@@ -305,23 +291,6 @@ impl Drop for Engine {
             tracing::warn!(rank, channel, "dropped with a message of rank {peer} that was never received");
         }
     }
-}
-
-/// The combine function of schedules that only copy.
-fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
-
-/// Returns the memory of an operation that sends from and receives into one buffer.
-fn in_place<'a, T: Element>(buffer: &'a mut [T], partition: Partition<'a>) -> Memory<'a> {
-    Memory::new(bytemuck::cast_slice_mut(buffer), partition)
-}
-
-/// Returns the memory of an operation that sends from an input and receives into a buffer.
-fn from_input<'a, T: Element>(
-    (input, input_cut): (&'a [T], Partition<'a>),
-    (buffer, partition): (&'a mut [T], Partition<'a>),
-) -> Memory<'a> {
-    let input = Some((bytemuck::cast_slice(input), input_cut));
-    Memory { buffer: bytemuck::cast_slice_mut(buffer), partition, input }
 }
 
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {

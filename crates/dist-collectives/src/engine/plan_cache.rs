@@ -1,8 +1,11 @@
 //! A cache of compiled calls: the execution plan of each kind of collective call is computed once.
 
-use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
+use dist_algos::direct::{DirectCollective, Ownership};
 use dist_algos::scan::Extent;
-use dist_algos::{Algorithm, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, Source, Step};
+use dist_algos::{
+    Algorithm, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, RunError, Source, Step,
+    ValidatedSteps,
+};
 use dist_transport::{Fingerprint, Transport};
 
 use super::direct::SharedMemory;
@@ -25,9 +28,8 @@ pub(super) struct CallKey {
     pub(super) op: Option<ReduceKind>,
     /// Bytes of the buffer that holds every rank's part.
     pub(super) bytes: usize,
-    /// The kind of memory on all ranks, which determines the algorithm, and the kind on this rank.
+    /// Whose the memory is that other ranks may access.
     pub(super) ownership: Ownership,
-    pub(super) here: Ownership,
 }
 
 /// A collective operation.
@@ -36,6 +38,8 @@ pub(super) enum Collective {
     /// An operation that can also use shared memory.
     Direct(DirectCollective),
     // The other operations only use messages.
+    /// An all_to_all of parts of different sizes.
+    UnevenAllToAll,
     Gather {
         root: usize,
     },
@@ -49,9 +53,9 @@ impl PartialEq for CallKey {
     // Same result as the derived implementation, but compares the fields in one step.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
-        let Self { collective, dtype, count, sizes, op, bytes, ownership, here } = *other;
+        let Self { collective, dtype, count, sizes, op, bytes, ownership } = *other;
         (self.count, self.bytes, self.sizes) == (count, bytes, sizes)
-            && (self.dtype, self.op, self.ownership, self.here) == (dtype, op, ownership, here)
+            && (self.dtype, self.op, self.ownership) == (dtype, op, ownership)
             && self.collective == collective
     }
 }
@@ -65,8 +69,19 @@ impl CallKey {
         bytes: usize,
         sizes: u64,
     ) -> Self {
-        let (ownership, here) = (Ownership::Borrowed, Ownership::Borrowed);
-        Self { collective, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
+        let ownership = Ownership::Borrowed;
+        Self { collective, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership }
+    }
+
+    /// Returns the key of a call on borrowed memory in which every rank has a part.
+    pub(super) fn in_parts<T: Element>(
+        collective: Collective,
+        layout: &RankLayout,
+        options: &CallOptions<'_>,
+    ) -> Self {
+        let bytes = layout.total().saturating_mul(size_of::<T>());
+        let key = Self::of::<T>(collective, layout.count(), bytes, layout.digest(options.sizes));
+        Self { dtype: Some(options.dtype::<T>()), ..key }
     }
 
     /// Adds a reduction of elements of `T`, or of the caller's elements that they stand for.
@@ -75,10 +90,10 @@ impl CallKey {
         Self { op: Some(op.kind()), dtype: Some(options.dtype::<T>()), ..self }
     }
 
-    /// Sets the kind of memory on all ranks and on this rank.
+    /// Sets whose the memory is.
     #[inline]
-    pub(super) const fn on(self, [ownership, here]: [Ownership; 2]) -> Self {
-        Self { ownership, here, ..self }
+    pub(super) const fn on(self, ownership: Ownership) -> Self {
+        Self { ownership, ..self }
     }
 }
 
@@ -87,7 +102,7 @@ impl Collective {
         match self {
             Self::Direct(collective) => collective.root(),
             Self::Gather { root } | Self::Scatter { root } => Some(root),
-            Self::Scan(_) => None,
+            Self::UnevenAllToAll | Self::Scan(_) => None,
         }
     }
 
@@ -96,6 +111,7 @@ impl Collective {
     pub(super) const fn kind(self) -> CollectiveKind {
         match self {
             Self::Direct(collective) => collective.kind(),
+            Self::UnevenAllToAll => CollectiveKind::AllToAll,
             Self::Gather { .. } => CollectiveKind::Gather,
             Self::Scatter { .. } => CollectiveKind::Scatter,
             Self::Scan(Extent::Inclusive) => CollectiveKind::Scan,
@@ -111,33 +127,26 @@ struct Preferences {
     forced: Option<Algorithm>,
 }
 
-/// The kind of program of a call that has begun.
+/// The number of a compiled call in the [`PlanCache`]. It is valid until another call is compiled.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ProgramKind {
-    /// A direct schedule on memory that is partitioned into this many parts.
-    Direct { parts: usize },
-    /// Messages, on memory that is partitioned into this many chunks.
-    Messages { chunks: usize },
-}
+pub(super) struct PlanId(usize);
 
 /// The cached execution plans of the last kinds of collective calls.
 #[derive(Debug, Default)]
 pub(super) struct PlanCache {
     all: Vec<CompiledCall>,
     /// The index of the plan of the call that was begun last.
-    current: usize,
+    last: usize,
     /// The index of the plan that is replaced next.
     oldest: usize,
-    /// The index of the plan of the call before.
-    before: usize,
 }
 
 /// A cached execution plan for one kind of collective call.
 #[derive(Debug)]
 pub(super) struct CompiledCall {
-    key: CallKey,
+    pub(super) key: CallKey,
     preferences: Preferences,
-    program: Program,
+    pub(super) program: Program,
     /// The last call of this kind, or the next one if there was none.
     pub(super) call: Call,
     /// The next call of this kind, encoded. Its sequence number and history are those that it has if the calls
@@ -149,8 +158,12 @@ pub(super) struct CompiledCall {
     follower: usize,
 }
 
+/// The way in which a call is executed. All ranks choose the same.
 #[derive(Debug)]
-enum Program {
+pub(super) enum Program {
+    /// On shared memory, as one fused barrier.
+    Fused(CheckedPlan),
+    /// On shared memory, step by step.
     Direct(CheckedPlan),
     Messages(CompiledSchedule),
 }
@@ -161,30 +174,14 @@ enum Program {
 pub(super) struct CompiledSchedule {
     /// The cost model that the algorithm was chosen by. Direct plans do not depend on it.
     model: CostModel,
-    /// The memory that steps send from.
-    pub(super) of: Source,
-    chunks: usize,
+    pub(super) chunks: usize,
+    /// The number of bytes that the steps are executed on at a time.
+    pub(super) block_bytes: usize,
     /// The steps that bring sums to their owners, then all other steps.
-    steps: Vec<Step>,
-    sums_complete: usize,
-    /// The chunks whose sums this rank owns after the first steps.
+    pub(super) steps: ValidatedSteps,
+    pub(super) sums_complete: usize,
+    /// The chunks whose sums this rank owns after the first steps, and finishes.
     pub(super) owned: Chunks,
-}
-
-impl CompiledSchedule {
-    pub(super) fn all(&self) -> &[Step] {
-        &self.steps
-    }
-
-    /// Returns the steps until all sums are complete. Only an all_reduce has steps after them.
-    pub(super) fn reduce(&self) -> &[Step] {
-        &self.steps[..self.sums_complete]
-    }
-
-    /// Returns the remaining steps of an all_reduce.
-    pub(super) fn gather(&self) -> &[Step] {
-        &self.steps[self.sums_complete..]
-    }
 }
 
 impl CompiledCall {
@@ -204,7 +201,7 @@ impl CompiledCall {
     fn fits(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
         let fits = self.key == *key && self.preferences == preferences;
         fits && match &self.program {
-            Program::Direct(_) => true,
+            Program::Fused(_) | Program::Direct(_) => true,
             Program::Messages(schedule) => schedule.model == *model,
         }
     }
@@ -231,22 +228,21 @@ impl CompiledCall {
         Call { sequence, part, past, ..self.call }.patch(&mut self.next);
     }
 
-    /// Returns the kind of memory on this rank.
-    pub(super) const fn here(&self) -> Ownership {
-        self.key.here
-    }
-
-    /// Returns the plan of a direct call.
-    #[inline(always)]
-    pub(super) fn plan(&self) -> &DirectPlan {
-        let Program::Direct(checked) = &self.program else { unreachable!("{NOT_DIRECT}") };
-        checked.plan()
+    /// Returns `true` if the operation reads its input where it is. Otherwise the input is copied into the buffer.
+    pub(super) fn reads_input(&self) -> bool {
+        match &self.program {
+            Program::Fused(_) => false,
+            Program::Direct(checked) => checked.plan().collective().source() == Source::Input,
+            Program::Messages(schedule) => schedule.steps.send_from_input(),
+        }
     }
 
     /// Returns a direct call and its checked plan.
     #[inline(always)]
     pub(super) fn direct_program(&mut self) -> (&Call, &mut CheckedPlan) {
-        let Program::Direct(checked) = &mut self.program else { unreachable!("{NOT_DIRECT}") };
+        let (Program::Fused(checked) | Program::Direct(checked)) = &mut self.program else {
+            unreachable!("{NOT_DIRECT}")
+        };
         (&self.call, checked)
     }
 
@@ -255,56 +251,64 @@ impl CompiledCall {
         let Program::Messages(schedule) = &self.program else { unreachable!("{NOT_MESSAGES}") };
         schedule
     }
+
+    /// Returns the algorithm, if the call goes by messages and the algorithm treats all ranks alike.
+    pub(super) const fn message_algorithm(&self) -> Option<&'static MessageAlgorithm> {
+        match self.call.algorithm {
+            Some(Algorithm::Messages(algorithm)) => Some(algorithm),
+            _ => None,
+        }
+    }
 }
 
 impl PlanCache {
-    /// Makes the plan with this key the current one. Returns `false` if there is none.
+    /// Returns the plan with this key.
     #[inline(always)]
-    fn find(&mut self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
-        let current = self.all.get(self.current);
-        current.is_some_and(|compiled| compiled.fits(key, preferences, model))
-            || self.find_another(key, preferences, model)
+    fn find(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> Option<PlanId> {
+        let last = self.all.get(self.last);
+        match last.is_some_and(|compiled| compiled.fits(key, preferences, model)) {
+            true => Some(PlanId(self.last)),
+            false => self.find_another(key, preferences, model),
+        }
     }
 
-    fn find_another(&mut self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
-        let fits = |compiled: &CompiledCall| compiled.fits(key, preferences, model);
-        let found = self.all.iter().position(fits);
-        self.current = found.unwrap_or(self.current);
-        found.is_some()
+    #[inline(never)]
+    fn find_another(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> Option<PlanId> {
+        self.all.iter().position(|compiled| compiled.fits(key, preferences, model)).map(PlanId)
     }
 
-    /// Adds a plan and makes it the current one.
-    fn keep(&mut self, compiled: CompiledCall) {
-        if self.all.len() < COMPILED_CALLS_MAX {
-            self.current = self.all.len();
+    fn insert(&mut self, compiled: CompiledCall) -> PlanId {
+        let index = if self.all.len() < COMPILED_CALLS_MAX { self.all.len() } else { self.oldest };
+        if index == self.all.len() {
             self.all.push(compiled);
         } else {
-            self.current = self.oldest;
-            self.all[self.oldest] = compiled;
-            self.oldest = (self.oldest + 1) % COMPILED_CALLS_MAX;
+            self.all[index] = compiled;
+            self.oldest = (index + 1) % COMPILED_CALLS_MAX;
         }
         // Holds until another call has followed this one.
-        self.all[self.current].follower = self.current;
+        self.all[index].follower = index;
+        PlanId(index)
     }
 
-    /// Begins the next call, which uses the current plan.
+    /// Begins the next call, which uses this plan.
     #[inline(always)]
-    fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
-        let (before, current) = (std::mem::replace(&mut self.before, self.current), self.current);
-        self.all[before].follower = current;
-        let compiled = &mut self.all[current];
+    fn begin(&mut self, PlanId(plan): PlanId, history: &mut History, transport: &mut dyn Transport) {
+        let before = std::mem::replace(&mut self.last, plan);
+        self.all[before].follower = plan;
+        let compiled = &mut self.all[plan];
         compiled.begin(history, transport);
         let follower = compiled.follower;
         self.all[follower].expect(history);
     }
 
-    pub(super) fn current(&self) -> &CompiledCall {
-        &self.all[self.current]
+    #[inline(always)]
+    pub(super) fn get(&self, PlanId(plan): PlanId) -> &CompiledCall {
+        &self.all[plan]
     }
 
-    #[inline]
-    pub(super) fn current_mut(&mut self) -> &mut CompiledCall {
-        &mut self.all[self.current]
+    #[inline(always)]
+    pub(super) fn get_mut(&mut self, PlanId(plan): PlanId) -> &mut CompiledCall {
+        &mut self.all[plan]
     }
 }
 
@@ -314,105 +318,131 @@ impl Engine {
         self.plan_cache = PlanCache::default();
     }
 
-    /// Begins an operation. All ranks choose the same program.
+    /// Returns the plan of the calls with this key, and compiles it if it is not cached. `part_bytes_max` returns
+    /// the size of the largest part if the memory is divided into this many parts.
     #[inline(always)]
-    pub(super) fn begin_collective(
+    pub(super) fn compile(
         &mut self,
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         options: &CallOptions<'_>,
-    ) -> Result<ProgramKind> {
+    ) -> Result<PlanId> {
         let settings = options.settings;
         let forced = settings.forced(key.collective.kind().into());
         let preferences = Preferences { order: settings.order, forced };
-        if !self.plan_cache.find(key, preferences, &settings.model) {
-            let compiled = self.compile(key, preferences, part_bytes_max, options)?;
-            self.plan_cache.keep(compiled);
+        match self.plan_cache.find(key, preferences, &settings.model) {
+            Some(plan) => Ok(plan),
+            None => self.compile_anew(key, preferences, &part_bytes_max, options),
         }
-        self.plan_cache.begin(&mut self.history, &mut *self.transport);
-        let compiled = self.plan_cache.current();
-        tracing::trace!(rank = self.rank.index(), channel = compiled.call.channel, "{}", compiled.call);
-        Ok(match &compiled.program {
-            Program::Direct(checked) => ProgramKind::Direct { parts: checked.plan().parts() },
-            Program::Messages(schedule) => ProgramKind::Messages { chunks: schedule.chunks },
-        })
     }
 
-    /// Begins an operation on memory in which every rank has a part.
-    pub(super) fn begin_with_layout<T: Element>(
+    /// Compiles a call on memory in which every rank has a part.
+    pub(super) fn compile_in_parts<T: Element>(
         &mut self,
-        collective: Collective,
-        op: Option<ReduceOp>,
-        ownership: [Ownership; 2],
+        key: &CallKey,
         layout: &RankLayout,
         options: &CallOptions<'_>,
-    ) -> Result<ProgramKind> {
-        let bytes = layout.total().saturating_mul(size_of::<T>());
-        let key =
-            CallKey::of::<T>(collective, layout.count(), bytes, layout.digest(options.sizes)).on(ownership);
-        let key = CallKey { op: op.map(ReduceOp::kind), dtype: Some(options.dtype::<T>()), ..key };
-        self.begin_collective(&key, |_| layout.partition::<T>().chunk_bytes_max(), options)
+    ) -> Result<PlanId> {
+        self.compile(key, |_| layout.partition::<T>().chunk_bytes_max(), options)
+    }
+
+    /// Begins the next call of this plan. Every message from here on belongs to it.
+    #[inline(always)]
+    pub(super) fn begin_compiled(&mut self, plan: PlanId) {
+        self.plan_cache.begin(plan, &mut self.history, &mut *self.transport);
+        let call = &self.plan_cache.get(plan).call;
+        tracing::trace!(rank = self.rank.index(), channel = call.channel, "{call}");
     }
 
     #[inline(never)]
-    fn compile(
+    fn compile_anew(
         &mut self,
         key: &CallKey,
         preferences: Preferences,
-        part_bytes_max: impl Fn(usize) -> usize,
+        part_bytes_max: &dyn Fn(usize) -> usize,
+        options: &CallOptions<'_>,
+    ) -> Result<PlanId> {
+        let compiled = match self.compile_direct(key, preferences, part_bytes_max, options)? {
+            Some(compiled) => compiled,
+            None => self.compile_messages(key, preferences, options)?,
+        };
+        Ok(self.plan_cache.insert(compiled))
+    }
+
+    /// Compiles a call on shared memory; `None` if it goes by messages.
+    fn compile_direct(
+        &mut self,
+        key: &CallKey,
+        preferences: Preferences,
+        part_bytes_max: &dyn Fn(usize) -> usize,
+        options: &CallOptions<'_>,
+    ) -> Result<Option<CompiledCall>> {
+        let Some(plan) = self.direct_plan(key, part_bytes_max, options)? else { return Ok(None) };
+        let (operation, algorithm) = (key.collective.kind().into(), Algorithm::Direct(plan.algorithm()));
+        let call = Call { algorithm: Some(algorithm), ..self.call_of(operation, key, preferences.order) };
+        match CheckedPlan::new(plan, self.rank, &call) {
+            Some(checked) => {
+                let program =
+                    if plan.is_fused() { Program::Fused(checked) } else { Program::Direct(checked) };
+                Ok(Some(CompiledCall::new(*key, preferences, program, call)))
+            }
+            None if preferences.forced.is_some() => {
+                Err(Error::Unsupported { algorithm, world_size: self.world_size() })
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Compiles a call by messages.
+    fn compile_messages(
+        &mut self,
+        key: &CallKey,
+        preferences: Preferences,
         options: &CallOptions<'_>,
     ) -> Result<CompiledCall> {
-        let plan = self.plan(key, part_bytes_max, options)?;
-        let kind = key.collective.kind();
+        let (kind, world_size, model) = (key.collective.kind(), self.world_size(), options.settings.model);
         let operation = Operation::from(kind);
-        let call = self.call_of(operation, key, preferences.order);
-        if let Some(plan) = plan {
-            let algorithm = Algorithm::Direct(plan.algorithm());
-            let call = Call { algorithm: Some(algorithm), ..call };
-            if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
-                return Ok(CompiledCall::new(*key, preferences, Program::Direct(checked), call));
-            }
-            if preferences.forced.is_some() {
-                return Err(Error::Unsupported { algorithm, world_size: self.world_size() });
-            }
-        }
-        let bytes = self.bytes_at_once(operation, key.bytes);
-        let chosen = options.settings.choose(kind, self.placement, bytes, self.levels.as_ref())?;
-        let schedule = self.compile_schedule(&chosen, key.collective, options.settings.model);
+        let block_bytes = self.bytes_at_once(operation, key.bytes);
+        let chosen = options.settings.choose(kind, self.placement, block_bytes, self.levels.as_ref())?;
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
+        let call = self.call_of(operation, key, preferences.order);
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
+        let chunks = chosen.chunks(world_size);
+        let Phases { first, owned, second } = self.phases(&chosen, key.collective, chunks);
+        let sums_complete = first.len();
+        let steps = first.into_iter().chain(second).collect();
+        let steps = ValidatedSteps::new(self.rank, steps, [chunks, world_size])
+            .map_err(|source| Self::failed(&mut *self.transport, &call, RunError::Schedule(source)))?;
+        let schedule = CompiledSchedule { model, chunks, block_bytes, steps, sums_complete, owned };
         Ok(CompiledCall::new(*key, preferences, Program::Messages(schedule), call))
     }
 
-    /// Compiles the schedule of this rank.
-    fn compile_schedule(
-        &self,
-        chosen: &ChosenAlgorithm,
-        collective: Collective,
-        model: CostModel,
-    ) -> CompiledSchedule {
-        let (rank, kind) = (self.rank, collective.kind());
-        let Phases { first, owned, second } = match kind {
-            // An all_to_all computes its steps during the call, because it also supports uneven parts, which are not
-            // cached.
-            CollectiveKind::AllToAll => Phases { first: Vec::new(), owned: Chunks::NONE, second: Vec::new() },
-            _ => chosen.phases(rank, collective.root().unwrap_or_default()),
+    /// Returns the steps of this rank: those until the sums are complete, the chunks whose sums the rank then
+    /// finishes, and the other steps.
+    fn phases(&self, chosen: &ChosenAlgorithm, collective: Collective, chunks: usize) -> Phases<Vec<Step>> {
+        let (rank, root) = (self.rank, collective.root().unwrap_or_default());
+        let phases = chosen.phases(rank, root);
+        if collective.kind() == CollectiveKind::AllReduce {
+            return phases;
+        }
+        let mut steps = [phases.first, phases.second].concat();
+        let sends_from = match chosen {
+            ChosenAlgorithm::Flat(algorithm) => algorithm.sends_from(rank.world_size()),
+            ChosenAlgorithm::TwoLevel(..) => Source::Buffer,
         };
-        let of = match (chosen, collective) {
-            (
-                ChosenAlgorithm::Flat(flat),
-                Collective::Direct(DirectCollective::ReduceScatter { of: Source::Input }),
-            ) => flat.sends_from(rank.world_size()),
-            _ => Source::Buffer,
+        let owned = match collective {
+            Collective::Direct(DirectCollective::Reduce { .. }) if rank.index() == root => {
+                Chunks::all(chunks)
+            }
+            Collective::Direct(DirectCollective::ReduceScatter { of }) => {
+                if (of, sends_from) == (Source::Input, Source::Input) {
+                    steps = steps.into_iter().map(Step::from_input).collect();
+                }
+                Chunks::one(rank.index())
+            }
+            _ => Chunks::NONE,
         };
-        let sums = first.len() + if kind == CollectiveKind::AllReduce { 0 } else { second.len() };
-        let steps = first.into_iter().chain(second);
-        let steps = match of {
-            Source::Input => steps.map(Step::from_input).collect(),
-            Source::Buffer => steps.collect(),
-        };
-        let chunks = chosen.chunks(rank.world_size());
-        CompiledSchedule { model, of, chunks, steps, sums_complete: sums, owned }
+        Phases { first: steps, owned, second: Vec::new() }
     }
 
     /// Returns the next call, without an algorithm.
@@ -434,27 +464,10 @@ impl Engine {
             after_agreement: !matches!(self.shared_memory, SharedMemory::Unknown),
         }
     }
-
-    /// Returns the current call and its algorithm, for an operation by messages without two-level algorithms.
-    pub(super) fn flat(&self) -> (Call, &'static MessageAlgorithm) {
-        let CompiledCall { call, .. } = self.plan_cache.current();
-        let Some(Algorithm::Messages(algorithm)) = call.algorithm else { unreachable!("{NOT_FLAT}") };
-        (*call, algorithm)
-    }
-
-    /// Begins an operation that always goes by messages. Returns the number of chunks of its memory.
-    pub(super) fn begin_by_messages(&mut self, key: &CallKey, options: &CallOptions<'_>) -> Result<usize> {
-        let program = self.begin_collective(key, |_| 0, options)?;
-        let ProgramKind::Messages { chunks } = program else {
-            unreachable!("it is no task for memory that is shared")
-        };
-        Ok(chunks)
-    }
 }
 
-const NOT_FLAT: &str = "the operation has only flat algorithms by messages";
-const NOT_DIRECT: &str = "a call's plan is asked for where it was begun directly";
-const NOT_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
+const NOT_DIRECT: &str = "only direct programs are executed on shared memory";
+const NOT_MESSAGES: &str = "only programs by messages are executed as messages";
 
 /// Maximum number of cached plans.
 const COMPILED_CALLS_MAX: usize = 64;

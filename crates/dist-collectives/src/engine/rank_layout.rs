@@ -98,6 +98,17 @@ impl RankLayout {
         Self { sizes, held, world_size: self.world_size }
     }
 
+    /// Returns the layout of memory that holds only this rank's part.
+    #[inline]
+    pub(super) fn of_rank(&self, rank: usize) -> Self {
+        self.of(rank..rank + 1)
+    }
+
+    /// Returns `true` if this rank's part is in the memory.
+    pub(super) fn holds(&self, rank: usize) -> bool {
+        self.held.contains(&rank)
+    }
+
     /// Returns the range of one rank's part, in elements.
     pub(super) fn range(&self, rank: usize) -> Range<usize> {
         let place = rank - self.held.start;

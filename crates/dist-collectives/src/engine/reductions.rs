@@ -3,14 +3,13 @@
 use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
 use dist_algos::scan::Extent;
-use dist_transport::LazyDeadline;
 
-use super::arithmetic::{Arithmetic, identity};
-use super::direct::{Input, ReductionBuffer};
-use super::plan_cache::{CallKey, Collective, CompiledSchedule, ProgramKind};
+use super::arithmetic::identity;
+use super::memory::{CallBuffer, CallInput, CallMemory};
+use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
 use super::wide::widening;
-use super::{CallOptions, Engine, copy, from_input, in_place, partition, room};
+use super::{CallOptions, Engine, copy, partition, room};
 use crate::{Element, Error, Operation, ReduceOp, Result};
 
 /// Bytes per rank of the blocks in which the ranks of one host reduce. Two ranks over TCP reduced 128 MiB fastest
@@ -20,75 +19,28 @@ pub const BLOCK_BYTES_OF_RANK: usize = 512 << 10;
 impl Engine {
     pub(crate) fn all_reduce<'a, T: Element>(
         &mut self,
-        held: impl Into<ReductionBuffer<'a, T>>,
+        buffer: impl Into<CallBuffer<'a, T>>,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
-        let mut held = held.into();
+        let mut buffer = buffer.into();
         if let Some(widening) = widening::<T>(op) {
-            let [ownership, _] = held.ownership();
-            let mut wide = self.widened(widening, held.elements(), ownership)?;
-            let done = self.all_reduce(wide.held(), op, &options.in_place_of::<T>());
+            let ownership = buffer.ownership();
+            let mut wide = self.widened(widening, buffer.elements(), ownership)?;
+            let done = self.all_reduce(wide.buffer(), op, &options.in_place_of::<T>());
             if done.is_ok() {
-                (widening.narrow)(wide.elements(), held.elements());
+                (widening.narrow)(wide.elements(), buffer.elements());
             }
             self.wide.keep(wide);
             return done;
         }
-        let (len, collective) = (held.len(), Collective::Direct(DirectCollective::AllReduce));
-        let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(held.ownership());
+        let (len, collective) = (buffer.elements().len(), Collective::Direct(DirectCollective::AllReduce));
+        let key =
+            CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(buffer.ownership());
         let key = key.reducing::<T>(op, options);
-        let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        let program = self.begin_collective(&key, largest, options)?;
-        let arithmetic = self.arithmetic::<T>(op, options)?;
-        match program {
-            ProgramKind::Direct { .. } => self.reduce_held(held, &arithmetic, &options.due),
-            ProgramKind::Messages { chunks } => {
-                self.reduce_by_messages(held.elements(), chunks, &arithmetic, &options.due)
-            }
-        }
-    }
-
-    fn reduce_by_messages<T: Element>(
-        &mut self,
-        buffer: &mut [T],
-        chunks: usize,
-        arithmetic: &Arithmetic,
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        arithmetic.prepare(buffer);
-        let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer)) / size_of::<T>();
-        let mut rest = buffer;
-        loop {
-            // Messages are sent even if there are no elements.
-            let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(1)));
-            self.reduce_block(block, chunks, arithmetic, due)?;
-            if later.is_empty() {
-                return Ok(());
-            }
-            rest = later;
-        }
-    }
-
-    fn reduce_block<T: Element>(
-        &mut self,
-        block: &mut [T],
-        chunks: usize,
-        arithmetic: &Arithmetic,
-        due: &LazyDeadline<'_>,
-    ) -> Result<()> {
-        let partition = partition::<T>(block.len(), chunks);
-        let combine = &mut arithmetic.combine::<T>();
-        if !arithmetic.finishes() {
-            return self.run_phase(CompiledSchedule::all, in_place(block, partition), combine, due);
-        }
-        self.run(in_place(block, partition), combine, due)?;
-        for chunk in self.plan_cache.current().schedule().owned.indices() {
-            let bytes = partition.range(chunk);
-            arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
-        }
-        self.run_phase(CompiledSchedule::gather, in_place(block, partition), combine, due)
+        let plan = self.compile(&key, |parts| partition::<T>(len, parts).chunk_bytes_max(), options)?;
+        self.execute(plan, CallMemory::of(buffer), Some(op), options)
     }
 
     /// Returns how many bytes an operation's algorithm processes at once. This is the whole buffer, except for an
@@ -123,78 +75,47 @@ impl Engine {
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        let program = self.begin_collective(&key, largest, options)?;
-        let arithmetic = self.arithmetic::<T>(op, options)?;
-        arithmetic.prepare(buffer);
-        match program {
-            ProgramKind::Direct { parts } => {
-                let partition = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, partition), None, &arithmetic, &options.due)
-            }
-            ProgramKind::Messages { chunks } => {
-                let partition = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, partition), &mut arithmetic.combine::<T>(), &options.due)?;
-                if self.rank.index() == root {
-                    arithmetic.finish(buffer);
-                }
-                Ok(())
-            }
-        }
+        let plan = self.compile(&key, largest, options)?;
+        self.execute(plan, CallMemory::of(buffer), Some(op), options)
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
-        input: Input<'_, T>,
+        input: CallInput<'_, T>,
         counts: Option<&[usize]>,
         output: &mut [T],
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<()> {
+        let CallInput { elements: input, ownership } = input;
         let (operation, whole) = (Operation::ReduceScatter, Some(("input", input.len())));
         let layout = &self.layout(operation, counts, ("output", output.len()), whole)?;
         Self::check_op::<T>(op)?;
         if let Some(widening) = widening::<T>(op) {
-            let [ownership, _] = input.ownership();
-            let mut wide = self.widened(widening, input.elements(), ownership)?;
-            let options = &options.in_place_of::<T>();
-            let done = self.reduce_scatter_held(wide.held(), layout, op, options);
+            let mut wide = self.widened(widening, input, ownership)?;
+            let done = self.reduce_scatter_in(wide.buffer(), layout, op, &options.in_place_of::<T>());
             let done = done.map(|part| (widening.narrow)(part, output));
             self.wide.keep(wide);
             return done;
         }
         // Elements that are scaled first are copied, since the input must not change.
-        let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-        let (of, ownership) = match scales {
-            true => (Source::Buffer, [Ownership::Borrowed; 2]),
-            false => (Source::Input, input.ownership()),
+        let (of, ownership) = match op {
+            ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_) => (Source::Buffer, Ownership::Borrowed),
+            _ => (Source::Input, ownership),
         };
         let collective = Collective::Direct(DirectCollective::ReduceScatter { of });
-        let program = self.begin_with_layout::<T>(collective, Some(op), ownership, layout, options)?;
-        let input = input.elements();
-        let arithmetic = self.arithmetic::<T>(op, options)?;
-        let own = self.rank.index();
-        let part = layout.of(own..own + 1);
-        let (part, whole) = (part.partition::<T>(), layout.partition::<T>());
-        match program {
-            ProgramKind::Direct { .. } if !scales => {
-                let input = Some((input, whole));
-                return self.run_directly((output, part), input, &arithmetic, &options.due);
-            }
-            ProgramKind::Messages { .. } if self.plan_cache.current().schedule().of == Source::Input => {
-                copy(&input[layout.range(own)], output);
-                let memory = from_input((input, whole), (&mut *output, part));
-                self.run(memory, &mut arithmetic.combine::<T>(), &options.due)?;
-                arithmetic.finish(output);
-                return Ok(());
-            }
-            _ => {}
+        let key = CallKey::in_parts::<T>(collective, layout, options).on(ownership);
+        let plan = self.compile_in_parts::<T>(&key.reducing::<T>(op, options), layout, options)?;
+        if self.plan_cache.get(plan).reads_input() {
+            let own = layout.of_rank(self.rank.index());
+            let memory = CallMemory::in_parts(output, &own).with_input(input, layout);
+            return self.execute(plan, memory, Some(op), options);
         }
         let mut memory = std::mem::take(&mut self.copy);
-        let worked_on = room(&mut memory, input.len(), &mut *self.transport)?;
-        copy(input, worked_on);
-        let done = self
-            .reduce_scatter_in(program, layout, worked_on, &arithmetic, options)
-            .map(|part| copy(part, output));
+        let copied = room(&mut memory, input.len(), &mut *self.transport)?;
+        copy(input, copied);
+        let done = self.execute(plan, CallMemory::in_parts(&mut *copied, layout), Some(op), options);
+        let done = done.map(|()| copy(&copied[layout.range(self.rank.index())], output));
         self.copy = memory;
         done
     }
@@ -202,64 +123,40 @@ impl Engine {
     /// Returns this rank's part of the buffer, which holds the result.
     pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
-        held: impl Into<ReductionBuffer<'a, T>>,
+        buffer: impl Into<CallBuffer<'a, T>>,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
-        let held = held.into();
-        let part = self.check_divisible(Operation::ReduceScatter, held.len())?;
+        let mut buffer = buffer.into();
+        let part = self.check_divisible(Operation::ReduceScatter, buffer.elements().len())?;
         Self::check_op::<T>(op)?;
         let layout = &RankLayout::even(part, self.world_size());
         let Some(widening) = widening::<T>(op) else {
-            return self.reduce_scatter_held(held, layout, op, options);
+            return self.reduce_scatter_in(buffer, layout, op, options);
         };
-        let (buffer, [ownership, _]) = held.into_parts();
-        let mut wide = self.widened(widening, buffer, ownership)?;
-        let own = &mut buffer[layout.range(self.rank.index())];
-        let done = self.reduce_scatter_held(wide.held(), layout, op, &options.in_place_of::<T>());
+        let ownership = buffer.ownership();
+        let mut wide = self.widened(widening, buffer.elements(), ownership)?;
+        let own = &mut buffer.into_elements()[layout.range(self.rank.index())];
+        let done = self.reduce_scatter_in(wide.buffer(), layout, op, &options.in_place_of::<T>());
         let done = done.map(|part| (widening.narrow)(part, own));
         self.wide.keep(wide);
         done.map(|()| own)
     }
 
-    /// Returns this rank's part of the memory, which holds the result.
-    fn reduce_scatter_held<'a, T: Element>(
+    /// Returns this rank's part of the buffer, which holds the result.
+    fn reduce_scatter_in<'a, T: Element>(
         &mut self,
-        held: ReductionBuffer<'a, T>,
+        buffer: CallBuffer<'a, T>,
         layout: &RankLayout,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
-        let (buffer, ownership) = held.into_parts();
         let collective = Collective::Direct(DirectCollective::ReduceScatter { of: Source::Buffer });
-        let program = self.begin_with_layout::<T>(collective, Some(op), ownership, layout, options)?;
-        let arithmetic = self.arithmetic::<T>(op, options)?;
-        self.reduce_scatter_in(program, layout, buffer, &arithmetic, options)
-    }
-
-    fn reduce_scatter_in<'a, T: Element>(
-        &mut self,
-        program: ProgramKind,
-        layout: &RankLayout,
-        buffer: &'a mut [T],
-        arithmetic: &Arithmetic,
-        options: &CallOptions<'_>,
-    ) -> Result<&'a mut [T]> {
-        arithmetic.prepare(buffer);
-        let own = layout.range(self.rank.index());
-        let partition = layout.partition::<T>();
-        match program {
-            ProgramKind::Direct { .. } => {
-                self.run_directly((&mut *buffer, partition), None, arithmetic, &options.due)?;
-                Ok(&mut buffer[own])
-            }
-            ProgramKind::Messages { .. } => {
-                self.run(in_place(buffer, partition), &mut arithmetic.combine::<T>(), &options.due)?;
-                let own = &mut buffer[own];
-                arithmetic.finish(own);
-                Ok(own)
-            }
-        }
+        let key = CallKey::in_parts::<T>(collective, layout, options).on(buffer.ownership());
+        let plan = self.compile_in_parts::<T>(&key.reducing::<T>(op, options), layout, options)?;
+        let buffer = buffer.into_elements();
+        self.execute(plan, CallMemory::in_parts(&mut *buffer, layout), Some(op), options)?;
+        Ok(&mut buffer[layout.range(self.rank.index())])
     }
 
     pub(crate) fn scan<T: Element>(
@@ -273,15 +170,10 @@ impl Engine {
             return Err(Error::NoScan { op: op.kind() });
         }
         Self::check_op::<T>(op)?;
-        let key = CallKey {
-            op: Some(op.kind()),
-            ..CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), options.sizes)
-        };
-        let chunks = self.begin_by_messages(&key, options)?;
-        let arithmetic = self.arithmetic::<T>(op, options)?;
-        arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), chunks);
-        self.run(in_place(buffer, partition), &mut arithmetic.combine::<T>(), &options.due)?;
+        let key =
+            CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), options.sizes);
+        let plan = self.compile(&key.reducing::<T>(op, options), |_| 0, options)?;
+        self.execute(plan, CallMemory::of(&mut *buffer), Some(op), options)?;
         if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }

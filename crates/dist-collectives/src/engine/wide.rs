@@ -3,12 +3,11 @@
 //! The elements are converted to `f32` memory that the engine keeps. The operation runs on it as on any `f32`, and
 //! its result is rounded to `f16` once. No algorithm and no transport is involved; the call that the ranks agree on
 //! still names `f16`.
-//! names `f16`.
 
 use dist_algos::direct::Ownership;
 use dist_transport::{Cause, Chain, Transport};
 
-use super::direct::ReductionBuffer;
+use super::memory::CallBuffer;
 use super::{CallOptions, Engine};
 use crate::kernel::Widening;
 use crate::{Buffer, Element, ReduceOp, Result};
@@ -30,16 +29,16 @@ pub(super) struct WidenedBuffers {
 #[derive(Debug)]
 pub(super) struct WidenedElements {
     elements: Buffer<f32>,
-    /// The kind of memory of the caller's elements on all ranks.
+    /// Whose the memory of the caller's elements is.
     ownership: Ownership,
 }
 
 impl WidenedElements {
     /// Returns the elements, in memory of the same kind as the caller's elements.
-    pub(super) fn held(&mut self) -> ReductionBuffer<'_, f32> {
+    pub(super) fn buffer(&mut self) -> CallBuffer<'_, f32> {
         match self.ownership {
-            Ownership::Borrowed => ReductionBuffer::Borrowed(&mut self.elements),
-            _ => ReductionBuffer::Owned(&mut self.elements),
+            Ownership::Borrowed => CallBuffer::Borrowed(&mut self.elements),
+            _ => CallBuffer::Owned(&mut self.elements),
         }
     }
 
@@ -63,7 +62,7 @@ impl WidenedBuffers {
 }
 
 impl Engine {
-    /// Returns these elements as `f32`, in memory of the kind that they have on all ranks. If there is not enough
+    /// Returns these elements as `f32`, in memory that is owned in the same way. If there is not enough
     /// memory, the job is aborted, because other ranks wait.
     pub(super) fn widened<T: Element>(
         &mut self,
@@ -71,6 +70,7 @@ impl Engine {
         elements: &[T],
         ownership: Ownership,
     ) -> Result<WidenedElements> {
+        let ownership = ownership.expected();
         let kept = self.wide.of_kind(ownership).take().and_then(|kept| kept.with_len(elements.len()));
         let memory = match kept {
             Some(kept) => Ok(kept),

@@ -1,0 +1,218 @@
+//! Executes compiled calls: as messages, or on memory that the ranks share.
+
+use std::ops::Range;
+
+use dist_algos::direct::{DirectMemory, OwnMemory, Ownership, ReductionKernel, RemoteAccess};
+use dist_algos::{Memory, Partition};
+use dist_transport::LazyDeadline;
+
+use super::arithmetic::Arithmetic;
+use super::memory::{CallBuffer, CallMemory};
+use super::plan_cache::{PlanId, Program};
+use super::{CallOptions, Engine, copy, partition};
+use crate::{Element, Error, ReduceOp, Result};
+
+impl Engine {
+    /// Begins the next call of a compiled kind and executes it. `op` is the reduction of the call, if it has one.
+    /// After an error the contents of the buffer are unspecified.
+    #[inline(always)]
+    pub(super) fn execute<T: Element>(
+        &mut self,
+        plan: PlanId,
+        memory: CallMemory<'_, T>,
+        op: Option<ReduceOp>,
+        options: &CallOptions<'_>,
+    ) -> Result<()> {
+        self.begin_compiled(plan);
+        let arithmetic = match op {
+            Some(op) => self.arithmetic::<T>(plan, op, options)?,
+            None => Arithmetic::NONE,
+        };
+        self.run_compiled(plan, memory, &arithmetic, &options.due)
+    }
+
+    /// Executes the call that has begun.
+    #[inline(always)]
+    pub(super) fn run_compiled<T: Element>(
+        &mut self,
+        plan: PlanId,
+        mut memory: CallMemory<'_, T>,
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        match &self.plan_cache.get(plan).program {
+            Program::Fused(_) => self.run_fused(plan, memory.buffer.elements(), arithmetic, due),
+            Program::Direct(_) => self.run_direct(plan, memory, arithmetic, due),
+            Program::Messages(_) => self.run_messages(plan, memory, arithmetic, due),
+        }
+    }
+
+    /// Executes a direct call as one fused barrier. Other ranks only see copies of the memory.
+    #[inline(always)]
+    fn run_fused<T: Element>(
+        &mut self,
+        plan: PlanId,
+        own: &mut [T],
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        arithmetic.prepare(own);
+        let kernels = (arithmetic.combine::<T>(), arithmetic.total::<T>(self.world_size()));
+        let (call, checked) = self.plan_cache.get_mut(plan).direct_program();
+        self.slot_generations.take(checked);
+        let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
+        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let bytes = bytemuck::cast_slice_mut(own);
+        checked
+            .signal_and_wait(call.number(), direct, bytes, kernels, &mut self.scratch, due)
+            .map_err(|error| Self::failed(&mut *self.transport, call, error))?;
+        arithmetic.finish(own);
+        Ok(())
+    }
+
+    /// Executes any other direct call. If the algorithm writes into memory of other ranks, the buffer is lent to
+    /// them while the call lasts.
+    #[inline(never)]
+    fn run_direct<T: Element>(
+        &mut self,
+        plan: PlanId,
+        memory: CallMemory<'_, T>,
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let CallMemory { mut buffer, layout, input } = memory;
+        if input.is_none() {
+            arithmetic.prepare(buffer.elements());
+        }
+        let compiled = self.plan_cache.get_mut(plan);
+        let piece_bytes = piece_bytes(compiled.key.ownership);
+        let (call, checked) = compiled.direct_program();
+        self.slot_generations.take(checked);
+        let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
+        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let kernel = &mut ReductionKernel {
+            combine: &mut arithmetic.combine::<T>(),
+            finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
+            complete: &mut arithmetic.complete::<T>(),
+        };
+        let partition = match layout {
+            Some(layout) => layout.partition::<T>(),
+            None => partition::<T>(buffer.elements().len(), checked.plan().parts()),
+        };
+        let (number, scratch) = (call.number(), &mut self.scratch);
+        let done = match buffer {
+            CallBuffer::Owned(buffer) if checked.plan().algorithm().remote_access == RemoteAccess::Write => {
+                let (kind, lent) = buffer.lend();
+                let lent = (lent, partition, piece_bytes);
+                let (done, lent) = checked.run_lent(number, direct, lent, kernel, scratch, due);
+                if let Some(lent) = lent {
+                    buffer.take_back(kind, lent);
+                }
+                done
+            }
+            buffer => {
+                let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer.into_elements()));
+                let input =
+                    input.map(|(input, layout)| (bytemuck::cast_slice(input), layout.partition::<T>()));
+                let memory = &mut DirectMemory { own, partition, input, piece_bytes };
+                checked.run(number, direct, memory, kernel, scratch, due)
+            }
+        };
+        done.map_err(|error| Self::failed(&mut *self.transport, call, error))
+    }
+
+    /// Executes a call as messages. If it has an input, this rank's own part is copied to its place first.
+    fn run_messages<T: Element>(
+        &mut self,
+        plan: PlanId,
+        memory: CallMemory<'_, T>,
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let (own, CallMemory { buffer, layout, input }) = (self.rank.index(), memory);
+        let buffer = buffer.into_elements();
+        let Some(layout) = layout else {
+            arithmetic.prepare(buffer);
+            return self.run_blocks(plan, buffer, arithmetic, due);
+        };
+        match input {
+            Some((input, parts)) if parts.holds(own) && layout.holds(own) => {
+                copy(&input[parts.range(own)], &mut buffer[layout.range(own)]);
+            }
+            Some(_) => {}
+            None => arithmetic.prepare(buffer),
+        }
+        let input = input.map(|(input, parts)| (bytemuck::cast_slice(input), parts.partition::<T>()));
+        self.run_block(plan, (buffer, layout.partition::<T>()), input, arithmetic, due)
+    }
+
+    /// Executes the schedule on one block of the buffer after the other.
+    fn run_blocks<T: Element>(
+        &mut self,
+        plan: PlanId,
+        buffer: &mut [T],
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let schedule = self.plan_cache.get(plan).schedule();
+        let (chunks, at_once) = (schedule.chunks, schedule.block_bytes / size_of::<T>());
+        let mut rest = buffer;
+        loop {
+            // Messages are sent even if there are no elements.
+            let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(1)));
+            let parts = partition::<T>(block.len(), chunks);
+            self.run_block(plan, (block, parts), None, arithmetic, due)?;
+            if later.is_empty() {
+                return Ok(());
+            }
+            rest = later;
+        }
+    }
+
+    /// Executes the schedule on memory with this partition, and finishes the sums that this rank owns.
+    fn run_block<T: Element>(
+        &mut self,
+        plan: PlanId,
+        (buffer, partition): (&mut [T], Partition<'_>),
+        input: Option<(&[u8], Partition<'_>)>,
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let compiled = self.plan_cache.get(plan);
+        let schedule = compiled.schedule();
+        let combine = &mut arithmetic.combine::<T>();
+        let mut run = |steps: Range<usize>, buffer: &mut [T]| {
+            let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), partition, input };
+            let (transport, scratch) = (&mut *self.transport, &mut self.scratch);
+            dist_algos::run_validated(
+                transport,
+                (&schedule.steps, steps),
+                memory,
+                &mut *combine,
+                scratch,
+                due,
+            )
+            .map_err(|error| Self::failed(&mut *self.transport, &compiled.call, error))
+        };
+        let end = schedule.steps.len();
+        if !arithmetic.finishes() {
+            return run(0..end, buffer);
+        }
+        run(0..schedule.sums_complete, buffer)?;
+        for chunk in schedule.owned.indices() {
+            let bytes = partition.range(chunk);
+            arithmetic.finish(&mut buffer[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
+        }
+        run(schedule.sums_complete..end, buffer)
+    }
+}
+
+/// Returns how many bytes of other ranks' memory are summed at a time. If the kernel copies the bytes, larger pieces
+/// need fewer system calls, and the copied bytes still fit into the second-level cache. If the bytes are read in
+/// place, the sums stay in the first-level cache until they are written to all ranks.
+const fn piece_bytes(ownership: Ownership) -> usize {
+    match ownership {
+        Ownership::Allocated => 16 << 10,
+        _ => 128 << 10,
+    }
+}

@@ -1,0 +1,98 @@
+//! The memory of a call on this rank, and whose it is.
+
+use dist_algos::direct::Ownership;
+
+use super::rank_layout::RankLayout;
+use crate::{Buffer, Element};
+
+/// The memory that a call works on. [`Ownership`] says whose it is.
+#[derive(Debug)]
+pub(super) struct CallMemory<'a, T> {
+    /// The memory that the call changes.
+    pub(super) buffer: CallBuffer<'a, T>,
+    /// The parts of the buffer. Without a layout, the algorithm divides the buffer into equal chunks.
+    pub(super) layout: Option<&'a RankLayout>,
+    /// The memory that the call only reads, and its parts.
+    pub(super) input: Option<(&'a [T], &'a RankLayout)>,
+}
+
+/// The memory that a call changes.
+#[derive(Debug)]
+pub(crate) enum CallBuffer<'a, T> {
+    Borrowed(&'a mut [T]),
+    Owned(&'a mut Buffer<T>),
+}
+
+/// The memory that a call only reads. Other ranks may read it too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallInput<'a, T> {
+    pub(crate) elements: &'a [T],
+    pub(super) ownership: Ownership,
+}
+
+impl<'a, T: Element> CallMemory<'a, T> {
+    /// Returns the memory of a call on one buffer.
+    #[inline(always)]
+    pub(super) fn of(buffer: impl Into<CallBuffer<'a, T>>) -> Self {
+        Self { buffer: buffer.into(), layout: None, input: None }
+    }
+
+    /// Returns the memory of a call on a buffer with these parts.
+    pub(super) fn in_parts(buffer: impl Into<CallBuffer<'a, T>>, layout: &'a RankLayout) -> Self {
+        Self { layout: Some(layout), ..Self::of(buffer) }
+    }
+
+    /// Adds an input with these parts.
+    pub(super) fn with_input(self, input: &'a [T], layout: &'a RankLayout) -> Self {
+        Self { input: Some((input, layout)), ..self }
+    }
+}
+
+impl<'a, T: Element> CallBuffer<'a, T> {
+    #[inline(always)]
+    pub(super) fn ownership(&self) -> Ownership {
+        match self {
+            Self::Borrowed(_) => Ownership::Borrowed,
+            Self::Owned(buffer) => buffer.ownership(),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn elements(&mut self) -> &mut [T] {
+        match self {
+            Self::Borrowed(elements) => elements,
+            Self::Owned(buffer) => buffer,
+        }
+    }
+
+    pub(super) fn into_elements(self) -> &'a mut [T] {
+        match self {
+            Self::Borrowed(elements) => elements,
+            Self::Owned(buffer) => buffer,
+        }
+    }
+}
+
+impl<'a, T> From<&'a [T]> for CallInput<'a, T> {
+    fn from(elements: &'a [T]) -> Self {
+        Self { elements, ownership: Ownership::Borrowed }
+    }
+}
+
+impl<'a, T: Element> From<&'a Buffer<T>> for CallInput<'a, T> {
+    fn from(buffer: &'a Buffer<T>) -> Self {
+        Self { elements: buffer, ownership: buffer.ownership() }
+    }
+}
+
+impl<'a, T> From<&'a mut [T]> for CallBuffer<'a, T> {
+    fn from(elements: &'a mut [T]) -> Self {
+        Self::Borrowed(elements)
+    }
+}
+
+impl<'a, T> From<&'a mut Buffer<T>> for CallBuffer<'a, T> {
+    fn from(buffer: &'a mut Buffer<T>) -> Self {
+        Self::Owned(buffer)
+    }
+}
