@@ -11,7 +11,7 @@ use std::time::Duration;
 use dist_algos::verify::{Report, prove};
 use dist_algos::{
     ALGORITHMS, Chunks, CollectiveKind, Error, Memory, MessageAlgorithm, Order, Partition, RingTransport,
-    RunError, Scratch, Step, pairwise, ring, run,
+    RunError, Scratch, Step, ValidatedSteps, pairwise, ring, run, run_validated,
 };
 use dist_testkit::oracle::{self, Number, Reduction};
 use dist_transport::{Deadline, Rank, Runtime};
@@ -270,11 +270,13 @@ fn a_ring_adds_in_another_order_than_the_tree() {
     assert!(buffers.iter().all(|buffer| same(buffer, &buffers[0])), "ranks agree all the same");
 }
 
-/// Checks that the runner refuses a step before it uses the link.
+/// Checks that a step is refused when it is validated, and by the runner before it uses the link.
 #[track_caller]
 fn check_refused(step: Step, expected: Error) {
     let runtime = Runtime::system();
     let mut link = link::network(&runtime, 3).swap_remove(0);
+    let validated = ValidatedSteps::new(RingTransport::rank(&link), vec![step], [4, 0]);
+    assert_eq!(validated.err(), Some(expected.clone()));
     let deadline = runtime.deadline(Duration::from_secs(1));
     let partition = partition::<u8>(4, 4);
     let result = run(
@@ -297,6 +299,24 @@ fn steps_that_make_no_sense_are_refused() {
     let slot = usize::MAX;
     let combine = Step::Combine { chunk: 0, from: slot, into: dist_algos::ChunkLocation::Buffer };
     check_refused(combine, Error::BadSlot { rank: 0, step: 0, slot });
+}
+
+#[test]
+fn steps_that_were_validated_for_other_memory_are_validated_again() {
+    let runtime = Runtime::system();
+    let mut link = link::network(&runtime, 2).swap_remove(0);
+    let deadline = runtime.deadline(Duration::from_secs(1));
+    let steps = vec![Step::send(1, Chunks::one(3))];
+    let valid = ValidatedSteps::new(RingTransport::rank(&link), steps, [4, 0]).unwrap();
+    let mut run_in = |chunks: usize| {
+        let mut buffer = [0; 4];
+        let memory = Memory::new(&mut buffer, partition::<u8>(4, chunks));
+        let scratch = &mut Scratch::new();
+        run_validated(&mut link, (&valid, 0..1), memory, &mut sum::<u64>, scratch, &deadline.into())
+    };
+    assert!(run_in(4).is_ok());
+    let expected = Error::NoChunk { rank: 0, step: 0, chunks: Chunks::one(3), parts: 2 };
+    assert!(matches!(run_in(2), Err(RunError::Schedule(error)) if error == expected));
 }
 
 #[test]

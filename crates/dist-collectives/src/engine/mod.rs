@@ -33,7 +33,7 @@ use crate::two_level::HostLevels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::WindowBuffer;
-pub(crate) use memory::{CallBuffer, CallInput};
+pub(crate) use memory::CallInput;
 use plan_cache::PlanCache;
 use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
