@@ -150,6 +150,7 @@ impl CheckedPlan {
 
     /// Executes the call with this number on memory that other ranks write. Returns the memory if every rank is
     /// known to have finished; otherwise the memory is never used again.
+    #[inline(never)]
     pub(super) fn run_lent(
         &self,
         number: u64,
@@ -183,7 +184,6 @@ impl CheckedPlan {
         CallEntry { signals: self.plan.signals(), ..self.entry(number) }
     }
 
-    #[inline(always)]
     fn do_steps(
         &self,
         access: &mut CheckedAccess<'_>,

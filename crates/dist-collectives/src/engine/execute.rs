@@ -10,7 +10,15 @@ use super::arithmetic::Arithmetic;
 use super::memory::{CallBuffer, CallMemory};
 use super::plan_cache::{PlanId, Program};
 use super::{CallOptions, Engine, copy, partition};
-use crate::{Element, Error, ReduceOp, Result};
+use crate::{Buffer, Element, Error, ReduceOp, Result};
+
+/// The memory of a direct call.
+enum DirectBuffer<'m, 'a, T> {
+    /// Memory that other ranks only read.
+    Borrowed(&'m mut DirectMemory<'a>),
+    /// A buffer that is lent to the other ranks, its partition, and the bytes that are summed at a time.
+    Lent(&'m mut Buffer<T>, Partition<'a>, usize),
+}
 
 impl Engine {
     /// Begins the next call of a compiled kind and executes it. `op` is the reduction of the call, if it has one.
@@ -72,7 +80,7 @@ impl Engine {
 
     /// Executes any other direct call. If the algorithm writes into memory of other ranks, the buffer is lent to
     /// them while the call lasts.
-    #[inline(never)]
+    #[inline(always)]
     fn run_direct<T: Element>(
         &mut self,
         plan: PlanId,
@@ -84,9 +92,35 @@ impl Engine {
         if input.is_none() {
             arithmetic.prepare(buffer.elements());
         }
-        let compiled = self.plan_cache.get_mut(plan);
-        let piece_bytes = piece_bytes(compiled.key.ownership);
-        let (call, checked) = compiled.direct_program();
+        let compiled = self.plan_cache.get(plan);
+        let (program, piece_bytes) = (compiled.direct_plan(), piece_bytes(compiled.key.ownership));
+        let partition = match layout {
+            Some(layout) => layout.partition::<T>(),
+            None => partition::<T>(buffer.elements().len(), program.parts()),
+        };
+        match buffer {
+            CallBuffer::Owned(buffer) if program.algorithm().remote_access == RemoteAccess::Write => {
+                self.run_on(plan, DirectBuffer::Lent(buffer, partition, piece_bytes), arithmetic, due)
+            }
+            buffer => {
+                let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer.into_elements()));
+                let input =
+                    input.map(|(input, layout)| (bytemuck::cast_slice(input), layout.partition::<T>()));
+                let memory = &mut DirectMemory { own, partition, input, piece_bytes };
+                self.run_on(plan, DirectBuffer::<T>::Borrowed(memory), arithmetic, due)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn run_on<T: Element>(
+        &mut self,
+        plan: PlanId,
+        memory: DirectBuffer<'_, '_, T>,
+        arithmetic: &Arithmetic,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let (call, checked) = self.plan_cache.get_mut(plan).direct_program();
         self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };
@@ -95,13 +129,10 @@ impl Engine {
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),
         };
-        let partition = match layout {
-            Some(layout) => layout.partition::<T>(),
-            None => partition::<T>(buffer.elements().len(), checked.plan().parts()),
-        };
         let (number, scratch) = (call.number(), &mut self.scratch);
-        let done = match buffer {
-            CallBuffer::Owned(buffer) if checked.plan().algorithm().remote_access == RemoteAccess::Write => {
+        let done = match memory {
+            DirectBuffer::Borrowed(memory) => checked.run(number, direct, memory, kernel, scratch, due),
+            DirectBuffer::Lent(buffer, partition, piece_bytes) => {
                 let (kind, lent) = buffer.lend();
                 let lent = (lent, partition, piece_bytes);
                 let (done, lent) = checked.run_lent(number, direct, lent, kernel, scratch, due);
@@ -109,13 +140,6 @@ impl Engine {
                     buffer.take_back(kind, lent);
                 }
                 done
-            }
-            buffer => {
-                let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer.into_elements()));
-                let input =
-                    input.map(|(input, layout)| (bytemuck::cast_slice(input), layout.partition::<T>()));
-                let memory = &mut DirectMemory { own, partition, input, piece_bytes };
-                checked.run(number, direct, memory, kernel, scratch, due)
             }
         };
         done.map_err(|error| Self::failed(&mut *self.transport, call, error))

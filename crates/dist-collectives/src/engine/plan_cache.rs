@@ -1,6 +1,6 @@
 //! A cache of compiled calls: the execution plan of each kind of collective call is computed once.
 
-use dist_algos::direct::{DirectCollective, Ownership};
+use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
 use dist_algos::scan::Extent;
 use dist_algos::{
     Algorithm, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, RunError, Source, Step,
@@ -244,6 +244,15 @@ impl CompiledCall {
             unreachable!("{NOT_DIRECT}")
         };
         (&self.call, checked)
+    }
+
+    /// Returns the plan of a direct call.
+    #[inline(always)]
+    pub(super) fn direct_plan(&self) -> &DirectPlan {
+        let (Program::Fused(checked) | Program::Direct(checked)) = &self.program else {
+            unreachable!("{NOT_DIRECT}")
+        };
+        checked.plan()
     }
 
     /// Returns the schedule of a call by messages.
