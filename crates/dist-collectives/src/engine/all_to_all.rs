@@ -7,7 +7,7 @@ use dist_algos::{
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
-use super::memory::{CallInput, CallMemory};
+use super::memory::{CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, room};
@@ -31,10 +31,10 @@ impl Engine {
         let algorithm = self.plan_cache.get(plan).message_algorithm();
         if algorithm.is_some_and(|algorithm| self.forwards(algorithm)) {
             return self.forward(layout, input, output, |engine, parts| {
-                engine.execute(plan, CallMemory::in_parts(parts, layout), None, options)
+                engine.execute(plan, CallOperands::in_parts(parts, layout), None, options)
             });
         }
-        let memory = CallMemory::in_parts(output, layout).with_input(input, layout);
+        let memory = CallOperands::in_parts(output, layout).with_input(input, layout);
         self.execute(plan, memory, None, options)
     }
 
@@ -65,7 +65,7 @@ impl Engine {
         let call = self.plan_cache.get(plan).call;
         self.compare_counts(&call, send_counts, receive_counts, options)?;
         let [sent, received] = [send_counts, receive_counts].map(RankLayout::counted);
-        let memory = CallMemory::in_parts(output, &received).with_input(input, &sent);
+        let memory = CallOperands::in_parts(output, &received).with_input(input, &sent);
         self.run_compiled(plan, memory, &Arithmetic::NONE, &options.due)
     }
 

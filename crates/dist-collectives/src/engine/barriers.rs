@@ -6,7 +6,7 @@ use dist_algos::direct::DirectCollective;
 use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Incoming, LazyDeadline, Outgoing, Sink};
 
-use super::memory::CallMemory;
+use super::memory::CallOperands;
 use super::plan_cache::{CallKey, Collective};
 use super::{CallOptions, Engine};
 use crate::{Call, Error, Operation, Result};
@@ -15,7 +15,7 @@ impl Engine {
     pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
         let plan = self.compile(&of_nothing(options), |_| 0, options)?;
         let nothing: &mut [u8] = &mut [];
-        self.execute(plan, CallMemory::of(nothing), None, options)
+        self.execute(plan, CallOperands::of(nothing), None, options)
     }
 
     /// Every rank reports to rank 0 and waits for its answer: a bit mask of the absent ranks. Before that, rank 0

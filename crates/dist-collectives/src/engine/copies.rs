@@ -3,7 +3,7 @@
 use dist_algos::direct::DirectCollective;
 use dist_algos::{MessageAlgorithm, Source};
 
-use super::memory::{CallBuffer, CallInput, CallMemory};
+use super::memory::{CallBuffer, CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective, PlanId};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, partition, room};
@@ -21,7 +21,7 @@ impl Engine {
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         let plan = self.compile(&key, largest, options)?;
-        self.execute(plan, CallMemory::of(buffer), None, options)
+        self.execute(plan, CallOperands::of(buffer), None, options)
     }
 
     pub(crate) fn all_gather<T: Element>(
@@ -37,7 +37,7 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Input });
         let key = CallKey::in_parts::<T>(collective, layout, options).on(input.ownership);
         let plan = self.compile_in_parts::<T>(&key, layout, options)?;
-        let memory = CallMemory::in_parts(output, layout).with_input(input.elements, &own);
+        let memory = CallOperands::in_parts(output, layout).with_input(input.elements, &own);
         self.execute(plan, memory, None, options)
     }
 
@@ -52,7 +52,7 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Buffer });
         let key = CallKey::in_parts::<T>(collective, layout, options).on(buffer.ownership());
         let plan = self.compile_in_parts::<T>(&key, layout, options)?;
-        self.execute(plan, CallMemory::in_parts(buffer.into_elements(), layout), None, options)
+        self.execute(plan, CallOperands::in_parts(buffer.into_elements(), layout), None, options)
     }
 
     pub(crate) fn gather<T: Element>(
@@ -75,7 +75,7 @@ impl Engine {
             index if index == root => output,
             _ => room(&mut memory, passing.total(), &mut *self.transport)?,
         };
-        let all = CallMemory::in_parts(buffer, &passing).with_input(input, &own);
+        let all = CallOperands::in_parts(buffer, &passing).with_input(input, &own);
         let done = self.execute(plan, all, None, options);
         self.copy = memory;
         done
@@ -100,12 +100,12 @@ impl Engine {
         let sent = if rank.index() == root { input } else { &[] };
         if passing.total() == output.len() && held.first() == rank.index() {
             // This rank receives only its own part.
-            let memory = CallMemory::in_parts(output, &passing).with_input(sent, &source);
+            let memory = CallOperands::in_parts(output, &passing).with_input(sent, &source);
             return self.execute(plan, memory, None, options);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
-        let all = CallMemory::in_parts(&mut *buffer, &passing).with_input(sent, &source);
+        let all = CallOperands::in_parts(&mut *buffer, &passing).with_input(sent, &source);
         let done = self.execute(plan, all, None, options);
         if done.is_ok() {
             let part = if held.is_empty() {

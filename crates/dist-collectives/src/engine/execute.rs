@@ -7,7 +7,7 @@ use dist_algos::{Memory, Partition};
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
-use super::memory::{CallBuffer, CallMemory};
+use super::memory::{CallBuffer, CallOperands};
 use super::plan_cache::{PlanId, Program};
 use super::{CallOptions, Engine, copy, partition};
 use crate::{Buffer, Element, Error, ReduceOp, Result};
@@ -27,7 +27,7 @@ impl Engine {
     pub(super) fn execute<T: Element>(
         &mut self,
         plan: PlanId,
-        memory: CallMemory<'_, T>,
+        memory: CallOperands<'_, T>,
         op: Option<ReduceOp>,
         options: &CallOptions<'_>,
     ) -> Result<()> {
@@ -44,7 +44,7 @@ impl Engine {
     pub(super) fn run_compiled<T: Element>(
         &mut self,
         plan: PlanId,
-        mut memory: CallMemory<'_, T>,
+        mut memory: CallOperands<'_, T>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -84,11 +84,11 @@ impl Engine {
     fn run_direct<T: Element>(
         &mut self,
         plan: PlanId,
-        memory: CallMemory<'_, T>,
+        memory: CallOperands<'_, T>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let CallMemory { mut buffer, layout, input } = memory;
+        let CallOperands { mut buffer, layout, input } = memory;
         if input.is_none() {
             arithmetic.prepare(buffer.elements());
         }
@@ -149,11 +149,11 @@ impl Engine {
     fn run_messages<T: Element>(
         &mut self,
         plan: PlanId,
-        memory: CallMemory<'_, T>,
+        memory: CallOperands<'_, T>,
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let (own, CallMemory { buffer, layout, input }) = (self.rank.index(), memory);
+        let (own, CallOperands { buffer, layout, input }) = (self.rank.index(), memory);
         let buffer = buffer.into_elements();
         let Some(layout) = layout else {
             arithmetic.prepare(buffer);

@@ -7,7 +7,7 @@ use crate::{Buffer, Element};
 
 /// The memory that a call works on. [`Ownership`] says whose it is.
 #[derive(Debug)]
-pub(super) struct CallMemory<'a, T> {
+pub(super) struct CallOperands<'a, T> {
     /// The memory that the call changes.
     pub(super) buffer: CallBuffer<'a, T>,
     /// The parts of the buffer. Without a layout, the algorithm divides the buffer into equal chunks.
@@ -30,7 +30,7 @@ pub(crate) struct CallInput<'a, T> {
     pub(super) ownership: Ownership,
 }
 
-impl<'a, T: Element> CallMemory<'a, T> {
+impl<'a, T: Element> CallOperands<'a, T> {
     /// Returns the memory of a call on one buffer.
     #[inline(always)]
     pub(super) fn of(buffer: impl Into<CallBuffer<'a, T>>) -> Self {

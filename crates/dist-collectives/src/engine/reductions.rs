@@ -5,7 +5,7 @@ use dist_algos::direct::{DirectCollective, Ownership};
 use dist_algos::scan::Extent;
 
 use super::arithmetic::identity;
-use super::memory::{CallBuffer, CallInput, CallMemory};
+use super::memory::{CallBuffer, CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
 use super::wide::widening;
@@ -40,7 +40,7 @@ impl Engine {
             CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(buffer.ownership());
         let key = key.reducing::<T>(op, options);
         let plan = self.compile(&key, |parts| partition::<T>(len, parts).chunk_bytes_max(), options)?;
-        self.execute(plan, CallMemory::of(buffer), Some(op), options)
+        self.execute(plan, CallOperands::of(buffer), Some(op), options)
     }
 
     /// Returns how many bytes an operation's algorithm processes at once. This is the whole buffer, except for an
@@ -76,7 +76,7 @@ impl Engine {
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         let plan = self.compile(&key, largest, options)?;
-        self.execute(plan, CallMemory::of(buffer), Some(op), options)
+        self.execute(plan, CallOperands::of(buffer), Some(op), options)
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
@@ -108,13 +108,13 @@ impl Engine {
         let plan = self.compile_in_parts::<T>(&key.reducing::<T>(op, options), layout, options)?;
         if self.plan_cache.get(plan).reads_input() {
             let own = layout.of_rank(self.rank.index());
-            let memory = CallMemory::in_parts(output, &own).with_input(input, layout);
+            let memory = CallOperands::in_parts(output, &own).with_input(input, layout);
             return self.execute(plan, memory, Some(op), options);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let copied = room(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, copied);
-        let done = self.execute(plan, CallMemory::in_parts(&mut *copied, layout), Some(op), options);
+        let done = self.execute(plan, CallOperands::in_parts(&mut *copied, layout), Some(op), options);
         let done = done.map(|()| copy(&copied[layout.range(self.rank.index())], output));
         self.copy = memory;
         done
@@ -155,7 +155,7 @@ impl Engine {
         let key = CallKey::in_parts::<T>(collective, layout, options).on(buffer.ownership());
         let plan = self.compile_in_parts::<T>(&key.reducing::<T>(op, options), layout, options)?;
         let buffer = buffer.into_elements();
-        self.execute(plan, CallMemory::in_parts(&mut *buffer, layout), Some(op), options)?;
+        self.execute(plan, CallOperands::in_parts(&mut *buffer, layout), Some(op), options)?;
         Ok(&mut buffer[layout.range(self.rank.index())])
     }
 
@@ -173,7 +173,7 @@ impl Engine {
         let key =
             CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), options.sizes);
         let plan = self.compile(&key.reducing::<T>(op, options), |_| 0, options)?;
-        self.execute(plan, CallMemory::of(&mut *buffer), Some(op), options)?;
+        self.execute(plan, CallOperands::of(&mut *buffer), Some(op), options)?;
         if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }
