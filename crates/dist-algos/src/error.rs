@@ -55,7 +55,7 @@ pub enum Error {
         got: usize,
     },
     /// The data that a direct schedule publishes does not fit into the slots.
-    #[error("{needed} bytes do not fit a slot of {slot_bytes}, or there are too few slots")]
+    #[error("{needed} bytes do not fit into a slot of {slot_bytes}, or there are too few slots")]
     Slots {
         /// Bytes that are published at once.
         needed: usize,
@@ -63,10 +63,10 @@ pub enum Error {
         slot_bytes: usize,
     },
     /// Other ranks would write into memory that is only borrowed.
-    #[error("memory that other ranks write into has to be lent")]
+    #[error("this algorithm writes into memory of other ranks: lend the memory to the call")]
     Borrowed,
     /// Two ranks may access the same memory at the same time, and one of them writes.
-    #[error("rank {rank}, step {step}: rank {other} may be at the same memory of rank {of}")]
+    #[error("rank {rank}, step {step}: rank {other} may access the same memory of rank {of} at the same time")]
     Race {
         /// The rank of the later access, in the order of the verifier.
         rank: usize,
@@ -78,7 +78,7 @@ pub enum Error {
         of: usize,
     },
     /// A step accesses memory that its owner has not exposed for this access.
-    #[error("rank {rank}, step {step}: the memory of other ranks is not open to it")]
+    #[error("rank {rank}, step {step}: the step accesses memory that its owner has not exposed")]
     Closed {
         /// The rank whose step it is.
         rank: usize,
@@ -96,7 +96,7 @@ pub enum Error {
         got: u32,
     },
     /// A step names a peer that does not exist, or its own rank.
-    #[error("rank {rank}, step {step}: rank {peer} is no peer")]
+    #[error("rank {rank}, step {step}: rank {peer} is not in the world, or is the rank itself")]
     NoPeer {
         /// The rank whose step it is.
         rank: usize,
@@ -106,7 +106,7 @@ pub enum Error {
         peer: usize,
     },
     /// A step names a chunk that does not exist, or one chunk twice.
-    #[error("rank {rank}, step {step}: {chunks:?} are no chunks of {parts}")]
+    #[error("rank {rank}, step {step}: {chunks:?} are not among the {parts} chunks, or one is named twice")]
     NoChunk {
         /// The rank whose step it is.
         rank: usize,
@@ -119,7 +119,7 @@ pub enum Error {
     },
     /// A step names a slot that does not exist, moves another number of chunks than one to or from a slot, or
     /// combines a slot with itself.
-    #[error("rank {rank}, step {step}: slot {slot} cannot be used like this")]
+    #[error("rank {rank}, step {step}: slot {slot} does not exist, gets another number of chunks than one, or is combined with itself")]
     BadSlot {
         /// The rank whose step it is.
         rank: usize,
@@ -129,7 +129,7 @@ pub enum Error {
         slot: usize,
     },
     /// A step receives into a chunk that it sends.
-    #[error("rank {rank}, step {step}: what is received overwrites what is sent")]
+    #[error("rank {rank}, step {step}: the received chunks overwrite chunks that are sent")]
     Overlap {
         /// The rank whose step it is.
         rank: usize,
@@ -137,7 +137,7 @@ pub enum Error {
         step: usize,
     },
     /// The transport delivered fewer or more bytes than the message has, or not in order.
-    #[error("rank {rank}, step {step}: the transport did not deliver the message as it is long")]
+    #[error("rank {rank}, step {step}: the transport did not deliver all bytes of the message once and in order")]
     Delivery {
         /// The rank whose step it is.
         rank: usize,
@@ -193,7 +193,7 @@ pub enum Error {
         expected: Chunks,
     },
     /// Ranks wait for ever: for each other, or for a rank that has finished.
-    #[error("rank {rank}, step {step}: waits for rank {peer} for ever ({blocked} ranks cannot go on)")]
+    #[error("rank {rank}, step {step}: deadlock, it waits for rank {peer} ({blocked} ranks cannot continue)")]
     Deadlock {
         /// The lowest of the waiting ranks.
         rank: usize,
@@ -226,7 +226,7 @@ pub enum Error {
         chunk: usize,
     },
     /// A rank can leave the barrier before another has entered it.
-    #[error("rank {rank} can leave before rank {absent} has come")]
+    #[error("rank {rank} can leave the barrier before rank {absent} has entered it")]
     LeavesEarly {
         /// The rank that leaves.
         rank: usize,
@@ -234,7 +234,7 @@ pub enum Error {
         absent: usize,
     },
     /// A slot still holds data at the end.
-    #[error("rank {rank}: slot {slot} is not empty in the end")]
+    #[error("rank {rank}: slot {slot} still holds data after the last step")]
     Leftover {
         /// The rank.
         rank: usize,
@@ -242,7 +242,7 @@ pub enum Error {
         slot: usize,
     },
     /// The schedules are correct but do not have the declared cost.
-    #[error("{what} are {found}, not {claimed}")]
+    #[error("the schedules have {found} {what}, the algorithm declares {claimed}")]
     Claim {
         /// The quantity: rounds, path, or chunks sent.
         what: &'static str,
@@ -252,7 +252,7 @@ pub enum Error {
         found: usize,
     },
     /// The schedules are correct but reduce in another order than the algorithm declares.
-    #[error("the order is {found}, not {claimed}")]
+    #[error("the schedules reduce in {found} order, the algorithm declares {claimed}")]
     OrderClaim {
         /// The declared order.
         claimed: Order,
@@ -267,7 +267,7 @@ pub enum Error {
 #[non_exhaustive]
 pub enum RunError<E: std::error::Error + 'static> {
     /// The transport failed.
-    #[error("step {step} failed")]
+    #[error("step {step} of the schedule failed")]
     Transport {
         /// The current step.
         step: usize,
@@ -275,7 +275,7 @@ pub enum RunError<E: std::error::Error + 'static> {
         source: E,
     },
     /// The schedule is invalid, or does not fit the buffer.
-    #[error("the schedule cannot be run")]
+    #[error("the schedule cannot be executed")]
     Schedule(#[source] Error),
 }
 

@@ -28,8 +28,7 @@ dist_transport::error_enum! {
 /// all ranks were refused alike, the communicator can still be used. After any other error the job is aborted, and
 /// the contents of a buffer that was passed for writing are unspecified.
 ///
-/// No message repeats its source: print the whole chain of sources to see everything.
-/// No message repeats what its source says: print the whole chain of sources to see everything.
+/// No message repeats its source. Print the whole chain of sources, as [`Chain`](crate::Chain) does.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -51,12 +50,12 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// The ranks of the group share no memory, so none can read the memory of others. The communicator that should
-    /// open a window is lost.
-    #[error("window: the ranks of the group share no memory")]
+    /// The ranks of the group share no memory, so none can read the memory of others. The call consumed the
+    /// communicator.
+    #[error("window: the ranks of the group share no memory: a window needs ranks of one host, with DIST_TRANSPORT=auto or shm")]
     NoWindow,
-    /// The transport's shared memory is not the memory that the ranks of the group had found out before.
-    #[error("the transport does not give the memory that the ranks of the group have agreed to share")]
+    /// The layout of the transport's shared memory differs from the layout that the ranks of the group had agreed on.
+    #[error("the transport's shared memory has another layout than the ranks of the group have agreed on")]
     Sharing,
     /// The read is outside of the window.
     #[error("window: {elements} elements from {start} on are not among its {len}")]
@@ -68,8 +67,8 @@ pub enum Error {
         /// The number of elements that each rank has in the window.
         len: usize,
     },
-    /// The long buffer must be as many times as long as the short one as there are ranks.
-    #[error("{operation}: {whole} elements are not {world_size} ranks times {part} elements")]
+    /// The length of the long buffer is not the world size times the length of the short one.
+    #[error("{operation}: the long buffer has {whole} elements, not {world_size} ranks times the {part} elements of the short one")]
     Parts {
         /// The operation.
         operation: Operation,
@@ -81,7 +80,7 @@ pub enum Error {
         world_size: usize,
     },
     /// A buffer cannot be divided among the ranks.
-    #[error("{operation}: {elements} elements cannot be divided among {world_size} ranks")]
+    #[error("{operation}: {elements} elements cannot be divided evenly among {world_size} ranks: pad the buffer, or use the form with counts")]
     Indivisible {
         /// The operation.
         operation: Operation,
@@ -92,7 +91,7 @@ pub enum Error {
     },
     /// The rows of an array, its dim 0, cannot be divided among the ranks.
     #[cfg(feature = "ndarray")]
-    #[error("{operation}: {rows} rows cannot be divided among {world_size} ranks")]
+    #[error("{operation}: {rows} rows cannot be divided evenly among {world_size} ranks: pad the array, or give the rows of each rank")]
     IndivisibleRows {
         /// The operation.
         operation: Operation,
@@ -129,7 +128,7 @@ pub enum Error {
         source: ndarray::ShapeError,
     },
     /// The element type does not support this reduction.
-    #[error("{op} is not for {dtype}: it needs {}", if .dtype.is_float() { "integers" } else { "floating-point numbers" })]
+    #[error("{op} does not support {dtype}: it needs {}", if .dtype.is_float() { "integers" } else { "floating-point numbers" })]
     Unreducible {
         /// The reduction.
         op: ReduceKind,
@@ -144,7 +143,7 @@ pub enum Error {
     },
     /// The sum of the weights of all ranks cannot be a divisor. Every rank gets this error.
     #[error(
-        "weighted_mean: the weights of all ranks add up to {total:?}, by which {dtype} cannot be divided"
+        "weighted_mean: the weights of all ranks add up to {total:?}, and {dtype} cannot be divided by it"
     )]
     TotalWeight {
         /// The sum.
@@ -153,7 +152,7 @@ pub enum Error {
         dtype: DType,
     },
     /// A list of counts does not have one count for each rank.
-    #[error("{operation}: {counts} counts for {world_size} ranks")]
+    #[error("{operation}: {counts} counts were given for {world_size} ranks: give one for each rank")]
     Counts {
         /// The operation.
         operation: Operation,
@@ -207,7 +206,7 @@ pub enum Error {
         world_size: usize,
     },
     /// The forced algorithm needs to know the hosts of the ranks.
-    #[error("{} by {algorithm} needs to know which ranks share a host", .algorithm.collective())]
+    #[error("{} by {algorithm} needs to know which ranks share a host: call set_topology first", .algorithm.collective())]
     NoHosts {
         /// The algorithm.
         algorithm: Algorithm,
@@ -220,7 +219,7 @@ pub enum Error {
     },
     /// The forced algorithm needs access to memory that other ranks do not have: write access to the caller's
     /// memory, or access to ordinary memory that the system does not permit.
-    #[error("{} by {algorithm} needs memory that the other ranks may reach into", .algorithm.collective())]
+    #[error("{} by {algorithm} needs memory that other ranks may access: allocate the buffer with Communicator::alloc", .algorithm.collective())]
     NotOpen {
         /// The algorithm.
         algorithm: Algorithm,
@@ -256,17 +255,17 @@ pub enum Error {
         world_size: usize,
     },
     /// The sum of all ranks' counts exceeds any memory.
-    #[error("{operation}: the counts are together more than any memory holds")]
+    #[error("{operation}: the sum of the counts is larger than any memory")]
     TotalCount {
         /// The operation.
         operation: Operation,
     },
     /// The list of ranks is not a valid group.
-    #[error("a group cannot be made of these ranks")]
+    #[error("these ranks cannot form a group")]
     Members(#[source] ErrorSource<TransportError>),
     /// There is not enough memory for an output, or for data that passes through this rank. If other ranks wait for
     /// this rank in an operation, the job is aborted.
-    #[error("no memory for {elements} elements")]
+    #[error("there is no memory for {elements} elements")]
     Memory {
         /// The number of elements.
         elements: usize,
@@ -276,22 +275,22 @@ pub enum Error {
     /// This rank got no memory that the ranks share ([`Communicator::alloc`](crate::Communicator::alloc)), and the
     /// other ranks may not access its ordinary memory. The job is aborted, even if no rank got shared memory,
     /// because no rank knows that of the others.
-    #[error("{operation}: this rank's {bytes} bytes lie where no other rank can reach them")]
+    #[error("{operation}: no other rank can access this rank's {bytes} bytes, because it got no shared memory")]
     OutOfReach {
         /// The operation.
         operation: Operation,
         /// Bytes of the buffer.
         bytes: usize,
     },
-    /// A monitored barrier waited for these ranks in vain. Every rank that came gets this error. If rank 0 of the
-    /// group is absent, only rank 0 is named, because the other ranks know nothing of each other.
+    /// These ranks did not enter a monitored barrier before its deadline. Every rank that entered gets this error. If rank 0 of the
+    /// group is absent, only rank 0 is named, because the other ranks do not exchange messages.
     #[error("monitored_barrier: ranks {ranks:?} did not come")]
     Absent {
         /// The absent ranks, by their numbers in the world.
         ranks: Vec<usize>,
     },
-    /// This rank reached a monitored barrier after the other ranks had given it up.
-    #[error("monitored_barrier: this rank came too late, the others had given it up")]
+    /// This rank entered a monitored barrier after the other ranks had stopped waiting for it.
+    #[error("monitored_barrier: this rank came after the deadline of the others, who no longer wait for it")]
     Late,
     /// A peer is in another call. Nothing that it sent was used.
     #[error("rank {peer} is in {theirs}, this rank in {ours}{}", hint(("this rank", .ours), (&format!("rank {peer}"), .theirs)))]
@@ -335,7 +334,7 @@ pub enum Error {
         source: ErrorSource<TransportError>,
     },
     /// The algorithm does not work with this transport.
-    #[error("{call} cannot be done")]
+    #[error("{call} cannot be executed")]
     Schedule {
         /// The current call of this rank.
         call: Box<Call>,
@@ -354,14 +353,14 @@ pub enum Error {
     NoWorker(#[source] ErrorSource<TransportError>),
     /// An operation that does not block had not begun when its deadline passed. An operation that was started
     /// before it has a longer timeout and had not ended.
-    #[error("the operation did not begin within {limit:?}: one started before it had not ended")]
+    #[error("the operation did not begin within {limit:?}: an operation that was started before it has not ended")]
     NotStarted {
         /// The time limit of the operation.
         limit: Duration,
     },
     /// An operation that does not block panicked on this rank: the transport, or the code that encodes or decodes
     /// values.
-    #[error("an operation that does not block panicked")]
+    #[error("an operation that does not block panicked; the panic is in the output of this rank")]
     Panicked,
 }
 }
@@ -496,7 +495,7 @@ fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
     let Some((ago, by_one, by_other)) = first.past.newest_difference(second.past) else {
         let recent = HistoryDigest::RECENT;
         return format!(
-            ": an earlier call differed, more than {recent} calls before, or on the communicator that this one was made of"
+            ": an earlier call differed, more than {recent} calls before, or on the parent of this communicator"
         );
     };
     let when = match ago {

@@ -12,10 +12,10 @@ dist_collectives::transport::error_enum! {
 #[non_exhaustive]
 pub enum Error {
     /// The list of ranks is empty.
-    #[error("a group of no ranks")]
+    #[error("a group needs at least one rank")]
     Empty,
     /// A member does not exist.
-    #[error("rank {rank} is outside the parent, which has {world_size}")]
+    #[error("rank {rank} is outside the parent, which has {world_size} ranks")]
     UnknownRank {
         /// The given rank.
         rank: usize,
@@ -23,16 +23,16 @@ pub enum Error {
         world_size: usize,
     },
     /// A member is repeated.
-    #[error("rank {rank} is named twice")]
+    #[error("rank {rank} is named twice in the list of members")]
     DuplicateRank {
         /// The rank.
         rank: usize,
     },
     /// The list of axes is empty; a mesh, or a slice of one, needs at least one axis.
-    #[error("a mesh of no axes")]
+    #[error("a mesh, or a slice of one, needs at least one axis")]
     NoAxes,
     /// The mesh has no axis of this name.
-    #[error("there is no axis {name:?}; the axes are {}", axes.join(", "))]
+    #[error("the mesh has no axis {name:?}: its axes are {}", axes.join(", "))]
     UnknownAxis {
         /// The given name.
         name: String,
@@ -46,13 +46,13 @@ pub enum Error {
         name: String,
     },
     /// An axis has degree zero.
-    #[error("the axis {name:?} has degree 0")]
+    #[error("the axis {name:?} has degree 0: give it at least 1")]
     ZeroDegree {
         /// The name of the axis.
         name: String,
     },
     /// The product of the degrees is not the number of ranks.
-    #[error("the degrees {} do not make a world of {world_size}", product(degrees))]
+    #[error("the degrees {} do not multiply to the {world_size} ranks of the parent", product(degrees))]
     Degrees {
         /// The axes and their degrees.
         degrees: Vec<(String, usize)>,
@@ -60,7 +60,7 @@ pub enum Error {
         world_size: usize,
     },
     /// The group of the axis was already taken out of the mesh.
-    #[error("the group of the axis {name:?} was taken out of the mesh before")]
+    #[error("the group of the axis {name:?} was already taken out of the mesh")]
     AxisTaken {
         /// The name of the axis.
         name: String,

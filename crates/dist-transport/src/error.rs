@@ -8,11 +8,11 @@ use crate::{Abort, Fingerprint, Version};
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a rank was doing when an error occurred.
+/// The operation during which an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activity {
-    /// Meeting the other ranks at the coordinator.
+    /// Joining the other ranks at the coordinator.
     Rendezvous,
     /// Opening a connection to a peer.
     Connect,
@@ -34,8 +34,8 @@ impl std::fmt::Display for Activity {
 }
 
 crate::error_enum! {
-/// Errors between ranks. Ranks have their numbers in the world, whichever group the failing transport serves.
-/// A number that was refused because no such rank exists is given as the caller gave it.
+/// An error of a transport, of joining a job, or of an argument. Ranks have their numbers in the world, even if the
+/// transport serves a smaller group. Only the rank of [`RankOutOfRange`](Self::RankOutOfRange) is the caller's number.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -48,7 +48,7 @@ pub enum Error {
         world_size: usize,
     },
     /// The members of a new group name a rank twice, or nobody.
-    #[error("{members:?} is no list of members: it must name at least one rank, and none twice")]
+    #[error("{members:?} is no list of members: name at least one rank, and no rank twice")]
     Members {
         /// The list that was given.
         members: Vec<usize>,
@@ -68,36 +68,37 @@ pub enum Error {
     },
     /// Only shared memory is allowed, and this peer cannot share it.
     #[error(
-        "rank {peer} shares no memory with this rank, and shm allows nothing else: auto goes by TCP there"
+        "rank {peer} shares no memory with this rank, and the medium shm allows nothing else: set DIST_TRANSPORT=auto, \
+         which uses TCP for this peer"
     )]
     NotShared {
         /// The peer.
         peer: usize,
     },
-    /// A peer did not do its part before the deadline.
-    #[error("{activity}: rank {peer} did not do its part within {limit:?} (waited {elapsed:?})")]
+    /// A peer did not send, receive or signal before the deadline.
+    #[error("{activity}: rank {peer} did not take part within {limit:?} (waited {elapsed:?})")]
     Timeout {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The peer that was waited for.
         peer: usize,
-        /// How long the call lasted.
+        /// The time since the call began.
         elapsed: Duration,
-        /// How long it was allowed to last.
+        /// The timeout of the call.
         limit: Duration,
     },
     /// Some ranks never joined the rendezvous, or are still in the previous world.
-    #[error("rendezvous: ranks {} did not come within {limit:?}{}", first_of(missing), turned_away(*refused))]
+    #[error("rendezvous: ranks {} did not join within {limit:?}{}: start them with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE", first_of(missing), turned_away(*refused))]
     Missing {
         /// The ranks that did not join.
         missing: Vec<usize>,
-        /// How many connections failed to authenticate.
+        /// The number of connections that failed to authenticate.
         refused: u64,
-        /// How long the rendezvous was allowed to last.
+        /// The timeout of the rendezvous.
         limit: Duration,
     },
     /// The peer is in another call.
-    #[error("rank {peer} is in another call")]
+    #[error("rank {peer} is in another call: all ranks must make the same calls in the same order")]
     Mismatch {
         /// The peer that disagrees.
         peer: usize,
@@ -107,7 +108,7 @@ pub enum Error {
         theirs: Fingerprint,
     },
     /// The peer has not exposed this range, or has no such place.
-    #[error("rank {peer} has exposed no bytes {start} to {end}")]
+    #[error("rank {peer} has not exposed bytes {start} to {end} of its memory in this call")]
     OutOfReach {
         /// The peer that owns the memory.
         peer: usize,
@@ -127,30 +128,30 @@ pub enum Error {
         got: u64,
     },
     /// The peer sent bytes that are not a message of this protocol.
-    #[error("rank {peer} does not speak this protocol")]
+    #[error("the connection with rank {peer} delivered bytes that are no message of this library")]
     Garbage {
         /// The peer that sent it.
         peer: usize,
     },
     /// The peer closed the connection, in order or by dying, and no report of its death has arrived.
-    #[error("{activity}: rank {peer} closed the connection")]
+    #[error("{activity}: rank {peer} closed the connection: its own output says why")]
     Closed {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The peer that left.
         peer: usize,
     },
-    /// The job was aborted; every rank gets the same record.
+    /// The job was aborted. Every rank gets the same record, which is the source.
     #[error("the job was aborted")]
     Aborted(#[source] Abort),
     /// Mutual authentication of a new connection failed: the other side has another secret, job or epoch, or
     /// is no rank of this library.
     #[error(
-        "{activity}: {address} and this process do not share a secret, a job and an epoch: DIST_SECRET_FILE and \
-         DIST_JOB_ID are to be the same for all ranks, and all of one start of the job"
+        "{activity}: {address} and this process do not share a secret, a job and an epoch: give all ranks the same \
+         DIST_SECRET_FILE and DIST_JOB_ID, and start them together"
     )]
     Refused {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The other side's address.
         address: String,
@@ -159,13 +160,13 @@ pub enum Error {
     /// including `distctl run`, must have the same version except for the patch number.
     #[error("{activity}: {address} runs dist {theirs}, this process {ours}: build both with one version")]
     Version {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The other side's address.
         address: String,
         /// This process's version.
         ours: Version,
-        /// The other's.
+        /// The version of the other process.
         theirs: Version,
     },
     /// The process at the other end of a new connection belongs to another user, or the system does not say
@@ -175,7 +176,7 @@ pub enum Error {
          every rank", owner(*user)
     )]
     OtherUser {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The other side's address.
         address: String,
@@ -188,16 +189,16 @@ pub enum Error {
     /// process's handshakes.
     #[error(
         "{activity}: the port {address} is flooded by unauthenticated connections: {dropped} handshakes of this \
-         process were dropped within {limit:?}"
+         process were dropped within {limit:?}; let a firewall keep other hosts from the port"
     )]
     Flooded {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The other side's address.
         address: String,
-        /// How many handshakes the other side has dropped.
+        /// The number of handshakes that the other side has dropped.
         dropped: u32,
-        /// How long it was tried.
+        /// The time for which it was tried.
         limit: Duration,
     },
     /// The limit of open files is too low for the size of the world.
@@ -206,46 +207,46 @@ pub enum Error {
          ulimit -n {needed}"
     )]
     FilesLimit {
-        /// How many files this process may have open.
+        /// The number of files that this process may have open.
         limit: u64,
-        /// How many it needs.
+        /// The number of files that it needs.
         needed: u64,
         /// The size of the world.
         world_size: usize,
     },
     /// Two processes claim the same rank.
-    #[error("another process has already joined as rank {rank}")]
+    #[error("another process has already joined as rank {rank}: give each process a RANK of its own")]
     DuplicateRank {
         /// The rank that both claim.
         rank: usize,
     },
     /// This process and the coordinator disagree about the size of the world.
-    #[error("this process expects a world of {ours}, the coordinator one of {theirs}")]
+    #[error("this process expects a world of {ours}, the coordinator one of {theirs}: set the same WORLD_SIZE on every rank")]
     WorldSize {
-        /// What this process was told.
+        /// The size that this process expects.
         ours: usize,
-        /// What the coordinator was told.
+        /// The size that the coordinator expects.
         theirs: usize,
     },
     /// No coordinator answered at its address.
-    #[error("rendezvous: no coordinator at {address} within {limit:?}; rank 0 or the launcher hosts it")]
+    #[error("rendezvous: no coordinator answered at {address} within {limit:?}: check that rank 0 or the launcher, which hosts it, runs at this address")]
     NoCoordinator {
         /// The address as it was given.
         address: String,
-        /// How long it was looked for.
+        /// The time for which it was tried.
         limit: Duration,
-        /// What the system said last.
+        /// The system's error.
         source: io::Error,
     },
     /// A rank has joined the rendezvous that expects a world of another size, so the rendezvous cannot
     /// complete.
-    #[error("rank {rank} expects a world of {theirs}, this process one of {ours}")]
+    #[error("rank {rank} expects a world of {theirs}, this process one of {ours}: set the same WORLD_SIZE on every rank")]
     OtherWorldSize {
         /// The rank that has come.
         rank: usize,
-        /// What this process was told.
+        /// The size that this process expects.
         ours: usize,
-        /// What the rank was told.
+        /// The size that the rank expects.
         theirs: usize,
     },
     /// Listening beyond loopback needs a secret.
@@ -265,9 +266,9 @@ pub enum Error {
     InvalidVariable {
         /// The environment variable.
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What it should hold.
+        /// A description of valid values.
         expected: &'static str,
     },
     /// Another process listens on the port where rank 0 should host the coordinator.
@@ -278,7 +279,7 @@ pub enum Error {
     PortInUse {
         /// The address to be listened on.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The coordinator's address is malformed.
@@ -293,50 +294,50 @@ pub enum Error {
     /// The secret cannot be read, or other users can read it.
     #[error("the secret in {origin} cannot be used: {reason}")]
     Secret {
-        /// Where it should be.
+        /// The variable or file that names it.
         origin: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
-        /// What the system says, if it said anything.
+        /// The system's error, if there is one.
         source: Option<io::Error>,
     },
     /// An address cannot be resolved, listened on or connected to.
     #[error("{activity}: cannot {action} {address}")]
     Address {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
-        /// What was tried: `listen on`, `connect to`, `resolve`, `share memory with`.
+        /// The failed action: `listen on`, `connect to`, `resolve`, `share memory with`.
         action: &'static str,
         /// The address as it was given.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// A system call failed in the middle of a message.
     #[error("{activity}: the connection with rank {peer} failed")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
         /// The peer at the other end.
         peer: usize,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The system lacks a resource for this process, whatever the peer: for example memory for a message or a
     /// wait.
-    #[error("{activity}: the system fails this process")]
+    #[error("{activity}: a system call of this process failed")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         activity: Activity,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The system has no thread, socket or descriptor left for this process.
-    #[error("cannot make a {what}")]
+    #[error("this process cannot create a {what}")]
     Resources {
-        /// What could not be made.
+        /// The resource.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -425,7 +426,7 @@ pub(crate) fn turned_away(connections: u64) -> String {
 }
 
 fn owner(user: Option<u32>) -> String {
-    user.map_or_else(|| "nobody knows which user".to_owned(), |user| format!("user {user}"))
+    user.map_or_else(|| "an unknown user".to_owned(), |user| format!("user {user}"))
 }
 
 #[cfg(test)]
@@ -437,10 +438,13 @@ mod tests {
         let message = |missing: std::ops::Range<usize>, refused| {
             Error::Missing { missing: missing.collect(), refused, limit: Duration::from_secs(4) }.to_string()
         };
-        assert_eq!(message(1..3, 0), "rendezvous: ranks [1, 2] did not come within 4s");
+        assert_eq!(
+            message(1..3, 0),
+            "rendezvous: ranks [1, 2] did not join within 4s: start them with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+        );
         let many = message(0..70_000, 3);
         assert!(
-            many.contains("14, 15] and 69984 more did not come within 4s (3 connections did not prove"),
+            many.contains("14, 15] and 69984 more did not join within 4s (3 connections did not prove"),
             "{many}"
         );
     }

@@ -95,7 +95,10 @@ fn a_job_that_fails_in_its_second_world_is_started_again() {
 
 #[rstest]
 #[case::of_the_same_world("3", "the job was aborted: rank 2 ended before it joined")]
-#[case::of_a_smaller_world("2", "this process expects a world of 2, the coordinator one of 3")]
+#[case::of_a_smaller_world(
+    "2",
+    "this process expects a world of 2, the coordinator one of 3: set the same WORLD_SIZE on every rank"
+)]
 fn some_of_the_ranks_are_no_world(#[case] world_size: &str, #[case] words: &str) {
     if let Ok(world_size) = std::env::var(END) {
         let rank = meet().rank();

@@ -34,23 +34,27 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         1,
         |comm| comm.all_reduce(&mut [1_i32], ReduceOp::Mean),
-        "mean is not for i32: it needs floating-point numbers",
+        "mean does not support i32: it needs floating-point numbers",
     ),
     (
         3,
         |comm| comm.reduce(&mut [1_u8], ReduceOp::Mean, 0),
-        "mean is not for u8: it needs floating-point numbers",
+        "mean does not support u8: it needs floating-point numbers",
     ),
     (
         2,
         |comm| comm.reduce_scatter(&[0_u64; 4], &mut [0; 2], ReduceOp::Mean),
-        "mean is not for u64: it needs floating-point numbers",
+        "mean does not support u64: it needs floating-point numbers",
     ),
-    (3, |comm| comm.all_reduce(&mut [f16::ONE], ReduceOp::Xor), "xor is not for f16: it needs integers"),
+    (
+        3,
+        |comm| comm.all_reduce(&mut [f16::ONE], ReduceOp::Xor),
+        "xor does not support f16: it needs integers",
+    ),
     (
         2,
         |comm| comm.reduce_scatter_in_place(&mut [1_u8; 4], ReduceOp::PreMulSum(0.5)).map(drop),
-        "pre_mul_sum is not for u8: it needs floating-point numbers",
+        "pre_mul_sum does not support u8: it needs floating-point numbers",
     ),
     (
         2,
@@ -65,27 +69,27 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         3,
         |comm| comm.all_reduce(&mut [1.0_f32], ReduceOp::WeightedMean(0.0)),
-        "weighted_mean: the weights of all ranks add up to 0.0, by which f32 cannot be divided",
+        "weighted_mean: the weights of all ranks add up to 0.0, and f32 cannot be divided by it",
     ),
     (
         2,
         |comm| comm.all_reduce(&mut [1.0_f64], ReduceOp::WeightedMean(f64::MAX)),
-        "weighted_mean: the weights of all ranks add up to inf, by which f64 cannot be divided",
+        "weighted_mean: the weights of all ranks add up to inf, and f64 cannot be divided by it",
     ),
     (
         1,
         |comm| comm.reduce(&mut [bf16::ONE], ReduceOp::WeightedMean(1e-60), 0),
-        "weighted_mean: the weights of all ranks add up to 1e-60, by which bf16 cannot be divided",
+        "weighted_mean: the weights of all ranks add up to 1e-60, and bf16 cannot be divided by it",
     ),
     (
         3,
         |comm| comm.all_gather_in_place(&mut [1_u8; 4]),
-        "all_gather: 4 elements cannot be divided among 3 ranks",
+        "all_gather: 4 elements cannot be divided evenly among 3 ranks: pad the buffer, or use the form with counts",
     ),
     (
         3,
         |comm| comm.reduce_scatter_in_place(&mut [1_u8; 5], ReduceOp::Sum).map(drop),
-        "reduce_scatter: 5 elements cannot be divided among 3 ranks",
+        "reduce_scatter: 5 elements cannot be divided evenly among 3 ranks: pad the buffer, or use the form with counts",
     ),
     (2, |comm| comm.send_recv(&[1_u8], 0, &mut [0_u8], 2), "rank 2 is outside a group of 2"),
     (1, |comm| comm.broadcast(&mut [1.0_f32], 1), "broadcast: root 1 is outside a group of 1"),
@@ -94,22 +98,22 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         1,
         |comm| comm.all_gather(&[1.0_f32; 2], &mut [0.0; 3]),
-        "all_gather: 3 elements are not 1 ranks times 2 elements",
+        "all_gather: the long buffer has 3 elements, not 1 ranks times the 2 elements of the short one",
     ),
     (
         3,
         |comm| comm.all_gather(&[1.0_f32; 2], &mut [0.0; 5]),
-        "all_gather: 5 elements are not 3 ranks times 2 elements",
+        "all_gather: the long buffer has 5 elements, not 3 ranks times the 2 elements of the short one",
     ),
     (
         3,
         |comm| comm.reduce_scatter(&[1.0_f32; 7], &mut [0.0; 2], ReduceOp::Sum),
-        "reduce_scatter: 7 elements are not 3 ranks times 2 elements",
+        "reduce_scatter: the long buffer has 7 elements, not 3 ranks times the 2 elements of the short one",
     ),
     (
         1,
         |comm| comm.reduce_scatter(&[1.0_f32; 7], &mut [0.0; 2], ReduceOp::Sum),
-        "reduce_scatter: 7 elements are not 1 ranks times 2 elements",
+        "reduce_scatter: the long buffer has 7 elements, not 1 ranks times the 2 elements of the short one",
     ),
     (1, |comm| comm.send(&[1_u8], 1), "rank 1 is outside a group of 1"),
     (2, |comm| comm.recv(&mut [1_u8], 2), "rank 2 is outside a group of 2"),
@@ -123,13 +127,13 @@ const REFUSED: &[(usize, Program, &str)] = &[
         |comm| comm.with_algorithm(&recursive_doubling::ALL_GATHER).all_gather(&[0_u8], &mut [0; 3]),
         "all_gather by recursive_doubling does not work for a group of 3",
     ),
-    (2, |comm| comm.subgroup(&[]).map(drop), "a group cannot be made of these ranks"),
-    (2, |comm| comm.subgroup(&[0, 2]).map(drop), "a group cannot be made of these ranks"),
-    (2, |comm| comm.subgroup(&[1, 1]).map(drop), "a group cannot be made of these ranks"),
+    (2, |comm| comm.subgroup(&[]).map(drop), "these ranks cannot form a group"),
+    (2, |comm| comm.subgroup(&[0, 2]).map(drop), "these ranks cannot form a group"),
+    (2, |comm| comm.subgroup(&[1, 1]).map(drop), "these ranks cannot form a group"),
     (
         1,
         |comm| comm.start_all_reduce(vec![1_i8], ReduceOp::Mean).wait().map(drop).map_err(Error::from),
-        "mean is not for i8: it needs floating-point numbers",
+        "mean does not support i8: it needs floating-point numbers",
     ),
 ];
 

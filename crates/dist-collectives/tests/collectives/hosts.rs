@@ -97,7 +97,7 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
         assert!(matches!(error, Error::NoHosts { .. }), "{error:?}");
         assert_eq!(
             error.to_string(),
-            "broadcast by two_level/binomial needs to know which ranks share a host"
+            "broadcast by two_level/binomial needs to know which ranks share a host: call set_topology first"
         );
         comm.set_topology(Hosts::new(&[0, 1]), NEAR).unwrap();
         comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap();

@@ -222,7 +222,7 @@ fn all_to_all_v_checks_its_counts_in_a_world_of_one_too() {
         let total = comm.all_to_all_v_array(&input, &[3], &[3]).unwrap_err().to_string();
         assert_eq!(total, "all_to_all: the input has 4 elements, not 3");
         let list = comm.all_to_all_v_array(&input, &[2, 2], &[4]).unwrap_err().to_string();
-        assert_eq!(list, "all_to_all: 2 counts for 1 ranks");
+        assert_eq!(list, "all_to_all: 2 counts were given for 1 ranks: give one for each rank");
         let huge = comm.all_to_all_v_array(&input, &[3], &[usize::MAX / 16]).unwrap_err().to_string();
         assert_eq!(huge, total, "no memory is asked for");
         comm.barrier().unwrap();
@@ -253,7 +253,7 @@ type Refused = fn(&mut Communicator) -> Result<ArrayD<i64>, Error>;
 const REFUSED: &[(Refused, &str)] = &[
     (
         |comm| comm.reduce_scatter_array(&numbered(0, &[4, 3]), ReduceOp::Sum),
-        "reduce_scatter: 4 rows cannot be divided among 3 ranks",
+        "reduce_scatter: 4 rows cannot be divided evenly among 3 ranks: pad the array, or give the rows of each rank",
     ),
     (
         |comm| comm.reduce_scatter_array(&numbered(0, &[]), ReduceOp::Sum),
@@ -261,9 +261,12 @@ const REFUSED: &[(Refused, &str)] = &[
     ),
     (
         |comm| comm.all_to_all_array(&numbered(0, &[4, 2])),
-        "all_to_all: 8 elements cannot be divided among 3 ranks",
+        "all_to_all: 8 elements cannot be divided evenly among 3 ranks: pad the buffer, or use the form with counts",
     ),
-    (|comm| comm.all_gather_v_array(&numbered(0, &[2, 3]), &[2, 2]), "all_gather: 2 counts for 3 ranks"),
+    (
+        |comm| comm.all_gather_v_array(&numbered(0, &[2, 3]), &[2, 2]),
+        "all_gather: 2 counts were given for 3 ranks: give one for each rank",
+    ),
     (
         |comm| comm.all_gather_v_array(&numbered(0, &[2, 3]), &[3, 3, 3]),
         "all_gather: the array has 2 rows, not 3",
@@ -282,15 +285,15 @@ const REFUSED: &[(Refused, &str)] = &[
     ),
     (
         |comm| comm.reduce_scatter_v_array(&numbered(0, &[4, 2]), &[usize::MAX, 1], ReduceOp::Sum),
-        "reduce_scatter: 2 counts for 3 ranks",
+        "reduce_scatter: 2 counts were given for 3 ranks: give one for each rank",
     ),
     (
         |comm| comm.reduce_scatter_v_array(&numbered(0, &[4, 2]), &[usize::MAX, 4, 1], ReduceOp::Sum),
-        "reduce_scatter: the counts are together more than any memory holds",
+        "reduce_scatter: the sum of the counts is larger than any memory",
     ),
     (
         |comm| comm.all_gather_v_array(&numbered(0, &[2, 3]), &[2, 2, usize::MAX]),
-        "all_gather: the counts are together more than any memory holds",
+        "all_gather: the sum of the counts is larger than any memory",
     ),
     (
         |comm| comm.all_gather_array(&ArrayD::zeros(IxDyn(&[isize::MAX.unsigned_abs(), 0]))),

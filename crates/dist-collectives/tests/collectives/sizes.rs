@@ -64,7 +64,10 @@ type Call = fn(&mut Communicator) -> Result<(), Error>;
 
 /// Invalid calls of two ranks, and the beginning of both errors.
 const REFUSED: &[(Call, &str)] = &[
-    (|comm| comm.all_gather_v(&[1_u8], &[1], &mut [0; 2]), "all_gather: 1 counts for 2 ranks"),
+    (
+        |comm| comm.all_gather_v(&[1_u8], &[1], &mut [0; 2]),
+        "all_gather: 1 counts were given for 2 ranks: give one for each rank",
+    ),
     (|comm| comm.all_gather_v(&[1_u8], &[2, 2], &mut [0; 4]), "all_gather: the input has 1 elements, not 2"),
     (|comm| comm.all_gather_v(&[1_u8], &[1, 1], &mut [0; 3]), "all_gather: the output has 3 elements, not 2"),
     (
@@ -73,7 +76,7 @@ const REFUSED: &[(Call, &str)] = &[
     ),
     (
         |comm| comm.reduce_scatter_v(&[1_u8], &[usize::MAX, 1], &mut [0], ReduceOp::Sum),
-        "reduce_scatter: the counts are together more than any memory holds",
+        "reduce_scatter: the sum of the counts is larger than any memory",
     ),
     (
         |comm| comm.reduce_scatter_v(&[1_u8; 3], &[1, 1], &mut [0], ReduceOp::Sum),
@@ -85,20 +88,29 @@ const REFUSED: &[(Call, &str)] = &[
     ),
     (
         |comm| comm.reduce_scatter_v(&[1.0_f32; 2], &[1, 1], &mut [0.0], ReduceOp::And),
-        "and is not for f32: it needs integers",
+        "and does not support f32: it needs integers",
     ),
     (|comm| comm.gather(&[1_u8], &mut [0; 2], 2), "gather: root 2 is outside a group of 2"),
-    (|comm| comm.gather_v(&[1_u8], &[1, 1, 1], &mut [0; 3], 0), "gather: 3 counts for 2 ranks"),
+    (
+        |comm| comm.gather_v(&[1_u8], &[1, 1, 1], &mut [0; 3], 0),
+        "gather: 3 counts were given for 2 ranks: give one for each rank",
+    ),
     (|comm| comm.gather_v(&[1_u8; 3], &[1, 1], &mut [0; 2], 0), "gather: the input has 3 elements, not 1"),
     (|comm| comm.scatter(&[1_u8; 2], &mut [0], 5), "scatter: root 5 is outside a group of 2"),
     (|comm| comm.scatter_v(&[1_u8; 2], &[1, 1], &mut [0; 2], 0), "scatter: the output has 2 elements, not 1"),
     (
         |comm| comm.all_to_all(&[1_u8; 3], &mut [0; 3]),
-        "all_to_all: 3 elements cannot be divided among 2 ranks",
+        "all_to_all: 3 elements cannot be divided evenly among 2 ranks: pad the buffer, or use the form with counts",
     ),
     (|comm| comm.all_to_all(&[1_u8; 4], &mut [0; 2]), "all_to_all: the output has 2 elements, not 4"),
-    (|comm| comm.all_to_all_v(&[1_u8], &[1], &mut [0; 2], &[1, 1]), "all_to_all: 1 counts for 2 ranks"),
-    (|comm| comm.all_to_all_v(&[1_u8; 2], &[1, 1], &mut [0], &[1]), "all_to_all: 1 counts for 2 ranks"),
+    (
+        |comm| comm.all_to_all_v(&[1_u8], &[1], &mut [0; 2], &[1, 1]),
+        "all_to_all: 1 counts were given for 2 ranks: give one for each rank",
+    ),
+    (
+        |comm| comm.all_to_all_v(&[1_u8; 2], &[1, 1], &mut [0], &[1]),
+        "all_to_all: 1 counts were given for 2 ranks: give one for each rank",
+    ),
     (
         |comm| comm.all_to_all_v(&[1_u8; 3], &[1, 1], &mut [0; 2], &[1, 1]),
         "all_to_all: the input has 3 elements, not 2",
@@ -119,7 +131,10 @@ const REFUSED: &[(Call, &str)] = &[
         |comm| comm.exclusive_scan(&mut [1.0_f32], ReduceOp::WeightedMean(1.0)),
         "there is no scan with weighted_mean",
     ),
-    (|comm| comm.scan(&mut [1_u8], ReduceOp::PreMulSum(1.0)), "pre_mul_sum is not for u8: it needs floating"),
+    (
+        |comm| comm.scan(&mut [1_u8], ReduceOp::PreMulSum(1.0)),
+        "pre_mul_sum does not support u8: it needs floating",
+    ),
 ];
 
 #[test]
@@ -141,7 +156,7 @@ fn only_the_root_needs_memory_for_all_parts() {
         match comm.rank() {
             0 => assert_eq!(
                 short.unwrap_err().to_string(),
-                "gather: 3 elements are not 2 ranks times 2 elements"
+                "gather: the long buffer has 3 elements, not 2 ranks times the 2 elements of the short one"
             ),
             // Its part has left; the root ends before it needs the root again.
             _ => drop(short),

@@ -162,7 +162,10 @@ fn values_that_cannot_be_scattered_are_everyones_error() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let error = comm.scatter_values(&[1, 2, 3], 0).unwrap_err();
         match comm.rank() {
-            0 => assert_eq!(error.to_string(), "scatter: 3 counts for 2 ranks"),
+            0 => assert_eq!(
+                error.to_string(),
+                "scatter: 3 counts were given for 2 ranks: give one for each rank"
+            ),
             _ => assert_eq!(error.to_string(), "the value of rank 0 is missing"),
         }
         assert_eq!(comm.scatter_values(&[1, 2], 0).unwrap(), comm.rank() + 1);

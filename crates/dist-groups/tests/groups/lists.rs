@@ -31,9 +31,9 @@ fn a_list_makes_a_group_in_its_order(#[case] members: &'static [usize]) {
 }
 
 #[rstest]
-#[case(&[], "a group of no ranks")]
-#[case(&[0, 3], "rank 3 is outside the parent, which has 3")]
-#[case(&[1, 0, 1], "rank 1 is named twice")]
+#[case(&[], "a group needs at least one rank")]
+#[case(&[0, 3], "rank 3 is outside the parent, which has 3 ranks")]
+#[case(&[1, 0, 1], "rank 1 is named twice in the list of members")]
 fn a_list_that_makes_no_group_is_refused_on_every_rank(
     #[case] members: &'static [usize],
     #[case] message: &'static str,

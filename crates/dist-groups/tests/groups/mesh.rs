@@ -150,13 +150,13 @@ fn a_mesh_of_a_group_arranges_the_ranks_of_the_group() {
 }
 
 #[rstest]
-#[case(&[], "a mesh of no axes")]
+#[case(&[], "a mesh, or a slice of one, needs at least one axis")]
 #[case(&[("data", 6), ("shard", 1), ("data", 1)], "the axis \"data\" is named twice")]
-#[case(&[("data", 0), ("shard", 6)], "the axis \"data\" has degree 0")]
-#[case(&[("data", 2), ("shard", 2)], "the degrees data 2 x shard 2 = 4 do not make a world of 6")]
+#[case(&[("data", 0), ("shard", 6)], "the axis \"data\" has degree 0: give it at least 1")]
+#[case(&[("data", 2), ("shard", 2)], "the degrees data 2 x shard 2 = 4 do not multiply to the 6 ranks of the parent")]
 #[case(
     &[("data", usize::MAX), ("shard", 6)],
-    "the degrees data 18446744073709551615 x shard 6 = too many do not make a world of 6"
+    "the degrees data 18446744073709551615 x shard 6 = too many do not multiply to the 6 ranks of the parent"
 )]
 fn axes_that_make_no_mesh_are_refused(#[case] axes: &[(&str, usize)], #[case] message: &str) {
     for comm in still(6) {
@@ -166,9 +166,9 @@ fn axes_that_make_no_mesh_are_refused(#[case] axes: &[(&str, usize)], #[case] me
 
 #[test]
 fn a_mesh_names_what_it_does_not_have() {
-    let unknown = "there is no axis \"dat\"; the axes are data, shard";
+    let unknown = "the mesh has no axis \"dat\": its axes are data, shard";
     let twice = "the axis \"data\" is named twice";
-    let taken = "the group of the axis \"data\" was taken out of the mesh before";
+    let taken = "the group of the axis \"data\" was already taken out of the mesh";
     for comm in still(6) {
         let mut mesh = Mesh::new(comm, [("data", 2), ("shard", 3)]).unwrap();
         assert_eq!(mesh.axis("dat").unwrap_err().to_string(), unknown);
@@ -177,7 +177,10 @@ fn a_mesh_names_what_it_does_not_have() {
         assert_eq!(mesh.coordinate("dat").unwrap_err().to_string(), unknown);
         assert_eq!(mesh.slice(["shard", "dat"]).unwrap_err().to_string(), unknown);
         assert_eq!(mesh.sub_mesh(["data", "data"]).unwrap_err().to_string(), twice);
-        assert_eq!(mesh.slice([""; 0]).unwrap_err().to_string(), "a mesh of no axes");
+        assert_eq!(
+            mesh.slice([""; 0]).unwrap_err().to_string(),
+            "a mesh, or a slice of one, needs at least one axis"
+        );
         mesh.take("data").unwrap();
         assert_eq!(mesh.axis("data").unwrap_err().to_string(), taken);
         assert_eq!(mesh.take("data").unwrap_err().to_string(), taken);

@@ -66,8 +66,8 @@ fn a_second_process_of_the_same_rank_is_told_so() {
         ProcessTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(2))).unwrap_err();
     let mut both = [first.join().unwrap().to_string(), second.to_string()];
     both.sort();
-    assert_eq!(both[0], "another process has already joined as rank 0");
-    assert!(both[1].starts_with("rendezvous: ranks [1] did not come within 2s"), "{}", both[1]);
+    assert_eq!(both[0], "another process has already joined as rank 0: give each process a RANK of its own");
+    assert!(both[1].starts_with("rendezvous: ranks [1] did not join within 2s"), "{}", both[1]);
 }
 
 #[test]

@@ -303,9 +303,9 @@ fn dropping_a_handle_in_a_panic_aborts_the_job() {
 fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
     type Refused = fn(&mut Communicator) -> Box<dyn Handle>;
     let refused: &'static [(Refused, &str)] = &[
-        (|comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Mean)), "mean is not for i64"),
-        (|comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Mean)), "mean is not for i64"),
-        (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Mean, 0)), "mean is not for i64"),
+        (|comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Mean)), "mean does not support i64"),
+        (|comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Mean)), "mean does not support i64"),
+        (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Mean, 0)), "mean does not support i64"),
         (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Sum, 3)), "reduce: root 3 is outside"),
         (|comm| boxed(comm.start_broadcast(own(comm), 3)), "broadcast: root 3 is outside"),
         (|comm| boxed(comm.start_send(own(comm), 3)), "rank 3 is outside a group of 3"),
@@ -330,8 +330,14 @@ fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
 fn counts_that_fit_nothing_are_refused_by_the_operation() {
     type Refused = fn(&mut Communicator) -> Box<dyn Handle>;
     let refused: &'static [(Refused, &str)] = &[
-        (|comm| boxed(comm.start_all_gather_v(own(comm), vec![4])), "all_gather: 1 counts for 2 ranks"),
-        (|comm| boxed(comm.start_scatter_v(own(comm), vec![], 0)), "scatter: 0 counts for 2 ranks"),
+        (
+            |comm| boxed(comm.start_all_gather_v(own(comm), vec![4])),
+            "all_gather: 1 counts were given for 2 ranks: give one for each rank",
+        ),
+        (
+            |comm| boxed(comm.start_scatter_v(own(comm), vec![], 0)),
+            "scatter: 0 counts were given for 2 ranks: give one for each rank",
+        ),
         (
             |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![1, 2], ReduceOp::Sum)),
             "reduce_scatter: the input has 4 elements, not 3",
@@ -342,15 +348,15 @@ fn counts_that_fit_nothing_are_refused_by_the_operation() {
         ),
         (
             |comm| boxed(comm.start_scatter_v(own(comm), vec![usize::MAX, 1], 1)),
-            "scatter: the counts are together more than any memory holds",
+            "scatter: the sum of the counts is larger than any memory",
         ),
         (
             |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![1, usize::MAX], ReduceOp::Sum)),
-            "reduce_scatter: the counts are together more than any memory holds",
+            "reduce_scatter: the sum of the counts is larger than any memory",
         ),
         (
             |comm| boxed(comm.start_all_gather_v(own(comm), vec![4, usize::MAX])),
-            "all_gather: the counts are together more than any memory holds",
+            "all_gather: the sum of the counts is larger than any memory",
         ),
         // No memory is allocated on the way.
         (
