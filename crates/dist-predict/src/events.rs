@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 #[derive(Debug)]
 pub(crate) struct EventQueue<W> {
     heap: BinaryHeap<Reverse<ScheduledEvent<W>>>,
-    noted: u64,
+    pushed: u64,
 }
 
 #[derive(Debug)]
@@ -19,12 +19,12 @@ struct ScheduledEvent<W> {
 
 impl<W> EventQueue<W> {
     pub(crate) const fn new() -> Self {
-        Self { heap: BinaryHeap::new(), noted: 0 }
+        Self { heap: BinaryHeap::new(), pushed: 0 }
     }
 
-    pub(crate) fn note(&mut self, time: f64, what: W) {
-        self.noted += 1;
-        self.heap.push(Reverse(ScheduledEvent { time, number: self.noted, what }));
+    pub(crate) fn push(&mut self, time: f64, what: W) {
+        self.pushed += 1;
+        self.heap.push(Reverse(ScheduledEvent { time, number: self.pushed, what }));
     }
 
     /// Returns the next event and its time.

@@ -6,13 +6,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::network::{Wire, WirePath};
+use crate::network::{SharedWire, WirePath};
 
 /// All connections that were used so far.
 #[derive(Debug)]
-pub(crate) struct Links {
+pub(crate) struct SharedLinks {
     /// The index in `users` of each wire that was ever used.
-    wires: BTreeMap<Wire, usize>,
+    wires: BTreeMap<SharedWire, usize>,
     /// For each wire, the connections that have data to send on it.
     users: Vec<Vec<usize>>,
     /// The wires whose users have changed since their capacity was last divided.
@@ -70,7 +70,7 @@ pub(crate) struct Transmission {
     pub(crate) slowdown: f64,
 }
 
-impl Links {
+impl SharedLinks {
     pub(crate) fn new(window: u64) -> Self {
         Self {
             wires: BTreeMap::new(),
@@ -86,7 +86,7 @@ impl Links {
     pub(crate) fn give(
         &mut self,
         transmission: Transmission,
-        path: impl FnOnce() -> WirePath<Wire>,
+        path: impl FnOnce() -> WirePath<SharedWire>,
         time: f64,
         note: &mut impl FnMut(f64, LinkCheck),
     ) {
@@ -167,7 +167,7 @@ impl Links {
     }
 
     /// Returns the connection of a message.
-    fn connection(&mut self, transmission: &Transmission, path: impl FnOnce() -> WirePath<Wire>) -> usize {
+    fn connection(&mut self, transmission: &Transmission, path: impl FnOnce() -> WirePath<SharedWire>) -> usize {
         if let Some(&at) = self.between.get(&transmission.ends) {
             return at;
         }
@@ -183,7 +183,7 @@ impl Links {
     }
 
     /// Returns the index of a wire in `users`.
-    fn place(&mut self, wire: Wire) -> usize {
+    fn place(&mut self, wire: SharedWire) -> usize {
         *self.wires.entry(wire).or_insert_with(|| {
             self.users.push(Vec::new());
             self.users.len() - 1

@@ -3,14 +3,14 @@
 /// For every rank, a linked list of messages in the order in which they were sent.
 #[derive(Debug)]
 pub(crate) struct MessageQueues<M> {
-    queues: Vec<Ends>,
+    queues: Vec<ListEnds>,
     entries: Vec<QueuedMessage<M>>,
     /// The first entry of the list of unused entries.
     free: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Ends {
+struct ListEnds {
     head: u32,
     tail: u32,
 }
@@ -27,12 +27,12 @@ const NONE: u32 = u32::MAX;
 
 impl<M: Copy> MessageQueues<M> {
     pub(crate) fn new(ranks: usize) -> Self {
-        Self { queues: vec![Ends { head: NONE, tail: NONE }; ranks], entries: Vec::new(), free: NONE }
+        Self { queues: vec![ListEnds { head: NONE, tail: NONE }; ranks], entries: Vec::new(), free: NONE }
     }
 
     /// Adds a message for a rank. Returns `false` if there are too many messages.
     #[must_use]
-    pub(crate) fn post(&mut self, from: u32, to: usize, message: M) -> bool {
+    pub(crate) fn push(&mut self, from: u32, to: usize, message: M) -> bool {
         let entry = QueuedMessage { message, from, next: NONE };
         let at = if self.free == NONE {
             let Ok(at) = u32::try_from(self.entries.len()) else { return false };
@@ -89,16 +89,16 @@ mod tests {
     use crate::clock::TimedMessage;
 
     #[test]
-    fn messages_of_one_rank_come_in_their_order_whoever_else_writes() {
+    fn messages_of_one_rank_stay_in_order_between_those_of_others() {
         let mut message_queues = MessageQueues::new(2);
         let message = |bytes| TimedMessage { first: 0.0, last: 0.0, bytes };
         for bytes in 0..6 {
-            assert!(message_queues.post(bytes % 2, 1, message(bytes.into())));
+            assert!(message_queues.push(bytes % 2, 1, message(bytes.into())));
         }
         let mut take = |from| message_queues.take(from, 1).map(|message| message.bytes);
         assert_eq!([take(1), take(1), take(0), take(1), take(1)], [Some(1), Some(3), Some(0), Some(5), None]);
         assert_eq!([take(0), take(0), take(0)], [Some(2), Some(4), None]);
-        assert!(message_queues.post(7, 1, message(9)) && message_queues.entries.len() == 6);
+        assert!(message_queues.push(7, 1, message(9)) && message_queues.entries.len() == 6);
         assert_eq!(message_queues.take(7, 1).map(|message| message.bytes), Some(9));
     }
 }

@@ -65,7 +65,7 @@ pub struct Straggler {
 /// A resource that messages of several ranks may share: one direction of the link of a host, of a rack, or between
 /// two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Wire {
+pub(crate) enum SharedWire {
     FromHost(usize),
     ToHost(usize),
     FromRack(usize),
@@ -231,18 +231,18 @@ impl NetworkModel {
     }
 
     /// Returns the path of a message from one host to another.
-    pub(crate) fn path(&self, from: usize, to: usize) -> WirePath<Wire> {
+    pub(crate) fn path(&self, from: usize, to: usize) -> WirePath<SharedWire> {
         let mut path = WirePath::new();
         if let Some(link) = self.pairs.get(&(from, to)) {
-            path.push((Wire::Between(from, to), link.byte));
+            path.push((SharedWire::Between(from, to), link.byte));
             return path;
         }
-        path.push((Wire::FromHost(from), self.between.byte));
+        path.push((SharedWire::FromHost(from), self.between.byte));
         let (out, into) = (self.rack_of(from), self.rack_of(to));
         if let Some((_, uplink)) = self.racks.filter(|_| out != into) {
-            path.extend([Wire::FromRack(out), Wire::ToRack(into)].map(|wire| (wire, uplink.byte)));
+            path.extend([SharedWire::FromRack(out), SharedWire::ToRack(into)].map(|wire| (wire, uplink.byte)));
         }
-        path.push((Wire::ToHost(to), self.between.byte));
+        path.push((SharedWire::ToHost(to), self.between.byte));
         path
     }
 

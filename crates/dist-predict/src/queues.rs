@@ -5,7 +5,7 @@ use dist_transport::Rank;
 
 use crate::clock::TimedMessage;
 use crate::events::EventQueue;
-use crate::links::{LinkCheck, Links, Milestone, Transmission};
+use crate::links::{LinkCheck, SharedLinks, Milestone, Transmission};
 use crate::message_queues::MessageQueues;
 use crate::wavefront::{ExpectedMessages, place_after};
 use crate::{Error, Method, NetworkModel, Prediction, Result, Workload};
@@ -132,7 +132,7 @@ struct Queues<'a, F, I> {
     ranks: Vec<QueueRank<I>>,
     hosts: Vec<Host>,
     message_queues: MessageQueues<ReceivedMessage>,
-    links: Links,
+    links: SharedLinks,
     /// `true` if a division of the links is already scheduled.
     sharing: bool,
     transfers: Vec<Transfer>,
@@ -162,7 +162,7 @@ where
             ranks: Rank::all(world_size).map(state).collect(),
             hosts: vec![Host { cores, left: 0 }; network.hosts()],
             message_queues: MessageQueues::new(world_size),
-            links: Links::new(network.window()),
+            links: SharedLinks::new(network.window()),
             sharing: false,
             transfers: Vec::new(),
             events: EventQueue::new(),
@@ -170,13 +170,13 @@ where
             steps: 0,
         };
         for rank in 0..ranks {
-            queues.note(queues.ranks[rank as usize].now, EventKind::Ready(rank));
+            queues.push(queues.ranks[rank as usize].now, EventKind::Ready(rank));
         }
         Ok(queues)
     }
 
-    fn note(&mut self, time: f64, what: EventKind) {
-        self.events.note(time, what);
+    fn push(&mut self, time: f64, what: EventKind) {
+        self.events.push(time, what);
     }
 
     /// Processes all events.
@@ -227,7 +227,7 @@ where
             Step::Combine { chunk, .. } | Step::Copy { chunk, .. } => {
                 let work = self.network.work().reduce * self.plan.bytes(Chunks::one(chunk)) as f64;
                 let (_, ends) = self.serve(rank, time, work);
-                self.note(ends, EventKind::Ready(number(rank)));
+                self.push(ends, EventKind::Ready(number(rank)));
                 Ok(())
             }
             Step::Exchange { send, receive } => {
@@ -296,7 +296,7 @@ where
             let transmission = Transmission { message, ends, bytes, slowdown: work.byte * state.slowdown };
             let latency = link.latency;
             self.transfers.push(Transfer { transmission, latency, first: 0.0, last: None, read: None });
-            self.note(begins, EventKind::Leaves(message));
+            self.push(begins, EventKind::Leaves(message));
             return Ok(());
         }
         let state = &mut self.ranks[rank];
@@ -319,7 +319,7 @@ where
         self.links.give(transmission, || self.network.path(from, to), time, &mut |time, look| {
             looks.push((time, look));
         });
-        self.note_looks(looks, time);
+        self.push_link_checks(looks, time);
     }
 
     /// Divides the capacity of links after all messages of this time have begun or ended.
@@ -327,17 +327,17 @@ where
         self.sharing = false;
         let mut looks = Vec::new();
         self.links.share(time, &mut |time, look| looks.push((time, look)));
-        self.note_looks(looks, time);
+        self.push_link_checks(looks, time);
     }
 
     /// Schedules checks of connections, and a division of the links at this time.
-    fn note_looks(&mut self, looks: Vec<(f64, LinkCheck)>, now: f64) {
+    fn push_link_checks(&mut self, looks: Vec<(f64, LinkCheck)>, now: f64) {
         for (time, look) in looks {
-            self.note(time, EventKind::LinkCheck(look));
+            self.push(time, EventKind::LinkCheck(look));
         }
         if self.links.have_changed() && !self.sharing {
             self.sharing = true;
-            self.note(now, EventKind::Share);
+            self.push(now, EventKind::Share);
         }
     }
 
@@ -348,10 +348,10 @@ where
             let latency = |transfers: &[Transfer], transfer: u32| transfers[transfer as usize].latency;
             match milestone {
                 Milestone::First(transfer) => {
-                    self.note(time + latency(&self.transfers, transfer), EventKind::Comes(transfer))
+                    self.push(time + latency(&self.transfers, transfer), EventKind::Comes(transfer))
                 }
                 Milestone::Last(transfer) => {
-                    self.note(time + latency(&self.transfers, transfer), EventKind::Arrived(transfer))
+                    self.push(time + latency(&self.transfers, transfer), EventKind::Arrived(transfer))
                 }
                 Milestone::Accepted(transfer) => {
                     let rank = self.transfers[transfer as usize].transmission.ends.0 as usize;
@@ -362,7 +362,7 @@ where
                 }
             }
         }
-        self.note_looks(looks, time);
+        self.push_link_checks(looks, time);
     }
 
     /// Processes the arrival of a message's first byte.
@@ -383,7 +383,7 @@ where
     }
 
     fn deliver(&mut self, (from, to): (u32, u32), received: ReceivedMessage) -> Result<()> {
-        if !self.message_queues.post(from, to as usize, received) {
+        if !self.message_queues.push(from, to as usize, received) {
             return Err(too_many());
         }
         self.look(to as usize);
@@ -410,7 +410,7 @@ where
             }
         };
         let free = self.ranks[rank].exchange.map_or(first, |exchange| exchange.free);
-        self.note(first.max(free), EventKind::Read(number(rank), received));
+        self.push(first.max(free), EventKind::Read(number(rank), received));
     }
 
     fn read(&mut self, rank: usize, time: f64, received: ReceivedMessage) {
@@ -457,7 +457,7 @@ where
         let done = |exchange: &ActiveExchange| exchange.leaving == 0 && exchange.expected.is_none();
         let Some(exchange) = self.ranks[rank].exchange.filter(done) else { return };
         self.ranks[rank].exchange = None;
-        self.note(exchange.over, EventKind::Ready(number(rank)));
+        self.push(exchange.over, EventKind::Ready(number(rank)));
     }
 
     fn check_peer(&self, rank: usize, peer: usize) -> Result<()> {

@@ -168,7 +168,7 @@ where
         let (bytes, link) = (self.plan.bytes_sent(&send), self.network.link(index, send.to));
         let message = self.ranks[index].clock.send(pending, bytes, link, self.network.work());
         self.count(index, send.to, bytes);
-        if !self.message_queues.post(rank, send.to, message) {
+        if !self.message_queues.push(rank, send.to, message) {
             return Err(too_many());
         }
         if self.awaited[send.to] == rank {

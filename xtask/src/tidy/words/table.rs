@@ -4,7 +4,7 @@ use super::definitions::Kind::{self, Field, Function, Module, Type, Variant};
 
 /// The crates whose words are checked. The entries of [`NAMES`] for other crates begin to hold when their crate joins.
 pub(super) const CRATES: &[&str] =
-    &["dist-transport", "dist-algos", "dist-collectives", "dist-groups", "dist-parallel"];
+    &["dist-transport", "dist-algos", "dist-predict", "dist-collectives", "dist-groups", "dist-parallel"];
 
 /// A name that no definition of its kind may have in its crates.
 #[derive(Debug)]
