@@ -88,7 +88,7 @@ impl<'a> ScatteredPieces<'a> {
     }
 
     /// Passes each range of memory and the bytes for it to `apply`.
-    pub(crate) fn deal(&mut self, offset: usize, bytes: &[u8], apply: &mut dyn FnMut(&mut [u8], &[u8])) {
+    pub(crate) fn scatter(&mut self, offset: usize, bytes: &[u8], apply: &mut dyn FnMut(&mut [u8], &[u8])) {
         self.in_order &= offset == self.arrived;
         self.arrived += bytes.len();
         let mut bytes = bytes;
@@ -137,11 +137,11 @@ mod tests {
     }
 
     /// Distributes the pieces of a message to places of these lengths, and returns the content of the places.
-    fn deal(places: &[usize], pieces: &[(usize, &[u8])]) -> Option<Vec<Vec<u8>>> {
+    fn scatter(places: &[usize], pieces: &[(usize, &[u8])]) -> Option<Vec<Vec<u8>>> {
         let mut memory: Vec<Vec<u8>> = places.iter().map(|&len| vec![0; len]).collect();
         let mut scatter = ScatteredPieces::new(memory.iter_mut().map(Vec::as_mut_slice).collect());
         for (offset, bytes) in pieces {
-            scatter.deal(*offset, bytes, &mut |place, bytes| place.copy_from_slice(bytes));
+            scatter.scatter(*offset, bytes, &mut |place, bytes| place.copy_from_slice(bytes));
         }
         let complete = scatter.complete();
         drop(scatter);
@@ -151,16 +151,16 @@ mod tests {
     #[test]
     fn a_message_is_dealt_to_its_pieces_whatever_it_arrives_in() {
         let pieces: [(usize, &[u8]); 4] = [(0, &[1, 2]), (2, &[3, 4, 5]), (5, &[]), (5, &[6, 7, 8])];
-        let memory = deal(&[3, 1, 4], &pieces).unwrap();
+        let memory = scatter(&[3, 1, 4], &pieces).unwrap();
         assert_eq!(memory, [&[1, 2, 3][..], &[4], &[5, 6, 7, 8]]);
     }
 
     #[test]
     fn wrong_amounts_and_bytes_out_of_order_are_noticed() {
-        assert_eq!(deal(&[2], &[(0, &[1, 2, 3])]), None);
-        assert_eq!(deal(&[2], &[(0, &[1])]), None);
-        assert_eq!(deal(&[2], &[(1, &[1, 2])]), None);
-        assert!(deal(&[2], &[(0, &[1, 2])]).is_some());
-        assert!(deal(&[], &[]).is_some());
+        assert_eq!(scatter(&[2], &[(0, &[1, 2, 3])]), None);
+        assert_eq!(scatter(&[2], &[(0, &[1])]), None);
+        assert_eq!(scatter(&[2], &[(1, &[1, 2])]), None);
+        assert!(scatter(&[2], &[(0, &[1, 2])]).is_some());
+        assert!(scatter(&[], &[]).is_some());
     }
 }

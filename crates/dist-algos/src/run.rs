@@ -370,20 +370,22 @@ impl<T: RingTransport + ?Sized> PieceExchange<'_, T> {
         match (then, memory.as_mut_slice()) {
             (OnArrival::Replace, []) => self.call(len, Sink::Into(&mut [])),
             (OnArrival::Replace, [whole]) => self.call(len, Sink::Into(whole)),
-            (OnArrival::Replace, _) => self.deal(len, memory, &mut |place, bytes| copy(bytes, place)),
-            (OnArrival::Reduce, _) => self.deal(len, memory, reduce),
+            (OnArrival::Replace, _) => {
+                self.receive_pieces(len, memory, &mut |place, bytes| copy(bytes, place))
+            }
+            (OnArrival::Reduce, _) => self.receive_pieces(len, memory, reduce),
         }
     }
 
     /// Receives piece by piece.
-    fn deal(
+    fn receive_pieces(
         &mut self,
         len: usize,
         memory: PiecesMut<'_>,
         apply: &mut Combine<'_>,
     ) -> Result<(), RunError<T::Error>> {
         let mut scatter = ScatteredPieces::new(memory);
-        self.call(len, Sink::Each(&mut |offset, bytes| scatter.deal(offset, bytes, apply)))?;
+        self.call(len, Sink::Each(&mut |offset, bytes| scatter.scatter(offset, bytes, apply)))?;
         if scatter.complete() {
             Ok(())
         } else {

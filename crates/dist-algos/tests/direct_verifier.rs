@@ -100,20 +100,20 @@ fn two_ranks_alternate_in_the_cells_for_each_other() {
         let all = plans(collective, one_shot, world_size);
         // Data in the flag line is in no slot.
         for plan in all.iter().filter(|plan| plan.slots() > 0) {
-            let mut homes = Vec::new();
+            let mut locations = Vec::new();
             let slot = MemoryArea::Slot(0);
             for (from, to) in (0..world_size).flat_map(|from| (0..world_size).map(move |to| (from, to))) {
                 // If all ranks use one part, there is one cell for each rank.
                 let (part, back) = if plan.parts() == 1 { (0, 0) } else { (to, from) };
                 if from != to {
-                    let home = plan.home(from, (part, 0), slot);
-                    assert_eq!(plan.home(to, (back, SLOTS), slot), home, "{plan:?} {from} {to}");
-                    homes.push(home);
+                    let location = plan.cell_location(from, (part, 0), slot);
+                    assert_eq!(plan.cell_location(to, (back, SLOTS), slot), location, "{plan:?} {from} {to}");
+                    locations.push(location);
                 }
             }
-            homes.sort_unstable();
-            homes.dedup();
-            assert_eq!(homes.len(), world_size * (world_size - 1), "{plan:?}");
+            locations.sort_unstable();
+            locations.dedup();
+            assert_eq!(locations.len(), world_size * (world_size - 1), "{plan:?}");
         }
         // Plans of six blocks and of one.
         assert_eq!([all[0].generations(), all[1].generations()], [2, 1], "{collective:?}");

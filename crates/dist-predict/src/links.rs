@@ -167,7 +167,11 @@ impl SharedLinks {
     }
 
     /// Returns the connection of a message.
-    fn connection(&mut self, transmission: &Transmission, path: impl FnOnce() -> WirePath<SharedWire>) -> usize {
+    fn connection(
+        &mut self,
+        transmission: &Transmission,
+        path: impl FnOnce() -> WirePath<SharedWire>,
+    ) -> usize {
         if let Some(&at) = self.between.get(&transmission.ends) {
             return at;
         }

@@ -240,7 +240,9 @@ impl NetworkModel {
         path.push((SharedWire::FromHost(from), self.between.byte));
         let (out, into) = (self.rack_of(from), self.rack_of(to));
         if let Some((_, uplink)) = self.racks.filter(|_| out != into) {
-            path.extend([SharedWire::FromRack(out), SharedWire::ToRack(into)].map(|wire| (wire, uplink.byte)));
+            path.extend(
+                [SharedWire::FromRack(out), SharedWire::ToRack(into)].map(|wire| (wire, uplink.byte)),
+            );
         }
         path.push((SharedWire::ToHost(to), self.between.byte));
         path

@@ -5,7 +5,7 @@ use dist_transport::Rank;
 
 use crate::clock::TimedMessage;
 use crate::events::EventQueue;
-use crate::links::{LinkCheck, SharedLinks, Milestone, Transmission};
+use crate::links::{LinkCheck, Milestone, SharedLinks, Transmission};
 use crate::message_queues::MessageQueues;
 use crate::wavefront::{ExpectedMessages, place_after};
 use crate::{Error, Method, NetworkModel, Prediction, Result, Workload};

@@ -35,7 +35,7 @@ impl RemoteCell {
     /// Returns the rank whose memory holds the contribution of `rank`, and its byte offset there.
     #[inline(always)]
     pub(super) const fn of_rank(&self, plan: &DirectPlan, rank: usize) -> (usize, usize) {
-        let (holder, place) = plan.home(rank, self.cell, self.of);
+        let (holder, place) = plan.cell_location(rank, self.cell, self.of);
         (holder, place * self.place_bytes + self.offset)
     }
 }

@@ -34,10 +34,10 @@ impl DirectPlan {
         self,
         partition: Partition<'_>,
         input: Option<Partition<'_>>,
-        pace: &DirectCosts,
+        direct_costs: &DirectCosts,
     ) -> Duration {
         let sizes = PartBytes::new(self, partition, input);
-        let mut posted = vec![Vec::new(); self.world_size()];
+        let mut signalled = vec![Vec::new(); self.world_size()];
         let start = |rank| (DirectClock::default(), self.schedule(rank).peekable());
         let mut ranks: Vec<(DirectClock, Peekable<DirectSchedule>)> =
             Rank::all(self.world_size()).map(start).collect();
@@ -46,7 +46,7 @@ impl DirectPlan {
             moved = false;
             for (rank, (clock, steps)) in Rank::all(self.world_size()).zip(&mut ranks) {
                 while let Some(&step) = steps.peek()
-                    && clock.does(step, rank, &sizes, pace, &mut posted)
+                    && clock.does(step, rank, &sizes, direct_costs, &mut signalled)
                 {
                     steps.next();
                     moved = true;
@@ -78,24 +78,24 @@ impl DirectClock {
         step: DirectStep,
         rank: Rank,
         sizes: &PartBytes<'_>,
-        pace: &DirectCosts,
-        posted: &mut [Vec<u64>],
+        direct_costs: &DirectCosts,
+        signalled: &mut [Vec<u64>],
     ) -> bool {
-        let costs = &pace.costs;
+        let costs = &direct_costs.costs;
         match step {
             DirectStep::Signal => {
                 self.work(costs.signal_ps);
-                posted[rank.index()].push(self.nanoseconds);
+                signalled[rank.index()].push(self.nanoseconds);
             }
             DirectStep::Wait { ranks, signals } => {
                 let peers = || ranks.ranks(rank.index(), rank.world_size());
-                if peers().any(|peer| posted[peer].len() < signals as usize) {
+                if peers().any(|peer| signalled[peer].len() < signals as usize) {
                     return false;
                 }
-                let notice = u64::try_from(pace.notice.as_nanos()).unwrap_or(u64::MAX);
+                let notice = u64::try_from(direct_costs.notice.as_nanos()).unwrap_or(u64::MAX);
                 for peer in peers() {
                     self.work(costs.wait_ps);
-                    let seen = posted[peer][signals as usize - 1].saturating_add(notice);
+                    let seen = signalled[peer][signals as usize - 1].saturating_add(notice);
                     self.nanoseconds = self.nanoseconds.max(seen);
                 }
             }
@@ -105,18 +105,18 @@ impl DirectClock {
             DirectStep::Reduce { of, .. } => {
                 let at_once = sizes.plan().adds_at_once();
                 let copied = if at_once { 0 } else { copied(rank.index(), 0, rank.world_size()).0 };
-                self.reduce(of, sizes.moved(step), copied, pace);
+                self.reduce(of, sizes.moved(step), copied, direct_costs);
             }
         }
         true
     }
 
     /// Computes a sum. `copied` contributions are copied before others are added to them.
-    fn reduce(&mut self, of: MemoryArea, moved: MovedBytes, copied: u64, pace: &DirectCosts) {
-        let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
+    fn reduce(&mut self, of: MemoryArea, moved: MovedBytes, copied: u64, direct_costs: &DirectCosts) {
+        let (costs, (bytes, read), (_, written)) = (&direct_costs.costs, moved.read, moved.written);
         let viewed = read as u64 - copied;
         // In slots the cost does not depend on the pieces.
-        let piece_bytes = if of == MemoryArea::Exposed { pace.piece_bytes } else { bytes };
+        let piece_bytes = if of == MemoryArea::Exposed { direct_costs.piece_bytes } else { bytes };
         for piece in pieces(bytes, piece_bytes) {
             let (copy, view) = (costs.copied(of, piece.len()), costs.viewed(of, piece.len()));
             self.work((copied + written as u64) * copy + viewed * view);

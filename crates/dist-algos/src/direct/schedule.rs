@@ -200,7 +200,7 @@ impl DirectPlan {
     /// cell that it has read before. A processor does that several times faster than it writes memory that other
     /// cores have read since.
     #[inline(always)]
-    pub const fn home(
+    pub const fn cell_location(
         &self,
         rank: usize,
         (part, block): (usize, usize),

@@ -62,7 +62,7 @@ struct DirectRank {
     /// The number of signals of each rank that this rank knows of; for itself, the number that it has given.
     clock: Vec<usize>,
     /// The clock at each of its signals, and the length of the chain of signals up to there.
-    posted: Vec<(Vec<usize>, usize)>,
+    signalled: Vec<(Vec<usize>, usize)>,
     rounds: usize,
 }
 
@@ -75,7 +75,7 @@ struct CallPosition<'a> {
 
 impl DirectMachine {
     pub(super) fn new(world_size: usize, knowledge: Knowledge) -> Self {
-        let state = |_| DirectRank { clock: vec![0; world_size], posted: Vec::new(), rounds: 0 };
+        let state = |_| DirectRank { clock: vec![0; world_size], signalled: Vec::new(), rounds: 0 };
         Self {
             ranks: (0..world_size).map(state).collect(),
             memory: HashMap::default(),
@@ -193,7 +193,7 @@ impl DirectMachine {
         let state = &mut self.ranks[rank];
         state.clock[rank] += 1;
         let known = if self.knowledge == Knowledge::All { state.clock.clone() } else { Vec::new() };
-        state.posted.push((known, state.rounds + 1));
+        state.signalled.push((known, state.rounds + 1));
     }
 
     /// Adds the knowledge of a rank at one of its signals. Returns `false` if it has not signalled yet.
@@ -201,7 +201,9 @@ impl DirectMachine {
         if self.ranks[rank].clock[peer] >= signals {
             return true;
         }
-        let Some((known, rounds)) = self.ranks[peer].posted.get(signals - 1).cloned() else { return false };
+        let Some((known, rounds)) = self.ranks[peer].signalled.get(signals - 1).cloned() else {
+            return false;
+        };
         let state = &mut self.ranks[rank];
         state.clock.iter_mut().zip(known).for_each(|(own, known)| *own = (*own).max(known));
         state.clock[peer] = state.clock[peer].max(signals);
@@ -293,7 +295,7 @@ impl DirectMachine {
         let peer = match waiting[rank] {
             Some(DirectStep::Wait { ranks, signals }) => ranks
                 .ranks(rank, next.len())
-                .find(|&peer| self.ranks[peer].posted.len() < self.base() + signals as usize),
+                .find(|&peer| self.ranks[peer].signalled.len() < self.base() + signals as usize),
             _ => None,
         };
         let peer = peer.unwrap_or(rank);
@@ -415,7 +417,7 @@ impl DirectMachine {
         cell: (usize, usize),
     ) -> (usize, Location) {
         let generations = if let MemoryArea::Slot(_) = of { 2 } else { CALLS_MAX };
-        let (holder, place) = plan.home(rank, cell, of);
+        let (holder, place) = plan.cell_location(rank, cell, of);
         (holder, Location::Published { generation: self.calls % generations, of, place })
     }
 }
