@@ -191,7 +191,7 @@ pub(crate) struct Cores {
 
 impl Cores {
     /// Returns how many cores several processes have together.
-    pub(crate) fn shm_group(sets: impl Iterator<Item = Self>) -> usize {
+    pub(crate) fn total(sets: impl Iterator<Item = Self>) -> usize {
         let counts: BTreeMap<_, _> = sets.map(|cores| (cores.first, cores.count)).collect();
         counts.values().map(|&count| count as usize).sum()
     }
@@ -553,9 +553,9 @@ mod tests {
     #[test]
     fn cores_count_once_where_ranks_share_them_and_each_where_they_are_bound() {
         let cores = |first, count| Cores { first, count };
-        assert_eq!(Cores::shm_group([cores(0, 8), cores(0, 8), cores(0, 8)].into_iter()), 8);
-        assert_eq!(Cores::shm_group([cores(0, 2), cores(2, 3)].into_iter()), 5);
-        assert_eq!(Cores::shm_group([cores(0, 1), cores(1, 1), cores(0, 1)].into_iter()), 2);
+        assert_eq!(Cores::total([cores(0, 8), cores(0, 8), cores(0, 8)].into_iter()), 8);
+        assert_eq!(Cores::total([cores(0, 2), cores(2, 3)].into_iter()), 5);
+        assert_eq!(Cores::total([cores(0, 1), cores(1, 1), cores(0, 1)].into_iter()), 2);
     }
 
     #[test]

@@ -90,13 +90,13 @@ impl ErrorContext<'_> {
         };
         let own = Abort { cause, rank: peer, reporter: session.rank.index(), call: ours };
         session.report(own.clone());
-        self.plan_digest(&own, error)
+        self.committed_error(&own, error)
     }
 
     /// Returns the error of this rank's call, unless the coordinator has committed another abort record. A
     /// rank that was waited for may itself have been waiting; the error then names the rank that all ranks
     /// hear of.
-    fn plan_digest(&self, own: &Abort, error: Error) -> Error {
+    fn committed_error(&self, own: &Abort, error: Error) -> Error {
         match (self.session.why_ended(), error) {
             (Some(word), error) if word == *own => error,
             (Some(word), Error::Timeout { activity, elapsed, limit, .. })

@@ -250,9 +250,7 @@ impl Session {
     pub(crate) fn cores(&self, members: &[usize]) -> usize {
         let here = self.peer_infos[self.rank.index()].host;
         let peer_infos = members.iter().map(|&member| &self.peer_infos[member]);
-        Cores::shm_group(
-            peer_infos.filter(|peer_info| peer_info.host == here).map(|peer_info| peer_info.cores),
-        )
+        Cores::total(peer_infos.filter(|peer_info| peer_info.host == here).map(|peer_info| peer_info.cores))
     }
 
     /// Returns how many ranks of this host may run on this rank's cores, including itself, and how many cores these are.
@@ -264,8 +262,7 @@ impl Session {
 
     /// Returns `true` if each rank of this host can have its own core.
     pub(crate) fn has_core_per_rank(&self) -> bool {
-        self.ranks_on_host().count()
-            <= Cores::shm_group(self.ranks_on_host().map(|peer_info| peer_info.cores))
+        self.ranks_on_host().count() <= Cores::total(self.ranks_on_host().map(|peer_info| peer_info.cores))
     }
 
     /// Returns `true` if all of these ranks are on one host and may share memory there, as far as is known.

@@ -518,7 +518,7 @@ pub(crate) fn current_core() -> Option<u32> {
 ///
 /// # Errors
 /// If the system does not allow it.
-pub(crate) fn request_short_slices(generation: Duration) -> io::Result<()> {
+pub(crate) fn request_short_slices(slice: Duration) -> io::Result<()> {
     let size = u32::try_from(size_of::<libc::sched_attr>()).expect("a few bytes");
     // SAFETY: all of its fields are integers, which may be 0.
     let mut schedule: libc::sched_attr = unsafe { std::mem::zeroed() };
@@ -531,7 +531,7 @@ pub(crate) fn request_short_slices(generation: Duration) -> io::Result<()> {
         return Ok(());
     }
     schedule.size = size;
-    schedule.sched_runtime = u64::try_from(generation.as_nanos()).unwrap_or(u64::MAX);
+    schedule.sched_runtime = u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX);
     // SAFETY: the system reads `size` bytes at the address, as the struct says itself.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const schedule, 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
