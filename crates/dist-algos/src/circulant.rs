@@ -134,8 +134,7 @@ pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     }
 }
 
-/// Before a round a rank has sums of its own chunk and the following ones, as many as the distance. It sends those
-/// beyond the next distance.
+/// Before a round, a rank has the sums of `far` chunks, beginning with its own. It sends those from `near` on.
 const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
     let (near, far) = distances(rank, round);
     let (to, from) = (rank.plus(near).index(), rank.minus(near).index());

@@ -33,9 +33,9 @@ pub struct Partition<'a> {
 /// The boundaries between chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Boundaries<'a> {
-    /// At equal distances, rounded to elements.
+    /// The boundaries are at equal distances, rounded to elements.
     Even { parts: usize },
-    /// At these elements.
+    /// The boundaries are at these elements.
     At { borders: &'a [usize], largest: usize },
 }
 

@@ -90,18 +90,18 @@ pub enum Source {
 /// The location of a chunk on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChunkLocation {
-    /// In the buffer that the operation works on.
+    /// The chunk is in the buffer that the operation works on.
     Buffer,
-    /// In a slot beside the buffer. Slots are numbered from 0, below [`SLOTS_MAX`], and hold one chunk each.
+    /// The chunk is in a slot beside the buffer. Slots are numbered from 0, below [`SLOTS_MAX`], and hold one chunk each.
     Slot(usize),
 }
 
 /// The effect of an arriving chunk on its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnArrival {
-    /// It replaces the content.
+    /// The arriving chunk replaces the content.
     Replace,
-    /// It is reduced with the content.
+    /// The arriving chunk is reduced with the content.
     Reduce,
 }
 

@@ -47,13 +47,13 @@ enum Mistake {
     PieceLost,
     /// One of two ranks combines in place before it sends.
     CombinesFirst,
-    /// The threads of two groups use each other's ends.
+    /// A thread of one group uses the transport of another group.
     TakesAnyEnd,
-    /// One rank swaps the ends of its groups.
+    /// One rank swaps the transports of its groups.
     SwapsEnds,
 }
 
-/// One rank's end of a group, with a mistake.
+/// One rank's transport of a group, with a mistake.
 struct Wrong {
     inner: Box<dyn Transport>,
     mistake: Mistake,

@@ -8,8 +8,8 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 ///
 /// The cost of small buffers is the cost of their messages, not of their elements. These operations copy many
 /// buffers into memory that the communicator keeps and process them in one call. Every rank passes the same number
-/// of buffers of the same lengths; the ranks compare the lengths. A list may be empty, and so may a buffer.
-/// ranks compare as they compare everything else. A list may be empty, and so may a buffer.
+/// of buffers of the same lengths, or all ranks get [`Error::Mismatch`](crate::Error::Mismatch). A list may be empty,
+/// and so may a buffer.
 impl Communicator {
     /// Reduces each buffer like [`all_reduce`](Self::all_reduce), in one operation. In canonical order it gives the
     /// same bits.
@@ -53,7 +53,7 @@ impl Communicator {
         })
     }
 
-    /// Starts an [`all_reduce_coalesced`](Self::all_reduce_coalesced).
+    /// Starts an [`all_reduce_coalesced`](Self::all_reduce_coalesced), which owns the buffers until it ends.
     #[doc(alias = "allreduce_coalesced")]
     #[doc(alias = "async_op")]
     pub fn start_all_reduce_coalesced<T: Element>(
@@ -69,7 +69,7 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`broadcast_coalesced`](Self::broadcast_coalesced).
+    /// Starts a [`broadcast_coalesced`](Self::broadcast_coalesced), which owns the buffers until it ends.
     #[doc(alias = "_broadcast_coalesced")]
     #[doc(alias = "async_op")]
     pub fn start_broadcast_coalesced<T: Element>(

@@ -266,7 +266,7 @@ impl Communicator {
         self.settings.timeout = timeout;
     }
 
-    /// Returns the order in which calls reduce.
+    /// Returns the reduction order of the following calls.
     pub fn order(&self) -> ReductionOrder {
         self.settings.order
     }

@@ -94,7 +94,6 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of a collective.
-    /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
         let placement = self.engine.placement();
         let middle_bytes = if placement.is_oversubscribed() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };

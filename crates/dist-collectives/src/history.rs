@@ -139,8 +139,8 @@ impl HistoryDigest {
     /// The number of last events that a call distinguishes.
     pub(crate) const RECENT: usize = 4;
 
-    /// Returns the newest event in which two digests differ: how many calls ago it was, and the event in each
-    /// digest. Returns `None` if the last four events are equal.
+    /// Returns the newest event in which two digests differ: its distance in calls, and the event in each digest.
+    /// Returns `None` if the last four events are equal.
     pub(crate) fn newest_difference(self, other: Self) -> Option<(usize, RecentEvent, RecentEvent)> {
         let differs = |ago: &usize| self.code(*ago) != other.code(*ago);
         let ago = (1..=Self::RECENT).find(differs)?;

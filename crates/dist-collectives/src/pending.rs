@@ -35,7 +35,7 @@ pub(crate) struct RunningOperation<B> {
     pub(crate) spins: u32,
     pub(crate) runtime: Runtime,
     pub(crate) abort_handle: AbortHandle,
-    /// Present if an earlier operation may last longer than this one.
+    /// The claim to begin the operation, if an earlier operation may last longer than its deadline.
     pub(crate) claim: Option<StartClaim>,
 }
 

@@ -18,9 +18,9 @@ pub const VALUE_BYTES_MAX: usize = 1 << 30;
 pub enum ValueProblem {
     /// The root passed no value.
     Missing,
-    /// Serde could not encode it.
+    /// Serde could not encode the value.
     NotEncodable,
-    /// Its encoding is longer than [`VALUE_BYTES_MAX`].
+    /// The encoding of the value is longer than [`VALUE_BYTES_MAX`].
     TooLong,
     /// The received bytes cannot be decoded as a value of the expected type.
     NotDecodable,

@@ -15,7 +15,7 @@ use crate::{Error, Result};
 
 /// A thread with its own transport, and the queue of its operations.
 pub(crate) struct Worker {
-    /// Taken to end the worker.
+    /// The sending end of the queue. Taking and dropping it ends the worker.
     queue_sender: Option<Mailbox<QueuedOperation>>,
     task: Option<Task<()>>,
     /// A transport of this rank alone, through which handles abort the job. It is dropped with the worker, even if

@@ -11,7 +11,8 @@ pub(crate) fn enable(communicator: &mut Communicator, cache: &CostCache, transpo
     if hosts.count() == 1 || hosts.largest() == 1 {
         return Ok(false);
     }
-    // The names must differ, because a host may have as many ranks as there are hosts.
+    // The two levels have different names in the cache. Without them, both would have the same key if a host has as many
+    // ranks as there are hosts.
     let [name_inside, name_across] = ["inside", "across"].map(|level| format!("{transport}-{level}"));
     let mut on_host = communicator.split_by_host()?;
     let inside =

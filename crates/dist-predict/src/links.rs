@@ -45,11 +45,11 @@ struct Connection {
 /// The progress of a message on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Milestone {
-    /// Its first byte leaves.
+    /// The first byte of this transmission leaves.
     First(u32),
-    /// Its sender may continue.
+    /// The sender of this transmission may continue.
     Accepted(u32),
-    /// Its last byte has left.
+    /// The last byte of this transmission has left.
     Last(u32),
 }
 

@@ -59,7 +59,7 @@ fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<(
     let page = memory.as_ptr().align_offset(PAGE);
     let scratch = &mut memory[page..][..RECEIVED_BYTES_MAX];
     for &bytes in sizes {
-        // Not zeros, which the system keeps in one page while nobody has written to them.
+        // The bytes are not zero: the system maps untouched zero pages to one page.
         let message = vec![1; bytes];
         let calls = ((16 << 20) / bytes.max(1)).clamp(1, 800);
         let samples = if bytes > 64 << 20 { 9 } else { 21 };

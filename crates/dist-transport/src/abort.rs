@@ -8,7 +8,7 @@ use crate::Fingerprint;
 /// The first failure of a job. The first writer wins, and every rank receives the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// What happened.
+    /// The kind of failure.
     pub cause: Cause,
     /// The rank that it happened to, by its number in the world.
     pub rank: usize,
@@ -62,36 +62,36 @@ impl fmt::Display for Abort {
     }
 }
 
-/// What happened to the rank that an [`Abort`] names.
+/// The failure of the rank that an [`Abort`] names, called “the rank” below.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Its process ended without leaving in order.
+    /// The rank's process ended without leaving in order.
     #[error("died")]
     Died,
-    /// It sent no heartbeat for too long, although its process may still run.
+    /// The rank sent no heartbeat for too long, although its process may still run.
     #[error("stopped responding")]
     Silent,
-    /// Its process ended before it joined the world, as its launcher has seen.
+    /// The rank's process ended before it joined the world, as its launcher has seen.
     #[error("ended before it joined")]
     NotJoined,
-    /// It and the reporter could not reach each other for too long, although the coordinator reaches both.
+    /// The rank and the reporter could not reach each other for too long, although the coordinator reaches both.
     /// Nobody knows which side of the network failed.
     #[error("and a peer cannot reach each other")]
     Unreachable,
-    /// It closed its communicator while a peer was still waiting for it.
+    /// The rank closed its communicator while a peer was still waiting for it.
     #[error("left while a peer was waiting for it")]
     Left,
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
     TimedOut,
-    /// It was in another call than the reporter: one of the two made a call that the other did not make.
+    /// The rank was in another call than the reporter: one of the two made a call that the other did not make.
     #[error("was in another call than a peer")]
     Mismatch {
         /// The call that the named rank was in; [`Abort::call`] is the reporter's.
         theirs: Fingerprint,
     },
-    /// It was in the same call as the reporter and sent another number of bytes. Nobody knows which of the
+    /// The rank was in the same call as the reporter and sent another number of bytes. Nobody knows which of the
     /// two is wrong.
     #[error("sent {got} bytes where {expected} were expected")]
     Length {
@@ -100,23 +100,23 @@ pub enum Cause {
         /// Bytes that the named rank sent.
         got: u64,
     },
-    /// It sent bytes that no correct peer sends.
+    /// The rank sent bytes that no correct peer sends.
     #[error("broke the protocol")]
     Protocol,
-    /// Its program panicked.
+    /// The rank's program panicked.
     #[error("panicked")]
     Panicked,
-    /// Its program gave up and reported it.
+    /// The rank's program gave up and reported it.
     #[error("gave up{}{why}", if why.is_empty() { "" } else { ": " })]
     GaveUp {
         /// The reason that it gave: one line of at most [`WHY_BYTES`](Self::WHY_BYTES) bytes, empty if it
         /// gave none.
         why: Box<str>,
     },
-    /// Its process hosted the coordinator and ended.
+    /// The rank's process hosted the coordinator and ended.
     #[error("hosted the coordinator, which went away")]
     CoordinatorLost,
-    /// Its launcher hosts the coordinator, and ended or stopped responding.
+    /// The rank's launcher hosts the coordinator, and ended or stopped responding.
     #[error("lost its launcher, which hosts the coordinator")]
     LauncherLost,
 }

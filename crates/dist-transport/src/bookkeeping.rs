@@ -9,7 +9,7 @@ use crate::{ChannelId, Error, Fingerprint, Rank, Result};
 
 /// The time between two heartbeats of a process.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);
-/// How long a process on the coordinator's host may send no heartbeat before it counts as dead, unless the
+/// The time without a heartbeat after which a process on the coordinator's host counts as dead, unless the
 /// job sets a limit. A job cannot set a shorter one.
 pub(crate) const LIVENESS_ON_HOST: Duration = Duration::from_secs(2);
 /// The limit between hosts, where the network may be silent for a while although all processes live.

@@ -387,7 +387,7 @@ pub struct CallEntry {
     pub plan_digest: u64,
     /// The number of signals that every rank gives in the call, at least 1.
     pub signals: u32,
-    /// Whether any rank publishes or writes in slots; the same on all ranks.
+    /// The use of slots by any rank in the call; the same on all ranks.
     pub slots: SlotUse,
 }
 
@@ -424,7 +424,7 @@ pub struct GroupLayout {
     /// Access to memory that a rank exposes and that was not [allocated](crate::Transport::allocate) by the
     /// transport.
     pub reach: Reach,
-    /// Whether the system copies large ordinary memory between ranks faster than slots do.
+    /// `true` if the system copies large ordinary memory between ranks faster than slots do.
     pub fast_attach: bool,
 }
 
@@ -436,15 +436,15 @@ impl GroupLayout {
     }
 }
 
-/// How far ranks reach into each other's ordinary memory. Memory that the transport allocated is always
+/// The access that ranks have to each other's ordinary memory. Memory that the transport allocated is always
 /// reachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {
-    /// Not at all: ranks share only slots.
+    /// No access: ranks share only slots.
     Slots,
-    /// Other ranks may read it.
+    /// Other ranks may read ordinary memory.
     Read,
-    /// Other ranks may read and write it.
+    /// Other ranks may read and write ordinary memory.
     Write,
 }
 
@@ -462,7 +462,7 @@ pub enum MemoryArea {
     Exposed,
 }
 
-/// Whether a call publishes or writes in slots. Slots are double-buffered: a rank enters a call that uses
+/// The use of slots by a call. Slots are double-buffered: a rank enters a call that uses
 /// them only after every rank has signalled in the previous call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotUse {

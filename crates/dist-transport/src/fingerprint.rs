@@ -69,7 +69,7 @@ impl Fingerprint {
 }
 
 impl fmt::Debug for Fingerprint {
-    /// In hexadecimal digits, as reports show it.
+    /// Writes the fingerprint in hexadecimal digits, as reports show it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::NONE {
             return f.write_str("Fingerprint::NONE");

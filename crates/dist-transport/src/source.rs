@@ -151,7 +151,7 @@ mod tests {
             Late {
                 /// The rank.
                 rank: usize,
-                /// What it did.
+                /// The cause.
                 source: ErrorSource<Inner>,
             },
             /// One field without a name.

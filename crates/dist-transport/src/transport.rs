@@ -201,7 +201,7 @@ pub struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// Borrows this for a shorter time.
+    /// Reborrows the sink for a shorter lifetime.
     pub fn reborrow(&mut self) -> Incoming<'_> {
         let sink = match &mut self.sink {
             Sink::Into(memory) => Sink::Into(memory),

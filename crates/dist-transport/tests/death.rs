@@ -329,7 +329,7 @@ fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medi
     }
 }
 
-/// One rank of six, the last of which may watch too few connections for its wait.
+/// One rank of six. The last of them has too few descriptors to watch all connections in a wait.
 fn rank_beside_one_with_a_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();

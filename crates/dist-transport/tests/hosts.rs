@@ -19,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// The names of the hosts.
 const HOSTS: &str = "TEST_HOSTS";
-/// How long the network is silent, in milliseconds.
+/// The time for which the network is silent, in milliseconds.
 const OUTAGE: &str = "TEST_OUTAGE";
 const LIVENESS: &str = "DIST_LIVENESS";
 

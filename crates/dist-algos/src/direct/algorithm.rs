@@ -55,11 +55,11 @@ pub struct DirectCase<'a> {
 /// The access that other ranks need to a rank's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteAccess {
-    /// None.
+    /// No access.
     Nothing,
-    /// They read it.
+    /// Other ranks read it.
     Read,
-    /// They read and write it.
+    /// Other ranks read and write it.
     Write,
 }
 

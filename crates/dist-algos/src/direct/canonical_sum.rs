@@ -43,11 +43,11 @@ impl RemoteCell {
 /// The location of the sum of some consecutive ranks.
 #[derive(Clone, Copy)]
 enum SumLocation {
-    /// In this rank's own memory, together with its contribution.
+    /// The sum is in this rank's own memory and contains its contribution.
     OwnMemory,
-    /// In the slot of the scratch memory with this number.
+    /// The sum is in the slot of the scratch memory with this number.
     Scratch(usize),
-    /// In the memory of this rank, from this byte on.
+    /// The sum is in the memory of this rank, from this byte on.
     There(usize, usize),
 }
 

@@ -47,17 +47,18 @@ impl Ownership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Crossovers {
-    /// [`staged`](super::staged) in place of [`one_shot`](super::one_shot). For all_reduce, 256 KiB with two ranks
-    /// and 32 KiB with more. For reduce, where only the root reduces, 4 MiB with more than two ranks.
+    /// The size from which [`staged`](super::staged) replaces [`one_shot`](super::one_shot). Measured: 256 KiB for
+    /// all_reduce with two ranks, 32 KiB with more; 4 MiB for reduce with more than two ranks, where only the root
+    /// reduces.
     pub staged: Option<usize>,
-    /// [`write_to_all`](super::write_to_all) of allocated memory in place of these; 8 KiB with two ranks and 16 KiB with
-    /// more.
+    /// The size from which [`write_to_all`](super::write_to_all) replaces both on allocated memory. Measured: 8 KiB with
+    /// two ranks, 16 KiB with more.
     pub write_to_all: Option<usize>,
-    /// [`read_from_all`](super::read_from_all) of allocated memory in place of [`one_shot`](super::one_shot), for
-    /// reduce_scatter, all_to_all and, with two ranks, all_gather; 1 MiB.
+    /// The size from which [`read_from_all`](super::read_from_all) replaces [`one_shot`](super::one_shot) on allocated
+    /// memory, for reduce_scatter, all_to_all and, with two ranks, all_gather. Measured: 1 MiB.
     pub read_from_all: Option<usize>,
-    /// [`read_from_all`](super::read_from_all) of ordinary memory that others may read in place of
-    /// [`one_shot`](super::one_shot). It applies to all_to_all and, with two ranks, all_gather, if the buffers of
+    /// The size from which [`read_from_all`](super::read_from_all) replaces [`one_shot`](super::one_shot) on ordinary
+    /// memory that other ranks may read. It applies to all_to_all and, with two ranks, all_gather, if the buffers of
     /// all ranks have at most 32 MiB together. The value is 1 MiB if the system copies
     /// [fast](dist_transport::direct::GroupLayout::fast_attach); otherwise it is never chosen.
     pub read_ordinary: Option<usize>,

@@ -39,11 +39,11 @@ pub enum DirectCollective {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockUse {
     Nothing,
-    /// It only waits for the other ranks.
+    /// The rank only waits for the other ranks.
     Wait,
-    /// It reduces this part.
+    /// The rank reduces this part.
     Reduce(usize),
-    /// It copies from these ranks.
+    /// The rank copies from these ranks.
     Take(PeerSet),
 }
 

@@ -61,7 +61,7 @@ impl DirectPlan {
 #[derive(Clone, Copy, Debug, Default)]
 struct DirectClock {
     nanoseconds: u64,
-    /// Less than a nanosecond; added to the next work.
+    /// The part of the time below a nanosecond, in picoseconds. It is added to the next work.
     owed_ps: u64,
 }
 

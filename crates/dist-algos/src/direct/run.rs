@@ -33,7 +33,7 @@ pub struct DirectMemory<'a> {
 pub enum OwnMemory<'a> {
     /// Other ranks may only read it.
     Borrowed(&'a mut [u8]),
-    /// It is lent to the call. Other ranks write into it, except into this rank's part.
+    /// The memory is lent to the call. Other ranks write into it, except into this rank's part.
     Lent {
         /// The number of lent bytes.
         len: usize,

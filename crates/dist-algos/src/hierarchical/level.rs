@@ -21,9 +21,9 @@ pub(super) struct LevelSchedule<'a> {
 pub(super) enum LevelRanks<'a> {
     /// The ranks of one host.
     Members(&'a [usize]),
-    /// On every host, the rank at one place.
+    /// The rank at one place of every host.
     Places { hosts: &'a Hosts, place: usize },
-    /// On every host, the leader; on the root's host, the root.
+    /// The leader of every host; on the root's host, the root.
     Leaders { hosts: &'a Hosts, root: usize },
 }
 

@@ -12,7 +12,7 @@ pub(super) struct HostPosition<'a> {
     hosts: &'a Hosts,
     /// The rank among the ranks of its host.
     pub(super) inside: Rank,
-    /// Its host among the hosts.
+    /// The host of the rank, as a number among the hosts.
     pub(super) across: Rank,
     pub(super) root: usize,
     /// The place of the leader of its host.

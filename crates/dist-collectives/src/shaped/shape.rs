@@ -41,7 +41,7 @@ pub(super) fn counts(rows: &[usize], row: &[usize]) -> Vec<usize> {
     rows.iter().map(|rows| rows.saturating_mul(row)).collect()
 }
 
-/// Returns the same dims with another dim 0.
+/// Returns `dims` with dim 0 replaced by another length.
 pub(super) fn with_rows<T, D: Dimension>(array: &ArrayRef<T, D>, rows: usize) -> D {
     let mut dim = array.raw_dim();
     dim[0] = rows;

@@ -165,7 +165,7 @@ fn rank_0_has_come_though_another_call_waits_for_it_in_vain() {
         let mut comm = Communicator::new(transport);
         match comm.rank() {
             1 => return comm.with_timeout(LIMIT / 4).recv(&mut [0_u8], 0).unwrap_err(),
-            // So that it waits for rank 0's first message when the job ends.
+            // Rank 2 then waits for rank 0's first message when the job ends.
             2 => comm.runtime().sleep(LIMIT / 8),
             _ => {}
         }

@@ -14,11 +14,11 @@ use crate::link::socket;
 use crate::runtime::{Unparker, Wake};
 use crate::{Abort, ChannelId, Deadline, Error, Result, Runtime};
 
-/// Why the job ended, once it has. Every wait checks it.
+/// The abort record of the job, once there is one. Every wait checks it.
 #[derive(Debug)]
 pub(crate) struct AbortState {
     reached: AtomicBool,
-    /// Whether the record is final: the coordinator has committed it, or no coordinator can be heard.
+    /// `true` if the record is final: the coordinator has committed it, or no coordinator can be heard.
     is_final: AtomicBool,
     record: Mutex<Option<Abort>>,
     /// Notified once and never drained.

@@ -21,14 +21,14 @@ use crate::{Deadline, Runtime, Version};
 
 /// The most pending handshakes, if the process may open many files.
 const PENDING_MAX: usize = 256;
-/// Otherwise, pending handshakes take at most one in this many files.
+/// If the process may open few files, pending handshakes use at most one in this many of them.
 const FILES_PER_PENDING: u64 = 4;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
 /// The limit for a handshake that holds the last file which the process may open.
 const LAST_HANDSHAKE_LIMIT: Duration = Duration::from_millis(200);
 /// The byte that tells an authenticated process that it is admitted. Other connections are closed.
 pub(crate) const ADMITTED: u8 = 1;
-/// How long to stop accepting if the system has no memory for another connection.
+/// The pause in accepting connections if the system has no memory for another one.
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -47,12 +47,12 @@ pub(crate) struct Acceptor {
     /// A spare descriptor. If the process may open no more files, it is closed for one more connection. That
     /// connection can then authenticate before the job ends.
     spare: Option<Socket>,
-    /// Set if a process of the job has connected and there is no descriptor for it.
+    /// The error that left a process of the job without a descriptor, if there was one.
     out_of_files: Option<io::Error>,
     /// Connections of such processes. They stay open: if one closed before the reason is known, the process
     /// would take this one for dead.
     unserved: Vec<Box<PendingHandshake>>,
-    /// Until this time no connection is accepted, because the system has no memory for it.
+    /// The time until which no connection is accepted, because the system had no memory for one.
     exhausted: Option<Deadline>,
     refused: u64,
     /// Chooses the handshake that is dropped.
@@ -96,7 +96,7 @@ impl ListenerKind {
 pub(crate) struct Admitted {
     pub(crate) stream: Socket,
     pub(crate) identity: Identity,
-    /// The shared memory that was passed, if the connection is for that.
+    /// The shared memory that was passed, for a connection whose purpose is shared memory.
     pub(crate) share: Option<shm::SharedSegment>,
 }
 
@@ -108,9 +108,9 @@ struct PendingHandshake {
     hello: [u8; HELLO_BYTES],
     proof: [u8; PROOF_BYTES],
     filled: usize,
-    /// Set when the hello is complete and the challenge was sent.
+    /// The handshake after the hello; `None` until the hello is complete and the challenge was sent.
     responder: Option<Responder>,
-    /// Whether it holds the last file that the process may open.
+    /// `true` if it holds the last file that the process may open.
     is_last: bool,
 }
 
@@ -126,7 +126,7 @@ enum HandshakeProgress {
     Waiting,
     Done(Identity),
     Refused,
-    /// The peer hung up without a word, as a port check does. Or it hung up after its hello, as a process
+    /// The peer hung up without a hello, as a port check does. Or it hung up after its hello, as a process
     /// does that was answered elsewhere.
     Left,
 }
@@ -286,7 +286,7 @@ impl Acceptor {
         }
     }
 
-    /// Handles a handshake that has ended.
+    /// Handles the result of a finished handshake.
     fn end(
         &mut self,
         pending: Box<PendingHandshake>,
@@ -295,7 +295,7 @@ impl Acceptor {
     ) {
         match ended {
             HandshakeProgress::Waiting | HandshakeProgress::Left => {}
-            // Its connection would leave no descriptor for anything else.
+            // The connection of this process would leave no descriptor for anything else.
             HandshakeProgress::Done(_) if pending.is_last => {
                 self.unserved.push(pending);
                 self.run_out_of_files(rustix::io::Errno::MFILE.into());

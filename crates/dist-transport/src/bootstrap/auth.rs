@@ -183,7 +183,7 @@ pub(crate) enum Purpose {
 /// The two ends and the purpose of a connection. Ranks are numbered as in the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// How often the job has been restarted.
+    /// The number of restarts of the job.
     pub(crate) epoch: u32,
     /// The rank that connects.
     pub(crate) from: u32,
@@ -238,7 +238,7 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    /// Begins a handshake.
+    /// Begins a handshake as the side that connects.
     ///
     /// # Errors
     /// If the system has no randomness left.

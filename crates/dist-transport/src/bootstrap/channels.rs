@@ -62,9 +62,9 @@ pub(crate) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
 
 #[derive(Debug, Default)]
 struct Channel {
-    /// How many forks it had.
+    /// The number of forks of this channel.
     forks: u64,
-    /// Its last forks, the newest first.
+    /// The last forks of this channel, the newest first.
     made: VecDeque<ForkedGroup>,
     /// Other members that ranks have named for this channel, by rank.
     other_members: HashMap<usize, Vec<usize>>,
@@ -77,11 +77,11 @@ struct Channel {
 struct ForkedGroup {
     number: u64,
     channel: ChannelId,
-    /// As numbered in the world.
+    /// The members, as numbered in the world.
     members: Vec<usize>,
 }
 
-/// How many forks of a channel are remembered.
+/// The most forks of a channel that are remembered.
 const MADE_MAX: usize = 64;
 
 impl Channels {

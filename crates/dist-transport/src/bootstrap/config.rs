@@ -23,7 +23,7 @@ pub struct Config {
     pub(crate) job: String,
     pub(crate) epoch: u32,
     pub(crate) timeout: Duration,
-    /// How long a process may send no heartbeat, if the job sets a limit.
+    /// The longest time without a heartbeat of a process, if the job sets a limit.
     pub(crate) liveness: Option<Duration>,
     /// The name of this machine, if the user gives one.
     pub(crate) host_id: Option<String>,
@@ -34,7 +34,7 @@ pub struct Config {
 /// The medium that carries messages between the processes of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Medium {
-    /// Shared memory between ranks that can share it, which each pair finds out; TCP between others.
+    /// Shared memory between two ranks that can share it, TCP between others.
     #[default]
     Auto,
     /// TCP only.
@@ -72,7 +72,7 @@ impl Config {
     /// `coordinator` (`host:port`).
     ///
     /// # Errors
-    /// If there is no such rank, also when the world size is 0; if the address is malformed and there are several ranks.
+    /// If `rank` is not below `world_size`, or if the address is malformed and there are several ranks.
     pub fn new(rank: usize, world_size: usize, coordinator: &str) -> Result<Self> {
         let rank = Rank::new(rank, world_size).ok_or(Error::RankOutOfRange { rank, world_size })?;
         if world_size > 1 && address::split(coordinator).is_none_or(|(_, port)| port == 0) {
@@ -117,7 +117,7 @@ impl Config {
     /// `MASTER_PORT` is below 11,024, it is 10,000 higher.
     ///
     /// # Errors
-    /// If a variable is missing or makes no sense.
+    /// If a variable is missing or invalid.
     pub fn from_env() -> Result<Self> {
         // A value that is not text is no valid value, and the error says so.
         Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
@@ -204,7 +204,7 @@ impl Config {
         Self { timeout, ..self }
     }
 
-    /// Sets how long this process and the coordinator may hear nothing from each other before the job ends.
+    /// Sets the longest time without a message between this process and the coordinator before the job ends.
     /// The default is 2 seconds if both run on one host, and 10 seconds between hosts. The minimum is 2
     /// seconds.
     ///
@@ -217,7 +217,7 @@ impl Config {
         Self { liveness: Some(liveness.max(LIVENESS_ON_HOST)), ..self }
     }
 
-    /// Returns how long a process on this host, or on another one, may send no heartbeat.
+    /// Returns the longest time without a heartbeat from a process on this host, or on another one.
     pub(crate) fn liveness(&self, is_on_host: bool) -> Duration {
         let default = if is_on_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS };
         self.liveness.unwrap_or(default)
@@ -242,9 +242,9 @@ impl Config {
         Self { medium, ..self }
     }
 
-    /// Sets how far other ranks of this host may reach into this process's ordinary memory by the system's
-    /// cross-memory attach (`process_vm_readv` and `process_vm_writev`). The default is as far as the system
-    /// allows. The ranks of a group probe it and agree on the least.
+    /// Sets the access that other ranks of this host have to this process's ordinary memory, by the system's
+    /// cross-memory attach (`process_vm_readv` and `process_vm_writev`). The default is the access that the
+    /// system allows. The ranks of a group probe it and agree on the least.
     #[must_use]
     pub fn with_reach(self, reach: Reach) -> Self {
         Self { reach, ..self }
@@ -323,8 +323,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Err(Error::InvalidVariable { name, value, expected })
     }
 
-    /// Returns the secret that `DIST_SECRET_FILE` names. An empty variable is an error, because somebody
-    /// meant there to be a secret.
+    /// Returns the secret that `DIST_SECRET_FILE` names. An empty variable is an error, because the user
+    /// meant to set a secret.
     fn secret(&self) -> Result<Option<Secret>> {
         let name = "DIST_SECRET_FILE";
         let Some(value) = (self.0)(name) else { return Ok(None) };

@@ -22,8 +22,8 @@ pub(crate) const MEMBERS_MAX: usize = (FRAME_BYTES - 20) / size_of::<u32>();
 /// One message of the control protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// A rank joins. It runs at this address, must be answered within this time, and is not dead before it
-    /// was silent for this long.
+    /// A rank joins. It listens at this address, expects an answer within `timeout_ms`, and counts as dead after
+    /// `liveness_ms` without a heartbeat.
     Join { world_size: u32, timeout_ms: u32, liveness_ms: u32, peer_info: PeerInfo },
     /// The address of a rank. A rank that has received this for every rank has joined.
     Peer { rank: u32, peer_info: PeerInfo },
@@ -72,18 +72,18 @@ pub(crate) enum Frame {
 pub(crate) struct WaitReport {
     /// The rank that it waits for, or itself if it waits no longer.
     pub(crate) on: u32,
-    /// What is missing from that rank, and how much of it has arrived so far.
+    /// The message or signal that is missing from that rank, and the number of earlier ones that have arrived.
     pub(crate) missing: Missing,
-    /// How many messages it has begun to send to that rank.
+    /// The number of messages that it has begun to send to that rank.
     pub(crate) messages: u64,
-    /// How many signals it has given in the group's shared memory.
+    /// The number of signals that it has given in the group's shared memory.
     pub(crate) signals: u64,
 }
 
-/// What a rank waits for, and how many of its kind have arrived before.
+/// The message or signal for which a rank waits, and the number of earlier ones that have arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// Room for a message, or a message of any of several ranks. Nothing follows from it.
+    /// Room for a message, or a message of any of several ranks. Such waits are not compared.
     Anything,
     /// A message.
     Message(u64),
@@ -92,7 +92,7 @@ pub(crate) enum Missing {
 }
 
 impl WaitReport {
-    /// Returns `true` if the other rank has not sent what this one waits for.
+    /// Returns `true` if the other rank has not sent the awaited message or signal.
     fn is_for_something_to_come_from(&self, other: &Self) -> bool {
         match self.missing {
             Missing::Anything => false,
@@ -138,6 +138,10 @@ pub(crate) struct ProcessId {
 pub(crate) struct UnixSocketName(NonZeroU64);
 
 impl UnixSocketName {
+    /// Returns a random name.
+    ///
+    /// Returns a random name.
+    ///
     /// # Errors
     /// If the system has no randomness to give.
     pub(crate) fn random() -> Result<Self> {
@@ -190,7 +194,7 @@ pub(crate) struct Cores {
 }
 
 impl Cores {
-    /// Returns how many cores several processes have together.
+    /// Returns the number of cores that several processes have together.
     pub(crate) fn total(sets: impl Iterator<Item = Self>) -> usize {
         let counts: BTreeMap<_, _> = sets.map(|cores| (cores.first, cores.count)).collect();
         counts.values().map(|&count| count as usize).sum()

@@ -1,4 +1,4 @@
-//! The coordinator: the ranks of a job meet here, and it tells all ranks if one of them is gone.
+//! The coordinator, at which the ranks of a job join, and which tells all ranks if one of them dies.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -19,12 +19,12 @@ use crate::{Abort, Error, Result, Runtime};
 /// The number of the coordinator in handshakes.
 pub(crate) const COORDINATOR: u32 = u32::MAX;
 
-/// How long the coordinator of an aborted job outlives the rank that hosts it.
+/// The time for which the coordinator of an aborted job outlives the rank that hosts it.
 pub(crate) const LATE_RANKS_LIMIT: Duration = Duration::from_secs(1);
 
 /// A coordinator for one job, on its own thread. It ends when it is dropped.
 ///
-/// Once all ranks of a world have left in order, the next world of the job, of the same size, can meet at the
+/// Once all ranks of a world have left in order, the next world of the job, of the same size, can join at the
 /// same address. After an abort there is no next world; ranks that join are told why.
 #[derive(Debug)]
 pub struct Coordinator {
@@ -51,7 +51,7 @@ impl Coordinator {
         Self::start_epoch(&runtime, Worlds::InTurn, &wanted, world_size, &key, 0, secret)
     }
 
-    /// Starts it at the first of these addresses that this machine has.
+    /// Starts the coordinator at the first of these addresses that this machine has.
     pub(crate) fn start_epoch(
         runtime: &Runtime,
         worlds: Worlds,
@@ -119,8 +119,7 @@ impl Coordinator {
         rendezvous::tell_ended(config, ranks)
     }
 
-    /// Serves a little longer after its rank has given up, so that ranks which are about to join are told
-    /// why.
+    /// Serves for [`LATE_RANKS_LIMIT`] after its rank has given up, so that ranks which join late are told why.
     pub(crate) fn serve_late_ranks(mut self, runtime: &Runtime) {
         if let Some(task) = self.task.take() {
             self.task = task.join_by(runtime.deadline(LATE_RANKS_LIMIT)).err();

@@ -20,17 +20,17 @@ use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
 use crate::{Activity, ChannelId, Error, Result, Version};
 
-/// How long to wait before a retry if the coordinator is not there yet, or the other side hangs up.
+/// The pause before a retry if the coordinator is not there yet, or the other side hangs up.
 pub(crate) const RETRY: Duration = Duration::from_millis(20);
 
-/// How long a process has to answer, even if the deadline is sooner.
+/// The time that a process has to answer, even if the deadline is sooner.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 
-/// How often the other side may hang up before that counts as a refusal. The coordinator of an earlier start
+/// The number of hang-ups of the other side that counts as a refusal. The coordinator of an earlier start
 /// of the job hangs up until the next one listens at the same address.
 const HANG_UPS_MAX: u32 = 20;
 
-/// How long to wait for an answer before another attempt is started beside the earlier ones. If the port is
+/// The wait for an answer after which another attempt is started beside the earlier ones. If the port is
 /// flooded, the system drops most connection attempts, and retries each of them only after a second.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -286,7 +286,7 @@ impl Attempt {
     }
 }
 
-/// Why an attempt got no answer.
+/// The reason why an attempt got no answer.
 #[derive(Debug)]
 enum Unanswered {
     NotConnected(io::Error),
@@ -402,12 +402,13 @@ const fn activity_of(identity: Identity) -> Activity {
     }
 }
 
-/// Counts how often the other side has hung up.
+/// The numbers of times that the other side has hung up.
 #[derive(Debug, Default)]
 pub(crate) struct HangUps {
-    /// Before it has proven that it belongs to the job.
+    /// Hang-ups before the other side has proven that it belongs to the job.
     unproven: u32,
-    /// After that: it gave the place to another connection, which it does only if it is flooded.
+    /// Hang-ups after that proof. The other side has then given the place to another connection, which it does only
+    /// if it is flooded.
     proven: u32,
 }
 

@@ -8,7 +8,7 @@ use crate::bootstrap::session::{Session, timeout};
 use crate::link::message::LinkError;
 use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
-/// How long to wait for the reason when a connection breaks. The coordinator notices the break at about the
+/// The longest wait for the reason of a broken connection. The coordinator notices the break at about the
 /// same time as this rank, but on a busy machine it may be later.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
@@ -93,9 +93,9 @@ impl ErrorContext<'_> {
         self.committed_error(&own, error)
     }
 
-    /// Returns the error of this rank's call, unless the coordinator has committed another abort record. A
-    /// rank that was waited for may itself have been waiting; the error then names the rank that all ranks
-    /// hear of.
+    /// Returns the error of this rank's call, or [`Error::Aborted`] if the coordinator has committed another abort
+    /// record than `own`. The peer may itself have been waiting; the committed record then names the rank that
+    /// delayed all others.
     fn committed_error(&self, own: &Abort, error: Error) -> Error {
         match (self.session.why_ended(), error) {
             (Some(word), error) if word == *own => error,

@@ -38,7 +38,7 @@ pub(crate) fn attempt_limit(limit: Duration) -> Duration {
 pub(crate) struct Probes {
     /// The time until which a rank is waited for.
     ranks: Mutex<HashMap<usize, Deadline>>,
-    /// Whether the coordinator is being probed, and whether it has answered since the last look.
+    /// Two flags: the coordinator is being probed, and it has answered since the last check.
     coordinator: Mutex<(bool, bool)>,
 }
 
@@ -113,7 +113,7 @@ fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
         match ask(session, peer_info.address, number, limit) {
             Answer::None => {
                 let since = *unanswered_since.get_or_insert(asked);
-                // It was silent before the first of these attempts.
+                // The rank was already silent before the first of these attempts.
                 if runtime.now().saturating_sub(since) + HEARTBEAT >= limit {
                     return false;
                 }
@@ -133,9 +133,9 @@ fn is_over(session: &Session) -> bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// The process has answered.
+    /// The probed process has answered.
     Admitted,
-    /// Its host has answered.
+    /// The host of the process has answered.
     Refused,
     None,
 }

@@ -27,11 +27,11 @@ use crate::error::{first_of_many, turned_away};
 use crate::link::{shm, socket};
 use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, warning};
 
-/// How long one of the coordinator's addresses may take to accept a connection and answer, before the next is
+/// The time that one of the coordinator's addresses has to accept a connection and answer, before the next is
 /// tried.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
-/// How soon to ask again whether the next world may begin.
+/// The pause before asking again whether the next world may begin.
 const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
 
 /// Joins the job. A world of one opens no socket.
@@ -155,7 +155,7 @@ struct Joined {
     peer_infos: Vec<PeerInfo>,
 }
 
-/// Meets the other ranks at the coordinator.
+/// Joins the other ranks at the coordinator.
 fn join_at_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Joined> {
     let mut before = None;
     loop {
@@ -210,8 +210,8 @@ fn open_endpoint(config: &Config, line: &ControlConnection) -> Result<LocalEndpo
     Ok(LocalEndpoint { listener, host_listener, own_info })
 }
 
-/// The coordinator still serves a world that this rank was in before. The error names its remaining ranks, if
-/// they are known.
+/// The answer of a coordinator that still serves a world which this rank was in before. The error names the
+/// remaining ranks of that world, if they are known.
 #[derive(Debug)]
 struct PreviousWorld(Option<Error>);
 
@@ -263,7 +263,7 @@ fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Returns a rank that only its own machine reaches, and one that may run on another machine.
+/// Returns a rank that listens on loopback only, and a rank that may run on another machine and so cannot reach it.
 fn parted_by_loopback(peer_infos: &[PeerInfo]) -> Option<(usize, usize)> {
     let inside = peer_infos.iter().position(|own_info| is_loopback(own_info.address))?;
     let outside = peer_infos.iter().position(|own_info| !is_loopback(own_info.address))?;
@@ -364,7 +364,7 @@ struct Introduction<'a> {
     peer_infos: Vec<PeerInfo>,
     /// The ranks of the list of missing ranks that is being received.
     missing: Vec<usize>,
-    /// How many connections the coordinator has refused.
+    /// The number of connections that the coordinator has refused.
     refusals: u64,
 }
 
@@ -470,7 +470,7 @@ impl Introduction<'_> {
     }
 }
 
-/// Says for whom a rank waits to join.
+/// Shows for which ranks this rank waits to join.
 fn still_waiting(
     config: &Config,
     waited: Duration,
@@ -488,7 +488,8 @@ fn still_waiting(
     )
 }
 
-/// Says that a rank does not reach the coordinator. On each machine one rank shows it, and the others log it.
+/// Warns that this rank does not reach the coordinator. On each machine one rank shows the warning, and the others
+/// log it.
 fn waiting_for_coordinator(config: &Config, waited: Duration, failure: &Error) {
     let text = format!(
         "rank {} has waited {} s for the coordinator at {}: {}",

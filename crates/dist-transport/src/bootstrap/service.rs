@@ -34,11 +34,11 @@ pub(crate) struct Service {
     last_look: Deadline,
     /// The time at which the coordinator counts as silent.
     silent_by: Deadline,
-    /// Whether the coordinator is still there.
+    /// `true` if the coordinator is still there.
     connected: bool,
-    /// Whether there may be free memory to return to the system.
+    /// `true` if there may be free memory to return to the system.
     returns_memory: bool,
-    /// How long to wait for the coordinator to hang up, once the session is closing.
+    /// The deadline for the coordinator to hang up, once the session is closing.
     hang_up_limit: Option<Deadline>,
     /// The coordinator's address, if it is on another host.
     far_coordinator: Option<SocketAddr>,

@@ -27,16 +27,16 @@ use crate::link::socket;
 use crate::runtime::Task;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
-/// How long a leaving process waits for its goodbye to be sent.
+/// The longest wait of a leaving process until its goodbye is sent.
 pub(crate) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long to wait for the coordinator to commit an abort that this process has proposed.
+/// The longest wait for the coordinator to commit an abort that this process has proposed.
 const COMMIT_LIMIT: Duration = Duration::from_millis(250);
 
 /// The limit in the process that hosts the coordinator: nobody would be told without it.
 const COMMIT_LIMIT_OF_HOST: Duration = Duration::from_secs(1);
 
-/// How long a wait lasts before it is reported to the coordinator.
+/// The time after which a wait is reported to the coordinator.
 pub(crate) const WAITING_LIMIT: Duration = Duration::from_millis(100);
 
 /// The shared state of a process in a job. Dropping the last transport ends it.
@@ -49,15 +49,15 @@ pub(crate) struct Session {
     /// The address and the host of each rank.
     pub(crate) peer_infos: Vec<PeerInfo>,
     pub(crate) coordinator: CoordinatorHost,
-    /// How long the coordinator may send no heartbeat.
+    /// The longest time that the coordinator may send no heartbeat.
     pub(crate) liveness: Duration,
-    /// How long the network between this host and another one may be silent.
+    /// The longest time without a message between this host and another one.
     pub(crate) liveness_between_hosts: Duration,
     /// The medium of messages.
     pub(crate) medium: Medium,
     /// Ranks of this host with which memory could not be shared.
     pub(crate) unshareable: Mutex<HashSet<usize>>,
-    /// How far ranks may reach into each other's ordinary memory, as far as this rank allows it.
+    /// The access to its ordinary memory that this rank allows other ranks.
     pub(crate) reach: Reach,
     /// The heap of memory that this process shares.
     pub(crate) heap: Arc<Heap>,
@@ -319,7 +319,7 @@ pub(crate) struct ConnectionWait<'a> {
     /// `None` while the process has not joined the job.
     pub(crate) abort_state: Option<&'a AbortState>,
     pub(crate) deadline: Deadline,
-    /// How long the other side has to answer a proof, even if the deadline is sooner.
+    /// The time that the other side has to answer a proof, even if the deadline is sooner.
     pub(crate) answer_limit: Duration,
 }
 
@@ -360,7 +360,7 @@ impl<'a> ConnectionWait<'a> {
     }
 }
 
-/// Why a wait for one connection failed. A timeout of the system is a failure, not a deadline: the system
+/// The reason why a wait for one connection failed. A timeout of the system is a failure, not a deadline: the system
 /// gives up a connection long before a deadline of minutes.
 #[derive(Debug)]
 pub(crate) enum WaitError<E = io::Error> {

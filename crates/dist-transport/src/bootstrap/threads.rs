@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::bootstrap::session::Session;
 use crate::{Deadline, Runtime, warning};
 
-/// The variable that says with how many threads rayon computes, and so candle and others that use it.
+/// The variable for the number of threads of rayon, which candle and other libraries compute with.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// The time until the first check. The pause between two checks doubles up to the longest.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
-/// Looks now and then how many threads this process has, until there are too many: then it says so, and is done.
+/// Counts the threads of this process from time to time, and warns once if there are too many.
 #[derive(Debug)]
 pub(crate) struct ThreadWatch {
     next: Option<Deadline>,
@@ -25,7 +25,8 @@ impl ThreadWatch {
         Self { next: Some(runtime.deadline(FIRST_LOOK)), pause: FIRST_LOOK }
     }
 
-    /// Looks if it is time to, and warns if this rank has a pool of more threads than its share of the cores.
+    /// Counts the threads if a check is due, and warns if this rank has a pool of more threads than its share of the
+    /// cores.
     pub(crate) fn look(&mut self, session: &Session) {
         let runtime = &session.runtime;
         if !self.next.is_some_and(|next| runtime.expired(next)) {
@@ -74,7 +75,7 @@ impl Excess {
 }
 
 /// Returns how many threads this process has beside its first one and those of this library, which wait most of the time. `None`
-/// if the system does not tell.
+/// if the system does not report it.
 fn threads() -> Option<usize> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     Some(tasks.flatten().filter(|task| !is_own(task)).count())

@@ -198,7 +198,7 @@ pub(super) fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fab
     }
 }
 
-/// An abort wakes every wait and stands for ever.
+/// An abort wakes every wait and is never replaced.
 pub(super) fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {

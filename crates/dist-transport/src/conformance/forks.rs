@@ -9,7 +9,7 @@ use super::calls::{
     await_abort, meet_all, pass_round, payload, receive, receive_within, send, stand_by, wait_in_vain,
 };
 
-/// Sends bytes round that depend on the channel, and expects those of the same channel.
+/// Passes bytes that depend on the channel round the ring, and checks that the received bytes are of the same channel.
 fn pass_own(transport: &mut dyn Transport, salt: usize) {
     let rank = transport.rank();
     for round in 0..20 {
@@ -302,5 +302,5 @@ pub(super) fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static d
     }
 }
 
-/// After this time a waiting rank has asked for the reason.
+/// The time after which a waiting rank has asked for the reason.
 const ASKED: Duration = Duration::from_millis(700);

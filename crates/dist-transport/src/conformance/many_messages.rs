@@ -15,7 +15,7 @@ const MESSAGES: usize = 5;
 /// The pause between two looks of a rank that does not wait.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Two long ones, so that no rank can send everything before it receives.
+/// Returns the length of a message. Two messages are long, so that no rank can send everything before it receives.
 fn len(from: Rank, to: Rank, message: usize) -> usize {
     [400_001, 100_000, 0, 70_001, 300_000][message] + from.index() * 10 + to.index()
 }

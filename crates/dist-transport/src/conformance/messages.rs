@@ -190,7 +190,7 @@ pub(super) fn an_exchange_in_place_combines_every_byte_once_with_the_original_of
                 assert_eq!(ours.len(), theirs.len());
                 assert!((ours.as_ptr().addr() - start).is_multiple_of(64), "a range begins between lines");
                 assert!(theirs.as_ptr().addr().is_multiple_of(64), "the peer's bytes are not aligned");
-                // Neither symmetric nor idempotent: shows whose bytes these are, and how often they came.
+                // The operation is neither symmetric nor idempotent, so the result shows whose bytes came, and how often.
                 ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| {
                     *ours = ours.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5)).wrapping_add(1);
                 });

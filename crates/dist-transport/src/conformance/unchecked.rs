@@ -33,7 +33,7 @@ impl<'a> Unchecked<'a> {
         Ok(transport.direct(due)?.map(Self))
     }
 
-    /// For the promises of this suite, each of which keeps the contract.
+    /// Wraps the memory of a transport's group for the promises of this suite, which keep the contract.
     pub(super) fn of(transport: &'a mut dyn Transport, due: &LazyDeadline<'_>) -> Result<Option<Self>> {
         Ok(transport.direct(due)?.map(Self))
     }
@@ -80,19 +80,19 @@ impl<'a> Unchecked<'a> {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let entry = CallEntry { rank: self.0.rank(), plan_digest, signals, slots };
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.enter(entry, memory, due) }
     }
 
     /// As [`Direct::publish`].
     pub fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.publish(place, offset, bytes) };
     }
 
     /// As [`Direct::signal`].
     pub fn signal(&mut self) {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.signal() };
     }
 
@@ -115,7 +115,7 @@ impl<'a> Unchecked<'a> {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         let entry = CallEntry { rank: self.0.rank(), plan_digest: 0, signals: 1, slots: SlotUse::of(to.1) };
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.signal_and_wait(entry, to, bytes, due) }
     }
 
@@ -130,7 +130,7 @@ impl<'a> Unchecked<'a> {
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.view(rank, place, range, read) }
     }
 
@@ -145,7 +145,7 @@ impl<'a> Unchecked<'a> {
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.view_all(place, there, len, read) }
     }
 
@@ -154,7 +154,7 @@ impl<'a> Unchecked<'a> {
     /// # Errors
     /// As there.
     pub fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.read(rank, place, offset, into) }
     }
 
@@ -169,7 +169,7 @@ impl<'a> Unchecked<'a> {
         offset: usize,
         into: &mut [u8],
     ) -> Result<()> {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.read_non_temporal(rank, place, offset, into) }
     }
 
@@ -188,7 +188,7 @@ impl<'a> Unchecked<'a> {
     /// # Errors
     /// As there.
     pub fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.write(rank, place, offset, bytes) }
     }
 
@@ -203,7 +203,7 @@ impl<'a> Unchecked<'a> {
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
-        // SAFETY: promised when this was made.
+        // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.change(place, there, len, change) }
     }
 

@@ -14,7 +14,7 @@ use super::direct::barrier;
 
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 
-/// How long a rank waits that has reported its wait, and then waits no longer.
+/// The timeout of a rank that has reported its wait and then stops waiting.
 const SAID: Duration = Duration::from_millis(300);
 
 /// A wait ends at its deadline and names the peer.

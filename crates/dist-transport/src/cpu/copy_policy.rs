@@ -20,11 +20,11 @@ pub(crate) const LONG_BYTES: usize = 32 << 10;
 /// The time per KiB from which on a copy has waited for lines: two thirds of such a copy's time, and several
 /// times that of a copy from memory to memory.
 const SLOW_KIB: Duration = Duration::from_nanos(300);
-/// How many copies in a row have to be slow: a single one may have been interrupted.
+/// The number of consecutive slow copies that change the policy. A single one may have been interrupted.
 const SLOW_COPIES: u32 = 2;
 /// One in this many copies is timed, as long as none was slow.
 const JUDGED_COPIES: u32 = 4;
-/// How many bytes are then copied with non-temporal stores before one copy is timed again. If the cores share
+/// The bytes that are then copied with non-temporal stores before one copy is timed again. If the cores share
 /// a cache by then, that costs 2 ms.
 const NON_TEMPORAL_BYTES: usize = 64 << 20;
 

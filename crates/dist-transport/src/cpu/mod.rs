@@ -1,4 +1,4 @@
-//! What depends on the processor: the fastest of several correct methods, and fast copies.
+//! Choices that depend on the processor: the fastest of several correct methods, and fast copies.
 
 mod cache_line;
 mod copy;

@@ -1,4 +1,4 @@
-//! Replacement for memory that ranks share on systems without it.
+//! Stand-ins for the types of this module where ranks cannot share memory.
 
 #[derive(Debug, Default)]
 pub(crate) struct Heap;

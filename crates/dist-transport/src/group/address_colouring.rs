@@ -24,5 +24,5 @@ pub(super) fn next_colour() -> usize {
     LARGE.fetch_add(1, Ordering::Relaxed).wrapping_mul(COLOUR_STEP_BYTES)
 }
 
-/// How many large segments this process has mapped.
+/// The number of large segments that this process has mapped.
 static LARGE: AtomicUsize = AtomicUsize::new(0);

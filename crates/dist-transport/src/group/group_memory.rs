@@ -42,12 +42,12 @@ const BLOCK_BYTES: usize = REGIONS_AT + CALLS_MAX * PAIR_BYTES;
 /// Words of a fingerprint.
 const CALL_WORDS: usize = Fingerprint::SIZE / size_of::<u64>();
 
-/// On the first page, behind the nonce.
+/// The offset of the external-load flag on the first page, behind the nonce.
 const EXTERNAL_LOAD_AT: usize = PAIR_BYTES;
-/// In a flag line: behind the signal count and the hash.
+/// The offset of the hash in a flag line, behind the signal count. The data follows the hash.
 const HASH_AT: usize = 8;
 const FLAG_DATA_AT: usize = 16;
-/// In a rank's block: behind its flag lines.
+/// The offset of the sleep words in a rank's block, behind its flag lines.
 const SLEEPING_AT: usize = CALLS_MAX * PAIR_BYTES;
 const WAKE_COUNT_AT: usize = SLEEPING_AT + 4;
 const CORE_AT: usize = WAKE_COUNT_AT + 4;
@@ -56,7 +56,7 @@ const PROCESS_AT: usize = LEFT_AT + 4;
 const FAILED_AT: usize = PROCESS_AT + 4;
 const CALLS_AT: usize = LEFT_AT + PAIR_BYTES;
 const REGIONS_AT: usize = CALLS_AT + CALLS_MAX * PAIR_BYTES;
-/// In a rank's large part: behind its slots.
+/// The offset of the eager buffers in a rank's large part, behind its slots.
 const EAGER_AT: usize = 2 * SLOTS * SLOT_BYTES;
 const LARGE_BYTES: usize = EAGER_AT + CALLS_MAX * EAGER_BYTES;
 
@@ -66,7 +66,7 @@ pub(crate) struct GroupMemory {
     mapping: Mapping,
     ranks: usize,
     slots_at: usize,
-    /// Whether the group has two ranks. Each then has its flag line where it has read the other's the last
+    /// `true` if the group has two ranks. Each then has its flag line where it has read the other's the last
     /// time, because a signal is seen sooner if the line is in the cache.
     is_of_two: bool,
 }
@@ -418,7 +418,7 @@ impl GroupMemory {
 pub(crate) struct Core(u32);
 
 impl Core {
-    /// Used if the system does not report the core. Ranks then seem to share one, and yield to each other.
+    /// The core of a rank if the system does not report it. Ranks then seem to share a core, and yield to each other.
     const UNKNOWN: u32 = u32::MAX;
 
     /// Stores the core of this process in a word.

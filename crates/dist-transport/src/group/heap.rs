@@ -25,7 +25,7 @@ use crate::owned::Bytes;
 
 /// Bytes of an arena, unless one allocation needs more. Pages are allocated on first touch.
 const ARENA_BYTES: usize = 256 << 20;
-/// How much free memory is returned to the system at once: a few milliseconds of work.
+/// The bytes of free memory that are returned to the system at once: a few milliseconds of work.
 const RETURNED_BYTES: usize = 64 << 20;
 /// Allocations do not share pages, so that a leaked one keeps nothing else alive.
 const UNIT_BYTES: usize = 4096;

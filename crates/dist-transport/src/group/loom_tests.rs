@@ -166,7 +166,7 @@ fn without_the_fence_a_wake_up_is_lost() {
 /// Flag lines of two ranks in several generations, with several signals of each rank in a call.
 struct Lines<const GENERATIONS: usize, const SIGNALS: usize> {
     of_each: [[Line<SIGNALS>; GENERATIONS]; 2],
-    /// Whether the ranks swap their flag lines every round.
+    /// `true` if the ranks swap their flag lines every round.
     change_hands: bool,
 }
 

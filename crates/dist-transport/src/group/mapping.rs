@@ -29,7 +29,7 @@ use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::copy_to_reader;
 use crate::direct::CHANGED_MAX;
 
-/// Whether a segment's pages are allocated at once.
+/// The time at which the system allocates a segment's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pages {
     /// All pages are allocated: creating the segment fails if memory is short.
@@ -58,7 +58,7 @@ impl Mapping {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("dist", flags)?;
         let size = len as u64;
-        // A signal would end a process that makes a larger file.
+        // Beyond the file size limit, the system would end the process by a signal.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < size) {
             return Err(Errno::FBIG.into());
         }
@@ -258,7 +258,7 @@ impl Mapping {
 
 #[cfg(test)]
 impl Mapping {
-    /// For tests that fill the segment before they share it.
+    /// Returns the first bytes of the segment, for tests that fill it before they share it.
     pub(crate) fn first_bytes(&self) -> [u8; 16] {
         // SAFETY: tests do not write meanwhile.
         unsafe { self.bytes(0, 16) }.try_into().expect("as many bytes")

@@ -23,8 +23,8 @@ pub(crate) struct Process {
 static OPEN: LazyLock<Mutex<HashMap<i32, Weak<Process>>>> = LazyLock::new(Mutex::default);
 
 impl Process {
-    /// Opens the process that has this id now. If the caller then finds something in it that only the right
-    /// process has, and it has not [ended](Self::has_ended) afterwards, it is the right process.
+    /// Opens the process that has this id now. To verify that it is the right process, the caller
+    /// reads a secret from its memory and then checks that it has not [ended](Self::has_ended).
     ///
     /// # Errors
     /// If there is no such process, or the system has no process descriptors, as before Linux 5.3.
@@ -58,9 +58,9 @@ impl Process {
         Ok(ended > 0)
     }
 
-    /// Copies into the process's memory, if it has not ended. Less than a few microseconds normally pass
-    /// between that check and the copy. In that time the process would have to end, be reaped, and its id be
-    /// given to another process of this user, although the system uses all other ids first.
+    /// Copies into the process's memory, if it has not ended. The process could end between that check and the
+    /// copy, and its id could be given to another process of this user. That does not happen in practice: only
+    /// microseconds pass, and the system uses all other ids first.
     ///
     /// # Errors
     /// If it has ended, the system does not allow it, or there is no such memory.
@@ -92,7 +92,7 @@ fn address_here(pid: i32, address: u64) -> Option<*mut u8> {
 pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
     #[cfg(dist_one_mapping)]
     if let Some(address) = address_here(pid, address) {
-        // SAFETY: the caller was told that there is memory; a race detector watches it.
+        // SAFETY: a rank of this process has exposed this address; a race detector watches the access.
         into.copy_from_slice(unsafe { std::slice::from_raw_parts(address, into.len()) });
         return Ok(());
     }
@@ -162,8 +162,8 @@ pub(crate) fn processor_time(pid: i32) -> io::Result<Duration> {
     Ok(Duration::new(seconds.expect("since it began"), nanoseconds.expect("less than a second")))
 }
 
-/// Calls `step` with the finished length and the rest until all is done: the system may do less than it is
-/// asked to.
+/// Calls `step` with the number of finished bytes and the rest until all bytes are done, because one system call may
+/// copy fewer bytes than it is asked to.
 fn transfer(
     address: u64,
     len: usize,

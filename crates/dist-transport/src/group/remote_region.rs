@@ -14,9 +14,9 @@ pub(crate) struct RemoteRegion {
 /// The location of exposed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RegionOrigin {
-    /// In the rank's process, at this address.
+    /// The memory is in the rank's process, at this address.
     Process { address: u64 },
-    /// In this arena of the rank's heap, from this byte on.
+    /// The memory is in this arena of the rank's heap, from this byte on.
     Heap { arena: u32, offset: u64 },
 }
 

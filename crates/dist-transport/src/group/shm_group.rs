@@ -47,12 +47,12 @@ pub(crate) struct ShmGroup {
     /// The message counts of the transport, for the same reports.
     counts: Arc<MessageCounts>,
     wait_policy: WaitPolicy,
-    /// Whether this rank waits for the other ranks in each call, even if it could run ahead. Running ahead
+    /// `true` if this rank waits for the other ranks in each call, even if it could run ahead. Running ahead
     /// saves switches between ranks on one core. With a core per rank, cache lines move faster between ranks
     /// that stay in lockstep.
     is_lockstep: bool,
     uses_short_slices: bool,
-    /// Whether other ranks may sleep for a signal that this rank has given.
+    /// `true` if other ranks may sleep for a signal that this rank has given.
     owes_wake: bool,
     reach: Reach,
     current: CurrentCall,
@@ -84,7 +84,7 @@ const PIECE_BYTES: usize = 128 << 10;
 /// The scheduler slice that ranks ask for under external load: the shortest that the system grants.
 const SHORT_SLICE: Duration = Duration::from_micros(100);
 
-/// How often to look for a signal before looking at anything else, which takes longer.
+/// The number of polls of the signal count between two checks of the clock and the abort state, which take longer.
 const LOOKS: usize = 16;
 
 /// The call that this rank is in.
@@ -124,7 +124,7 @@ struct GroupPeer {
     compared: usize,
     /// Mapped arenas of its heap, by number.
     arenas: Vec<Option<Arc<Mapping>>>,
-    /// Its process, if this one can write there.
+    /// The peer's process, if this process can write into its memory.
     process: Option<Arc<Process>>,
 }
 
@@ -260,7 +260,7 @@ impl ShmGroup {
     }
 
     /// Fails if the call has failed for a rank meanwhile. Bytes read from its exposed memory are then
-    /// worthless, because the rank may have written there.
+    /// invalid, because the rank may have written there.
     fn check_not_failed(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
             Err(self.fail(self.current.generation(), (rank, LinkError::Closed), self.by_now()))
@@ -594,7 +594,7 @@ impl ShmGroup {
         Ok(mapping)
     }
 
-    /// Agrees with the other ranks how far ranks reach, at most up to `limit`.
+    /// Agrees with the other ranks on the access to each other's memory, at most `limit`.
     pub(crate) fn probe(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         if limit > Reach::Slots {
             let found = self.try_reach(limit, due)?;
@@ -605,7 +605,7 @@ impl ShmGroup {
         Ok(self.reach)
     }
 
-    /// Returns how far this rank reaches into the memory of all others, and they into its own.
+    /// Returns the least access: of this rank to the memory of all others, and of the others to its own.
     fn try_reach(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         let [number, ..]: [u64; 4] = bytemuck::pod_read_unaligned(&auth::random_bytes()?);
         let me = self.rank.index();
@@ -998,9 +998,9 @@ impl AwaitedSignal {
 
 /// The location of another rank's bytes.
 enum Located {
-    /// In a mapping of this process, from this byte on.
+    /// The bytes are in a mapping of this process, from this byte on.
     Mapped(Arc<Mapping>, usize),
-    /// In another process, at this address.
+    /// The bytes are in another process, at this address.
     Process(i32, u64),
 }
 

@@ -14,7 +14,7 @@ use crate::bootstrap::address;
 use crate::bootstrap::auth::Secret;
 use crate::{Activity, Deadline, Error, Result, Runtime};
 
-/// How many connections may wait to be accepted.
+/// The most connections that wait to be accepted.
 pub(crate) const BACKLOG: i32 = 1024;
 
 /// Resolves `host:port` to addresses, if the system answers in time. A name that can never be resolved is an

@@ -32,12 +32,12 @@ pub(super) struct GroupAgreement<'a, 'd> {
     pub(super) transport: &'a mut ProcessTransport,
     pub(super) due: &'a LazyDeadline<'d>,
     pub(super) world_size: usize,
-    /// How far this process may reach, as the config says.
+    /// The access to this process's memory that its config allows.
     pub(super) reach: Reach,
 }
 
 impl GroupAgreement<'_, '_> {
-    /// Agrees with all ranks of the group. Returns `None` if they share no memory.
+    /// Agrees with all ranks of the group on shared memory. Returns `None` if they share none.
     pub(super) fn reach_by(mut self, rank: usize) -> Result<Agreed, PeerError> {
         if rank == CREATOR { self.create_memory() } else { self.receive_memory() }
     }

@@ -71,7 +71,7 @@ pub struct ProcessTransport {
 }
 
 impl ProcessTransport {
-    /// Joins the job and opens the channel that contains all ranks. Connections to peers are opened on first
+    /// Joins the job and opens the channel of all ranks (the world). Connections to peers are opened on first
     /// use.
     ///
     /// # Errors
@@ -113,8 +113,8 @@ impl ProcessTransport {
         }
     }
 
-    /// Returns the medium that messages of this group use, as far as the ranks have told: [`Medium::Auto`] if
-    /// it differs between pairs. For a group of one it is the medium that the config asked for.
+    /// Returns the medium that messages of this group use, as far as this rank knows. It is [`Medium::Auto`] if
+    /// the medium differs between pairs, and the configured medium for a group of one.
     pub fn medium(&self) -> Medium {
         if self.members.len() == 1 {
             return self.session().medium;
@@ -220,7 +220,7 @@ impl ProcessTransport {
         }
     }
 
-    /// Opens the missing connections to those of these peers that this rank dials. That needs only the peer's
+    /// Opens the missing connections to those of `peers` that this rank dials. That needs only the peer's
     /// service thread. A peer that dials this rank does so when it enters this call; only its own messages
     /// wait for that.
     #[inline]
@@ -545,8 +545,7 @@ impl ProcessTransport {
         }
     }
 
-    /// Takes connections that are waited for and that peers have opened meanwhile. Returns `true` if there
-    /// were any.
+    /// Takes the awaited connections that peers have opened meanwhile. Returns `true` if there were any.
     fn take_arrivals(&mut self, waits: &Waits) -> Result<bool, PeerError> {
         let mut came = false;
         for &(_, peer) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
@@ -837,7 +836,7 @@ impl Drop for ProcessTransport {
     }
 }
 
-/// The unfinished parts of an exchange: first the sends, then the receives, each with its peer.
+/// The unfinished messages of an exchange: first the sends, then the receives, each with its peer.
 type Waits = SmallVec<[(Activity, usize); 2]>;
 
 /// The least number of received bytes for which a message may be sent as a single copy.
@@ -852,7 +851,7 @@ struct WaitState {
     waker: Option<Arc<Waker>>,
 }
 
-/// How long to sleep for a connection if the system could not make a waker.
+/// The longest sleep in a wait for a connection if the system could not create a waker.
 const WITHOUT_WAKER: Duration = Duration::from_millis(10);
 
 /// A list with one element for each of a few peers, without an allocation.
@@ -985,7 +984,7 @@ fn sleep(
     woken
 }
 
-/// Up to this many connections are polled without an allocation per sleep.
+/// The number of connections that are polled without an allocation per sleep.
 const WATCHED_INLINE: usize = 32;
 
 fn watch(

@@ -66,7 +66,7 @@ struct HostGroup {
     transport: ProcessTransport,
     /// Their numbers in the world of the other transport.
     in_world: Vec<usize>,
-    /// Whether all ranks of the group are on this host.
+    /// `true` if all ranks of the group are on this host.
     is_all: bool,
 }
 

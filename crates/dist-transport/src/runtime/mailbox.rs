@@ -17,7 +17,7 @@ pub struct Receiver<T> {
     runtime: Runtime,
 }
 
-/// Why nothing could be received.
+/// The reason why nothing was received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unavailable {
     /// The deadline passed.

@@ -142,7 +142,7 @@ impl Network {
         self
     }
 
-    /// Connects two hosts by this link only.
+    /// Gives two hosts a link of their own, which replaces the default link between hosts.
     pub fn with_link_between(mut self, one: u64, other: u64, link: Link) -> Self {
         self.links.between.insert((one.min(other), one.max(other)), link);
         self
@@ -323,7 +323,7 @@ impl Network {
     }
 }
 
-/// Why a run could not be completed.
+/// The reason why a run could not be completed.
 #[derive(thiserror::Error)]
 #[error("seed {seed}: {failure}{}{}{}", list(first_panic), list(faults), list(waits))]
 pub struct SimulationError {
@@ -372,5 +372,5 @@ fn list<'a>(lines: impl IntoIterator<Item = &'a String>) -> String {
 const FAULTS: u64 = 0x6661_756c;
 const LINKS: u64 = 0x6c69_6e6b;
 
-/// How long a thread may keep the turn, by the system's clock.
+/// The longest time that a thread may run without calling the scheduler, by the system's clock.
 const TURN_MAX: Duration = Duration::from_secs(120);

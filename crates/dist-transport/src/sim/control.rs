@@ -28,13 +28,13 @@ pub(super) struct Control {
 struct RankControl {
     status: RankStatus,
     stalled: bool,
-    /// How long nothing may pass between it and the coordinator.
+    /// The longest time without a message between it and the coordinator.
     liveness: Duration,
     /// The abort record that the rank knows.
     known: Option<Abort>,
-    /// When the coordinator last heard from it; `None` if it does not listen to it any more.
+    /// The time at which the coordinator last heard from the rank; `None` once it ignores the rank.
     seen: Option<Duration>,
-    /// When it last heard from the coordinator; `None` if it does not listen any more.
+    /// The time at which the rank last heard from the coordinator; `None` once it ignores the coordinator.
     heard: Option<Duration>,
 }
 

@@ -34,11 +34,11 @@ pub(super) struct ChannelEnd {
     pub(super) world_rank: usize,
 }
 
-/// The result of a look for a message.
+/// The result of polling for a message.
 pub(super) enum Found {
-    /// There is one.
+    /// A message has arrived.
     Message,
-    /// There is none yet. The unparker is used when the rank should look again, which it also should at this
+    /// No message has arrived. The unparker wakes the rank when it should look again; it should also look at this
     /// time.
     Nothing {
         look_again: Option<Duration>,
@@ -67,11 +67,12 @@ pub(super) enum Sent {
     Aborted(Abort),
 }
 
-/// The result of a look for room.
+/// The result of polling for room in the receiver's window.
 pub(super) enum Room {
-    /// Few enough bytes are unreceived.
+    /// The receiver's window has room.
     Enough,
-    /// Too many are. The unparker is used when the rank should look again, which it also should at this time.
+    /// The receiver's window is full. The unparker wakes the rank when it should look again; it should also look at
+    /// this time.
     Waiter {
         look_again: Option<Duration>,
     },
@@ -88,22 +89,22 @@ pub(super) enum Room {
 pub(super) struct SimForkedGroup {
     pub(super) world_rank: usize,
     pub(super) channel: ChannelId,
-    /// By their numbers in the world.
+    /// The members, by their numbers in the world.
     pub(super) members: Vec<usize>,
 }
 
-/// The groups that the ranks of a channel have made by one fork of it.
+/// The groups that the ranks of one channel have created with the same fork call.
 #[derive(Debug, Default)]
 struct ForkRecord {
     made: Vec<SimForkedGroup>,
-    /// Whether two of them have named different members of one group.
+    /// `true` if two of them have named different members of one group.
     differ: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct FabricState {
     channels: HashMap<ChannelId, Vec<ChannelMember>>,
-    /// For channels that carry the signals of another channel's calls: that channel.
+    /// The channel whose calls a channel of signals belongs to.
     call_channels: HashMap<ChannelId, ChannelId>,
     /// The last announced calls, by channel and rank of the world.
     announced: BTreeMap<ChannelId, BTreeMap<usize, CallHistory>>,
@@ -114,13 +115,13 @@ pub(super) struct FabricState {
     made: HashMap<(ChannelId, u64), ForkRecord>,
     /// The fork that made each channel.
     origins: HashMap<ChannelId, (ChannelId, u64)>,
-    /// How many transports each rank of the world still has.
+    /// The number of transports that each rank of the world still has.
     transports: Vec<usize>,
     pub(super) control: Control,
     links: Links,
     pub(super) conditions: NetworkConditions,
     pub(super) injector: FaultInjector,
-    /// How many ranks knew the abort record when waiting ranks were last woken because of it.
+    /// The number of ranks that knew the abort record when it last woke waiting ranks.
     known_by: usize,
     describe: Option<Describe>,
     /// The waits of all ranks when the first knew the abort record.
@@ -400,14 +401,14 @@ impl SimFabric {
     /// Aborts the job, as far as the reporter's message reaches, and returns the record. If the reporter
     /// knows a record already, that is the error.
     pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<Abort, Abort> {
-        let (known_by, woken) = {
+        let (record, woken) = {
             let state = &mut *self.lock();
-            let known_by = abort.followed(|rank, call| state.waits_for(rank, call));
-            state.control.propose(known_by.clone(), now, &state.conditions)?;
-            (known_by, state.wake_if_known())
+            let record = abort.followed(|rank, call| state.waits_for(rank, call));
+            state.control.propose(record.clone(), now, &state.conditions)?;
+            (record, state.wake_if_known())
         };
         wake(woken);
-        Ok(known_by)
+        Ok(record)
     }
 
     /// Returns the number of channels that ranks are in, or may still enter.
@@ -422,7 +423,7 @@ impl SimFabric {
     }
 }
 
-/// Returns since when a rank waits for this, which may be before it looked again.
+/// Returns the time at which a rank began to wait for this; repeated polls belong to one wait.
 fn waiting_since(before: Option<Waiter>, on: WaitTarget, now: Duration) -> Duration {
     before.filter(|before| before.on == on).map_or(now, |before| before.since)
 }

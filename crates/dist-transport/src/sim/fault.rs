@@ -24,7 +24,7 @@ pub enum Fault {
     Stall {
         /// The rank.
         rank: usize,
-        /// How long it lasts; `None` means forever.
+        /// The duration; `None` means until the end of the run.
         lasts: Option<Duration>,
     },
     /// The rank is slow: it pauses before each message that it sends.
@@ -58,16 +58,16 @@ pub enum Fault {
         lasts: Duration,
     },
     /// Nothing passes between two sides. Messages arrive when the partition ends. If it lasts, a rank that
-    /// the coordinator cannot hear counts as silent, and a rank that cannot hear the coordinator believes it
+    /// the coordinator cannot hear counts as silent, and a rank that cannot hear the coordinator counts it as
     /// lost. If the coordinator hears both of two ranks, and one waits for the other, both are named.
     Partition {
         /// The ranks of one side.
         from: Vec<usize>,
         /// The ranks of the other.
         to: Vec<usize>,
-        /// Whether the other direction is cut as well.
+        /// The directions in which messages are lost.
         directions: Directions,
-        /// How long it lasts; `None` means forever.
+        /// The duration; `None` means until the end of the run.
         lasts: Option<Duration>,
     },
     /// One byte of the next message between two ranks is changed, and no checksum of the network notices. The
@@ -97,9 +97,10 @@ pub enum Directions {
 /// The time of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// At this virtual time. Without links that cost time, time does not move while any rank can run.
+    /// The fault happens at this virtual time. Without links that cost time, time does not move while any rank can
+    /// run.
     At(Duration),
-    /// When this rank begins the operation with this number, counted from 1. An operation is an exchange on
+    /// The fault happens when this rank begins the operation with this number, counted from 1. An operation is an exchange on
     /// any of its transports.
     Operation {
         /// The rank.
@@ -147,7 +148,7 @@ impl Fault {
         Self::Partition { from, to, directions, lasts }
     }
 
-    /// Returns the ranks that it names.
+    /// Returns the ranks that the fault names.
     pub(super) fn ranks(&self) -> Vec<usize> {
         match self {
             Self::Kill { rank } | Self::Stall { rank, .. } | Self::Slow { rank, .. } => vec![*rank],

@@ -37,7 +37,7 @@ impl Link {
         Self { latency, bytes_per_second: Some(bytes_per_second), ..Self::FREE }
     }
 
-    /// Sets how long every message keeps the link busy in addition to its bytes.
+    /// Sets the time for which every message keeps the link busy in addition to its bytes.
     #[must_use]
     pub const fn with_overhead(self, overhead: Duration) -> Self {
         Self { overhead, ..self }
@@ -50,7 +50,7 @@ impl Link {
         Self { jitter, ..self }
     }
 
-    /// Returns how long a message keeps the link busy.
+    /// Returns the time for which a message keeps the link busy.
     fn occupied(&self, bytes: usize) -> Duration {
         match self.bytes_per_second {
             None => self.overhead,

@@ -62,9 +62,9 @@ pub struct Outcome<T> {
     pub elapsed: Duration,
     /// A hash of all decisions of the scheduler and their times: equal for equal interleavings.
     pub trace_hash: u64,
-    /// How often another thread got the turn.
+    /// The number of switches from one thread to another.
     pub switches: u64,
-    /// How many operations (exchanges) each rank has begun on its transports.
+    /// The number of operations (exchanges) that each rank has begun on its transports.
     pub operations: Vec<u64>,
     /// The faults that happened, with their times.
     pub faults: Vec<String>,

@@ -42,7 +42,7 @@ pub(super) struct PacketLoss {
 
 /// The time until a lost packet is retransmitted; it doubles each time.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
-/// How often it doubles at most.
+/// The most doublings.
 const DOUBLINGS_MAX: u32 = 9;
 /// Payload of a packet.
 const PACKET_BYTES: usize = 1448;
@@ -59,7 +59,7 @@ impl NetworkConditions {
         !self.partitions.iter().any(|partition| now < partition.until && partition.separates(from, to))
     }
 
-    /// Returns since when a partition separates these ranks, if one does. One direction is enough.
+    /// Returns the time at which a partition separated these ranks, in at least one direction, if one does.
     pub(super) fn partitioned_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
         let separates = |partition: &&NetworkPartition| {
             partition.separates(one, other) || partition.separates(other, one)

@@ -27,7 +27,7 @@ impl Default for Position {
 pub(super) struct ChannelReport<'a> {
     pub(super) id: ChannelId,
     pub(super) members: &'a [ChannelMember],
-    /// For a channel that carries signals: the members of the channel whose calls they belong to.
+    /// The members of the channel whose calls the signals belong to, if this channel carries signals.
     pub(super) call_members: Option<&'a [ChannelMember]>,
 }
 

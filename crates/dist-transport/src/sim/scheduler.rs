@@ -25,7 +25,7 @@ use crate::runtime::{Executor, Wake};
 #[derive(Clone)]
 pub(super) struct Scheduler(Arc<RunState>);
 
-/// Why a run could not be completed.
+/// The reason why a run could not be completed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("{task} panicked: {message}")]

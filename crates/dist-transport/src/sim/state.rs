@@ -17,15 +17,15 @@ pub(super) struct SchedulerState {
     ready: Vec<usize>,
     /// The tasks that wait for the clock, by time.
     timers: BTreeSet<(Duration, usize)>,
-    /// How many ranks may still return.
+    /// The number of ranks whose program has not returned.
     live_ranks: usize,
     turn: Option<usize>,
-    /// Whether threads have to unwind.
+    /// `true` if threads have to unwind.
     ending: bool,
     failure: Option<Failure>,
     /// The message of the first spawned thread that panicked, in one line.
     first_panic: Option<String>,
-    /// Called if the run fails, before any thread unwinds.
+    /// The function that is called if the run fails, before any thread unwinds.
     failure_hook: Option<FailureHook>,
     /// The tasks whose threads will never end.
     abandoned: Vec<usize>,
@@ -40,12 +40,12 @@ struct SimTask {
     thread: Thread,
     role: Role,
     phase: Phase,
-    /// Its index among the tasks that can run.
+    /// The index of the task in the list of tasks that can run.
     ready_at: Option<usize>,
     process_state: ProcessState,
-    /// Whether it was woken while it did not wait: its next wait ends at once.
+    /// `true` if it was woken while it did not wait. Its next wait then ends at once.
     woken: bool,
-    /// Whether it reached the scheduler during a panic that the end of the run did not cause.
+    /// `true` if it reached the scheduler during a panic that the end of the run did not cause.
     panicking: bool,
 }
 
@@ -55,11 +55,11 @@ pub(super) type FailureHook = Box<dyn FnOnce() + Send>;
 /// The role of a thread in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It runs the program of this rank; the run waits for it to return.
+    /// The thread runs the program of this rank; the run waits for it to return.
     Rank(usize),
-    /// It was spawned by a thread of this rank.
+    /// The thread was spawned by a thread of this rank.
     SimTask(usize),
-    /// It belongs to the network: it may wait when all other threads have ended.
+    /// The thread belongs to the network: it may wait when all other threads have ended.
     Daemon,
 }
 
@@ -76,11 +76,11 @@ impl Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessState {
     Running,
-    /// Its threads are not chosen for a while.
+    /// The threads of the process are not chosen for a while.
     Stalled,
-    /// Its threads are never chosen again.
+    /// The threads of the process are never chosen again.
     Frozen,
-    /// Its threads unwind.
+    /// The threads of the process unwind.
     Killed,
 }
 
@@ -97,11 +97,11 @@ impl ProcessState {
 /// The phase of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It can run.
+    /// The task can run.
     Ready,
-    /// It waits to be woken, or for the clock.
+    /// The task waits to be woken, or for the clock.
     Waiter { until: Option<Duration> },
-    /// It has ended.
+    /// The task has ended.
     Ended,
 }
 
@@ -116,7 +116,7 @@ pub(super) enum Handover {
     Over,
 }
 
-/// Why a task reached the scheduler.
+/// The event with which a task enters the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Park,

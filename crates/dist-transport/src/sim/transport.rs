@@ -123,7 +123,7 @@ impl SimTransport {
     fn begin_operation(&self) -> Result<()> {
         let effects = self.fabric().count_operation(self.world_rank(), self.world.clock.now());
         if self.world.perform(effects) {
-            // The effects may have killed this rank.
+            // The faults that were just applied may have killed this rank.
             self.runtime.interleave();
         }
         self.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))

@@ -1,4 +1,4 @@
-//! Tells external load from a computing rank, by the CPU time of the ranks' processes.
+//! Distinguishes external load from a computing rank by the CPU time of the ranks' processes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::group::{self, GroupMemory};
 use crate::{Rank, Runtime};
 
-/// How long one measurement is used.
+/// The time for which one measurement is used.
 const GOOD_FOR: Duration = Duration::from_millis(1);
 
 /// The CPU time of the ranks on one core, since one of them began to yield.

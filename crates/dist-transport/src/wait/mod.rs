@@ -1,4 +1,4 @@
-//! How a rank waits for another: it spins, yields its core, or sleeps.
+//! The wait policy: a rank that waits for another spins, yields its core, or sleeps.
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod external_load;

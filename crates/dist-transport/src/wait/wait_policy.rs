@@ -21,14 +21,14 @@ use crate::Runtime;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::{Rank, group::GroupMemory, wait::external_load::ExternalLoad};
 
-/// How long a rank spins before it sleeps: three times as long as a wake-up takes. With less, two ranks that
+/// The time that a rank spins before it sleeps: three times as long as a wake-up takes. With less, two ranks that
 /// each wake up after the other has looked would sleep in turns, block after block, although both work.
 const SPIN: Duration = Duration::from_micros(100);
-/// How long a rank with its own core spins between two yields.
+/// The time that a rank with its own core spins between two yields.
 const SPIN_BETWEEN_YIELDS: Duration = Duration::from_micros(5);
-/// How often to look for a peer between two looks at the clock.
+/// The number of polls between two reads of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
-/// How often to look for a peer on another core before yielding: about 2 µs, in which a working peer has
+/// The number of polls for a peer on another core before yielding: about 2 µs, in which a working peer has
 /// filled its first piece. A yield takes as long.
 const LOOKS_PER_YIELD: u32 = 64;
 /// The most yields in one wait on an oversubscribed host.
@@ -43,10 +43,10 @@ mod measured {
     /// A longer yield may have given the core to external load, which the system runs for milliseconds. It may
     /// also have been a rank that computes between two collectives, so the next yields are measured.
     pub(super) const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
-    /// How long yields are measured after one that was too long. External load that returns within this time
+    /// The time for which yields are measured after one that was too long. External load that returns within this time
     /// after a penalty counts as persistent.
     pub(super) const REMEMBERED: Duration = Duration::from_millis(20);
-    /// How long a rank does not yield after external load took its core; some of it ends soon.
+    /// The time for which a rank does not yield after external load took its core. Some external load ends soon.
     pub(super) const PENALTY: Duration = Duration::from_millis(1);
     /// The longest penalty. Each further yield to persistent external load quadruples the penalty, up to this.
     pub(super) const PENALTY_MAX: Duration = Duration::from_secs(1);
@@ -68,7 +68,7 @@ pub(crate) enum WaitStep {
     Sleep,
 }
 
-/// What is known about other ranks that need this rank's core.
+/// The knowledge about other ranks that need this rank's core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(all(feature = "shm", target_os = "linux")), allow(dead_code, reason = "sockets tell nothing"))]
 pub(crate) enum CoreDemand {

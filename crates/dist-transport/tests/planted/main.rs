@@ -8,7 +8,7 @@ mod threads;
 use dist_transport::sim::{Network, SimTransport};
 use rstest::rstest;
 
-/// Whether a program is correct.
+/// The expected result of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bug {
     Planted,

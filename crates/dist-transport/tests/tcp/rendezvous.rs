@@ -97,7 +97,7 @@ fn if_all_have_joined_but_never_at_once_the_ranks_that_left_are_named() {
     }
 }
 
-/// Also if the others have not left yet, among them the one that hosts the coordinator.
+/// This holds even if the other ranks, one of which hosts the coordinator, have not left yet.
 #[rstest]
 fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched: bool) {
     let (_held, free) = hold_port();

@@ -14,9 +14,9 @@ use crate::{Error, Result, Source};
 /// The location of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Location {
-    /// In a rank's own memory.
+    /// The cell is in a rank's own memory.
     OwnMemory { of: Source, part: usize, block: usize },
-    /// At a place of the flag line, the eager buffer or a slot, of this generation.
+    /// The cell is at a place of the flag line, the eager buffer or a slot, of this generation.
     Published { generation: usize, of: MemoryArea, place: usize },
 }
 
@@ -40,10 +40,10 @@ struct Visits {
 /// A rank's knowledge about the signals of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Knowledge {
-    /// The signals that it has waited for, and everything that the signalling ranks knew.
+    /// The signals that the rank has waited for, and everything that the signalling ranks knew.
     All,
-    /// Only the signals that it has waited for. A proof with this knowledge also holds with all knowledge, and it
-    /// is faster.
+    /// Only the signals that the rank has waited for itself. A proof with this knowledge is faster, and also holds
+    /// with all knowledge.
     Awaited,
 }
 

@@ -24,20 +24,20 @@ use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 /// The target of the coordinator's log lines. Programs that report aborts themselves filter by it.
 const LOG_TARGET: &str = "dist_transport::coordinator";
 
-/// How long an authenticated connection may take to send a join.
+/// The time that an authenticated connection has to send a join.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// The longest time that a rank waits, after its timeout, for the list of missing ranks.
 const ANSWER_GRACE_MAX: Duration = Duration::from_secs(1);
 
-/// How often one rank of each host is told for which ranks it waits.
+/// The interval at which one rank of each host is told for which ranks it waits.
 pub(crate) const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The most ranks that a notice names: ranks of the previous world that are still there, or missing ranks. A connection
 /// takes this number of frames at once.
 const NAMED_MAX: usize = 64;
 
-/// The worlds that meet at one coordinator.
+/// The number of worlds that a coordinator serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Worlds {
     /// One world, of which the process that hosts the coordinator is a rank.
@@ -56,7 +56,7 @@ pub(crate) fn answer_grace(timeout: Duration) -> Duration {
 #[derive(Debug, Default)]
 pub(crate) struct Present {
     pub(crate) all: AtomicUsize,
-    /// Those of them in another process than the coordinator.
+    /// The ranks among them that run in another process than the coordinator.
     pub(crate) elsewhere: AtomicUsize,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct RendezvousServer {
     present: Arc<Present>,
     /// The ranks whose processes have ended.
     ended: BTreeSet<u32>,
-    /// Ended ranks that the hosting process has reported since the last look.
+    /// Ended ranks that the hosting process has reported since they were last read.
     ended_here: Option<Arc<EndedRanks>>,
     /// Reports that two ranks cannot reach each other, with the times of their arrival. It is not known yet
     /// whether one of the ranks is dead.
@@ -131,8 +131,8 @@ impl OtherSize {
 enum RankSlot {
     Empty,
     Joined(Box<Member>),
-    /// It was told before the start that not all ranks have joined, and left. It may join again, and is not
-    /// one of the missing ranks.
+    /// The rank left before the start, because it was told that not all ranks have joined. It may join again, and
+    /// is not one of the missing ranks.
     GaveUp,
     Left,
 }
@@ -149,13 +149,13 @@ struct Member {
     peer_info: PeerInfo,
     /// `None` once it was told that all ranks have joined, or that not all have.
     answer_by: Option<Deadline>,
-    /// When it is told the next time which ranks are missing.
+    /// The time of the next notice about missing ranks.
     notice_at: Deadline,
     last_seen: Duration,
-    /// How long it may send no heartbeat.
+    /// The longest time that it may send no heartbeat.
     liveness: Duration,
-    /// Its last wait report and its last calls, by channel, the current call first. Of waits that are over,
-    /// which name the rank itself, only the last is kept.
+    /// The rank's last wait report and its last calls, by channel, the current call first. A report of a finished
+    /// wait names the rank itself; only the last of these is kept.
     waiting: HashMap<ChannelId, (WaitReport, [Fingerprint; CALLS_MAX])>,
 }
 
@@ -254,7 +254,8 @@ impl RendezvousServer {
         self.worlds == Worlds::One && self.started && self.members().next().is_none()
     }
 
-    /// Ends the world when all ranks have left or are gone. The next one may begin, if there can be one.
+    /// Ends the world when all ranks have left or are gone. The next world may then begin, if the coordinator serves
+    /// several.
     fn end_world(&mut self) {
         match self.worlds {
             Worlds::One => {
@@ -286,7 +287,8 @@ impl RendezvousServer {
         }));
         let next = self.next_deadline().min(acceptor.and_then(Acceptor::look_again_in).unwrap_or(HEARTBEAT));
         socket::poll(&mut watched, next)?;
-        // A read without bytes is a system call per rank, and every heartbeat of a rank ends this wait.
+        // Only connections with bytes are read: this wait ends at every heartbeat, and a read from each rank would be a
+        // system call.
         let joined = self.slots.iter().enumerate().filter(|(_, slot)| matches!(slot, RankSlot::Joined(_)));
         let ready = joined.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
         Ok(ready.map(|((rank, _), _)| rank).collect())
@@ -452,7 +454,7 @@ impl RendezvousServer {
         lock(&self.abort_state).clone().filter(|_| self.worlds == Worlds::InTurn || !self.started)
     }
 
-    /// Tells the joined ranks that this rank expects a world of another size, so that they wait in vain.
+    /// Tells the joined ranks that this rank expects a world of another size, so they cannot start.
     fn announce_other_size(&mut self, rank: u32, size: u32) {
         // Ranks that were told of another size before need not be told of this one.
         let mut told = self.other_size.take().map(|other| other.told).unwrap_or_default();

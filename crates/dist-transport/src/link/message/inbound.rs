@@ -38,7 +38,7 @@ pub(crate) struct Inbound {
     received: usize,
     pub(super) delivered: usize,
     source: MessageSource,
-    /// Whether it may pass through the scratch buffer even if it is received into memory.
+    /// `true` if it may pass through the scratch buffer even if it is received into memory.
     copied: bool,
 }
 

@@ -35,7 +35,7 @@ const SINGLE_COPY_MAGIC: Magic = *b"dist len";
 /// The length that means "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
 
-/// Why a message failed.
+/// The reason why a message failed.
 #[derive(Debug)]
 pub(crate) enum LinkError {
     /// The peer has left in order.

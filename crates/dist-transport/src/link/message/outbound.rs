@@ -31,7 +31,7 @@ pub(crate) struct Outbound {
 pub(super) enum SingleCopy {
     /// The message is not sent as a single copy.
     Off,
-    /// It will be, if the link can do that.
+    /// The message will be offered as a single copy, if the link supports it.
     Wanted,
     /// The peer may be copying it.
     Offered,

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::segment::RING_BYTES;
 use crate::cpu::CacheLine;
 
-/// How much is consumed before the room is given back: often enough for the producer, and rare for small
+/// The bytes that are consumed before the room is given back: often enough for the producer, and rare for small
 /// messages.
 const GIVE_BACK_BYTES: u64 = RING_BYTES as u64 / 4;
 

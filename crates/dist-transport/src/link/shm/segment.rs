@@ -30,9 +30,9 @@ pub(crate) const RING_BYTES: usize = 1 << 20;
 pub(super) const FASTBOX_BYTES: usize = 64 << 10;
 
 const FASTBOXES_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
-/// In the first line of a fastbox.
+/// Bytes of the counter at the start of a fastbox.
 const FASTBOX_COUNTER_BYTES: usize = size_of::<u64>();
-/// Behind the counter: the header of the message.
+/// Bytes of a fastbox's header, which follows the counter.
 const FASTBOX_HEADER_BYTES: usize = CacheLine::BYTES - FASTBOX_COUNTER_BYTES;
 const FASTBOX_STEP: usize = PAGE_BYTES + FASTBOX_BYTES;
 const SEGMENT_BYTES: usize = FASTBOXES_AT + 2 * FASTBOX_STEP;
@@ -40,7 +40,7 @@ const SEGMENT_BYTES: usize = FASTBOXES_AT + 2 * FASTBOX_STEP;
 /// Counters are this far apart: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
 const NONCE_AT: usize = 0;
-/// Behind the word on which a side sleeps.
+/// The offset of the core word behind the word on which a side sleeps.
 const CORE_AT: usize = 4;
 
 /// A random number that identifies a segment.
@@ -114,7 +114,7 @@ impl Ring {
         unsafe { mapping.counter((2 + 2 * self.0) * COUNTER_STEP) }
     }
 
-    /// Behind the words on which the sides sleep.
+    /// Returns the word of single-copy sends, which follows the words on which the sides sleep.
     fn single_copy(self, mapping: &Mapping) -> &AtomicU64 {
         // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
         unsafe { mapping.counter((7 + self.0) * COUNTER_STEP) }
@@ -139,7 +139,8 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// Returns how many bytes there is room for, if `wanted` are needed; whole cache lines.
+    /// Returns the free bytes of the ring, in whole cache lines. Reads the reader's counter only if fewer than `wanted`
+    /// bytes are known to be free.
     pub(super) fn room(&mut self, wanted: usize) -> Result<usize, Broken> {
         let consumed = self.ring.consumed(&self.mapping);
         self.cursor.room(wanted, || consumed.load(Ordering::Acquire)).ok_or(Broken)
@@ -226,7 +227,7 @@ impl Consumer {
     }
 }
 
-/// Two mailboxes for one small message each (fastboxes). Each side owns one at first. A message is sent in
+/// The two fastboxes of a link: mailboxes for one small message each. Each side owns one at first. A message is sent in
 /// the fastbox that its sender has owned for longest; the receiver then owns it. So both sides know which one
 /// it is.
 ///
@@ -243,11 +244,11 @@ pub(super) struct Fastboxes {
     mapping: Arc<Mapping>,
     /// The number of this side's ring. Counters are whole cache lines, so their low bits have room for it.
     ring: usize,
-    /// The fastboxes that are here, then those that are not, each in the order in which they are sent.
+    /// The fastboxes that this side owns, then those of the peer, each in the order in which they are sent.
     order: [usize; 2],
-    /// How many are here.
+    /// The number of fastboxes that this side owns.
     here: usize,
-    /// Whether the message in the last received one is still needed.
+    /// `true` if the message in the last received fastbox is still needed.
     occupied: bool,
 }
 
@@ -265,14 +266,14 @@ impl Fastboxes {
         self.here > usize::from(self.occupied) && bytes <= FASTBOX_BYTES
     }
 
-    /// Writes bytes into it.
+    /// Writes bytes into the fastbox that is sent next.
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(self.takes(at + bytes.len()), "a fastbox is here and has room");
         // SAFETY: this side has the fastbox, so the other does not reach into it.
         unsafe { self.mapping.copy_in(self.offset(0) + CacheLine::BYTES + at, bytes) };
     }
 
-    /// Hands it over, with the header and the counter behind the skipped cache line.
+    /// Hands the written fastbox to the peer, with the header and the counter behind the skipped cache line.
     pub(super) fn hand_over(&mut self, about: &[u8], count: u64) {
         assert!(about.len() == FASTBOX_HEADER_BYTES, "it fills the line");
         let offset = self.offset(0);
@@ -336,7 +337,7 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    /// Behind the counters of the rings.
+    /// Returns the word on which a side sleeps.
     fn word(&self, side: usize) -> &AtomicU32 {
         // SAFETY: the words have cache lines of their own on the first page, and are reached as such only.
         unsafe { self.mapping.word((5 + side) * COUNTER_STEP) }

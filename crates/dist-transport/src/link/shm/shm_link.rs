@@ -25,15 +25,15 @@ pub(crate) struct ShmLink {
     incoming: Consumer,
     fastboxes: Fastboxes,
     sleep: Sleep,
-    /// Whether this side may offer messages as single copies.
+    /// `true` if this side may offer messages as single copies.
     offers_single_copy: bool,
-    /// Whether this side copies offered messages from the peer's memory.
+    /// `true` if this side copies offered messages from the peer's memory.
     gets: bool,
-    /// Whether a message of this side is offered, and the peer has not acknowledged it.
+    /// `true` if a message of this side is offered, and the peer has not acknowledged it.
     is_offered: bool,
     /// A descriptor that the peer has passed and nobody has taken yet.
     file: Option<OwnedFd>,
-    /// Set when nothing more will move except the bytes in the rings.
+    /// The end of the stream; `None` while the link is open. Bytes in the rings can still be received after it.
     ended: Option<StreamEnd>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum NextMessage<'a> {
     InFastbox(&'a [u8]),
 }
 
-/// Why nothing more will move.
+/// The reason why the link carries no more bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
     /// The peer has left in order.
