@@ -43,12 +43,12 @@ struct WavefrontRank<I> {
     /// The number of steps that it has begun.
     taken: u32,
     clock: RankClock,
-    waits: Option<Wait>,
+    waits: Option<WaitingStep>,
 }
 
 /// The step in which a rank waits, and the messages that it waits for.
 #[derive(Clone, Copy)]
-struct Wait {
+struct WaitingStep {
     pending: PendingStep,
     expected: ExpectedMessages,
 }
@@ -97,7 +97,7 @@ where
         let index = rank as usize;
         loop {
             let state = &mut self.ranks[index];
-            if let Some(Wait { mut pending, mut expected }) = state.waits {
+            if let Some(WaitingStep { mut pending, mut expected }) = state.waits {
                 let from = expected.from;
                 let Some(message) = self.message_queues.take(from, index) else { return Ok(()) };
                 let link = self.network.link(from as usize, index);
@@ -106,7 +106,7 @@ where
                 if !more {
                     state.clock.now = pending.over();
                 }
-                state.waits = more.then_some(Wait { pending, expected });
+                state.waits = more.then_some(WaitingStep { pending, expected });
                 self.awaited[index] = if more { expected.from } else { NOBODY };
                 continue;
             }
@@ -149,7 +149,7 @@ where
             None => self.ranks[index].clock.now = pending.over(),
             Some(expected) => {
                 self.check_peer(index, expected.from as usize)?;
-                self.ranks[index].waits = Some(Wait { pending, expected });
+                self.ranks[index].waits = Some(WaitingStep { pending, expected });
                 self.awaited[index] = expected.from;
             }
         }
