@@ -28,7 +28,7 @@ pub struct MessageAlgorithm {
     pub supports: fn(usize) -> bool,
     /// Returns the number of chunks of the memory.
     pub chunks: fn(usize) -> usize,
-    /// Returns the order in which it reduces, if it does. The order does not depend on the root.
+    /// Returns the class of the reduction order, which does not depend on the root; `None` if nothing is reduced.
     pub order: fn(usize) -> Option<Order>,
     /// Returns the cost in a supported world of at least two ranks, for the most expensive root.
     pub cost: fn(usize) -> Cost,
@@ -68,7 +68,7 @@ impl MessageAlgorithm {
         (self.chunks)(world_size)
     }
 
-    /// Returns the order in which it reduces, if it does.
+    /// Returns the class of the reduction order; `None` if nothing is reduced.
     pub fn order(&self, world_size: usize) -> Option<Order> {
         (self.order)(world_size)
     }

@@ -30,7 +30,7 @@ pub struct TwoLevelAlgorithm {
     pub supports: fn(&MessageAlgorithm, &Hosts) -> bool,
     /// Returns the number of chunks of the memory.
     pub chunks: fn(&MessageAlgorithm, &Hosts) -> usize,
-    /// Returns the order in which it reduces, or a weaker one, if it reduces.
+    /// Returns the class of the reduction order, or a weaker class; `None` if nothing is reduced.
     pub order: fn(&MessageAlgorithm, &Hosts) -> Option<Order>,
     /// Returns the cost for supported hosts, with the most expensive root.
     pub cost: fn(&MessageAlgorithm, &Hosts) -> LevelCosts,
@@ -52,8 +52,8 @@ impl TwoLevelAlgorithm {
         (self.chunks)(self.across, hosts)
     }
 
-    /// Returns the order in which it reduces, or a weaker one, if it reduces. It is canonical only if
-    /// [`Hosts::order`] is canonical.
+    /// Returns the class of the reduction order, or a weaker class; `None` if nothing is reduced. It is canonical only
+    /// if [`Hosts::order`] is canonical.
     pub fn order(&self, hosts: &Hosts) -> Option<Order> {
         (self.order)(self.across, hosts)
     }

@@ -12,7 +12,7 @@ use crate::{Chunks, CollectiveKind, Cost, Error, MessageAlgorithm, Order, Result
 pub struct Proof {
     /// The cost.
     pub cost: Cost,
-    /// The order in which it reduces, if it does.
+    /// The class of the reduction order; `None` if nothing is reduced.
     pub order: Option<Order>,
 }
 
