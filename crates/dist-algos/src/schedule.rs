@@ -11,10 +11,10 @@ use crate::{Chunks, Step};
 ///
 /// [`Iterator::chain`] runs one schedule after another.
 #[derive(Debug)]
-pub struct Schedule(Steps);
+pub struct Schedule(StepSource);
 
 /// The source of the steps.
-enum Steps {
+enum StepSource {
     Indexed {
         rank: Rank,
         root: usize,
@@ -43,12 +43,12 @@ impl Schedule {
     /// Returns the schedule of the steps with indices below `end`, for a root. A root outside the world is taken
     /// modulo its size.
     pub const fn rooted(rank: Rank, root: usize, end: usize, step: StepFn) -> Self {
-        Self(Steps::Indexed { rank, root: root % rank.world_size(), next: 0, end, step })
+        Self(StepSource::Indexed { rank, root: root % rank.world_size(), next: 0, end, step })
     }
 
     /// Returns the schedule of these steps, each of which may depend on those before it.
     pub fn iterated(steps: impl Iterator<Item = Step> + Send + 'static) -> Self {
-        Self(Steps::Iterated(Box::new(steps)))
+        Self(StepSource::Iterated(Box::new(steps)))
     }
 }
 
@@ -57,8 +57,8 @@ impl Iterator for Schedule {
 
     fn next(&mut self) -> Option<Step> {
         match &mut self.0 {
-            Steps::Iterated(steps) => steps.next(),
-            Steps::Indexed { rank, root, next, end, step } => loop {
+            StepSource::Iterated(steps) => steps.next(),
+            StepSource::Indexed { rank, root, next, end, step } => loop {
                 let index = *next;
                 if index >= *end {
                     return None;
@@ -72,7 +72,7 @@ impl Iterator for Schedule {
     }
 }
 
-impl fmt::Debug for Steps {
+impl fmt::Debug for StepSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Indexed { rank, root, next, end, .. } => {

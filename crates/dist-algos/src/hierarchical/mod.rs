@@ -15,10 +15,17 @@ mod scattered;
 use crate::{Cost, CostModel};
 
 pub use algorithm::{TwoLevelAlgorithm, TwoLevelPhases};
-pub use all_reduce::*;
-pub use barrier::*;
+pub use all_reduce::{
+    LEADERS_BINOMIAL, LEADERS_CIRCULANT, LEADERS_HALVING_DOUBLING, LEADERS_PAIRWISE,
+    LEADERS_RECURSIVE_DOUBLING, LEADERS_RING, PARTS_BINOMIAL, PARTS_CIRCULANT, PARTS_HALVING_DOUBLING,
+    PARTS_PAIRWISE, PARTS_RECURSIVE_DOUBLING, PARTS_RING, by_leaders, by_parts,
+};
+pub use barrier::{BARRIER_DISSEMINATION, BARRIER_RING, barrier};
 pub use level::Steps;
-pub use rooted::*;
+pub use rooted::{
+    BROADCAST_BINOMIAL, BROADCAST_CHAIN, BROADCAST_CIRCULANT, BROADCAST_KNOMIAL, REDUCE_BINOMIAL,
+    REDUCE_PAIRWISE, broadcast, reduce,
+};
 pub use scattered::{ALL_GATHER, REDUCE_SCATTER};
 
 /// The maximum cost of a two-level schedule, in its own chunks. If hosts have different numbers of ranks, the
