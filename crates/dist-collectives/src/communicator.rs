@@ -77,7 +77,8 @@ pub(crate) enum WorkerState {
     /// communicator, so its channel does not depend on when the first operation is started.
     Idle(Box<dyn Transport>),
     Running(Worker),
-    /// That fork failed. It is not tried again: a rank that forks alone would use other channels than its peers.
+    /// The fork of the transport failed. It is not tried again: a rank that forks alone would use other channels than
+    /// its peers.
     Unavailable(ErrorSource<TransportError>),
     /// A temporary value while the worker is started.
     Starting,

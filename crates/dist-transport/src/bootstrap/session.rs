@@ -152,7 +152,8 @@ impl Session {
     /// the rank that delays all others.
     fn report_wait(&self, channel: ChannelId, calls: &CallHistory, wait: WaitReport) {
         if wait.on as usize != self.rank.index() {
-            // Announced calls come first, since they say more. The missing message belongs to the call below.
+            // Announced calls are reported first, because they name the work of the program. Their report names no missing
+            // message, which belongs to the call that is reported below.
             let wait = WaitReport { missing: Missing::Anything, ..wait };
             for (&channel, calls) in &*lock(&self.announced) {
                 self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.last_calls_first() });

@@ -20,12 +20,12 @@ const MILLION: i128 = 1_000_000;
 const DRIFT_MIN: i32 = -999_999;
 
 impl Skew {
-    /// Returns the time that the clock shows at this time.
+    /// Returns the time that the skewed clock shows at this virtual time.
     pub(super) fn show(self, time: Duration) -> Duration {
         nanos(nanos_of(time) * self.rate() / MILLION).saturating_add(self.ahead)
     }
 
-    /// Returns the earliest time at which the clock shows this.
+    /// Returns the earliest virtual time at which the skewed clock shows this time.
     fn time(self, shown: Duration) -> Duration {
         let rate = self.rate();
         let shown = nanos_of(shown.saturating_sub(self.ahead));

@@ -19,7 +19,7 @@ pub(super) struct World {
     pub(super) fabric: SimFabric,
     /// The clock of the links.
     pub(super) clock: Runtime,
-    /// Stops and ends the threads of ranks, if there is one.
+    /// The scheduler, which stops and ends the threads of ranks; `None` on the system's runtime.
     pub(super) scheduler: Option<Scheduler>,
     /// The host of each rank.
     pub(super) hosts: Vec<u64>,
