@@ -420,7 +420,7 @@ fn files_give_links_and_what_was_measured() {
     "sim pipeline --stages 2 --ranks 4 --micro-batches 4 --schedule interleaved",
     "2 stages on 4 ranks: interleaved has as many on each"
 )]
-#[case("sim pipeline --stages 4 --micro-batches 10000000", "there is no pipeline schedule of 4 ranks")]
+#[case("sim pipeline --stages 4 --micro-batches 10000000", "cannot make a pipeline schedule of 4 ranks")]
 #[case("sim pipeline --stages 4 --micro-batches 30000 --svg picture", "--svg draws at most 100000 pairs")]
 #[case("sim pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "it is one of gpipe, 1f1b, ")]
 #[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes of each of 10000000 ranks are too many")]

@@ -224,7 +224,7 @@ fn what_is_no_loss_is_refused() {
     });
     let expected = [
         "1 micro-batches have a total weight of 0",
-        "there is no micro-batch to take the mean of",
+        "there are no micro-batches",
         "the loss is no single number but [2]",
     ];
     assert_eq!(errors[0], expected);

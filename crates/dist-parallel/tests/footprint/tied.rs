@@ -21,7 +21,7 @@ impl Activations<Value> for OneValue {
     fn from_flat(&self, _: &[usize], values: Values<'_>) -> Result<Value, BoxError> {
         match values {
             Values::F32(&[value]) => Ok([value]),
-            other => Err(format!("these are values of {}", other.dtype()).into()),
+            other => Err(format!("cannot convert values of {}", other.dtype()).into()),
         }
     }
 }

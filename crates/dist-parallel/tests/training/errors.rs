@@ -83,9 +83,9 @@ fn options_that_differ_are_an_error_on_every_rank() {
 }
 
 #[rstest]
-#[case::later(0, 0, "it does not come after it")]
+#[case::later(0, 0, "the other does not come first")]
 #[case::nowhere(1, 9, "there is no such parameter")]
-#[case::chained(3, 2, "that one is itself the same as another")]
+#[case::chained(3, 2, "the other is itself tied")]
 fn ties_that_make_no_sense_are_refused(
     #[case] index: usize,
     #[case] same_as: usize,

@@ -216,7 +216,7 @@ fn weights_of_only_some_steps_abort_the_job(#[case] counts: fn(usize, usize) -> 
         (0..2).try_for_each(step)
     });
     for result in &results {
-        let why = "either all micro-batches of a step say how much they count, or none does";
+        let why = "only some micro-batches of a step have a weight; give all of them one, or none";
         assert!(Chain(result.as_ref().unwrap_err()).to_string().contains(why), "{results:?}");
     }
 }

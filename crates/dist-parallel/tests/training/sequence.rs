@@ -112,7 +112,7 @@ fn parameters_are_reached_through_the_blocks_that_have_them() {
 fn ties_between_blocks_are_checked() {
     let mut tied = model(1);
     let refused = [
-        ("first.weight", "again.weight", "it does not come after it"),
+        ("first.weight", "again.weight", "the other does not come first"),
         ("last.weight", "first.weight", "they differ in shape or type"),
         ("last.bias", "first.bias", "they differ in shape or type"),
     ];
