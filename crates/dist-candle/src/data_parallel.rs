@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_core::backprop::GradStore;
 use candle_nn::VarMap;
 use dist_parallel::{
@@ -300,14 +300,26 @@ impl DataParallel {
     /// Returns this rank's [share](Self::share) of the rows of a batch that every rank has whole: a part of it along its first
     /// dimension, without a copy.
     ///
-    /// If the rows cannot be divided equally, their numbers differ by one, and losses that are means over rows should be given
-    /// with their number as weight. With fewer rows than ranks, some ranks have none, whose weight is 0.
+    /// If the rows cannot be divided equally, their numbers differ by one. Give a loss that is a mean over rows together with
+    /// its number of rows as weight.
+    ///
+    /// In the first three steps the ranks compare digests of all batches that they passed. Ranks that shuffle differently
+    /// then get [`BatchesDiffer`](dist_parallel::Error::BatchesDiffer) from [`backward`](Self::backward).
     ///
     /// # Errors
-    /// If the batch is a single number.
-    pub fn rows(&self, batch: &Tensor) -> candle_core::Result<Tensor> {
-        let own = self.share(batch.dim(0)?);
-        batch.narrow(0, own.start, own.len())
+    /// [`FewRows`](CandleError::FewRows) if the batch has fewer rows than there are ranks. If the batch is a single number.
+    pub fn rows(&mut self, batch: &Tensor) -> Result<Tensor, CandleError> {
+        let failed = |source| CandleError::Candle { place: "rows of a batch".to_owned(), source };
+        let (rows, ranks) = (batch.dim(0).map_err(failed)?, self.world_size());
+        if rows < ranks {
+            return Err(CandleError::FewRows { rows, ranks });
+        }
+        if self.steps < FIRST_CHECKS && ranks > 1 {
+            let digest = digest(batch).map_err(failed)?;
+            self.ddp.note_batch(digest);
+        }
+        let own = self.share(rows);
+        batch.narrow(0, own.start, own.len()).map_err(failed)
     }
 
     /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, times, and the bytes that
@@ -448,7 +460,17 @@ impl DataParallel {
     }
 }
 
-/// The number of first steps in which ranks compare their parameters.
+/// Returns a digest of a tensor's shape and values. Ranks that run the same program get the same number for the same tensor.
+fn digest(tensor: &Tensor) -> candle_core::Result<u64> {
+    let values = tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+    let shape = tensor.dims().iter().map(|&dim| dim as u64);
+    Ok(shape.chain(values.into_iter().map(f64::to_bits)).fold(0, |digest, number| {
+        // The multiplier of FNV-1a, on words in place of bytes; the rotation carries high bits to low ones.
+        (digest.rotate_left(23) ^ number).wrapping_mul(0x0000_0100_0000_01b3)
+    }))
+}
+
+/// The number of first steps in which ranks compare their parameters and batches.
 const FIRST_CHECKS: u64 = 3;
 
 /// Later, ranks compare their parameters in one of this many steps.

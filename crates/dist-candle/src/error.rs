@@ -131,6 +131,17 @@ pub enum CandleError {
         /// Its shape.
         shape: Shape,
     },
+    /// A batch has fewer rows than there are ranks, so that some ranks would have nothing to compute.
+    #[error(
+        "a batch of {rows} rows cannot be divided among {ranks} ranks: leave out the last batch of an epoch if it is smaller, \
+         or use larger batches"
+    )]
+    FewRows {
+        /// The number of rows of the batch.
+        rows: usize,
+        /// The number of ranks.
+        ranks: usize,
+    },
     /// An optimizer that is to be saved or loaded has trained a variable that the training does not train.
     #[error(
         "the optimizer has changed a variable of shape {shape:?} that is no trained parameter of this DataParallel, so that \

@@ -212,6 +212,16 @@ pub enum Error {
         /// The first parameter that differs.
         parameter: String,
     },
+    /// The ranks hold different batches, of which each would train its share. Every rank gets this same error, at a step that
+    /// [compares](crate::Ddp::record_batch) the batches.
+    #[error(
+        "rank {rank} holds another batch than rank 0, but every rank must hold the same batch and takes its share of it: \
+         shuffle with a seed that all ranks have, for example the number of the epoch, and begin the training again"
+    )]
+    BatchesDiffer {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+    },
     /// The settings differed as for [`SettingsDiffer`](Self::SettingsDiffer), but before the last step. The setting
     /// is therefore unknown.
     #[error(
@@ -565,6 +575,7 @@ impl Error {
             | Self::SettingsDiffer { rank, .. }
             | Self::FrozenDiffers { rank, .. }
             | Self::ParametersDiffer { rank, .. }
+            | Self::BatchesDiffer { rank }
             | Self::InitialValuesDiffer { rank, .. }
             | Self::StepsDiffer { rank, .. }
             | Self::InnerStepsDiffer { rank, .. }
@@ -592,6 +603,7 @@ impl Error {
                 | Self::GradientsDiffer { .. }
                 | Self::FrozenDiffers { .. }
                 | Self::ParametersDiffer { .. }
+                | Self::BatchesDiffer { .. }
                 | Self::SettingsDiffer { .. }
                 | Self::EarlierSettingsDiffer
         )

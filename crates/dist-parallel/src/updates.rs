@@ -33,6 +33,10 @@ enum ParameterChange {
     Compared {
         checksums: Vec<(usize, u32)>,
     },
+    /// A batch that every rank must hold whole.
+    Batch {
+        digest: u64,
+    },
 }
 
 impl Updates {
@@ -53,6 +57,11 @@ impl Updates {
     /// Records the checksums of parameters that must be equal on all ranks.
     pub(crate) fn record_parameters(&mut self, checksums: Vec<(usize, u32)>) {
         self.record(ParameterChange::Compared { checksums });
+    }
+
+    /// Records the digest of a batch that all ranks must hold alike.
+    pub(crate) fn record_batch(&mut self, digest: u64) {
+        self.record(ParameterChange::Batch { digest });
     }
 
     fn record(&mut self, change: ParameterChange) {
@@ -95,6 +104,7 @@ impl Updates {
         let settings: Vec<Setting> = self.latest.iter().flat_map(|change| change.texts(infos)).collect();
         match agreement::first_difference(groups, number, &settings) {
             Err(error) => error,
+            Ok(Some(Difference { rank, setting, .. })) if setting == BATCH => Error::BatchesDiffer { rank },
             Ok(Some(Difference { rank, setting, there, on_first })) => match setting.strip_suffix(CHECKSUM) {
                 Some(parameter) => Error::ParametersDiffer { rank, parameter: parameter.to_owned() },
                 None => Error::SettingsDiffer { rank, setting, there, on_rank_0: on_first },
@@ -132,6 +142,7 @@ impl ParameterChange {
                 let begun = hash_more(before, *b"compared");
                 checksums.iter().fold(begun, |hash, &(_, checksum)| number(hash, checksum.into()))
             }
+            Self::Batch { digest } => number(hash_more(before, *b"batch"), *digest),
         }
     }
 
@@ -154,9 +165,13 @@ impl ParameterChange {
                 };
                 checksums.iter().map(text).collect()
             }
+            Self::Batch { digest } => vec![(BATCH.to_owned(), format!("{digest:016x}"))],
         }
     }
 }
+
+/// The name of a batch's digest among the settings.
+const BATCH: &str = "the batch";
 
 /// The suffix of a parameter's name if its checksum differs.
 const CHECKSUM: &str = ": the checksum of its values";
@@ -184,7 +199,7 @@ mod tests {
         let mut groups = ParamGroups::new(&infos).unwrap();
         groups.named("a").unwrap().weight_decay = Some(0.5);
         let grouped = sgd(0.1).with_groups(groups).unwrap();
-        let others: [&dyn Fn(&mut Updates); 7] = [
+        let others: [&dyn Fn(&mut Updates); 9] = [
             &|_| (),
             &|updates| updates.record_update(&sgd(0.2)),
             &|updates| updates.record_update(&grouped),
@@ -195,11 +210,14 @@ mod tests {
             },
             &|updates| updates.record_parameters(vec![(0, 1)]),
             &|updates| updates.record_parameters(vec![(0, 2)]),
+            &|updates| updates.record_batch(1),
+            &|updates| updates.record_batch(2),
         ];
         for other in others {
             assert_ne!(number(other), once);
         }
         assert_ne!(number(others[5]), number(others[6]));
+        assert_ne!(number(others[7]), number(others[8]));
     }
 
     #[test]

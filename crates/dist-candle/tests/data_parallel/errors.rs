@@ -229,3 +229,45 @@ fn what_is_no_loss_is_refused() {
     ];
     assert_eq!(errors[0], expected);
 }
+
+#[test]
+fn ranks_that_hold_different_batches_are_an_error_on_every_rank() {
+    let errors = run_at_once(3, |comm| {
+        let (map, model) = model(DType::F32, 3);
+        let mut dp = DataParallel::new(comm, &map).unwrap();
+        let seed = if dp.rank() == 1 { 7.0 } else { 3.0 };
+        let batch = Tensor::full(seed, (6, 2), &Device::Cpu).unwrap();
+        assert_eq!(dp.rows(&batch).unwrap().dims(), [2, 2]);
+        let loss = model.loss(&Rows::new(0, 2, DType::F32)).unwrap();
+        parallel(dp.backward(&loss).unwrap_err())
+    });
+    assert!(errors.iter().all(|error| matches!(error, Error::BatchesDiffer { rank: 1 })), "{errors:?}");
+    assert!(errors.iter().all(|error| error.peer() == Some(1)));
+}
+
+#[test]
+fn ranks_that_take_rows_of_the_same_inputs_and_labels_train() {
+    run_at_once(2, |comm| {
+        let (map, model) = model(DType::F32, 3);
+        let mut dp = DataParallel::new(comm, &map).unwrap();
+        for step in 0..4_u32 {
+            let inputs = Tensor::full(step, (5, 2), &Device::Cpu).unwrap();
+            let labels = Tensor::arange(0_u32, 5, &Device::Cpu).unwrap();
+            let rows = (dp.rows(&inputs).unwrap().dim(0).unwrap(), dp.rows(&labels).unwrap().dim(0).unwrap());
+            assert_eq!(rows, if dp.rank() == 0 { (3, 3) } else { (2, 2) });
+            dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_batch_with_fewer_rows_than_ranks_is_refused_on_every_rank() {
+    let errors = run_at_once(2, |comm| {
+        let (map, _) = model(DType::F32, 3);
+        let mut dp = DataParallel::new(comm, &map).unwrap();
+        dp.rows(&Tensor::zeros((1, 2), DType::F32, &Device::Cpu).unwrap()).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, CandleError::FewRows { rows: 1, ranks: 2 }), "{error}");
+    }
+}

@@ -298,6 +298,14 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
+    /// Has the ranks compare, in the next step, a digest of data that all of them must hold alike, such as a batch of which
+    /// each rank takes its [share](Self::share). All ranks call this equally often before the same step.
+    ///
+    /// If the digests differ, the step fails on every rank with [`BatchesDiffer`](Error::BatchesDiffer).
+    pub fn record_batch(&mut self, digest: u64) {
+        self.updates.record_batch(digest);
+    }
+
     /// Returns the model.
     pub const fn model(&self) -> &M {
         &self.model
