@@ -205,7 +205,8 @@ impl Shards for Replica<'_> {
     }
 
     fn loaded(&mut self) -> dist_parallel::Result<()> {
-        (self.dp.report, self.dp.steps) = (None, 0);
+        self.dp.report = None;
+        self.dp.steps.restart();
         self.dp.ddp.loaded()
     }
 

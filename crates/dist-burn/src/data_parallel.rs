@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use dist_parallel::{
-    BoxError, Communicator, Ddp, DdpOptions, Loss, Params, Ready, StepReport, gradient_norm,
+    BoxError, Communicator, Ddp, DdpOptions, LoopSteps, Loss, Params, Ready, StepReport, gradient_norm,
 };
 
 use crate::module::check;
@@ -78,8 +78,7 @@ use crate::{BurnError, ModuleParams, TensorLoss, gradients, loss, values};
 pub struct DataParallel {
     pub(crate) ddp: Ddp<ModuleParams>,
     pub(crate) report: Option<StepReport>,
-    /// Synchronisations so far.
-    pub(crate) steps: u64,
+    pub(crate) steps: LoopSteps,
 }
 
 impl DataParallel {
@@ -394,7 +393,7 @@ impl DataParallel {
 
     /// Copies the values that ranks compare or synchronise. Every call that synchronises begins with this.
     fn begin<M: Module>(&mut self, model: &M) -> Result<(), BurnError> {
-        let compares = self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY);
+        let compares = self.steps.compares_parameters();
         let held = if compares || self.ddp.model().has_synchronised_buffers() {
             self.ddp.model_mut().hold(model)
         } else {
@@ -418,7 +417,7 @@ impl DataParallel {
         self.ddp.model_mut().release();
         self.report = Some(report?);
         self.or_abort(installed)?;
-        self.steps += 1;
+        self.steps.add();
         let mut gradients = GradientsParams::new();
         let (infos, ddp) = (self.ddp.model().infos(), &self.ddp);
         gradients::register(model, &mut gradients, |index| {
@@ -448,12 +447,6 @@ impl DataParallel {
         result.inspect_err(|error| self.ddp.communicator_mut().abort(error))
     }
 }
-
-/// In so many first steps ranks compare their parameters.
-const FIRST_CHECKS: u64 = 3;
-
-/// Later they do in one step of so many.
-const CHECK_EVERY: u64 = 64;
 
 /// Reports the gradients of one micro-batch.
 fn compute<M: Module, C: Loss>(
@@ -485,7 +478,8 @@ impl NoSync<'_> {
 impl From<Ddp<ModuleParams>> for DataParallel {
     fn from(mut ddp: Ddp<ModuleParams>) -> Self {
         ddp.model_mut().release();
-        Self { ddp, report: None, steps: 0 }
+        let steps = LoopSteps::new(ddp.rank(), ddp.world_size());
+        Self { ddp, report: None, steps }
     }
 }
 

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::ops::Range;
 
-use candle_core::{DType, Tensor};
 use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
 use dist_parallel::{
-    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, ParamInfo, Saving, ShardMetadata, Shards,
+    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, LoopSteps, ParamInfo, Saving, ShardMetadata, Shards,
     Slice, StepReport, Values, ValuesMut, gradient_norm,
 };
 
@@ -78,8 +78,7 @@ use crate::{AdamW, CandleError, TensorLoss, Variables, loss, slices};
 pub struct DataParallel {
     ddp: Ddp<Variables>,
     report: Option<StepReport>,
-    /// Synchronisations so far.
-    steps: u64,
+    steps: LoopSteps,
 }
 
 impl DataParallel {
@@ -314,9 +313,9 @@ impl DataParallel {
         if rows < ranks {
             return Err(CandleError::FewRows { rows, ranks });
         }
-        if self.steps < FIRST_CHECKS && ranks > 1 {
+        if self.steps.compares_batches() {
             let digest = digest(batch).map_err(failed)?;
-            self.ddp.note_batch(digest);
+            self.ddp.compare_batches(digest);
         }
         let own = self.share(rows);
         batch.narrow(0, own.start, own.len()).map_err(failed)
@@ -354,7 +353,8 @@ impl DataParallel {
     }
 
     /// Ends the training and gives back what it was made of.
-    pub fn into_parts(self) -> (Communicator, Variables) {
+    pub fn into_parts(mut self) -> (Communicator, Variables) {
+        self.steps.end();
         self.ddp.into_parts()
     }
 
@@ -435,8 +435,7 @@ impl DataParallel {
 
     /// Begins a call that synchronises: in some of them the ranks compare their parameters.
     fn begin(&mut self) -> Result<(), CandleError> {
-        let compares = self.steps < FIRST_CHECKS || self.steps.is_multiple_of(CHECK_EVERY);
-        if compares && self.world_size() > 1 {
+        if self.steps.compares_parameters() {
             self.ddp.compare_parameters()?;
         }
         Ok(())
@@ -445,7 +444,7 @@ impl DataParallel {
     /// Keeps the report of a step, and returns its mean gradients.
     fn finish(&mut self, report: StepReport) -> Result<GradStore, CandleError> {
         self.report = Some(report);
-        self.steps += 1;
+        self.steps.add();
         let mut gradients = GradStore::default();
         for (index, info, var) in self.ddp.model().trained() {
             let Some(mean) = self.ddp.gradient(index) else { continue };
@@ -470,12 +469,6 @@ fn digest(tensor: &Tensor) -> candle_core::Result<u64> {
     }))
 }
 
-/// The number of first steps in which ranks compare their parameters and batches.
-const FIRST_CHECKS: u64 = 3;
-
-/// Later, ranks compare their parameters in one of this many steps.
-const CHECK_EVERY: u64 = 64;
-
 /// A [`DataParallel`] whose backward pass does not communicate: see [`DataParallel::no_sync`].
 #[derive(Debug)]
 pub struct NoSync<'a>(&'a mut DataParallel);
@@ -492,7 +485,8 @@ impl NoSync<'_> {
 
 impl From<Ddp<Variables>> for DataParallel {
     fn from(ddp: Ddp<Variables>) -> Self {
-        Self { ddp, report: None, steps: 0 }
+        let steps = LoopSteps::new(ddp.rank(), ddp.world_size());
+        Self { ddp, report: None, steps }
     }
 }
 
@@ -536,7 +530,8 @@ impl Shards for DataParallel {
     }
 
     fn loaded(&mut self) -> dist_parallel::Result<()> {
-        (self.report, self.steps) = (None, 0);
+        self.report = None;
+        self.steps.restart();
         self.ddp.loaded()
     }
 

@@ -213,7 +213,7 @@ pub enum Error {
         parameter: String,
     },
     /// The ranks hold different batches, of which each would train its share. Every rank gets this same error, at a step that
-    /// [compares](crate::Ddp::record_batch) the batches.
+    /// [compares](crate::Ddp::compare_batches) the batches.
     #[error(
         "rank {rank} holds another batch than rank 0, but every rank must hold the same batch and takes its share of it: \
          shuffle with a seed that all ranks have, for example the number of the epoch, and begin the training again"

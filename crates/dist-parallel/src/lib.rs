@@ -18,6 +18,7 @@ mod fsdp;
 mod gradients;
 mod hook_worker;
 mod local_sgd;
+mod loop_steps;
 mod loss;
 mod materialise;
 mod mean;
@@ -64,6 +65,8 @@ pub use fsdp::{Fsdp, FsdpOptions, MemoryEstimate, Plan, Precision, Reshard, Shar
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, OuterStep, SyncPoint};
+#[doc(hidden)]
+pub use loop_steps::LoopSteps;
 pub use loss::Loss;
 pub use materialise::{BufferView, Materialised, Resharded, Slot};
 pub use norm::gradient_norm;

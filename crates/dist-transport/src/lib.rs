@@ -36,7 +36,6 @@ mod transport;
 mod version;
 #[cfg(feature = "tcp")]
 mod wait;
-#[cfg(feature = "tcp")]
 mod warning;
 
 pub use abort::{Abort, Cause, Chain};
@@ -51,3 +50,5 @@ pub use source::ErrorSource;
 pub use source::show_error;
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};
 pub use version::Version;
+#[doc(hidden)]
+pub use warning::show as show_warning;

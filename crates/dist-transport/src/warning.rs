@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 /// Logs a warning. If `distctl run` has started this process and the program has no `tracing` subscriber, the warning is written to
 /// stderr instead, which distctl shows.
-pub(crate) fn show(text: impl Display) {
+pub fn show(text: impl Display) {
     tracing::warn!("{text}");
     if is_started_by_distctl() && !has_subscriber() {
         // When nobody listens, nobody has to be told.

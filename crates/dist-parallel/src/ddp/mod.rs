@@ -298,11 +298,10 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
-    /// Has the ranks compare, in the next step, a digest of data that all of them must hold alike, such as a batch of which
-    /// each rank takes its [share](Self::share). All ranks call this equally often before the same step.
-    ///
-    /// If the digests differ, the step fails on every rank with [`BatchesDiffer`](Error::BatchesDiffer).
-    pub fn record_batch(&mut self, digest: u64) {
+    /// Makes the next step compare a digest of data that all ranks must hold alike, such as a batch of which each rank
+    /// takes its [share](Self::share). All ranks call this equally often before the same step. If digests differ, the
+    /// step fails on every rank with [`BatchesDiffer`](Error::BatchesDiffer).
+    pub fn compare_batches(&mut self, digest: u64) {
         self.updates.record_batch(digest);
     }
 
