@@ -7,8 +7,8 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
 use dist_parallel::{
-    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, LoopSteps, ParamInfo, Saving, ShardMetadata, Shards,
-    Slice, StepReport, Values, ValuesMut, gradient_norm,
+    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, LoopSteps, ParamInfo, Saving, ShardMetadata,
+    Shards, Slice, StepReport, Values, ValuesMut, gradient_norm,
 };
 
 use crate::adamw::Numbered;
