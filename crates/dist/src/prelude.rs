@@ -1,13 +1,13 @@
 //! The names that most programs need: `use dist::prelude::*`.
 
 #[cfg(feature = "candle")]
-#[doc(no_inline)]
+#[doc(inline)]
 pub use dist_candle::{CandleBlock, SequenceBuilder, loss_and_gradient};
-#[doc(no_inline)]
+#[doc(inline)]
 pub use dist_collectives::{Communicator, Pending, ReduceOp, ReductionOrder};
-#[doc(no_inline)]
+#[doc(inline)]
 pub use dist_groups::{CommunicatorExt, Group, Mesh};
-#[doc(no_inline)]
+#[doc(inline)]
 pub use dist_parallel::{
     AdamW, AdamWOptions, Block, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, Loss, Optimizer, Params,
     Sequence, Sgd, SgdOptions, ShardingStrategy, pipeline::Pipeline,
