@@ -2,8 +2,10 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
 use crate::Fingerprint;
+use crate::error::{NAMED_MAX, named_ranks, rounded};
 
 /// The first failure of a job. The first writer wins, and every rank receives the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +58,10 @@ impl fmt::Display for Abort {
                 let (lower, upper) = (rank.min(reporter), rank.max(reporter));
                 write!(f, "rank {lower} and rank {upper} cannot reach each other")
             }
+            Cause::NotInTime { missing, count, .. } => {
+                let missing = named_ranks(missing, *count);
+                write!(f, "{missing} {cause} (reported by rank {reporter})")
+            }
             _ if rank == reporter => write!(f, "rank {rank} {cause}"),
             _ => write!(f, "rank {rank} {cause} (reported by rank {reporter})"),
         }
@@ -75,12 +81,24 @@ pub enum Cause {
     /// The rank's process ended before it joined the world, as its launcher has seen.
     #[error("ended before it joined")]
     NotJoined,
+    /// The rank did not join in time, so the reporter, which waited for it to join, has ended.
+    #[error("did not join within {}", rounded(*limit))]
+    NotInTime {
+        /// The first of the ranks that did not join; the abort names the first one.
+        missing: Vec<usize>,
+        /// The number of ranks that did not join.
+        count: usize,
+        /// How long the reporter has waited.
+        limit: Duration,
+    },
     /// The rank and the reporter could not reach each other for too long, although the coordinator reaches both.
     /// Nobody knows which side of the network failed.
     #[error("and a peer cannot reach each other")]
     Unreachable,
     /// The rank closed its communicator while a peer was still waiting for it.
-    #[error("left while a peer was waiting for it")]
+    #[error(
+        "left without making a call in which a peer waits for it: a loop of another length, or an early return"
+    )]
     Left,
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
@@ -125,6 +143,14 @@ impl Cause {
     /// The longest reason of [`GaveUp`](Self::GaveUp) that other ranks receive, in bytes.
     pub const WHY_BYTES: usize = 160;
 
+    /// Creates the cause of ranks that did not join within this time.
+    pub(crate) fn not_in_time(mut missing: Vec<usize>, limit: Duration) -> Self {
+        let count = missing.len();
+        missing.truncate(NAMED_MAX);
+        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        Self::NotInTime { missing, count, limit: Duration::from_millis(limit) }
+    }
+
     /// Creates the cause of a program that gives up. The reason is shortened to one line.
     pub fn gave_up(why: impl fmt::Display) -> Self {
         let mut why = why.to_string().replace(char::is_control, " ");
@@ -168,6 +194,18 @@ mod tests {
         assert_eq!(told(&most), format!("gave up: {most}"));
         let Cause::GaveUp { why } = Cause::gave_up(most + "!") else { panic!("it gave up") };
         assert!(why.len() <= Cause::WHY_BYTES && why.ends_with("é…"), "{why}");
+    }
+
+    #[test]
+    fn ranks_that_did_not_join_are_named_before_the_one_that_waited() {
+        let text = |missing: Vec<usize>| {
+            let (rank, cause) = (missing[0], Cause::not_in_time(missing, Duration::from_millis(59_998)));
+            Abort { cause, rank, reporter: 0, call: Fingerprint::NONE }.to_string()
+        };
+        assert_eq!(text(vec![2]), "rank 2 did not join within 60s (reported by rank 0)");
+        assert_eq!(text(vec![1, 3]), "ranks [1, 3] did not join within 60s (reported by rank 0)");
+        let many = text((1..99).collect());
+        assert!(many.contains("15, 16] and 82 more did not join"), "{many}");
     }
 
     #[test]

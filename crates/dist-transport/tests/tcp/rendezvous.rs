@@ -67,7 +67,7 @@ fn a_second_process_of_the_same_rank_is_told_so() {
     let mut both = [first.join().unwrap().to_string(), second.to_string()];
     both.sort();
     assert_eq!(both[0], "another process has already joined as rank 0: give each process a RANK of its own");
-    assert!(both[1].starts_with("rendezvous: ranks [1] did not join within 2s"), "{}", both[1]);
+    assert!(both[1].starts_with("rendezvous: rank 1 did not join within 2s"), "{}", both[1]);
 }
 
 #[test]

@@ -247,7 +247,7 @@ impl Watch {
         }
         let mut farewell = None;
         // Ranks that nobody counts yet may be about to come, if one that has ended is why no world has started.
-        let is_missed = |abort: Abort| abort.cause == Cause::NotJoined;
+        let is_missed = |abort: Abort| matches!(abort.cause, Cause::NotJoined | Cause::NotInTime { .. });
         while self.meeting.present() > 0 || self.meeting.aborted().is_some_and(is_missed) {
             if self.code.is_some() || self.meeting.aborted().is_some() {
                 let end = *farewell.get_or_insert_with(|| self.runtime.deadline(FAREWELL));
@@ -304,24 +304,25 @@ impl Watch {
         let Some(&(first, first_status)) = self.failures.first().filter(|_| self.code.is_none()) else {
             return;
         };
-        let (rank, status, cause) = match self.blamed() {
+        let (status, text) = match self.blamed() {
             Some((rank, status, abort)) => {
                 let cause = match &abort.cause {
                     // Nobody knows which of the two is wrong.
                     Cause::Mismatch { .. } | Cause::Length { .. } | Cause::Unreachable => abort.to_string(),
                     cause => format!("it {cause}"),
                 };
-                (rank, status, format!(" ({cause})"))
+                (status, format!("rank {rank} {} ({cause})", child::describe(status)))
             }
-            // Who is the cause may go on, or have ended as if all were well.
+            // The rank that is the cause may still run, or have ended without an error.
             None => {
-                let cause = self.meeting.aborted().map(|abort| format!(" ({abort})"));
-                (first, first_status, cause.unwrap_or_default())
+                let cause = self.meeting.aborted().map(|abort| format!("{abort}; "));
+                let failed = format!("rank {first} {}", child::describe(first_status));
+                (first_status, cause.unwrap_or_default() + &failed)
             }
         };
         self.code = Some(child::exit_code(status));
         if let Phase::LastWords(_) = self.phase {
-            self.say(&format!("rank {rank} {}{cause}; ending the others", child::describe(status)));
+            self.say(&format!("{text}; ending the others"));
         }
     }
 

@@ -77,6 +77,8 @@ pub(crate) struct RendezvousServer {
     abort_state: Arc<Mutex<Option<Abort>>>,
     /// The counts for the process that hosts the coordinator.
     present: Arc<Present>,
+    /// The first report since the last start that ranks did not join in time.
+    not_in_time: Option<Abort>,
     /// The ranks whose processes have ended.
     ended: BTreeSet<u32>,
     /// Ended ranks that the hosting process has reported since they were last read.
@@ -185,6 +187,7 @@ impl RendezvousServer {
             departures: Vec::new(),
             abort_state,
             present,
+            not_in_time: None,
             ended: BTreeSet::new(),
             ended_here: None,
             unreachable: Vec::new(),
@@ -378,17 +381,24 @@ impl RendezvousServer {
         }
     }
 
-    /// Aborts the job if ranks wait for a rank to join whose process has ended.
+    /// Aborts the job if ranks wait for a rank to join whose process has ended. If that rank has waited in vain for
+    /// others to join, these are the cause.
     fn abort_if_awaited_rank_ended(&mut self) {
         self.ended.extend(self.ended_here.iter().flat_map(|ended| ended.take()));
         if self.started || self.members().next().is_none() {
             return;
         }
-        let has_not_come =
-            |&rank: &u32| matches!(self.slots.get(rank as usize), Some(RankSlot::Empty | RankSlot::GaveUp));
-        if let Some(rank) = self.ended.iter().copied().find(has_not_come) {
-            let rank = rank as usize;
-            self.abort(Abort { cause: Cause::NotJoined, rank, reporter: rank, call: Fingerprint::NONE });
+        let ended = |wanted: fn(&RankSlot) -> bool| {
+            let mut ranks = self.ended.iter().map(|&rank| rank as usize);
+            ranks.find(|&rank| self.slots.get(rank).is_some_and(wanted))
+        };
+        let never_joined = ended(|slot| matches!(slot, RankSlot::Empty));
+        let gave_up = ended(|slot| matches!(slot, RankSlot::GaveUp));
+        let reported = self.not_in_time.clone().filter(|_| gave_up.is_some() && never_joined.is_none());
+        let not_joined =
+            |rank| Abort { cause: Cause::NotJoined, rank, reporter: rank, call: Fingerprint::NONE };
+        if let Some(abort) = reported.or_else(|| never_joined.or(gave_up).map(not_joined)) {
+            self.abort(abort);
         }
     }
 
@@ -486,6 +496,7 @@ impl RendezvousServer {
     /// Sends the addresses of all ranks to all ranks.
     fn start(&mut self) {
         self.started = true;
+        self.not_in_time = None;
         // Counted before any rank can receive this, finish its work, and leave.
         self.count_present();
         let peers = (0..)
@@ -741,12 +752,22 @@ impl RendezvousServer {
     fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
         let missing = self.missing();
         let refused = self.acceptor.refused();
-        for member in self.members_mut() {
-            if to_whom(member) {
-                member.answer_by = None;
+        let mut not_in_time = None;
+        for (rank, slot) in self.slots.iter_mut().enumerate() {
+            if let RankSlot::Joined(member) = slot
+                && to_whom(member)
+            {
+                if let Some(answer_by) = member.answer_by.take() {
+                    not_in_time.get_or_insert((rank, answer_by.limit()));
+                }
                 tell_missing(&mut member.line, &missing, refused);
                 let _ = member.line.push(Frame::NotAll);
             }
+        }
+        if let (Some((reporter, limit)), Some(&first)) = (not_in_time, missing.first()) {
+            let cause = Cause::not_in_time(missing.iter().map(|&rank| rank as usize).collect(), limit);
+            let abort = Abort { cause, rank: first as usize, reporter, call: Fingerprint::NONE };
+            self.not_in_time.get_or_insert(abort);
         }
     }
 }

@@ -120,6 +120,25 @@ fn ranks_that_wait_for_an_ended_process_to_join_are_told_at_once() {
     assert!(told.iter_mut().all(|line| heard(line) == [Frame::Abort(abort.clone())]));
 }
 
+/// The launcher sees only that the rank which waited has ended.
+#[test]
+fn ranks_that_came_too_late_are_the_cause_if_the_rank_that_waited_for_them_ends() {
+    let (mut server, [first, mut other, third]) = rendezvous_server([0, 1, 3], LONG);
+    let is_first = std::cell::Cell::new(true);
+    server.answer(|_| is_first.replace(false));
+    drop(first);
+    server.read_frames(0);
+    server.ended.insert(0);
+    server.abort_if_awaited_rank_ended();
+    let cause = Cause::not_in_time(vec![2], LONG);
+    let abort = Abort { cause, rank: 2, reporter: 0, call: Fingerprint::NONE };
+    assert_eq!(heard(&mut other), [Frame::Abort(abort.clone())]);
+    drop(third);
+    let [ours, mut late] = line_pair();
+    server.join((2, ours), 4, PeerInfo::here(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 0, None), [LONG; 2]);
+    assert_eq!(heard_at_last(&mut late), [Frame::Abort(abort)], "the late rank is told the same");
+}
+
 #[test]
 fn a_rank_that_waits_for_nobody_is_not_told_of_ended_processes() {
     let (mut rendezvous_server, _) = rendezvous_server([], LONG);
