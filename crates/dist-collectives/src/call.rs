@@ -6,7 +6,7 @@ use std::ops::Range;
 use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind};
 use dist_transport::Fingerprint;
 
-use crate::history::HistoryDigest;
+use crate::history::{HistoryDigest, is_internal, user_calls_before};
 use crate::{DType, ReduceKind, ReductionOrder};
 
 /// An operation of the ranks of a group.
@@ -147,8 +147,8 @@ pub struct Call {
     /// The number of the communicator's channel. A started operation uses another channel, but has the number of
     /// the communicator that it was started on.
     pub channel: u64,
-    /// The number of collectives that were called or started before it on this communicator; 0 for messages, which
-    /// are not counted.
+    /// The sequence number, which increases with each collective of this communicator; 0 for messages, which are
+    /// not counted. Errors show the [number among the user's calls](Self::user_number).
     pub sequence: u64,
     /// `true` if the operation was started and does not block.
     pub started: bool,
@@ -214,6 +214,68 @@ impl Call {
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
         (self.operation == Operation::Announced).then_some(name)
+    }
+
+    /// Returns the number of the call among those that the user has made on this communicator, counted from 1.
+    /// Returns `None` for messages, which are not counted, and for calls that measure costs.
+    pub fn user_number(&self) -> Option<u64> {
+        let is_of_user = self.operation != Operation::Message && !self.is_internal();
+        is_of_user.then(|| self.user_calls_before() + 1)
+    }
+
+    /// Returns the number of collectives that the user has called or started before it on this communicator.
+    pub(crate) fn user_calls_before(&self) -> u64 {
+        match self.operation {
+            Operation::Announced => self.sequence,
+            _ => user_calls_before(self.sequence),
+        }
+    }
+
+    fn is_internal(&self) -> bool {
+        self.operation != Operation::Announced && is_internal(self.sequence)
+    }
+
+    /// Returns what differs between the calls of two ranks, and what to do. `one` and `other` name the ranks.
+    /// Returns `None` if they differ only in what a call does not show: earlier calls, or sizes of parts.
+    pub(crate) fn difference((one, first): (&str, &Self), (other, second): (&str, &Self)) -> Option<String> {
+        const SAME_CALLS: &str = "all ranks must make the same calls in the same order";
+        let (what, of_first, of_second, advice) = first.field_that_differs(second)?;
+        let advice = match (advice, first.operation) {
+            ("", _) => SAME_CALLS.to_owned(),
+            (field, Operation::Message) => format!("sender and receiver must pass the same {field}"),
+            (field, _) => format!("all ranks must pass the same {field}"),
+        };
+        Some(format!("{what} differ: {one} has {of_first}, {other} has {of_second}; {advice}"))
+    }
+
+    /// Returns the first field that differs, in both calls, and the name of the argument that it comes from.
+    fn field_that_differs(&self, other: &Self) -> Option<(&'static str, String, String, &'static str)> {
+        fn differ<T: PartialEq>(one: T, other: T, text: impl Fn(T) -> String) -> Option<(String, String)> {
+            (one != other).then(|| (text(one), text(other)))
+        }
+        fn named<T: fmt::Display>(value: Option<T>) -> String {
+            value.map_or_else(|| "none".to_owned(), |value| value.to_string())
+        }
+        let calls = [self, other].map(|call| (call.operation, call.started));
+        if calls.iter().any(|(operation, _)| *operation == Operation::Announced) {
+            return None;
+        }
+        let call = |(operation, started): (Operation, bool)| {
+            format!("{}{operation}", if started { "started " } else { "" })
+        };
+        let elements = |count: u64| format!("{count} {}", if count == 1 { "element" } else { "elements" });
+        let fields = [
+            ("calls", differ(calls[0], calls[1], call), ""),
+            ("types", differ(self.dtype, other.dtype, named), "type"),
+            ("lengths", differ(self.count, other.count, elements), "length"),
+            ("reductions", differ(self.op, other.op, named), "reduction"),
+            ("roots", differ(self.root, other.root, named), "root"),
+            ("orders", differ(self.order, other.order, named), "order of reduction"),
+            ("algorithms", differ(self.algorithm, other.algorithm, named), "algorithm and DIST_CROSSOVERS"),
+        ];
+        fields.into_iter().find_map(|(what, values, argument)| {
+            values.map(|(of_first, of_second)| (what, of_first, of_second, argument))
+        })
     }
 
     /// Encodes the call as bytes.
@@ -315,15 +377,17 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// Writes the call, for example `all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)`.
+    /// Writes the call, for example `all_reduce (call 18) of 1000 f32 (sum, canonical, halving_doubling)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.announced_name() {
-            return write!(f, "{name} #{}", self.sequence);
+            return write!(f, "{name} (call {})", self.user_calls_before() + 1);
         }
         write!(f, "{}{}", if self.started { "started " } else { "" }, self.operation)?;
         let is_message = self.operation == Operation::Message;
-        if !is_message {
-            write!(f, " #{}", self.sequence)?;
+        if let Some(number) = self.user_number() {
+            write!(f, " (call {number})")?;
+        } else if !is_message {
+            f.write_str(" (to measure costs)")?;
         }
         match self.dtype {
             Some(dtype) if is_message && self.count == 0 => write!(f, " of {dtype}")?,
@@ -427,18 +491,46 @@ mod tests {
 
     #[test]
     fn calls_read_as_a_person_would_say_them() {
-        assert_eq!(SUM.to_string(), "all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)");
+        assert_eq!(SUM.to_string(), "all_reduce (call 18) of 1000 f32 (sum, canonical, halving_doubling)");
         let none = Call { dtype: None, op: None, algorithm: None, order: None, ..SUM };
-        assert_eq!(Call { operation: Operation::Barrier, ..none }.to_string(), "barrier #17");
+        assert_eq!(Call { operation: Operation::Barrier, ..none }.to_string(), "barrier (call 18)");
         let message = Call { operation: Operation::Message, root: Some(3), dtype: Some(DType::U8), ..none };
         assert_eq!(message.to_string(), "message of 1000 u8 (from rank 3)");
         let announced = Call::announced(7, 3, "step", "clip_gradients");
-        assert_eq!(announced.to_string(), "clip_gradients #3");
+        assert_eq!(announced.to_string(), "clip_gradients (call 4)");
         assert_eq!(Call::decode(&announced.encode()), Some(announced));
         let reduce = Call { operation: Operation::Reduce, root: Some(2), algorithm: None, ..SUM };
-        assert_eq!(reduce.to_string(), "reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
+        assert_eq!(reduce.to_string(), "reduce (call 18) of 1000 f32 (sum, to rank 2, canonical)");
         let started = Call { started: true, ..reduce };
-        assert_eq!(started.to_string(), "started reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
+        assert_eq!(started.to_string(), "started reduce (call 18) of 1000 f32 (sum, to rank 2, canonical)");
+    }
+
+    #[test]
+    fn the_difference_of_two_calls_names_what_differs_on_each_rank_and_what_to_do() {
+        let of = |other: Call| Call::difference(("rank 1", &other), ("this rank", &SUM));
+        let same = "all ranks must pass the same";
+        let cases = [
+            (Call { count: 1, ..SUM }, format!("lengths differ: rank 1 has 1 element, this rank has 1000 elements; {same} length")),
+            (Call { dtype: Some(DType::F64), ..SUM }, format!("types differ: rank 1 has f64, this rank has f32; {same} type")),
+            (Call { op: Some(ReduceKind::Max), ..SUM }, format!("reductions differ: rank 1 has max, this rank has sum; {same} reduction")),
+            (Call { root: Some(2), ..SUM }, format!("roots differ: rank 1 has 2, this rank has none; {same} root")),
+            (Call { order: Some(ReductionOrder::Any), ..SUM }, format!("orders differ: rank 1 has any, this rank has canonical; {same} order of reduction")),
+            (Call { algorithm: Some(Algorithm::Messages(&ring::ALL_REDUCE)), ..SUM }, format!("algorithms differ: rank 1 has ring, this rank has halving_doubling; {same} algorithm and DIST_CROSSOVERS")),
+            (Call { started: true, ..SUM }, "calls differ: rank 1 has started all_reduce, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
+            (Call { operation: Operation::Barrier, dtype: None, count: 0, ..SUM }, "calls differ: rank 1 has barrier, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
+        ];
+        for (other, expected) in cases {
+            assert_eq!(of(other), Some(expected));
+        }
+        for hidden in
+            [SUM, Call { past: SOMETHING, ..SUM }, Call { sizes: 3, ..SUM }, Call { sequence: 3, ..SUM }]
+        {
+            assert_eq!(of(hidden), None);
+        }
+        let message = Call { operation: Operation::Message, ..SUM };
+        let text =
+            Call::difference(("rank 1", &Call { count: 2, ..message }), ("this rank", &message)).unwrap();
+        assert!(text.ends_with("sender and receiver must pass the same length"), "{text}");
     }
 
     #[test]

@@ -407,7 +407,7 @@ impl Communicator {
     ///     let done = if comm.rank() == 0 { other.barrier() } else { comm.barrier() };
     ///     done.unwrap_err().to_string()
     /// });
-    /// assert!(outcome.results.iter().all(|error| error.contains("save #0") && error.contains("step #0")));
+    /// assert!(outcome.results.iter().all(|error| error.contains("save (call 1)") && error.contains("step (call 1)")));
     /// ```
     pub fn announce(&mut self, kind: &str, name: &str) {
         let channel = self.channel().of_announcements().get();

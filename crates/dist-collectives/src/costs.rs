@@ -95,6 +95,10 @@ impl Communicator {
     /// # Errors
     /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
+        self.internally(Self::time_messages)
+    }
+
+    fn time_messages(&mut self) -> Result<CostModel> {
         let placement = self.engine.placement();
         let middle_bytes = if placement.is_oversubscribed() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
@@ -144,6 +148,18 @@ impl Communicator {
     /// # Errors
     /// Those of a collective.
     pub fn tune(&mut self, cache: Option<&CostCache>, transport: &str) -> Result<CostModel> {
+        self.internally(|comm| comm.find_costs(cache, transport))
+    }
+
+    /// Makes calls that the user did not make. They are not counted in the numbers that users see.
+    fn internally<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        let before = self.engine.history_mut().begin_internal();
+        let done = work(self);
+        self.engine.history_mut().end_internal(before);
+        done
+    }
+
+    fn find_costs(&mut self, cache: Option<&CostCache>, transport: &str) -> Result<CostModel> {
         let world = TopologyKey::new(transport, &self.hosts());
         let cache = cache.filter(|_| self.rank() == 0);
         let (word, costs) = match cache.map(|cache| cache.find(&world)) {

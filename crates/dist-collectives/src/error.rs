@@ -13,7 +13,7 @@ pub use dist_algos::Error as AlgorithmError;
 /// The error of a transport, as a source of errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
-use dist_transport::{Cause, ErrorSource};
+use dist_transport::{Abort, Cause, ErrorSource};
 
 use crate::history::HistoryDigest;
 use crate::{DType, Operation, ReductionOrder};
@@ -293,7 +293,11 @@ pub enum Error {
     #[error("monitored_barrier: this rank came after the deadline of the others, who no longer wait for it")]
     Late,
     /// A peer is in another call. Nothing that it sent was used.
-    #[error("rank {peer} is in {theirs}, this rank in {ours}{}", hint(("this rank", .ours), (&format!("rank {peer}"), .theirs)))]
+    #[error(
+        "{}rank {peer} is in {theirs}, this rank in {ours}{}",
+        lead((&format!("rank {peer}"), .theirs), ("this rank", .ours)),
+        hint(("this rank", .ours), (&format!("rank {peer}"), .theirs))
+    )]
     Mismatch {
         /// The peer that disagrees, by its number in the world.
         peer: usize,
@@ -455,7 +459,8 @@ fn because(
         (Some(theirs), Some(reported)) => {
             let (named, noticed) = (format!("rank {rank}"), format!("rank {reporter}"));
             let hint = hint((&named, theirs), (&noticed, reported));
-            format!(": rank {rank} in {theirs} and rank {reporter} in {reported} do not agree{hint}")
+            let lead = lead((&named, theirs), (&noticed, reported));
+            format!(": {lead}rank {rank} in {theirs} and rank {reporter} in {reported} do not agree{hint}")
         }
         (Some(theirs), None) => format!(": rank {rank} was in {theirs} (reported by rank {reporter})"),
         // The rank reported itself, or its end was noticed: its last call may be over.
@@ -468,6 +473,24 @@ fn because(
         }
         (None, None) => format!(": rank {rank} {cause} (reported by rank {reporter})"),
     }
+}
+
+/// Returns why the job was aborted, as text. If two ranks were in different calls, it says what differs.
+pub fn explain(abort: &Abort) -> String {
+    let calls = match &abort.cause {
+        Cause::Mismatch { theirs } => Call::decode(theirs).zip(Call::decode(&abort.call)),
+        _ => None,
+    };
+    let [named, noticed] = [abort.rank, abort.reporter].map(|rank| format!("rank {rank}"));
+    let difference = |(theirs, ours)| Call::difference((&named, &theirs), (&noticed, &ours));
+    calls
+        .and_then(difference)
+        .map_or_else(|| abort.to_string(), |difference| format!("{abort}: {difference}"))
+}
+
+/// Returns the beginning of a message about two calls that differ: what differs, if the calls show it.
+fn lead(one: (&str, &Call), other: (&str, &Call)) -> String {
+    Call::difference(one, other).map_or_else(String::new, |difference| difference + ": ")
 }
 
 /// Returns a hint about differences that the calls themselves do not show: different digests of sizes, or different
@@ -483,7 +506,7 @@ fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
     }
     let same_place = Call { sequence: second.sequence, past: second.past, ..*first };
     if first.sequence != second.sequence && same_place == *second {
-        let [one_more, other_more] = [first, second].map(|call| call.sequence);
+        let [one_more, other_more] = [first, second].map(Call::user_calls_before);
         let [by_one, by_other] = [first, second].map(|call| call.past.newest());
         return format!(
             ": {one} has called or started {one_more} collectives before it and {other} {other_more}; last, {one} {by_one} and {other} {by_other}"

@@ -106,6 +106,29 @@ impl History {
         self.add(event);
     }
 
+    /// Begins calls that the user did not make. Returns the place to pass to [`end_internal`](Self::end_internal).
+    pub(crate) const fn begin_internal(&mut self) -> u64 {
+        let before = self.sequence;
+        let phase = before >> PHASE_SHIFT;
+        if phase.is_multiple_of(2) && phase < PHASES_MAX {
+            self.sequence += 1 << PHASE_SHIFT;
+        }
+        before
+    }
+
+    /// Ends calls that the user did not make, and leaves them out of the numbers that users see. Sequence numbers
+    /// still increase.
+    pub(crate) const fn end_internal(&mut self, before: u64) {
+        if self.sequence >> PHASE_SHIFT == before >> PHASE_SHIFT {
+            return;
+        }
+        let calls = (self.sequence & COUNT_BITS) - (before & COUNT_BITS);
+        self.sequence += 1 << PHASE_SHIFT;
+        if (before >> INTERNAL_SHIFT & INTERNAL_MAX) + calls <= INTERNAL_MAX {
+            self.sequence += calls << INTERNAL_SHIFT;
+        }
+    }
+
     /// Counts a fork or subgroup, which has no number among the calls.
     pub(crate) const fn add_fork(&mut self) {
         self.add(HistoryEvent::FORK);
@@ -268,6 +291,16 @@ impl fmt::Display for RecentEvent {
     }
 }
 
+/// Returns the number of calls that the user has made before the call with this sequence number.
+pub(crate) const fn user_calls_before(sequence: u64) -> u64 {
+    (sequence & COUNT_BITS).saturating_sub(sequence >> INTERNAL_SHIFT & INTERNAL_MAX)
+}
+
+/// Returns `true` if the user did not make the call with this sequence number.
+pub(crate) const fn is_internal(sequence: u64) -> bool {
+    !(sequence >> PHASE_SHIFT).is_multiple_of(2)
+}
+
 /// Mixes a word into a hash. The function is a bijection of the hash for every word, so a call that differs is
 /// never forgotten.
 #[inline]
@@ -275,6 +308,15 @@ const fn mix(hash: u64, word: u64) -> u64 {
     let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash ^ (hash >> 32)
 }
+
+/// A sequence number of 55 bits contains the number of all calls before it in 40 bits, the number of those that the
+/// user did not make in 9 bits, and the number of changes between calls of the user and others in 6 bits.
+const COUNT_BITS: u64 = (1 << INTERNAL_SHIFT) - 1;
+const INTERNAL_SHIFT: u32 = 40;
+const INTERNAL_MAX: u64 = (1 << 9) - 1;
+const PHASE_SHIFT: u32 = 49;
+/// From this change on, internal calls are counted like those of the user.
+const PHASES_MAX: u64 = (1 << 6) - 2;
 
 const RECENT_BITS: u64 = u32::MAX as u64;
 const KIND_BITS: u8 = 0xf;
@@ -351,6 +393,29 @@ mod tests {
         worker.add_call(event(Operation::AllReduce, 1));
         assert_eq!((worker.sequence(), worker.part()), (1, 1));
         assert_eq!(parent.sequence(), 2);
+    }
+
+    #[test]
+    fn internal_calls_are_not_counted_in_the_numbers_that_users_see() {
+        let (mut history, barrier) = (History::NEW, event(Operation::Barrier, 1));
+        let mut numbers = Vec::new();
+        for _ in 0..100 {
+            let before = history.begin_internal();
+            for _ in 0..4 {
+                numbers.push(history.sequence());
+                assert!(is_internal(history.sequence()) || numbers.len() > 100);
+                history.add_call(barrier);
+            }
+            history.end_internal(before);
+            numbers.push(history.sequence());
+            if numbers.len() <= 100 {
+                assert_eq!(user_calls_before(history.sequence()), numbers.len() as u64 / 5 - 1);
+            }
+            assert!(!is_internal(history.sequence()));
+            history.add_call(barrier);
+        }
+        assert!(numbers.is_sorted_by(|one, next| one < next), "no number is used twice");
+        assert!(history.sequence() < 1 << 55, "it is encoded with another byte");
     }
 
     #[test]

@@ -121,8 +121,9 @@ fn ranks_of_all_machines_hear_which_one_failed() {
         let other = &outputs[1 - machine];
         assert_eq!(other.status.code(), Some(3), "{outputs:?}");
         let told = lines(&other.stderr);
-        let heard =
-            |line: &String| line.starts_with("barrier #2") && line.contains(&format!("rank {failing} died"));
+        let heard = |line: &String| {
+            line.starts_with("barrier (call 2)") && line.contains(&format!("rank {failing} died"))
+        };
         assert!(told.iter().any(heard), "{told:?}");
         if machine == 1 {
             let named = "distctl: rank 0 exited with code 3 (rank 1 died); ending the others";

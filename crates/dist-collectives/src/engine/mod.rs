@@ -177,6 +177,11 @@ impl Engine {
         before
     }
 
+    /// Returns the history of this communicator, for calls that the user does not make.
+    pub(crate) const fn history_mut(&mut self) -> &mut History {
+        &mut self.history
+    }
+
     /// Continues with the operation that was started when the communicator had this history.
     pub(crate) const fn continue_at(&mut self, history: &History) {
         self.history.continue_at(history);

@@ -277,7 +277,7 @@ fn a_rank_in_another_call_is_a_mismatch() {
             Error::Mismatch { .. } | Error::Aborted { .. } => error.to_string(),
             _ => panic!("{error:?}"),
         };
-        assert!(text.contains(" barrier #0") && text.contains("monitored_barrier #0"), "{text}");
+        assert!(text.contains(" barrier (call 1)") && text.contains("monitored_barrier (call 1)"), "{text}");
     });
 }
 

@@ -95,7 +95,7 @@ fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
         }
         let error = comm.barrier().unwrap_err();
         assert!(matches!(error, Error::Aborted { rank: 3, .. }), "{error:?}");
-        let expected = "barrier #0 (dissemination): the job was aborted: rank 3 gave up: no more data";
+        let expected = "barrier (call 1) (dissemination): the job was aborted: rank 3 gave up: no more data";
         assert_eq!(Chain(&error).to_string(), expected);
         assert!(!error.is_timeout());
         // The error is permanent.
@@ -131,11 +131,11 @@ fn a_simulated_run_tells_what_every_rank_waited_for() {
         let mut scoped = comm.with_algorithm(&ring::ALL_REDUCE);
         scoped.with_order(ReductionOrder::Any).all_reduce(&mut [1_i32; 6], ReduceOp::Sum).unwrap_err();
     });
-    let call = "all_reduce #1 of 6 i32 (sum, any, ring)";
+    let call = "all_reduce (call 2) of 6 i32 (sum, any, ring)";
     let expected = [
-        "rank 0 waits for no message; it is in step 1 of barrier #0 (dissemination)".to_owned(),
+        "rank 0 waits for no message; it is in step 1 of barrier (call 1) (dissemination)".to_owned(),
         format!(
-            "rank 1 waits in step 0 of {call} for chunk 2 from rank 0, which is in step 1 of barrier #0 (dissemination)"
+            "rank 1 waits in step 0 of {call} for chunk 2 from rank 0, which is in step 1 of barrier (call 1) (dissemination)"
         ),
         format!("rank 2 waits in step 1 of {call} for chunk 2 from rank 1, which is in step 0"),
     ];

@@ -252,8 +252,14 @@ fn a_rank_that_skips_a_call_is_reported_with_both_numbers() {
 #[test]
 fn messages_must_agree_in_type_and_count() {
     for (types_differ, text) in [
-        (true, "rank 0 is in message of f32, this rank in message of 4 u32 (from rank 0)"),
-        (false, "rank 0 is in message of 4 f32 (from rank 0), this rank in message of 3 f32 (from rank 0)"),
+        (
+            true,
+            "types differ: rank 0 has f32, this rank has u32; sender and receiver must pass the same type: rank 0 is in message of f32, this rank in message of 4 u32 (from rank 0)",
+        ),
+        (
+            false,
+            "lengths differ: rank 0 has 4 elements, this rank has 3 elements; sender and receiver must pass the same length: rank 0 is in message of 4 f32 (from rank 0), this rank in message of 3 f32 (from rank 0)",
+        ),
     ] {
         worlds::run(Network::Simulated, 2, move |mut comm| {
             if comm.rank() == 0 {
@@ -290,7 +296,7 @@ fn a_rank_that_forks_alone_gets_an_error_in_the_next_call(
             let text = error.unwrap_err().to_string();
             let hint = ": an earlier call differed: the call before this one, ";
             let (calls, made) = text.split_once(hint).unwrap_or_else(|| panic!("rank {rank}: {text}"));
-            assert!(calls.contains("all_reduce #2"), "rank {rank}: {text}");
+            assert!(calls.contains("all_reduce (call 3)"), "rank {rank}: {text}");
             let alone = if rank == ALONE && calls.contains("this rank") { "this rank" } else { "rank 1" };
             assert!(made.contains(&format!("{alone} made a fork or subgroup")), "rank {rank}: {text}");
             assert!(made.contains("called all_reduce"), "rank {rank}: {text}");
@@ -323,7 +329,8 @@ fn third_ranks_learn_of_both_calls() {
         if matches!(error, Error::Aborted { .. }) {
             assert!(error.source().is_none(), "everything is said already: {error}");
             let text = error.to_string();
-            assert!(text.contains("rank 1 in all_reduce #0 of 1 i32 (sum, "), "{text}");
+            assert!(text.contains("rank 1 in all_reduce (call 1) of 1 i32 (sum, "), "{text}");
+            assert!(text.contains("the job was aborted: types differ: rank "), "{text}");
             assert!(text.ends_with(") do not agree"), "neither is blamed, and not for its sizes: {text}");
         }
         error.to_string()

@@ -88,7 +88,7 @@ fn the_deadline_begins_at_the_start_and_the_buffer_comes_back() {
         assert_eq!(failed.buffer.len(), 9);
         assert!(failed.error.is_timeout());
         assert_eq!(failed.error.peer(), Some(1));
-        assert!(Error::from(failed).to_string().starts_with("started all_reduce #0 of 9 f32"));
+        assert!(Error::from(failed).to_string().starts_with("started all_reduce (call 1) of 9 f32"));
     });
     assert_eq!(outcome.elapsed, 2 * MINUTE);
 }

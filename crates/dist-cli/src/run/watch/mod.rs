@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use dist_collectives::error::explain;
 use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::{Abort, Cause, Deadline, Runtime};
 use rustix::process::Signal;
@@ -266,7 +267,7 @@ impl Watch {
         if self.code.is_none()
             && let Some(abort) = self.meeting.aborted()
         {
-            self.say(&format!("the job failed on another machine: {abort}"));
+            self.say(&format!("the job failed on another machine: {}", explain(&abort)));
             self.code = Some(1);
         }
     }
@@ -308,14 +309,14 @@ impl Watch {
             Some((rank, status, abort)) => {
                 let cause = match &abort.cause {
                     // Nobody knows which of the two is wrong.
-                    Cause::Mismatch { .. } | Cause::Length { .. } | Cause::Unreachable => abort.to_string(),
+                    Cause::Mismatch { .. } | Cause::Length { .. } | Cause::Unreachable => explain(&abort),
                     cause => format!("it {cause}"),
                 };
                 (status, format!("rank {rank} {} ({cause})", child::describe(status)))
             }
             // The rank that is the cause may still run, or have ended without an error.
             None => {
-                let cause = self.meeting.aborted().map(|abort| format!("{abort}; "));
+                let cause = self.meeting.aborted().map(|abort| format!("{}; ", explain(&abort)));
                 let failed = format!("rank {first} {}", child::describe(first_status));
                 (first_status, cause.unwrap_or_default() + &failed)
             }

@@ -322,7 +322,7 @@ fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
         assert_eq!(uneven.buffer.into_vec(), [1; 7]);
         // Each started operation is counted, but messages are not.
         let first = comm.with_timeout(Duration::ZERO).start_all_reduce(vec![1_i64], ReduceOp::Sum).wait();
-        assert!(first.unwrap_err().to_string().starts_with("started all_reduce #6 of 1 i64"));
+        assert!(first.unwrap_err().to_string().starts_with("started all_reduce (call 7) of 1 i64"));
     });
 }
 
