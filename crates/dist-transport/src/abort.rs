@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::Fingerprint;
-use crate::error::{NAMED_MAX, named_ranks, rounded};
+use crate::error::{named_ranks, rounded};
 
 /// The first failure of a job. The first writer wins, and every rank receives the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,9 +144,10 @@ impl Cause {
     pub const WHY_BYTES: usize = 160;
 
     /// Creates the cause of ranks that did not join within this time.
+    #[cfg(feature = "tcp")]
     pub(crate) fn not_in_time(mut missing: Vec<usize>, limit: Duration) -> Self {
         let count = missing.len();
-        missing.truncate(NAMED_MAX);
+        missing.truncate(crate::error::NAMED_MAX);
         let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         Self::NotInTime { missing, count, limit: Duration::from_millis(limit) }
     }
@@ -196,6 +197,7 @@ mod tests {
         assert!(why.len() <= Cause::WHY_BYTES && why.ends_with("é…"), "{why}");
     }
 
+    #[cfg(feature = "tcp")]
     #[test]
     fn ranks_that_did_not_join_are_named_before_the_one_that_waited() {
         let text = |missing: Vec<usize>| {
