@@ -126,7 +126,7 @@ fn ranks_of_all_machines_hear_which_one_failed() {
         };
         assert!(told.iter().any(heard), "{told:?}");
         if machine == 1 {
-            let named = "distctl: rank 0 exited with code 3 (rank 1 died); ending the others";
+            let named = "distctl: rank 1 died; rank 0 exited with code 3; ending the others";
             assert!(told.contains(&named.to_owned()), "{told:?}");
         }
     }
