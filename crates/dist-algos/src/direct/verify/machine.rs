@@ -1,13 +1,12 @@
 //! The symbolic memory of all ranks: the content of every location and its last accesses.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 use std::iter::Peekable;
 
 use dist_transport::direct::{CALLS_MAX, MemoryArea};
+use smallvec::SmallVec;
 
 use super::DirectReport;
-use crate::direct::digest::Digest;
+use super::clock::{KnownSignals, SignalClock};
 use crate::direct::{DirectCollective, DirectPlan, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
 use crate::{Error, Result, Source};
 
@@ -34,7 +33,16 @@ enum CellContent {
 struct Visits {
     held: Option<CellContent>,
     written: Option<(usize, usize)>,
-    read: Vec<(usize, usize)>,
+    read: SmallVec<[(usize, usize); 1]>,
+}
+
+/// The locations of one rank that were ever used. Rows and columns are added when they are first used.
+#[derive(Debug, Default)]
+struct RankMemory {
+    /// For each block, the parts of the buffer, then those of the input.
+    own: Vec<Vec<Visits>>,
+    /// For each kind of place and generation, the places.
+    published: Vec<Vec<Visits>>,
 }
 
 /// A rank's knowledge about the signals of other ranks.
@@ -50,7 +58,7 @@ pub(super) enum Knowledge {
 /// The memory and the clocks of all ranks during consecutive calls.
 pub(super) struct DirectMachine {
     ranks: Vec<DirectRank>,
-    memory: HashMap<(usize, Location), Visits, BuildHasherDefault<Digest>>,
+    memory: Vec<RankMemory>,
     knowledge: Knowledge,
     calls: usize,
     /// The number of signals of each rank before each call.
@@ -59,10 +67,10 @@ pub(super) struct DirectMachine {
 }
 
 struct DirectRank {
-    /// The number of signals of each rank that this rank knows of; for itself, the number that it has given.
-    clock: Vec<usize>,
+    /// The signals of all ranks that this rank knows of; for itself, those that it has given.
+    clock: SignalClock,
     /// The clock at each of its signals, and the length of the chain of signals up to there.
-    signalled: Vec<(Vec<usize>, usize)>,
+    signalled: Vec<(KnownSignals, usize)>,
     rounds: usize,
 }
 
@@ -73,12 +81,41 @@ struct CallPosition<'a> {
     step: usize,
 }
 
+impl RankMemory {
+    /// Returns the accesses to a location.
+    fn visits(&mut self, location: Location) -> &mut Visits {
+        let (rows, row, column) = match location {
+            Location::OwnMemory { of, part, block } => {
+                (&mut self.own, 2 * block + usize::from(of == Source::Input), part)
+            }
+            Location::Published { generation, of, place } => {
+                let kind = match of {
+                    MemoryArea::FlagLine => 0,
+                    MemoryArea::EagerBuffer => 1,
+                    MemoryArea::Slot(slot) => 2 + slot,
+                    MemoryArea::Exposed => unreachable!("data is never published in exposed memory"),
+                };
+                (&mut self.published, kind * CALLS_MAX + generation, place)
+            }
+        };
+        grown(grown(rows, row), column)
+    }
+}
+
+/// Returns an element of a list, which is made longer if it is too short.
+fn grown<T: Default>(list: &mut Vec<T>, index: usize) -> &mut T {
+    if list.len() <= index {
+        list.resize_with(index + 1, T::default);
+    }
+    &mut list[index]
+}
+
 impl DirectMachine {
     pub(super) fn new(world_size: usize, knowledge: Knowledge) -> Self {
-        let state = |_| DirectRank { clock: vec![0; world_size], signalled: Vec::new(), rounds: 0 };
+        let state = |_| DirectRank { clock: SignalClock::new(world_size), signalled: Vec::new(), rounds: 0 };
         Self {
             ranks: (0..world_size).map(state).collect(),
-            memory: HashMap::default(),
+            memory: (0..world_size).map(|_| RankMemory::default()).collect(),
             knowledge,
             calls: 0,
             bases: Vec::new(),
@@ -99,7 +136,7 @@ impl DirectMachine {
     ) -> Result<()> {
         let mut programs: Vec<_> =
             programs.into_iter().map(|program| program.into_iter().peekable()).collect();
-        self.bases.push(self.ranks.first().map_or(0, |state| state.clock[0]));
+        self.bases.push(self.ranks.first().map_or(0, |state| state.clock.of(0)));
         for rank in 0..self.ranks.len() {
             self.begin(plan, rank)?;
         }
@@ -191,23 +228,23 @@ impl DirectMachine {
 
     fn signal(&mut self, rank: usize) {
         let state = &mut self.ranks[rank];
-        state.clock[rank] += 1;
-        let known = if self.knowledge == Knowledge::All { state.clock.clone() } else { Vec::new() };
+        state.clock.signal(rank);
+        let known =
+            if self.knowledge == Knowledge::All { state.clock.known() } else { KnownSignals::default() };
         state.signalled.push((known, state.rounds + 1));
     }
 
     /// Adds the knowledge of a rank at one of its signals. Returns `false` if it has not signalled yet.
     fn acquire(&mut self, rank: usize, peer: usize, signals: usize) -> bool {
-        if self.ranks[rank].clock[peer] >= signals {
+        if self.ranks[rank].clock.of(peer) >= signals {
             return true;
         }
-        let Some((known, rounds)) = self.ranks[peer].signalled.get(signals - 1).cloned() else {
-            return false;
-        };
-        let state = &mut self.ranks[rank];
-        state.clock.iter_mut().zip(known).for_each(|(own, known)| *own = (*own).max(known));
-        state.clock[peer] = state.clock[peer].max(signals);
-        state.rounds = state.rounds.max(rounds);
+        let both = self.ranks.get_disjoint_mut([rank, peer]);
+        let [state, other] = both.expect("a rank waits only for others, which exist");
+        let Some((known, rounds)) = other.signalled.get(signals - 1) else { return false };
+        state.clock.learn(known);
+        state.clock.learn_of(peer, signals);
+        state.rounds = state.rounds.max(*rounds);
         true
     }
 
@@ -252,9 +289,9 @@ impl DirectMachine {
         part: usize,
         (of, location): (usize, Location),
     ) -> Result<CellContent> {
-        let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
         let clock = &self.ranks[at.rank].clock;
-        let visits = self.memory.entry((of, location)).or_default();
+        let epoch = (at.rank, clock.of(at.rank));
+        let visits = self.memory[of].visits(location);
         race(at, clock, of, visits.written)?;
         if visits.read.last() != Some(&epoch) {
             visits.read.push(epoch);
@@ -268,9 +305,9 @@ impl DirectMachine {
         (of, location): (usize, Location),
         held: Option<CellContent>,
     ) -> Result<()> {
-        let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
         let clock = &self.ranks[at.rank].clock;
-        let visits = self.memory.entry((of, location)).or_default();
+        let epoch = (at.rank, clock.of(at.rank));
+        let visits = self.memory[of].visits(location);
         visits
             .written
             .into_iter()
@@ -307,14 +344,14 @@ impl DirectMachine {
     /// to the caller again.
     fn end(&mut self, at: &CallPosition<'_>) -> Result<()> {
         let CallPosition { plan, rank, step: steps } = *at;
-        let got = self.ranks[rank].clock[rank] - self.base();
+        let got = self.ranks[rank].clock.of(rank) - self.base();
         if got != plan.signals() as usize {
             let got = u32::try_from(got).unwrap_or(u32::MAX);
             return Err(Error::Signals { rank, expected: plan.signals(), got });
         }
         for block in 0..plan.blocks() {
             for part in 0..plan.parts() {
-                let held = self.memory.get(&(rank, own(part, block))).and_then(|visits| visits.held);
+                let held = self.memory[rank].visits(own(part, block)).held;
                 let expected = promised(plan, rank, (part, block), self.calls);
                 if expected.is_some() && held != expected {
                     return Err(Error::WrongResult { rank, steps, chunk: part });
@@ -333,7 +370,7 @@ impl DirectMachine {
     /// Checks that a rank knows that every other rank has entered this call.
     fn has_waited(&self, rank: usize) -> Result<()> {
         let absent =
-            (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock[peer] <= self.base());
+            (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock.of(peer) <= self.base());
         absent.map_or(Ok(()), |absent| Err(Error::LeavesEarly { rank, absent }))
     }
 
@@ -366,7 +403,7 @@ impl DirectMachine {
                 ..
             } => {
                 if to == MemoryArea::Exposed
-                    || to == MemoryArea::FlagLine && self.ranks[rank].clock[rank] > self.base()
+                    || to == MemoryArea::FlagLine && self.ranks[rank].clock.of(rank) > self.base()
                 {
                     return Err(Error::BadSlot { rank, step: index, slot: 0 });
                 }
@@ -423,9 +460,9 @@ impl DirectMachine {
 }
 
 /// Returns `true` if an access may be concurrent with the step of a rank with this clock.
-fn race(at: &CallPosition<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) -> Result<()> {
+fn race(at: &CallPosition<'_>, clock: &SignalClock, of: usize, visit: Option<(usize, usize)>) -> Result<()> {
     match visit {
-        Some((other, epoch)) if other != at.rank && clock[other] <= epoch => {
+        Some((other, epoch)) if other != at.rank && clock.of(other) <= epoch => {
             Err(Error::Race { rank: at.rank, step: at.step, other, of })
         }
         _ => Ok(()),
@@ -437,8 +474,13 @@ const fn own(part: usize, block: usize) -> Location {
 }
 
 /// Returns the content of a rank's memory when a call begins; `None` for locations that only receive data.
-fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option<CellContent>)> {
-    let held = |of, part, block| {
+fn brought(
+    plan: &DirectPlan,
+    rank: usize,
+    call: usize,
+) -> impl Iterator<Item = (Location, Option<CellContent>)> {
+    let plan = *plan;
+    let held = move |of, part, block| {
         let is_there = match (plan.collective(), of) {
             (collective, Source::Buffer) if collective.source() == Source::Input => false,
             (DirectCollective::AllGather { .. }, _) => part == rank,
@@ -451,12 +493,9 @@ fn brought(plan: &DirectPlan, rank: usize, call: usize) -> Vec<(Location, Option
         Source::Buffer => &[Source::Buffer],
         Source::Input => &[Source::Buffer, Source::Input],
     };
-    let cells = (0..plan.parts()).flat_map(|part| (0..plan.blocks()).map(move |block| (part, block)));
-    memories
-        .iter()
-        .flat_map(|&of| cells.clone().map(move |(part, block)| (of, part, block)))
-        .map(|(of, part, block)| (Location::OwnMemory { of, part, block }, held(of, part, block)))
-        .collect()
+    let rows = (0..plan.blocks()).flat_map(|block| memories.iter().map(move |&of| (of, block)));
+    rows.flat_map(move |(of, block)| (0..plan.parts()).map(move |part| (of, part, block)))
+        .map(move |(of, part, block)| (Location::OwnMemory { of, part, block }, held(of, part, block)))
 }
 
 /// Returns the content that a cell of a rank's buffer must have at the end, if any.

@@ -19,6 +19,7 @@
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
 
+mod clock;
 mod draw;
 mod machine;
 pub mod mutate;
