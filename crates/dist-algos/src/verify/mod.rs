@@ -27,6 +27,7 @@ mod goal;
 mod machine;
 mod messages;
 pub mod mutate;
+mod parallel;
 mod report;
 pub mod symmetry;
 mod two_level;
@@ -42,6 +43,7 @@ pub(crate) use draw::table;
 pub use draw::{draw, draw_programs};
 pub use goal::{Goal, LowerBound};
 pub use messages::{Proof, programs, prove, prove_world};
+pub use parallel::on_all_cores;
 pub use report::Report;
 pub use two_level::{two_level, two_level_programs};
 

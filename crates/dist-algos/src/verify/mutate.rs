@@ -6,7 +6,7 @@ use dist_transport::Rank;
 
 use super::messages::prove_programs;
 use super::{RankProgram, Report, programs};
-use crate::{AlgorithmTable, ChunkLocation, Chunks, MessageAlgorithm, OnArrival, Result, Source, Step};
+use crate::{ChunkLocation, Chunks, MessageAlgorithm, OnArrival, Result, Source, Step};
 
 /// A change of a step or of its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,22 +101,12 @@ impl Score {
         })
     }
 
-    /// Tries every mutant of every algorithm of a table in worlds of these sizes, with the first and the last root. An
-    /// original that is not proven is left out, because other checks report it.
-    pub fn of_all(
-        table: AlgorithmTable<'_>,
-        world_sizes: impl IntoIterator<Item = usize>,
-    ) -> impl Iterator<Item = (&'static MessageAlgorithm, usize, Self)> {
-        let of_world = move |world_size: usize| {
-            let supported = table.messages().filter(move |algorithm| algorithm.supports(world_size));
-            supported.flat_map(move |algorithm| {
-                let mut roots = vec![0, algorithm.collective.roots(world_size).end - 1];
-                roots.dedup();
-                let score = move |root| Self::of_algorithm(algorithm, world_size, root).unwrap_or_default();
-                roots.into_iter().map(move |root| (algorithm, world_size, score(root)))
-            })
-        };
-        world_sizes.into_iter().flat_map(of_world)
+    /// Tries every mutant of an algorithm in a world of this size, with the first and with the last root. An original
+    /// that is not proven is left out, because other checks report it.
+    pub fn of_roots(algorithm: &MessageAlgorithm, world_size: usize) -> impl Iterator<Item = Self> {
+        let mut roots = vec![0, algorithm.collective.roots(world_size).end - 1];
+        roots.dedup();
+        roots.into_iter().map(move |root| Self::of_algorithm(algorithm, world_size, root).unwrap_or_default())
     }
 
     /// Tries every mutant of correct programs on memory of `chunks` chunks. A mutant survives if it is `proven` and

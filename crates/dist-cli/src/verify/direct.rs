@@ -1,65 +1,80 @@
-//! What is proven of schedules for ranks that share memory.
+//! The proofs of schedules for ranks that share memory, and the changes of these schedules.
 
 use dist_algos::direct::verify::{plans, prove};
-use dist_algos::direct::{DirectAlgorithm, DirectCollective};
+use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::verify::mutate::Score;
-use dist_algos::{AlgorithmTable, Order};
+use dist_algos::{AlgorithmTable, Order, Result};
 
-use super::line::{Line, Mutants};
+use super::line::{Line, Mutants, Orders, Proven};
 use super::roots;
+use super::task::{Proofs, Task};
 
-/// Proves every algorithm in all worlds up to so many ranks.
-pub(super) fn lines(table: AlgorithmTable<'_>, max_ranks: usize) -> impl Iterator<Item = Line> {
-    table.direct().map(move |algorithm| line(algorithm, max_ranks))
-}
-
-fn line(algorithm: &'static DirectAlgorithm, max_ranks: usize) -> Line {
-    let mut line = Line::new(algorithm.collective.name(), algorithm.name);
-    for world_size in 1..=max_ranks {
-        for collective in
-            collectives(&roots(world_size)).filter(|collective| collective.kind() == algorithm.collective)
-        {
-            if let Err(error) = prove(&plans(collective, algorithm, world_size)) {
-                line.wrong = Some(format!("{world_size} ranks: {error}"));
-                return line;
-            }
-            line.proofs += 1;
-            line.orders.add(reduces(collective).then_some(Order::Canonical));
-        }
-        line.worlds += 1;
+/// Returns the proofs of an algorithm in all worlds up to this many ranks.
+pub(super) fn proofs(algorithm: &'static DirectAlgorithm, max_ranks: usize) -> Proofs {
+    let name = format!("{} by {}", algorithm.collective.name(), algorithm.name);
+    let task = |ranks: usize| Task {
+        name: format!("proving {name} for {ranks} ranks"),
+        ranks,
+        run: Box::new(move || world(algorithm, ranks).map_err(|error| format!("{ranks} ranks: {error}"))),
+    };
+    Proofs {
+        line: Line::new(algorithm.collective.name(), algorithm.name),
+        tasks: (1..=max_ranks).map(task).collect(),
     }
-    line
 }
 
-/// Worlds whose schedules are changed.
+fn world(algorithm: &'static DirectAlgorithm, world_size: usize) -> Result<Proven> {
+    let roots = roots(world_size);
+    let collectives: Vec<DirectCollective> =
+        collectives(&roots).filter(|collective| collective.kind() == algorithm.collective).collect();
+    for &collective in &collectives {
+        prove(&plans(collective, algorithm, world_size))?;
+    }
+    let order = |&collective| reduces(collective).then_some(Order::Canonical);
+    let orders = Orders::of(collectives.iter().map(order));
+    Ok(Proven::World { proofs: collectives.len(), orders, cost: None })
+}
+
+/// The sizes of the worlds whose schedules are changed.
 const MUTATED: [usize; 3] = [2, 3, 4];
 
-/// Calls of the plans that are changed: of a pipeline that is longer than there are slots, of one block, in a line.
+/// The calls of the plans that are changed: a pipeline that is longer than there are slots, one block, and one block in
+/// the flag line.
 const CALLS: [usize; 3] = [0, 1, 2];
 
-/// Changes every step of every rank in small worlds, of one call among others.
-pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Mutants {
-    let mut mutants = Mutants::default();
+/// Returns the tasks that change every step of every rank in small worlds, in one call among others.
+pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Vec<Task<Mutants>> {
     let served = |collective: DirectCollective| {
         let of_operation = table.direct().filter(move |algorithm| algorithm.collective == collective.kind());
         of_operation.map(move |algorithm| (collective, algorithm))
     };
-    for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
-        for (collective, algorithm) in collectives(&[0, world_size - 1]).flat_map(served) {
-            for mutated in CALLS {
-                // A schedule that is wrong itself has its own line.
-                let score =
-                    Score::of_call(&plans(collective, algorithm, world_size), mutated).unwrap_or_default();
-                let (operation, name) = (collective.name(), algorithm.short_name());
-                let name = |mutant| format!("{operation} by {name} of {world_size} ranks: {mutant}");
-                mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
-            }
-        }
+    let worlds = MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks);
+    let all = worlds.flat_map(|ranks| {
+        let collectives: Vec<_> = collectives(&[0, ranks - 1]).collect();
+        collectives
+            .into_iter()
+            .flat_map(served)
+            .map(move |(collective, algorithm)| (ranks, collective, algorithm))
+    });
+    all.map(|(ranks, collective, algorithm)| {
+        let name = format!("{} by {} of {ranks} ranks", collective.name(), algorithm.short_name());
+        let run = move |name: &str| score(&plans(collective, algorithm, ranks), name);
+        Task { name: format!("changing {name}"), ranks, run: Box::new(move || run(&name)) }
+    })
+    .collect()
+}
+
+fn score(plans: &[DirectPlan], name: &str) -> Mutants {
+    let mut mutants = Mutants::default();
+    for mutated in CALLS {
+        // A schedule that is wrong itself has its own line.
+        let score = Score::of_call(plans, mutated).unwrap_or_default();
+        mutants.add(&score, |mutant| format!("{name}: {mutant}"));
     }
     mutants
 }
 
-/// All tasks, those that have a root with each of these, of which the first is 0.
+/// Returns all operations; those with a root with each of these roots, of which the first is 0.
 fn collectives(roots: &[usize]) -> impl Iterator<Item = DirectCollective> {
     let more = roots[1..]
         .iter()

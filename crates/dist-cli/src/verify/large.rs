@@ -1,7 +1,9 @@
 //! Worlds beyond the bound.
 
 use dist_algos::verify::{self, symmetry};
-use dist_algos::{Error, MessageAlgorithm, Result};
+use dist_algos::{MessageAlgorithm, Result};
+
+use super::line::Proven;
 
 /// The largest world that is tried.
 const RANKS_MAX: usize = 4096;
@@ -20,22 +22,22 @@ pub(super) fn worlds(bound: usize, seed: u64) -> Vec<usize> {
     sizes
 }
 
-/// Proves a larger world: by symmetry if all ranks do the same, else for one root. `false` if it was left out.
-pub(super) fn prove(algorithm: &MessageAlgorithm, world_size: usize) -> Result<bool, Error> {
+/// Proves a larger world: by symmetry if all ranks do the same, otherwise for one root.
+pub(super) fn prove(algorithm: &MessageAlgorithm, world_size: usize) -> Result<Proven> {
     if !algorithm.supports(world_size) {
-        return Ok(false);
+        return Ok(Proven::LeftOut);
     }
     let cost = algorithm.cost(world_size);
     let steps = cost.rounds.saturating_mul(world_size);
     if steps <= WORK_MAX && symmetry::prove(algorithm, world_size)?.is_some() {
-        return Ok(true);
+        return Ok(Proven::Larger(world_size));
     }
     let moved = cost.path.max(algorithm.chunks(world_size)).saturating_mul(world_size);
     if steps > WORK_MAX || moved > WORK_MAX {
-        return Ok(false);
+        return Ok(Proven::LeftOut);
     }
     let root = algorithm.collective.roots(world_size).end / 3;
-    verify::prove(algorithm, world_size, root).map(|_| true)
+    verify::prove(algorithm, world_size, root).map(|_| Proven::Larger(world_size))
 }
 
 #[cfg(test)]

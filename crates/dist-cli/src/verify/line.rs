@@ -1,6 +1,7 @@
 //! The results as rows of a table and as lines of JSON. docs/book/src/distctl-output.md describes the fields.
 
 use dist_algos::Order;
+use dist_algos::verify::mutate::Score;
 use serde::Serialize;
 
 /// What is proven of one algorithm. The fields and their order are a contract with whoever reads them.
@@ -17,6 +18,16 @@ pub(super) struct Line {
     pub(super) larger: Vec<usize>,
     pub(super) largest: Option<Bound>,
     pub(super) wrong: Option<String>,
+}
+
+/// What the proof of one world adds to the line of its algorithm.
+pub(super) enum Proven {
+    /// A world up to the bound, or a layout of hosts.
+    World { proofs: usize, orders: Orders, cost: Option<Bound> },
+    /// A world of this size, which is beyond the bound.
+    Larger(usize),
+    /// Nothing, because the proof would take too long.
+    LeftOut,
 }
 
 /// In how many of the worlds an algorithm reduces in which order.
@@ -67,6 +78,22 @@ order                        larger worlds
         }
     }
 
+    /// Adds the result of the next proof. Results after the first error are ignored.
+    pub(super) fn add(&mut self, found: Result<Proven, String>) {
+        match found {
+            _ if self.wrong.is_some() => {}
+            Ok(Proven::World { proofs, orders, cost }) => {
+                self.worlds += 1;
+                self.proofs += proofs;
+                self.orders.add_all(orders);
+                self.largest = cost.or(self.largest);
+            }
+            Ok(Proven::Larger(world_size)) => self.larger.push(world_size),
+            Ok(Proven::LeftOut) => {}
+            Err(error) => self.wrong = Some(error),
+        }
+    }
+
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
     }
@@ -93,14 +120,23 @@ order                        larger worlds
 }
 
 impl Orders {
-    /// Counts one more proof.
-    pub(super) fn add(&mut self, order: Option<Order>) {
-        match order {
-            Some(Order::Canonical) => self.canonical += 1,
-            Some(Order::Uniform) => self.uniform += 1,
-            Some(_) => self.any += 1,
-            None => {}
+    /// Counts the orders of proofs; `None` if nothing is reduced.
+    pub(super) fn of(orders: impl IntoIterator<Item = Option<Order>>) -> Self {
+        let mut counts = Self::default();
+        for order in orders.into_iter().flatten() {
+            match order {
+                Order::Canonical => counts.canonical += 1,
+                Order::Uniform => counts.uniform += 1,
+                _ => counts.any += 1,
+            }
         }
+        counts
+    }
+
+    fn add_all(&mut self, other: Self) {
+        self.canonical += other.canonical;
+        self.uniform += other.uniform;
+        self.any += other.any;
     }
 
     /// Such as `canonical, 3 uniform`: without a number where all worlds are the same.
@@ -113,16 +149,21 @@ impl Orders {
 }
 
 impl Mutants {
-    /// Counts so many more, of which so many were rejected; the others are named.
-    pub(super) fn add(
-        &mut self,
-        mutants: usize,
-        rejected: usize,
-        survivors: impl IntoIterator<Item = String>,
-    ) {
-        self.mutants += mutants;
-        self.rejected += rejected;
-        self.survivors.extend(survivors);
+    /// Adds the mutants of one schedule. `name` returns the text for a mutant that was not rejected.
+    pub(super) fn add<M>(&mut self, score: &Score<M>, name: impl FnMut(&M) -> String) {
+        self.mutants += score.mutants;
+        self.rejected += score.rejected();
+        self.survivors.extend(score.survivors.iter().map(name));
+    }
+
+    /// Returns these mutants together.
+    pub(super) fn sum(all: impl IntoIterator<Item = Self>) -> Self {
+        all.into_iter().fold(Self::default(), |mut sum, other| {
+            sum.mutants += other.mutants;
+            sum.rejected += other.rejected;
+            sum.survivors.extend(other.survivors);
+            sum
+        })
     }
 
     /// Whether at least 99 % were rejected, of at least one.

@@ -1,25 +1,27 @@
-//! `distctl verify`: proofs of all schedules, and what is found when they are changed.
+//! `distctl verify`: proves all schedules, and checks that the proofs reject changed schedules.
 
 mod direct;
 mod large;
 mod line;
 mod survey;
+mod task;
 mod two_levels;
 
-use dist_algos::ALGORITHMS;
+use dist_algos::{ALGORITHMS, AlgorithmTable, CollectiveKind};
 
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
 use crate::progress::Progress;
-use line::Line;
+use line::{Line, Mutants};
+use task::{Proofs, Task};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Prove every world of up to so many ranks, 2 at the least
+    /// Prove every world of up to N ranks; at least 2
     #[arg(long, value_name = "N", default_value = "64", value_parser = crate::parse::several_ranks)]
     max_ranks: usize,
-    /// Which larger worlds are taken as well
+    /// The seed that selects some larger worlds, which are proven too
     #[arg(long, value_name = "SEED", default_value = "0")]
     seed: u64,
     /// One JSON object per line instead of a table
@@ -27,7 +29,8 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The roots that schedules which are executed step by step are proven with: in larger worlds the first and the last.
+/// Returns the roots with which a two-level or a direct schedule is proven: all of a small world, the first and the last
+/// of a larger one.
 fn roots(world_size: usize) -> Vec<usize> {
     match world_size {
         0..=ALL_ROOTS_MAX => (0..world_size).collect(),
@@ -35,35 +38,39 @@ fn roots(world_size: usize) -> Vec<usize> {
     }
 }
 
-/// Up to so many ranks every root takes next to no time.
+/// The largest world in which every root is proven.
 const ALL_ROOTS_MAX: usize = 16;
 
-/// Proves everything; fails if a schedule is wrong or too many changed ones pass.
+/// Proves everything; fails if a schedule is wrong or too many changed schedules are not rejected.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    let table = ALGORITHMS;
-    let larger = large::worlds(arguments.max_ranks, arguments.seed);
-    let mut all_right = true;
+    let (max_ranks, json) = (arguments.max_ranks, arguments.json);
     let progress = Progress::start()?;
-    if !arguments.json {
+    if !json {
         print(Line::HEADER)?;
     }
-    for algorithm in table.messages() {
-        progress.doing(format!("proving {} by {}", algorithm.collective, algorithm.name));
-        let line = survey::line(algorithm, arguments.max_ranks, &larger);
-        all_right &= line.wrong.is_none();
-        print(&if arguments.json { line.json() } else { line.row() })?;
+    let lines = task::prove_all(&progress, proofs(ALGORITHMS, arguments));
+    for line in &lines {
+        print(&if json { line.json() } else { line.row() })?;
     }
-    progress.doing("proving schedules on two levels and in shared memory");
-    let two_levels = two_levels::lines(table, arguments.max_ranks);
-    for line in two_levels.chain(direct::lines(table, arguments.max_ranks)) {
-        all_right &= line.wrong.is_none();
-        print(&if arguments.json { line.json() } else { line.row() })?;
-    }
-    progress.doing("changing schedules, which are to be rejected");
-    let mut mutants = survey::mutants(table, arguments.max_ranks);
-    let direct = direct::mutants(table, arguments.max_ranks);
-    all_right &= mutants.is_enough() && direct.is_enough();
-    mutants.add(direct.mutants, direct.rejected, direct.survivors);
-    print(&if arguments.json { mutants.json() } else { mutants.text() })?;
+    let mutants = |tasks: Vec<Task<Mutants>>| Mutants::sum(task::run_all(&progress, &tasks));
+    let messages = mutants(survey::mutants(ALGORITHMS, max_ranks));
+    let direct = mutants(direct::mutants(ALGORITHMS, max_ranks));
+    let all_right =
+        lines.iter().all(|line| line.wrong.is_none()) && messages.is_enough() && direct.is_enough();
+    let mutants = Mutants::sum([messages, direct]);
+    print(&if json { mutants.json() } else { mutants.text() })?;
     Ok(if all_right { Outcome::Success } else { Outcome::Code(1) })
+}
+
+/// Returns the proofs of every algorithm of a table.
+fn proofs(table: AlgorithmTable<'_>, arguments: &Arguments) -> Vec<Proofs> {
+    let max_ranks = arguments.max_ranks;
+    let larger = large::worlds(max_ranks, arguments.seed);
+    let messages = table.messages().map(|algorithm| survey::proofs(algorithm, max_ranks, &larger));
+    let two_levels = CollectiveKind::ALL.into_iter().filter_map(|collective| {
+        let algorithms: Vec<_> = table.two_level().filter(|two| two.collective == collective).collect();
+        (!algorithms.is_empty()).then(|| two_levels::proofs(collective, &algorithms, max_ranks))
+    });
+    let direct = table.direct().map(|algorithm| direct::proofs(algorithm, max_ranks));
+    messages.chain(two_levels).chain(direct).collect()
 }

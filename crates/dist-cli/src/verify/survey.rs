@@ -1,37 +1,46 @@
-//! What is proven of one algorithm, and how the verifier fares against changed schedules.
+//! The proofs of algorithms that send messages, and the changes of their schedules.
 
 use dist_algos::verify::mutate::Score;
 use dist_algos::verify::{Goal, prove_world};
 use dist_algos::{AlgorithmTable, MessageAlgorithm};
 
 use super::large;
-use super::line::{Bound, Line, Mutants};
+use super::line::{Bound, Line, Mutants, Orders, Proven};
+use super::task::{Proofs, Task};
 
-/// Proves an algorithm for every world up to the bound, and for the larger ones that are not too much.
-pub(super) fn line(algorithm: &MessageAlgorithm, max_ranks: usize, larger: &[usize]) -> Line {
-    let mut line = Line::new(algorithm.collective.name(), algorithm.name);
-    for world_size in (1..=max_ranks).filter(|&world_size| algorithm.supports(world_size)) {
-        match prove_world(algorithm, world_size) {
-            Ok(proof) => {
-                line.worlds += 1;
-                line.proofs += algorithm.collective.roots(world_size).len();
-                line.orders.add(proof.order);
-                line.largest = Some(bound(algorithm, world_size));
-            }
-            Err(error) => return Line { wrong: Some(format!("{world_size} ranks: {error}")), ..line },
-        }
+/// Returns the proofs of an algorithm for every world up to the bound, and for larger ones.
+pub(super) fn proofs(algorithm: &'static MessageAlgorithm, max_ranks: usize, larger: &[usize]) -> Proofs {
+    let worlds = (1..=max_ranks).filter(|&world_size| algorithm.supports(world_size));
+    let tasks = worlds.map(|world_size| task(algorithm, world_size, prove));
+    let larger = larger.iter().map(|&world_size| task(algorithm, world_size, large::prove));
+    Proofs {
+        line: Line::new(algorithm.collective.name(), algorithm.name),
+        tasks: tasks.chain(larger).collect(),
     }
-    for &world_size in larger {
-        match large::prove(algorithm, world_size) {
-            Ok(true) => line.larger.push(world_size),
-            Ok(false) => {}
-            Err(error) => return Line { wrong: Some(format!("{world_size} ranks: {error}")), ..line },
-        }
-    }
-    line
 }
 
-/// What was proven to be the cost, beside what no schedule can do better.
+fn task(
+    algorithm: &'static MessageAlgorithm,
+    ranks: usize,
+    prove: fn(&MessageAlgorithm, usize) -> dist_algos::Result<Proven>,
+) -> Task<Result<Proven, String>> {
+    Task {
+        name: format!("proving {} by {} for {ranks} ranks", algorithm.collective, algorithm.name),
+        ranks,
+        run: Box::new(move || prove(algorithm, ranks).map_err(|error| format!("{ranks} ranks: {error}"))),
+    }
+}
+
+fn prove(algorithm: &MessageAlgorithm, world_size: usize) -> dist_algos::Result<Proven> {
+    let proof = prove_world(algorithm, world_size)?;
+    Ok(Proven::World {
+        proofs: algorithm.collective.roots(world_size).len(),
+        orders: Orders::of([proof.order]),
+        cost: Some(bound(algorithm, world_size)),
+    })
+}
+
+/// Returns the proven cost and the lower bounds for any schedule.
 fn bound(algorithm: &MessageAlgorithm, world_size: usize) -> Bound {
     let cost = algorithm.cost(world_size);
     let least = Goal::of(algorithm, world_size, 0).lower_bound(world_size);
@@ -46,18 +55,30 @@ fn bound(algorithm: &MessageAlgorithm, world_size: usize) -> Bound {
     }
 }
 
-/// Worlds whose schedules are changed.
+/// The sizes of the worlds whose schedules are changed.
 const MUTATED: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
 
-/// Changes every step of every rank in small worlds, with the first and the last root.
-pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Mutants {
-    let mut mutants = Mutants::default();
-    // A schedule that is wrong itself has its own line.
+/// Returns the tasks that change every step of every rank in small worlds, with the first and the last root.
+pub(super) fn mutants(table: AlgorithmTable<'_>, max_ranks: usize) -> Vec<Task<Mutants>> {
     let sizes = MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks);
-    for (algorithm, world_size, score) in Score::of_all(table, sizes) {
-        let (operation, algorithm) = (algorithm.collective, algorithm.name);
-        let name = |mutant| format!("{operation} by {algorithm} of {world_size} ranks: {mutant}");
-        mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
+    sizes
+        .flat_map(|ranks| table.messages().map(move |algorithm| (algorithm, ranks)))
+        .filter(|&(algorithm, ranks)| algorithm.supports(ranks))
+        .map(|(algorithm, ranks)| {
+            let name = format!("{} by {} of {ranks} ranks", algorithm.collective, algorithm.name);
+            Task {
+                name: format!("changing {name}"),
+                ranks,
+                run: Box::new(move || score(algorithm, ranks, &name)),
+            }
+        })
+        .collect()
+}
+
+fn score(algorithm: &MessageAlgorithm, ranks: usize, name: &str) -> Mutants {
+    let mut mutants = Mutants::default();
+    for score in Score::of_roots(algorithm, ranks) {
+        mutants.add(&score, |mutant| format!("{name}: {mutant}"));
     }
     mutants
 }

@@ -369,8 +369,8 @@ impl DirectMachine {
 
     /// Checks that a rank knows that every other rank has entered this call.
     fn has_waited(&self, rank: usize) -> Result<()> {
-        let absent =
-            (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock.of(peer) <= self.base());
+        let absent = (0..self.ranks.len())
+            .find(|&peer| peer != rank && self.ranks[rank].clock.of(peer) <= self.base());
         absent.map_or(Ok(()), |absent| Err(Error::LeavesEarly { rank, absent }))
     }
 
