@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::command::{Failure, cargo, output, show, target_folder};
+use crate::command::{Failure, cargo, output, print_help, show, target_folder};
 use crate::tidy;
 
 pub(crate) const HELP: &str = "\
@@ -23,8 +23,7 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     while let Some(argument) = arguments.next()? {
         match argument {
             lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
-                println!("{HELP}");
-                return Ok(());
+                return print_help(HELP);
             }
             lexopt::Arg::Long("write") => write = true,
             other => return Err(other.unexpected().into()),

@@ -1,6 +1,7 @@
 //! Running other programs, and what is said about it.
 
 use std::fmt;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -38,6 +39,21 @@ impl From<lexopt::Error> for Failure {
     fn from(error: lexopt::Error) -> Self {
         Self::Usage(error.to_string())
     }
+}
+
+/// Prints text. If its reader has closed the pipe, as `head` does, the process ends with the code that a shell reports
+/// for SIGPIPE, and says nothing.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut to = std::io::stdout().lock();
+    match to.write_all(text.as_bytes()).and_then(|()| to.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(128 + 13),
+        done => Ok(done?),
+    }
+}
+
+/// Prints the help of a command.
+pub(crate) fn print_help(help: &str) -> Result<(), Failure> {
+    print(&format!("{help}\n"))
 }
 
 /// The folder of the workspace's manifest.

@@ -1,5 +1,4 @@
 //! The developer's tool: everything that is done to this workspace is a subcommand here.
-#![allow(clippy::print_stdout, reason = "a program prints")]
 
 mod bench;
 mod book;
@@ -17,7 +16,7 @@ mod tidy;
 
 use std::process::ExitCode;
 
-use command::Failure;
+use command::{Failure, print_help};
 
 const HELP: &str = "\
 cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
@@ -55,8 +54,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     let command = match arguments.next()? {
         Some(lexopt::Arg::Value(name)) => name.to_string_lossy().into_owned(),
         Some(lexopt::Arg::Long("help") | lexopt::Arg::Short('h')) | None => {
-            println!("{HELP}");
-            return Ok(());
+            return print_help(HELP);
         }
         Some(other) => return Err(other.unexpected().into()),
     };
@@ -106,7 +104,7 @@ fn parse(mut arguments: lexopt::Parser, help: &str, takes_filter: bool) -> Resul
     while let Some(argument) = arguments.next()? {
         match argument {
             lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
-                println!("{help}");
+                print_help(help)?;
                 return Ok(None);
             }
             lexopt::Arg::Long("filter") if takes_filter => {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::command::{Failure, cargo, line, show, target_folder};
+use crate::command::{Failure, cargo, line, print, show, target_folder};
 use crate::members;
 
 pub(crate) const HELP: &str = "\
@@ -50,7 +50,7 @@ pub(crate) fn run(filter: &str) -> Result<(), Failure> {
         table.append(simulated.join().expect("no job panics")?);
         Ok::<_, Failure>(table)
     })?;
-    print!("{table}");
+    print(&table.to_string())?;
     table.verdict(filter)
 }
 

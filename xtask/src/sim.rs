@@ -1,6 +1,6 @@
 //! `cargo xtask sim`: programs under many seeds, on the simulated network.
 
-use crate::command::{Failure, cargo, show};
+use crate::command::{Failure, cargo, print_help, show};
 use crate::members;
 
 pub(crate) const HELP: &str = "\
@@ -22,8 +22,7 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     while let Some(argument) = arguments.next()? {
         match argument {
             lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
-                println!("{HELP}");
-                return Ok(());
+                return print_help(HELP);
             }
             lexopt::Arg::Long("seeds") => seeds = number(&mut arguments)?,
             lexopt::Arg::Long("first") => first = number(&mut arguments)?,

@@ -7,6 +7,7 @@ use dist_algos::direct::{
     staged, write_to_all,
 };
 use dist_algos::verify::mutate::Score;
+use dist_algos::verify::on_all_cores;
 use dist_algos::{ALGORITHMS, Algorithm, Error, Source};
 use dist_transport::direct::{GroupLayout, MemoryArea, Reach};
 use rstest::rstest;
@@ -25,13 +26,15 @@ fn all(world_size: usize) -> impl Iterator<Item = (DirectCollective, &'static Di
 
 #[test]
 fn every_schedule_is_proven_in_every_world() {
-    for world_size in 1..=40 {
+    let worlds: Vec<usize> = (1..=40).collect();
+    let prove_world = |&world_size: &usize| {
         for (collective, algorithm) in all(world_size) {
             let plans = plans(collective, algorithm, world_size);
             prove(&plans)
                 .unwrap_or_else(|error| panic!("{collective:?} {algorithm:?} {world_size}: {error}"));
         }
-    }
+    };
+    on_all_cores(&worlds, |&world_size| world_size, prove_world);
 }
 
 #[test]

@@ -17,23 +17,31 @@ const WORLDS: RangeInclusive<usize> = 1..=40;
 
 #[test]
 fn every_schedule_is_proven_for_every_world_and_root() {
-    for algorithm in ALGORITHMS.messages() {
-        let what = format!("{} by {}", algorithm.collective, algorithm.name);
-        for world_size in WORLDS.filter(|&world_size| algorithm.supports(world_size)) {
-            let proof = verify::prove_world(algorithm, world_size)
-                .unwrap_or_else(|error| panic!("{what} in a world of {world_size}: {error}"));
-            let goal = Goal::of(algorithm, world_size, 0);
-            let (bound, chunks) = (goal.lower_bound(world_size), algorithm.chunks(world_size));
-            // The bound assumes that ranks send one message at a time.
-            let at_once = if algorithm.name == "windowed" { WINDOW } else { 1 };
-            assert!(proof.cost.rounds * at_once >= bound.rounds, "{what} in a world of {world_size}");
-            assert!(
-                proof.cost.path * world_size >= bound.moved * chunks,
-                "{what} in a world of {world_size}"
-            );
-            assert_eq!(proof.order, algorithm.order(world_size));
-        }
-    }
+    let tasks: Vec<(&MessageAlgorithm, usize)> = ALGORITHMS
+        .messages()
+        .flat_map(|algorithm| WORLDS.map(move |world_size| (algorithm, world_size)))
+        .filter(|&(algorithm, world_size)| algorithm.supports(world_size))
+        .collect();
+    verify::on_all_cores(
+        &tasks,
+        |&(_, world_size)| world_size,
+        |&(algorithm, world_size)| {
+            is_proven(algorithm, world_size);
+        },
+    );
+}
+
+#[track_caller]
+fn is_proven(algorithm: &MessageAlgorithm, world_size: usize) {
+    let what = format!("{algorithm:?} in a world of {world_size}");
+    let proof = verify::prove_world(algorithm, world_size).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let goal = Goal::of(algorithm, world_size, 0);
+    let (bound, chunks) = (goal.lower_bound(world_size), algorithm.chunks(world_size));
+    // The bound assumes that ranks send one message at a time.
+    let at_once = if algorithm.name == "windowed" { WINDOW } else { 1 };
+    assert!(proof.cost.rounds * at_once >= bound.rounds, "{what}");
+    assert!(proof.cost.path * world_size >= bound.moved * chunks, "{what}");
+    assert_eq!(proof.order, algorithm.order(world_size));
 }
 
 #[test]

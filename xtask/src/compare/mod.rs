@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::command::{Failure, cargo, line, output, target_folder};
+use crate::command::{Failure, cargo, line, output, print, print_help, target_folder};
 use hogs::Hogs;
 use peers::{Peer, Programs};
 use plan::Plan;
@@ -47,8 +47,7 @@ Open MPI and MPICH of a distribution are found as mpicc.openmpi and mpicc.mpich.
 
 pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     let Some(plan) = plan::parse(arguments)? else {
-        println!("{HELP}");
-        return Ok(());
+        return print_help(HELP);
     };
     let folder = target_folder()?.join("compare");
     fs::create_dir_all(&folder)?;
@@ -60,14 +59,13 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
         if !plan.show {
             training::measure(&plan, &programs, &out)?;
         }
-        print!("{}", training::tables(&fs::read_to_string(&out)?, &plan));
-        return Ok(());
+        return print(&training::tables(&fs::read_to_string(&out)?, &plan));
     }
     if !plan.show {
         measure(&plan, &programs, &out)?;
     }
     let results = Results::read(&fs::read_to_string(&out)?, &plan);
-    print!("{}", results.tables());
+    print(&results.tables())?;
     if let Some(path) = &plan.picture {
         fs::write(path, results.picture()?)?;
     }

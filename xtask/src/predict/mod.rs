@@ -11,7 +11,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::command::{Failure, cargo, output, target_folder};
+use crate::command::{Failure, cargo, output, print, print_help, target_folder};
 use hosts::{Hosts, Shape};
 use tables::Line;
 
@@ -138,7 +138,7 @@ impl Wish {
         while let Some(argument) = arguments.next()? {
             let value = match argument {
                 lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
-                    println!("{HELP}");
+                    print_help(HELP)?;
                     return Ok(None);
                 }
                 lexopt::Arg::Long("filter") => &mut wish.place,
@@ -205,7 +205,7 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
             }
         }
         let lines = bench.compare(place)?;
-        print!("{}", tables::of(place.name, &lines));
+        print(&tables::of(place.name, &lines))?;
     }
     Ok(())
 }

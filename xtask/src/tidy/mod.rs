@@ -12,7 +12,7 @@ mod tests;
 
 use lexopt::ValueExt;
 
-use crate::command::{Failure, cargo, output};
+use crate::command::{Failure, cargo, output, print, print_help};
 pub(crate) use pages::BOOK;
 use tree::Tree;
 use words::Words;
@@ -79,8 +79,7 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     while let Some(argument) = arguments.next()? {
         match argument {
             lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
-                println!("{HELP}");
-                return Ok(());
+                return print_help(HELP);
             }
             lexopt::Arg::Long("words") => prints_words = true,
             lexopt::Arg::Long("seed") => seed = arguments.value()?.parse()?,
@@ -90,7 +89,7 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     let tree = read_tree()?;
     if prints_words {
         let words = Words::read(&tree);
-        print!("{}", words.report(seed));
+        print(&words.report(seed))?;
         return report(&words.findings(&tree));
     }
     report(&check(&tree))

@@ -167,6 +167,9 @@ fn a_process_that_has_left_the_group_of_its_rank_ends_with_the_job(#[case] stay:
 
 #[rstest]
 #[case(&["--help"])]
+#[case(&["man"])]
+#[case(&["completions", "bash"])]
+#[case(&["reference"])]
 #[case(&["sim", "all_reduce", "--ranks", "2"])]
 #[case(&["verify", "--max-ranks", "2"])]
 #[case(&["chaos", "--ranks", "2", "--faults", "1", "--json"])]
