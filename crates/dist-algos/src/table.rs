@@ -149,7 +149,7 @@ impl<'a> AlgorithmTable<'a> {
         all.clone().find(|algorithm| algorithm.name() == name).ok_or_else(|| Error::UnknownAlgorithm {
             operation: collective.name(),
             name: name.into(),
-            known: all.map(Algorithm::name).collect::<Vec<_>>().join(", ").into(),
+            known: all.map(Algorithm::name).collect::<Vec<_>>().join(", "),
         })
     }
 

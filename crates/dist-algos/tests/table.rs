@@ -37,7 +37,10 @@ fn suggest(
     order: Order,
     model: &CostModel,
 ) -> &'static str {
-    ALGORITHMS.suggest(collective, Placement { ranks, cores }, bytes, order, model).unwrap().name
+    ALGORITHMS
+        .suggest(collective, Placement { ranks, cores }, bytes, order, model)
+        .expect("every operation has an algorithm")
+        .name
 }
 
 /// Each line is an operation, the ranks, an order, and names with the sizes from which they are expected.

@@ -17,7 +17,7 @@ impl Activations<Tensor> for Tensors {
         Ok(slices::read("an activation", &contiguous, |values| f(activation.dims(), values))?)
     }
 
-    fn from_flat(&self, shape: &[usize], values: Values<'_>) -> Result<Tensor, BoxError> {
+    fn unflatten(&self, shape: &[usize], values: Values<'_>) -> Result<Tensor, BoxError> {
         Ok(Array::copy_of(values).into_tensor(shape)?)
     }
 }
@@ -35,10 +35,10 @@ mod tests {
             // Not contiguous.
             let tensor = tensor.transpose(1, 2).unwrap().to_dtype(dtype).unwrap();
             let mut again = None;
-            let mut from_flat = |shape: &[usize], values: Values<'_>| {
-                again = Some(Tensors.from_flat(shape, values).unwrap());
+            let mut unflatten = |shape: &[usize], values: Values<'_>| {
+                again = Some(Tensors.unflatten(shape, values).unwrap());
             };
-            Tensors.to_flat(&tensor, &mut from_flat).unwrap();
+            Tensors.to_flat(&tensor, &mut unflatten).unwrap();
             let (again, numbers) = (again.unwrap(), |tensor: &Tensor| {
                 tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
             });

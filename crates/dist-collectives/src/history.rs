@@ -309,8 +309,8 @@ const fn mix(hash: u64, word: u64) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// A sequence number of 55 bits contains the number of all calls before it in 40 bits, the number of those that the
-/// user did not make in 9 bits, and the number of changes between calls of the user and others in 6 bits.
+/// The bits of a sequence number that count all calls before it. A sequence number has 55 bits: 40 of these, 9 for the
+/// number of internal calls, and 6 for the number of changes between calls of the user and internal ones.
 const COUNT_BITS: u64 = (1 << INTERNAL_SHIFT) - 1;
 const INTERNAL_SHIFT: u32 = 40;
 const INTERNAL_MAX: u64 = (1 << 9) - 1;

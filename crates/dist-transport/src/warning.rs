@@ -7,7 +7,7 @@ use std::io::{self, Write};
 pub fn show(text: impl Display) {
     tracing::warn!("{text}");
     if !has_subscriber() {
-        // When nobody listens, nobody has to be told.
+        // If stderr is closed, nobody can read the warning.
         let _ = writeln!(io::stderr().lock(), "dist: {text}");
     }
 }
@@ -25,7 +25,7 @@ mod tests {
     const SHOWN: &str = "TEST_WARNING";
 
     #[test]
-    fn a_program_without_a_log_shows_warnings_whoever_has_started_it() {
+    fn a_program_without_a_log_shows_warnings_under_any_launcher() {
         if std::env::var_os(SHOWN).is_some() {
             return show("rank 0 waits");
         }

@@ -20,7 +20,7 @@ pub trait Activations<A>: Send {
     ///
     /// # Errors
     /// There is no such activation.
-    fn from_flat(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
+    fn unflatten(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
 }
 
 /// Activations that are vectors of one type of number.
@@ -39,7 +39,7 @@ macro_rules! plain_vector {
                 Ok(())
             }
 
-            fn from_flat(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
+            fn unflatten(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
                 match values {
                     Values::$variant(values) => Ok(values.to_vec()),
                     other => Err(format!("cannot convert values of {}", other.dtype()).into()),

@@ -140,7 +140,7 @@ impl<A> Pipeline<A> {
     ) -> Result<()> {
         let link = self.links.inputs.get_mut(&stage).expect(PROVEN);
         let (meta, values) = pass.clock.waiting(|| link.receive())?;
-        let input = self.from_flat(&meta, &values)?;
+        let input = self.unflatten(&meta, &values)?;
         if let Output::Step(_) = pass.output {
             self.links.input_gradients.get_mut(&stage).expect(PROVEN).expect(meta);
         }
@@ -164,7 +164,7 @@ impl<A> Pipeline<A> {
     fn receive_gradient(&mut self, Item { stage, micro_batch }: Item, clock: &mut Clock) -> Result<()> {
         let link = self.links.output_gradients.get_mut(&stage).expect(PROVEN);
         let (meta, values) = clock.waiting(|| link.receive())?;
-        let gradient = self.from_flat(&meta, &values)?;
+        let gradient = self.unflatten(&meta, &values)?;
         self.stage(stage).output_gradients.insert(micro_batch, gradient);
         Ok(())
     }
@@ -179,8 +179,8 @@ impl<A> Pipeline<A> {
         parts.filter(|(meta, values)| meta.len() == Some(values.len())).ok_or(Error::NoActivation)
     }
 
-    fn from_flat(&self, meta: &TensorMeta, values: &Flat) -> Result<A> {
-        let made = self.activations.from_flat(&meta.shape, values.slice(0, values.len()));
+    fn unflatten(&self, meta: &TensorMeta, values: &Flat) -> Result<A> {
+        let made = self.activations.unflatten(&meta.shape, values.slice(0, values.len()));
         made.map_err(Error::compute)
     }
 

@@ -18,7 +18,7 @@ impl Activations<Value> for OneValue {
         Ok(())
     }
 
-    fn from_flat(&self, _: &[usize], values: Values<'_>) -> Result<Value, BoxError> {
+    fn unflatten(&self, _: &[usize], values: Values<'_>) -> Result<Value, BoxError> {
         match values {
             Values::F32(&[value]) => Ok([value]),
             other => Err(format!("cannot convert values of {}", other.dtype()).into()),

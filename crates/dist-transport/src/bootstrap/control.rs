@@ -334,8 +334,8 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
         12 => Cause::NotJoined,
         13 => {
             let limit = Duration::from_millis(fields.long());
-            let (count, named) = (fields.long() as usize, fields.long() as usize);
-            let missing = (0..named.min(NAMED_MAX)).map(|_| fields.long() as usize).collect();
+            let (count, named) = (fields.size(), fields.size());
+            let missing = (0..named.min(NAMED_MAX)).map(|_| fields.size()).collect();
             Cause::NotInTime { missing, count, limit }
         }
         11 => Cause::Unreachable,
@@ -432,6 +432,11 @@ impl Decoder<'_> {
 
     fn long(&mut self) -> u64 {
         u64::from_le_bytes(self.bytes())
+    }
+
+    /// Reads a number of ranks or a rank. A number that does not fit becomes the largest one.
+    fn size(&mut self) -> usize {
+        usize::try_from(self.long()).unwrap_or(usize::MAX)
     }
 
     fn channel(&mut self) -> ChannelId {

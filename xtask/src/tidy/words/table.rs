@@ -148,7 +148,7 @@ pub(super) const NAMES: &[PrivateName] = &[
     training(Type, "Room", "BufferPool"),
     training(Type, "Keepers", "ReshardGroup"),
     training(Function, "take_apart", "to_flat"),
-    training(Function, "put_together", "from_flat"),
+    training(Function, "put_together", "unflatten"),
     training(Type, "Asked", "StepDescriptor"),
     training(Type, "Tally", "the consensus of a step"),
     training(Type, "Look", "TensorMeta"),

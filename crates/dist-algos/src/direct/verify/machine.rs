@@ -38,7 +38,7 @@ struct Visits {
 
 /// The locations of one rank that were ever used. Rows and columns are added when they are first used.
 #[derive(Debug, Default)]
-struct RankMemory {
+struct RankCells {
     /// For each block, the parts of the buffer, then those of the input.
     own: Vec<Vec<Visits>>,
     /// For each kind of place and generation, the places.
@@ -58,7 +58,7 @@ pub(super) enum Knowledge {
 /// The memory and the clocks of all ranks during consecutive calls.
 pub(super) struct DirectMachine {
     ranks: Vec<DirectRank>,
-    memory: Vec<RankMemory>,
+    memory: Vec<RankCells>,
     knowledge: Knowledge,
     calls: usize,
     /// The number of signals of each rank before each call.
@@ -81,7 +81,7 @@ struct CallPosition<'a> {
     step: usize,
 }
 
-impl RankMemory {
+impl RankCells {
     /// Returns the accesses to a location.
     fn visits(&mut self, location: Location) -> &mut Visits {
         let (rows, row, column) = match location {
@@ -115,7 +115,7 @@ impl DirectMachine {
         let state = |_| DirectRank { clock: SignalClock::new(world_size), signalled: Vec::new(), rounds: 0 };
         Self {
             ranks: (0..world_size).map(state).collect(),
-            memory: (0..world_size).map(|_| RankMemory::default()).collect(),
+            memory: (0..world_size).map(|_| RankCells::default()).collect(),
             knowledge,
             calls: 0,
             bases: Vec::new(),
