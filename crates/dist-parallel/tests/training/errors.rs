@@ -288,7 +288,7 @@ fn ranks_that_disagree_about_the_number_of_micro_batches_get_an_error(
             let told = refused.as_ref().unwrap_err().to_string();
             let asked =
                 format!("for a step of {second} micro-batches, rank 0 for a step of {first} micro-batches");
-            assert_eq!(told, format!("rank 1 was asked {asked}"));
+            assert_eq!(told, format!("the ranks called for different steps: rank 1 {asked}"));
             assert!(matches!(next, Ok(2)), "{:?}", outcome.results);
         }
     }
