@@ -28,7 +28,7 @@ dist_transport::error_enum! {
 /// all ranks were refused alike, the communicator can still be used. After any other error the job is aborted, and
 /// the contents of a buffer that was passed for writing are unspecified.
 ///
-/// No message repeats its source. Print the whole chain of sources, as [`Chain`](crate::Chain) does.
+/// No message repeats its source. Print the whole chain of sources, as [`Chain`](crate::transport::Chain) does.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
