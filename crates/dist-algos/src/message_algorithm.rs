@@ -101,8 +101,8 @@ impl MessageAlgorithm {
         }
     }
 
-    /// Returns the chunks that pass through the buffer of a rank in a gather or a scatter; they are consecutive. A
-    /// root outside the world is taken modulo its size.
+    /// Returns the chunks that this algorithm keeps in the buffer of a rank during a gather or a scatter. They are
+    /// consecutive. A root outside the world is taken modulo its size.
     pub fn held(&self, rank: Rank, root: usize) -> Chunks {
         (self.held)(rank, root % rank.world_size())
     }

@@ -376,7 +376,7 @@ impl Error {
         )
     }
 
-    /// Returns `true` if this process, or its system, may open no more files.
+    /// Returns `true` if the call failed because this process or its system has no more file descriptors.
     #[cfg(feature = "tcp")]
     pub(crate) fn is_out_of_files(&self) -> bool {
         match self {

@@ -230,7 +230,7 @@ impl Config {
     }
 
     /// Sets the name of this host. Processes with the same name share a host. Without a name, a host is known
-    /// by the boot id of its system.
+    /// by the boot id of its system, or else by its node name.
     #[must_use]
     pub fn with_host_id(self, id: &str) -> Self {
         Self { host_id: Some(id.to_owned()), ..self }

@@ -155,7 +155,7 @@ fn ask(session: &Session, address: SocketAddr, to: u32, limit: Duration) -> Answ
 fn try_to_connect(session: &Session, address: SocketAddr, to: u32, limit: Duration) -> Result<Answer> {
     let from = dial::number(session.rank.index())?;
     let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Probe };
-    let watch = session.watch(session.runtime.deadline(attempt_limit(limit)));
+    let watch = session.connection_wait(session.runtime.deadline(attempt_limit(limit)));
     match dial::open(address, &session.key, identity, watch) {
         Ok(Opened::Proven(_)) => Ok(Answer::Admitted),
         Ok(Opened::HungUp { .. }) => Ok(Answer::Refused),

@@ -233,8 +233,9 @@ impl Session {
         }
     }
 
-    /// Returns a wait for a connection to another rank.
-    pub(crate) fn watch(&self, deadline: Deadline) -> ConnectionWait<'_> {
+    /// Returns how to wait while a connection to another rank is made: until the deadline, or until the job is
+    /// aborted.
+    pub(crate) fn connection_wait(&self, deadline: Deadline) -> ConnectionWait<'_> {
         ConnectionWait {
             abort_state: Some(&self.abort_state),
             ..ConnectionWait::before_the_job(&self.runtime, deadline)

@@ -202,7 +202,7 @@ fn look(transport: &mut dyn Transport, peers: &[usize], time: Duration) -> Vec<u
     transport.wait_any_peer(peers, &due).unwrap()
 }
 
-/// A rank sees its own messages, and ranks outside the group are refused.
+/// A wait for any peer notices messages that a rank sent to itself, and fails for a rank outside the world.
 pub(super) fn a_rank_sees_its_own_messages_and_refuses_ranks_outside_the_group(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {

@@ -441,7 +441,7 @@ impl Core {
     }
 }
 
-/// Returns the number by which sleeping ranks name a rank.
+/// Returns a rank as the words of sleeping ranks store it: the rank plus 1.
 #[inline]
 fn sleeper_of(rank: usize) -> u32 {
     u32::try_from(rank + 1).expect("ranks travel as 32 bits")

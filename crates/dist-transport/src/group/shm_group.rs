@@ -580,7 +580,7 @@ impl ShmGroup {
         let mapping = match known {
             Some(mapping) => mapping,
             None => {
-                let mapped = dial::map_arena(session, member, number, session.watch(self.deadline));
+                let mapped = dial::map_arena(session, member, number, session.connection_wait(self.deadline));
                 let mapping = mapped.map_err(|e| {
                     self.fail(self.current.generation(), (rank, LinkError::from(e)), self.deadline)
                 })?;

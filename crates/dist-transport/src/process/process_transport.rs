@@ -232,7 +232,7 @@ impl ProcessTransport {
     #[inline(never)]
     fn connect_to(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), PeerError> {
         let membership = self.membership.clone();
-        let watch = membership.session.watch(deadline);
+        let watch = membership.session.connection_wait(deadline);
         peers.iter().try_for_each(|&peer| {
             self.dial(peer, watch).map_err(|error| unconnected(peer)(LinkError::from(error)))
         })
@@ -422,7 +422,8 @@ impl ProcessTransport {
         let membership = self.membership.clone();
         let session = &*membership.session;
         let deadline = at_least(&session.runtime, due.deadline(), ANSWER_LIMIT);
-        let watch = ConnectionWait { answer_limit: 2 * session.liveness, ..session.watch(deadline) };
+        let watch =
+            ConnectionWait { answer_limit: 2 * session.liveness, ..session.connection_wait(deadline) };
         for &peer in peers {
             match self.dial(peer, watch) {
                 Ok(()) | Err(WaitError::Late) => {}

@@ -225,8 +225,8 @@ pub trait Executor: Send + Sync {
     fn current(&self) -> Arc<dyn Wake>;
     /// Lets other threads run.
     fn yield_now(&self);
-    /// Marks a point between two effects that other threads can see. With real threads there is nothing to
-    /// do.
+    /// Lets a simulated runtime switch threads between two effects that other threads can see. Real threads need
+    /// nothing.
     fn interleave(&self) {}
     /// Reports that the calling thread's work ended in this panic, which the joining thread receives.
     fn panicked(&self, _panic: &(dyn Any + Send)) {}

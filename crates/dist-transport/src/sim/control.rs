@@ -310,7 +310,8 @@ impl RankControl {
     }
 }
 
-/// Returns how long nothing may pass between two processes, on one host or between two.
+/// Returns how long two processes may hear nothing of each other before one counts as lost: on one host, or on
+/// different hosts.
 pub(super) const fn silence_limit(is_within_host: bool) -> Duration {
     if is_within_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS }
 }

@@ -43,8 +43,8 @@ impl Link {
         Self { overhead, ..self }
     }
 
-    /// Delays every message by a random time up to `jitter`, as the seed decides. Messages of a pair stay in
-    /// order.
+    /// Delays every message on this link by a random time from 0 to `jitter`, drawn by the seed. A message that
+    /// crosses several links is delayed by each. Messages from one rank to another stay in order.
     #[must_use]
     pub const fn with_jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }

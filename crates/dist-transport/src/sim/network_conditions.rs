@@ -59,7 +59,8 @@ impl NetworkConditions {
         !self.partitions.iter().any(|partition| now < partition.until && partition.separates(from, to))
     }
 
-    /// Returns the time at which a partition separated these ranks, in at least one direction, if one does.
+    /// Returns the time at which the first partition that separates these ranks now began; `None` if there is none. One
+    /// direction suffices.
     pub(super) fn partitioned_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
         let separates = |partition: &&NetworkPartition| {
             partition.separates(one, other) || partition.separates(other, one)

@@ -22,7 +22,7 @@ impl SplitMix64 {
         usize::try_from(self.next() % limit as u64).expect("a remainder is smaller than its divisor, a usize")
     }
 
-    /// Returns a time of up to `limit`, in whole nanoseconds. Draws no number if `limit` is 0.
+    /// Returns a random time from 0 to `limit`, inclusive, in whole nanoseconds. Draws no number if `limit` is 0.
     pub(super) fn up_to(&mut self, limit: Duration) -> Duration {
         match u64::try_from(limit.as_nanos()) {
             Ok(0) => Duration::ZERO,

@@ -127,7 +127,7 @@ impl Scheduler {
         self.lock().resume(rank);
     }
 
-    /// Runs the threads until all have ended, or until one has kept the turn for `turn_max` by the system's
+    /// Runs the threads until all have ended. Fails if one thread keeps the turn for `turn_max` by the system's
     /// clock.
     pub(super) fn run_to_end(&self, turn_max: Duration) -> Result<Statistics, Failure> {
         let first = self.lock().choose();
