@@ -79,7 +79,7 @@ pub static BROADCAST: MessageAlgorithm = MessageAlgorithm {
     ..MessageAlgorithm::NOTHING
 };
 
-/// Returns the order in which [`reduce_scatter`] adds.
+/// Returns the order class of the sums of [`reduce_scatter`].
 const fn order(world_size: usize) -> Order {
     match world_size {
         0..=2 => Order::Canonical,

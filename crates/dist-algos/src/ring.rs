@@ -50,7 +50,8 @@ pub static ALL_GATHER: MessageAlgorithm = MessageAlgorithm {
     ..MessageAlgorithm::NOTHING
 };
 
-/// Returns the order in which the ring adds: each chunk begins at another rank.
+/// Returns the order class of the ring's sums. With more than two ranks each chunk starts at another rank, so their order is
+/// not canonical.
 const fn order(world_size: usize) -> Order {
     if world_size <= 2 { Order::Canonical } else { Order::Any }
 }

@@ -46,7 +46,7 @@ impl Schedule {
         Self(StepSource::Indexed { rank, root: root % rank.world_size(), next: 0, end, step })
     }
 
-    /// Returns the schedule of these steps, each of which may depend on those before it.
+    /// Returns the schedule with these steps. A step may depend on the steps before it.
     pub fn iterated(steps: impl Iterator<Item = Step> + Send + 'static) -> Self {
         Self(StepSource::Iterated(Box::new(steps)))
     }

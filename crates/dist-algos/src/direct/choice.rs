@@ -17,7 +17,7 @@ pub enum Ownership {
 }
 
 impl Ownership {
-    /// Returns the kind of memory by which all ranks choose the algorithm.
+    /// Returns the kind of memory that the choice of the algorithm depends on. It is the same on all ranks.
     #[inline]
     #[must_use]
     pub const fn expected(self) -> Self {

@@ -16,7 +16,7 @@ pub(super) struct SignalClock {
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownSignals {
     floor: usize,
-    /// The ranks of which more signals are known, and their numbers.
+    /// The ranks with more known signals than the floor, and their numbers of signals.
     above: Vec<(usize, usize)>,
 }
 
