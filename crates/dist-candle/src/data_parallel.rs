@@ -30,14 +30,14 @@ use crate::{AdamW, CandleError, TensorLoss, Variables, loss, slices};
 /// let varmap = VarMap::new();
 /// let vars = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
 /// let model = candle_nn::linear(1, 1, vars.pp("line"))?;
-/// let mut optimizer = AdamW::new_lr(varmap.all_vars(), 0.05)?;
+/// let mut optimizer = AdamW::new_lr(varmap.all_vars(), 0.1)?;
 ///
 /// // A world of one, unless `distctl run` or torchrun has started this process as one of several.
 /// let mut dp = DataParallel::new(Communicator::from_env()?, &varmap)?;
-/// for step in 0..200 {
+/// for step in 0..300 {
 ///     // The rows of this step's batch that this rank has.
 ///     let rows = dp.share(8);
-///     let x = Tensor::arange(rows.start as f32, rows.end as f32, &Device::Cpu)?.unsqueeze(1)?;
+///     let x = Tensor::arange(rows.start as f32, rows.end as f32, &Device::Cpu)?.affine(0.125, 0.0)?.unsqueeze(1)?;
 ///     let target = x.affine(0.5, -1.0)?;
 ///     let loss = candle_nn::loss::mse(&model.forward(&x)?, &target)?;
 ///     let grads = dp.backward((&loss, rows.len() as u64))?;
