@@ -514,7 +514,8 @@ pub enum Error {
         /// The shape of this part.
         got: Vec<usize>,
     },
-    /// Ranks have called different functions of a trainer, for example a save on one rank only. The job is aborted.
+    /// Ranks have called different functions of a trainer, for example a save on one rank only. If the communicator
+    /// has found this, the job is aborted. Otherwise every rank gets this error, and training can continue.
     #[error("rank {rank} called {there}, {} called {here}", named(*.other))]
     CallsDiffer {
         /// A rank, by its number in the world.
@@ -525,8 +526,8 @@ pub enum Error {
         other: Option<usize>,
         /// The call of that rank.
         here: String,
-        /// The communicator's error.
-        source: ErrorSource<CollectiveError>,
+        /// The communicator's error. `None` if the ranks have compared their calls.
+        source: Option<ErrorSource<CollectiveError>>,
     },
     /// A checkpoint could not be saved or loaded.
     #[error(transparent)]
@@ -556,7 +557,7 @@ impl Error {
         let names =
             there.and_then(|call| call.announced_name()).zip(here.and_then(|call| call.announced_name()));
         match names {
-            Some((there, here)) => Self::CallsDiffer { rank, there, other, here, source: source.into() },
+            Some((there, here)) => Self::CallsDiffer { rank, there, other, here, source: Some(source.into()) },
             None => Self::Communication(source.into()),
         }
     }
@@ -579,7 +580,8 @@ impl Error {
             | Self::InitialValuesDiffer { rank, .. }
             | Self::StepsDiffer { rank, .. }
             | Self::InnerStepsDiffer { rank, .. }
-            | Self::GradientsDiffer { rank } => Some(*rank),
+            | Self::GradientsDiffer { rank }
+            | Self::CallsDiffer { rank, .. } => Some(*rank),
             Self::Checkpoint(error) => error.rank,
             _ => self.collective()?.peer(),
         }
@@ -599,6 +601,7 @@ impl Error {
                 | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
                 | Self::PipelinesDiffer { .. }
+                | Self::CallsDiffer { source: None, .. }
                 | Self::ZeroWeight { .. }
                 | Self::GradientsDiffer { .. }
                 | Self::FrozenDiffers { .. }

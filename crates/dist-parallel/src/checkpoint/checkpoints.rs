@@ -135,9 +135,9 @@ impl Checkpoints {
         self.check_alike(
             &mut ranks,
             shards,
-            RankRequest::of_save(step, optimizer.map(Optimizer::name), Vec::new()),
+            RankRequest::of_save(SAVES, step, optimizer.map(Optimizer::name), Vec::new()),
         )?;
-        let plan = self.plan(&ranks, shards, optimizer, step);
+        let plan = self.plan(SAVES, &ranks, shards, optimizer, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
 
@@ -153,7 +153,7 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Saving> {
         let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
-        let plan = self.plan(&ranks, shards, optimizer, step);
+        let plan = self.plan("starts to save", &ranks, shards, optimizer, step);
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
         let (sender, ended) = runtime.mailbox();
@@ -238,6 +238,7 @@ impl Checkpoints {
 
     fn plan(
         &self,
+        saves: &str,
         ranks: &Ranks,
         shards: &dyn Shards,
         optimizer: Option<&dyn Optimizer>,
@@ -253,7 +254,7 @@ impl Checkpoints {
             step,
             optimizer: kind,
             request: part::held(shards, ranks)
-                .map(|held| RankRequest::of_save(step, kind, held).after(shards.updates())),
+                .map(|held| RankRequest::of_save(saves, step, kind, held).after(shards.updates())),
             parameters: parameters.cloned().collect(),
             entries: part::entries(shards, optimizer),
         }
@@ -309,6 +310,9 @@ impl fmt::Debug for Checkpoints {
         write!(f, "Checkpoints({})", self.directory.display())
     }
 }
+
+/// What a rank does that calls [`Checkpoints::save`], as errors describe it.
+const SAVES: &str = "saves";
 
 /// The default time that ranks wait for each other's files.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(600);

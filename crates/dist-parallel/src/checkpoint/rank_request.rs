@@ -30,9 +30,10 @@ pub(super) struct SharedChunk {
 }
 
 impl RankRequest {
-    /// Returns the request to save a step, with the state of this kind of optimizer.
-    pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<SharedChunk>) -> Self {
-        Self { request: format!("saves step {step} {}", with(optimizer)), updates: 0, held }
+    /// Returns the request to save a step, with the state of this kind of optimizer. `saves` is `saves` or
+    /// `starts to save`.
+    pub(super) fn of_save(saves: &str, step: u64, optimizer: Option<&str>, held: Vec<SharedChunk>) -> Self {
+        Self { request: format!("{saves} step {step} {}", with(optimizer)), updates: 0, held }
     }
 
     /// Returns the request to load a step, or the newest checkpoint, with the state of this kind of optimizer and

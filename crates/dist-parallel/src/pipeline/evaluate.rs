@@ -1,6 +1,7 @@
 //! Evaluation of a pipeline: forward passes without a backward.
 
 use super::Pipeline;
+use super::consensus::PipelineCall;
 use super::pass::{Clock, Output, PipelinePass};
 use super::step::{Losses, Totals};
 use crate::fsdp::share;
@@ -84,40 +85,8 @@ impl<A> Pipeline<A> {
     /// micro-batch.
     fn agree_to_evaluate(&mut self, descriptor: StepDescriptor) -> Result<()> {
         // If updates are equal, the numbers differ exactly if the requests differ, and vice versa.
-        let all = self.of_all(descriptor.encode() ^ self.updates.number())?;
-        if all.iter().any(|there| *there != all[0]) {
-            return Err(self.disagree(descriptor));
-        }
+        let number = descriptor.encode() ^ self.updates.number();
+        self.compare_calls(PipelineCall { name: "evaluate", descriptor: Some(descriptor) }, number)?;
         if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
-    }
-
-    /// Returns the error of ranks that have called for different steps or have updated their parameters differently.
-    /// All ranks of all pipelines call this.
-    pub(super) fn disagree(&mut self, descriptor: StepDescriptor) -> Error {
-        match self.of_all(descriptor.encode()) {
-            Ok(all) if all.iter().all(|there| *there == all[0]) => self.updates_differ(),
-            Ok(all) => self.differ(&all),
-            Err(error) => error,
-        }
-    }
-
-    /// Gathers one number of every rank of all pipelines, in the order of the pipelines. All of them call this.
-    fn of_all(&mut self, number: i64) -> Result<Vec<i64>> {
-        let mut all = vec![number];
-        let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
-        for group in groups.into_iter().flatten() {
-            let mut of_group = vec![0; all.len() * group.world_size()];
-            group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
-            all = of_group;
-        }
-        Ok(all)
-    }
-
-    /// Returns the error of ranks that have called for different steps.
-    fn differ(&self, all: &[i64]) -> Error {
-        let at = all.iter().position(|there| *there != all[0]).unwrap_or_default();
-        let (pipeline, rank) = (at / self.schedule.ranks(), at % self.schedule.ranks());
-        let (there, on_first) = (StepDescriptor::decode(all[at]), StepDescriptor::decode(all[0]));
-        Error::PipelinesDiffer { pipeline, rank, there, on_first }
     }
 }

@@ -19,6 +19,7 @@
 
 mod action;
 mod activations;
+mod consensus;
 mod draw;
 mod evaluate;
 mod flaw;

@@ -17,7 +17,8 @@ impl<A> Pipeline<A> {
     /// The model does not hand out its parameters, or the optimizer or communication fails.
     /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        self.announce("update");
+        // Without ties, an update needs no other rank. The next step then compares the updates.
+        if self.ties.is_empty() { self.announce("update") } else { self.agree_to_call("update")? }
         let ended = self.check_ended();
         self.or_abort(ended)?;
         self.updates.record_update(optimizer);
@@ -35,7 +36,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// A model does not hand out its parameters, or communication fails.
     pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        self.announce("for_each");
+        self.agree_to_call("for_each")?;
         let result = self.try_for_each_parameter(&mut f);
         self.or_abort(result)
     }

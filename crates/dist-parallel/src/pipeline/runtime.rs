@@ -7,6 +7,7 @@ use std::time::Duration;
 use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Activations;
+use super::consensus::CallGroups;
 use super::links::StageLinks;
 use super::shard::StageShard;
 use super::stage::Stage;
@@ -58,12 +59,13 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 ///
 /// An error on one rank aborts the job, so that no other rank waits for it. These errors occur on every rank alike
 /// and do not abort it: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
-/// [`SettingsDiffer`](Error::SettingsDiffer), and in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and
+/// [`SettingsDiffer`](Error::SettingsDiffer), [`CallsDiffer`](Error::CallsDiffer) between calls other than a step, and in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and
 /// [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
     pub(super) data: Option<Communicator>,
     pub(super) shards: Option<Communicator>,
+    pub(super) call_groups: CallGroups,
     pub(super) activations: Box<dyn Activations<A>>,
     pub(super) schedule: PipelineSchedule,
     pub(super) infos: Vec<ParamInfo>,
@@ -133,6 +135,7 @@ impl<A> Pipeline<A> {
             comm,
             data: None,
             shards: None,
+            call_groups: CallGroups::default(),
             activations: Box::new(activations),
             schedule,
             infos,
@@ -166,6 +169,7 @@ impl<A> Pipeline<A> {
         self.announce("reduce_over");
         let result = self.agree(&mut data);
         self.or_abort(result)?;
+        self.call_groups.data = Some(forked(&mut self.comm, &mut data)?);
         self.data = Some(data);
         self.forget();
         Ok(())
@@ -195,6 +199,7 @@ impl<A> Pipeline<A> {
             })
         });
         self.or_abort(result)?;
+        self.call_groups.shards = Some(forked(&mut self.comm, &mut shards)?);
         self.shards = Some(shards);
         self.forget();
         Ok(())
@@ -299,7 +304,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// Communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
-        self.announce("gradient_norm");
+        self.agree_to_call("gradient_norm")?;
         self.norm()
     }
 
@@ -331,7 +336,7 @@ impl<A> Pipeline<A> {
     /// Communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.announce("clip_gradients");
+        self.agree_to_call("clip_gradients")?;
         let norm = self.norm()?;
         self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
@@ -348,7 +353,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// Communication fails.
     pub fn timeline(&mut self) -> Result<Timeline> {
-        self.announce("timeline");
+        self.agree_to_call("timeline")?;
         let lists = self.schedule.actions().iter();
         let counts: Vec<usize> =
             lists.map(|list| list.iter().filter(|action| action.is_computation()).count()).collect();
@@ -435,6 +440,12 @@ fn all_groups<'a>(
     data: &'a mut Option<Communicator>,
 ) -> Vec<&'a mut Communicator> {
     [Some(comm), shards.as_mut(), data.as_mut()].into_iter().flatten().collect()
+}
+
+/// Returns a fork of `group`, and aborts the job if it cannot be made. It sends nothing.
+fn forked(comm: &mut Communicator, group: &mut Communicator) -> Result<Communicator> {
+    let fork = group.fork().map_err(Error::communication);
+    or_abort(comm, fork)
 }
 
 /// Returns a schedule as ranks compare it: a hash of its lists of actions, which are too long for a message.

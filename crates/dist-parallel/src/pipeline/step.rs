@@ -2,6 +2,7 @@
 
 use dist_collectives::{Communicator, ReduceOp};
 
+use super::consensus::PipelineCall;
 use super::pass::{Clock, Output, PipelinePass};
 use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
@@ -199,7 +200,8 @@ impl<A> Pipeline<A> {
         };
         let [sum, count, weighted] = totals.map(|number| u64::try_from(number).unwrap_or(0));
         if weighted != 0 && weighted != self.replica_position().1 as u64 {
-            return Err(self.disagree(descriptor));
+            let name = if descriptor.call == TrainingCall::Step { "step" } else { "evaluate" };
+            return Err(self.calls_differ(PipelineCall { name, descriptor: Some(descriptor) }));
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count == 0 {

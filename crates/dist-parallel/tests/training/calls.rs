@@ -5,8 +5,8 @@ use std::path::Path;
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
 use dist_parallel::{
-    Checkpoints, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Sequence, Sgd,
-    SgdOptions, ShardingStrategy,
+    BoxError, Checkpoints, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Sequence,
+    Sgd, SgdOptions, Shards, ShardingStrategy, WeightOptions, load_weights,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -20,37 +20,39 @@ struct Training<T> {
     checkpoints: Checkpoints,
 }
 
-/// A call of all ranks: its kind, its name, and the function. Calls of one kind are compared by themselves.
+/// A call of all ranks: its name, its description in errors if calls of its kind are compared by themselves, and the
+/// function.
 type Call<T> = (&'static str, &'static str, fn(&mut Training<T>) -> Result<(), Error>);
 
-/// After a common step, rank 0 makes one call and rank 1 another, for every pair of different kinds. Both then
-/// continue with steps, the first of the calls.
+/// After a common step, rank 0 makes one call and rank 1 another, for every pair. Both then continue with steps, the
+/// first of the calls. Every rank gets an error at once that names both calls.
 fn check<T: 'static>(make: fn(Communicator) -> T, calls: &[Call<T>]) {
-    for (&(kind, first, on_0), &(other_kind, second, on_1)) in
-        calls.iter().flat_map(|first| calls.iter().map(move |second| (first, second)))
+    let pairs = calls.iter().flat_map(|first| calls.iter().map(move |second| (first, second)));
+    for (&(first, described, on_0), &(second, other, on_1)) in pairs.filter(|(first, second)| first.0 != second.0)
     {
-        if kind == other_kind {
-            continue;
-        }
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().to_owned();
         let step = calls[0].2;
         let outcome = sim::run(1, 2, move |transport| {
             let rank = transport_rank(&transport);
             let mut training = training(make(Communicator::new(transport)), &path);
-            step(&mut training).unwrap();
             let call = if rank == 0 { on_0 } else { on_1 };
-            call(&mut training).and_then(|()| step(&mut training)).and_then(|()| step(&mut training))
+            // A rank that is slower gets the error in this step already.
+            step(&mut training)?;
+            call(&mut training)?;
+            step(&mut training)?;
+            step(&mut training)
         });
-        assert!(outcome.elapsed.as_secs() < 1, "{first} and {second}: waited for {:?}", outcome.elapsed);
+        let pair = format!("{first} and {second}");
+        assert!(outcome.elapsed.as_secs() < 1, "{pair}: waited for {:?}", outcome.elapsed);
         for result in outcome.results {
-            let error = result.expect_err(first);
-            assert!(matches!(error, Error::CallsDiffer { .. }), "{first} and {second}: {}", Chain(&error));
+            let error: Error = result.expect_err(&pair);
             let text = error.to_string();
-            assert!(
-                text.contains(&format!("called {first}")) && text.contains(&format!("called {second}")),
-                "{first} and {second}: {text}"
-            );
+            let is_named = |name: &str, described: &str| {
+                text.contains(&format!("called {name}")) || text.contains(described)
+            };
+            assert!(is_named(first, described) && is_named(second, other), "{pair}: {}", Chain(&error));
+            assert!(error.peer().is_some() && !error.is_timeout(), "{pair}: {}", Chain(&error));
         }
     }
 }
@@ -63,41 +65,77 @@ fn training<T>(trainer: T, path: &Path) -> Training<T> {
     Training { trainer, sgd: Sgd::new(SgdOptions::default()).unwrap(), checkpoints: Checkpoints::at(path) }
 }
 
-/// The calls of a trainer that checkpoints know.
-macro_rules! checkpoint_calls {
-    () => {
-        [
-            ("checkpoint", "save", |t| t.checkpoints.save(&mut t.trainer, Some(&t.sgd), 1)),
-            ("checkpoint", "start_save", |t| {
-                t.checkpoints.start_save(&mut t.trainer, Some(&t.sgd), 1)?.wait()
-            }),
-            ("checkpoint", "load", |t| t.checkpoints.load(&mut t.trainer, Some(&mut t.sgd)).map(drop)),
-        ]
-    };
+/// The calls of checkpoints.
+fn calls_of_checkpoints<T: Shards>() -> [Call<T>; 4] {
+    [
+        ("save", "saves step 1", |t| t.checkpoints.save(&mut t.trainer, Some(&t.sgd), 1)),
+        ("start_save", "starts to save step 1", |t| {
+            t.checkpoints.start_save(&mut t.trainer, Some(&t.sgd), 1)?.wait()
+        }),
+        ("load", "loads the newest checkpoint", |t| {
+            t.checkpoints.load(&mut t.trainer, Some(&mut t.sgd)).map(drop)
+        }),
+        ("load_weights", "loads weights", |t| {
+            load_weights("absent", &mut t.trainer, &WeightOptions::new()).map(drop)
+        }),
+    ]
+}
+
+type Replicated = Ddp<Sequence<Rows>>;
+type Replicas = Training<Replicated>;
+
+fn step_of_replicas(t: &mut Replicas) -> Result<(), Error> {
+    t.trainer.step(2, batch).map(drop)
+}
+
+/// The input of a micro-batch, and the function that computes its loss.
+fn batch(index: usize) -> Result<(Rows, impl FnOnce(Rows) -> Result<(f32, Rows), BoxError>), BoxError> {
+    let (input, target) = micro_batch(0, index);
+    Ok((input, squared_error(target)))
 }
 
 #[test]
 fn of_a_replicated_trainer() {
-    type T = Ddp<Sequence<Rows>>;
-    let calls: [Call<T>; 2] = [
-        ("step", "step", |t| {
-            t.trainer.step(2, |index| {
-                let (input, target) = micro_batch(0, index);
-                Ok((input, squared_error(target)))
-            })?;
-            t.trainer.update(&mut t.sgd)
-        }),
-        ("step", "join", |t| {
-            let joined = t.trainer.join(1, |index| {
-                let (input, target) = micro_batch(0, index);
-                Ok((input, squared_error(target)))
-            });
-            joined.map(drop)
-        }),
+    let calls: [Call<Replicated>; 2] = [
+        ("step", "a step of 2", step_of_replicas),
+        ("join", "a join", |t| t.trainer.join(1, batch).map(drop)),
     ];
-    let of_checkpoints: [Call<T>; 3] = checkpoint_calls!();
-    let all = [&calls[..], &of_checkpoints[..]].concat();
+    let all = [&calls[..], &calls_of_checkpoints()[..]].concat();
     check(|comm| Ddp::new(comm, model(1), DdpOptions::default()).unwrap(), &all);
+}
+
+/// Rank 1 alone makes a call that needs no other rank, which must therefore send nothing. The next step compares
+/// what the call has changed. A call that changes nothing is not an error.
+#[rstest]
+#[case::update(|t: &mut Replicas| t.trainer.update(&mut t.sgd), "the ranks have trained with different settings")]
+#[case::clip(|t: &mut Replicas| { t.trainer.clip_gradients(1.0); Ok(()) }, "the norm that gradients are clipped to is 1.0 on rank 1")]
+#[case::accumulate(|t: &mut Replicas| t.trainer.accumulate(2, batch), "rank 1 for a step of 4 micro-batches, rank 0 for a step of 2")]
+#[case::norm(|t: &mut Replicas| { t.trainer.gradient_norm(); Ok(()) }, "")]
+#[case::forward(|t: &mut Replicas| t.trainer.forward(micro_batch(0, 0).0).map(drop), "")]
+#[case::for_each(|t: &mut Replicas| t.trainer.for_each_parameter(|_, _| ()), "")]
+fn local_calls_of_a_replicated_trainer_are_compared_by_the_next_step(
+    #[case] local: fn(&mut Replicas) -> Result<(), Error>,
+    #[case] expected: &'static str,
+) {
+    let outcome = sim::run(1, 2, move |transport| {
+        let rank = transport_rank(&transport);
+        let ddp = Ddp::new(Communicator::new(transport), model(1), DdpOptions::default()).unwrap();
+        let mut t = training(ddp, Path::new("unused"));
+        step_of_replicas(&mut t).unwrap();
+        let sent = |t: &Replicas| t.trainer.communicator().traffic().bytes_sent;
+        let before = sent(&t);
+        if rank == 1 {
+            local(&mut t).unwrap();
+        }
+        assert_eq!(sent(&t), before);
+        step_of_replicas(&mut t).map_err(|error| error.to_string())
+    });
+    for result in outcome.results {
+        match result {
+            Ok(()) => assert_eq!(expected, ""),
+            Err(error) => assert!(!expected.is_empty() && error.contains(expected), "{error}"),
+        }
+    }
 }
 
 #[rstest]
@@ -107,32 +145,24 @@ fn of_a_replicated_trainer() {
 #[case::no_shard(|comm| sharded(comm, ShardingStrategy::NoShard))]
 #[case::hybrid(|comm| sharded(comm, ShardingStrategy::HybridShard { shard_degree: 1 }))]
 fn of_a_sharded_trainer(#[case] make: fn(Communicator) -> Fsdp<Rows>) {
-    let calls: [Call<Fsdp<Rows>>; 8] = [
-        ("step", "step", |t| {
-            t.trainer.step(2, |index| {
-                let (input, target) = micro_batch(0, index);
-                Ok((input, squared_error(target)))
-            })?;
-            Ok(())
-        }),
-        ("step", "accumulate", |t| {
-            t.trainer.accumulate(2, |index| {
-                let (input, target) = micro_batch(0, index);
-                Ok((input, squared_error(target)))
-            })
-        }),
-        ("step", "evaluate", |t| {
+    let calls: [Call<Fsdp<Rows>>; 9] = [
+        ("step", "a step of", |t| t.trainer.step(2, batch).map(drop)),
+        ("join", "a join", |t| t.trainer.join(1, batch).map(drop)),
+        ("accumulate", "an accumulation", |t| t.trainer.accumulate(2, batch)),
+        ("evaluate", "an evaluation", |t| {
             t.trainer.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0_f32)).map(drop)
         }),
-        ("forward", "forward", |t| t.trainer.forward(micro_batch(0, 0).0).map(drop)),
-        ("update", "update", |t| t.trainer.update(&mut t.sgd)),
-        ("clip", "clip_gradients", |t| t.trainer.clip_gradients(1.0).map(drop)),
-        ("norm", "gradient_norm", |t| t.trainer.gradient_norm().map(drop)),
-        ("for_each", "for_each", |t| t.trainer.for_each_parameter(|_, _| ())),
+        ("forward", NEVER, |t| t.trainer.forward(micro_batch(0, 0).0).map(drop)),
+        ("update", NEVER, |t| t.trainer.update(&mut t.sgd)),
+        ("clip_gradients", NEVER, |t| t.trainer.clip_gradients(1.0).map(drop)),
+        ("gradient_norm", NEVER, |t| t.trainer.gradient_norm().map(drop)),
+        ("for_each", NEVER, |t| t.trainer.for_each_parameter(|_, _| ())),
     ];
-    let of_checkpoints: [Call<Fsdp<Rows>>; 3] = checkpoint_calls!();
-    check(make, &[&calls[..], &of_checkpoints[..]].concat());
+    check(make, &[&calls[..], &calls_of_checkpoints()[..]].concat());
 }
+
+/// The description of a call that no other call of its kind is compared with.
+const NEVER: &str = "no text contains this";
 
 fn sharded(comm: Communicator, strategy: ShardingStrategy) -> Fsdp<Rows> {
     Fsdp::new(comm, model(1), &FsdpOptions::new(strategy)).unwrap()
@@ -141,13 +171,19 @@ fn sharded(comm: Communicator, strategy: ShardingStrategy) -> Fsdp<Rows> {
 #[test]
 fn of_ranks_that_train_by_themselves() {
     type T = LocalSgd<Sequence<Rows>>;
-    let calls: [Call<T>; 3] = [
-        ("synchronise", "synchronise", |t| {
+    let calls: [Call<T>; 5] = [
+        ("synchronise", NEVER, |t| {
             t.trainer.step_with(|_| Ok(1.0_f32))?;
             t.trainer.synchronise().map(drop)
         }),
-        ("checkpoint", "save", |t| t.trainer.save(&mut t.checkpoints, 1)),
-        ("checkpoint", "load", |t| t.trainer.load(&mut t.checkpoints).map(drop)),
+        ("save", "saves step 1", |t| t.trainer.save(&mut t.checkpoints, 1)),
+        ("start_save", "starts to save step 1", |t| {
+            t.trainer.start_save(&mut t.checkpoints, 1)?.wait()
+        }),
+        ("load", "loads the newest checkpoint", |t| t.trainer.load(&mut t.checkpoints).map(drop)),
+        ("load_weights", "loads weights", |t| {
+            t.trainer.load_weights("absent", &WeightOptions::new()).map(drop)
+        }),
     ];
     check(|comm| LocalSgd::new(comm, model(1), LocalSgdOptions::average(8)).unwrap(), &calls);
 }
@@ -197,19 +233,12 @@ fn of_processes_of_which_one_saves(#[case] medium: &str) {
     let directory = tempfile::tempdir().unwrap();
     let ddp = Ddp::new(Communicator::from_env().unwrap(), model(1), DdpOptions::default()).unwrap();
     let mut t = training(ddp, directory.path());
-    let step = |t: &mut Training<Ddp<Sequence<Rows>>>| {
-        let report = t.trainer.step(2, |index| {
-            let (input, target) = micro_batch(0, index);
-            Ok((input, squared_error(target)))
-        });
-        report.map(drop)
-    };
-    step(&mut t).unwrap();
+    step_of_replicas(&mut t).unwrap();
     let saved = match rank {
         0 => t.checkpoints.save(&mut t.trainer, Some(&t.sgd), 1),
         _ => Ok(()),
     };
-    let error = saved.and_then(|()| step(&mut t)).unwrap_err();
+    let error = saved.and_then(|()| step_of_replicas(&mut t)).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("rank 0 called save") && text.contains("rank 1 called step"), "{}", Chain(&error));
 }

@@ -1,0 +1,106 @@
+//! The comparison of calls between the ranks of all pipelines.
+
+use dist_collectives::Communicator;
+
+use super::Pipeline;
+use crate::agreement::hash;
+use crate::{Error, Result, StepDescriptor};
+
+/// A call that all ranks of all pipelines must make together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PipelineCall {
+    /// The name of the function.
+    pub(super) name: &'static str,
+    /// The request of a step or an evaluation.
+    pub(super) descriptor: Option<StepDescriptor>,
+}
+
+/// Forks of the communicators between pipelines that only compare calls. They are separate, because another pipeline
+/// can be in a step, which uses the communicators themselves.
+#[derive(Default)]
+pub(super) struct CallGroups {
+    pub(super) shards: Option<Communicator>,
+    pub(super) data: Option<Communicator>,
+}
+
+impl<A> Pipeline<A> {
+    /// Announces a call without a descriptor and compares it. A step does not use this: its first messages have
+    /// channels of their own.
+    ///
+    /// # Errors
+    /// The ranks of all pipelines have not all made this call: every rank gets the error.
+    pub(super) fn agree_to_call(&mut self, name: &'static str) -> Result<()> {
+        self.announce(name);
+        let call = PipelineCall { name, descriptor: None };
+        // The descriptor of an evaluation is not negative.
+        let agreed = self.compare_calls(call, hash(name.bytes()).cast_signed() | i64::MIN);
+        self.or_abort(agreed)
+    }
+
+    /// Returns an error on every rank of all pipelines unless all have the same number, which stands for this call.
+    pub(super) fn compare_calls(&mut self, call: PipelineCall, number: i64) -> Result<()> {
+        let all = self.of_all(&[number])?;
+        if all.iter().all(|there| *there == all[0]) { Ok(()) } else { Err(self.calls_differ(call)) }
+    }
+
+    /// Returns the error of ranks that have made different calls or have updated their parameters differently. All
+    /// ranks of all pipelines call this.
+    pub(super) fn calls_differ(&mut self, call: PipelineCall) -> Error {
+        let [first, second] = words(call.name);
+        let world_rank = self.comm.members_in_world()[self.comm.rank()] as i64;
+        let descriptor = call.descriptor.map_or(-1, StepDescriptor::encode);
+        let all = match self.of_all(&[world_rank, first, second, descriptor]) {
+            Ok(all) => all,
+            Err(error) => return error,
+        };
+        let (calls, _) = all.as_chunks::<4>();
+        match calls.iter().position(|there| there[1..] != calls[0][1..]) {
+            Some(at) => self.difference(calls[0], at, calls[at]),
+            None => self.updates_differ(),
+        }
+    }
+
+    /// Returns the error for the first call that differs from that of the first rank.
+    fn difference(&self, first: [i64; 4], at: usize, other: [i64; 4]) -> Error {
+        let rank = |call: [i64; 4]| usize::try_from(call[0]).unwrap_or_default();
+        if first[1..3] != other[1..3] {
+            let (there, here) = (text([other[1], other[2]]), text([first[1], first[2]]));
+            return Error::CallsDiffer {
+                rank: rank(other),
+                there,
+                other: Some(rank(first)),
+                here,
+                source: None,
+            };
+        }
+        let (there, on_first) = (StepDescriptor::decode(other[3]), StepDescriptor::decode(first[3]));
+        let ranks = self.schedule.ranks();
+        Error::PipelinesDiffer { pipeline: at / ranks, rank: at % ranks, there, on_first }
+    }
+
+    /// Gathers numbers of every rank of all pipelines, in the order of the pipelines. All of them call this.
+    fn of_all(&mut self, own: &[i64]) -> Result<Vec<i64>> {
+        let mut all = own.to_vec();
+        let groups = [Some(&mut self.comm), self.call_groups.shards.as_mut(), self.call_groups.data.as_mut()];
+        for group in groups.into_iter().flatten() {
+            let mut of_group = vec![0; all.len() * group.world_size()];
+            group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
+            all = of_group;
+        }
+        Ok(all)
+    }
+}
+
+/// Returns the first 16 bytes of a name as numbers.
+fn words(name: &str) -> [i64; 2] {
+    let mut bytes = [0; 16];
+    let len = name.len().min(16);
+    bytes[..len].copy_from_slice(&name.as_bytes()[..len]);
+    bytemuck::cast(bytes)
+}
+
+/// Returns the name that [`words`] has encoded.
+fn text(words: [i64; 2]) -> String {
+    let bytes: [u8; 16] = bytemuck::cast(words);
+    String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
+}
