@@ -2,7 +2,7 @@
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use super::consensus::PipelineCall;
+use super::consensus::{CallGroups, PipelineCall};
 use super::pass::{Clock, Output, PipelinePass};
 use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
@@ -81,8 +81,10 @@ impl<A> Pipeline<A> {
 
     pub(super) fn bytes_sent(&self) -> u64 {
         let ties = self.nodes.iter().map(ties::Node::bytes_sent).sum::<u64>();
-        let groups = [Some(&self.comm), self.data.as_ref(), self.shards.as_ref()];
-        groups.into_iter().flatten().map(bytes_sent).sum::<u64>() + self.links.bytes_sent() + ties
+        let CallGroups { shards, data } = &self.call_groups;
+        let calls = [shards.as_ref(), data.as_ref()];
+        let groups = [Some(&self.comm), self.data.as_ref(), self.shards.as_ref()].into_iter().chain(calls);
+        groups.flatten().map(bytes_sent).sum::<u64>() + self.links.bytes_sent() + ties
     }
 
     /// Starts a step. If an earlier step panicked and the caller caught that, its unfinished state is dropped.
