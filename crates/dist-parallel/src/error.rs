@@ -557,7 +557,9 @@ impl Error {
         let names =
             there.and_then(|call| call.announced_name()).zip(here.and_then(|call| call.announced_name()));
         match names {
-            Some((there, here)) => Self::CallsDiffer { rank, there, other, here, source: Some(source.into()) },
+            Some((there, here)) => {
+                Self::CallsDiffer { rank, there, other, here, source: Some(source.into()) }
+            }
             None => Self::Communication(source.into()),
         }
     }

@@ -18,7 +18,11 @@ impl<A> Pipeline<A> {
     /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked and no step has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         // Without ties, an update needs no other rank. The next step then compares the updates.
-        if self.ties.is_empty() { self.announce("update") } else { self.agree_to_call("update")? }
+        if self.ties.is_empty() {
+            self.announce("update")
+        } else {
+            self.agree_to_call("update")?
+        }
         let ended = self.check_ended();
         self.or_abort(ended)?;
         self.updates.record_update(optimizer);

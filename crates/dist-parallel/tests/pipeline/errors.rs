@@ -380,9 +380,8 @@ fn ranks_that_call_different_functions_get_an_error_at_once_that_names_both(
             let error = result.unwrap_err();
             let text = error.to_string();
             // A save and a load compare their requests: rank 0 saves step 1, rank 1 loads the newest checkpoint.
-            let is_named = |name: &str| {
-                text.contains(&format!("called {name}")) || text.contains(&format!("{name}s "))
-            };
+            let is_named =
+                |name: &str| text.contains(&format!("called {name}")) || text.contains(&format!("{name}s "));
             assert!(is_named(first) && is_named(second), "{first} and {second}: {}", Chain(&error));
         }
     }

@@ -6,7 +6,7 @@ use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
 use dist_parallel::{
     BoxError, Checkpoints, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Sequence,
-    Sgd, SgdOptions, Shards, ShardingStrategy, WeightOptions, load_weights,
+    Sgd, SgdOptions, ShardingStrategy, Shards, WeightOptions, load_weights,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -28,7 +28,8 @@ type Call<T> = (&'static str, &'static str, fn(&mut Training<T>) -> Result<(), E
 /// first of the calls. Every rank gets an error at once that names both calls.
 fn check<T: 'static>(make: fn(Communicator) -> T, calls: &[Call<T>]) {
     let pairs = calls.iter().flat_map(|first| calls.iter().map(move |second| (first, second)));
-    for (&(first, described, on_0), &(second, other, on_1)) in pairs.filter(|(first, second)| first.0 != second.0)
+    for (&(first, described, on_0), &(second, other, on_1)) in
+        pairs.filter(|(first, second)| first.0 != second.0)
     {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().to_owned();
@@ -177,9 +178,7 @@ fn of_ranks_that_train_by_themselves() {
             t.trainer.synchronise().map(drop)
         }),
         ("save", "saves step 1", |t| t.trainer.save(&mut t.checkpoints, 1)),
-        ("start_save", "starts to save step 1", |t| {
-            t.trainer.start_save(&mut t.checkpoints, 1)?.wait()
-        }),
+        ("start_save", "starts to save step 1", |t| t.trainer.start_save(&mut t.checkpoints, 1)?.wait()),
         ("load", "loads the newest checkpoint", |t| t.trainer.load(&mut t.checkpoints).map(drop)),
         ("load_weights", "loads weights", |t| {
             t.trainer.load_weights("absent", &WeightOptions::new()).map(drop)
