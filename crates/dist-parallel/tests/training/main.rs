@@ -25,6 +25,7 @@ mod panicked;
 mod plain;
 #[cfg(feature = "tcp")]
 mod processes;
+mod same_bits;
 mod sequence;
 mod settings;
 mod simulation;
