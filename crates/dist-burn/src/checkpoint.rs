@@ -8,7 +8,7 @@ use dist_parallel::{
 };
 
 use crate::module::check;
-use crate::optimizer::{OptimizerState, PREFIX};
+use crate::optimizer::{OptimizerTensors, PREFIX};
 use crate::{BurnError, DataParallel, ModuleParams};
 
 impl DataParallel {
@@ -140,7 +140,7 @@ impl DataParallel {
 /// All that a checkpoint has.
 struct Tensors {
     params: ModuleParams,
-    state: Option<OptimizerState>,
+    state: Option<OptimizerTensors>,
 }
 
 impl Tensors {
@@ -151,8 +151,8 @@ impl Tensors {
     ) -> Result<Self, BurnError> {
         check(dp.ddp.model().infos(), model)?;
         let params = ModuleParams::new(model)?;
-        let state = optimizer.map(|optimizer| OptimizerState::of(optimizer, model)).transpose()?;
-        let tensors = state.as_ref().map(OptimizerState::tensors).transpose()?;
+        let state = optimizer.map(|optimizer| OptimizerTensors::of(optimizer, model)).transpose()?;
+        let tensors = state.as_ref().map(OptimizerTensors::tensors).transpose()?;
         Ok(Self { params: params.with_tensors(tensors.into_iter().flatten()), state })
     }
 }

@@ -20,7 +20,7 @@ use crate::{BurnError, values};
 pub(crate) const PREFIX: &str = "optimizer:";
 
 /// The state that an optimizer keeps for the parameters of a module.
-pub(crate) struct OptimizerState {
+pub(crate) struct OptimizerTensors {
     parameters: Vec<OfParameter>,
     /// The names that burn has for parameters in its own record, by their numbers.
     paths: BTreeMap<String, String>,
@@ -43,7 +43,7 @@ enum Field {
     Scalar(Scalar),
 }
 
-impl OptimizerState {
+impl OptimizerTensors {
     /// Returns the state that this optimizer keeps for this module's parameters, or would keep after a step.
     pub(crate) fn of<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Result<Self, BurnError> {
         let parameters = parameters(module);

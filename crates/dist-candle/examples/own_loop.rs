@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         dp.clip_gradients(&mut grads, 1.0)?;
         optimizer.step(&grads)?;
         if let Some(checkpoints) = checkpoints.as_mut().filter(|_| (step + 1) % 100 == 0) {
-            dp.save(checkpoints, Some(&optimizer), step + 1)?;
+            dp.save(checkpoints, Some(&mut optimizer), step + 1)?;
         }
     }
     // Each rank evaluates its share, and all add up.

@@ -3,14 +3,11 @@
 use std::fmt;
 
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, TensorId, Var};
+use candle_core::{Tensor, Var};
 use candle_nn::ParamsAdamW;
-use dist_parallel::{
-    Error, FloatType, Params as _, SliceState, SliceStateMut, StateLayout, Values, ValuesMut, bf16, f16,
-};
+use dist_parallel::{FloatType, OptimizerState, Params as _, SliceStates, Values, ValuesMut, bf16, f16};
 use num_traits::Float;
 
-use crate::array::Array;
 use crate::{CandleError, Variables, slices};
 
 /// A drop-in for [`candle_nn::AdamW`] whose moments can be saved.
@@ -42,22 +39,13 @@ use crate::{CandleError, Variables, slices};
 /// It differs from [`dist_parallel::AdamW`], which trains blocks and follows PyTorch: candle's formula takes the steps in
 /// another order, keeps moments in the parameter's own type, and counts steps in which a parameter has no gradient. The state
 /// of the one cannot be loaded into the other.
-#[derive(Debug)]
 pub struct AdamW {
     params: ParamsAdamW,
-    trained: Vec<Trained>,
-}
-
-/// A variable and what is kept of it.
-struct Trained {
-    var: Var,
-    dtype: FloatType,
-    mean: Array,
-    square: Array,
-    /// Steps of the optimizer, those included in which the variable had no gradient.
+    trained: Vec<(Var, FloatType)>,
+    /// The moments of the variables that have had a gradient, by their places in the list.
+    states: SliceStates,
+    /// Steps of the optimizer, those included in which a variable had no gradient.
     steps: f64,
-    /// `true` if it has ever had a gradient. Otherwise the moments are zero.
-    has_moments: bool,
 }
 
 impl AdamW {
@@ -67,8 +55,11 @@ impl AdamW {
     /// If a variable has a type of floats that cannot be trained.
     pub fn new(vars: Vec<Var>, params: ParamsAdamW) -> candle_core::Result<Self> {
         let floats = vars.into_iter().filter(|var| var.dtype().is_float());
-        let trained = floats.map(Trained::new).collect::<Result<_, _>>()?;
-        Ok(Self { params, trained })
+        let typed = floats.map(|var| Ok((slices::float_type("of the optimizer", var.dtype())?, var)));
+        let trained = typed.map(|typed| typed.map(|(dtype, var)| (var, dtype)));
+        let trained = trained.collect::<Result<_, CandleError>>()?;
+        let states = SliceStates::new("candle_adamw", &["mean", "square"], &[("steps", 0.0)]);
+        Ok(Self { params, trained, states: states.in_type_of_parameters(), steps: 0.0 })
     }
 
     /// As [`new`](Self::new), with candle's default settings but for the learning rate.
@@ -84,11 +75,45 @@ impl AdamW {
     /// # Errors
     /// If a gradient does not have its variable's type and number of values, or a variable is not in memory.
     pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
-        let Self { params, trained } = self;
-        trained.iter_mut().try_for_each(|trained| {
-            trained.steps += 1.0;
-            gradients.get(&trained.var).map_or(Ok(()), |gradient| trained.step(params, gradient))
-        })
+        self.steps += 1.0;
+        for place in 0..self.trained.len() {
+            if let Some(gradient) = gradients.get(&self.trained[place].0) {
+                self.step_variable(place, gradient)?;
+            }
+        }
+        self.set_steps();
+        Ok(())
+    }
+
+    /// Changes a variable by a gradient.
+    fn step_variable(&mut self, place: usize, gradient: &Tensor) -> candle_core::Result<()> {
+        let Self { params, trained, states, steps } = self;
+        let (var, dtype) = &trained[place];
+        if (gradient.dtype(), gradient.shape()) != (var.dtype(), var.shape()) {
+            candle_core::bail!(
+                "a gradient of {:?} {:?} cannot change a variable of {:?} {:?}",
+                gradient.dtype(),
+                gradient.shape(),
+                var.dtype(),
+                var.shape()
+            );
+        }
+        let gradient =
+            if slices::share_memory(gradient, var) { gradient.copy()? } else { gradient.contiguous()? };
+        let state = states.get_or_start(place, *dtype, var.elem_count()).map_err(candle_core::Error::msg)?;
+        slices::read("the gradient", &gradient, |gradient| {
+            slices::write("a variable of the optimizer", var, &mut |values| {
+                update(params, *steps, values, gradient, state.arrays_mut());
+            })
+        })?
+        .map_err(candle_core::Error::msg)
+    }
+
+    /// Notes the number of steps with all moments.
+    fn set_steps(&mut self) {
+        for (_, state) in self.states.iter_mut() {
+            state.scalars_mut().fill(self.steps);
+        }
     }
 
     /// The learning rate.
@@ -111,8 +136,20 @@ impl AdamW {
         self.params = params;
     }
 
-    fn place(&self, var: TensorId) -> Option<usize> {
-        self.trained.iter().position(|trained| trained.var.id() == var)
+    /// Returns the state with the numbers of a training's parameters, until the result is dropped.
+    ///
+    /// # Errors
+    /// If the optimizer has trained something else.
+    pub(crate) fn numbered(&mut self, variables: &Variables) -> Result<Numbered<'_>, CandleError> {
+        let mut places = vec![None; variables.infos().len()];
+        for (index, _, var) in variables.trained() {
+            places[index] = self.trained.iter().position(|(trained, _)| trained.id() == var.id());
+        }
+        if let Some((foreign, _)) = self.states.iter().find(|(place, _)| !places.contains(&Some(*place))) {
+            return Err(CandleError::ForeignMoments { shape: self.trained[foreign].0.shape().clone() });
+        }
+        self.states.renumber(|place| places.iter().position(|of_parameter| *of_parameter == Some(place)));
+        Ok(Numbered { optimizer: self, places })
     }
 }
 
@@ -136,61 +173,25 @@ impl candle_nn::Optimizer for AdamW {
     }
 }
 
-impl Trained {
-    fn new(var: Var) -> Result<Self, CandleError> {
-        let dtype = slices::float_type("of the optimizer", var.dtype())?;
-        let zeros = || Array::zeros(dtype, var.elem_count());
-        let (mean, square) = (zeros(), zeros());
-        Ok(Self { var, dtype, mean, square, steps: 0.0, has_moments: false })
-    }
-
-    /// Changes the variable by a gradient.
-    fn step(&mut self, params: &ParamsAdamW, gradient: &Tensor) -> candle_core::Result<()> {
-        if (gradient.dtype(), gradient.shape()) != (self.var.dtype(), self.var.shape()) {
-            candle_core::bail!(
-                "a gradient of {:?} {:?} cannot change a variable of {:?} {:?}",
-                gradient.dtype(),
-                gradient.shape(),
-                self.var.dtype(),
-                self.var.shape()
-            );
-        }
-        let gradient = if slices::share_memory(gradient, &self.var) {
-            gradient.copy()?
-        } else {
-            gradient.contiguous()?
-        };
-        let Self { var, mean, square, steps, has_moments, .. } = self;
-        *has_moments = true;
-        slices::read("the gradient", &gradient, |gradient| {
-            slices::write("a variable of the optimizer", var, &mut |values| {
-                update(params, *steps, values, gradient, mean.values_mut(), square.values_mut());
-            })
-        })?
-        .map_err(candle_core::Error::msg)
-    }
-}
-
 /// One step of AdamW for one variable; all four have one type and length.
 fn update(
     params: &ParamsAdamW,
     steps: f64,
     values: ValuesMut<'_>,
     gradient: Values<'_>,
-    mean: ValuesMut<'_>,
-    square: ValuesMut<'_>,
+    mut moments: Vec<ValuesMut<'_>>,
 ) {
-    match (values, gradient, mean, square) {
-        (ValuesMut::F32(p), Values::F32(g), ValuesMut::F32(m), ValuesMut::F32(v)) => {
+    match (values, gradient, &mut moments[..]) {
+        (ValuesMut::F32(p), Values::F32(g), [ValuesMut::F32(m), ValuesMut::F32(v)]) => {
             update_of(params, steps, p, g, m, v);
         }
-        (ValuesMut::F64(p), Values::F64(g), ValuesMut::F64(m), ValuesMut::F64(v)) => {
+        (ValuesMut::F64(p), Values::F64(g), [ValuesMut::F64(m), ValuesMut::F64(v)]) => {
             update_of(params, steps, p, g, m, v);
         }
-        (ValuesMut::F16(p), Values::F16(g), ValuesMut::F16(m), ValuesMut::F16(v)) => {
+        (ValuesMut::F16(p), Values::F16(g), [ValuesMut::F16(m), ValuesMut::F16(v)]) => {
             update_of(params, steps, p, g, m, v);
         }
-        (ValuesMut::Bf16(p), Values::Bf16(g), ValuesMut::Bf16(m), ValuesMut::Bf16(v)) => {
+        (ValuesMut::Bf16(p), Values::Bf16(g), [ValuesMut::Bf16(m), ValuesMut::Bf16(v)]) => {
             update_of(params, steps, p, g, m, v);
         }
         _ => unreachable!("moments have the type of their variable, with which the gradient was compared"),
@@ -261,156 +262,47 @@ impl Setting for bf16 {
     }
 }
 
-/// An optimizer whose variables have the numbers of a training's parameters, as checkpoints want it.
+/// An optimizer whose state has the numbers of a training's parameters, as checkpoints want it.
 pub(crate) struct Numbered<'a> {
-    optimizer: Access<'a>,
+    optimizer: &'a mut AdamW,
     /// For each parameter of the training that it trains: the place of its variable in the optimizer, if it is there.
     places: Vec<Option<usize>>,
 }
 
-/// The access that a caller has to the optimizer's state.
-enum Access<'a> {
-    Save(&'a AdamW),
-    Load(&'a mut AdamW),
-}
-
-impl<'a> Numbered<'a> {
-    pub(crate) fn to_save(optimizer: &'a AdamW, variables: &Variables) -> Result<Self, CandleError> {
-        let places = places(optimizer, variables)?;
-        Ok(Self { optimizer: Access::Save(optimizer), places })
-    }
-
-    pub(crate) fn to_load(optimizer: &'a mut AdamW, variables: &Variables) -> Result<Self, CandleError> {
-        let places = places(optimizer, variables)?;
-        Ok(Self { optimizer: Access::Load(optimizer), places })
-    }
-
-    fn adamw(&self) -> &AdamW {
-        match &self.optimizer {
-            Access::Save(optimizer) => optimizer,
-            Access::Load(optimizer) => optimizer,
-        }
-    }
-
-    fn trained(&self, slice: usize) -> Option<&Trained> {
-        let place = (*self.places.get(slice)?)?;
-        Some(&self.adamw().trained[place]).filter(|trained| trained.steps > 0.0)
-    }
-}
-
-/// For each parameter that the training trains, the place of its variable in the optimizer.
-///
-/// # Errors
-/// If the optimizer has trained something else.
-fn places(optimizer: &AdamW, variables: &Variables) -> Result<Vec<Option<usize>>, CandleError> {
-    let mut places = vec![None; variables.infos().len()];
-    for (index, _, var) in variables.trained() {
-        places[index] = optimizer.place(var.id());
-    }
-    let is_foreign =
-        |(place, trained): &(usize, &Trained)| trained.has_moments && !places.contains(&Some(*place));
-    match optimizer.trained.iter().enumerate().find(is_foreign) {
-        Some((_, trained)) => Err(CandleError::ForeignMoments { shape: trained.var.shape().clone() }),
-        None => Ok(places),
-    }
-}
-
 impl Numbered<'_> {
-    /// Gives variables of which nothing was loaded, because they never have a gradient, the steps of the others.
-    pub(crate) fn level_steps(&mut self) {
-        let steps = self.adamw().trained.iter().map(|trained| trained.steps).fold(0.0, f64::max);
-        if let Access::Load(optimizer) = &mut self.optimizer {
-            optimizer.trained.iter_mut().for_each(|trained| trained.steps = steps);
+    /// Goes on with the steps that were loaded.
+    ///
+    /// # Errors
+    /// If moments of a variable were loaded that the optimizer does not have.
+    pub(crate) fn loaded(&mut self, variables: &Variables) -> Result<(), CandleError> {
+        let states = || self.optimizer.states.iter();
+        if let Some((parameter, _)) = states().find(|(parameter, _)| self.places[*parameter].is_none()) {
+            return Err(CandleError::NotOptimized { name: variables.infos()[parameter].name.clone() });
         }
-    }
-
-    /// Returns the state of a slice for writing; `None` if it is only read, or absent.
-    fn trained_mut(&mut self, slice: usize) -> Option<(&ParamsAdamW, &mut Trained)> {
-        let place = (*self.places.get(slice)?)?;
-        match &mut self.optimizer {
-            Access::Load(AdamW { params, trained }) => Some((params, &mut trained[place])),
-            Access::Save(_) => None,
-        }
-    }
-}
-
-impl dist_parallel::Optimizer for Numbered<'_> {
-    fn update(
-        &mut self,
-        slice: usize,
-        parameters: ValuesMut<'_>,
-        gradients: Values<'_>,
-    ) -> dist_parallel::Result<()> {
-        let unlike = || Error::SliceChanged { slice };
-        let (params, trained) = self.trained_mut(slice).ok_or_else(unlike)?;
-        let expected = (trained.dtype, trained.mean.values().len());
-        let given = [parameters.as_values(), gradients].map(|values| (values.dtype(), values.len()));
-        if given != [expected; 2] {
-            return Err(unlike());
-        }
-        trained.steps += 1.0;
-        trained.has_moments = true;
-        let (mean, square) = (trained.mean.values_mut(), trained.square.values_mut());
-        update(params, trained.steps, parameters, gradients, mean, square);
+        self.optimizer.steps = states().flat_map(|(_, state)| state.scalars()).copied().fold(0.0, f64::max);
+        self.optimizer.set_steps();
         Ok(())
     }
+}
 
-    fn learning_rate(&self) -> f64 {
-        self.adamw().learning_rate()
+impl OptimizerState for Numbered<'_> {
+    fn states(&self) -> Option<&SliceStates> {
+        Some(&self.optimizer.states)
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) -> dist_parallel::Result<()> {
-        match &mut self.optimizer {
-            Access::Load(optimizer) if learning_rate.is_finite() && learning_rate >= 0.0 => {
-                optimizer.set_learning_rate(learning_rate);
-                Ok(())
-            }
-            _ => Err(Error::Setting { name: "the learning rate", value: learning_rate }),
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        "candle_adamw"
-    }
-
-    fn layout(&self, parameters: FloatType) -> StateLayout {
-        StateLayout { arrays: vec![("mean", parameters), ("square", parameters)], scalars: vec!["steps"] }
-    }
-
-    fn state(&self, slice: usize) -> Option<SliceState<'_>> {
-        let Trained { mean, square, steps, .. } = self.trained(slice)?;
-        Some(SliceState { arrays: vec![mean.values(), square.values()], scalars: vec![*steps] })
-    }
-
-    fn slices_with_state(&self) -> Vec<usize> {
-        (0..self.places.len()).filter(|&slice| self.trained(slice).is_some()).collect()
-    }
-
-    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {
-        // A checkpoint's load refuses a state without arrays.
-        let Some((_, trained)) = self.trained_mut(slice) else {
-            return SliceStateMut { arrays: Vec::new(), scalars: Vec::new() };
-        };
-        let zeros = || Array::zeros(parameters, len);
-        (trained.mean, trained.square, trained.has_moments) = (zeros(), zeros(), true);
-        SliceStateMut {
-            arrays: vec![trained.mean.values_mut(), trained.square.values_mut()],
-            scalars: vec![&mut trained.steps],
-        }
-    }
-
-    fn clear_state(&mut self) {
-        let Access::Load(optimizer) = &mut self.optimizer else { return };
-        for trained in &mut optimizer.trained {
-            trained.mean.values_mut().clear();
-            trained.square.values_mut().clear();
-            (trained.steps, trained.has_moments) = (0.0, false);
-        }
+    fn states_mut(&mut self) -> Option<&mut SliceStates> {
+        Some(&mut self.optimizer.states)
     }
 }
 
-impl fmt::Debug for Trained {
+impl Drop for Numbered<'_> {
+    fn drop(&mut self) {
+        self.optimizer.states.renumber(|parameter| self.places[parameter]);
+    }
+}
+
+impl fmt::Debug for AdamW {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Trained({:?} {:?}, {} steps)", self.var.shape(), self.var.dtype(), self.steps)
+        write!(f, "AdamW({} variables, {} steps)", self.trained.len(), self.steps)
     }
 }

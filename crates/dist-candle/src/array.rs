@@ -1,7 +1,7 @@
 //! Floats of any type in memory of their own.
 
 use candle_core::{Device, Tensor};
-use dist_parallel::{FloatType, Values, ValuesMut, bf16, f16};
+use dist_parallel::{Values, ValuesMut, bf16, f16};
 
 /// An array of floats, of the type of a parameter.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,30 +13,12 @@ pub(crate) enum Array {
 }
 
 impl Array {
-    pub(crate) fn zeros(dtype: FloatType, len: usize) -> Self {
-        match dtype {
-            FloatType::F32 => Self::F32(vec![0.0; len]),
-            FloatType::F64 => Self::F64(vec![0.0; len]),
-            FloatType::F16 => Self::F16(vec![f16::ZERO; len]),
-            FloatType::Bf16 => Self::Bf16(vec![bf16::ZERO; len]),
-        }
-    }
-
     pub(crate) fn copy_of(values: Values<'_>) -> Self {
         match values {
             Values::F32(values) => Self::F32(values.to_vec()),
             Values::F64(values) => Self::F64(values.to_vec()),
             Values::F16(values) => Self::F16(values.to_vec()),
             Values::Bf16(values) => Self::Bf16(values.to_vec()),
-        }
-    }
-
-    pub(crate) fn values(&self) -> Values<'_> {
-        match self {
-            Self::F32(values) => Values::F32(values),
-            Self::F64(values) => Values::F64(values),
-            Self::F16(values) => Values::F16(values),
-            Self::Bf16(values) => Values::Bf16(values),
         }
     }
 

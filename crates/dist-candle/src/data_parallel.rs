@@ -7,11 +7,10 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
 use dist_parallel::{
-    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, LoopSteps, ParamInfo, Saving, ShardMetadata,
-    Shards, Slice, StepReport, Values, ValuesMut, gradient_norm,
+    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, LoopSteps, OptimizerState, ParamInfo,
+    Saving, ShardMetadata, Shards, Slice, StepReport, Values, ValuesMut, gradient_norm,
 };
 
-use crate::adamw::Numbered;
 use crate::array::Array;
 use crate::slices::Locked;
 use crate::{AdamW, CandleError, TensorLoss, Variables, loss, slices};
@@ -368,12 +367,12 @@ impl DataParallel {
     pub fn save(
         &mut self,
         checkpoints: &mut Checkpoints,
-        optimizer: Option<&AdamW>,
+        optimizer: Option<&mut AdamW>,
         step: u64,
     ) -> Result<(), CandleError> {
-        let numbered = optimizer.map(|optimizer| Numbered::to_save(optimizer, self.variables())).transpose();
+        let numbered = optimizer.map(|optimizer| optimizer.numbered(self.variables())).transpose();
         let numbered = self.or_abort(numbered)?;
-        let state = numbered.as_ref().map(|numbered| numbered as &dyn dist_parallel::Optimizer);
+        let state = numbered.as_ref().map(|numbered| -> &dyn OptimizerState { numbered });
         Ok(checkpoints.save(self, state, step)?)
     }
 
@@ -384,12 +383,12 @@ impl DataParallel {
     pub fn start_save(
         &mut self,
         checkpoints: &mut Checkpoints,
-        optimizer: Option<&AdamW>,
+        optimizer: Option<&mut AdamW>,
         step: u64,
     ) -> Result<Saving, CandleError> {
-        let numbered = optimizer.map(|optimizer| Numbered::to_save(optimizer, self.variables())).transpose();
+        let numbered = optimizer.map(|optimizer| optimizer.numbered(self.variables())).transpose();
         let numbered = self.or_abort(numbered)?;
-        let state = numbered.as_ref().map(|numbered| numbered as &dyn dist_parallel::Optimizer);
+        let state = numbered.as_ref().map(|numbered| -> &dyn OptimizerState { numbered });
         Ok(checkpoints.start_save(self, state, step)?)
     }
 
@@ -417,20 +416,26 @@ impl DataParallel {
         optimizer: Option<&mut AdamW>,
         step: u64,
     ) -> Result<(), CandleError> {
-        self.load_by(optimizer, |training, state| checkpoints.load_step(step, training, state))
+        let load = |training: &mut Self, state: Option<&mut dyn OptimizerState>| {
+            checkpoints.load_step(step, training, state).map(|()| Some(step))
+        };
+        self.load_by(optimizer, load).map(drop)
     }
 
-    fn load_by<T>(
+    fn load_by(
         &mut self,
         optimizer: Option<&mut AdamW>,
-        load: impl FnOnce(&mut Self, Option<&mut dyn dist_parallel::Optimizer>) -> dist_parallel::Result<T>,
-    ) -> Result<T, CandleError> {
+        load: impl FnOnce(&mut Self, Option<&mut dyn OptimizerState>) -> dist_parallel::Result<Option<u64>>,
+    ) -> Result<Option<u64>, CandleError> {
         let Some(optimizer) = optimizer else { return Ok(load(self, None)?) };
-        let numbered = Numbered::to_load(optimizer, self.variables());
+        let numbered = optimizer.numbered(self.variables());
         let mut numbered = self.or_abort(numbered)?;
-        let loaded = load(self, Some(&mut numbered))?;
-        numbered.level_steps();
-        Ok(loaded)
+        let step = load(self, Some(&mut numbered))?;
+        if step.is_some() {
+            let loaded = numbered.loaded(self.variables());
+            self.or_abort(loaded)?;
+        }
+        Ok(step)
     }
 
     /// Begins a call that synchronises: in some of them the ranks compare their parameters.

@@ -151,6 +151,15 @@ pub enum CandleError {
         /// The shape of the variable.
         shape: Shape,
     },
+    /// A checkpoint has moments of a variable that the optimizer does not have.
+    #[error(
+        "the checkpoint has moments of {name}, but the optimizer does not train that variable: create the optimizer with all \
+         variables that it trained when it was saved"
+    )]
+    NotOptimized {
+        /// The name of the variable.
+        name: String,
+    },
     /// Training across ranks failed.
     #[error(transparent)]
     Parallel(Box<dist_parallel::Error>),

@@ -125,6 +125,23 @@ pub enum Error {
         /// The number of parameters of the groups.
         parameters: usize,
     },
+    /// The learning rate of an optimizer was set that does not implement
+    /// [`set_learning_rate`](crate::Optimizer::set_learning_rate).
+    #[error("the learning rate of the optimizer {optimizer} cannot be set: implement Optimizer::set_learning_rate for it")]
+    FixedLearningRate {
+        /// The optimizer's name.
+        optimizer: &'static str,
+    },
+    /// The rule of an optimizer takes another number of arrays than its state has.
+    #[error("the rule of the optimizer {optimizer} takes {needs} arrays of state, but its SliceStates have {has}")]
+    StateArrays {
+        /// The optimizer's name.
+        optimizer: &'static str,
+        /// The number of arrays of its state.
+        has: usize,
+        /// The number of arrays that its rule takes.
+        needs: usize,
+    },
     /// A slice differs in length or type from its last step.
     #[error("slice {slice} differs in length or type from its last step")]
     SliceChanged {

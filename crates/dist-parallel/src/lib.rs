@@ -71,8 +71,8 @@ pub use loss::Loss;
 pub use materialise::{BufferView, Materialised, Resharded, Slot};
 pub use norm::gradient_norm;
 pub use optimizer::{
-    AdamW, AdamWOptions, Decay, LearningRateSchedule, Momentum, Optimizer, OptimizerSetting, ParamGroups,
-    ParamOptions, Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
+    AdamW, AdamWOptions, Lion, LionOptions, Momentum, Optimizer, OptimizerSetting, OptimizerState,
+    ParamGroups, ParamOptions, Sgd, SgdOptions, SliceState, SliceStates, WeightDecay, schedule,
 };
 pub use params::{BufferSync, FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlace, BucketPlan};

@@ -6,6 +6,7 @@
 use dist_collectives::Communicator;
 
 use crate::agreement::{self, Difference, Setting, hash, hash_more};
+use crate::optimizer::name_of;
 use crate::{Error, Optimizer, OptimizerSetting, ParamInfo, Result};
 
 /// The history of one rank's updates.
@@ -51,7 +52,10 @@ impl Updates {
 
     /// Records an update with this optimizer.
     pub(crate) fn record_update(&mut self, optimizer: &dyn Optimizer) {
-        self.record(ParameterChange::Updated { optimizer: optimizer.name(), settings: optimizer.settings() });
+        self.record(ParameterChange::Updated {
+            optimizer: name_of(optimizer),
+            settings: optimizer.settings(),
+        });
     }
 
     /// Records the checksums of parameters that must be equal on all ranks.

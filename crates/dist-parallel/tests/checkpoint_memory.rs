@@ -4,8 +4,8 @@
 use dist_collectives::Communicator;
 use dist_parallel::{
     AdamW, AdamWOptions, Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions,
-    Momentum, Optimizer, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Slot,
-    Values, ValuesMut,
+    Momentum, OptimizerState as _, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions,
+    ShardingStrategy, Slot, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -59,7 +59,7 @@ fn a_rank_copies_its_file_to_save_and_its_state_to_load() {
             checkpoints.start_save(&mut ddp, Some(&sgd), 2).unwrap().wait().unwrap();
         });
         let loaded = peak(|| assert_eq!(checkpoints.load(&mut ddp, Some(&mut sgd)).unwrap(), Some(2)));
-        assert_eq!(sgd.state(0).unwrap().arrays[0].len(), LEN);
+        assert_eq!(sgd.states().unwrap().get(0).unwrap().arrays()[0].len(), LEN);
         [saved, copied, loaded]
     });
     // The velocities are as large as the parameters, and each of two ranks writes half of both.

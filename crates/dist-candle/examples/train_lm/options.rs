@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use dist_parallel::pipeline::ScheduleKind;
-use dist_parallel::{Compression, Decay, LearningRateSchedule, ShardingStrategy};
+use dist_parallel::schedule::{self, Decay};
+use dist_parallel::{Compression, ShardingStrategy};
 
 use crate::model::Shape;
 
@@ -109,9 +110,8 @@ impl Options {
     }
 
     /// Rises over the first steps and falls along a cosine to a tenth.
-    pub(crate) fn schedule(&self) -> LearningRateSchedule {
-        let decay = Decay::Cosine { steps: self.steps as u64, to: 0.1 };
-        LearningRateSchedule { peak: self.learning_rate, warmup: 5, decay }
+    pub(crate) fn schedule(&self) -> impl Fn(u64) -> f64 + use<> {
+        schedule::cosine(Decay { peak: self.learning_rate, warmup: 5, steps: self.steps as u64, to: 0.1 })
     }
 
     /// A sample, and the byte after it.

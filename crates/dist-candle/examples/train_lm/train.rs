@@ -121,7 +121,7 @@ impl Session<'_> {
                 // So that the traces of all ranks begin at the same time.
                 self.trainer.communicator_mut().barrier()?;
             }
-            optimizer.set_learning_rate(schedule.at(step as u64))?;
+            optimizer.set_learning_rate(schedule(step as u64))?;
             let started = runtime.now();
             let report = self.step(step, &mut optimizer)?;
             let took = runtime.now().saturating_sub(started);

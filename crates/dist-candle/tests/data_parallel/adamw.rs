@@ -127,9 +127,9 @@ fn train(
         let store = dp.backward_each(4, loss_of).unwrap();
         optimizer.step(&store).unwrap();
         match save {
-            Save::Waiting => dp.save(&mut checkpoints, Some(&optimizer), step + 1).unwrap(),
+            Save::Waiting => dp.save(&mut checkpoints, Some(&mut optimizer), step + 1).unwrap(),
             Save::Started => {
-                let saving = dp.start_save(&mut checkpoints, Some(&optimizer), step + 1).unwrap();
+                let saving = dp.start_save(&mut checkpoints, Some(&mut optimizer), step + 1).unwrap();
                 saving.wait().unwrap();
             }
         }
@@ -171,10 +171,10 @@ fn moments_of_a_variable_that_is_not_trained_are_no_silent_loss() {
         let mut checkpoints = Checkpoints::at(&path);
         let mut store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         optimizer.step(&store).unwrap();
-        dp.save(&mut checkpoints, Some(&optimizer), 1).unwrap();
+        dp.save(&mut checkpoints, Some(&mut optimizer), 1).unwrap();
         store.insert(&late, late.as_detached_tensor());
         optimizer.step(&store).unwrap();
-        dp.save(&mut checkpoints, Some(&optimizer), 2).unwrap_err()
+        dp.save(&mut checkpoints, Some(&mut optimizer), 2).unwrap_err()
     });
     assert!(
         matches!(&errors[0], CandleError::ForeignMoments { shape } if shape.dims() == [3]),
@@ -194,7 +194,7 @@ fn state_of_another_kind_of_optimizer_is_refused_and_the_parameters_alone_are_lo
         let store = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap();
         optimizer.step(&store).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
-        dp.save(&mut checkpoints, Some(&optimizer), 1).unwrap();
+        dp.save(&mut checkpoints, Some(&mut optimizer), 1).unwrap();
         let saved = values(&map);
         variable(&map, "left.bias").set(&Tensor::ones(5, DType::F32, &Device::Cpu).unwrap()).unwrap();
         let mut other = dist_parallel::AdamW::new(dist_parallel::AdamWOptions::default()).unwrap();

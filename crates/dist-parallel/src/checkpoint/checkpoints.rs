@@ -16,7 +16,7 @@ use super::owner::Owner;
 use super::rank_request::RankRequest;
 use super::save::SavePlan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
-use crate::{Error, Optimizer, Result};
+use crate::{Error, OptimizerState, Result, SliceStates};
 
 /// A directory in which a training saves checkpoints and from which it continues.
 ///
@@ -25,9 +25,9 @@ use crate::{Error, Optimizer, Result};
 /// other fail with [`InUse`](crate::CheckpointProblem::InUse), which names the owner.
 ///
 /// ```
-/// use dist_parallel::{Checkpoints, Optimizer, Result, Shards};
+/// use dist_parallel::{Checkpoints, OptimizerState, Result, Shards};
 ///
-/// fn train(trainer: &mut dyn Shards, optimizer: &mut dyn Optimizer) -> Result<()> {
+/// fn train(trainer: &mut dyn Shards, optimizer: &mut dyn OptimizerState) -> Result<()> {
 ///     let mut checkpoints = Checkpoints::at("checkpoints");
 ///     let done = checkpoints.load(trainer, Some(optimizer))?.unwrap_or(0);
 ///     for step in done + 1..=1000 {
@@ -127,18 +127,19 @@ impl Checkpoints {
     pub fn save(
         &mut self,
         shards: &mut dyn Shards,
-        optimizer: Option<&dyn Optimizer>,
+        optimizer: Option<&dyn OptimizerState>,
         step: u64,
     ) -> Result<()> {
         end(self.latest.take());
+        let states = optimizer.and_then(OptimizerState::states);
         let mut ranks = Ranks::of(shards, self.timeout, "save")?;
         self.check_alike(
             &mut ranks,
             shards,
-            RankRequest::of_save(SAVES, step, optimizer.map(Optimizer::name), Vec::new()),
+            RankRequest::of_save(SAVES, step, states.map(SliceStates::optimizer), Vec::new()),
         )?;
-        let plan = self.plan(SAVES, &ranks, shards, optimizer, step);
-        plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
+        let plan = self.plan(SAVES, &ranks, shards, states, step);
+        plan.run(&mut ranks, |entry, write| part::read(shards, states, entry, write))
     }
 
     /// Copies the state of all ranks and saves the copy while training continues. All ranks call this with the same
@@ -149,12 +150,13 @@ impl Checkpoints {
     pub fn start_save(
         &mut self,
         shards: &mut dyn Shards,
-        optimizer: Option<&dyn Optimizer>,
+        optimizer: Option<&dyn OptimizerState>,
         step: u64,
     ) -> Result<Saving> {
+        let states = optimizer.and_then(OptimizerState::states);
         let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
-        let plan = self.plan("starts to save", &ranks, shards, optimizer, step);
-        let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
+        let plan = self.plan("starts to save", &ranks, shards, states, step);
+        let copy = if ranks.saves() { copy(&plan, shards, states) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
         let (sender, ended) = runtime.mailbox();
         let before = self.latest.replace(ended);
@@ -181,7 +183,7 @@ impl Checkpoints {
     pub fn load(
         &mut self,
         shards: &mut dyn Shards,
-        optimizer: Option<&mut dyn Optimizer>,
+        optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<Option<u64>> {
         self.load_states(None, shards, States::of(optimizer))
     }
@@ -194,7 +196,7 @@ impl Checkpoints {
         &mut self,
         step: u64,
         shards: &mut dyn Shards,
-        optimizer: Option<&mut dyn Optimizer>,
+        optimizer: Option<&mut dyn OptimizerState>,
     ) -> Result<()> {
         self.load_states(Some(step), shards, States::of(optimizer)).map(drop)
     }
@@ -241,11 +243,11 @@ impl Checkpoints {
         saves: &str,
         ranks: &Ranks,
         shards: &dyn Shards,
-        optimizer: Option<&dyn Optimizer>,
+        states: Option<&SliceStates>,
         step: u64,
     ) -> SavePlan {
         let parameters = shards.infos().iter().filter(|info| info.same_as.is_none());
-        let kind = optimizer.map(Optimizer::name);
+        let kind = states.map(SliceStates::optimizer);
         SavePlan {
             disk: self.disk.clone(),
             directory: self.directory.clone(),
@@ -256,7 +258,7 @@ impl Checkpoints {
             request: part::held(shards, ranks)
                 .map(|held| RankRequest::of_save(saves, step, kind, held).after(shards.updates())),
             parameters: parameters.cloned().collect(),
-            entries: part::entries(shards, optimizer),
+            entries: part::entries(shards, states),
         }
     }
 }
@@ -265,12 +267,12 @@ impl Checkpoints {
 fn copy(
     plan: &SavePlan,
     shards: &dyn Shards,
-    optimizer: Option<&dyn Optimizer>,
+    states: Option<&SliceStates>,
 ) -> Result<Vec<u8>, CheckpointError> {
     let entries = plan.entries.as_ref().map_err(Clone::clone)?;
     let mut copy = Vec::with_capacity(entries.iter().map(part::Entry::bytes).sum());
     for entry in entries {
-        part::read(shards, optimizer, entry, &mut |bytes| {
+        part::read(shards, states, entry, &mut |bytes| {
             copy.extend_from_slice(bytes);
             Ok(())
         })?;

@@ -15,12 +15,12 @@ use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
 use super::rank_request::RankRequest;
 use super::{CheckpointError, CheckpointProblem, Chunk, INDEX, INDEX_BYTES_MAX, Shards, Slice, directory};
-use crate::{Communicator, Error, FloatType, Optimizer, ParamInfo, Result, ValuesMut};
+use crate::{Communicator, Error, FloatType, OptimizerState, ParamInfo, Result, SliceStates, ValuesMut};
 
 /// The treatment of the optimizer state in a checkpoint.
 pub(crate) enum States<'o> {
-    /// Loads it into this optimizer.
-    Into(&'o mut dyn Optimizer),
+    /// Loads it into these states of an optimizer.
+    Into(&'o mut SliceStates),
     /// Ignores it, at the caller's request.
     LeaveOut,
     /// Fails if there is any.
@@ -28,9 +28,9 @@ pub(crate) enum States<'o> {
 }
 
 impl<'o> States<'o> {
-    /// Loads into this optimizer, or ignores the state without one.
-    pub(crate) fn of(optimizer: Option<&'o mut dyn Optimizer>) -> Self {
-        optimizer.map_or(Self::LeaveOut, Self::Into)
+    /// Loads into this optimizer, or ignores the state without one. An optimizer without state refuses it.
+    pub(crate) fn of(optimizer: Option<&'o mut dyn OptimizerState>) -> Self {
+        optimizer.map_or(Self::LeaveOut, |optimizer| optimizer.states_mut().map_or(Self::Refuse, Self::Into))
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn load(
     states: States<'_>,
 ) -> Result<Option<u64>> {
     let optimizer = match &states {
-        States::Into(optimizer) => Some(optimizer.name()),
+        States::Into(states) => Some(states.optimizer()),
         States::LeaveOut | States::Refuse => None,
     };
     ranks.compare(directory, Ok(RankRequest::of_load(step, optimizer, allowed)))?;
@@ -271,17 +271,17 @@ impl Checkpoint<'_> {
             let (training, checkpoint) = (training.to_owned(), kind.unwrap_or("none").to_owned());
             self.fault(CheckpointProblem::Optimizer { training, checkpoint })
         };
-        let optimizer = match states {
-            States::Into(optimizer) => &**optimizer,
+        let of_optimizer = match states {
+            States::Into(states) => &**states,
             States::Refuse if stored.keys().any(|name| name.state.is_some()) => {
                 return Err(other_kind("none"));
             }
             States::LeaveOut | States::Refuse => return Ok(Vec::new()),
         };
-        if kind != Some(optimizer.name()) {
-            return Err(other_kind(optimizer.name()));
+        if kind != Some(of_optimizer.optimizer()) {
+            return Err(other_kind(of_optimizer.optimizer()));
         }
-        let kept = self.check_states(stored, shards.infos(), optimizer)?;
+        let kept = self.check_states(stored, shards.infos(), of_optimizer)?;
         let mut states = Vec::new();
         for slice in shards.slices().chunks {
             let Slice { number, chunk: Chunk { parameter, offset, len } } = slice;
@@ -289,11 +289,10 @@ impl Checkpoint<'_> {
             if !kept[parameter] {
                 continue;
             }
-            let layout = optimizer.layout(info.dtype);
-            for (name, _) in &layout.arrays {
+            for (name, _) in of_optimizer.arrays(info.dtype) {
                 wanted.push(Wanted::new(stored[&TensorName::state(&info.name, name)], offset, len));
             }
-            for name in &layout.scalars {
+            for name in of_optimizer.scalars() {
                 wanted.push(Wanted::new(stored[&TensorName::state(&info.name, name)], 0, 1));
             }
             states.push(SliceToLoad { slice: number, dtype: info.dtype, len });
@@ -307,7 +306,7 @@ impl Checkpoint<'_> {
         self,
         stored: &Stored<'_>,
         infos: &[ParamInfo],
-        optimizer: &dyn Optimizer,
+        states: &SliceStates,
     ) -> Result<Vec<bool>, CheckpointError> {
         let numbers: HashMap<&str, usize> =
             infos.iter().enumerate().map(|(number, info)| (&*info.name, number)).collect();
@@ -324,10 +323,9 @@ impl Checkpoint<'_> {
             if !info.trainable {
                 return Err(fault(CheckpointProblem::NotTrained));
             }
-            let layout = optimizer.layout(info.dtype);
-            if let Some(&(_, dtype)) = layout.arrays.iter().find(|(name, _)| *name == state) {
+            if let Some((_, dtype)) = states.arrays(info.dtype).find(|(name, _)| *name == state) {
                 self.check_meta(tensor, dtype, &info.shape)?;
-            } else if layout.scalars.contains(&state) {
+            } else if states.scalars().any(|name| name == state) {
                 self.check_meta(tensor, FloatType::F64, &[])?;
             } else {
                 return Err(fault(CheckpointProblem::NotInModel));
@@ -335,8 +333,7 @@ impl Checkpoint<'_> {
             kept[number] = true;
         }
         for (info, _) in infos.iter().zip(&kept).filter(|(_, kept)| **kept) {
-            let layout = optimizer.layout(info.dtype);
-            let names = layout.arrays.iter().map(|(name, _)| name).chain(&layout.scalars);
+            let names = states.arrays(info.dtype).map(|(name, _)| name).chain(states.scalars());
             let mut names = names.map(|name| TensorName::state(&info.name, name));
             if let Some(missing) = names.find(|name| !stored.contains_key(name)) {
                 return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(missing));
@@ -381,20 +378,17 @@ impl Staged {
             shards.write(chunk, &mut |into| outcome = overwrite(into, &bytes))?;
             outcome?;
         }
-        if let States::Into(optimizer) = states {
+        if let States::Into(states) = states {
             let mut values = self.of_states.into_iter();
-            optimizer.clear_state();
+            let mut next = || values.next().expect(STAGED);
+            states.clear();
             for SliceToLoad { slice, dtype, len } in self.states {
-                let layout = optimizer.layout(dtype);
-                let into = optimizer.make_state(slice, dtype, len);
-                if (into.arrays.len(), into.scalars.len()) != (layout.arrays.len(), layout.scalars.len()) {
-                    return Err(Error::SliceChanged { slice });
+                let state = states.restart(slice, dtype, len);
+                for array in state.arrays_mut() {
+                    overwrite(array, &next())?;
                 }
-                for array in into.arrays {
-                    overwrite(array, &values.next().expect(STAGED))?;
-                }
-                for scalar in into.scalars {
-                    overwrite(ValuesMut::F64(std::slice::from_mut(scalar)), &values.next().expect(STAGED))?;
+                for scalar in state.scalars_mut() {
+                    overwrite(ValuesMut::F64(std::slice::from_mut(scalar)), &next())?;
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::index::{CHECKED_BYTES, StoredFile, StoredRun, TensorName};
 use super::rank_request::SharedChunk;
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, Chunk, ShardMetadata, Shards, Slice};
-use crate::{FloatType, Optimizer, ParamInfo};
+use crate::{FloatType, ParamInfo, SliceStates};
 
 /// A contiguous range of a tensor's values that a rank writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl<S> Entry<S> {
 /// Returns the entries that this rank writes, in the order of the file.
 pub(super) fn entries(
     shards: &dyn Shards,
-    optimizer: Option<&dyn Optimizer>,
+    states: Option<&SliceStates>,
 ) -> Result<Vec<Entry>, CheckpointError> {
     if let Some(what) = shards.unsaved() {
         return Err(CheckpointError::new("", CheckpointProblem::Unsaved(what)));
@@ -90,13 +90,13 @@ pub(super) fn entries(
             source: EntrySource::Parameter { chunk, start: offset - chunk.offset },
         })
         .collect();
-    if let Some(optimizer) = optimizer {
+    if let Some(states) = states {
         let ShardMetadata { chunks: slices, copy, copies } = shards.slices();
         let chunks: Vec<Chunk> = slices.iter().map(|slice| slice.chunk).collect();
         check(&chunks)?;
-        check_states(&slices, infos, optimizer)?;
+        check_states(&slices, states)?;
         for (number, chunk) in assign(&chunks, copy, copies) {
-            entries.extend(state_entries(shards, optimizer, slices[number], chunk));
+            entries.extend(state_entries(infos, states, slices[number], chunk));
         }
     }
     // Larger types come first, so that each is aligned in memory if the file is.
@@ -104,39 +104,23 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// Returns an error unless all optimizer state is saved: the state of every slice matches the optimizer's layout, and
-/// there is no state of other slices.
-fn check_states(
-    slices: &[Slice],
-    infos: &[ParamInfo],
-    optimizer: &dyn Optimizer,
-) -> Result<(), CheckpointError> {
-    for Slice { number, chunk } in slices {
-        let info = &infos[chunk.parameter];
-        let (Some(state), layout) = (optimizer.state(*number), optimizer.layout(info.dtype)) else {
-            continue;
-        };
-        if (state.arrays.len(), state.scalars.len()) != (layout.arrays.len(), layout.scalars.len()) {
-            let reason = "the optimizer's state does not match its layout".to_owned();
-            return Err(trainer(&TensorName::parameter(&info.name), reason));
-        }
-    }
+/// Returns an error unless all optimizer state is saved.
+fn check_states(slices: &[Slice], states: &SliceStates) -> Result<(), CheckpointError> {
     let listed: HashSet<usize> = slices.iter().map(|slice| slice.number).collect();
-    match optimizer.slices_with_state().into_iter().find(|number| !listed.contains(number)) {
-        Some(slice) => Err(CheckpointError::new("", CheckpointProblem::UnlistedState { slice })),
+    match states.iter().find(|(number, _)| !listed.contains(number)) {
+        Some((slice, _)) => Err(CheckpointError::new("", CheckpointProblem::UnlistedState { slice })),
         None => Ok(()),
     }
 }
 
 /// Returns the entries of a slice's state, of which this rank writes `chunk`.
-fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, chunk: Chunk) -> Vec<Entry> {
-    let info = &shards.infos()[chunk.parameter];
-    let layout = optimizer.layout(info.dtype);
-    if optimizer.state(slice.number).is_none() {
+fn state_entries(infos: &[ParamInfo], states: &SliceStates, slice: Slice, chunk: Chunk) -> Vec<Entry> {
+    let info = &infos[chunk.parameter];
+    if states.get(slice.number).is_none() {
         return Vec::new();
     }
     let start = chunk.offset - slice.chunk.offset;
-    let arrays = layout.arrays.iter().enumerate().map(|(array, &(name, dtype))| Entry {
+    let arrays = states.arrays(info.dtype).enumerate().map(|(array, (name, dtype))| Entry {
         tensor: TensorName::state(&info.name, name),
         dtype,
         shape: info.shape.clone(),
@@ -145,7 +129,7 @@ fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, c
         source: EntrySource::Array { slice: slice.number, array, start },
     });
     // Scalars belong to the whole parameter. The rank with its first value writes them.
-    let scalars = layout.scalars.iter().enumerate().filter(|_| chunk.offset == 0);
+    let scalars = states.scalars().enumerate().filter(|_| chunk.offset == 0);
     let scalars = scalars.map(|(scalar, name)| Entry {
         tensor: TensorName::state(&info.name, name),
         dtype: FloatType::F64,
@@ -160,12 +144,12 @@ fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, c
 /// Calls `write` with the values of an entry.
 pub(super) fn read(
     shards: &dyn Shards,
-    optimizer: Option<&dyn Optimizer>,
+    states: Option<&SliceStates>,
     entry: &Entry,
     write: &mut WriteBytes<'_>,
 ) -> Result<(), CheckpointError> {
     let bytes_from = |start: usize| start * entry.dtype.size()..start * entry.dtype.size() + entry.bytes();
-    let state = |slice| optimizer.and_then(|optimizer| optimizer.state(slice)).expect(PLANNED);
+    let state = |slice| states.and_then(|states| states.get(slice)).expect(PLANNED);
     match entry.source {
         EntrySource::Parameter { chunk, start } => {
             let mut outcome = Ok(());
@@ -177,14 +161,14 @@ pub(super) fn read(
             outcome
         }
         EntrySource::Array { slice, array, start } => {
-            let state = state(slice);
-            let values = state.arrays.get(array).filter(|values| values.dtype() == entry.dtype);
+            let arrays = state(slice).arrays();
+            let values = arrays.get(array).filter(|values| values.dtype() == entry.dtype);
             values
                 .and_then(|values| values.as_bytes().get(bytes_from(start)))
                 .map_or_else(|| Err(unlike(entry)), write)
         }
         EntrySource::Scalar { slice, scalar } => state(slice)
-            .scalars
+            .scalars()
             .get(scalar)
             .map_or_else(|| Err(unlike(entry)), |number| write(&number.to_le_bytes())),
     }

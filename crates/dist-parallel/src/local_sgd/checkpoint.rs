@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::LocalSgd;
 use crate::checkpoint::{Checkpoints, Saving, States, WeightOptions, WeightReport, load_weights};
-use crate::{Optimizer, Params, Result};
+use crate::{OptimizerState, Params, Result, Sgd};
 
 /// The state that all ranks share right after a synchronisation point. The trainer itself does not implement
 /// [`Shards`]: only the outer optimizer may be saved with it, because the ranks' own optimizers differ.
@@ -21,7 +21,11 @@ impl<M: Params> LocalSgd<M> {
     /// weight and the ranks differ; then nothing is saved.
     pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
         self.with_synced_model(|mut with_synced_model, outer| {
-            checkpoints.save(&mut with_synced_model, outer.map(|outer| &*outer), step)
+            checkpoints.save(
+                &mut with_synced_model,
+                outer.map(|outer| -> &dyn OptimizerState { outer }),
+                step,
+            )
         })
     }
 
@@ -31,7 +35,11 @@ impl<M: Params> LocalSgd<M> {
     /// The errors of [`Checkpoints::start_save`] and of [`save`](Self::save).
     pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
         self.with_synced_model(|mut with_synced_model, outer| {
-            checkpoints.start_save(&mut with_synced_model, outer.map(|outer| &*outer), step)
+            checkpoints.start_save(
+                &mut with_synced_model,
+                outer.map(|outer| -> &dyn OptimizerState { outer }),
+                step,
+            )
         })
     }
 
@@ -94,24 +102,21 @@ impl<M: Params> LocalSgd<M> {
 
     /// Drops the velocity of DiLoCo.
     fn clear_velocity(&mut self) {
-        if let Some(outer) = &mut self.outer {
-            outer.clear_state();
+        if let Some(states) = self.outer.as_mut().and_then(Sgd::states_mut) {
+            states.clear();
         }
     }
 
     /// Calls `f` with the shared state and the outer optimizer.
-    fn with_synced_model<T>(
-        &mut self,
-        f: impl FnOnce(SyncedModel<'_, M>, Option<&mut dyn Optimizer>) -> T,
-    ) -> T {
+    fn with_synced_model<T>(&mut self, f: impl FnOnce(SyncedModel<'_, M>, Option<&mut Sgd>) -> T) -> T {
         let mut outer = self.outer.take();
-        let result = f(SyncedModel(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
+        let result = f(SyncedModel(self), outer.as_mut());
         self.outer = outer;
         result
     }
 }
 
 /// Loads all optimizer state of a checkpoint into the outer optimizer. Without one, refuses a checkpoint with state.
-fn all(outer: Option<&mut dyn Optimizer>) -> States<'_> {
-    outer.map_or(States::Refuse, States::Into)
+fn all(outer: Option<&mut Sgd>) -> States<'_> {
+    outer.and_then(Sgd::states_mut).map_or(States::Refuse, States::Into)
 }

@@ -201,7 +201,7 @@ impl<M: Params> LocalSgd<M> {
             OuterStep::Nesterov { learning_rate, momentum } => {
                 let momentum = Momentum::Nesterov(momentum);
                 let options = SgdOptions { learning_rate, momentum, weight_decay: 0.0 };
-                Some(Sgd::new(options)?.named("diloco"))
+                Some(Sgd::named("diloco", options)?)
             }
         };
         let plan = BucketPlan::new(model.infos(), BucketBytes::default());

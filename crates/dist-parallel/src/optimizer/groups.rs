@@ -2,7 +2,7 @@
 
 use crate::{Error, ParamInfo, Result, params};
 
-use super::{OptimizerSetting, check};
+use super::{OptimizerSetting, non_negative};
 
 /// Optimizer options by parameter. Parameters with equal options form a parameter group.
 ///
@@ -108,8 +108,9 @@ impl ParamGroups {
                 ("the weight decay", weight_decay.unwrap_or(0.0)),
             ];
             for (name, value) in settings {
-                check(name, value, value >= 0.0).map_err(|_| Error::ParamSetting {
-                    parameter: info.name.clone(),
+                let parameter = || info.name.clone();
+                non_negative(name, value).map_err(|_| Error::ParamSetting {
+                    parameter: parameter(),
                     name,
                     value,
                 })?;

@@ -4,26 +4,96 @@
 
 mod adamw;
 mod groups;
-mod schedule;
+mod lion;
+pub mod schedule;
 mod sgd;
 mod state;
 #[cfg(test)]
 mod tests;
 
-pub use adamw::{AdamW, AdamWOptions};
+pub use adamw::{AdamW, AdamWOptions, WeightDecay};
 pub use groups::{ParamGroups, ParamOptions};
-pub use schedule::{Decay, LearningRateSchedule};
+pub use lion::{Lion, LionOptions};
 pub use sgd::{Momentum, Sgd, SgdOptions};
-pub use state::{SliceState, SliceStateMut, StateLayout};
+pub(crate) use state::name_of;
+pub use state::{OptimizerState, SliceState, SliceStates};
 
+use crate::flat::Flat;
+use crate::number::Number;
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
 /// An algorithm that updates parameters by their gradients.
-pub trait Optimizer {
+///
+/// An optimizer of your own updates slices in [`update`](Self::update) and has its state in a [`SliceStates`], which
+/// checkpoints save and load. This is [`Lion`]:
+///
+/// ```
+/// use dist_parallel::{Optimizer, OptimizerState, Result, SliceStates, Values, ValuesMut};
+///
+/// struct Lion { learning_rate: f64, states: SliceStates }
+///
+/// impl Optimizer for Lion {
+///     fn update(&mut self, slice: usize, parameters: ValuesMut<'_>, gradients: Values<'_>) -> Result<()> {
+///         self.states.update(slice, parameters, gradients, |parameter, gradient, [momentum]| {
+///             let direction = 0.9 * *momentum + 0.1 * gradient;
+///             if direction != 0.0 {
+///                 *parameter -= self.learning_rate * direction.signum();
+///             }
+///             *momentum = 0.99 * *momentum + 0.01 * gradient;
+///         })
+///     }
+///     fn learning_rate(&self) -> f64 { self.learning_rate }
+/// }
+///
+/// impl OptimizerState for Lion {
+///     fn states(&self) -> Option<&SliceStates> { Some(&self.states) }
+///     fn states_mut(&mut self) -> Option<&mut SliceStates> { Some(&mut self.states) }
+/// }
+///
+/// let new_lion = || Lion { learning_rate: 1e-3, states: SliceStates::new("my lion", &["momentum"], &[]) };
+/// # use dist_parallel::{Checkpoints, Communicator, Ddp, DdpOptions, FloatType, ParamInfo, Params, BoxError};
+/// # struct Number([ParamInfo; 1], [f32; 1]);
+/// # impl Params for Number {
+/// #     fn infos(&self) -> &[ParamInfo] { &self.0 }
+/// #     fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+/// #         Ok(f(Values::F32(&self.1)))
+/// #     }
+/// #     fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+/// #         Ok(f(ValuesMut::F32(&mut self.1)))
+/// #     }
+/// # }
+/// # let directory = std::env::temp_dir().join(format!("dist-lion-{}", std::process::id()));
+/// # let path = directory.clone();
+/// # let outcome = dist_transport::sim::run(1, 2, move |transport| {
+/// #     let model = Number([ParamInfo::new("weight", [1], FloatType::F32)], [1.0]);
+/// #     let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
+/// #     let mut lion = new_lion();
+/// #     let step = |ddp: &mut Ddp<Number>, lion: &mut Lion, target: f32| {
+/// #         ddp.step_with(|model, gradients| {
+/// #             let error = model.1[0] - target;
+/// #             gradients.ready(0, Values::F32(&[error]))?;
+/// #             Ok(error * error)
+/// #         }).unwrap();
+/// #         ddp.update(lion).unwrap();
+/// #     };
+/// #     for _ in 0..10 { step(&mut ddp, &mut lion, -3.0); }
+/// #     let mut checkpoints = Checkpoints::at(&path);
+/// #     checkpoints.save(&mut ddp, Some(&lion), 10).unwrap();
+/// #     step(&mut ddp, &mut lion, 1.5);
+/// #     let uninterrupted = ddp.model().1[0];
+/// #     let mut loaded = new_lion();
+/// #     assert_eq!(checkpoints.load(&mut ddp, Some(&mut loaded)).unwrap(), Some(10));
+/// #     assert_ne!(ddp.model().1[0], uninterrupted);
+/// #     step(&mut ddp, &mut loaded, 1.5);
+/// #     (ddp.model().1[0], uninterrupted)
+/// # });
+/// # std::fs::remove_dir_all(directory).unwrap();
+/// # // The momentum of the first ten steps outweighs the gradient of the last one, which has the other sign.
+/// # assert!(outcome.results.iter().all(|&(loaded, expected)| loaded == expected && loaded < 1.0 - 0.0105));
+/// ```
+pub trait Optimizer: OptimizerState {
     /// Makes one step for one slice of parameters. The caller numbers its slices, and the state of earlier steps is
     /// stored by this number. A slice without a gradient is skipped, and its state does not change.
-    ///
-    /// Half types are computed in `f32`, with state in `f32`.
     ///
     /// # Errors
     /// Parameters and gradients differ in type or length, or differ from the last step.
@@ -32,11 +102,14 @@ pub trait Optimizer {
     /// Returns the current learning rate, to which [groups](ParamGroups) apply a factor.
     fn learning_rate(&self) -> f64;
 
-    /// Sets the learning rate of the following steps.
+    /// Sets the learning rate of the following steps. A [schedule] is a function of the step:
+    /// `optimizer.set_learning_rate(schedule(step))`.
     ///
     /// # Errors
-    /// It is negative or not finite.
-    fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()>;
+    /// It is negative or not finite. The default is an error: the optimizer does not implement this method.
+    fn set_learning_rate(&mut self, _learning_rate: f64) -> Result<()> {
+        Err(Error::FixedLearningRate { optimizer: name_of(self) })
+    }
 
     /// Returns the settings of an update, in an order that depends only on the kind of the optimizer. All ranks of a
     /// training must have the same settings: trainers compare them, and the error names the one that differs. The
@@ -44,25 +117,6 @@ pub trait Optimizer {
     fn settings(&self) -> Vec<OptimizerSetting> {
         vec![OptimizerSetting::new("the learning rate", self.learning_rate())]
     }
-
-    /// Returns the name of this kind of optimizer in checkpoints.
-    fn name(&self) -> &'static str;
-
-    /// Returns the layout of the state for a slice of parameters of this type.
-    fn layout(&self, parameters: FloatType) -> StateLayout;
-
-    /// Returns the state of a slice. `None` if the slice has made no step, or if the optimizer has no state.
-    fn state(&self, slice: usize) -> Option<SliceState<'_>>;
-
-    /// Returns the numbers of the slices with state, so that a save omits none.
-    fn slices_with_state(&self) -> Vec<usize>;
-
-    /// Replaces the state of a slice of `len` parameters by zeros and returns it, to be filled. The slice then counts
-    /// as having made a step.
-    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_>;
-
-    /// Drops the state of all slices.
-    fn clear_state(&mut self);
 }
 
 /// A setting of an optimizer, for all parameters or for one.
@@ -81,35 +135,11 @@ impl OptimizerSetting {
     pub const fn new(name: &'static str, value: f64) -> Self {
         Self { name, parameter: None, value }
     }
-}
 
-/// An array of state: one value per value of the slice, in the type of the computation.
-#[derive(Debug)]
-enum Kept {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-}
-
-impl Kept {
-    fn zeros(parameters: FloatType, len: usize) -> Self {
-        match calculated(parameters) {
-            FloatType::F64 => Self::F64(vec![0.0; len]),
-            _ => Self::F32(vec![0.0; len]),
-        }
-    }
-
-    fn values(&self) -> Values<'_> {
-        match self {
-            Self::F32(values) => Values::F32(values),
-            Self::F64(values) => Values::F64(values),
-        }
-    }
-
-    fn values_mut(&mut self) -> ValuesMut<'_> {
-        match self {
-            Self::F32(values) => ValuesMut::F32(values),
-            Self::F64(values) => ValuesMut::F64(values),
-        }
+    /// Returns settings for all parameters, and those of the groups that differ from them.
+    fn all(settings: &[(&'static str, f64)], groups: Option<&ParamGroups>) -> Vec<Self> {
+        let of_all = settings.iter().map(|&(name, value)| Self::new(name, value));
+        of_all.chain(groups.into_iter().flat_map(ParamGroups::settings)).collect()
     }
 }
 
@@ -122,62 +152,34 @@ const fn calculated(parameters: FloatType) -> FloatType {
 }
 
 /// A type in which updates are computed.
-trait Calculated: num_traits::Float {
+trait Calculated: Number + num_traits::Float {
     const DTYPE: FloatType;
-    fn from_setting(value: f64) -> Self;
-    /// Returns `None` if the array has the other type.
-    fn of(kept: &mut Kept) -> Option<&mut [Self]>;
+    /// Returns `None` if the array has another type.
+    fn of_flat(array: &mut Flat) -> Option<&mut [Self]>;
 }
 
 impl Calculated for f32 {
     const DTYPE: FloatType = FloatType::F32;
 
-    #[expect(clippy::cast_possible_truncation, reason = "settings are rounded to the type calculated in")]
-    fn from_setting(value: f64) -> Self {
-        value as Self
-    }
-
-    fn of(kept: &mut Kept) -> Option<&mut [Self]> {
-        match kept {
-            Kept::F32(values) => Some(values),
-            Kept::F64(_) => None,
-        }
+    fn of_flat(array: &mut Flat) -> Option<&mut [Self]> {
+        if let Flat::F32(values) = array { Some(values) } else { None }
     }
 }
 
 impl Calculated for f64 {
     const DTYPE: FloatType = FloatType::F64;
 
-    fn from_setting(value: f64) -> Self {
-        value
-    }
-
-    fn of(kept: &mut Kept) -> Option<&mut [Self]> {
-        match kept {
-            Kept::F64(values) => Some(values),
-            Kept::F32(_) => None,
-        }
+    fn of_flat(array: &mut Flat) -> Option<&mut [Self]> {
+        if let Flat::F64(values) = array { Some(values) } else { None }
     }
 }
 
-/// Returns the state array of a slice of `len` values.
-fn kept<M: Calculated>(kept: &mut Kept, slice: usize, len: usize) -> Result<&mut [M]> {
-    M::of(kept).filter(|values| values.len() == len).ok_or(Error::SliceChanged { slice })
+/// Returns a setting, which must not be negative.
+fn non_negative(name: &'static str, value: f64) -> Result<f64> {
+    if value >= 0.0 && value.is_finite() { Ok(value) } else { Err(Error::Setting { name, value }) }
 }
 
-/// Returns the numbers of the slices that have an entry.
-fn numbers<T>(entries: &[Option<T>]) -> Vec<usize> {
-    entries.iter().enumerate().filter(|(_, entry)| entry.is_some()).map(|(number, _)| number).collect()
-}
-
-/// Returns the entry of a slice, which is created if needed.
-fn entry<T>(entries: &mut Vec<Option<T>>, slice: usize) -> &mut Option<T> {
-    if entries.len() <= slice {
-        entries.resize_with(slice + 1, || None);
-    }
-    &mut entries[slice]
-}
-
-fn check(name: &'static str, value: f64, allowed: bool) -> Result<()> {
-    if allowed && value.is_finite() { Ok(()) } else { Err(Error::Setting { name, value }) }
+/// Returns a factor of a moving mean, which must be at least 0 and below 1.
+fn mean_factor(name: &'static str, value: f64) -> Result<f64> {
+    if (0.0..1.0).contains(&value) { Ok(value) } else { Err(Error::Setting { name, value }) }
 }

@@ -2,14 +2,14 @@
 
 use super::groups::rate_and_decay;
 use super::{
-    Calculated, Kept, Optimizer, OptimizerSetting, ParamGroups, SliceState, SliceStateMut, StateLayout,
-    calculated, check, entry, kept, numbers,
+    Calculated, Optimizer, OptimizerSetting, OptimizerState, ParamGroups, SliceStates, non_negative,
 };
 use crate::number::Number;
 use crate::values::with_both;
-use crate::{FloatType, Result, Values, ValuesMut};
+use crate::{Result, Values, ValuesMut};
 
 /// Stochastic gradient descent, with the semantics of PyTorch's `SGD`.
+/// Half types are computed in `f32`, with state in `f32`.
 ///
 /// With gradient g, parameter p and learning rate η: g += weight_decay·p. With momentum µ, v = g at the first step
 /// and v = µ·v + g afterwards. Then g becomes v, or g + µ·v in Nesterov's form. Finally p −= η·g.
@@ -17,8 +17,7 @@ use crate::{FloatType, Result, Values, ValuesMut};
 pub struct Sgd {
     options: SgdOptions,
     groups: Option<ParamGroups>,
-    velocities: Vec<Option<Kept>>,
-    name: &'static str,
+    states: SliceStates,
 }
 
 /// Settings of [`Sgd`].
@@ -55,18 +54,21 @@ impl Sgd {
     /// # Errors
     /// A setting is negative or not finite.
     pub fn new(options: SgdOptions) -> Result<Self> {
-        check("the learning rate", options.learning_rate, options.learning_rate >= 0.0)?;
-        check("the weight decay", options.weight_decay, options.weight_decay >= 0.0)?;
-        if let Momentum::Plain(factor) | Momentum::Nesterov(factor) = options.momentum {
-            check("the momentum", factor, factor >= 0.0)?;
-        }
-        Ok(Self { options, groups: None, velocities: Vec::new(), name: "sgd" })
+        Self::named("sgd", options)
     }
 
-    /// Returns this optimizer under another name, because its slices are not gradients.
-    pub(crate) const fn named(mut self, name: &'static str) -> Self {
-        self.name = name;
-        self
+    /// Returns an optimizer under another name, because its slices are not gradients.
+    pub(crate) fn named(name: &'static str, options: SgdOptions) -> Result<Self> {
+        non_negative("the learning rate", options.learning_rate)?;
+        non_negative("the weight decay", options.weight_decay)?;
+        let arrays: &[&str] = match options.momentum {
+            Momentum::None => &[],
+            Momentum::Plain(factor) | Momentum::Nesterov(factor) => {
+                non_negative("the momentum", factor)?;
+                &["velocity"]
+            }
+        };
+        Ok(Self { options, groups: None, states: SliceStates::new(name, arrays, &[]) })
     }
 
     /// Returns this optimizer with options for some parameters. The number of a slice must be the index of its
@@ -87,8 +89,8 @@ impl Sgd {
         let SgdOptions { learning_rate, momentum, weight_decay } = self.options;
         let (learning_rate, weight_decay) =
             rate_and_decay(self.groups.as_ref(), slice, learning_rate, weight_decay)?;
-        let rate = T::Math::from_setting(learning_rate);
-        let decay = T::Math::from_setting(weight_decay);
+        let rate = T::Math::of(learning_rate);
+        let decay = T::Math::of(weight_decay);
         // Without decay nothing is added, so that an infinite parameter does not make its gradient NaN.
         let decays = weight_decay > 0.0;
         let decayed = |p: T, g: T| if decays { g.widen() + decay * p.widen() } else { g.widen() };
@@ -99,13 +101,11 @@ impl Sgd {
                 }
                 return Ok(());
             }
-            Momentum::Plain(factor) => (T::Math::from_setting(factor), false),
-            Momentum::Nesterov(factor) => (T::Math::from_setting(factor), true),
+            Momentum::Plain(factor) => (T::Math::of(factor), false),
+            Momentum::Nesterov(factor) => (T::Math::of(factor), true),
         };
-        let velocity = entry(&mut self.velocities, slice);
-        let first = velocity.is_none();
-        let velocity = velocity.get_or_insert_with(|| Kept::zeros(T::Math::DTYPE, parameters.len()));
-        let velocity = kept::<T::Math>(velocity, slice, parameters.len())?;
+        let first = self.states.get(slice).is_none();
+        let ([velocity], _) = self.states.step::<T::Math, 1>(slice, parameters.len())?;
         for ((p, &g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
             let g = decayed(*p, g);
             *v = if first { g } else { factor * *v + g };
@@ -126,55 +126,28 @@ impl Optimizer for Sgd {
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
-        check("the learning rate", learning_rate, learning_rate >= 0.0)?;
-        self.options.learning_rate = learning_rate;
+        self.options.learning_rate = non_negative("the learning rate", learning_rate)?;
         Ok(())
     }
 
     fn settings(&self) -> Vec<OptimizerSetting> {
         let SgdOptions { learning_rate, momentum, weight_decay } = self.options;
-        let momentum = match momentum {
-            Momentum::None => None,
-            Momentum::Plain(factor) => Some(("the momentum", factor)),
-            Momentum::Nesterov(factor) => Some(("Nesterov's momentum", factor)),
-        };
-        let of_all = [("the learning rate", learning_rate), ("the weight decay", weight_decay)];
-        let of_all = of_all.into_iter().chain(momentum);
-        let of_all = of_all.map(|(name, value)| OptimizerSetting::new(name, value));
-        of_all.chain(self.groups.iter().flat_map(ParamGroups::settings)).collect()
-    }
-
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn layout(&self, parameters: FloatType) -> StateLayout {
-        match self.options.momentum {
-            Momentum::None => StateLayout::default(),
-            Momentum::Plain(_) | Momentum::Nesterov(_) => {
-                StateLayout { arrays: vec![("velocity", calculated(parameters))], scalars: Vec::new() }
-            }
+        let mut of_all = vec![("the learning rate", learning_rate), ("the weight decay", weight_decay)];
+        match momentum {
+            Momentum::None => {}
+            Momentum::Plain(factor) => of_all.push(("the momentum", factor)),
+            Momentum::Nesterov(factor) => of_all.push(("Nesterov's momentum", factor)),
         }
+        OptimizerSetting::all(&of_all, self.groups.as_ref())
+    }
+}
+
+impl OptimizerState for Sgd {
+    fn states(&self) -> Option<&SliceStates> {
+        Some(&self.states)
     }
 
-    fn state(&self, slice: usize) -> Option<SliceState<'_>> {
-        let velocity = self.velocities.get(slice)?.as_ref()?;
-        Some(SliceState { arrays: vec![velocity.values()], scalars: Vec::new() })
-    }
-
-    fn slices_with_state(&self) -> Vec<usize> {
-        numbers(&self.velocities)
-    }
-
-    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {
-        if self.options.momentum == Momentum::None {
-            return SliceStateMut { arrays: Vec::new(), scalars: Vec::new() };
-        }
-        let velocity = entry(&mut self.velocities, slice).insert(Kept::zeros(parameters, len));
-        SliceStateMut { arrays: vec![velocity.values_mut()], scalars: Vec::new() }
-    }
-
-    fn clear_state(&mut self) {
-        self.velocities.clear();
+    fn states_mut(&mut self) -> Option<&mut SliceStates> {
+        Some(&mut self.states)
     }
 }

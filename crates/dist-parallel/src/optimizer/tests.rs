@@ -17,13 +17,28 @@ struct ScalarAdamW {
 
 impl ScalarAdamW {
     fn step(&mut self, o: &AdamWOptions, p: f64, g: f64) -> f64 {
+        let coupled = if o.decay == WeightDecay::InGradient { o.weight_decay } else { 0.0 };
+        let g = g + coupled * p;
         self.t += 1;
         self.m = o.beta1 * self.m + (1.0 - o.beta1) * g;
         self.v = o.beta2 * self.v + (1.0 - o.beta2) * g * g;
         let unbiased_m = self.m / (1.0 - o.beta1.powi(self.t));
         let unbiased_v = self.v / (1.0 - o.beta2.powi(self.t));
-        let p = p - o.learning_rate * o.weight_decay * p;
+        let p = p - o.learning_rate * (o.weight_decay - coupled) * p;
         p - o.learning_rate * unbiased_m / (unbiased_v.sqrt() + o.epsilon)
+    }
+}
+
+/// The state of one value under the formulas of Lion.
+#[derive(Default)]
+struct ScalarLion(f64);
+
+impl ScalarLion {
+    fn step(&mut self, o: &LionOptions, p: f64, g: f64) -> f64 {
+        let direction = o.beta1 * self.0 + (1.0 - o.beta1) * g;
+        self.0 = o.beta2 * self.0 + (1.0 - o.beta2) * g;
+        let sign = f64::from(u8::from(direction > 0.0)) - f64::from(u8::from(direction < 0.0));
+        p - o.learning_rate * sign - o.learning_rate * o.weight_decay * p
     }
 }
 
@@ -100,21 +115,70 @@ fn sgd_follows_its_formulas(#[case] momentum: Momentum, #[case] weight_decay: f6
 #[case::no_decay(AdamWOptions { weight_decay: 0.0, ..AdamWOptions::default() })]
 #[case::large_steps(AdamWOptions { learning_rate: 0.1, weight_decay: 0.5, ..AdamWOptions::default() })]
 #[case::no_memory(AdamWOptions { beta1: 0.0, beta2: 0.0, epsilon: 0.5, ..AdamWOptions::default() })]
+#[case::adam(AdamWOptions::adam())]
+#[case::adam_with_decay(AdamWOptions { weight_decay: 0.1, ..AdamWOptions::adam() })]
 fn adamw_follows_its_formulas(#[case] options: AdamWOptions) {
     let mut scalars: [ScalarAdamW; LEN] = Default::default();
     let reference = |index: usize, p, g| scalars[index].step(&options, p, g);
     check(&mut AdamW::new(options).unwrap(), reference);
 }
 
-fn optimizers() -> [Box<dyn Optimizer>; 2] {
-    let (sgd, adamw) = decaying(0.01);
-    [Box::new(sgd), Box::new(adamw)]
+#[rstest]
+#[case::defaults(LionOptions::default())]
+#[case::decay(LionOptions { learning_rate: 0.01, weight_decay: 0.1, ..LionOptions::default() })]
+#[case::no_memory(LionOptions { beta1: 0.0, beta2: 0.0, ..LionOptions::default() })]
+fn lion_follows_its_formulas(#[case] options: LionOptions) {
+    let mut scalars: [ScalarLion; LEN] = Default::default();
+    let reference = |index: usize, p, g| scalars[index].step(&options, p, g);
+    check(&mut Lion::new(options).unwrap(), reference);
 }
 
-fn decaying(weight_decay: f64) -> (Sgd, AdamW) {
-    let (learning_rate, momentum) = (0.05, Momentum::Nesterov(0.9));
-    let adamw = AdamWOptions { learning_rate, weight_decay, ..AdamWOptions::default() };
-    (Sgd::new(SgdOptions { learning_rate, momentum, weight_decay }).unwrap(), AdamW::new(adamw).unwrap())
+/// The kinds of optimizers that have state.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Sgd,
+    AdamW,
+    Adam,
+    Lion,
+}
+
+impl Kind {
+    fn new(self) -> Box<dyn Optimizer> {
+        self.decaying(0.01, None)
+    }
+
+    fn decaying(self, weight_decay: f64, groups: Option<ParamGroups>) -> Box<dyn Optimizer> {
+        self.grouped(weight_decay, groups).unwrap()
+    }
+
+    fn grouped(self, weight_decay: f64, groups: Option<ParamGroups>) -> Result<Box<dyn Optimizer>> {
+        let groups = groups.unwrap_or(ParamGroups::new(&infos())?);
+        let learning_rate = 0.05;
+        Ok(match self {
+            Self::Sgd => {
+                let options = SgdOptions { learning_rate, momentum: Momentum::Nesterov(0.9), weight_decay };
+                Box::new(Sgd::new(options)?.with_groups(groups)?)
+            }
+            Self::AdamW => {
+                let options = AdamWOptions { learning_rate, weight_decay, ..AdamWOptions::default() };
+                Box::new(AdamW::new(options)?.with_groups(groups)?)
+            }
+            Self::Adam => {
+                let options = AdamWOptions { learning_rate, weight_decay, ..AdamWOptions::adam() };
+                Box::new(AdamW::new(options)?.with_groups(groups)?)
+            }
+            Self::Lion => {
+                let options = LionOptions { learning_rate, weight_decay, ..LionOptions::default() };
+                Box::new(Lion::new(options)?.with_groups(groups)?)
+            }
+        })
+    }
+}
+
+/// Returns the arrays and scalars of a slice, if it has any.
+fn state(optimizer: &dyn Optimizer, slice: usize) -> Option<(Vec<Values<'_>>, &[f64])> {
+    let state = optimizer.states()?.get(slice)?;
+    Some((state.arrays(), state.scalars()))
 }
 
 /// Returns a matrix, a vector, another matrix, and a parameter tied to the first.
@@ -137,13 +201,12 @@ fn groups() -> ParamGroups {
 }
 
 #[rstest]
-fn a_group_steps_like_an_optimizer_of_its_own(#[values(0, 1)] which: usize) {
-    let nth = |(sgd, adamw): (Sgd, AdamW)| -> Box<dyn Optimizer> {
-        if which == 0 { Box::new(sgd) } else { Box::new(adamw) }
-    };
-    let (sgd, adamw) = decaying(0.01);
-    let mut grouped = nth((sgd.with_groups(groups()).unwrap(), adamw.with_groups(groups()).unwrap()));
-    let mut own = [(0.01, 1.0), (0.0, 1.0), (0.2, 0.3)].map(|(decay, factor)| (nth(decaying(decay)), factor));
+fn a_group_steps_like_an_optimizer_of_its_own(
+    #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
+) {
+    let mut grouped = kind.decaying(0.01, Some(groups()));
+    let mut own =
+        [(0.01, 1.0), (0.0, 1.0), (0.2, 0.3)].map(|(decay, factor)| (kind.decaying(decay, None), factor));
     let mut parameters = [[0.5_f32; LEN]; 3];
     let mut expected = parameters;
     for step in 0..STEPS {
@@ -163,7 +226,7 @@ fn a_group_steps_like_an_optimizer_of_its_own(#[values(0, 1)] which: usize) {
     assert!(all != undecayed && all != other && undecayed != other);
     assert_eq!(grouped.learning_rate(), 0.05 / STEPS as f64);
     for (slice, (own, _)) in own.iter().enumerate() {
-        assert_eq!(grouped.state(slice), own.state(0));
+        assert_eq!(state(&*grouped, slice), state(&**own, 0));
     }
 }
 
@@ -204,9 +267,8 @@ fn groups_that_make_no_sense_are_refused() {
     for (options, expected) in refused {
         let mut groups = groups();
         *groups.named("b").unwrap() = options;
-        let (sgd, adamw) = decaying(0.0);
-        for refused in [sgd.with_groups(groups.clone()).map(drop), adamw.with_groups(groups).map(drop)] {
-            let error = refused.unwrap_err();
+        for kind in [Kind::Sgd, Kind::AdamW, Kind::Lion] {
+            let error = kind.grouped(0.0, Some(groups.clone())).map(drop).unwrap_err();
             let (parameter, name) = match &error {
                 Error::ParamSetting { parameter, name, .. } => (&**parameter, *name),
                 other => panic!("{other}"),
@@ -218,21 +280,19 @@ fn groups_that_make_no_sense_are_refused() {
 
 #[test]
 fn a_slice_of_another_model_than_that_of_the_groups_is_refused() {
-    let (sgd, adamw) = decaying(0.0);
-    let (mut sgd, mut adamw) = (sgd.with_groups(groups()).unwrap(), adamw.with_groups(groups()).unwrap());
-    for optimizer in [&mut sgd as &mut dyn Optimizer, &mut adamw] {
+    for kind in [Kind::Sgd, Kind::AdamW, Kind::Lion] {
+        let mut optimizer = kind.decaying(0.0, Some(groups()));
         let mut parameters = [1.0_f32; LEN];
         let outcome = optimizer.update(4, (&mut parameters[..]).into(), (&[1.0_f32; LEN][..]).into());
         assert!(matches!(outcome, Err(Error::SliceWithoutGroup { slice: 4, parameters: 4 })), "{outcome:?}");
-        assert_eq!((parameters, optimizer.state(4)), ([1.0; LEN], None));
+        assert_eq!((parameters, state(&*optimizer, 4)), ([1.0; LEN], None));
     }
 }
 
 /// A step of a half type is the step of `f32`, with the parameter rounded.
 #[rstest]
-fn half_types_are_calculated_in_f32(#[values(0, 1)] which: usize) {
-    let [mut halves, mut singles] =
-        [optimizers(), optimizers()].map(|all| all.into_iter().nth(which).unwrap());
+fn half_types_are_calculated_in_f32(#[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind) {
+    let [mut halves, mut singles] = [kind.new(), kind.new()];
     let mut brains = vec![bf16::from_f32(0.3); LEN];
     let mut shorts = vec![f16::from_f32(0.3); LEN];
     for step in 0..STEPS {
@@ -256,22 +316,26 @@ fn half_types_are_calculated_in_f32(#[values(0, 1)] which: usize) {
 }
 
 #[rstest]
-fn a_slice_cut_in_two_makes_the_same_steps(#[values(0, 1)] which: usize) {
-    let [mut whole, mut cut] = [optimizers(), optimizers()].map(|all| all.into_iter().nth(which).unwrap());
+fn a_slice_cut_in_two_makes_the_same_steps(
+    #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
+) {
+    let [mut whole, mut cut] = [kind.new(), kind.new()];
     let mut together = vec![0.5_f32; LEN];
     let mut apart = together.clone();
     for step in 0..STEPS {
         let gradients = gradients(step);
         whole.update(0, (&mut *together).into(), (&*gradients).into()).unwrap();
-        cut.update(5, (&mut apart[..3]).into(), (&gradients[..3]).into()).unwrap();
+        cut.update(1, (&mut apart[..3]).into(), (&gradients[..3]).into()).unwrap();
         cut.update(2, (&mut apart[3..]).into(), (&gradients[3..]).into()).unwrap();
     }
     assert_eq!(together, apart);
 }
 
 #[rstest]
-fn a_learning_rate_of_zero_stands_still_until_it_is_raised(#[values(0, 1)] which: usize) {
-    let mut optimizer = optimizers().into_iter().nth(which).unwrap();
+fn a_learning_rate_of_zero_stands_still_until_it_is_raised(
+    #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
+) {
+    let mut optimizer = kind.new();
     let mut parameters = [1.0_f64, -2.0];
     optimizer.set_learning_rate(0.0).unwrap();
     optimizer.update(0, (&mut parameters[..]).into(), (&[3.0_f64, 4.0][..]).into()).unwrap();
@@ -283,8 +347,8 @@ fn a_learning_rate_of_zero_stands_still_until_it_is_raised(#[values(0, 1)] which
 }
 
 #[rstest]
-fn slices_that_do_not_fit_are_refused(#[values(0, 1)] which: usize) {
-    let mut optimizer = optimizers().into_iter().nth(which).unwrap();
+fn slices_that_do_not_fit_are_refused(#[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind) {
+    let mut optimizer = kind.new();
     let mut parameters = [1.0_f32; 3];
     let error = optimizer.update(0, (&mut parameters[..]).into(), (&[0.0_f32; 2][..]).into()).unwrap_err();
     assert!(matches!(error, Error::ValuesDiffer { expected_len: 3, got_len: 2, .. }), "{error}");
@@ -318,7 +382,8 @@ fn settings_that_make_no_sense_are_refused() {
         ("beta1", adamw(|options| options.beta1 = 1.0)),
         ("beta2", adamw(|options| options.beta2 = -0.1)),
         ("epsilon", adamw(|options| options.epsilon = f64::NAN)),
-        ("the learning rate", optimizers()[0].set_learning_rate(-1.0)),
+        ("beta2", Lion::new(LionOptions { beta2: 1.0, ..LionOptions::default() }).map(drop)),
+        ("the learning rate", Kind::Sgd.new().set_learning_rate(-1.0)),
     ];
     for (expected, result) in refused {
         assert!(matches!(result, Err(Error::Setting { name, .. }) if name == expected), "{result:?}");
@@ -331,35 +396,32 @@ fn rounded(dtype: FloatType, values: &[f32]) -> Flat {
     flat
 }
 
-/// Copies the state of slice 0 of `from` to slice `slice` of `to`, by name.
+/// Copies the state of slice 0 of `from` to slice `slice` of `to`.
 fn hand_over(from: &dyn Optimizer, to: &mut dyn Optimizer, slice: usize, dtype: FloatType) {
-    assert_eq!((from.name(), from.layout(dtype)), (to.name(), to.layout(dtype)));
-    let layout = from.layout(dtype);
-    let state = from.state(0).unwrap();
-    assert_eq!((state.arrays.len(), state.scalars.len()), (layout.arrays.len(), layout.scalars.len()));
-    let into = to.make_state(slice, dtype, LEN);
-    for ((array, values), (_, array_dtype)) in into.arrays.into_iter().zip(state.arrays).zip(layout.arrays) {
-        assert_eq!(values.dtype(), array_dtype);
-        let mut array = array;
+    let (arrays, scalars) = state(from, 0).unwrap();
+    let states = to.states_mut().unwrap();
+    assert_eq!(states.optimizer(), name_of(from));
+    let layout: Vec<_> = states.arrays(dtype).map(|(_, dtype)| dtype).collect();
+    assert_eq!(arrays.iter().map(Values::dtype).collect::<Vec<_>>(), layout);
+    let into = states.restart(slice, dtype, LEN);
+    for (mut array, values) in into.arrays_mut().into_iter().zip(arrays) {
         array.copy_from(values).unwrap();
     }
-    for (scalar, value) in into.scalars.into_iter().zip(state.scalars) {
-        *scalar = value;
-    }
+    into.scalars_mut().copy_from_slice(scalars);
 }
 
 #[rstest]
 fn an_optimizer_with_the_state_of_another_goes_on_like_it(
-    #[values(0, 1)] which: usize,
+    #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
     #[values(FloatType::F32, FloatType::F64, FloatType::F16, FloatType::Bf16)] dtype: FloatType,
 ) {
-    let [mut first, mut second] = [optimizers(), optimizers()].map(|all| all.into_iter().nth(which).unwrap());
+    let [mut first, mut second] = [kind.new(), kind.new()];
     let mut parameters = Flat::zeros(dtype, LEN);
     let step = |optimizer: &mut dyn Optimizer, slice, parameters: &mut Flat, step| {
         let exact = rounded(dtype, &gradients(step));
         optimizer.update(slice, parameters.slice_mut(0, LEN), exact.slice(0, LEN)).unwrap();
     };
-    assert_eq!(first.state(0), None);
+    assert_eq!(state(&*first, 0), None);
     for number in 0..STEPS {
         step(&mut *first, 0, &mut parameters, number);
     }
@@ -371,15 +433,49 @@ fn an_optimizer_with_the_state_of_another_goes_on_like_it(
         step(&mut *second, 3, &mut copy, number);
     }
     assert_eq!(copy.slice(0, LEN), parameters.slice(0, LEN));
-    second.clear_state();
-    assert_eq!(second.state(3), None);
+    second.states_mut().unwrap().clear();
+    assert_eq!(state(&*second, 3), None);
 }
 
 #[test]
 fn without_momentum_nothing_is_kept() {
     let mut sgd = Sgd::new(SgdOptions::default()).unwrap();
     sgd.update(0, (&mut [1.0_f32][..]).into(), (&[1.0_f32][..]).into()).unwrap();
-    assert!(sgd.layout(FloatType::F32).is_empty());
-    assert_eq!(sgd.state(0), None);
-    assert!(sgd.make_state(0, FloatType::F32, 1).arrays.is_empty());
+    let states = sgd.states().unwrap();
+    assert_eq!((states.iter().count(), states.arrays(FloatType::F32).count()), (0, 0));
+}
+
+/// An optimizer as a user would write it, without state.
+struct Halving;
+
+impl OptimizerState for Halving {}
+
+impl Optimizer for Halving {
+    fn update(&mut self, _: usize, mut parameters: ValuesMut<'_>, _: Values<'_>) -> Result<()> {
+        parameters.scale(0.5);
+        Ok(())
+    }
+
+    fn learning_rate(&self) -> f64 {
+        0.5
+    }
+}
+
+#[test]
+fn an_optimizer_without_state_has_two_methods() {
+    let error = Halving.set_learning_rate(0.1).unwrap_err();
+    assert!(matches!(error, Error::FixedLearningRate { optimizer: "stateless" }), "{error}");
+    assert!(Halving.states().is_none() && Halving.states_mut().is_none());
+    assert_eq!(Halving.settings(), [OptimizerSetting::new("the learning rate", 0.5)]);
+}
+
+#[test]
+fn a_rule_for_another_number_of_arrays_is_refused() {
+    let mut states = SliceStates::new("mine", &["mean", "square"], &[]);
+    let mut parameters = [1.0_f32; LEN];
+    let outcome =
+        states.update(0, (&mut parameters[..]).into(), (&[1.0_f32; LEN][..]).into(), |p, _, []| *p = 0.0);
+    let is_refused = matches!(outcome, Err(Error::StateArrays { optimizer: "mine", has: 2, needs: 0 }));
+    assert!(is_refused, "{outcome:?}");
+    assert_eq!(parameters, [1.0; LEN]);
 }

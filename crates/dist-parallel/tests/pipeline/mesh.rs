@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
 use dist_parallel::pipeline::{PipelineSchedule, ScheduleKind};
-use dist_parallel::{Checkpoints, Error, Optimizer, Params, Shards, ValuesMut};
+use dist_parallel::{Checkpoints, Error, OptimizerState, Params, Shards, ValuesMut};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
 
@@ -278,7 +278,7 @@ fn ranks_that_load_with_different_optimizers_change_nothing(#[case] degrees: [us
         step(&mut pipeline);
         pipeline.update(&mut optimizer).unwrap();
         let before = whole(&mut pipeline);
-        let with: Option<&mut dyn Optimizer> = if rank == odd { None } else { Some(&mut optimizer) };
+        let with: Option<&mut dyn OptimizerState> = if rank == odd { None } else { Some(&mut optimizer) };
         let error = checkpoints.load(&mut pipeline, with).unwrap_err();
         assert_eq!(whole(&mut pipeline), before);
         error.to_string()

@@ -1,8 +1,8 @@
 //! An optimizer with parameter groups, and the equivalent optimizers applied by hand.
 
 use dist_parallel::{
-    AdamW, AdamWOptions, FloatType, Optimizer, ParamGroups, ParamInfo, ParamOptions, Result, SliceState,
-    SliceStateMut, StateLayout, Values, ValuesMut,
+    AdamW, AdamWOptions, Optimizer, OptimizerState, ParamGroups, ParamInfo, ParamOptions, Result,
+    SliceStates, Values, ValuesMut,
 };
 
 const FACTOR: f64 = 0.3;
@@ -25,7 +25,7 @@ pub(crate) fn grouped(infos: &[ParamInfo], other: &str) -> AdamW {
     adamw(DECAYS[0]).with_groups(groups).unwrap()
 }
 
-/// Applies one optimizer without groups for each of the groups.
+/// Applies one optimizer without groups for each of the groups. The first has the state of all slices.
 pub(crate) struct ByHand {
     group_of: Vec<usize>,
     optimizers: [AdamW; 3],
@@ -48,14 +48,21 @@ impl ByHand {
         by_hand
     }
 
-    fn of(&mut self, slice: usize) -> &mut AdamW {
-        &mut self.optimizers[self.group_of[slice]]
+    /// Exchanges the states of the first optimizer and of that of a group.
+    fn swap_states(&mut self, group: usize) {
+        if let Ok([first, own]) = self.optimizers.get_disjoint_mut([0, group]) {
+            std::mem::swap(first.states_mut().unwrap(), own.states_mut().unwrap());
+        }
     }
 }
 
 impl Optimizer for ByHand {
     fn update(&mut self, slice: usize, parameters: ValuesMut<'_>, gradients: Values<'_>) -> Result<()> {
-        self.of(slice).update(slice, parameters, gradients)
+        let group = self.group_of[slice];
+        self.swap_states(group);
+        let updated = self.optimizers[group].update(slice, parameters, gradients);
+        self.swap_states(group);
+        updated
     }
 
     fn learning_rate(&self) -> f64 {
@@ -66,28 +73,14 @@ impl Optimizer for ByHand {
         let rates = [1.0, 1.0, FACTOR].map(|factor| factor * learning_rate);
         self.optimizers.iter_mut().zip(rates).try_for_each(|(own, rate)| own.set_learning_rate(rate))
     }
+}
 
-    fn name(&self) -> &'static str {
-        self.optimizers[0].name()
+impl OptimizerState for ByHand {
+    fn states(&self) -> Option<&SliceStates> {
+        self.optimizers[0].states()
     }
 
-    fn layout(&self, parameters: FloatType) -> StateLayout {
-        self.optimizers[0].layout(parameters)
-    }
-
-    fn state(&self, slice: usize) -> Option<SliceState<'_>> {
-        self.optimizers[self.group_of[slice]].state(slice)
-    }
-
-    fn slices_with_state(&self) -> Vec<usize> {
-        self.optimizers.iter().flat_map(Optimizer::slices_with_state).collect()
-    }
-
-    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {
-        self.of(slice).make_state(slice, parameters, len)
-    }
-
-    fn clear_state(&mut self) {
-        self.optimizers.iter_mut().for_each(AdamW::clear_state);
+    fn states_mut(&mut self) -> Option<&mut SliceStates> {
+        self.optimizers[0].states_mut()
     }
 }

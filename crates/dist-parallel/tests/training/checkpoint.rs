@@ -4,10 +4,11 @@
 use std::path::Path;
 
 use dist_collectives::Communicator;
+use dist_parallel::schedule::{self, Decay};
 use dist_parallel::{
-    AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, Decay, FloatType, Fsdp, FsdpOptions,
-    LearningRateSchedule, Momentum, Optimizer, ParamInfo, Params, Precision, Sequence, Sgd, SgdOptions,
-    ShardingStrategy, Shards, Units, Values, WeightOptions, bf16,
+    AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, Momentum, Optimizer,
+    ParamInfo, Params, Precision, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards, Units, Values,
+    WeightOptions, bf16,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -56,10 +57,8 @@ macro_rules! trainer {
     ($trainer:ty, $bits:expr) => {
         impl Trainer for $trainer {
             fn step(&mut self, number: u64, optimizer: &mut dyn Optimizer) {
-                let decay = Decay::Cosine { steps: STEPS, to: 0.1 };
-                optimizer
-                    .set_learning_rate(LearningRateSchedule { peak: 0.05, warmup: 2, decay }.at(number))
-                    .unwrap();
+                let schedule = schedule::cosine(Decay { peak: 0.05, warmup: 2, steps: STEPS, to: 0.1 });
+                optimizer.set_learning_rate(schedule(number)).unwrap();
                 let step = usize::try_from(number).unwrap();
                 let batch = |index| {
                     let (input, target) = micro_batch(step, index);

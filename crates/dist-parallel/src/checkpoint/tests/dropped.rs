@@ -8,7 +8,7 @@ use rstest::rstest;
 use super::holder::{Holder, ModelDivision, infos};
 use super::{load, on_ranks, same_fault, save};
 use crate::checkpoint::{CheckpointProblem, Checkpoints};
-use crate::{Communicator, Optimizer, ParamInfo};
+use crate::{Communicator, OptimizerState as _, ParamInfo};
 
 /// Returns the model, with its own or a tied head, and with a trained or a frozen scale.
 fn model(tied: bool, frozen: bool) -> Vec<ParamInfo> {
@@ -135,7 +135,7 @@ fn state_of_a_slice_that_the_trainer_does_not_list_is_not_dropped_by_a_save() {
     let results = on_ranks(2, ModelDivision::Even, move |holder| {
         holder.fill(1);
         if holder.comm.rank() == 1 {
-            holder.optimizer.make_state(77, crate::FloatType::F32, 3);
+            holder.optimizer.states_mut().unwrap().restart(77, crate::FloatType::F32, 3);
         }
         save(&mut Checkpoints::at(&path), holder, 1)
     });

@@ -278,7 +278,8 @@ fn ranks_with_different_save_requests_get_an_error(
         holder.fill(5);
         let (step, with_optimizer) = what(holder.comm.rank());
         let (mut trainer, optimizer) = holder.parts();
-        let optimizer: Option<&dyn crate::Optimizer> = if with_optimizer { Some(optimizer) } else { None };
+        let optimizer: Option<&dyn crate::OptimizerState> =
+            if with_optimizer { Some(optimizer) } else { None };
         Checkpoints::at(&path).save(&mut trainer, optimizer, step)
     });
     let fault = same_fault(results).to_string();
@@ -304,7 +305,7 @@ fn ranks_with_different_load_requests_get_an_error_and_change_nothing(
         let (step, with_optimizer) =
             if holder.comm.rank() == 1 { (step, with_optimizer) } else { (None, true) };
         let (mut trainer, optimizer) = holder.parts();
-        let optimizer: Option<&mut dyn crate::Optimizer> =
+        let optimizer: Option<&mut dyn crate::OptimizerState> =
             if with_optimizer { Some(optimizer) } else { None };
         let mut checkpoints = Checkpoints::at(&path);
         let loaded = match step {

@@ -6,7 +6,10 @@ use half::{bf16, f16};
 
 use crate::checkpoint::{Chunk, ShardMetadata, Shards, Slice};
 use crate::flat::Flat;
-use crate::{AdamW, AdamWOptions, Communicator, FloatType, Optimizer, ParamInfo, Result, Values, ValuesMut};
+use crate::{
+    AdamW, AdamWOptions, Communicator, FloatType, OptimizerState as _, ParamInfo, Result, SliceStates,
+    Values, ValuesMut,
+};
 
 /// The division of a model among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,17 +110,18 @@ impl Holder {
         for (chunk, values) in self.parameters.chunks.iter().zip(&mut self.values) {
             fill(values.slice_mut(0, chunk.len), step, 0, chunk);
         }
-        self.optimizer.clear_state();
+        let states = self.optimizer.states_mut().unwrap();
+        states.clear();
         for Slice { number, chunk } in &self.slices.chunks {
             if chunk.parameter == UNUSED {
                 continue;
             }
             let dtype = self.infos[chunk.parameter].dtype;
-            let state = self.optimizer.make_state(*number, dtype, chunk.len);
-            for (salt, array) in state.arrays.into_iter().enumerate() {
+            let state = states.restart(*number, dtype, chunk.len);
+            for (salt, array) in state.arrays_mut().into_iter().enumerate() {
                 fill(array, step, salt + 1, chunk);
             }
-            for (salt, scalar) in state.scalars.into_iter().enumerate() {
+            for (salt, scalar) in state.scalars_mut().iter_mut().enumerate() {
                 *scalar = scalar_of(step, salt, chunk.parameter);
             }
         }
@@ -141,17 +145,21 @@ impl Holder {
             values.slice(0, chunk.len) == expected.slice(0, chunk.len)
         });
         let states_are = self.slices.chunks.iter().all(|Slice { number, chunk }| {
-            let Some(state) = self.optimizer.state(*number) else {
+            let Some(state) = self.states().get(*number) else {
                 // Empty tensors belong to no step.
                 return chunk.parameter == UNUSED || chunk.len == 0;
             };
-            let arrays = state.arrays.iter().enumerate().all(|(salt, values)| {
+            let arrays = state.arrays().iter().enumerate().all(|(salt, values)| {
                 *values == expected(values.dtype(), salt + 1, chunk).slice(0, chunk.len)
             });
-            let mut scalars = state.scalars.iter().enumerate();
+            let mut scalars = state.scalars().iter().enumerate();
             arrays && scalars.all(|(salt, value)| *value == scalar_of(step, salt, chunk.parameter))
         });
         parameters_are && (states_are || !with_optimizer)
+    }
+
+    fn states(&self) -> &SliceStates {
+        self.optimizer.states().unwrap()
     }
 
     /// Lists a slice that the optimizer does not have.

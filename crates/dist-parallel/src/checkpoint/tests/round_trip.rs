@@ -11,7 +11,7 @@ use super::{load, on_ranks, save, saved};
 use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::index::{CHECKED_BYTES, Index};
 use crate::checkpoint::{Checkpoints, INDEX, Shards, Slice};
-use crate::{Optimizer, Sgd, SgdOptions};
+use crate::{OptimizerState as _, Sgd, SgdOptions, SliceStates};
 
 #[rstest]
 fn any_ranks_and_division_load_a_save_of_any_others(
@@ -222,17 +222,17 @@ fn waiting_for_a_save_ends_at_its_limit_and_the_save_goes_on() {
 }
 
 /// Returns the tensors and ranges that a rank needs.
-fn needs(trainer: &dyn Shards, optimizer: &dyn Optimizer) -> Vec<(String, usize, usize)> {
+fn needs(trainer: &dyn Shards, states: &SliceStates) -> Vec<(String, usize, usize)> {
     let infos = trainer.infos();
     let parameters = trainer.parameters().chunks.into_iter();
     let mut needs: Vec<_> =
         parameters.map(|chunk| (infos[chunk.parameter].name.clone(), chunk.offset, chunk.len)).collect();
     for Slice { number, chunk } in trainer.slices().chunks {
-        let layout = optimizer.layout(infos[chunk.parameter].dtype);
+        let dtype = infos[chunk.parameter].dtype;
         let name = |state: &str| format!("optimizer/{state}/{}", infos[chunk.parameter].name);
-        if optimizer.state(number).is_some() {
-            needs.extend(layout.arrays.iter().map(|(state, _)| (name(state), chunk.offset, chunk.len)));
-            needs.extend(layout.scalars.iter().map(|state| (name(state), 0, 1)));
+        if states.get(number).is_some() {
+            needs.extend(states.arrays(dtype).map(|(state, _)| (name(state), chunk.offset, chunk.len)));
+            needs.extend(states.scalars().map(|state| (name(state), 0, 1)));
         }
     }
     needs
@@ -261,7 +261,7 @@ fn a_rank_reads_the_bytes_that_it_needs(#[case] before: usize, #[case] after: us
         }));
         load(&mut checkpoints, holder).unwrap();
         let (trainer, optimizer) = holder.parts();
-        (bytes.load(Ordering::Relaxed), needs(&trainer, optimizer))
+        (bytes.load(Ordering::Relaxed), needs(&trainer, optimizer.states().unwrap()))
     });
     let checkpoint = directory.path().join("checkpoint-1-step-9");
     let bytes = std::fs::read(checkpoint.join(INDEX)).unwrap();
