@@ -25,7 +25,7 @@ mod mean;
 mod mutation_check;
 mod norm;
 mod number;
-mod optimizer;
+mod optim;
 mod params;
 pub mod pipeline;
 mod plan;
@@ -70,7 +70,7 @@ pub use loop_steps::LoopSteps;
 pub use loss::Loss;
 pub use materialise::{BufferView, Materialised, Resharded, Slot};
 pub use norm::gradient_norm;
-pub use optimizer::{
+pub use optim::{
     AdamW, AdamWOptions, Lion, LionOptions, Momentum, Optimizer, OptimizerSetting, OptimizerState,
     ParamGroups, ParamOptions, Sgd, SgdOptions, SliceState, SliceStates, WeightDecay, schedule,
 };

@@ -6,7 +6,7 @@
 use dist_collectives::Communicator;
 
 use crate::agreement::{self, Difference, Setting, hash, hash_more};
-use crate::optimizer::name_of;
+use crate::optim::name_of;
 use crate::{Error, Optimizer, OptimizerSetting, ParamInfo, Result};
 
 /// The history of one rank's updates.
