@@ -2,10 +2,8 @@
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use dist_parallel::{
-    BoxError, Checkpoints, Chunk, Communicator, Error, ParamInfo, Params, Saving, ShardMetadata, Shards,
-    Slice, Values, ValuesMut,
-};
+use dist_parallel::checkpoint::{Checkpoints, Chunk, Saving, ShardMetadata, Shards, Slice};
+use dist_parallel::{BoxError, Communicator, Error, ParamInfo, Params, Values, ValuesMut};
 
 use crate::module::check;
 use crate::optimizer::{OptimizerTensors, PREFIX};
@@ -25,7 +23,8 @@ impl DataParallel {
     /// use burn::optim::AdamWConfig;
     /// use burn::tensor::{Device, Tensor};
     /// use dist_burn::DataParallel;
-    /// use dist_parallel::{Checkpoints, Communicator};
+    /// use dist_parallel::checkpoint::Checkpoints;
+    /// use dist_parallel::Communicator;
     ///
     /// # let folder = tempfile::tempdir()?;
     /// # let folder = folder.path();

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use dist_parallel::{
-    BoxError, Communicator, Ddp, DdpOptions, LoopSteps, Loss, Params, Ready, StepReport, gradient_norm,
-};
+use dist_parallel::internal::LoopSteps;
+use dist_parallel::model::Ready;
+use dist_parallel::own_loop::gradient_norm;
+use dist_parallel::step::StepReport;
+use dist_parallel::{BoxError, Communicator, Ddp, DdpOptions, Loss, Params};
 
 use crate::module::check;
 use crate::{BurnError, ModuleParams, TensorLoss, gradients, loss, values};

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use dist_parallel::BoxError;
 
-dist_parallel::error_enum! {
+dist_parallel::internal::error_enum! {
 /// An error in training a burn model.
 #[derive(thiserror::Error)]
 #[non_exhaustive]

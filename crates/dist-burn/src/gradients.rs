@@ -3,7 +3,8 @@
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
-use dist_parallel::{BoxError, ParamInfo, Ready};
+use dist_parallel::model::Ready;
+use dist_parallel::{BoxError, ParamInfo};
 
 use crate::walk::{Position, TensorVisitor, walk};
 use crate::{BurnError, values};

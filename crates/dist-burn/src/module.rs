@@ -5,7 +5,8 @@ use std::fmt;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use dist_parallel::{BoxError, BufferSync, Error, FloatType, ParamInfo, Params, Values, ValuesMut};
+use dist_parallel::model::BufferSync;
+use dist_parallel::{BoxError, Error, FloatType, ParamInfo, Params, Values, ValuesMut};
 
 use crate::walk::{Path, Position, TensorVisitor, walk};
 use crate::{BurnError, values};

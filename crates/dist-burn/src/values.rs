@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 
 use burn::tensor::{DType, DataError, TensorData};
-use dist_parallel::{FloatType, Values, ValuesMut, bf16, f16};
+use dist_parallel::half::{bf16, f16};
+use dist_parallel::{FloatType, Values, ValuesMut};
 
 use crate::BurnError;
 

@@ -9,7 +9,9 @@ use std::num::NonZeroUsize;
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Linear, ParamsAdamW, VarBuilder, VarMap};
 use dist_candle::{AdamW, DataParallel};
-use dist_parallel::{Checkpoints, Communicator, ReduceOp};
+use dist_collectives::ReduceOp;
+use dist_parallel::Communicator;
+use dist_parallel::checkpoint::Checkpoints;
 
 /// Two inputs and a residual connection: any model will do.
 struct Model {

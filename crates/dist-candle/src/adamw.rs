@@ -5,7 +5,9 @@ use std::fmt;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::ParamsAdamW;
-use dist_parallel::{FloatType, OptimizerState, Params as _, SliceStates, Values, ValuesMut, bf16, f16};
+use dist_parallel::half::{bf16, f16};
+use dist_parallel::optim::{OptimizerState, SliceStates};
+use dist_parallel::{FloatType, Params as _, Values, ValuesMut};
 use num_traits::Float;
 
 use crate::{CandleError, Variables, slices};
@@ -36,7 +38,7 @@ use crate::{CandleError, Variables, slices};
 /// With parameters of `f16`, set `eps` to 1e-4 or more, here as with candle's own: smaller values are so close to the least
 /// value of the type that the first division can be of zero by zero.
 ///
-/// It differs from [`dist_parallel::AdamW`], which trains blocks and follows PyTorch: candle's formula takes the steps in
+/// It differs from [`dist_parallel::optim::AdamW`], which trains blocks and follows PyTorch: candle's formula takes the steps in
 /// another order, keeps moments in the parameter's own type, and counts steps in which a parameter has no gradient. The state
 /// of the one cannot be loaded into the other.
 pub struct AdamW {

@@ -1,7 +1,8 @@
 //! Floats of any type in memory of their own.
 
 use candle_core::{Device, Tensor};
-use dist_parallel::{Values, ValuesMut, bf16, f16};
+use dist_parallel::half::{bf16, f16};
+use dist_parallel::{Values, ValuesMut};
 
 /// An array of floats, of the type of a parameter.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,10 +4,8 @@ use std::fmt;
 
 use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
-use dist_parallel::{
-    Block, BoxError, BufferSync, BufferView, Materialised, ParamInfo, Params, Ready, Resharded, Saved,
-    Values, ValuesMut,
-};
+use dist_parallel::model::{BufferSync, BufferView, Materialised, Ready, Resharded, Saved};
+use dist_parallel::{Block, BoxError, ParamInfo, Params, Values, ValuesMut};
 
 use crate::spare::Spare;
 use crate::variables::place;

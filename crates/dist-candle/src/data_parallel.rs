@@ -6,10 +6,12 @@ use std::ops::Range;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
-use dist_parallel::{
-    BoxError, Checkpoints, Chunk, Communicator, Ddp, DdpOptions, LoopSteps, OptimizerState, ParamInfo,
-    Saving, ShardMetadata, Shards, Slice, StepReport, Values, ValuesMut, gradient_norm,
-};
+use dist_parallel::checkpoint::{Checkpoints, Chunk, Saving, ShardMetadata, Shards, Slice};
+use dist_parallel::internal::LoopSteps;
+use dist_parallel::optim::OptimizerState;
+use dist_parallel::own_loop::gradient_norm;
+use dist_parallel::step::StepReport;
+use dist_parallel::{BoxError, Communicator, Ddp, DdpOptions, ParamInfo, Values, ValuesMut};
 
 use crate::array::Array;
 use crate::slices::Locked;
@@ -171,7 +173,7 @@ impl DataParallel {
     #[doc(alias = "gradient accumulation")]
     pub fn accumulate<L: TensorLoss>(&mut self, loss: L) -> Result<(), CandleError> {
         let ranks = self.world_size();
-        let compute = |variables: &mut Variables, _, ready: &mut dist_parallel::Ready<'_>| {
+        let compute = |variables: &mut Variables, _, ready: &mut dist_parallel::model::Ready<'_>| {
             loss::backward(variables, &loss, ready)
         };
         Ok(self.ddp.accumulate_with(ranks, compute)?)
@@ -495,7 +497,7 @@ impl From<Ddp<Variables>> for DataParallel {
     }
 }
 
-/// [`Checkpoints`] save and load it, and [`load_weights`](dist_parallel::load_weights) fills it. The state of an
+/// [`Checkpoints`] save and load it, and [`load_weights`](dist_parallel::checkpoint::load_weights) fills it. The state of an
 /// [`AdamW`] needs [`DataParallel::save`] and [`DataParallel::load`], which know the optimizer's variables by name.
 impl Shards for DataParallel {
     fn infos(&self) -> &[ParamInfo] {

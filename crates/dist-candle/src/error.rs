@@ -3,9 +3,9 @@
 use std::fmt;
 
 use candle_core::{DType, Shape};
-use dist_parallel::Chain;
+use dist_parallel::internal::Chain;
 
-dist_parallel::error_enum! {
+dist_parallel::internal::error_enum! {
 /// What can go wrong between candle and parallel training.
 ///
 /// In a function that returns candle's own `Result`, `?` turns it into [`candle_core::Error::Wrapped`], whose text is the

@@ -1,7 +1,8 @@
 //! Losses as candle computes them: tensors of one number, with or without a weight.
 
 use candle_core::{DType, Tensor};
-use dist_parallel::{BoxError, Loss, Ready};
+use dist_parallel::model::Ready;
+use dist_parallel::{BoxError, Loss};
 
 use crate::{CandleError, Variables};
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, StorageRef, Tensor, Var};
-use dist_parallel::{BoxError, FloatType, ParamInfo, Resharded, Values, ValuesMut};
+use dist_parallel::model::Resharded;
+use dist_parallel::{BoxError, FloatType, ParamInfo, Values, ValuesMut};
 
 use crate::CandleError;
 use crate::array::Array;

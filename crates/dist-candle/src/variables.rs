@@ -6,9 +6,8 @@ use std::fmt;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
-use dist_parallel::{
-    BoxError, BufferSync, BufferView, Materialised, ParamInfo, Params, Ready, Resharded, Values, ValuesMut,
-};
+use dist_parallel::model::{BufferSync, BufferView, Materialised, Ready, Resharded};
+use dist_parallel::{BoxError, ParamInfo, Params, Values, ValuesMut};
 
 use crate::gradient::stray_variable;
 use crate::spare::Spare;

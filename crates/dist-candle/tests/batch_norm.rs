@@ -8,11 +8,13 @@ use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Reshard, ShardingStrategy};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::model::BufferSync;
+use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, ScheduleKind};
-use dist_parallel::{
-    BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Params,
-    Reshard, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,
-};
+use dist_parallel::{BoxError, Ddp, DdpOptions, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -6,10 +6,10 @@ use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, CandleError, SequenceBuilder, backward_from, loss_and_gradient};
 use dist_collectives::Communicator;
-use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Error, Params, Sequence,
-    Values, ValuesMut, WeightOptions, load_weights,
-};
+use dist_parallel::checkpoint::{Checkpoints, WeightOptions, load_weights};
+use dist_parallel::model::BufferSync;
+use dist_parallel::optim::{AdamW, AdamWOptions};
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, Params, Sequence, Values, ValuesMut};
 use dist_transport::sim;
 use rstest::rstest;
 use small_model::{VOCABULARY, WIDTH, ids, loss, model, parts, tensors, var};

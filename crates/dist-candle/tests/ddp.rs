@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor, Var};
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
-use dist_parallel::{
-    AdamW, AdamWOptions, BoxError, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, Params, Sequence,
-    ShardingStrategy, Values, WeightOptions, load_weights,
-};
+use dist_parallel::checkpoint::{Checkpoints, WeightOptions, load_weights};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::optim::{AdamW, AdamWOptions};
+use dist_parallel::{BoxError, Ddp, DdpOptions, Params, Sequence, Values};
 use dist_testkit::oracle;
 use dist_transport::sim;
 use rstest::rstest;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use candle_core::{Device, Tensor};
-use dist_parallel::Checkpoints;
+use dist_parallel::checkpoint::Checkpoints;
 use dist_transport::process::Coordinator;
 use rstest::rstest;
 

@@ -214,7 +214,7 @@ gradient_slices! { f32 f64 f16 bf16 }
 ///
 /// ```
 /// use dist_collectives::Communicator;
-/// use dist_parallel::{AllReduceAggregator, train_step};
+/// use dist_parallel::own_loop::{AllReduceAggregator, train_step};
 /// use dist_transport::sim;
 ///
 /// let outcome = sim::run(1, 2, |transport| {

@@ -12,7 +12,7 @@ use crate::{Error, GradientAggregator, Result};
 /// secret: set it in the environment or in [`world`](Self::world).
 ///
 /// ```
-/// use dist_parallel::{Aggregation, DataParallelConfig};
+/// use dist_parallel::own_loop::{Aggregation, DataParallelConfig};
 ///
 /// let config = DataParallelConfig {
 ///     world_size: 1,

@@ -7,17 +7,17 @@ mod agreement;
 mod block;
 mod broadcast;
 mod buffers;
-mod checkpoint;
-mod compress;
+pub mod checkpoint;
+pub mod compress;
 mod config;
 pub mod data;
 mod ddp;
 mod error;
 mod flat;
-mod fsdp;
+pub mod fsdp;
 mod gradients;
 mod hook_worker;
-mod local_sgd;
+pub mod local_sgd;
 mod loop_steps;
 mod loss;
 mod materialise;
@@ -25,7 +25,7 @@ mod mean;
 mod mutation_check;
 mod norm;
 mod number;
-mod optim;
+pub mod optim;
 mod params;
 pub mod pipeline;
 mod plan;
@@ -38,46 +38,64 @@ mod unreported;
 mod updates;
 mod values;
 
-pub use aggregate::{
-    Aggregation, AllReduceAggregator, GradientAggregator, GradientSlices, LocalAggregator, ParameterServer,
-    train_step,
-};
-pub use block::{Block, Ready, Saved};
-pub use checkpoint::{
-    CheckpointError, CheckpointProblem, Checkpoints, Chunk, LoadedTensor, Saving, ShardMetadata, Shards,
-    Slice, WeightOptions, WeightReport, load_weights,
-};
-pub use compress::{
-    Bf16Hook, BucketGradients, BucketHook, BucketTensor, Compression, F16Hook, Int8Hook, PowerSgdHook,
-    SparseGradient, TopKHook,
-};
-pub use config::DataParallelConfig;
-pub use ddp::{Ddp, DdpOptions, StepReport};
-/// The error of a communicator, in [`Error::Communication`].
+pub use block::Block;
+pub use ddp::{Ddp, DdpOptions};
 #[doc(no_inline)]
-pub use dist_collectives::Error as CollectiveError;
-#[doc(hidden)]
-pub use dist_collectives::transport::{Chain, error_enum};
-#[doc(no_inline)]
-pub use dist_collectives::{Communicator, Element, ReduceOp};
+pub use dist_collectives::Communicator;
 pub use error::{BoxError, Error, Result};
-pub use fsdp::{Fsdp, FsdpOptions, MemoryEstimate, Plan, Precision, Reshard, ShardingStrategy, Units};
+/// The crate of the half types in [`Values`].
 #[doc(no_inline)]
-pub use half::{bf16, f16};
-pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, OuterStep, SyncPoint};
-#[doc(hidden)]
-pub use loop_steps::LoopSteps;
+pub use half;
 pub use loss::Loss;
-pub use materialise::{BufferView, Materialised, Resharded, Slot};
-pub use norm::gradient_norm;
-pub use optim::{
-    AdamW, AdamWOptions, Lion, LionOptions, Momentum, Optimizer, OptimizerSetting, OptimizerState,
-    ParamGroups, ParamOptions, Sgd, SgdOptions, SliceState, SliceStates, WeightDecay, schedule,
-};
-pub use params::{BufferSync, FloatType, ParamInfo, Params};
-pub use plan::{Bucket, BucketBytes, BucketPlace, BucketPlan};
-pub use reduce::reduce;
+pub use params::{FloatType, ParamInfo, Params};
 pub use sequence::Sequence;
-pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};
-pub use step_consensus::{StepDescriptor, TrainingCall};
 pub use values::{Values, ValuesMut};
+
+/// What models and blocks are made of, besides [`Params`] and [`Block`].
+pub mod model {
+    pub use crate::block::{Ready, Saved};
+    pub use crate::materialise::{BufferView, Materialised, Resharded, Slot};
+    pub use crate::params::BufferSync;
+}
+
+/// What a step reports, and the calls that the ranks compare.
+pub mod step {
+    pub use crate::ddp::StepReport;
+    pub use crate::step_consensus::{StepDescriptor, TrainingCall};
+}
+
+/// Buckets of gradients, which are communicated together.
+pub mod buckets {
+    pub use crate::plan::{Bucket, BucketBytes, BucketPlace, BucketPlan};
+}
+
+/// A training loop of your own: sums and means over the ranks, without a trainer.
+pub mod own_loop {
+    pub use crate::aggregate::{
+        Aggregation, AllReduceAggregator, GradientAggregator, GradientSlices, LocalAggregator,
+        ParameterServer, train_step,
+    };
+    pub use crate::config::DataParallelConfig;
+    pub use crate::norm::gradient_norm;
+    pub use crate::reduce::reduce;
+    pub use crate::shard_tensor::{TensorShard, gather_shards, shard_tensor};
+}
+
+/// What the crates for frameworks share.
+#[doc(hidden)]
+pub mod internal {
+    pub use dist_collectives::transport::{Chain, error_enum};
+
+    pub use crate::loop_steps::LoopSteps;
+}
+
+// Short paths inside the crate.
+pub(crate) use aggregate::*;
+pub(crate) use block::{Ready, Saved};
+pub(crate) use buckets::*;
+pub(crate) use checkpoint::*;
+pub(crate) use compress::*;
+pub(crate) use model::*;
+pub(crate) use optim::*;
+pub(crate) use own_loop::*;
+pub(crate) use step::*;

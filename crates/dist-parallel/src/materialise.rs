@@ -58,7 +58,8 @@ pub enum Resharded {
 /// that returns its [`slots`](crate::Params::slots) needs no other access methods.
 ///
 /// ```
-/// use dist_parallel::{FloatType, Slot, Resharded, Values};
+/// use dist_parallel::model::{Resharded, Slot};
+/// use dist_parallel::{FloatType, Values};
 ///
 /// let mut weight = Slot::from(vec![1.0_f32, 2.0]);
 /// assert_eq!(weight.values().unwrap(), Values::F32(&[1.0, 2.0]));

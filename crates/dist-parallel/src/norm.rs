@@ -147,7 +147,8 @@ impl SumOfSquares {
 /// order of the gradients. It is infinite or NaN if a gradient is.
 ///
 /// ```
-/// use dist_parallel::{Values, gradient_norm};
+/// use dist_parallel::own_loop::gradient_norm;
+/// use dist_parallel::Values;
 ///
 /// assert_eq!(gradient_norm([Values::F32(&[3.0]), Values::F64(&[4.0])]), 5.0);
 /// ```

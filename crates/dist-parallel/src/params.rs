@@ -17,7 +17,8 @@ use crate::{
 /// [`Slot`]s returns the slots. Other models implement the access to each parameter.
 ///
 /// ```
-/// use dist_parallel::{FloatType, ParamInfo, Params, Slot};
+/// use dist_parallel::model::Slot;
+/// use dist_parallel::{FloatType, ParamInfo, Params};
 ///
 /// struct Scale {
 ///     infos: [ParamInfo; 1],
@@ -166,7 +167,8 @@ impl ParamInfo {
     /// Returns a [buffer](Self::buffer). Every rank gets the values of rank 0 after a step.
     ///
     /// ```
-    /// use dist_parallel::{BufferSync, FloatType, ParamInfo};
+    /// use dist_parallel::model::BufferSync;
+    /// use dist_parallel::{FloatType, ParamInfo};
     ///
     /// let running_mean = ParamInfo::buffer("norm.running_mean", [64], FloatType::F32);
     /// assert_eq!((running_mean.trainable, running_mean.buffer), (false, Some(BufferSync::Broadcast)));

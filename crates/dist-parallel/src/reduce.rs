@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// let outcome = sim::run(1, 2, |transport| {
 ///     let mut comm = Communicator::new(transport);
 ///     let (mut weights, mut bias) = ([1.0_f32, 2.0], [comm.rank() as f32]);
-///     dist_parallel::reduce(&mut comm, &mut [&mut weights, &mut bias], ReduceOp::Mean).unwrap();
+///     dist_parallel::own_loop::reduce(&mut comm, &mut [&mut weights, &mut bias], ReduceOp::Mean).unwrap();
 ///     (weights, bias)
 /// });
 /// assert_eq!(outcome.results, [([1.0, 2.0], [0.5]); 2]);

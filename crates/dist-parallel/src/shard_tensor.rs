@@ -18,7 +18,7 @@ pub struct TensorShard<'a, T> {
 /// no rows and is not divided.
 ///
 /// ```
-/// use dist_parallel::{gather_shards, shard_tensor};
+/// use dist_parallel::own_loop::{gather_shards, shard_tensor};
 ///
 /// let values = [1, 2, 3, 4, 5, 6];
 /// let shards = shard_tensor(&[3, 2], &values, 2)?;

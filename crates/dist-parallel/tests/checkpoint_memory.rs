@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, OptimizerState as _, Sgd, SgdOptions};
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions,
-    Momentum, OptimizerState as _, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions,
-    ShardingStrategy, Slot, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;

@@ -24,7 +24,9 @@ pub use dist_parallel as parallel;
 #[doc(inline)]
 pub use dist_parallel::data;
 #[doc(inline)]
-pub use dist_parallel::{Ddp, DdpOptions, Fsdp, FsdpOptions};
+pub use dist_parallel::fsdp::{Fsdp, FsdpOptions};
+#[doc(inline)]
+pub use dist_parallel::{Ddp, DdpOptions};
 #[doc(inline)]
 pub use dist_transport as transport;
 #[cfg(feature = "sim")]

@@ -8,7 +8,12 @@ pub use dist_collectives::{Communicator, Pending, ReduceOp, ReductionOrder};
 #[doc(inline)]
 pub use dist_groups::{CommunicatorExt, Group, Mesh};
 #[doc(inline)]
-pub use dist_parallel::{
-    AdamW, AdamWOptions, Block, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, Loss, Optimizer, Params,
-    Sequence, Sgd, SgdOptions, ShardingStrategy, pipeline::Pipeline,
-};
+pub use dist_parallel::checkpoint::Checkpoints;
+#[doc(inline)]
+pub use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+#[doc(inline)]
+pub use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
+#[doc(inline)]
+pub use dist_parallel::pipeline::Pipeline;
+#[doc(inline)]
+pub use dist_parallel::{Block, Ddp, DdpOptions, Loss, Params, Sequence};

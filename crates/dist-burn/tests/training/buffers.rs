@@ -4,7 +4,8 @@ use burn::module::{Module, Param, ParamId};
 use burn::optim::SgdConfig;
 use burn::tensor::{DType, Tensor, TensorData};
 use dist_burn::{BurnError, DataParallel, ModuleParams};
-use dist_parallel::{BufferSync, Params, ValuesMut};
+use dist_parallel::model::BufferSync;
+use dist_parallel::{Params, ValuesMut};
 
 use crate::models::{Mixed, device, named_bits, on_ranks};
 

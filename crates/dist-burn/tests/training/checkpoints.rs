@@ -10,7 +10,8 @@ use burn::optim::{
 };
 use dist_burn::{BurnError, DataParallel};
 use dist_collectives::Communicator;
-use dist_parallel::{CheckpointProblem, Checkpoints, Error};
+use dist_parallel::Error;
+use dist_parallel::checkpoint::{CheckpointProblem, Checkpoints};
 use tempfile::TempDir;
 
 use crate::models::{Mixed, Mlp, bits, device, named_bits, on_ranks};

@@ -6,7 +6,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use dist_burn::{BurnError, ModuleParams};
 use dist_collectives::Communicator;
-use dist_parallel::{Params, Values, ValuesMut, bf16, f16};
+use dist_parallel::half::{bf16, f16};
+use dist_parallel::{Params, Values, ValuesMut};
 use dist_transport::sim;
 
 /// Two layers.

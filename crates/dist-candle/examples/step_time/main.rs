@@ -15,10 +15,12 @@ use candle_core::Tensor;
 use clap::{Parser, ValueEnum};
 use dist_candle::loss_and_gradient;
 use dist_collectives::{Communicator, ReduceOp};
-use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, BucketBytes, Compression, Ddp, DdpOptions, Fsdp, FsdpOptions,
-    Optimizer, Params, Reshard, Sequence, ShardingStrategy, StepReport, Values,
-};
+use dist_parallel::buckets::BucketBytes;
+use dist_parallel::compress::Compression;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Reshard, ShardingStrategy};
+use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer};
+use dist_parallel::step::StepReport;
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Params, Sequence, Values};
 use models::Model;
 
 /// Times training steps.

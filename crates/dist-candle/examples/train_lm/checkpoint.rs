@@ -3,7 +3,9 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use dist_parallel::{AdamW, Checkpoints, Result, Saving};
+use dist_parallel::Result;
+use dist_parallel::checkpoint::{Checkpoints, Saving};
+use dist_parallel::optim::AdamW;
 
 use crate::options::Options;
 use crate::trainer::Trainer;

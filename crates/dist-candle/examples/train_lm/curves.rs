@@ -1,6 +1,6 @@
 //! How the loss fell, in one training or in several side by side.
 
-use dist_parallel::Compression;
+use dist_parallel::compress::Compression;
 
 use crate::picture::{Chart, Line};
 

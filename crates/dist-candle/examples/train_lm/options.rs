@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
+use dist_parallel::compress::Compression;
+use dist_parallel::fsdp::ShardingStrategy;
+use dist_parallel::optim::schedule::{self, Decay};
 use dist_parallel::pipeline::ScheduleKind;
-use dist_parallel::schedule::{self, Decay};
-use dist_parallel::{Compression, ShardingStrategy};
 
 use crate::model::Shape;
 

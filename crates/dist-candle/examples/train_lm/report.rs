@@ -2,7 +2,8 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use dist_parallel::{Compression, StepReport};
+use dist_parallel::compress::Compression;
+use dist_parallel::step::StepReport;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 use candle_core::Tensor;
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
-use dist_parallel::{
-    AdamW, AdamWOptions, BoxError, Compression, Optimizer, Params, Sequence, StepReport, Values,
-};
+use dist_parallel::compress::Compression;
+use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer};
+use dist_parallel::step::StepReport;
+use dist_parallel::{BoxError, Params, Sequence, Values};
 
 use crate::DemoError;
 use crate::checkpoint::{self, Saver};

@@ -5,11 +5,13 @@ use std::cell::RefCell;
 use candle_core::Tensor;
 use dist_candle::Tensors;
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Shards;
+use dist_parallel::compress::Compression;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::optim::Optimizer;
 use dist_parallel::pipeline::{Costs, Panel, Pipeline, ScheduleKind, Timeline, split_into_stages, svg};
-use dist_parallel::{
-    BoxError, Compression, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, Optimizer, Params, Result, Sequence,
-    ShardingStrategy, Shards, StepReport,
-};
+use dist_parallel::step::StepReport;
+use dist_parallel::{BoxError, Ddp, DdpOptions, Error, Params, Result, Sequence};
 
 /// A model that is trained on all ranks.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
 use dist_candle::{AdamW, CandleError, DataParallel};
 use dist_collectives::Communicator;
-use dist_parallel::Checkpoints;
+use dist_parallel::checkpoint::Checkpoints;
 use rstest::rstest;
 
 use crate::model::{Named, Rows, model, numbers, run, values, variable};
@@ -197,7 +197,8 @@ fn state_of_another_kind_of_optimizer_is_refused_and_the_parameters_alone_are_lo
         dp.save(&mut checkpoints, Some(&mut optimizer), 1).unwrap();
         let saved = values(&map);
         variable(&map, "left.bias").set(&Tensor::ones(5, DType::F32, &Device::Cpu).unwrap()).unwrap();
-        let mut other = dist_parallel::AdamW::new(dist_parallel::AdamWOptions::default()).unwrap();
+        let mut other =
+            dist_parallel::optim::AdamW::new(dist_parallel::optim::AdamWOptions::default()).unwrap();
         let error = checkpoints.load(&mut dp, Some(&mut other)).unwrap_err().to_string();
         assert!(error.contains("candle_adamw"), "{error}");
         assert_eq!(checkpoints.load(&mut dp, None).unwrap(), Some(1));

@@ -7,7 +7,9 @@ use candle_nn::{Optimizer, SGD, VarMap};
 use dist_candle::{CandleError, DataParallel};
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
-use dist_parallel::{Checkpoints, Error, TrainingCall};
+use dist_parallel::Error;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::step::TrainingCall;
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -5,7 +5,9 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Optimizer, SGD, VarBuilder};
 use dist_candle::{CandleError, DataParallel, Variables};
-use dist_parallel::{Bf16Hook, Ddp, DdpOptions, gradient_norm};
+use dist_parallel::compress::Bf16Hook;
+use dist_parallel::own_loop::gradient_norm;
+use dist_parallel::{Ddp, DdpOptions};
 use dist_testkit::oracle::{self, Reduction};
 use rstest::rstest;
 

@@ -3,7 +3,9 @@
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Optimizer, SGD, VarBuilder, VarMap};
 use dist_candle::{DataParallel, Variables};
-use dist_parallel::{BufferSync, Params, WeightOptions, load_weights};
+use dist_parallel::Params;
+use dist_parallel::checkpoint::{WeightOptions, load_weights};
+use dist_parallel::model::BufferSync;
 use rstest::rstest;
 
 use crate::model::{Normed, Rows, model, numbers, run, set_all, values, variable};

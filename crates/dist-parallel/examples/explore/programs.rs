@@ -8,10 +8,13 @@ use std::time::Duration;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{Buffer, Communicator, ReduceOp, ReductionOrder};
 use dist_groups::Group;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::model::{Ready, Saved};
+use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{
-    Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready,
-    Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
 use dist_transport::sim::SimTransport;
 

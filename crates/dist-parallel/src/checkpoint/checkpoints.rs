@@ -25,7 +25,9 @@ use crate::{Error, OptimizerState, Result, SliceStates};
 /// other fail with [`InUse`](crate::CheckpointProblem::InUse), which names the owner.
 ///
 /// ```
-/// use dist_parallel::{Checkpoints, OptimizerState, Result, Shards};
+/// use dist_parallel::checkpoint::{Checkpoints, Shards};
+/// use dist_parallel::optim::OptimizerState;
+/// use dist_parallel::Result;
 ///
 /// fn train(trainer: &mut dyn Shards, optimizer: &mut dyn OptimizerState) -> Result<()> {
 ///     let mut checkpoints = Checkpoints::at("checkpoints");

@@ -22,7 +22,7 @@ use crate::{ParamInfo, Result, agreement};
 /// types must match, with no tensor missing and none unused.
 ///
 /// ```
-/// use dist_parallel::WeightOptions;
+/// use dist_parallel::checkpoint::WeightOptions;
 ///
 /// // The names of the file begin with "model."; its values are rounded to the model's types; a new head replaces the old.
 /// let options = WeightOptions::new().rename("model.", "").convert().ignore("lm_head.").keep("head.");

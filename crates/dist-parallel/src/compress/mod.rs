@@ -26,7 +26,8 @@ use crate::{BoxError, Error, Result, ValuesMut};
 ///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
-/// use dist_parallel::{BoxError, BucketGradients, BucketHook, ValuesMut};
+/// use dist_parallel::compress::{BucketGradients, BucketHook};
+/// use dist_parallel::{BoxError, ValuesMut};
 ///
 /// /// Sums as usual, and counts.
 /// struct Counting(usize);

@@ -117,7 +117,7 @@ impl SparseGradient {
     /// Returns the ⌈ratio·n⌉ of these n values that are largest in magnitude. NaN counts as larger than infinity.
     ///
     /// ```
-    /// use dist_parallel::SparseGradient;
+    /// use dist_parallel::compress::SparseGradient;
     ///
     /// let sparse = SparseGradient::largest(&[0.5, -3.0, 0.0, 1.0], 0.5)?;
     /// assert_eq!((&sparse.indices[..], &sparse.values[..]), (&[1, 3][..], &[-3.0, 1.0][..]));

@@ -11,7 +11,8 @@
 //! ```
 //! use dist_collectives::Communicator;
 //! use dist_parallel::data::Sampler;
-//! # use dist_parallel::{Ddp, DdpOptions, Sgd, SgdOptions};
+//! # use dist_parallel::optim::{Sgd, SgdOptions};
+//! # use dist_parallel::{Ddp, DdpOptions};
 //! # use dist_parallel::{BoxError, FloatType, ParamInfo, Params, Values, ValuesMut};
 //! # struct Number([ParamInfo; 1], [f32; 1]);
 //! # impl Params for Number {
@@ -60,7 +61,7 @@
 //! This looks right, and is wrong on more than one rank:
 //!
 //! ```no_run
-//! # use dist_parallel::{Ddp, Params, BoxError, Values};
+//! # use dist_parallel::{BoxError, Ddp, Params, Values};
 //! # fn wrong(ddp: &mut Ddp<impl Params>, data: &[f32]) -> Result<(), Box<dyn std::error::Error>> {
 //! # let gradient_of = |example: &f32| [*example];
 //! let mut examples = data.iter();

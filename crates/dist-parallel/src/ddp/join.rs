@@ -14,7 +14,8 @@ impl<M: Params> Ddp<M> {
     ///
     /// ```
     /// use dist_collectives::Communicator;
-    /// use dist_parallel::{Ddp, DdpOptions, Sgd, SgdOptions};
+    /// use dist_parallel::optim::{Sgd, SgdOptions};
+    /// use dist_parallel::{Ddp, DdpOptions};
     /// # use dist_parallel::{BoxError, FloatType, ParamInfo, Params, Values, ValuesMut};
     /// # struct Number([ParamInfo; 1], [f32; 1]);
     /// # impl Params for Number {

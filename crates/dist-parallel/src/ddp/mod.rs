@@ -240,7 +240,7 @@ impl<M: Params> Ddp<M> {
     }
 
     /// Calls `f` with the index and the values of each parameter, in order. Tied parameters come once, under their
-    /// first index. This is a local call, unlike that of [`Fsdp`](crate::Fsdp).
+    /// first index. This is a local call, unlike that of [`Fsdp`](crate::fsdp::Fsdp).
     ///
     /// # Errors
     /// The model does not hand out its parameters.

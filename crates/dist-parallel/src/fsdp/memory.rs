@@ -39,7 +39,9 @@ impl Plan {
     /// 1 and 2 then need one buffer of each type, as large as the largest shard that they exchange.
     ///
     /// ```
-    /// use dist_parallel::{FloatType, FsdpOptions, Materialised, ParamInfo, Plan, ShardingStrategy};
+    /// use dist_parallel::fsdp::{FsdpOptions, Plan, ShardingStrategy};
+    /// use dist_parallel::model::Materialised;
+    /// use dist_parallel::{FloatType, ParamInfo};
     ///
     /// // Ten layers of a million parameters on 4 ranks.
     /// let layer = |index| ParamInfo::new(format!("layer{index}"), [1000, 1000], FloatType::F32);
@@ -363,7 +365,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{Error, FsdpOptions, ParamInfo, Reshard, ShardingStrategy};
+    use crate::fsdp::{FsdpOptions, Reshard, ShardingStrategy};
+    use crate::{Error, ParamInfo};
 
     const BLOCKS: usize = 5;
     const LEN: usize = 6000;

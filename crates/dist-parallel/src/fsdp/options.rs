@@ -62,7 +62,7 @@ pub struct Precision {
     pub reduce: Option<FloatType>,
 }
 
-/// Settings of [`Fsdp`](crate::Fsdp).
+/// Settings of [`Fsdp`](crate::fsdp::Fsdp).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct FsdpOptions {

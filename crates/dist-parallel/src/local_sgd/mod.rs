@@ -31,7 +31,7 @@ use crate::{
 ///
 /// ```
 /// use dist_collectives::Communicator;
-/// use dist_parallel::{LocalSgd, LocalSgdOptions};
+/// use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 /// # use dist_parallel::{BoxError, FloatType, ParamInfo, Params, Values, ValuesMut};
 /// # struct Number([ParamInfo; 1], [f32; 1]);
 /// # impl Params for Number {
@@ -278,7 +278,8 @@ impl<M: Params> LocalSgd<M> {
     /// #         Ok(())
     /// #     }
     /// # }
-    /// use dist_parallel::{Error, LocalSgd, LocalSgdOptions};
+    /// use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+    /// use dist_parallel::Error;
     /// use dist_transport::sim;
     ///
     /// let outcome = sim::run(1, 2, |transport| {

@@ -14,7 +14,8 @@ use super::{OptimizerSetting, non_negative};
 /// learns more slowly:
 ///
 /// ```
-/// use dist_parallel::{AdamW, AdamWOptions, FloatType, Optimizer, ParamGroups, ParamInfo};
+/// use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer, ParamGroups};
+/// use dist_parallel::{FloatType, ParamInfo};
 ///
 /// # let info = |name: &str, shape: &[usize]| ParamInfo::new(name, shape, FloatType::F32);
 /// # let infos = [info("embed.weight", &[256, 8]), info("norm.weight", &[8]), info("head.bias", &[256])];

@@ -28,7 +28,8 @@ use crate::{Error, FloatType, Result, Values, ValuesMut};
 /// checkpoints save and load. This is [`Lion`]:
 ///
 /// ```
-/// use dist_parallel::{Optimizer, OptimizerState, Result, SliceStates, Values, ValuesMut};
+/// use dist_parallel::optim::{Optimizer, OptimizerState, SliceStates};
+/// use dist_parallel::{Result, Values, ValuesMut};
 ///
 /// struct Lion { learning_rate: f64, states: SliceStates }
 ///
@@ -51,7 +52,8 @@ use crate::{Error, FloatType, Result, Values, ValuesMut};
 /// }
 ///
 /// let new_lion = || Lion { learning_rate: 1e-3, states: SliceStates::new("my lion", &["momentum"], &[]) };
-/// # use dist_parallel::{Checkpoints, Communicator, Ddp, DdpOptions, FloatType, ParamInfo, Params, BoxError};
+/// # use dist_parallel::checkpoint::Checkpoints;
+/// # use dist_parallel::{BoxError, Communicator, Ddp, DdpOptions, FloatType, ParamInfo, Params};
 /// # struct Number([ParamInfo; 1], [f32; 1]);
 /// # impl Params for Number {
 /// #     fn infos(&self) -> &[ParamInfo] { &self.0 }

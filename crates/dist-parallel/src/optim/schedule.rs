@@ -3,7 +3,7 @@
 //! Any `Fn(u64) -> f64` is a schedule. It has no state, so a training can continue from any step.
 //!
 //! ```
-//! use dist_parallel::schedule::{self, Decay};
+//! use dist_parallel::optim::schedule::{self, Decay};
 //!
 //! let linear = schedule::linear(Decay { peak: 0.1, warmup: 2, steps: 8, to: 0.5 });
 //! assert_eq!([1, 5, 9, 100].map(linear), [0.05, 0.1 * 0.75, 0.05, 0.05]);

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Materialised, ShardingStrategy};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::model::Materialised;
+use dist_parallel::optim::{AdamW, AdamWOptions};
 use dist_testkit::process;
 use rstest::rstest;
 use rustix::process::{Resource, Rlimit, setrlimit};

@@ -3,7 +3,8 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
-use dist_parallel::{Fsdp, FsdpOptions, Materialised, MemoryEstimate, Reshard, ShardingStrategy, Units};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, MemoryEstimate, Reshard, ShardingStrategy, Units};
+use dist_parallel::model::Materialised;
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -2,8 +2,9 @@
 
 use allocation_counter::measure;
 use dist_collectives::Communicator;
+use dist_parallel::model::Materialised;
 use dist_parallel::pipeline::{Activations, Pipeline, ScheduleKind};
-use dist_parallel::{BoxError, Materialised, Params, Values};
+use dist_parallel::{BoxError, Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -4,9 +4,10 @@ use dist_algos::Partition;
 use dist_algos::verify::prove;
 use dist_collectives::Communicator;
 use dist_collectives::tuning::{Algorithm, Operation};
-use dist_parallel::{
-    BucketBytes, BucketPlan, Ddp, DdpOptions, Fsdp, FsdpOptions, Materialised, Params, ShardingStrategy,
-};
+use dist_parallel::buckets::{BucketBytes, BucketPlan};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::model::Materialised;
+use dist_parallel::{Ddp, DdpOptions, Params};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -2,10 +2,9 @@
 
 use std::slice;
 
-use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, BufferView, FloatType, Materialised, ParamInfo, Params, Ready,
-    Saved, Sequence, Slot, Values, ValuesMut,
-};
+use dist_parallel::model::{BufferView, Materialised, Ready, Saved, Slot};
+use dist_parallel::optim::{AdamW, AdamWOptions};
+use dist_parallel::{Block, BoxError, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut};
 
 /// One value, the activation of all blocks.
 pub(crate) type Value = [f32; 1];

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Materialised, Reshard, ShardingStrategy};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Reshard, ShardingStrategy};
+use dist_parallel::model::Materialised;
+use dist_parallel::optim::{AdamW, AdamWOptions};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::model::{Ready, Saved};
 use dist_parallel::pipeline::{Action, Flaw, Pipeline, PlainVectors, ScheduleKind, split_into_stages};
-use dist_parallel::{Block, BoxError, Checkpoints, Error, Ready, Saved, Sequence, TrainingCall};
+use dist_parallel::step::TrainingCall;
+use dist_parallel::{Block, BoxError, Error, Sequence};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dist_collectives::Communicator;
+use dist_parallel::model::{Ready, Saved};
 use dist_parallel::pipeline::{
     Action, Costs, Item, Pipeline, PipelineSchedule, PlainVectors, ScheduleKind, StageCost, Timeline,
     split_into_stages,
 };
-use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, Params, Ready, Saved, Sequence, StepReport};
+use dist_parallel::step::StepReport;
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, Params, Sequence};
 use dist_transport::sim::{self, Network};
 use rstest::rstest;
 

@@ -1,8 +1,9 @@
 //! Optimizers with parameter groups in pipelines, compared with one optimizer per group in one process.
 
 use dist_collectives::Communicator;
+use dist_parallel::optim::Optimizer;
 use dist_parallel::pipeline::ScheduleKind;
-use dist_parallel::{Ddp, DdpOptions, Optimizer, Params};
+use dist_parallel::{Ddp, DdpOptions, Params};
 use dist_transport::sim;
 use rstest::rstest;
 

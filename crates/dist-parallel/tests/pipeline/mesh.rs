@@ -5,8 +5,10 @@ use std::num::NonZeroUsize;
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
+use dist_parallel::checkpoint::{Checkpoints, Shards};
+use dist_parallel::optim::OptimizerState;
 use dist_parallel::pipeline::{PipelineSchedule, ScheduleKind};
-use dist_parallel::{Checkpoints, Error, OptimizerState, Params, Shards, ValuesMut};
+use dist_parallel::{Error, Params, ValuesMut};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
 

@@ -1,7 +1,8 @@
 //! A model with more blocks than stages, and its training in one process.
 
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, Block, Ddp, DdpOptions, Sequence};
+use dist_parallel::optim::{AdamW, AdamWOptions};
+use dist_parallel::{Block, Ddp, DdpOptions, Sequence};
 use dist_transport::sim;
 
 use crate::plain::{Linear, Relu, Rows, bits, micro_batch, squared_error};

@@ -1,8 +1,10 @@
 //! Different settings on the ranks of pipelines: every rank of all of them gets the same error.
 
 use dist_collectives::Communicator;
+use dist_parallel::Error;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::optim::Optimizer;
 use dist_parallel::pipeline::ScheduleKind;
-use dist_parallel::{Checkpoints, Error, Optimizer};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
 

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Runtime;
+use dist_parallel::model::{Ready, Saved};
 use dist_parallel::pipeline::{
     Costs, Pipeline, PlainVectors, ScheduleKind, StageCost, Timeline, measure_blocks, split_by_cost,
     split_into_stages,
 };
-use dist_parallel::{Block, BoxError, Ready, Saved, Sequence};
+use dist_parallel::{Block, BoxError, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 

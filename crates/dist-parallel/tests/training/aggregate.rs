@@ -3,9 +3,8 @@
 use std::cell::Cell;
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    Aggregation, Error, GradientAggregator, GradientSlices, ParameterServer, ValuesMut, train_step,
-};
+use dist_parallel::own_loop::{Aggregation, GradientAggregator, GradientSlices, ParameterServer, train_step};
+use dist_parallel::{Error, ValuesMut};
 use dist_transport::sim;
 use half::bf16;
 use rstest::rstest;
@@ -104,7 +103,7 @@ fn every_aggregator_gives_the_canonical_mean(
 
 #[test]
 fn alone_gradients_stay_as_they_are() {
-    let mut aggregator = dist_parallel::LocalAggregator;
+    let mut aggregator = dist_parallel::own_loop::LocalAggregator;
     let mut gradients = Mixed::of(3);
     aggregator.aggregate(&mut gradients.slices()).unwrap();
     aggregator.broadcast(&mut gradients.slices()).unwrap();
@@ -188,7 +187,7 @@ fn gradients_are_divided_by_their_weight(
 
 #[test]
 fn a_single_rank_divides_gradients_by_their_weight() {
-    let mut aggregator = dist_parallel::LocalAggregator;
+    let mut aggregator = dist_parallel::own_loop::LocalAggregator;
     let mut gradients = Mixed::of(3);
     assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 7).unwrap(), 7);
     assert_eq!(gradients, divided(Mixed::of(3), 7));

@@ -3,10 +3,13 @@
 use std::path::Path;
 
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy, Units};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::model::{BufferSync, Ready, Saved, Slot};
+use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::{
-    Block, BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, LocalSgd,
-    LocalSgdOptions, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Slot,
-    Units, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;

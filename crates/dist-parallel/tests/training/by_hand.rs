@@ -1,9 +1,9 @@
 //! An optimizer with parameter groups, and the equivalent optimizers applied by hand.
 
-use dist_parallel::{
-    AdamW, AdamWOptions, Optimizer, OptimizerState, ParamGroups, ParamInfo, ParamOptions, Result,
-    SliceStates, Values, ValuesMut,
+use dist_parallel::optim::{
+    AdamW, AdamWOptions, Optimizer, OptimizerState, ParamGroups, ParamOptions, SliceStates,
 };
+use dist_parallel::{ParamInfo, Result, Values, ValuesMut};
 
 const FACTOR: f64 = 0.3;
 const DECAYS: [f64; 3] = [0.1, 0.0, 0.2];

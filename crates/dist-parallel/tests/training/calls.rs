@@ -4,10 +4,11 @@ use std::path::Path;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
-use dist_parallel::{
-    BoxError, Checkpoints, Ddp, DdpOptions, Error, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Sequence,
-    Sgd, SgdOptions, ShardingStrategy, Shards, WeightOptions, load_weights,
-};
+use dist_parallel::checkpoint::{Checkpoints, Shards, WeightOptions, load_weights};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::optim::{Sgd, SgdOptions};
+use dist_parallel::{BoxError, Ddp, DdpOptions, Error, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 

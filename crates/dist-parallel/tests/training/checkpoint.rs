@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use dist_collectives::Communicator;
-use dist_parallel::schedule::{self, Decay};
-use dist_parallel::{
-    AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, Momentum, Optimizer,
-    ParamInfo, Params, Precision, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards, Units, Values,
-    WeightOptions, bf16,
-};
+use dist_parallel::checkpoint::{Checkpoints, Shards, WeightOptions};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, ShardingStrategy, Units};
+use dist_parallel::half::bf16;
+use dist_parallel::optim::schedule::{self, Decay};
+use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
+use dist_parallel::{Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -198,7 +198,7 @@ fn the_parameters_that_a_consolidated_file_has_are_the_models() {
     Checkpoints::at(directory.path()).consolidate(None, &file).unwrap();
     let program = move |transport| {
         let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
-        dist_parallel::load_weights(&file, &mut *trainer, &WeightOptions::new()).unwrap();
+        dist_parallel::checkpoint::load_weights(&file, &mut *trainer, &WeightOptions::new()).unwrap();
         trainer.bits()
     };
     assert_eq!(sim::run(1, 3, program).results, vec![trained; 3]);
@@ -243,7 +243,7 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
     let program = move |transport| {
         let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
         let options = WeightOptions::new().rename("model.", "").convert().ignore("lm_head.");
-        let report = dist_parallel::load_weights(&file, &mut *trainer, &options).unwrap();
+        let report = dist_parallel::checkpoint::load_weights(&file, &mut *trainer, &options).unwrap();
         assert_eq!(report.left_out, ["lm_head.weight"]);
         trainer.bits()
     };

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
-use dist_parallel::{
-    AdamW, AdamWOptions, BoxError, BucketGradients, BucketHook, Checkpoints, Compression, Ddp, DdpOptions,
-    Error, FloatType, ParamInfo, Sgd, SgdOptions, TopKHook, Values, ValuesMut,
-};
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::compress::{BucketGradients, BucketHook, Compression, TopKHook};
+use dist_parallel::optim::{AdamW, AdamWOptions, Sgd, SgdOptions};
+use dist_parallel::{BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Values, ValuesMut};
 use dist_transport::sim;
 use rstest::rstest;
 

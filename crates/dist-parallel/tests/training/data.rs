@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use dist_collectives::Communicator;
+use dist_parallel::checkpoint::Checkpoints;
 use dist_parallel::data::{LastStep, Sampler};
-use dist_parallel::{Checkpoints, Ddp, DdpOptions, Sgd, SgdOptions};
+use dist_parallel::optim::{Sgd, SgdOptions};
+use dist_parallel::{Ddp, DdpOptions};
 use dist_transport::sim;
 
 use crate::plain::{bits, micro_batch, model, squared_error};

@@ -2,10 +2,10 @@
 
 use crate::plain::{self, Rows, bits, micro_batch, model, squared_error};
 use dist_collectives::{Communicator, ReduceOp};
-use dist_parallel::{
-    AdamW, AdamWOptions, BucketBytes, Ddp, DdpOptions, Fsdp, FsdpOptions, Momentum, Optimizer, Params,
-    Sequence, Sgd, SgdOptions, Values,
-};
+use dist_parallel::buckets::BucketBytes;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions};
+use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
+use dist_parallel::{Ddp, DdpOptions, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -219,16 +219,17 @@ fn a_missing_gradient_of_a_micro_batch_counts_as_zero(#[values(1, 2, 4)] ranks: 
     let program = move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), model(1), options(30)).unwrap();
         for _ in 0..2 {
-            let report = |_: &mut Sequence<Rows>, index: usize, ready: &mut dist_parallel::Ready<'_>| {
-                // The bias of `first` (1) in one micro-batch of four, that of `last` (7) in all but one.
-                if index == 2 {
-                    ready(1, Values::F32(&[4.0, -0.0, 1.0]))?;
-                }
-                if index != 0 {
-                    ready(7, Values::F32(&[index as f32, 1.0]))?;
-                }
-                Ok(index as f32)
-            };
+            let report =
+                |_: &mut Sequence<Rows>, index: usize, ready: &mut dist_parallel::model::Ready<'_>| {
+                    // The bias of `first` (1) in one micro-batch of four, that of `last` (7) in all but one.
+                    if index == 2 {
+                        ready(1, Values::F32(&[4.0, -0.0, 1.0]))?;
+                    }
+                    if index != 0 {
+                        ready(7, Values::F32(&[index as f32, 1.0]))?;
+                    }
+                    Ok(index as f32)
+                };
             let loss = ddp.step_with(4, report).unwrap().loss;
             assert_eq!(loss, 1.5);
         }
@@ -304,7 +305,7 @@ fn slices_are_reduced_as_if_one_by_one(#[values(1, 2, 3, 5)] ranks: usize) {
             comm.all_reduce(slice, ReduceOp::Mean).unwrap();
         }
         let mut all: Vec<&mut [f32]> = slices.iter_mut().map(Vec::as_mut_slice).collect();
-        dist_parallel::reduce(&mut comm, &mut all, ReduceOp::Mean).unwrap();
+        dist_parallel::own_loop::reduce(&mut comm, &mut all, ReduceOp::Mean).unwrap();
         slices == one_by_one
     });
     assert!(outcome.results.into_iter().all(|equal| equal));

@@ -1,7 +1,8 @@
 //! Models of several types of numbers, trained by reporting gradients.
 
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, Ddp, FloatType, ParamInfo, Sgd, SgdOptions};
+use dist_parallel::optim::{AdamW, AdamWOptions, Sgd, SgdOptions};
+use dist_parallel::{Ddp, FloatType, ParamInfo};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -23,7 +24,7 @@ fn trained(ranks: usize, micro_batches: usize, bucket_bytes: usize) -> Vec<Vec<u
         let mut adamw = AdamW::new(AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() }).unwrap();
         let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.5, ..SgdOptions::default() }).unwrap();
         for step in 0..3 {
-            let report = |model: &mut Bag, index, ready: &mut dist_parallel::Ready<'_>| {
+            let report = |model: &mut Bag, index, ready: &mut dist_parallel::model::Ready<'_>| {
                 model.report(1000 * step + index, ready)
             };
             ddp.step_with(micro_batches, report).unwrap();

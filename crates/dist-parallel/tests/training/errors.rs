@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::model::{Ready, Saved};
+use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
 use dist_parallel::{
-    Block, BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions,
-    Momentum, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,
-    ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -428,7 +430,7 @@ fn an_optimizer_that_fails_ends_the_job() {
         let momentum = Momentum::Plain(0.9);
         let mut sgd = Sgd::new(SgdOptions { momentum, ..SgdOptions::default() }).unwrap();
         if rank == 1 {
-            use dist_parallel::Optimizer;
+            use dist_parallel::optim::Optimizer;
             // One of the slices has been used with another length.
             sgd.update(3, ValuesMut::F32(&mut [0.0]), Values::F32(&[0.0])).unwrap();
         }

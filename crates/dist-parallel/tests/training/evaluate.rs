@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use dist_collectives::Communicator;
-use dist_parallel::{Ddp, DdpOptions, Error, Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::{Ddp, DdpOptions, Error};
 use dist_transport::sim::{self, Network};
 use rstest::rstest;
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_groups::Group;
-use dist_parallel::{
-    BoxError, Ddp, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, ParamInfo, ShardingStrategy,
-};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::{BoxError, Ddp, FloatType, ParamInfo};
 use dist_transport::Cause;
 use dist_transport::sim::{Directions, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;

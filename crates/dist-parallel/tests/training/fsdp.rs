@@ -1,10 +1,10 @@
 //! Sharded training compared with one process, bit for bit.
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, Optimizer, Params,
-    Precision, Reshard, Sequence, ShardMetadata, ShardingStrategy, Shards, Units, Values, ValuesMut,
-};
+use dist_parallel::checkpoint::{ShardMetadata, Shards};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
+use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer};
+use dist_parallel::{Block, Ddp, DdpOptions, Error, FloatType, Params, Sequence, Values, ValuesMut};
 use dist_transport::sim;
 use proptest::prelude::*;
 use rstest::rstest;

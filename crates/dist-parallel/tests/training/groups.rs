@@ -1,7 +1,9 @@
 //! Optimizers with parameter groups, compared with one optimizer per group: equal to the last bit.
 
 use dist_collectives::Communicator;
-use dist_parallel::{FloatType, LocalSgd, LocalSgdOptions, Optimizer, ParamInfo, Params as _};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::optim::Optimizer;
+use dist_parallel::{FloatType, ParamInfo, Params as _};
 use dist_transport::sim;
 use rstest::rstest;
 

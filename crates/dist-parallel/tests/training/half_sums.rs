@@ -4,11 +4,14 @@
 use std::slice;
 
 use dist_collectives::{Communicator, ReduceOp};
+use dist_parallel::compress::{BucketGradients, BucketHook, Compression};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, ShardingStrategy};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::own_loop::{Aggregation, GradientAggregator};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{
-    Aggregation, Block, BoxError, BucketGradients, BucketHook, Compression, Ddp, DdpOptions, FloatType, Fsdp,
-    FsdpOptions, GradientAggregator, LocalSgd, LocalSgdOptions, ParamInfo, Params, Precision, Ready, Saved,
-    Sequence, ShardingStrategy, Slot, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
 use dist_transport::sim;
 use half::f16;
@@ -371,7 +374,7 @@ fn gradients_of_a_list_are_averaged_in_f32() {
     let _outcome = sim::run(1, 8, |transport| {
         let mut comm = Communicator::new(transport);
         let (mut one, mut other) = ([f16::from_f32(10_000.0)], [f16::MAX; 2]);
-        dist_parallel::reduce(&mut comm, &mut [&mut one, &mut other], ReduceOp::Mean).unwrap();
+        dist_parallel::own_loop::reduce(&mut comm, &mut [&mut one, &mut other], ReduceOp::Mean).unwrap();
         assert_eq!((one, other), ([f16::from_f32(10_000.0)], [f16::MAX; 2]));
     });
 }

@@ -4,10 +4,9 @@
 use std::slice;
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    Block, BoxError, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
-    Sequence, ShardingStrategy, Slot, Values,
-};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use half::{bf16, f16};
 use rstest::rstest;
@@ -149,7 +148,7 @@ fn ddp_trains_half_types_as_one_process() {
 fn sharded_training_trains_half_types_as_one_process(#[case] strategy: ShardingStrategy) {
     let options = FsdpOptions::new(strategy).with_prefetch(1);
     let alone = alone();
-    let units = options.clone().with_units(dist_parallel::Units::Blocks(vec![2, 3]));
+    let units = options.clone().with_units(dist_parallel::fsdp::Units::Blocks(vec![2, 3]));
     for (options, shares) in [(options, false), (units.clone(), false), (units, true)] {
         let network = sim::Network::new(4);
         let network = if shares { network.with_shared_memory() } else { network };

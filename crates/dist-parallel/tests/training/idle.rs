@@ -2,7 +2,8 @@
 //! any size.
 
 use dist_collectives::Communicator;
-use dist_parallel::{Block, Ddp, DdpOptions, Fsdp, FsdpOptions, Sequence, ShardingStrategy};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::{Block, Ddp, DdpOptions, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -1,9 +1,11 @@
 //! Ranks with different numbers of micro-batches.
 
 use dist_collectives::Communicator;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::step::StepReport;
 use dist_parallel::{
-    Block, BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
-    Sequence, ShardingStrategy, Slot, StepReport, Values,
+    Block, BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, Sequence, Values,
 };
 use dist_transport::sim;
 use proptest::prelude::*;

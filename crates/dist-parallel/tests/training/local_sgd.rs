@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
-use dist_parallel::{
-    BoxError, CheckpointProblem, Checkpoints, Ddp, DdpOptions, Error, FloatType, LocalSgd, LocalSgdOptions,
-    Momentum, OuterStep, ParamInfo, Params, Sgd, SgdOptions, ValuesMut,
-};
+use dist_parallel::checkpoint::{CheckpointProblem, Checkpoints};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
+use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
+use dist_parallel::{BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, ValuesMut};
 use dist_transport::sim;
 use rstest::rstest;
 

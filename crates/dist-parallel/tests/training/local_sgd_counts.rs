@@ -2,10 +2,9 @@
 
 use dist_collectives::Communicator;
 use dist_collectives::transport::Chain;
-use dist_parallel::{
-    BoxError, CheckpointProblem, Checkpoints, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep,
-    ParamInfo, Params, ValuesMut,
-};
+use dist_parallel::checkpoint::{CheckpointProblem, Checkpoints};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
+use dist_parallel::{BoxError, Error, FloatType, ParamInfo, Params, ValuesMut};
 use dist_transport::sim;
 use rstest::rstest;
 

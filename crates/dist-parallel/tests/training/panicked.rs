@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, Ready, Sgd, SgdOptions, Values,
-};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions};
+use dist_parallel::model::Ready;
+use dist_parallel::optim::{Sgd, SgdOptions};
+use dist_parallel::{Ddp, DdpOptions, Error, FloatType, ParamInfo, Values};
 use dist_transport::sim;
 use rstest::rstest;
 

@@ -2,10 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use dist_parallel::{
-    Block, BoxError, BufferView, FloatType, Materialised, ParamInfo, Params, Ready, Resharded, Saved,
-    Sequence, Slot, Values, ValuesMut,
-};
+use dist_parallel::model::{BufferView, Materialised, Ready, Resharded, Saved, Slot};
+use dist_parallel::{Block, BoxError, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut};
 use half::{bf16, f16};
 
 /// An activation: the rows of a batch, one after the other.

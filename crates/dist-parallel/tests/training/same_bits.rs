@@ -5,11 +5,12 @@ use std::slice;
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
+use dist_parallel::compress::Compression;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
+use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
-use dist_parallel::{
-    Block, BoxError, Compression, Ddp, FloatType, Fsdp, FsdpOptions, Momentum, ParamInfo, Params, Precision,
-    Ready, Reshard, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Slot, Units, Values,
-};
+use dist_parallel::{Block, BoxError, Ddp, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use half::{bf16, f16};
 use rstest::rstest;

@@ -1,8 +1,7 @@
 //! Blocks one after another.
 
-use dist_parallel::{
-    Block, BoxError, Error, FloatType, ParamInfo, Params, Ready, Saved, Sequence, Values, ValuesMut,
-};
+use dist_parallel::model::{Ready, Saved};
+use dist_parallel::{Block, BoxError, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut};
 use rstest::rstest;
 
 use crate::plain::{Linear, Relu, Rows, micro_batch, model, squared_error};

@@ -1,11 +1,13 @@
 //! Different settings on the ranks: every rank gets an error that names them, at the next step or before a save.
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    AdamW, AdamWOptions, BucketBytes, Checkpoints, Compression, Ddp, DdpOptions, Error, FloatType, Fsdp,
-    FsdpOptions, LocalSgd, LocalSgdOptions, Momentum, Optimizer, ParamGroups, Params, Precision, Reshard,
-    Sgd, SgdOptions, ShardingStrategy, Units,
-};
+use dist_parallel::buckets::BucketBytes;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::compress::Compression;
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
+use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
+use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, Optimizer, ParamGroups, Sgd, SgdOptions};
+use dist_parallel::{Ddp, DdpOptions, Error, FloatType, Params};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -37,7 +39,7 @@ fn adamw(change: impl FnOnce(&mut AdamWOptions)) -> AdamW {
     AdamW::new(options).unwrap()
 }
 
-fn grouped(odd: bool, change: impl FnOnce(&mut dist_parallel::ParamOptions)) -> Settings {
+fn grouped(odd: bool, change: impl FnOnce(&mut dist_parallel::optim::ParamOptions)) -> Settings {
     let mut groups = ParamGroups::new(model(0).infos()).unwrap();
     if odd {
         change(groups.named("last.bias").unwrap());
@@ -225,7 +227,7 @@ fn full() -> FsdpOptions {
 #[case::no_hook(
     |comm, odd| match odd {
         true => Ddp::new(comm, model(1), DdpOptions::default()).map(drop),
-        false => Ddp::with_hook(comm, model(1), DdpOptions::default(), dist_parallel::F16Hook::default()).map(drop),
+        false => Ddp::with_hook(comm, model(1), DdpOptions::default(), dist_parallel::compress::F16Hook::default()).map(drop),
     },
     "the hook",
     "none",

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    Ddp, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, ShardingStrategy, StepReport, Values,
-};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::step::StepReport;
+use dist_parallel::{Ddp, Error, FloatType, ParamInfo, Values};
 use dist_transport::{Runtime, sim};
 use rstest::rstest;
 
@@ -36,7 +36,7 @@ fn infos() -> Vec<ParamInfo> {
 /// A step of one micro-batch per rank, with a computation that takes time.
 fn step(
     comm: Communicator,
-    compute: impl Fn(usize, &Runtime, &mut dist_parallel::Ready<'_>) -> Result<(), dist_parallel::BoxError>,
+    compute: impl Fn(usize, &Runtime, &mut dist_parallel::model::Ready<'_>) -> Result<(), dist_parallel::BoxError>,
 ) -> (Result<StepReport, Error>, [Vec<f32>; 2]) {
     let (rank, world_size, runtime) = (comm.rank(), comm.world_size(), comm.runtime().clone());
     let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), options(0)).unwrap();

@@ -1,9 +1,8 @@
 //! Weighted micro-batches.
 
 use dist_collectives::Communicator;
-use dist_parallel::{
-    BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, ShardingStrategy, Values,
-};
+use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::{BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -52,7 +51,7 @@ fn accumulated_weighted_micro_batches_count_as_those_of_one_larger_step(#[values
             let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
             let mut done = 0;
             // A rank computes the same in the order of the calls, for every division.
-            let mut next = |_: &mut Bag, _, ready: &mut dist_parallel::Ready<'_>| {
+            let mut next = |_: &mut Bag, _, ready: &mut dist_parallel::model::Ready<'_>| {
                 let index = done;
                 done += 1;
                 ready(0, Values::F32(&gradient(rank, 0, index)))?;

@@ -1,8 +1,9 @@
 //! What a rank has to hold: what `dist_parallel` plans for the same model and strategy.
 
-use dist_parallel::{
-    BucketBytes, BucketPlan, FloatType, FsdpOptions, Materialised, ParamInfo, Plan, Reshard, ShardingStrategy,
-};
+use dist_parallel::buckets::{BucketBytes, BucketPlan};
+use dist_parallel::fsdp::{FsdpOptions, Plan, Reshard, ShardingStrategy};
+use dist_parallel::model::Materialised;
+use dist_parallel::{FloatType, ParamInfo};
 
 use super::Strategy;
 
