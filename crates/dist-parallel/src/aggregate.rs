@@ -4,12 +4,10 @@ use std::fmt;
 
 use dist_collectives::transport::Chain;
 use dist_collectives::{Communicator, DType, Element, ReduceOp};
-use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::loss::to_be_summed;
 use crate::reduce::{BUCKET_BYTES_MAX, groups, reduce};
-use crate::{BoxError, Error, FloatType, Loss, Result, Values, ValuesMut, agreement};
+use crate::{BoxError, Error, FloatType, Result, ValuesMut, agreement};
 
 /// A way to replace every rank's gradients by the mean over the ranks.
 ///
@@ -21,27 +19,6 @@ pub trait GradientAggregator {
     /// # Errors
     /// The lists differ: every rank gets the error. Communication fails. The contents are then unspecified.
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()>;
-
-    /// Replaces each slice by the weighted mean over ranks: Σ slices / Σ counts. `count` is this rank's weight.
-    /// Returns Σ counts.
-    ///
-    /// A rank with weight 0 is ignored and gets the mean too. If all weights are 0, everything becomes +0.
-    ///
-    /// # Errors
-    /// The errors of [`aggregate`](Self::aggregate).
-    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64>;
-
-    /// Replaces each slice by the mean over the present ranks, and returns their number. The slices of an absent rank
-    /// are ignored; it gets the mean too. If no rank is present, everything becomes +0.
-    ///
-    /// With this, a rank that has run out of data does not delay the others.
-    ///
-    /// # Errors
-    /// The errors of [`aggregate`](Self::aggregate).
-    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
-        let ranks = self.aggregate_weighted(gradients, present.into())?;
-        Ok(usize::try_from(ranks).unwrap_or(usize::MAX))
-    }
 
     /// Broadcasts the parameters of the server, or of rank 0 if there is none.
     ///
@@ -104,12 +81,6 @@ impl GradientAggregator for LocalAggregator {
         Ok(())
     }
 
-    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
-        let count = to_be_summed(count).unsigned_abs();
-        divide(gradients, count);
-        Ok(count)
-    }
-
     fn broadcast(&mut self, _: &mut [ValuesMut<'_>]) -> Result<()> {
         Ok(())
     }
@@ -119,11 +90,7 @@ impl GradientAggregator for LocalAggregator {
 
 impl GradientAggregator for AllReduceAggregator {
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()> {
-        self.0.apply(SliceCollective::AllReduce(ReduceOp::Mean), gradients)
-    }
-
-    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
-        self.0.weighted_mean(SliceCollective::AllReduce(ReduceOp::Sum), gradients, count)
+        self.0.apply(SliceCollective::Mean, gradients)
     }
 
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
@@ -137,12 +104,7 @@ impl GradientAggregator for AllReduceAggregator {
 
 impl GradientAggregator for ParameterServer {
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()> {
-        self.lists.apply(SliceCollective::ByServer(ReduceOp::Mean, self.server), gradients)
-    }
-
-    fn aggregate_weighted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
-        let sum = SliceCollective::ByServer(ReduceOp::Sum, self.server);
-        self.lists.weighted_mean(sum, gradients, count)
+        self.lists.apply(SliceCollective::MeanByServer(self.server), gradients)
     }
 
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
@@ -189,28 +151,17 @@ pub trait GradientSlices {
     fn slices(&mut self) -> Vec<ValuesMut<'_>>;
 }
 
-macro_rules! gradient_slices {
-    ($($float:ty)*) => {$(
-        impl GradientSlices for Vec<$float> {
-            fn slices(&mut self) -> Vec<ValuesMut<'_>> {
-                vec![self.as_mut_slice().into()]
-            }
-        }
-        impl GradientSlices for Vec<Vec<$float>> {
-            fn slices(&mut self) -> Vec<ValuesMut<'_>> {
-                self.iter_mut().map(|slice| slice.as_mut_slice().into()).collect()
-            }
-        }
-    )*};
+impl<T> GradientSlices for Vec<Vec<T>>
+where
+    for<'a> ValuesMut<'a>: From<&'a mut [T]>,
+{
+    fn slices(&mut self) -> Vec<ValuesMut<'_>> {
+        self.iter_mut().map(|slice| slice.as_mut_slice().into()).collect()
+    }
 }
 
-gradient_slices! { f32 f64 f16 bf16 }
-
 /// Takes one step of your own loop: `compute` returns this rank's loss and gradients, `aggregator` averages the
-/// gradients over the ranks, and `apply` updates the parameters. Returns this rank's loss or sum of losses.
-///
-/// The type of the [`Loss`] decides between a mean over ranks and a weighted mean. If the total weight is 0, `apply`
-/// receives zeros.
+/// gradients over the ranks, and `apply` updates the parameters. Returns this rank's loss.
 ///
 /// ```
 /// use dist_collectives::Communicator;
@@ -224,8 +175,8 @@ gradient_slices! { f32 f64 f16 bf16 }
 ///     for _ in 0..100 {
 ///         let error = weight - target;
 ///         train_step(
-///             || Ok((error * error, vec![2.0 * error])),
-///             |gradient| Ok(weight -= 0.1 * gradient[0]),
+///             || Ok((error * error, vec![vec![2.0 * error]])),
+///             |gradients| Ok(weight -= 0.1 * gradients[0][0]),
 ///             &mut aggregator,
 ///         )
 ///         .unwrap();
@@ -242,19 +193,14 @@ gradient_slices! { f32 f64 f16 bf16 }
 /// One of the three fails: the following ones are not called, and the job is aborted, so that no other rank waits.
 /// The lists of gradients differ: every rank gets [`GradientsDiffer`](Error::GradientsDiffer), and the job is not
 /// aborted.
-pub fn train_step<C: Loss, G: GradientSlices>(
-    compute: impl FnOnce() -> Result<(C, G), BoxError>,
+pub fn train_step<G: GradientSlices>(
+    compute: impl FnOnce() -> Result<(f32, G), BoxError>,
     apply: impl FnOnce(G) -> Result<(), BoxError>,
     aggregator: &mut (impl GradientAggregator + ?Sized),
 ) -> Result<f32> {
     let step = || {
         let (loss, mut gradients) = compute().map_err(Error::compute)?;
-        let (loss, count) = loss.weighted();
-        if C::WEIGHTED {
-            aggregator.aggregate_weighted(&mut gradients.slices(), count)?;
-        } else {
-            aggregator.aggregate(&mut gradients.slices())?;
-        }
+        aggregator.aggregate(&mut gradients.slices())?;
         apply(gradients).map_err(Error::Apply)?;
         Ok(loss)
     };
@@ -278,9 +224,9 @@ struct Lists {
 /// A collective operation on lists of slices.
 #[derive(Debug, Clone, Copy)]
 enum SliceCollective {
-    AllReduce(ReduceOp),
+    Mean,
     /// Reduces to the server and broadcasts the result.
-    ByServer(ReduceOp, usize),
+    MeanByServer(usize),
     Broadcast(usize),
 }
 
@@ -288,11 +234,6 @@ impl Lists {
     /// Applies the operation to all slices, those of one type together.
     fn apply(&mut self, collective: SliceCollective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         self.agree(values)?;
-        self.apply_agreed(collective, values)
-    }
-
-    /// Applies the operation like [`apply`](Self::apply), to slices on which all ranks have agreed.
-    fn apply_agreed(&mut self, collective: SliceCollective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         let (mut f32s, mut f64s, mut f16s, mut bf16s) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for slice in values {
             match slice {
@@ -306,31 +247,6 @@ impl Lists {
         collective.apply(&mut self.comm, &mut f64s)?;
         collective.apply(&mut self.comm, &mut f16s)?;
         collective.apply(&mut self.comm, &mut bf16s)
-    }
-
-    /// Computes the weighted mean and returns the total weight.
-    fn weighted_mean(
-        &mut self,
-        sum: SliceCollective,
-        gradients: &mut [ValuesMut<'_>],
-        count: u64,
-    ) -> Result<u64> {
-        if count == 0 {
-            gradients.iter_mut().for_each(ValuesMut::clear);
-        }
-        let mut counts = [to_be_summed(count)];
-        self.comm.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
-        self.agree(gradients)?;
-        let count = counts[0].unsigned_abs();
-        let mut wide: Vec<_> = gradients.iter().map(|slice| wide_copy(slice.as_values())).collect();
-        let slices = gradients.iter_mut().zip(&mut wide);
-        let mut sums: Vec<ValuesMut<'_>> = slices.map(|(slice, wide)| carried(slice, wide)).collect();
-        self.apply_agreed(sum, &mut sums)?;
-        divide(&mut sums, count);
-        for (slice, wide) in gradients.iter_mut().zip(&wide) {
-            wide.iter().for_each(|mean| slice.convert_from(mean[..].into()));
-        }
-        Ok(count)
     }
 
     /// Returns an error unless all ranks have slices of the same types and lengths. An unchanged list is not compared
@@ -358,42 +274,12 @@ impl SliceCollective {
             return Ok(());
         }
         match self {
-            Self::AllReduce(op) => reduce(comm, slices, op),
-            Self::ByServer(op, server) => packed(slices, op.partial_dtype(T::DTYPE), |packed| {
-                comm.reduce(packed, op, server)?;
+            Self::Mean => reduce(comm, slices, ReduceOp::Mean),
+            Self::MeanByServer(server) => packed(slices, ReduceOp::Mean.partial_dtype(T::DTYPE), |packed| {
+                comm.reduce(packed, ReduceOp::Mean, server)?;
                 comm.broadcast(packed, server)
             }),
             Self::Broadcast(root) => packed(slices, T::DTYPE, |packed| comm.broadcast(packed, root)),
-        }
-    }
-}
-
-/// Returns a copy in the type of the sums, if it differs from the type of the gradients.
-fn wide_copy(gradients: Values<'_>) -> Option<Vec<f32>> {
-    matches!(gradients, Values::F16(_)).then(|| {
-        let mut wide = vec![0.0; gradients.len()];
-        ValuesMut::F32(&mut wide).convert_from(gradients);
-        wide
-    })
-}
-
-/// Returns the slice for the sum: the copy, if there is one.
-fn carried<'a>(slice: &'a mut ValuesMut<'_>, wide: &'a mut Option<Vec<f32>>) -> ValuesMut<'a> {
-    match wide {
-        Some(wide) => ValuesMut::F32(wide),
-        None => slice.reborrow(),
-    }
-}
-
-/// Divides sums by their weight. With weight 0 they become +0.
-fn divide(sums: &mut [ValuesMut<'_>], count: u64) {
-    if count == 1 {
-        return;
-    }
-    for sum in sums {
-        match usize::try_from(count).unwrap_or(usize::MAX) {
-            0 => sum.clear(),
-            count => sum.divide(count),
         }
     }
 }

@@ -9,9 +9,9 @@
 ///
 /// Use the second form for micro-batches of different weight, for example texts of different lengths: means are then
 /// over tokens. All micro-batches of a step have a loss of one type. The result of a rank's own computation counts
-/// like a micro-batch, for example in a step of [`LocalSgd`](crate::local_sgd::LocalSgd) or of
-/// [`train_step`](crate::train_step). The divisor is rounded to the type of the computation, so it is exact up to 2²⁴
-/// for `f32`. The weights of one rank's micro-batches in a step are capped at 2⁴⁶ together.
+/// like a micro-batch, for example in a step of [`LocalSgd`](crate::local_sgd::LocalSgd). The divisor is rounded to the
+/// type of the computation, so it is exact up to 2²⁴ for `f32`. The weights of one rank's micro-batches in a step are
+/// capped at 2⁴⁶ together.
 #[doc(alias = "token-normalised loss")]
 pub trait Loss {
     /// `true` if micro-batches have a weight.

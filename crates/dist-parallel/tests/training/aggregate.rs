@@ -107,96 +107,7 @@ fn alone_gradients_stay_as_they_are() {
     let mut gradients = Mixed::of(3);
     aggregator.aggregate(&mut gradients.slices()).unwrap();
     aggregator.broadcast(&mut gradients.slices()).unwrap();
-    assert_eq!(aggregator.aggregate_present(&mut gradients.slices(), true).unwrap(), 1);
     assert_eq!(gradients, Mixed::of(3));
-    assert_eq!(aggregator.aggregate_present(&mut gradients.slices(), false).unwrap(), 0);
-    assert!(gradients.bits().iter().all(|&bits| bits == 0));
-}
-
-#[rstest]
-fn absent_ranks_do_not_count(
-    #[values(Aggregation::AllReduce, Aggregation::ParameterServer { server: 1 })] aggregation: Aggregation,
-) {
-    let outcome = sim::run(4, 4, move |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let mut aggregator = aggregation.over(comm).unwrap();
-        // Rank r has r + 1 steps.
-        let steps = (0..6).map(|step| {
-            let present = step <= rank;
-            let mut gradients = Mixed::of(if present { rank } else { 99 });
-            let count = aggregator.aggregate_present(&mut gradients.slices(), present).unwrap();
-            (count, gradients.bits())
-        });
-        steps.collect::<Vec<_>>()
-    });
-    let expected = [&[0, 1, 2, 3][..], &[1, 2, 3], &[2, 3], &[3], &[], &[]].map(|present| {
-        // Absent ranks add +0 at their places in the tree.
-        let places = |rank: &usize| if present.contains(rank) { Mixed::of(*rank) } else { zeros() };
-        let [a, b, c, d] = [0, 1, 2, 3].map(|rank| places(&rank));
-        (present.len(), divided(add(add(a, &b), &add(c, &d)), present.len()).bits())
-    });
-    assert_eq!(outcome.results, vec![Vec::from(expected); 4]);
-}
-
-fn zeros() -> Mixed {
-    let mut zeros = Mixed::of(0);
-    zeros.slices().iter_mut().for_each(ValuesMut::clear);
-    zeros
-}
-
-fn add(mut left: Mixed, right: &Mixed) -> Mixed {
-    let mut right = right.clone();
-    for (left, right) in left.slices().iter_mut().zip(right.slices()) {
-        left.add(right.as_values()).unwrap();
-    }
-    left
-}
-
-fn divided(mut sum: Mixed, count: usize) -> Mixed {
-    if count > 0 {
-        sum.slices().iter_mut().for_each(|slice| slice.divide(count));
-    }
-    sum
-}
-
-#[rstest]
-fn gradients_are_divided_by_their_weight(
-    #[values(
-        Aggregation::AllReduce,
-        Aggregation::ParameterServer { server: 1 }
-    )]
-    aggregation: Aggregation,
-    #[values([3, 0, 128, 70], [5; 4], [0, 0, 1, 0], [0; 4], [u64::MAX, 1, 0, 0])] counts: [u64; 4],
-) {
-    let outcome = sim::run(4, 4, move |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let mut aggregator = aggregation.over(comm).unwrap();
-        let mut gradients = Mixed::of(rank);
-        let count = aggregator.aggregate_weighted(&mut gradients.slices(), counts[rank]).unwrap();
-        (count, gradients.bits())
-    });
-    // Ranks with weight 0 add +0 at their places. Too large weights are capped.
-    let place = |rank: usize| if counts[rank] > 0 { Mixed::of(rank) } else { zeros() };
-    let [a, b, c, d] = [0, 1, 2, 3].map(place);
-    let count: u64 = counts.iter().map(|count| count.min(&(1 << 46))).sum();
-    let mean = divided(add(add(a, &b), &add(c, &d)), usize::try_from(count).unwrap());
-    assert_eq!(outcome.results, vec![(count, mean.bits()); 4]);
-}
-
-#[test]
-fn a_single_rank_divides_gradients_by_their_weight() {
-    let mut aggregator = dist_parallel::own_loop::LocalAggregator;
-    let mut gradients = Mixed::of(3);
-    assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 7).unwrap(), 7);
-    assert_eq!(gradients, divided(Mixed::of(3), 7));
-    // A single rank caps too large weights, like several ranks do.
-    let mut gradients = Mixed::of(3);
-    assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), u64::MAX).unwrap(), 1 << 46);
-    assert_eq!(gradients, divided(Mixed::of(3), 1 << 46));
-    assert_eq!(aggregator.aggregate_weighted(&mut gradients.slices(), 0).unwrap(), 0);
-    assert!(gradients.bits().iter().all(|&bits| bits == 0));
 }
 
 #[rstest]
@@ -238,7 +149,6 @@ fn a_step_with_gradients_that_differ_is_the_same_error_on_every_rank_and_harms_n
     #[values(0, 1, 2, 3, 4)] seed: u64,
     #[values(2, 3, 5)] ranks: usize,
     #[values(Aggregation::AllReduce, Aggregation::ParameterServer { server: 1 })] aggregation: Aggregation,
-    #[values(false, true)] weighted: bool,
 ) {
     let outcome = sim::run(seed, ranks, move |transport| {
         let comm = Communicator::new(transport);
@@ -246,11 +156,7 @@ fn a_step_with_gradients_that_differ_is_the_same_error_on_every_rank_and_harms_n
         let mut aggregator = aggregation.over(comm).unwrap();
         let mut step = |len: usize| {
             let (gradients, apply) = (vec![vec![1.0_f32; 2], vec![2.0; len]], |_| Ok(()));
-            if weighted {
-                train_step(|| Ok(((1.0, 3), gradients)), apply, &mut *aggregator)
-            } else {
-                train_step(|| Ok((1.0, gradients)), apply, &mut *aggregator)
-            }
+            train_step(|| Ok((1.0, gradients)), apply, &mut *aggregator)
         };
         let refused = step(if odd { 4 } else { 3 }).map_err(|error| format!("{error:?}"));
         (refused, step(3).map_err(|error| format!("{error:?}")))
@@ -264,8 +170,8 @@ fn a_list_that_changes_on_one_rank_only_is_an_error_on_every_rank() {
     let results = run_at_once(2, |comm| {
         let rank = comm.rank();
         let mut aggregator = Aggregation::AllReduce.over(comm).unwrap();
-        aggregator.aggregate(&mut vec![1.0_f32; 4].slices()).unwrap();
-        aggregator.aggregate(&mut vec![1.0_f32; 4 + rank].slices())
+        aggregator.aggregate(&mut vec![vec![1.0_f32; 4]].slices()).unwrap();
+        aggregator.aggregate(&mut vec![vec![1.0_f32; 4 + rank]].slices())
     });
     assert!(results.iter().all(|result| matches!(result, Err(Error::Communication(_)))), "{results:?}");
 }
@@ -287,9 +193,9 @@ fn learned(ranks: usize, aggregation: Aggregation) -> Vec<(u32, Vec<u32>)> {
         let weight = Cell::new(0.0_f32);
         let step = |_| {
             let error = weight.get() - target;
-            let compute = || Ok((error * error, vec![2.0 * error]));
-            let apply = |gradient: Vec<f32>| {
-                weight.set(weight.get() - 0.1 * gradient[0]);
+            let compute = || Ok((error * error, vec![vec![2.0 * error]]));
+            let apply = |gradients: Vec<Vec<f32>>| {
+                weight.set(weight.get() - 0.1 * gradients[0][0]);
                 Ok(())
             };
             train_step(compute, apply, &mut *aggregator).unwrap().to_bits()
@@ -310,39 +216,6 @@ fn a_loop_of_ones_own_trains_the_same_with_every_aggregator() {
     assert_eq!(learned(1, Aggregation::Local), learned(1, Aggregation::AllReduce));
 }
 
-/// The weight is the mean over tokens, of which the ranks have different numbers.
-#[rstest]
-fn a_users_loop_divides_by_the_weight_of_its_gradients(
-    #[values((1, Aggregation::Local), (3, Aggregation::AllReduce), (3, Aggregation::ParameterServer { server: 2 }))]
-    (ranks, aggregation): (usize, Aggregation),
-) {
-    let outcome = sim::run(1, ranks, move |transport| {
-        let comm = Communicator::new(transport);
-        let (rank, tokens) = (comm.rank(), [2, 0, 6][comm.rank()]);
-        let mut aggregator = aggregation.over(comm).unwrap();
-        // Gradients are sums over tokens. Those with weight 0 can have any value.
-        let gradient = [8.0, f32::NAN, 4.0][rank];
-        let mut applied = Vec::new();
-        let compute = || Ok(((10.0, tokens), vec![gradient]));
-        let apply = |mean| {
-            applied = mean;
-            Ok(())
-        };
-        let loss = train_step(compute, apply, &mut *aggregator).unwrap();
-        let compute = || Ok(((10.0, 0), vec![gradient]));
-        let mut zeros = applied.clone();
-        let nothing = |mean| {
-            zeros = mean;
-            Ok(())
-        };
-        train_step(compute, nothing, &mut *aggregator).unwrap();
-        assert_eq!(zeros[0].to_bits(), 0);
-        (loss, applied)
-    });
-    let mean = if ranks == 1 { 8.0 / 2.0 } else { (8.0 + 4.0) / (2.0 + 6.0) };
-    assert_eq!(outcome.results, vec![(10.0, vec![mean]); ranks]);
-}
-
 #[rstest]
 fn a_piece_of_a_step_that_fails_ends_it_for_everybody(#[values(false, true)] in_apply: bool) {
     let results = run_at_once(3, move |comm| {
@@ -352,9 +225,13 @@ fn a_piece_of_a_step_that_fails_ends_it_for_everybody(#[values(false, true)] in_
         let mut step = || {
             let compute = || {
                 computed.set(computed.get() + 1);
-                if rank == 1 && !in_apply { Err("no more data".into()) } else { Ok((1.0, vec![0.5_f32])) }
+                if rank == 1 && !in_apply {
+                    Err("no more data".into())
+                } else {
+                    Ok((1.0, vec![vec![0.5_f32]]))
+                }
             };
-            let apply = |_: Vec<f32>| {
+            let apply = |_: Vec<Vec<f32>>| {
                 applied.set(applied.get() + 1);
                 if rank == 1 && in_apply { Err("no such parameter".into()) } else { Ok(()) }
             };

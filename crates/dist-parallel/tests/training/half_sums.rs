@@ -8,7 +8,7 @@ use dist_parallel::compress::{BucketGradients, BucketHook, Compression};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, ShardingStrategy};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::model::{Ready, Saved, Slot};
-use dist_parallel::own_loop::{Aggregation, GradientAggregator};
+use dist_parallel::own_loop::Aggregation;
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{
     Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
@@ -338,34 +338,19 @@ fn aggregators_carry_sums_of_f16_as_f32(
 ) {
     let own =
         |rank: usize| Numbers(rank as u64).take(5).into_iter().map(|value| f16::from_f32(value * 60_000.0));
-    let mean_of = |divisor: f32| -> Vec<f16> {
-        let all: Vec<Vec<f16>> = (0..ranks).map(|rank| own(rank).collect()).collect();
-        let sum = |index: usize| tree(&all.iter().map(|one| one[index].to_f32()).collect::<Vec<_>>());
-        (0..5).map(|index| f16::from_f32(sum(index) / divisor)).collect()
-    };
-    let (mean, counted) = (mean_of(ranks as f32), mean_of(7.0 * ranks as f32));
+    let all: Vec<Vec<f16>> = (0..ranks).map(|rank| own(rank).collect()).collect();
+    let sum = |index: usize| tree(&all.iter().map(|one| one[index].to_f32()).collect::<Vec<_>>());
+    let mean: Vec<f16> = (0..5).map(|index| f16::from_f32(sum(index) / ranks as f32)).collect();
     let _outcome = sim::run(1, ranks, move |transport| {
         let comm = Communicator::new(transport);
-        let rank = comm.rank();
+        let mut gradients: Vec<f16> = own(comm.rank()).collect();
         let mut aggregator = aggregation.over(comm).unwrap();
-        let mut gradients: Vec<f16> = own(rank).collect();
         let mut singles = [1.0_f32, 2.0];
-        let mut apply = |aggregator: &mut dyn GradientAggregator, count: Option<u64>| {
-            gradients = own(rank).collect();
-            let slices = &mut [ValuesMut::F32(&mut singles), ValuesMut::F16(&mut gradients)];
-            match count {
-                None => aggregator.aggregate(slices).unwrap(),
-                Some(count) => drop(aggregator.aggregate_weighted(slices, count).unwrap()),
-            }
-            gradients.clone()
-        };
-        assert_eq!(apply(&mut *aggregator, None), mean);
-        assert_eq!(apply(&mut *aggregator, Some(7)), counted);
+        aggregator.aggregate(&mut [ValuesMut::F32(&mut singles), ValuesMut::F16(&mut gradients)]).unwrap();
+        assert_eq!(gradients, mean);
         let large = &mut [f16::MAX; 3];
         aggregator.aggregate(&mut [ValuesMut::F16(large)]).unwrap();
         assert_eq!(*large, [f16::MAX; 3]);
-        aggregator.aggregate_weighted(&mut [ValuesMut::F16(large)], 0).unwrap();
-        assert_eq!(*large, [f16::ZERO; 3]);
     });
 }
 
