@@ -71,11 +71,12 @@ use crate::{Error, FloatType, Result, Values, ValuesMut};
 /// #     let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
 /// #     let mut lion = new_lion();
 /// #     let step = |ddp: &mut Ddp<Number>, lion: &mut Lion, target: f32| {
-/// #         ddp.step_with(|model, gradients| {
+/// #         let gradient = |model: &mut Number, _, ready: &mut dist_parallel::model::Ready<'_>| {
 /// #             let error = model.1[0] - target;
-/// #             gradients.ready(0, Values::F32(&[error]))?;
+/// #             ready(0, Values::F32(&[error]))?;
 /// #             Ok(error * error)
-/// #         }).unwrap();
+/// #         };
+/// #         ddp.step_with(2, gradient).unwrap();
 /// #         ddp.update(lion).unwrap();
 /// #     };
 /// #     for _ in 0..10 { step(&mut ddp, &mut lion, -3.0); }
