@@ -41,6 +41,14 @@ impl<M: Params> Shards for Ddp<M> {
         self.reset()
     }
 
+    fn steps(&self) -> u64 {
+        self.steps()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        self.set_steps(steps);
+    }
+
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.communicator_mut()
     }
@@ -72,6 +80,14 @@ impl<M: Params> Shards for SyncedModel<'_, M> {
 
     fn loaded(&mut self) -> Result<()> {
         self.0.start_here()
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.steps_before()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        self.0.set_steps(steps);
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

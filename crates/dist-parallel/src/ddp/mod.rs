@@ -18,12 +18,13 @@ use crate::fsdp::{bytes_sent, share};
 use crate::gradients::BucketedGradients;
 use crate::hook_worker::HookWorker;
 use crate::loss::WeightedLoss;
+use crate::pass::Passes;
 use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlace, BucketPlan, BucketTensor, Error, Loss, Optimizer,
-    ParamInfo, Params, Ready, Result, Values, agreement, mutation_check, norm, params,
+    ParamInfo, Params, Pass, Ready, Result, Values, agreement, mutation_check, norm, params,
 };
 
 /// Distributed data-parallel training (DDP).
@@ -82,6 +83,7 @@ pub struct Ddp<M> {
     /// The number of micro-batches of all ranks since the last synchronisation.
     micro_batches: usize,
     weighted: bool,
+    passes: Passes,
     updates: Updates,
     unreported: Unreported,
     /// `true` while this rank computes gradients. It stays `true` if the computation panics.
@@ -178,6 +180,7 @@ impl<M: Params> Ddp<M> {
             hook_worker,
             micro_batches: 0,
             weighted: false,
+            passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
             computes: false,
@@ -305,6 +308,19 @@ impl<M: Params> Ddp<M> {
         self.updates.record_batch(digest);
     }
 
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
+    /// is always in training mode, an evaluation never.
+    pub fn train(&mut self) {
+        let pass = self.passes.set_training(true);
+        self.model.begin_forward(pass);
+    }
+
+    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
+    pub fn eval(&mut self) {
+        let pass = self.passes.set_training(false);
+        self.model.begin_forward(pass);
+    }
+
     /// Returns the model.
     pub const fn model(&self) -> &M {
         &self.model
@@ -357,7 +373,8 @@ impl<M: Params> Ddp<M> {
         self.computes = false;
         let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
-        let Self { unreported, model, gradients, .. } = self;
+        let Self { unreported, model, gradients, passes, .. } = self;
+        model.begin_forward(passes.end_step());
         unreported
             .warn_once(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
         let elapsed = runtime.now().saturating_sub(started);
@@ -385,7 +402,8 @@ impl<M: Params> Ddp<M> {
         self.check_weighted(descriptor.weighted)?;
         for index in share.clone() {
             let last = index + 1 == share.end;
-            self.run(index, compute, last.then_some(&mut *in_flight))?;
+            let pass = self.passes.in_step(self.number_in_step(descriptor.call, index));
+            self.run((index, pass), compute, last.then_some(&mut *in_flight))?;
         }
         let Self { comm, model, gradients, buffers, hook_worker, updates, .. } = self;
         in_flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
@@ -394,6 +412,26 @@ impl<M: Params> Ddp<M> {
         updates.record_step();
         buffers.synchronise([&mut *comm], model)?;
         Ok((reduced, comm.runtime().now().saturating_sub(waiting)))
+    }
+
+    /// Returns the number of a micro-batch of a call in its step.
+    fn number_in_step(&self, call: TrainingCall, index: usize) -> usize {
+        let in_call = match call {
+            TrainingCall::Join => index * self.world_size() + self.rank(),
+            _ => index,
+        };
+        self.micro_batches + in_call
+    }
+
+    /// Returns the number of steps.
+    pub(crate) const fn steps(&self) -> u64 {
+        self.passes.steps()
+    }
+
+    /// Continues after this number of steps.
+    pub(crate) fn set_steps(&mut self, steps: u64) {
+        let pass = self.passes.set_steps(steps);
+        self.model.begin_forward(pass);
     }
 
     /// Returns a hash of this rank's updates, which is equal on all ranks that have updated alike.
@@ -423,12 +461,13 @@ impl<M: Params> Ddp<M> {
     /// final.
     fn run(
         &mut self,
-        index: usize,
+        (index, pass): (usize, Pass),
         compute: &mut Compute<'_, M>,
         mut in_flight: Option<&mut InFlightBuckets>,
     ) -> Result<()> {
         let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
         buffers.record_forward();
+        model.begin_forward(pass);
         gradients.begin(&mut |dtype, len| in_flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
@@ -503,8 +542,9 @@ impl<M: Params> Ddp<M> {
         self.step_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
     }
 
-    /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Changed
-    /// [buffers](crate::ParamInfo::buffer) change on this rank only.
+    /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Blocks are in
+    /// evaluation mode unless [`train`](Self::train) was called. Changed [buffers](crate::ParamInfo::buffer) change
+    /// on this rank only.
     ///
     /// # Errors
     /// The model fails. The job goes on, because no rank waits for this one.
@@ -512,6 +552,7 @@ impl<M: Params> Ddp<M> {
     where
         M: Block<A>,
     {
+        self.model.begin_forward(self.passes.outside());
         let (output, _) = self.model.forward(input).map_err(Error::compute)?;
         Ok(output)
     }

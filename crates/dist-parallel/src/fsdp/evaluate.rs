@@ -8,12 +8,12 @@ use super::step::MicroBatchPass;
 use crate::loss::to_be_summed;
 use crate::step_consensus::STEP;
 use crate::tree::sum_of;
-use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
+use crate::{BoxError, Error, Loss, Params, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Fsdp<A> {
     /// Runs the model forward on this rank's own input, to evaluate it. Every rank calls this equally often, because
     /// the ranks gather parameters together. [`evaluate`](Self::evaluate) assigns any number of micro-batches to the
-    /// ranks.
+    /// ranks. Blocks are in evaluation mode unless [`train`](Self::train) was called.
     ///
     /// # Errors
     /// A block or communication fails.
@@ -25,6 +25,7 @@ impl<A> Fsdp<A> {
 
     fn try_forward(&mut self, input: A) -> Result<A> {
         self.follow();
+        self.model.begin_forward(self.passes.outside());
         let output = self.forward_through(&self.forward_alone(), Some(input))?;
         self.parameters.rest(&mut self.groups)?;
         Ok(output.expect("forward gives an output for an input"))
@@ -82,6 +83,7 @@ impl<A> Fsdp<A> {
         let mut count = 0_u64;
         for round in 0..assignment.rounds(micro_batches) {
             let index = assignment.micro_batch(micro_batches, round);
+            self.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
             let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
             let output = self.forward_through(&actions, given)?;
             if let (Some(index), Some(output)) = (index, output) {
@@ -91,6 +93,7 @@ impl<A> Fsdp<A> {
             }
         }
         self.parameters.rest(&mut self.groups)?;
+        self.model.begin_forward(self.passes.outside());
         let mut counts = [to_be_summed(count)];
         self.world.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
         self.world.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
