@@ -42,11 +42,12 @@ impl<M: Params> Shards for Ddp<M> {
     }
 
     fn steps(&self) -> u64 {
-        self.steps()
+        self.passes.steps()
     }
 
     fn set_steps(&mut self, steps: u64) {
-        self.set_steps(steps);
+        let pass = self.passes.set_steps(steps);
+        self.model_mut().begin_forward(pass);
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

@@ -83,7 +83,7 @@ pub struct Ddp<M> {
     /// The number of micro-batches of all ranks since the last synchronisation.
     micro_batches: usize,
     weighted: bool,
-    passes: Passes,
+    pub(crate) passes: Passes,
     updates: Updates,
     unreported: Unreported,
     /// `true` while this rank computes gradients. It stays `true` if the computation panics.
@@ -308,6 +308,12 @@ impl<M: Params> Ddp<M> {
         self.updates.record_batch(digest);
     }
 
+    /// Returns the description of the forward of a micro-batch that the next call computes, for a loop that runs
+    /// forwards before it calls [`step_with`](Self::step_with).
+    pub const fn next_pass(&self, micro_batch: usize) -> Pass {
+        self.passes.in_step(self.micro_batches + micro_batch)
+    }
+
     /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
     /// is always in training mode, an evaluation never.
     pub fn train(&mut self) {
@@ -421,17 +427,6 @@ impl<M: Params> Ddp<M> {
             _ => index,
         };
         self.micro_batches + in_call
-    }
-
-    /// Returns the number of steps.
-    pub(crate) const fn steps(&self) -> u64 {
-        self.passes.steps()
-    }
-
-    /// Continues after this number of steps.
-    pub(crate) fn set_steps(&mut self, steps: u64) {
-        let pass = self.passes.set_steps(steps);
-        self.model.begin_forward(pass);
     }
 
     /// Returns a hash of this rank's updates, which is equal on all ranks that have updated alike.
