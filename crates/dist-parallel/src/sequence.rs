@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::{
-    Block, BoxError, BufferView, Error, Materialised, ParamInfo, Params, Pass, Ready, Resharded, Result, Saved,
-    Values, ValuesMut, params,
+    Block, BoxError, BufferView, Error, Materialised, ParamInfo, Params, Pass, Ready, Resharded, Result,
+    Saved, Values, ValuesMut, params,
 };
 
 /// Blocks one after another. The parameters are those of the first block, then those of the second, and so on.

@@ -4,7 +4,8 @@ use super::options::Degrees;
 use super::{Fsdp, layout};
 use crate::checkpoint::accumulated;
 use crate::{
-    Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut, params,
+    Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
+    params,
 };
 
 impl<A> Shards for Fsdp<A> {

@@ -19,8 +19,8 @@ use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::pass::Passes;
 use crate::{
-    BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Pass, Result,
-    Sgd, SgdOptions, ValuesMut, agreement, params,
+    BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Pass,
+    Result, Sgd, SgdOptions, ValuesMut, agreement, params,
 };
 
 /// A trainer in which every rank steps on its own data with its own optimizer, and all ranks synchronise after a
