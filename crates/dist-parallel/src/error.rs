@@ -6,6 +6,7 @@ use dist_collectives::Error as CollectiveError;
 use dist_collectives::transport::ErrorSource;
 
 use crate::pipeline::{Flaw, TensorMeta};
+use crate::trainer::Strategy;
 use crate::{CheckpointError, FloatType, StepDescriptor};
 
 /// The result of a call of this crate.
@@ -91,8 +92,12 @@ pub enum Error {
         /// The parameter's index.
         index: usize,
     },
-    /// Ranks of local SGD cannot be saved, because they have taken steps since their last synchronisation point.
-    #[error("the ranks have different parameters after {steps} steps since the last synchronisation point: synchronise before you save")]
+    /// Ranks of local SGD cannot be saved or evaluated, because they have taken steps since their last synchronisation
+    /// point.
+    #[error(
+        "the ranks have different parameters after {steps} steps since the last synchronisation point: synchronise before \
+         you save or evaluate"
+    )]
     NotSynchronised {
         /// The number of steps since the last synchronisation point.
         steps: usize,
@@ -531,6 +536,44 @@ pub enum Error {
         /// The shape of this part.
         got: Vec<usize>,
     },
+    /// The text names no strategy.
+    #[error(
+        "{text} is not a strategy; use single, ddp, zero1, zero2, fsdp, hybrid:RANKS, pipeline:SCHEDULE[:RANKS[:sharded]], \
+         local_sgd:STEPS or diloco:STEPS"
+    )]
+    UnknownStrategy {
+        /// The text.
+        text: String,
+    },
+    /// A feature of a trainer does not work with its strategy. Every rank gets this error.
+    #[error("{feature} does not work with the strategy {strategy}: {reason}")]
+    NotWithStrategy {
+        /// The option or the call.
+        feature: &'static str,
+        /// The strategy.
+        strategy: Strategy,
+        /// The reason, and what works instead.
+        reason: &'static str,
+    },
+    /// The micro-batches of a step cannot be divided evenly among pipelines.
+    #[error("{micro_batches} micro-batches cannot be divided evenly among {pipelines} pipelines")]
+    PipelineShares {
+        /// The number of micro-batches.
+        micro_batches: usize,
+        /// The number of pipelines.
+        pipelines: usize,
+    },
+    /// A step has another number of micro-batches than the schedule of its pipeline.
+    #[error(
+        "the pipeline's schedule is for {scheduled} micro-batches, and a step was called with {requested}: set the number \
+         with TrainerOptions::with_micro_batches"
+    )]
+    ScheduledMicroBatches {
+        /// The number of micro-batches of the schedule, in all pipelines.
+        scheduled: usize,
+        /// The number that the step was called with.
+        requested: usize,
+    },
     /// Ranks have called different functions of a trainer, for example a save on one rank only. If the communicator
     /// has found this, the job is aborted. Otherwise every rank gets this error, and training can continue.
     #[error("rank {rank} called {there}, {} called {here}", named(*.other))]
@@ -619,6 +662,7 @@ impl Error {
             Self::StepsDiffer { .. }
                 | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
+                | Self::NotWithStrategy { .. }
                 | Self::PipelinesDiffer { .. }
                 | Self::CallsDiffer { source: None, .. }
                 | Self::ZeroWeight { .. }

@@ -13,6 +13,7 @@ mod config;
 pub mod data;
 mod ddp;
 mod error;
+mod evaluation;
 mod flat;
 pub mod fsdp;
 mod gradients;
@@ -27,13 +28,13 @@ mod norm;
 mod number;
 pub mod optim;
 mod params;
-mod pass;
 pub mod pipeline;
 mod plan;
 mod reduce;
 mod sequence;
 mod shard_tensor;
 mod step_consensus;
+pub mod trainer;
 mod tree;
 mod unreported;
 mod updates;
@@ -57,7 +58,6 @@ pub mod model {
     pub use crate::block::{Ready, Saved};
     pub use crate::materialise::{BufferView, Materialised, Resharded, Slot};
     pub use crate::params::BufferSync;
-    pub use crate::pass::Pass;
 }
 
 /// What a step reports, and the calls that the ranks compare.

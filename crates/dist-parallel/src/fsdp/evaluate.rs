@@ -1,19 +1,16 @@
 //! Evaluation of a sharded model: forward passes without a backward.
 
-use dist_collectives::ReduceOp;
-
 use super::Fsdp;
 use super::order::UnitAction;
 use super::step::MicroBatchPass;
-use crate::loss::to_be_summed;
+use crate::evaluation::EvaluationLosses;
 use crate::step_consensus::STEP;
-use crate::tree::sum_of;
-use crate::{BoxError, Error, Loss, Params, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut};
+use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
 
 impl<A> Fsdp<A> {
     /// Runs the model forward on this rank's own input, to evaluate it. Every rank calls this equally often, because
     /// the ranks gather parameters together. [`evaluate`](Self::evaluate) assigns any number of micro-batches to the
-    /// ranks. Blocks are in evaluation mode unless [`train`](Self::train) was called.
+    /// ranks.
     ///
     /// # Errors
     /// A block or communication fails.
@@ -25,7 +22,6 @@ impl<A> Fsdp<A> {
 
     fn try_forward(&mut self, input: A) -> Result<A> {
         self.follow();
-        self.model.begin_forward(self.passes.outside());
         let output = self.forward_through(&self.forward_alone(), Some(input))?;
         self.parameters.rest(&mut self.groups)?;
         Ok(output.expect("forward gives an output for an input"))
@@ -78,32 +74,17 @@ impl<A> Fsdp<A> {
         self.follow();
         let assignment = self.plan.assignment(self.world.rank());
         let actions = self.forward_alone();
-        // The losses of other ranks are −0 here: the neutral element of addition, also for −0.
-        let mut losses = vec![-0.0; micro_batches];
-        let mut count = 0_u64;
+        let mut losses = EvaluationLosses::new(micro_batches);
         for round in 0..assignment.rounds(micro_batches) {
             let index = assignment.micro_batch(micro_batches, round);
-            self.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
             let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
             let output = self.forward_through(&actions, given)?;
             if let (Some(index), Some(output)) = (index, output) {
-                let counted = loss(index, output).map_err(Error::compute)?.weighted();
-                losses[index] = counted.0;
-                count = count.saturating_add(counted.1);
+                losses.add(index, loss(index, output).map_err(Error::compute)?);
             }
         }
         self.parameters.rest(&mut self.groups)?;
-        self.model.begin_forward(self.passes.outside());
-        let mut counts = [to_be_summed(count)];
-        self.world.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
-        self.world.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
-        let count = usize::try_from(counts[0]).unwrap_or(0);
-        if count == 0 {
-            return Err(Error::ZeroWeight { micro_batches });
-        }
-        let mut loss = [sum_of(losses)];
-        ValuesMut::F32(&mut loss).divide(count);
-        Ok(loss[0])
+        losses.mean(&mut self.world)
     }
 
     /// Returns the actions of a forward without a backward.

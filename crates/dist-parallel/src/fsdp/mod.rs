@@ -32,7 +32,6 @@ use crate::broadcast::{broadcast_bucket, coalesced};
 use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::norm::{SquareRange, SumOfSquares};
-use crate::pass::Passes;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
@@ -105,7 +104,6 @@ pub struct Fsdp<A> {
     count: u64,
     /// This rank's losses since the last step, one per round.
     losses: Vec<f32>,
-    passes: Passes,
     updates: Updates,
     unreported: Unreported,
     /// `true` while this rank computes gradients. It stays `true` if the computation panics.
@@ -184,7 +182,6 @@ impl<A> Fsdp<A> {
             weighted: false,
             count: 0,
             losses: Vec::new(),
-            passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
             computes: false,
@@ -411,22 +408,15 @@ impl<A> Fsdp<A> {
         Ok((world, model))
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
-    /// is always in training mode, an evaluation never.
-    pub fn train(&mut self) {
-        let pass = self.passes.set_training(true);
-        self.model.begin_forward(pass);
-    }
-
-    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-    pub fn eval(&mut self) {
-        let pass = self.passes.set_training(false);
-        self.model.begin_forward(pass);
-    }
-
     /// Returns the model. Its parameters may be freed.
     pub const fn model(&self) -> &Sequence<A> {
         &self.model
+    }
+
+    /// Returns the model, for example to change a setting of its blocks. If you change parameters, change them alike
+    /// on every rank, and only those that the strategy does not shard.
+    pub const fn model_mut(&mut self) -> &mut Sequence<A> {
+        &mut self.model
     }
 
     /// Returns the plan of the training.

@@ -17,10 +17,10 @@ use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
 use crate::flat::Flat;
-use crate::pass::Passes;
+use crate::updates::Updates;
 use crate::{
-    BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Pass,
-    Result, Sgd, SgdOptions, ValuesMut, agreement, params,
+    Block, BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params,
+    Result, Sgd, SgdOptions, StepReport, ValuesMut, agreement, evaluation, params,
 };
 
 /// A trainer in which every rank steps on its own data with its own optimizer, and all ranks synchronise after a
@@ -93,8 +93,6 @@ pub struct LocalSgd<M> {
     keeps_start: bool,
     /// The number of this rank's steps since the last synchronisation.
     steps: usize,
-    /// Counts the steps up to the last synchronisation, as if all periods were complete.
-    passes: Passes,
     losses: f32,
     count: u64,
     /// `true` if this rank's steps have weights.
@@ -219,7 +217,6 @@ impl<M: Params> LocalSgd<M> {
             keeps_start: outer_optimizer.is_some(),
             outer: outer_optimizer,
             steps: 0,
-            passes: Passes::default(),
             losses: 0.0,
             count: 0,
             weighted: false,
@@ -245,10 +242,9 @@ impl<M: Params> LocalSgd<M> {
     ) -> Result<LocalStep> {
         let computed = match self.steps {
             1.. if self.weighted != C::WEIGHTED => Err(Error::PartlyWeighted),
-            _ => inner(self.begin_step()).map_err(Error::compute),
+            _ => inner(&mut self.model).map_err(Error::compute),
         };
         let (loss, count) = or_abort(&mut self.comm, computed)?.weighted();
-        self.model.begin_forward(self.passes.outside());
         self.steps += 1;
         self.losses += loss;
         self.count = self.count.saturating_add(count);
@@ -327,7 +323,6 @@ impl<M: Params> LocalSgd<M> {
         let with_synced_model = self.try_synchronise();
         // The count restarts even if the total weight is 0.
         let steps = std::mem::take(&mut self.steps);
-        self.set_steps(self.passes.steps() + self.inner_steps as u64);
         (self.losses, self.count) = (0.0, 0);
         if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = with_synced_model {
             // No rank aborts the job before all have found the error. If the barrier fails, the job is already
@@ -340,6 +335,34 @@ impl<M: Params> LocalSgd<M> {
         self.traffic.bytes_sent += bytes_sent;
         self.traffic.bytes_without += bytes_sent * (steps as u64).max(1);
         Ok(SyncPoint { loss, bytes_sent })
+    }
+
+    /// Evaluates `micro_batches` micro-batches right after a synchronisation point and returns their mean loss, on all
+    /// ranks. Every rank calls this with the same number, and computes a contiguous share.
+    ///
+    /// It works like [`Ddp::evaluate`](crate::Ddp::evaluate).
+    ///
+    /// # Errors
+    /// [`NotSynchronised`](Error::NotSynchronised) on every rank if there were steps since the last synchronisation
+    /// point. The errors of [`Ddp::evaluate`](crate::Ddp::evaluate).
+    pub fn evaluate<A, C: Loss>(
+        &mut self,
+        micro_batches: usize,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+    ) -> Result<StepReport>
+    where
+        M: Block<A>,
+    {
+        self.comm.announce("evaluate", "evaluate");
+        let Self { comm, model, steps, .. } = self;
+        let since = agreement::gather(comm, [*steps as u64]);
+        match or_abort(comm, since)?.iter().map(|[steps]| *steps).max() {
+            None | Some(0) => evaluation::evaluate(comm, model, &Updates::new(), micro_batches, input, loss),
+            Some(steps) => {
+                Err(Error::NotSynchronised { steps: usize::try_from(steps).unwrap_or(usize::MAX) })
+            }
+        }
     }
 
     /// Returns the number of this rank's steps since the last synchronisation.
@@ -361,38 +384,6 @@ impl<M: Params> LocalSgd<M> {
     /// Returns the bytes that were sent, and those that were avoided.
     pub const fn traffic(&self) -> LocalTraffic {
         self.traffic
-    }
-
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
-    /// is always in training mode, an evaluation never.
-    pub fn train(&mut self) {
-        let pass = self.passes.set_training(true);
-        self.model.begin_forward(pass);
-    }
-
-    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
-    pub fn eval(&mut self) {
-        let pass = self.passes.set_training(false);
-        self.model.begin_forward(pass);
-    }
-
-    /// Continues after this number of steps.
-    pub(crate) fn set_steps(&mut self, steps: u64) {
-        let pass = self.passes.set_steps(steps);
-        self.model.begin_forward(pass);
-    }
-
-    /// Returns the number of steps up to the last synchronisation, as if all periods were complete.
-    pub(crate) const fn steps_before(&self) -> u64 {
-        self.passes.steps()
-    }
-
-    /// Announces the forward of this rank's next step to the model, and returns the model.
-    fn begin_step(&mut self) -> &mut M {
-        let Pass { step, .. } = self.passes.outside();
-        let step = step + self.steps as u64;
-        self.model.begin_forward(Pass { training: true, step, micro_batch: self.comm.rank() });
-        &mut self.model
     }
 
     /// Returns the model.

@@ -59,8 +59,12 @@ impl ScheduleKind {
         }
     }
 
-    /// Returns the kind with this name, interleaved with two stages per rank.
+    /// Returns the kind with this name: `interleaved` with two stages per rank, `interleaved-3` with three.
     pub fn parse(name: &str) -> Option<Self> {
+        if let Some(stages) = name.strip_prefix("interleaved-") {
+            let stages_per_rank = stages.parse().ok().filter(|stages| *stages > 0)?;
+            return Some(Self::Interleaved { stages_per_rank });
+        }
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
@@ -116,7 +120,11 @@ impl ScheduleKind {
 
 impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name())?;
+        match self {
+            Self::Interleaved { stages_per_rank } if *stages_per_rank != 2 => write!(f, "-{stages_per_rank}"),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -60,10 +60,7 @@ impl<A> Pipeline<A> {
         if ended.is_err() {
             self.forget();
         }
-        let loss = ended?;
-        let pass = self.passes.end_step();
-        self.begin_forward(pass);
-        Ok(self.report(loss, self.total(), &clock, sent_before))
+        Ok(self.report(ended?, self.total(), &clock, sent_before))
     }
 
     pub(super) fn report(

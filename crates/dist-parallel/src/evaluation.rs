@@ -1,0 +1,104 @@
+//! The evaluation of a model of which every rank has a copy.
+
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReduceOp};
+
+use crate::abort::or_abort;
+use crate::fsdp::{bytes_sent, share};
+use crate::loss::to_be_summed;
+use crate::tree::sum_of;
+use crate::updates::Updates;
+use crate::{
+    Block, BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut, agreement,
+};
+
+/// Evaluates micro-batches on all ranks, each of which computes a contiguous share, and returns their mean loss.
+///
+/// Errors that every rank gets do not abort the job, and nothing has changed.
+pub(crate) fn evaluate<A, C: Loss>(
+    comm: &mut Communicator,
+    model: &mut impl Block<A>,
+    updates: &Updates,
+    micro_batches: usize,
+    mut input: impl FnMut(usize) -> Result<A, BoxError>,
+    mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+) -> Result<StepReport> {
+    let runtime = comm.runtime().clone();
+    let (started, sent_before) = (runtime.now(), bytes_sent(comm));
+    let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
+    let agreed = agree(comm, model, updates, descriptor);
+    or_abort(comm, agreed)?;
+    let computing = runtime.now();
+    let mut losses = EvaluationLosses::new(micro_batches);
+    let computed = share(micro_batches, comm.world_size(), comm.rank()).try_for_each(|index| {
+        let (output, _) = model.forward(input(index)?)?;
+        losses.add(index, loss(index, output)?);
+        Ok(())
+    });
+    or_abort(comm, computed.map_err(Error::compute))?;
+    let waiting = runtime.now();
+    let mean = losses.mean(comm);
+    let loss = or_abort(comm, mean)?;
+    let ended = runtime.now();
+    let between = |from: Duration, to: Duration| to.saturating_sub(from);
+    Ok(StepReport {
+        loss,
+        micro_batches,
+        elapsed: between(started, ended),
+        exposed: between(started, computing) + between(waiting, ended),
+        bytes_sent: bytes_sent(comm) - sent_before,
+    })
+}
+
+/// Returns an error unless all ranks have called for the same evaluation, with at least one micro-batch.
+fn agree<A>(
+    comm: &mut Communicator,
+    model: &impl Block<A>,
+    updates: &Updates,
+    descriptor: StepDescriptor,
+) -> Result<()> {
+    // If updates are equal, the numbers differ exactly if the calls differ, and vice versa.
+    let all = agreement::gather(comm, [descriptor.encode() ^ updates.number()])?;
+    if all.iter().any(|there| *there != all[0]) {
+        return Err(descriptor.differ(comm, updates, model.infos()));
+    }
+    if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+}
+
+/// The losses of an evaluation, of which each rank computes some.
+#[derive(Debug)]
+pub(crate) struct EvaluationLosses {
+    /// The losses of other ranks are −0 here: the neutral element of addition, also for −0.
+    losses: Vec<f32>,
+    count: u64,
+}
+
+impl EvaluationLosses {
+    pub(crate) fn new(micro_batches: usize) -> Self {
+        Self { losses: vec![-0.0; micro_batches], count: 0 }
+    }
+
+    /// Adds the loss of a micro-batch that this rank has computed.
+    pub(crate) fn add(&mut self, index: usize, loss: impl Loss) {
+        let (loss, count) = loss.weighted();
+        self.losses[index] = loss;
+        self.count = self.count.saturating_add(count);
+    }
+
+    /// Returns the mean over the micro-batches of all ranks, summed in the canonical order. All ranks call this.
+    pub(crate) fn mean(self, comm: &mut Communicator) -> Result<f32> {
+        let Self { mut losses, count } = self;
+        let micro_batches = losses.len();
+        let mut counts = [to_be_summed(count)];
+        comm.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
+        comm.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
+        let count = usize::try_from(counts[0]).unwrap_or(0);
+        if count == 0 {
+            return Err(Error::ZeroWeight { micro_batches });
+        }
+        let mut loss = [sum_of(losses)];
+        ValuesMut::F32(&mut loss).divide(count);
+        Ok(loss[0])
+    }
+}

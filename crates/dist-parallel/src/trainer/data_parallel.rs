@@ -1,0 +1,104 @@
+//! Data-parallel training as a [`Trainer`].
+
+use dist_collectives::Communicator;
+
+use super::batches::{plain, without_weight};
+use super::{Batches, Computation, Evaluation, Strategy, Trainer};
+use crate::checkpoint::Shards;
+use crate::{Ddp, Optimizer, ParamInfo, Params, Result, Sequence, StepReport, Values};
+
+impl<A: 'static> Trainer<A> for Ddp<Sequence<A>> {
+    fn strategy(&self) -> Strategy {
+        if self.world_size() == 1 { Strategy::Single } else { Strategy::Ddp }
+    }
+
+    fn infos(&self) -> &[ParamInfo] {
+        self.model().infos()
+    }
+
+    fn communicator(&self) -> &Communicator {
+        self.communicator()
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.communicator_mut()
+    }
+
+    fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
+        let Batches { weighted, next } = batches;
+        if weighted { self.step(micro_batches, next) } else { self.step(micro_batches, plain(next)) }
+    }
+
+    fn step_computation(
+        &mut self,
+        micro_batches: usize,
+        Computation { weighted, compute }: Computation<'_, A>,
+    ) -> Result<StepReport> {
+        if weighted {
+            return self.step_with(micro_batches, compute);
+        }
+        self.step_with(micro_batches, |model, index, ready| compute(model, index, ready).map(without_weight))
+    }
+
+    fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
+        let Batches { weighted, next } = batches;
+        if weighted {
+            self.accumulate(micro_batches, next)
+        } else {
+            self.accumulate(micro_batches, plain(next))
+        }
+    }
+
+    fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
+        let Batches { weighted, next } = batches;
+        if weighted { self.join(own, next) } else { self.join(own, plain(next)) }
+    }
+
+    fn evaluate_batches(
+        &mut self,
+        micro_batches: usize,
+        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+    ) -> Result<StepReport> {
+        if weighted {
+            return self.evaluate(micro_batches, input, loss);
+        }
+        self.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+    }
+
+    fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.update(optimizer)
+    }
+
+    fn gradient_norm(&mut self) -> Result<f64> {
+        Ok((*self).gradient_norm())
+    }
+
+    fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        Ok(self.clip_gradients(max))
+    }
+
+    fn without_gradient(&self) -> Vec<&str> {
+        self.without_gradient()
+    }
+
+    fn for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        (*self).for_each_parameter(f)
+    }
+
+    fn model(&self) -> Result<&Sequence<A>> {
+        Ok(self.model())
+    }
+
+    fn model_mut(&mut self) -> Result<&mut Sequence<A>> {
+        Ok(self.model_mut())
+    }
+
+    fn shards(&mut self) -> Result<&mut dyn Shards> {
+        Ok(self)
+    }
+
+    fn into_parts(self: Box<Self>) -> Result<(Communicator, Vec<Sequence<A>>)> {
+        let (comm, model) = (*self).into_parts();
+        Ok((comm, vec![model]))
+    }
+}

@@ -1,0 +1,360 @@
+//! Local SGD and DiLoCo as a [`Trainer`].
+
+use std::cell::Cell;
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReduceOp};
+
+use super::batches::{plain, without_weight};
+use super::{BatchFn, Batches, Computation, Evaluation, LossFn, Strategy, Trainer};
+use crate::abort::or_abort;
+use crate::checkpoint::{Checkpoints, Saving, Shards, WeightOptions, WeightReport};
+use crate::fsdp::share;
+use crate::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
+use crate::loss::WeightedLoss;
+use crate::{
+    Block, BoxError, Ddp, DdpOptions, Error, Optimizer, OptimizerState, ParamInfo, Params, Ready, Result,
+    Saved, Sequence, StepReport, Values, ValuesMut, agreement,
+};
+
+/// Ranks that compute and update alone, each by [`Ddp`] in a world of one, and synchronise after some updates.
+pub(super) struct LocalTrainer<A> {
+    local: LocalSgd<OwnTraining<A>>,
+    options: LocalSgdOptions,
+    /// The losses and weights of the micro-batches that this rank has computed since the last update.
+    computed: Cell<WeightedLoss>,
+    /// `true` if the caller's losses have weights.
+    weighted: bool,
+}
+
+/// The training of one rank.
+struct OwnTraining<A>(Ddp<Sequence<A>>);
+
+impl<A: 'static> LocalTrainer<A> {
+    pub(super) fn new(mut comm: Communicator, model: Sequence<A>, options: LocalSgdOptions) -> Result<Self> {
+        let rank = comm.rank();
+        let own = comm.subgroup(&[rank]).map_err(Error::communication)?;
+        let own = own.expect("this rank is in its own group");
+        let own = OwnTraining(Ddp::new(own, model, DdpOptions::default())?);
+        let local = LocalSgd::new(comm, own, options)?;
+        Ok(Self { local, options, computed: Cell::default(), weighted: false })
+    }
+
+    fn own(&mut self) -> &mut Ddp<Sequence<A>> {
+        &mut self.local.model_mut().0
+    }
+
+    /// Aborts the job if this rank's own computation fails. An error that all ranks would get from another trainer is
+    /// its own here.
+    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
+        let result = result.map_err(|error| Error::compute(error.into()));
+        or_abort(self.local.communicator_mut(), result)
+    }
+
+    /// Takes a step of `count` micro-batches of this rank, which begin with number `first`.
+    fn step_own(&mut self, count: usize, first: usize, batches: Batches<'_, A>) -> Result<StepReport> {
+        let Batches { weighted, next } = batches;
+        self.weighted = weighted;
+        let Self { local, computed, .. } = self;
+        let (own, next) = (&mut local.model_mut().0, counted(next, first, computed));
+        let result = if weighted { own.step(count, next) } else { own.step(count, plain(next)) };
+        self.step_result(result)
+    }
+
+    /// Returns the report of a step, for which this rank may have no micro-batch.
+    fn step_result(&mut self, result: Result<StepReport>) -> Result<StepReport> {
+        let (loss, nothing) = (0.0, Duration::ZERO);
+        match result {
+            Err(Error::NoMicroBatches) => {
+                Ok(StepReport { loss, micro_batches: 0, elapsed: nothing, exposed: nothing, bytes_sent: 0 })
+            }
+            result => self.or_abort(result),
+        }
+    }
+
+    /// Returns an error on every rank unless the losses of all ranks have weights, or of none.
+    fn check_weighted(&mut self) -> Result<()> {
+        let weighted = [u8::from(self.weighted)];
+        let all = agreement::gather(self.local.communicator_mut(), weighted);
+        let all = or_abort(self.local.communicator_mut(), all)?;
+        if all.iter().all(|there| *there == all[0]) { Ok(()) } else { Err(Error::PartlyWeighted) }
+    }
+
+    /// Drops gradients and losses after other parameters were loaded.
+    fn loaded<T>(&mut self, result: Result<T>) -> Result<T> {
+        let loaded = result?;
+        self.computed = Cell::default();
+        let reset = self.own().reset();
+        self.or_abort(reset)?;
+        Ok(loaded)
+    }
+
+    /// Returns an error if the ranks' own optimizer is to be saved or loaded.
+    fn without_optimizer<T>(&self, optimizer: Option<T>) -> Result<()> {
+        if optimizer.is_none() {
+            return Ok(());
+        }
+        Err(Error::NotWithStrategy {
+            feature: "a checkpoint with the optimizer of the updates",
+            strategy: self.strategy(),
+            reason: "each rank's optimizer has a state of its own: save and load without an optimizer",
+        })
+    }
+}
+
+/// Gives micro-batches the numbers from `first` on, and adds their losses and weights to `computed`.
+fn counted<'c, 'a: 'c, A: 'c>(
+    next: &'c mut BatchFn<'a, A>,
+    first: usize,
+    computed: &'c Cell<WeightedLoss>,
+) -> impl FnMut(usize) -> Result<(A, LossFn<'c, A>), BoxError> {
+    move |index| {
+        let (input, loss) = next(first + index)?;
+        let counted = move |output| {
+            let (loss, gradient) = loss(output)?;
+            add(computed, loss);
+            Ok((loss, gradient))
+        };
+        Ok((input, Box::new(counted) as LossFn<'c, A>))
+    }
+}
+
+fn add(computed: &Cell<WeightedLoss>, (loss, count): WeightedLoss) {
+    let (losses, total) = computed.get();
+    computed.set((losses + loss, total.saturating_add(count)));
+}
+
+impl<A: 'static> Trainer<A> for LocalTrainer<A> {
+    fn strategy(&self) -> Strategy {
+        Strategy::LocalSgd(self.options)
+    }
+
+    fn infos(&self) -> &[ParamInfo] {
+        self.local.model().infos()
+    }
+
+    fn communicator(&self) -> &Communicator {
+        self.local.communicator()
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.local.communicator_mut()
+    }
+
+    fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
+        if micro_batches + self.own().accumulated() == 0 {
+            return Err(Error::NoMicroBatches);
+        }
+        let share = share(micro_batches, self.world_size(), self.rank());
+        self.step_own(share.len(), share.start, batches)
+    }
+
+    fn step_computation(
+        &mut self,
+        micro_batches: usize,
+        Computation { weighted, compute }: Computation<'_, A>,
+    ) -> Result<StepReport> {
+        let share = share(micro_batches, self.world_size(), self.rank());
+        self.weighted = weighted;
+        let Self { local, computed, .. } = self;
+        let mut compute = |model: &mut _, index, ready: &mut Ready<'_>| {
+            let loss = compute(model, share.start + index, ready)?;
+            add(computed, loss);
+            Ok(loss)
+        };
+        let own = &mut local.model_mut().0;
+        let result = if weighted {
+            own.step_with(share.len(), compute)
+        } else {
+            own.step_with(share.len(), |model, index, ready| compute(model, index, ready).map(without_weight))
+        };
+        self.step_result(result)
+    }
+
+    fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
+        let share = share(micro_batches, self.world_size(), self.rank());
+        let Batches { weighted, next } = batches;
+        self.weighted = weighted;
+        let Self { local, computed, .. } = self;
+        let (own, next) = (&mut local.model_mut().0, counted(next, share.start, computed));
+        let result = if weighted {
+            own.accumulate(share.len(), next)
+        } else {
+            own.accumulate(share.len(), plain(next))
+        };
+        self.or_abort(result)
+    }
+
+    /// The ranks add up their numbers of micro-batches, because a rank does not know otherwise that training is over.
+    fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
+        let mut all = [(own + self.own().accumulated()) as u64];
+        let comm = self.local.communicator_mut();
+        comm.announce("join", "join");
+        let added = comm.all_reduce(&mut all, ReduceOp::Sum).map_err(Error::communication);
+        or_abort(comm, added)?;
+        if all == [0] { Ok(None) } else { self.step_own(own, 0, batches).map(Some) }
+    }
+
+    fn evaluate_batches(
+        &mut self,
+        micro_batches: usize,
+        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+    ) -> Result<StepReport> {
+        if weighted {
+            return self.local.evaluate(micro_batches, input, loss);
+        }
+        self.local.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+    }
+
+    fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        if self.local.steps() + 1 >= self.options.inner_steps {
+            self.check_weighted()?;
+        }
+        let computed = self.computed.take();
+        let step = self.local.step_with(|own| {
+            own.0.update(optimizer)?;
+            Ok(computed)
+        });
+        step.map(drop)
+    }
+
+    fn gradient_norm(&mut self) -> Result<f64> {
+        Ok((*self.own()).gradient_norm())
+    }
+
+    fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        Ok(self.own().clip_gradients(max))
+    }
+
+    fn without_gradient(&self) -> Vec<&str> {
+        self.local.model().0.without_gradient()
+    }
+
+    fn for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        self.own().for_each_parameter(f)
+    }
+
+    fn synchronise_parameters(&mut self) -> Result<()> {
+        if self.local.steps() == 0 {
+            return Ok(());
+        }
+        self.check_weighted()?;
+        self.local.synchronise().map(drop)
+    }
+
+    fn model(&self) -> Result<&Sequence<A>> {
+        Ok(self.local.model().0.model())
+    }
+
+    fn model_mut(&mut self) -> Result<&mut Sequence<A>> {
+        Ok(self.own().model_mut())
+    }
+
+    fn shards(&mut self) -> Result<&mut dyn Shards> {
+        Err(Error::NotWithStrategy {
+            feature: "shards",
+            strategy: self.strategy(),
+            reason: "the outer step has state too: use save and load of the trainer",
+        })
+    }
+
+    fn save(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        optimizer: Option<&dyn OptimizerState>,
+        step: u64,
+    ) -> Result<()> {
+        self.without_optimizer(optimizer)?;
+        self.local.save(checkpoints, step)
+    }
+
+    fn start_save(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        optimizer: Option<&dyn OptimizerState>,
+        step: u64,
+    ) -> Result<Saving> {
+        self.without_optimizer(optimizer)?;
+        self.local.start_save(checkpoints, step)
+    }
+
+    fn load(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<Option<u64>> {
+        self.without_optimizer(optimizer)?;
+        let loaded = match self.options.outer {
+            OuterStep::Average => self.local.load_parameters(checkpoints),
+            OuterStep::Nesterov { .. } => self.local.load(checkpoints),
+        };
+        self.loaded(loaded)
+    }
+
+    fn load_step(
+        &mut self,
+        checkpoints: &mut Checkpoints,
+        step: u64,
+        optimizer: Option<&mut dyn OptimizerState>,
+    ) -> Result<()> {
+        self.without_optimizer(optimizer)?;
+        let loaded = match self.options.outer {
+            OuterStep::Average => self.local.load_parameters_of(checkpoints, step),
+            OuterStep::Nesterov { .. } => self.local.load_step(checkpoints, step),
+        };
+        self.loaded(loaded)
+    }
+
+    fn load_parameters(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
+        let loaded = self.local.load_parameters(checkpoints);
+        self.loaded(loaded)
+    }
+
+    fn load_weights(&mut self, path: &Path, options: &WeightOptions) -> Result<WeightReport> {
+        let loaded = self.local.load_weights(path, options);
+        self.loaded(loaded)
+    }
+
+    fn into_parts(mut self: Box<Self>) -> Result<(Communicator, Vec<Sequence<A>>)> {
+        self.synchronise_parameters()?;
+        let (comm, own) = self.local.into_parts();
+        Ok((comm, vec![own.0.into_parts().1]))
+    }
+}
+
+impl<A> fmt::Debug for LocalTrainer<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.local.fmt(f)
+    }
+}
+
+impl<A> Params for OwnTraining<A> {
+    fn infos(&self) -> &[ParamInfo] {
+        self.0.model().infos()
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        self.0.model().read(index, f)
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        self.0.model_mut().write(index, f)
+    }
+}
+
+impl<A> Block<A> for OwnTraining<A> {
+    fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError> {
+        self.0.model_mut().forward(input)
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<A>, BoxError> {
+        self.0.model_mut().backward(saved, output_gradient, ready)
+    }
+}

@@ -1,0 +1,221 @@
+//! Pipelines as a [`Trainer`].
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+
+use dist_collectives::Communicator;
+
+use super::batches::without_weight;
+use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
+use crate::abort::or_abort;
+use crate::checkpoint::Shards;
+use crate::fsdp::follow;
+use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
+use crate::{Error, Optimizer, ParamInfo, Result, Sequence, StepReport, Values};
+
+/// One pipeline of all ranks, or several pipelines of neighbouring ranks.
+pub(super) struct PipelineTrainer<A> {
+    pipeline: Pipeline<A>,
+    strategy: Strategy,
+    /// The communicator of all ranks, if there are several pipelines.
+    world: Option<Communicator>,
+}
+
+/// The options of a [`PipelineTrainer`].
+pub(super) struct PipelineOptions {
+    pub(super) kind: ScheduleKind,
+    /// The number of ranks of one pipeline. `None` for all ranks.
+    pub(super) ranks: Option<usize>,
+    pub(super) copies: StageCopies,
+    /// The blocks of each stage. `None` for stages with equal numbers of blocks.
+    pub(super) stages: Option<Vec<Range<usize>>>,
+    /// The number of micro-batches of all pipelines.
+    pub(super) micro_batches: usize,
+}
+
+impl<A> PipelineTrainer<A> {
+    pub(super) fn new(
+        mut world: Communicator,
+        model: Sequence<A>,
+        options: PipelineOptions,
+        activations: impl Activations<A> + 'static,
+    ) -> Result<Self> {
+        let PipelineOptions { kind, ranks, copies, stages, micro_batches } = options;
+        let strategy = Strategy::Pipeline { kind, ranks, copies };
+        let world_size = world.world_size();
+        let ranks = ranks.unwrap_or(world_size);
+        if ranks == 0 || !world_size.is_multiple_of(ranks) {
+            return Err(Error::ShardDegree { shard_degree: ranks, ranks: world_size });
+        }
+        let pipelines = world_size / ranks;
+        if !micro_batches.is_multiple_of(pipelines) {
+            return Err(Error::PipelineShares { micro_batches, pipelines });
+        }
+        let mut schedule = kind.schedule(ranks, micro_batches / pipelines)?;
+        if copies == StageCopies::Sharded {
+            schedule = schedule.with_gathers(1);
+        }
+        let blocks = model.blocks().len();
+        let stages = stages.map_or_else(|| split_into_stages(blocks, schedule.stages()), Ok)?;
+        if pipelines == 1 && copies == StageCopies::Replicated {
+            let pipeline = Pipeline::new(world, model, schedule, &stages, activations)?;
+            return Ok(Self { pipeline, strategy, world: None });
+        }
+        let (pipeline, rank) = (world.rank() / ranks, world.rank() % ranks);
+        let mut group = |members: Vec<usize>| {
+            let group = world.subgroup(&members).map_err(Error::communication)?;
+            Ok::<_, Error>(group.expect("every rank names a group that it is in"))
+        };
+        let of_pipeline = group((pipeline * ranks..(pipeline + 1) * ranks).collect())?;
+        let with_same_stages = group((0..pipelines).map(|pipeline| pipeline * ranks + rank).collect())?;
+        let mut pipeline = Pipeline::new(of_pipeline, model, schedule, &stages, activations)?;
+        match copies {
+            StageCopies::Replicated => pipeline.reduce_over(with_same_stages)?,
+            StageCopies::Sharded => pipeline.shard_over(with_same_stages)?,
+        }
+        Ok(Self { pipeline, strategy, world: Some(world) })
+    }
+
+    /// Returns the pipeline, with the timeout and the reduction order of the communicator of all ranks.
+    fn following(&mut self) -> &mut Pipeline<A> {
+        if let Some(world) = &self.world {
+            follow(self.pipeline.communicator_mut(), world);
+        }
+        &mut self.pipeline
+    }
+
+    fn not_with_pipelines(&self, feature: &'static str, reason: &'static str) -> Error {
+        Error::NotWithStrategy { feature, strategy: self.strategy, reason }
+    }
+
+    /// Aborts the job unless the schedule is for this number of micro-batches in all pipelines.
+    fn check_scheduled(&mut self, requested: usize) -> Result<()> {
+        let Range { start, end } = self.pipeline.share();
+        let copies =
+            self.world.as_ref().map_or(1, Communicator::world_size) / self.pipeline.schedule().ranks();
+        let scheduled = (end - start) * copies.max(1);
+        if scheduled == requested {
+            return Ok(());
+        }
+        let result = Err(Error::ScheduledMicroBatches { scheduled, requested });
+        or_abort(self.pipeline.communicator_mut(), result)
+    }
+}
+
+impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
+    fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    fn infos(&self) -> &[ParamInfo] {
+        self.pipeline.infos()
+    }
+
+    fn communicator(&self) -> &Communicator {
+        self.world.as_ref().unwrap_or_else(|| self.pipeline.communicator())
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.world.as_mut().unwrap_or_else(|| self.pipeline.communicator_mut())
+    }
+
+    fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
+        self.check_scheduled(micro_batches)?;
+        let Batches { weighted, next } = batches;
+        let next = RefCell::new(next);
+        let input = |index| Ok(next.borrow_mut()(index)?.0);
+        let loss = |index, output| {
+            let (_, loss) = next.borrow_mut()(index)?;
+            loss(output)
+        };
+        let pipeline = self.following();
+        if weighted {
+            return pipeline.step(input, loss);
+        }
+        pipeline.step(input, |index, output| {
+            let (loss, gradient) = loss(index, output)?;
+            Ok((without_weight(loss), gradient))
+        })
+    }
+
+    fn step_computation(&mut self, _: usize, _: Computation<'_, A>) -> Result<StepReport> {
+        Err(self.not_with_pipelines("step_with", "no rank has the whole model"))
+    }
+
+    fn accumulate_batches(&mut self, _: usize, _: Batches<'_, A>) -> Result<()> {
+        let reason = "its schedule has all micro-batches of a step: use a schedule of more micro-batches";
+        Err(self.not_with_pipelines("accumulation", reason))
+    }
+
+    fn join_batches(&mut self, _: usize, _: Batches<'_, A>) -> Result<Option<StepReport>> {
+        let reason = "its schedule is for a fixed number of micro-batches: give missing ones the weight 0";
+        Err(self.not_with_pipelines("join", reason))
+    }
+
+    fn evaluate_batches(
+        &mut self,
+        micro_batches: usize,
+        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+    ) -> Result<StepReport> {
+        let pipeline = self.following();
+        if weighted {
+            return pipeline.evaluate(micro_batches, input, loss);
+        }
+        pipeline.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+    }
+
+    fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.following().update(optimizer)
+    }
+
+    fn gradient_norm(&mut self) -> Result<f64> {
+        self.following().gradient_norm()
+    }
+
+    fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        self.following().clip_gradients(max)
+    }
+
+    fn without_gradient(&self) -> Vec<&str> {
+        self.pipeline.without_gradient()
+    }
+
+    fn for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        self.following().for_each_parameter(f)
+    }
+
+    fn model(&self) -> Result<&Sequence<A>> {
+        Err(self.not_with_pipelines("model", "no rank has the whole model: use pipeline_mut"))
+    }
+
+    fn model_mut(&mut self) -> Result<&mut Sequence<A>> {
+        Err(self.not_with_pipelines("model_mut", "no rank has the whole model: use pipeline_mut"))
+    }
+
+    fn pipeline_mut(&mut self) -> Option<&mut Pipeline<A>> {
+        Some(&mut self.pipeline)
+    }
+
+    fn shards(&mut self) -> Result<&mut dyn Shards> {
+        match self.strategy {
+            Strategy::Pipeline { copies: StageCopies::Sharded, .. } => {
+                Err(self.not_with_pipelines("a checkpoint", "sharded stages cannot be saved or loaded yet"))
+            }
+            _ => Ok(self.following()),
+        }
+    }
+
+    fn into_parts(mut self: Box<Self>) -> Result<(Communicator, Vec<Sequence<A>>)> {
+        self.following();
+        let Self { pipeline, world, .. } = *self;
+        let (comm, stages) = pipeline.into_parts()?;
+        Ok((world.unwrap_or(comm), stages))
+    }
+}
+
+impl<A> fmt::Debug for PipelineTrainer<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pipeline.fmt(f)
+    }
+}
