@@ -3,12 +3,13 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
+use candle_core::Tensor;
 use dist_parallel::Result;
 use dist_parallel::checkpoint::{Checkpoints, Saving};
 use dist_parallel::optim::AdamW;
+use dist_parallel::trainer::Trainer;
 
 use crate::options::Options;
-use crate::trainer::Trainer;
 
 /// Saves while training goes on.
 pub(crate) struct Saver {
@@ -28,11 +29,15 @@ impl Saver {
     }
 
     /// Begins to save if it is time. At most one checkpoint is on its way, so that there is at most one copy.
-    pub(crate) fn after_step(&mut self, step: usize, trainer: &mut Trainer, optimizer: &AdamW) -> Result<()> {
+    pub(crate) fn after_step(
+        &mut self,
+        step: usize,
+        trainer: &mut dyn Trainer<Tensor>,
+        optimizer: &AdamW,
+    ) -> Result<()> {
         if step.is_multiple_of(self.every) || step == self.steps {
             self.wait()?;
-            self.saving =
-                Some(self.checkpoints.start_save(trainer.shards(), Some(optimizer), step as u64)?);
+            self.saving = Some(trainer.start_save(&mut self.checkpoints, Some(optimizer), step as u64)?);
         }
         Ok(())
     }
@@ -44,6 +49,10 @@ impl Saver {
 }
 
 /// Goes on from the newest checkpoint in a directory; the number of steps that were done there.
-pub(crate) fn load(directory: &Path, trainer: &mut Trainer, optimizer: &mut AdamW) -> Result<Option<u64>> {
-    Checkpoints::at(directory).load(trainer.shards(), Some(optimizer))
+pub(crate) fn load(
+    directory: &Path,
+    trainer: &mut dyn Trainer<Tensor>,
+    optimizer: &mut AdamW,
+) -> Result<Option<u64>> {
+    trainer.load(&mut Checkpoints::at(directory), Some(optimizer))
 }

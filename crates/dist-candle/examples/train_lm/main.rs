@@ -15,7 +15,6 @@ mod sample;
 mod text;
 mod trace;
 mod train;
-mod trainer;
 
 use std::env;
 use std::error::Error;
@@ -30,7 +29,7 @@ use dist_collectives::transport::Chain;
 use dist_parallel::BoxError;
 use tracing_subscriber::EnvFilter;
 
-use crate::options::{Options, Strategy};
+use crate::options::{Options, StrategyName};
 use crate::text::Text;
 
 fn main() -> ExitCode {
@@ -82,8 +81,7 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
     if !width.is_multiple_of(heads) {
         return Err(DemoError::Heads { width, heads });
     }
-    let divides = options.sharding(1).is_some() || options.strategy == Strategy::Pipeline;
-    if !options.compress.is_empty() && divides {
+    if options.compresses_shards() {
         return Err(DemoError::NotWhole);
     }
     if options.compress.len() > 1 && (options.save.is_some() || options.load.is_some()) {
@@ -133,8 +131,8 @@ The guide is in docs/book/src; docs/book/src/own-loop.md trains a candle model o
 /// Makes sure that the job is the one that was asked for.
 fn check_world(options: &Options, world_size: usize) -> Result<(), DemoError> {
     match (options.strategy, options.ranks) {
-        (Strategy::Single, _) if world_size > 1 => Err(DemoError::NotAlone { world_size }),
-        (_, Some(asked)) if options.strategy != Strategy::Single && asked != world_size => {
+        (StrategyName::Single, _) if world_size > 1 => Err(DemoError::NotAlone { world_size }),
+        (_, Some(asked)) if options.strategy != StrategyName::Single && asked != world_size => {
             Err(DemoError::Ranks { asked, world_size })
         }
         _ => Ok(()),

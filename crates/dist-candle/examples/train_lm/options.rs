@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use dist_parallel::compress::Compression;
-use dist_parallel::fsdp::ShardingStrategy;
 use dist_parallel::optim::schedule::{self, Decay};
 use dist_parallel::pipeline::ScheduleKind;
+use dist_parallel::trainer::{Strategy, TrainerOptions};
 
 use crate::model::Shape;
 
@@ -22,8 +22,8 @@ pub(crate) struct Options {
     #[arg(long, value_parser = at_least_one())]
     pub(crate) ranks: Option<usize>,
     /// How the work is shared.
-    #[arg(long, value_enum, default_value_t = Strategy::Ddp)]
-    pub(crate) strategy: Strategy,
+    #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
+    pub(crate) strategy: StrategyName,
     /// Processes that share one copy of the model, for --strategy hybrid [default: 2, or 1 of an odd number].
     #[arg(long, value_parser = at_least_one())]
     pub(crate) shard_degree: Option<usize>,
@@ -87,7 +87,7 @@ pub(crate) struct Options {
 
 /// How the work is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Strategy {
+pub(crate) enum StrategyName {
     /// One process does everything.
     Single,
     /// Every process has the whole model, and its share of the micro-batches.
@@ -120,16 +120,29 @@ impl Options {
         self.context + 1
     }
 
-    /// What the processes share, if they share anything.
-    pub(crate) fn sharding(&self, ranks: usize) -> Option<ShardingStrategy> {
+    /// Returns the options of a trainer.
+    pub(crate) fn trainer(&self, ranks: usize, compression: Option<Compression>) -> TrainerOptions {
+        TrainerOptions::new(self.strategy(ranks))
+            .with_micro_batches(self.micro_batches)
+            .with_compression(compression.unwrap_or_default())
+    }
+
+    fn strategy(&self, ranks: usize) -> Strategy {
         let shard_degree = self.shard_degree.unwrap_or(if ranks.is_multiple_of(2) { 2 } else { 1 });
         match self.strategy {
-            Strategy::Single | Strategy::Ddp | Strategy::Pipeline => None,
-            Strategy::Fsdp => Some(ShardingStrategy::FullShard),
-            Strategy::Zero1 => Some(ShardingStrategy::ShardOptimizer),
-            Strategy::Zero2 => Some(ShardingStrategy::ShardGradOp),
-            Strategy::Hybrid => Some(ShardingStrategy::HybridShard { shard_degree }),
+            StrategyName::Single => Strategy::Single,
+            StrategyName::Ddp => Strategy::Ddp,
+            StrategyName::Fsdp => Strategy::Fsdp,
+            StrategyName::Zero1 => Strategy::Zero1,
+            StrategyName::Zero2 => Strategy::Zero2,
+            StrategyName::Hybrid => Strategy::Hybrid { shard_degree },
+            StrategyName::Pipeline => Strategy::pipeline(self.pipeline),
         }
+    }
+
+    /// Returns `true` if gradients are compressed and the strategy has no whole gradients.
+    pub(crate) fn compresses_shards(&self) -> bool {
+        !self.compress.is_empty() && !matches!(self.strategy, StrategyName::Single | StrategyName::Ddp)
     }
 
     /// How gradients travel, in each training after the other; `None` if nothing was said.
@@ -141,7 +154,7 @@ impl Options {
     /// How many processes to start when nobody else has.
     pub(crate) fn ranks_to_start(&self) -> usize {
         match self.strategy {
-            Strategy::Single => 1,
+            StrategyName::Single => 1,
             _ => self.ranks.unwrap_or(2),
         }
     }

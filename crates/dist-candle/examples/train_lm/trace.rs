@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use candle_core::Tensor;
 use dist_collectives::{Communicator, Result};
+use dist_parallel::pipeline::{Costs, Panel, Pipeline, Timeline as StageTimeline, svg};
 
 use crate::picture::{Bar, Timeline};
 
@@ -68,4 +70,20 @@ pub(crate) fn gather(comm: &mut Communicator, trace: &Trace, parts_max: usize) -
 pub(crate) fn timeline(title: &str, ranks: Vec<Vec<Bar>>) -> String {
     let rows = ranks.into_iter().enumerate().map(|(rank, bars)| (format!("rank {rank}"), bars)).collect();
     Timeline { title, x_label: "milliseconds since the step began", rows, kinds: &KINDS }.to_string()
+}
+
+/// A pipeline's last step as it was and as it is predicted from what the computations took, as a picture.
+pub(crate) fn pipeline(pipeline: &mut Pipeline<Tensor>) -> dist_parallel::Result<String> {
+    let measured = pipeline.timeline()?;
+    let schedule = pipeline.schedule();
+    let costs = Costs::new(measured.stage_costs(schedule.stages()));
+    let predicted = StageTimeline::predict(schedule, &costs);
+    let title = |what: &str, timeline: &StageTimeline| {
+        let milliseconds = 1e3 * timeline.makespan().as_secs_f64();
+        format!("{what}: {milliseconds:.1} ms, bubble {:.2}", timeline.bubble())
+    };
+    let titles = [title("as measured", &measured), title("as predicted", &predicted)];
+    let panels =
+        [Panel { title: &titles[0], timeline: &measured }, Panel { title: &titles[1], timeline: &predicted }];
+    Ok(svg(&panels))
 }

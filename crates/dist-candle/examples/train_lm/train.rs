@@ -6,24 +6,24 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::Tensor;
-use dist_candle::loss_and_gradient;
+use dist_candle::{Tensors, loss_and_gradient};
 use dist_collectives::Communicator;
 use dist_parallel::compress::Compression;
 use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer};
 use dist_parallel::step::StepReport;
+use dist_parallel::trainer::Trainer;
 use dist_parallel::{BoxError, Params, Sequence, Values};
 
 use crate::DemoError;
 use crate::checkpoint::{self, Saver};
 use crate::curves::{self, Curve};
 use crate::model;
-use crate::options::{Options, Strategy};
+use crate::options::Options;
 use crate::random::Random;
 use crate::report::{Progress, Reporter};
 use crate::sample;
 use crate::text::Text;
 use crate::trace::{self, Trace};
-use crate::trainer::Trainer;
 
 /// Trains on all ranks of the communicator. Rank 0 reports, writes the pictures and shows a sample.
 pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> Result<(), DemoError> {
@@ -71,13 +71,7 @@ fn train_once(
         text.bytes().len(),
         text.byte_entropy(),
     ))?;
-    let trainer = match options.strategy {
-        Strategy::Pipeline => {
-            let make = || model::transformer(options.shape(), options.seed);
-            Trainer::staged(comm, make, options.pipeline, options.micro_batches)?
-        }
-        _ => Trainer::new(comm, model, options.sharding(ranks), compression.unwrap_or_default())?,
-    };
+    let trainer = options.trainer(ranks, compression).build(comm, model, Tensors)?;
     let curve = Curve { compression, done: 0, losses: Vec::new(), bytes_sent: 0 };
     let mut session = Session { options, text, trainer, curve, trace: Trace::default() };
     session.run(&reporter)?;
@@ -86,8 +80,10 @@ fn train_once(
     if let Some(said) = curve.bytes_per_step() {
         reporter.say(&said)?;
     }
-    let staged = trainer.picture()?;
-    let (mut comm, model) = trainer.into_parts()?;
+    let staged = trainer.pipeline_mut().map(trace::pipeline).transpose()?;
+    let mut model = model::transformer(options.shape(), options.seed).map_err(DemoError::Model)?;
+    trainer.copy_parameters(&mut model)?;
+    let (mut comm, _) = trainer.into_parts()?;
     let params_crc32 = params_crc32(&mut comm, &model)?;
     let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
     let bars = trace::gather(&mut comm, &trace, parts_max)?;
@@ -99,7 +95,7 @@ fn train_once(
 struct Session<'a> {
     options: &'a Options,
     text: &'a Text,
-    trainer: Trainer,
+    trainer: Box<dyn Trainer<Tensor>>,
     curve: Curve,
     /// Of the latest step.
     trace: Trace,
@@ -139,14 +135,14 @@ impl Session<'_> {
                 waiting: exposed.as_secs_f64() / elapsed.as_secs_f64(),
             })?;
             if let Some(saver) = &mut saver {
-                saver.after_step(step, &mut self.trainer, &optimizer)?;
+                saver.after_step(step, &mut *self.trainer, &optimizer)?;
             }
         }
         Ok(saver.map_or(Ok(()), |mut saver| saver.wait())?)
     }
 
     fn load(&mut self, from: &Path, optimizer: &mut AdamW, reporter: &Reporter) -> Result<(), DemoError> {
-        match checkpoint::load(from, &mut self.trainer, optimizer)? {
+        match checkpoint::load(from, &mut *self.trainer, optimizer)? {
             Some(step) => {
                 self.curve.done = usize::try_from(step).unwrap_or(usize::MAX);
                 reporter.say(&format!("going on after step {step}, which {} has", from.display()))?;
