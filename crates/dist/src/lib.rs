@@ -26,6 +26,8 @@ pub use dist_parallel::data;
 #[doc(inline)]
 pub use dist_parallel::fsdp::{Fsdp, FsdpOptions};
 #[doc(inline)]
+pub use dist_parallel::trainer::{Strategy, Trainer, TrainerOptions};
+#[doc(inline)]
 pub use dist_parallel::{Ddp, DdpOptions};
 #[doc(inline)]
 pub use dist_transport as transport;

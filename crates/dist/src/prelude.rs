@@ -2,7 +2,7 @@
 
 #[cfg(feature = "candle")]
 #[doc(inline)]
-pub use dist_candle::{CandleBlock, SequenceBuilder, loss_and_gradient};
+pub use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
 #[doc(inline)]
 pub use dist_collectives::{Communicator, Pending, ReduceOp, ReductionOrder};
 #[doc(inline)]
@@ -15,5 +15,7 @@ pub use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 pub use dist_parallel::optim::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
 #[doc(inline)]
 pub use dist_parallel::pipeline::Pipeline;
+#[doc(inline)]
+pub use dist_parallel::trainer::{Strategy, Trainer, TrainerOptions};
 #[doc(inline)]
 pub use dist_parallel::{Block, Ddp, DdpOptions, Loss, Params, Sequence};
