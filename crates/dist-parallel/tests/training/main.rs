@@ -22,7 +22,6 @@ mod join;
 mod local_sgd;
 mod local_sgd_counts;
 mod panicked;
-mod passes;
 mod plain;
 #[cfg(feature = "tcp")]
 mod processes;
@@ -30,4 +29,5 @@ mod same_bits;
 mod sequence;
 mod settings;
 mod simulation;
+mod trainer;
 mod weighted;

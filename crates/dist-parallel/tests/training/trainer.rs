@@ -1,0 +1,774 @@
+//! Every feature with every strategy through one interface, compared with one process.
+//!
+//! The table in docs/book/src/strategy.md is made of the results.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use dist_collectives::Communicator;
+use dist_parallel::buckets::BucketBytes;
+use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::compress::Compression;
+use dist_parallel::fsdp::{Precision, Reshard, Units};
+use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::optim::{AdamW, AdamWOptions, OptimizerState, ParamGroups, Sgd, SgdOptions};
+use dist_parallel::pipeline::PlainVectors;
+use dist_parallel::trainer::{Strategy, Trainer, TrainerOptions};
+use dist_parallel::{
+    Block, BoxError, Error, FloatType, ParamInfo, Params, Result, Sequence, Values, ValuesMut,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::errors::run_at_once;
+use crate::plain::{Linear, Relu, Rows, micro_batch, model, squared_error};
+
+const RANKS: usize = 4;
+const MICRO_BATCHES: usize = 8;
+const STEPS: usize = 2;
+
+/// The strategies of the table, each with its name there. An outer step without momentum whose learning rate is 1
+/// averages the parameters, so that its result is known.
+const STRATEGIES: [(&str, &str); 11] = [
+    ("single", "single"),
+    ("ddp", "ddp"),
+    ("zero1", "zero1"),
+    ("zero2", "zero2"),
+    ("fsdp", "fsdp"),
+    ("hybrid", "hybrid:2"),
+    ("pipeline", "pipeline:1f1b"),
+    ("pipelines", "pipeline:1f1b:2"),
+    ("sharded pipelines", "pipeline:1f1b:2:sharded"),
+    ("local_sgd", "local_sgd:1"),
+    ("diloco", "diloco:1:1:0"),
+];
+
+/// A feature: its name in the table, a training that uses it, and the comparison of the result with one process.
+struct Feature {
+    name: &'static str,
+    train: fn(Setup) -> Result<Vec<f32>>,
+    compare: Compare,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Compare {
+    /// The same bits, except for local SGD, which averages parameters instead of gradients.
+    Bits,
+    /// Differences of at most this much, because sums have another order or are rounded.
+    Close(f32),
+    /// The same bits, except for local SGD, of which the first values are those of a rank's own micro-batches.
+    OwnGradients { values: usize },
+}
+
+const FEATURES: [Feature; 16] = [
+    Feature { name: "`step`", train: |setup| setup.train(blocks()), compare: Compare::Bits },
+    Feature { name: "`step_with`", train: step_with, compare: Compare::Bits },
+    Feature { name: "`accumulate`", train: accumulate, compare: Compare::Close(1e-5) },
+    Feature { name: "uneven inputs (`join`)", train: join, compare: Compare::Close(1e-5) },
+    Feature { name: "losses with weights", train: weighted, compare: Compare::Bits },
+    Feature { name: "`evaluate`", train: evaluate, compare: Compare::Bits },
+    Feature { name: "`clip_gradients`", train: clip, compare: Compare::OwnGradients { values: 2 } },
+    Feature { name: "compression", train: compress, compare: Compare::Close(1e-2) },
+    Feature { name: "mixed precision", train: mix_precision, compare: Compare::Bits },
+    Feature { name: "parameter groups", train: group, compare: Compare::Bits },
+    Feature {
+        name: "frozen and tied parameters",
+        train: |setup| setup.train(model(7)),
+        compare: Compare::Bits,
+    },
+    Feature { name: "parameters without a gradient", train: unused, compare: Compare::Bits },
+    Feature {
+        name: "parameters without values",
+        train: |setup| setup.train(with_extra(Extra::new("empty", [0], true))),
+        compare: Compare::Bits,
+    },
+    Feature {
+        name: "scalar parameters",
+        train: |setup| setup.train(with_extra(Extra::new("scalar", [], true))),
+        compare: Compare::Bits,
+    },
+    Feature { name: "buffers", train: buffers, compare: Compare::Bits },
+    Feature { name: "`model` and `model_mut`", train: whole_model, compare: Compare::Bits },
+];
+
+/// The communicator, the options and the micro-batches of a training.
+struct Setup {
+    comm: Communicator,
+    options: TrainerOptions,
+    micro_batches: Range<usize>,
+}
+
+impl Setup {
+    fn build(self, model: Sequence<Rows>) -> Result<Training> {
+        let Self { comm, options, micro_batches } = self;
+        let trainer = options.build(comm, model, PlainVectors)?;
+        assert_eq!(trainer.strategy(), options.strategy);
+        Ok(Training { trainer, micro_batches, sgd: sgd() })
+    }
+
+    fn train(self, model: Sequence<Rows>) -> Result<Vec<f32>> {
+        self.build(model)?.train()
+    }
+}
+
+fn sgd() -> Sgd {
+    Sgd::new(SgdOptions { learning_rate: 0.1, ..SgdOptions::default() }).unwrap()
+}
+
+struct Training {
+    trainer: Box<dyn Trainer<Rows>>,
+    micro_batches: Range<usize>,
+    sgd: Sgd,
+}
+
+impl Training {
+    fn step(&mut self, step: usize) -> Result<f32> {
+        let first = self.micro_batches.start;
+        let report = self.trainer.step(self.micro_batches.len(), |index| batch(step, first + index))?;
+        Ok(report.loss)
+    }
+
+    fn train(mut self) -> Result<Vec<f32>> {
+        let mut losses = Vec::new();
+        for step in 0..STEPS {
+            losses.push(self.step(step)?);
+            self.trainer.update(&mut self.sgd)?;
+        }
+        // With local SGD, each rank has losses of its own.
+        if matches!(self.trainer.strategy(), Strategy::LocalSgd(_)) {
+            losses.clear();
+        }
+        losses.extend(self.parameters()?);
+        Ok(losses)
+    }
+
+    /// Returns the values of all parameters, and ends the training.
+    fn parameters(mut self) -> Result<Vec<f32>> {
+        self.trainer.synchronise_parameters()?;
+        let mut all = vec![Vec::new(); self.trainer.infos().len()];
+        self.trainer.for_each_parameter(&mut |index, values| all[index] = f32s(values).to_vec())?;
+        self.trainer.into_parts()?;
+        Ok(all.concat())
+    }
+}
+
+fn f32s(values: Values<'_>) -> &[f32] {
+    let Values::F32(values) = values else { panic!("the model is not {}", values.dtype()) };
+    values
+}
+
+fn batch(
+    step: usize,
+    index: usize,
+) -> Result<(Rows, impl FnOnce(Rows) -> Result<(f32, Rows), BoxError>), BoxError> {
+    let (input, target) = micro_batch(step, index);
+    Ok((input, squared_error(target)))
+}
+
+fn layers() -> Vec<Box<dyn Block<Rows>>> {
+    vec![
+        Box::new(Linear::new("first", 3, 4, 7)),
+        Box::new(Relu),
+        Box::new(Linear::new("second", 4, 4, 8)),
+        Box::new(Relu),
+        Box::new(Linear::new("last", 4, 2, 9)),
+    ]
+}
+
+fn blocks() -> Sequence<Rows> {
+    Sequence::new(layers()).unwrap()
+}
+
+fn with_extra(extra: Extra) -> Sequence<Rows> {
+    let mut layers = layers();
+    layers.insert(2, Box::new(extra));
+    Sequence::new(layers).unwrap()
+}
+
+/// A block with one unusual parameter, by whose first value it multiplies, if it is trained and has one. It sets a
+/// buffer to 1.
+struct Extra {
+    infos: [ParamInfo; 1],
+    slots: [Slot; 1],
+    reports: bool,
+}
+
+impl Extra {
+    fn new(name: &str, shape: impl Into<Vec<usize>>, reports: bool) -> Self {
+        let info = ParamInfo::new(name, shape, FloatType::F32);
+        Self { slots: [Slot::from(vec![0.75_f32; info.len()])], infos: [info], reports }
+    }
+
+    fn buffer() -> Self {
+        Self { infos: [ParamInfo::buffer("buffer", [2], FloatType::F32)], ..Self::new("", [2], false) }
+    }
+
+    fn factor(&self) -> Result<f32, BoxError> {
+        let factor = f32s(self.slots[0].values()?).first().copied();
+        Ok(factor.filter(|_| self.reports).unwrap_or(1.0))
+    }
+}
+
+impl Params for Extra {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        &mut self.slots
+    }
+}
+
+impl Block<Rows> for Extra {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        if self.infos[0].buffer.is_some() {
+            self.slots[0].write(&mut |values| {
+                let ValuesMut::F32(values) = values else { panic!("the buffer is f32") };
+                values.fill(1.0);
+            })?;
+        }
+        let factor = self.factor()?;
+        Ok((input.iter().map(|x| factor * x).collect(), Saved::new(input)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        gradient: Rows,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Rows>, BoxError> {
+        let input: Rows = saved.take()?;
+        if self.reports {
+            let of_factor: f32 = input.iter().zip(&gradient).map(|(x, g)| x * g).sum();
+            ready(0, Values::F32(&vec![of_factor; self.infos[0].len()]))?;
+        }
+        let factor = self.factor()?;
+        Ok(Some(gradient.iter().map(|g| factor * g).collect()))
+    }
+}
+
+fn step_with(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    let count = training.micro_batches.len();
+    training.trainer.step_with(count, |model, index, ready| {
+        let (input, loss) = batch(0, index)?;
+        let (output, saved) = model.forward(input)?;
+        let (loss, gradient) = loss(output)?;
+        model.backward(saved, gradient, ready)?;
+        Ok(loss)
+    })?;
+    training.trainer.update(&mut training.sgd)?;
+    training.parameters()
+}
+
+fn accumulate(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    let half = training.micro_batches.len() / 2;
+    training.trainer.accumulate(half, |index| batch(0, index))?;
+    training.trainer.step(half, |index| batch(0, half + index))?;
+    training.trainer.update(&mut training.sgd)?;
+    training.parameters()
+}
+
+/// Rank r of four has `COUNTS[r]` micro-batches in the first step and one fewer in the second. One process has all of
+/// them.
+fn join(setup: Setup) -> Result<Vec<f32>> {
+    const COUNTS: [usize; RANKS] = [2, 0, 1, 1];
+    let mut training = setup.build(blocks())?;
+    let trainer = &mut training.trainer;
+    let (rank, world_size) = (trainer.rank(), trainer.world_size());
+    for step in 0.. {
+        let of_rank = |rank: usize| (0..COUNTS[rank].saturating_sub(step)).map(move |own| 10 * rank + own);
+        let own: Vec<usize> =
+            if world_size == 1 { (0..RANKS).flat_map(of_rank).collect() } else { of_rank(rank).collect() };
+        if trainer.join(own.len(), |index| batch(step, own[index]))?.is_none() {
+            assert_eq!(step, 2, "the ranks have data for two steps");
+            break;
+        }
+        trainer.update(&mut training.sgd)?;
+    }
+    training.parameters()
+}
+
+/// Micro-batches of different numbers of tokens, whose gradients are sums over their tokens.
+fn weighted(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    let count = training.micro_batches.len();
+    training.trainer.step(count, |index| {
+        let (input, loss) = batch(0, index)?;
+        let tokens = u16::try_from(1 + index % 3)?;
+        Ok((input, move |output| {
+            let (loss, mut gradient) = loss(output)?;
+            gradient.iter_mut().for_each(|value| *value *= f32::from(tokens));
+            Ok(((loss * f32::from(tokens), u64::from(tokens)), gradient))
+        }))
+    })?;
+    training.trainer.update(&mut training.sgd)?;
+    training.parameters()
+}
+
+/// Evaluates between a step and its update, and after it.
+fn evaluate(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    let mut losses = Vec::new();
+    let find = |trainer: &mut dyn Trainer<Rows>, of: usize| {
+        let loss = |index, output| Ok(squared_error(micro_batch(9, index).1)(output)?.0);
+        trainer.evaluate(of, |index| Ok(micro_batch(9, index).0), loss).map(|report| report.loss)
+    };
+    training.step(0)?;
+    losses.push(find(&mut *training.trainer, 5)?);
+    training.trainer.update(&mut training.sgd)?;
+    losses.push(find(&mut *training.trainer, 3)?);
+    losses.extend(training.parameters()?);
+    Ok(losses)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "f32 is enough to compare")]
+fn clip(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    training.step(0)?;
+    let norm = training.trainer.clip_gradients(0.01)?;
+    assert!(norm > 0.02, "{norm} would hardly be clipped");
+    let clipped = training.trainer.gradient_norm()?;
+    training.trainer.update(&mut training.sgd)?;
+    let mut result = vec![norm as f32, clipped as f32];
+    result.extend(training.parameters()?);
+    Ok(result)
+}
+
+fn compress(setup: Setup) -> Result<Vec<f32>> {
+    let options = setup.options.with_compression(Compression::Bf16);
+    Setup { options, ..setup }.train(blocks())
+}
+
+/// The model has `f32`. Master parameters in `f64` keep changes that are too small for `f32`.
+fn mix_precision(setup: Setup) -> Result<Vec<f32>> {
+    let precision = Precision { master: Some(FloatType::F64), reduce: Some(FloatType::F64) };
+    let options = setup.options.with_precision(precision);
+    Setup { options, ..setup }.train(blocks())
+}
+
+fn group(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    let mut groups = ParamGroups::new(training.trainer.infos())?;
+    groups.named("second.weight")?.learning_rate_factor = 0.5;
+    groups.named("last.bias")?.weight_decay = Some(0.25);
+    training.sgd = training.sgd.with_groups(groups)?;
+    training.train()
+}
+
+fn unused(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(with_extra(Extra::new("unused", [3], false)))?;
+    training.step(0)?;
+    let found = training.trainer.without_gradient().iter().filter(|name| **name == "unused").count();
+    // In a pipeline, the rank with the block reports it.
+    let has_block = training.trainer.model().is_ok()
+        || training
+            .trainer
+            .pipeline_mut()
+            .unwrap()
+            .stages()
+            .any(|(_, stage)| stage.infos().iter().any(|info| info.name == "unused"));
+    assert_eq!(found, usize::from(has_block));
+    training.train()
+}
+
+fn buffers(setup: Setup) -> Result<Vec<f32>> {
+    let trained = setup.train(with_extra(Extra::buffer()))?;
+    assert!(trained.windows(2).any(|values| values == [1.0, 1.0]), "the buffer keeps its values");
+    Ok(trained)
+}
+
+fn whole_model(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    assert_eq!(training.trainer.model()?.blocks().len(), blocks().blocks().len());
+    training.trainer.model_mut()?;
+    training.train()
+}
+
+/// Trains by a strategy. Returns the result of every rank.
+fn run(
+    strategy: &str,
+    ranks: usize,
+    feature: &Feature,
+    micro_batches: Range<usize>,
+) -> Vec<Result<Vec<f32>>> {
+    let (train, strategy) = (feature.train, strategy.parse().unwrap());
+    let program = move |transport| {
+        let options = TrainerOptions::new(strategy).with_micro_batches(micro_batches.len());
+        train(Setup { comm: Communicator::new(transport), options, micro_batches: micro_batches.clone() })
+    };
+    sim::run(1, ranks, program).results
+}
+
+fn ranks_of(strategy: &str) -> usize {
+    if strategy == "single" { 1 } else { RANKS }
+}
+
+/// Returns the reason that all ranks give why a feature does not work, or their values if it does.
+#[track_caller]
+fn values_or_reason(results: Vec<Result<Vec<f32>>>, what: &str) -> Result<Vec<Vec<f32>>, &'static str> {
+    let refused = |result: &Result<_>| match result {
+        Err(Error::NotWithStrategy { reason, .. }) => Some(*reason),
+        Err(error) => panic!("{what}: {error}"),
+        Ok(_) => None,
+    };
+    let reasons: Vec<_> = results.iter().map(refused).collect();
+    assert!(reasons.iter().all(|reason| *reason == reasons[0]), "{what}: {reasons:?}");
+    reasons[0].map_or_else(|| Ok(results.into_iter().map(Result::unwrap).collect()), Err)
+}
+
+/// Returns the reason why a feature does not work with a strategy. If it works, the values are compared with those of
+/// one process.
+fn check(feature: &Feature, strategy: &str) -> Result<(), &'static str> {
+    let what = format!("{} with {strategy}", feature.name);
+    let values = values_or_reason(run(strategy, ranks_of(strategy), feature, 0..MICRO_BATCHES), &what)?;
+    let alone = |micro_batches| run("single", 1, feature, micro_batches).remove(0).unwrap();
+    let is_local = strategy.contains("local") || strategy.contains("diloco");
+    for (rank, values) in values.iter().enumerate() {
+        match feature.compare {
+            Compare::OwnGradients { values: count } if is_local => {
+                let share = MICRO_BATCHES / RANKS;
+                let expected = alone(rank * share..(rank + 1) * share);
+                assert_eq!(values[..count], expected[..count], "{what}, rank {rank}");
+            }
+            Compare::Close(limit) => assert_close(values, &alone(0..MICRO_BATCHES), limit, &what),
+            Compare::Bits | Compare::OwnGradients { .. } if is_local => {
+                let expected = alone(0..MICRO_BATCHES);
+                let expected = &expected[expected.len() - values.len()..];
+                assert_close(values, expected, 1e-5, &what);
+            }
+            Compare::Bits | Compare::OwnGradients { .. } => {
+                assert_eq!(*values, alone(0..MICRO_BATCHES), "{what}, rank {rank}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[track_caller]
+fn assert_close(values: &[f32], expected: &[f32], limit: f32, what: &str) {
+    let expected = &expected[expected.len().saturating_sub(values.len())..];
+    let apart = values.iter().zip(expected).map(|(value, expected)| (value - expected).abs());
+    assert!(apart.fold(0.0, f32::max) <= limit, "{what}: {values:?} instead of {expected:?}");
+}
+
+/// The optimizer of a training that is saved.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stored {
+    /// With its state, which a checkpoint has.
+    Optimizer,
+    /// Without state.
+    Parameters,
+}
+
+/// Trains from the newest checkpoint in a directory, or from the beginning. Returns the parameters.
+fn continued(strategy: &str, directory: &Path, stored: Stored, saves: bool) -> Vec<Result<Vec<f32>>> {
+    let (strategy, directory): (Strategy, _) = (strategy.parse().unwrap(), directory.to_owned());
+    let ranks = if strategy == Strategy::Single { 1 } else { RANKS };
+    let program = move |transport| {
+        let options = TrainerOptions::new(strategy).with_micro_batches(MICRO_BATCHES);
+        let mut trainer = options.build(Communicator::new(transport), model(7), PlainVectors)?;
+        let mut checkpoints = Checkpoints::at(&directory);
+        let (mut adamw, mut sgd) = (AdamW::new(AdamWOptions::default()).unwrap(), sgd());
+        let done = match stored {
+            Stored::Optimizer => trainer.load(&mut checkpoints, Some(&mut adamw))?,
+            Stored::Parameters => trainer.load_parameters(&mut checkpoints)?,
+        };
+        let done = usize::try_from(done.unwrap_or(0)).unwrap();
+        for step in done..done + STEPS {
+            trainer.step(MICRO_BATCHES, |index| batch(step, index))?;
+            match stored {
+                Stored::Optimizer => trainer.update(&mut adamw)?,
+                Stored::Parameters => trainer.update(&mut sgd)?,
+            }
+        }
+        if saves {
+            let optimizer: Option<&dyn OptimizerState> = match stored {
+                Stored::Optimizer => Some(&adamw),
+                Stored::Parameters => None,
+            };
+            trainer.save(&mut checkpoints, optimizer, (done + STEPS) as u64)?;
+        }
+        Training { trainer, micro_batches: 0..0, sgd }.parameters()
+    };
+    sim::run(1, ranks, program).results
+}
+
+/// Returns a directory in which it costs nothing to sync a file, if the system has one.
+fn directory_in_memory() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+/// Returns for each strategy the reason why its checkpoints do not work. Each saves and one process continues, and the
+/// other way round.
+fn check_checkpoints(stored: Stored) -> Vec<Option<&'static str>> {
+    let begun = directory_in_memory();
+    let alone = |directory: &Path, saves| continued("single", directory, stored, saves).remove(0).unwrap();
+    alone(begun.path(), true);
+    let expected = alone(begun.path(), false);
+    let check = |strategy: &str| {
+        let what = format!("a checkpoint of {stored:?} with {strategy}");
+        let directory = directory_in_memory();
+        values_or_reason(continued(strategy, directory.path(), stored, true), &what)?;
+        let mut values = values_or_reason(continued(strategy, begun.path(), stored, false), &what)?;
+        values.push(alone(directory.path(), false));
+        for values in &values {
+            match strategy.parse().unwrap() {
+                Strategy::LocalSgd(_) => assert_close(values, &expected, 1e-5, &what),
+                _ => assert_eq!(*values, expected, "{what}"),
+            }
+        }
+        Ok(())
+    };
+    STRATEGIES.iter().map(|(_, strategy)| check(strategy).err()).collect()
+}
+
+/// A row of the table: the name of a feature, and for each strategy the reason why it does not work.
+type Row = (&'static str, Vec<Option<&'static str>>);
+
+fn rows() -> Vec<Row> {
+    let reasons = |feature| STRATEGIES.iter().map(|(_, strategy)| check(feature, strategy).err()).collect();
+    let features = FEATURES.iter().map(|feature| (feature.name, reasons(feature)));
+    let stored = [
+        ("checkpoints with the optimizer", Stored::Optimizer),
+        ("checkpoints of parameters", Stored::Parameters),
+    ];
+    features.chain(stored.map(|(name, stored)| (name, check_checkpoints(stored)))).collect()
+}
+
+/// Returns the table in Markdown, with a numbered list of reasons.
+fn table(rows: &[Row]) -> String {
+    let mut reasons: Vec<&str> = Vec::new();
+    let mut cell = |reason: &Option<&'static str>| {
+        let Some(reason) = reason else { return "yes".to_owned() };
+        let number = reasons.iter().position(|known| known == reason).unwrap_or_else(|| {
+            reasons.push(reason);
+            reasons.len() - 1
+        });
+        format!("no ({})", number + 1)
+    };
+    let names: Vec<&str> = STRATEGIES.iter().map(|(name, _)| *name).collect();
+    let mut text = format!("| | {} |\n|---|{}\n", names.join(" | "), "---|".repeat(names.len()));
+    for (name, reasons) in rows {
+        let cells: Vec<String> = reasons.iter().map(&mut cell).collect();
+        text += &format!("| {name} | {} |\n", cells.join(" | "));
+    }
+    text += "\n";
+    for (number, reason) in reasons.iter().enumerate() {
+        text += &format!("{}. {}{}.\n", number + 1, reason[..1].to_uppercase(), &reason[1..]);
+    }
+    text
+}
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/strategy.md");
+const BEGIN: &str = "<!-- The table is generated by dist-parallel/tests/training/trainer.rs. -->\n\n";
+const END: &str = "\n<!-- The end of the generated table. -->\n";
+
+/// With the variable DIST_WRITE_TABLE set, this writes the table into the page.
+#[test]
+fn the_page_on_strategies_says_what_works_with_what() {
+    let page = fs::read_to_string(PAGE).unwrap();
+    let (before, rest) = page.split_once(BEGIN).expect("the page has the comment before the table");
+    let (written, after) = rest.split_once(END).expect("the page has the comment after the table");
+    let found = table(&rows());
+    if std::env::var_os("DIST_WRITE_TABLE").is_some() {
+        fs::write(PAGE, format!("{before}{BEGIN}{found}{END}{after}")).unwrap();
+    } else {
+        assert_eq!(written, found, "run this test with DIST_WRITE_TABLE=1 to write the table");
+    }
+}
+
+/// Builds a trainer on every rank and returns the error of each.
+fn refusals(ranks: usize, options: impl Fn(usize) -> TrainerOptions + Send + Sync + 'static) -> Vec<String> {
+    let results = run_at_once(ranks, move |comm| {
+        let options = options(comm.rank());
+        options.build(comm, blocks(), PlainVectors).unwrap_err().to_string()
+    });
+    assert!(results.iter().all(|refusal| *refusal == results[0]), "{results:?}");
+    results
+}
+
+#[rstest]
+#[case::single(2, "single", |options: TrainerOptions| options, "a world of several processes does not work with the strategy single: it is for one process: use ddp")]
+#[case::micro_batches(
+    2,
+    "pipeline:zb1p",
+    |options: TrainerOptions| options,
+    "an open number of micro-batches does not work with the strategy pipeline:zb1p"
+)]
+#[case::buckets(
+    2,
+    "fsdp",
+    |options: TrainerOptions| options.with_bucket_bytes(BucketBytes::default()),
+    "a size of buckets does not work with the strategy fsdp"
+)]
+#[case::units(2, "ddp", |options: TrainerOptions| options.with_units(Units::OneForAll), "a choice of units does not work with the strategy ddp")]
+#[case::prefetch(2, "zero2", |options: TrainerOptions| options.with_prefetch(2), "prefetch does not work with the strategy zero2")]
+#[case::reshard(
+    2,
+    "zero1",
+    |options: TrainerOptions| options.with_reshard(Reshard::Nothing),
+    "a choice of resharding does not work with the strategy zero1"
+)]
+#[case::stages(
+    2,
+    "local_sgd:2",
+    |options: TrainerOptions| options.with_stages(vec![0..2, 2..5]),
+    "a choice of stages does not work with the strategy local_sgd:2"
+)]
+#[case::both(
+    2,
+    "ddp",
+    |options: TrainerOptions| options
+        .with_compression(Compression::Int8)
+        .with_precision(Precision { master: Some(FloatType::F64), reduce: None }),
+    "compression of gradients with mixed precision does not work with the strategy ddp"
+)]
+#[case::groups(3, "hybrid:2", |options: TrainerOptions| options, "3 ranks cannot be divided into groups of 2")]
+#[case::pipelines(3, "pipeline:1f1b:2", |options: TrainerOptions| options.with_micro_batches(8), "3 ranks cannot be divided into groups of 2")]
+#[case::shares(
+    3,
+    "pipeline:1f1b:1",
+    |options: TrainerOptions| options.with_micro_batches(8),
+    "8 micro-batches cannot be divided evenly among 3 pipelines"
+)]
+#[case::blocks(3, "pipeline:zbv", |options: TrainerOptions| options.with_micro_batches(8), "5 layers cannot be divided into 6 stages")]
+#[case::steps(2, "local_sgd:0", |options: TrainerOptions| options, "the number of inner steps cannot be 0")]
+fn options_that_do_not_work_are_refused_on_every_rank(
+    #[case] ranks: usize,
+    #[case] strategy: &str,
+    #[case] change: fn(TrainerOptions) -> TrainerOptions,
+    #[case] expected: &str,
+) {
+    let strategy: Strategy = strategy.parse().unwrap();
+    let options = move |_| change(TrainerOptions::new(strategy));
+    let refused = refusals(ranks, options);
+    assert!(refused[0].starts_with(expected), "{}", refused[0]);
+}
+
+#[test]
+fn ranks_with_different_strategies_are_named() {
+    let options = |rank| TrainerOptions::new(if rank == 2 { Strategy::Fsdp } else { Strategy::Ddp });
+    let expected = "the options differ between ranks: the strategy is fsdp on rank 2 and ddp on rank 0";
+    assert_eq!(refusals(3, options), [expected; 3]);
+}
+
+#[test]
+fn a_pipeline_takes_only_steps_of_its_schedule() {
+    let results = run_at_once(2, |comm| {
+        let options = TrainerOptions::new("pipeline:1f1b:1".parse().unwrap()).with_micro_batches(8);
+        let mut trainer = options.build(comm, blocks(), PlainVectors).unwrap();
+        // The first rank that refuses the second step aborts the job.
+        trainer.step(8, |index| batch(0, index))?;
+        trainer.step(4, |index| batch(1, index)).map(drop)
+    });
+    let refused = |result: &Result<()>| {
+        matches!(result, Err(Error::ScheduledMicroBatches { scheduled: 8, requested: 4 }))
+    };
+    assert!(results.iter().any(refused), "{results:?}");
+    assert!(results.iter().all(Result::is_err), "{results:?}");
+}
+
+/// With weights on some ranks only, parameters would be averaged with weights of different kinds.
+#[test]
+fn local_training_refuses_weights_on_only_some_ranks() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let options = TrainerOptions::new("local_sgd:1".parse().unwrap());
+        let mut trainer = options.build(comm, blocks(), PlainVectors).unwrap();
+        let report = if rank == 0 {
+            trainer.step(2, |index| batch(0, index))
+        } else {
+            trainer.step(2, |index| {
+                let (input, loss) = batch(0, index)?;
+                Ok((input, move |output| loss(output).map(|(loss, gradient)| ((loss, 7), gradient))))
+            })
+        };
+        assert_eq!(report.unwrap().micro_batches, 1);
+        trainer.update(&mut sgd())
+    });
+    assert!(results.iter().all(|result| matches!(result, Err(Error::PartlyWeighted))), "{results:?}");
+}
+
+/// A rank without a micro-batch takes part in the average with weight 0.
+#[test]
+fn a_rank_without_micro_batches_gets_the_parameters_of_the_others() {
+    let train = |ranks: usize| {
+        sim::run(1, ranks, |transport| {
+            let options = TrainerOptions::new("local_sgd:2".parse().unwrap());
+            let mut trainer = options.build(Communicator::new(transport), blocks(), PlainVectors).unwrap();
+            let mut sgd = sgd();
+            for step in 0..STEPS {
+                trainer.step(1, |index| batch(step, index)).unwrap();
+                trainer.update(&mut sgd).unwrap();
+            }
+            assert!(matches!(trainer.step(0, |index| batch(0, index)), Err(Error::NoMicroBatches)));
+            Training { trainer, micro_batches: 0..0, sgd }.parameters().unwrap()
+        })
+    };
+    let alone = train(1).results.remove(0);
+    assert_eq!(train(3).results, [(); 3].map(|()| alone.clone()));
+}
+
+#[test]
+fn ranks_of_local_training_are_evaluated_when_they_have_synchronised() {
+    let results = run_at_once(2, |comm| {
+        let options = TrainerOptions::new("diloco:2".parse().unwrap());
+        let mut trainer = options.build(comm, blocks(), PlainVectors).unwrap();
+        trainer.step(2, |index| batch(0, index)).unwrap();
+        trainer.update(&mut sgd()).unwrap();
+        let find = |trainer: &mut dyn Trainer<Rows>| {
+            trainer.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, output: Rows| Ok(output[0]))
+        };
+        let refused = find(&mut *trainer).unwrap_err();
+        assert!(matches!(refused, Error::NotSynchronised { steps: 1 }), "{refused}");
+        trainer.synchronise_parameters().unwrap();
+        find(&mut *trainer).unwrap().loss
+    });
+    assert_eq!(results[0], results[1]);
+}
+
+#[rstest]
+fn trained_parameters_are_copied_into_a_whole_model(#[values("ddp", "fsdp", "pipeline:zbv")] strategy: &str) {
+    let strategy: Strategy = strategy.parse().unwrap();
+    let results = run_at_once(2, move |comm| {
+        let options = TrainerOptions::new(strategy).with_micro_batches(2);
+        let mut trainer = options.build(comm, model(7), PlainVectors).unwrap();
+        trainer.step(2, |index| batch(0, index)).unwrap();
+        trainer.update(&mut sgd()).unwrap();
+        let mut copy = model(99);
+        trainer.copy_parameters(&mut copy).unwrap();
+        let mut copied = vec![Vec::new(); copy.infos().len()];
+        for index in (0..copy.infos().len()).filter(|&index| copy.infos()[index].same_as.is_none()) {
+            copy.read(index, &mut |values| copied[index] = f32s(values).to_vec()).unwrap();
+        }
+        copied
+    });
+    let alone = run_at_once(1, |comm| {
+        let options = TrainerOptions::new(Strategy::Single);
+        let mut training = Setup { comm, options, micro_batches: 0..2 }.build(model(7)).unwrap();
+        training.step(0).unwrap();
+        training.trainer.update(&mut training.sgd).unwrap();
+        training.parameters().unwrap()
+    });
+    assert!(results.iter().all(|copied| copied.concat() == alone[0]), "{results:?}");
+}
+
+#[test]
+fn parameters_are_not_copied_into_another_model() {
+    let results = run_at_once(1, |comm| {
+        let options = TrainerOptions::new(Strategy::Single);
+        let mut trainer = options.build(comm, model(7), PlainVectors).unwrap();
+        trainer.copy_parameters(&mut blocks()).unwrap_err()
+    });
+    let source = std::error::Error::source(&results[0]).unwrap().to_string();
+    let expected = "the model to copy to has first.weight [4, 3] f32 instead of first.weight [3, 3] f32";
+    assert_eq!(source, expected);
+}
