@@ -209,6 +209,14 @@ impl Shards for Replica<'_> {
         self.dp.ddp.loaded()
     }
 
+    fn steps(&self) -> u64 {
+        self.dp.ddp.steps()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        self.dp.ddp.set_steps(steps);
+    }
+
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.dp.communicator_mut()
     }

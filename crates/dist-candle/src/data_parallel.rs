@@ -542,6 +542,14 @@ impl Shards for DataParallel {
         self.ddp.loaded()
     }
 
+    fn steps(&self) -> u64 {
+        self.ddp.steps()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        self.ddp.set_steps(steps);
+    }
+
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.ddp.communicator_mut()
     }

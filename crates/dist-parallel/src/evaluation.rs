@@ -7,6 +7,7 @@ use dist_collectives::{Communicator, ReduceOp};
 use crate::abort::or_abort;
 use crate::fsdp::{bytes_sent, share};
 use crate::loss::to_be_summed;
+use crate::pass::Passes;
 use crate::tree::sum_of;
 use crate::updates::Updates;
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
 /// Errors that every rank gets do not abort the job, and nothing has changed.
 pub(crate) fn evaluate<A, C: Loss>(
     comm: &mut Communicator,
-    model: &mut impl Block<A>,
+    (model, passes): (&mut impl Block<A>, &Passes),
     updates: &Updates,
     micro_batches: usize,
     mut input: impl FnMut(usize) -> Result<A, BoxError>,
@@ -32,10 +33,12 @@ pub(crate) fn evaluate<A, C: Loss>(
     let computing = runtime.now();
     let mut losses = EvaluationLosses::new(micro_batches);
     let computed = share(micro_batches, comm.world_size(), comm.rank()).try_for_each(|index| {
+        model.begin_forward(passes.in_evaluation(index));
         let (output, _) = model.forward(input(index)?)?;
         losses.add(index, loss(index, output)?);
         Ok(())
     });
+    model.begin_forward(passes.outside());
     or_abort(comm, computed.map_err(Error::compute))?;
     let waiting = runtime.now();
     let mean = losses.mean(comm);

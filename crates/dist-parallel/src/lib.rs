@@ -28,6 +28,7 @@ mod norm;
 mod number;
 pub mod optim;
 mod params;
+mod pass;
 pub mod pipeline;
 mod plan;
 mod reduce;
@@ -58,6 +59,7 @@ pub mod model {
     pub use crate::block::{Ready, Saved};
     pub use crate::materialise::{BufferView, Materialised, Resharded, Slot};
     pub use crate::params::BufferSync;
+    pub use crate::pass::Pass;
 }
 
 /// What a step reports, and the calls that the ranks compare.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::flat::Flat;
 use crate::{
-    BoxError, BucketPlace, BufferView, Error, Materialised, Resharded, Result, Slot, Values, ValuesMut,
+    BoxError, BucketPlace, BufferView, Error, Materialised, Pass, Resharded, Result, Slot, Values, ValuesMut,
 };
 
 /// Named parameters in an order that is the same on every rank.
@@ -47,6 +47,13 @@ use crate::{
 pub trait Params: Send {
     /// Returns the parameters. The list never changes.
     fn infos(&self) -> &[ParamInfo];
+
+    /// Receives the description of the forward that the model is about to compute. Trainers call this before every
+    /// forward of a micro-batch, in steps and in evaluations. The provided method ignores it.
+    ///
+    /// Other forwards can begin before the backward of this one. A block that computes its forward again in its
+    /// backward therefore keeps the description in its [`Saved`](crate::Saved).
+    fn begin_forward(&mut self, _pass: Pass) {}
 
     /// Returns the slots of the parameters, one for each. The provided method returns none.
     fn slots(&self) -> &[Slot] {
@@ -404,6 +411,10 @@ fn check_values(info: &ParamInfo, values: Values<'_>) -> Result<()> {
 impl<P: Params + ?Sized> Params for Box<P> {
     fn infos(&self) -> &[ParamInfo] {
         (**self).infos()
+    }
+
+    fn begin_forward(&mut self, pass: Pass) {
+        (**self).begin_forward(pass);
     }
 
     fn slots(&self) -> &[Slot] {

@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::{
-    Block, BoxError, BufferView, Error, Materialised, ParamInfo, Params, Ready, Resharded, Result, Saved,
-    Values, ValuesMut, params,
+    Block, BoxError, BufferView, Error, Materialised, ParamInfo, Params, Pass, Ready, Resharded, Result,
+    Saved, Values, ValuesMut, params,
 };
 
 /// Blocks one after another. The parameters are those of the first block, then those of the second, and so on.
@@ -144,6 +144,10 @@ impl<A> Sequence<A> {
 impl<A> Params for Sequence<A> {
     fn infos(&self) -> &[ParamInfo] {
         &self.infos
+    }
+
+    fn begin_forward(&mut self, pass: Pass) {
+        self.blocks.iter_mut().for_each(|block| block.begin_forward(pass));
     }
 
     fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {

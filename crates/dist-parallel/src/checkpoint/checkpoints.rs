@@ -256,6 +256,7 @@ impl Checkpoints {
             owner: Arc::clone(&self.owner),
             keep: self.keep,
             step,
+            steps: shards.steps(),
             optimizer: kind,
             request: part::held(shards, ranks)
                 .map(|held| RankRequest::of_save(saves, step, kind, held).after(shards.updates())),

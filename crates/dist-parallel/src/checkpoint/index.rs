@@ -18,6 +18,9 @@ use super::{CheckpointError, CheckpointProblem};
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     pub(super) step: u64,
+    /// The number of steps that the trainer had taken, which its program may count otherwise.
+    #[serde(default)]
+    pub(super) steps: u64,
     /// The kind of the optimizer whose state is included.
     pub(super) optimizer: Option<String>,
     pub(super) files: Vec<StoredFile>,

@@ -76,6 +76,7 @@ pub(super) fn load(
     let index = ranks.agree(Index::decode(&path, &told[end + 1..]))?;
     let checkpoint = Checkpoint { disk, path: &path, index: &index, allowed };
     checkpoint.put_in_place(ranks, shards, states)?;
+    shards.set_steps(index.steps);
     Ok(Some(index.step))
 }
 

@@ -41,6 +41,15 @@ impl<M: Params> Shards for Ddp<M> {
         self.reset()
     }
 
+    fn steps(&self) -> u64 {
+        self.passes.steps()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        let pass = self.passes.set_steps(steps);
+        self.model_mut().begin_forward(pass);
+    }
+
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.communicator_mut()
     }
@@ -72,6 +81,14 @@ impl<M: Params> Shards for SyncedModel<'_, M> {
 
     fn loaded(&mut self) -> Result<()> {
         self.0.start_here()
+    }
+
+    fn steps(&self) -> u64 {
+        self.0.steps_before()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        self.0.set_steps(steps);
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

@@ -27,6 +27,8 @@ pub(super) struct SavePlan {
     pub(super) owner: Arc<Mutex<Owner>>,
     pub(super) keep: Option<NonZeroUsize>,
     pub(super) step: u64,
+    /// The number of steps that the trainer has taken.
+    pub(super) steps: u64,
     pub(super) optimizer: Option<&'static str>,
     /// The request that the ranks compare.
     pub(super) request: Result<RankRequest, CheckpointError>,
@@ -126,7 +128,7 @@ impl SavePlan {
         let files = parts.iter().map(|part| part.file.clone()).collect();
         let tensors = merge(&self.parameters, parts);
         let optimizer = self.optimizer.map(str::to_owned);
-        let index = Index { step: self.step, optimizer, files, tensors };
+        let index = Index { step: self.step, steps: self.steps, optimizer, files, tensors };
         index.check(path)?;
         Ok(index)
     }

@@ -75,6 +75,14 @@ pub trait Shards {
     /// The trainer cannot continue from these values; the job is then aborted.
     fn loaded(&mut self) -> Result<()>;
 
+    /// Returns the number of steps that were taken, which a checkpoint saves; 0 by default. The same on every rank.
+    fn steps(&self) -> u64 {
+        0
+    }
+
+    /// Continues after this number of steps, once a checkpoint was loaded. Does nothing by default.
+    fn set_steps(&mut self, _steps: u64) {}
+
     /// Returns the group whose ranks hold the model.
     fn communicator_mut(&mut self) -> &mut Communicator;
 

@@ -67,7 +67,11 @@ impl<M: Params> Ddp<M> {
         compute: &mut Compute<'_, M>,
     ) -> Result<()> {
         self.check_weighted(weighted)?;
+        for index in self.share(micro_batches) {
+            let pass = self.passes.in_step(self.number_in_step(TrainingCall::Accumulate, index));
+            self.run((index, pass), compute, None)?;
+        }
         (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
-        self.share(micro_batches).try_for_each(|index| self.run(index, compute, None))
+        Ok(())
     }
 }

@@ -29,6 +29,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
     {
         self.comm.announce("evaluate", "evaluate");
-        evaluation::evaluate(&mut self.comm, &mut self.model, &self.updates, micro_batches, input, loss)
+        let Self { comm, model, passes, updates, .. } = self;
+        evaluation::evaluate(comm, (model, passes), updates, micro_batches, input, loss)
     }
 }

@@ -19,12 +19,13 @@ use crate::fsdp::{bytes_sent, share};
 use crate::gradients::BucketedGradients;
 use crate::hook_worker::HookWorker;
 use crate::loss::WeightedLoss;
+use crate::pass::Passes;
 use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlace, BucketPlan, BucketTensor, Error, Loss, Optimizer,
-    ParamInfo, Params, Ready, Result, Values, agreement, mutation_check, norm, params,
+    ParamInfo, Params, Pass, Ready, Result, Values, agreement, mutation_check, norm, params,
 };
 
 /// Distributed data-parallel training (DDP).
@@ -83,6 +84,7 @@ pub struct Ddp<M> {
     /// The number of micro-batches of all ranks since the last synchronisation.
     micro_batches: usize,
     weighted: bool,
+    pub(crate) passes: Passes,
     updates: Updates,
     unreported: Unreported,
     /// `true` while this rank computes gradients. It stays `true` if the computation panics.
@@ -179,6 +181,7 @@ impl<M: Params> Ddp<M> {
             hook_worker,
             micro_batches: 0,
             weighted: false,
+            passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
             computes: false,
@@ -306,6 +309,25 @@ impl<M: Params> Ddp<M> {
         self.updates.record_batch(digest);
     }
 
+    /// Returns the description of the forward of a micro-batch that the next call computes, for a loop that runs
+    /// forwards before it calls [`step_with`](Self::step_with).
+    pub const fn next_pass(&self, micro_batch: usize) -> Pass {
+        self.passes.in_step(self.micro_batches + micro_batch)
+    }
+
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
+    /// is always in training mode, an evaluation never.
+    pub fn train(&mut self) {
+        let pass = self.passes.set_training(true);
+        self.model.begin_forward(pass);
+    }
+
+    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
+    pub fn eval(&mut self) {
+        let pass = self.passes.set_training(false);
+        self.model.begin_forward(pass);
+    }
+
     /// Returns the model.
     pub const fn model(&self) -> &M {
         &self.model
@@ -358,7 +380,8 @@ impl<M: Params> Ddp<M> {
         self.computes = false;
         let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
-        let Self { unreported, model, gradients, .. } = self;
+        let Self { unreported, model, gradients, passes, .. } = self;
+        model.begin_forward(passes.end_step());
         unreported
             .warn_once(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
         let elapsed = runtime.now().saturating_sub(started);
@@ -386,7 +409,8 @@ impl<M: Params> Ddp<M> {
         self.check_weighted(descriptor.weighted)?;
         for index in share.clone() {
             let last = index + 1 == share.end;
-            self.run(index, compute, last.then_some(&mut *in_flight))?;
+            let pass = self.passes.in_step(self.number_in_step(descriptor.call, index));
+            self.run((index, pass), compute, last.then_some(&mut *in_flight))?;
         }
         let Self { comm, model, gradients, buffers, hook_worker, updates, .. } = self;
         in_flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
@@ -395,6 +419,15 @@ impl<M: Params> Ddp<M> {
         updates.record_step();
         buffers.synchronise([&mut *comm], model)?;
         Ok((reduced, comm.runtime().now().saturating_sub(waiting)))
+    }
+
+    /// Returns the number of a micro-batch of a call in its step.
+    fn number_in_step(&self, call: TrainingCall, index: usize) -> usize {
+        let in_call = match call {
+            TrainingCall::Join => index * self.world_size() + self.rank(),
+            _ => index,
+        };
+        self.micro_batches + in_call
     }
 
     /// Returns a hash of this rank's updates, which is equal on all ranks that have updated alike.
@@ -424,12 +457,13 @@ impl<M: Params> Ddp<M> {
     /// final.
     fn run(
         &mut self,
-        index: usize,
+        (index, pass): (usize, Pass),
         compute: &mut Compute<'_, M>,
         mut in_flight: Option<&mut InFlightBuckets>,
     ) -> Result<()> {
         let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
         buffers.record_forward();
+        model.begin_forward(pass);
         gradients.begin(&mut |dtype, len| in_flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
@@ -504,8 +538,9 @@ impl<M: Params> Ddp<M> {
         self.step_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
     }
 
-    /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Changed
-    /// [buffers](crate::ParamInfo::buffer) change on this rank only.
+    /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Blocks are in
+    /// evaluation mode unless [`train`](Self::train) was called. Changed [buffers](crate::ParamInfo::buffer) change
+    /// on this rank only.
     ///
     /// # Errors
     /// The model fails. The job goes on, because no rank waits for this one.
@@ -513,6 +548,7 @@ impl<M: Params> Ddp<M> {
     where
         M: Block<A>,
     {
+        self.model.begin_forward(self.passes.outside());
         let (output, _) = self.model.forward(input).map_err(Error::compute)?;
         Ok(output)
     }

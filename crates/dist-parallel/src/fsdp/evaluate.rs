@@ -5,12 +5,12 @@ use super::order::UnitAction;
 use super::step::MicroBatchPass;
 use crate::evaluation::EvaluationLosses;
 use crate::step_consensus::STEP;
-use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
+use crate::{BoxError, Error, Loss, Params, Result, StepDescriptor, StepReport, TrainingCall};
 
 impl<A> Fsdp<A> {
     /// Runs the model forward on this rank's own input, to evaluate it. Every rank calls this equally often, because
     /// the ranks gather parameters together. [`evaluate`](Self::evaluate) assigns any number of micro-batches to the
-    /// ranks.
+    /// ranks. Blocks are in evaluation mode unless [`train`](Self::train) was called.
     ///
     /// # Errors
     /// A block or communication fails.
@@ -22,6 +22,7 @@ impl<A> Fsdp<A> {
 
     fn try_forward(&mut self, input: A) -> Result<A> {
         self.follow();
+        self.model.begin_forward(self.passes.outside());
         let output = self.forward_through(&self.forward_alone(), Some(input))?;
         self.parameters.rest(&mut self.groups)?;
         Ok(output.expect("forward gives an output for an input"))
@@ -77,6 +78,7 @@ impl<A> Fsdp<A> {
         let mut losses = EvaluationLosses::new(micro_batches);
         for round in 0..assignment.rounds(micro_batches) {
             let index = assignment.micro_batch(micro_batches, round);
+            self.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
             let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
             let output = self.forward_through(&actions, given)?;
             if let (Some(index), Some(output)) = (index, output) {
@@ -84,6 +86,7 @@ impl<A> Fsdp<A> {
             }
         }
         self.parameters.rest(&mut self.groups)?;
+        self.model.begin_forward(self.passes.outside());
         losses.mean(&mut self.world)
     }
 

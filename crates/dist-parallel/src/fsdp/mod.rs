@@ -32,6 +32,7 @@ use crate::broadcast::{broadcast_bucket, coalesced};
 use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::norm::{SquareRange, SumOfSquares};
+use crate::pass::Passes;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
@@ -104,6 +105,7 @@ pub struct Fsdp<A> {
     count: u64,
     /// This rank's losses since the last step, one per round.
     losses: Vec<f32>,
+    passes: Passes,
     updates: Updates,
     unreported: Unreported,
     /// `true` while this rank computes gradients. It stays `true` if the computation panics.
@@ -182,6 +184,7 @@ impl<A> Fsdp<A> {
             weighted: false,
             count: 0,
             losses: Vec::new(),
+            passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
             computes: false,
@@ -406,6 +409,19 @@ impl<A> Fsdp<A> {
             params::write(&mut model, parameter, |mut own| own.copy_from(values.slice(0, values.len())))?;
         }
         Ok((world, model))
+    }
+
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
+    /// is always in training mode, an evaluation never.
+    pub fn train(&mut self) {
+        let pass = self.passes.set_training(true);
+        self.model.begin_forward(pass);
+    }
+
+    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
+    pub fn eval(&mut self) {
+        let pass = self.passes.set_training(false);
+        self.model.begin_forward(pass);
     }
 
     /// Returns the model. Its parameters may be freed.

@@ -4,7 +4,8 @@ use super::options::Degrees;
 use super::{Fsdp, layout};
 use crate::checkpoint::accumulated;
 use crate::{
-    Chunk, Communicator, Error, ParamInfo, Result, ShardMetadata, Shards, Slice, Values, ValuesMut, params,
+    Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
+    params,
 };
 
 impl<A> Shards for Fsdp<A> {
@@ -71,6 +72,15 @@ impl<A> Shards for Fsdp<A> {
         self.updates.forget();
         self.computes = false;
         self.all_gather_updates(|_| true)
+    }
+
+    fn steps(&self) -> u64 {
+        self.passes.steps()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        let pass = self.passes.set_steps(steps);
+        self.model.begin_forward(pass);
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

@@ -99,6 +99,7 @@ impl<A> Fsdp<A> {
             fsdp.or_abort(result)
         })?;
         (self.micro_batches, self.count) = (0, 0);
+        self.model.begin_forward(self.passes.end_step());
         Ok(report)
     }
 
@@ -217,6 +218,9 @@ impl<A> Fsdp<A> {
             self.gradients.begin_round(&self.plan.layout, index.is_some(), last && round + 1 == rounds);
             let (loss, count) = match index {
                 Some(index) => {
+                    let in_call =
+                        if joins { index * self.world.world_size() + self.world.rank() } else { index };
+                    self.model.begin_forward(self.passes.in_step(self.micro_batches + in_call));
                     let (input, loss) = batch(index).map_err(Error::compute)?;
                     self.pass(Some((input, loss)))?
                 }

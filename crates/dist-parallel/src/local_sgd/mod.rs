@@ -17,10 +17,11 @@ use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
 use crate::flat::Flat;
+use crate::pass::Passes;
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params,
-    Result, Sgd, SgdOptions, StepReport, ValuesMut, agreement, evaluation, params,
+    Pass, Result, Sgd, SgdOptions, StepReport, ValuesMut, agreement, evaluation, params,
 };
 
 /// A trainer in which every rank steps on its own data with its own optimizer, and all ranks synchronise after a
@@ -93,6 +94,8 @@ pub struct LocalSgd<M> {
     keeps_start: bool,
     /// The number of this rank's steps since the last synchronisation.
     steps: usize,
+    /// Counts the steps up to the last synchronisation, as if all periods were complete.
+    passes: Passes,
     losses: f32,
     count: u64,
     /// `true` if this rank's steps have weights.
@@ -217,6 +220,7 @@ impl<M: Params> LocalSgd<M> {
             keeps_start: outer_optimizer.is_some(),
             outer: outer_optimizer,
             steps: 0,
+            passes: Passes::default(),
             losses: 0.0,
             count: 0,
             weighted: false,
@@ -242,9 +246,10 @@ impl<M: Params> LocalSgd<M> {
     ) -> Result<LocalStep> {
         let computed = match self.steps {
             1.. if self.weighted != C::WEIGHTED => Err(Error::PartlyWeighted),
-            _ => inner(&mut self.model).map_err(Error::compute),
+            _ => inner(self.begin_step()).map_err(Error::compute),
         };
         let (loss, count) = or_abort(&mut self.comm, computed)?.weighted();
+        self.model.begin_forward(self.passes.outside());
         self.steps += 1;
         self.losses += loss;
         self.count = self.count.saturating_add(count);
@@ -323,6 +328,7 @@ impl<M: Params> LocalSgd<M> {
         let with_synced_model = self.try_synchronise();
         // The count restarts even if the total weight is 0.
         let steps = std::mem::take(&mut self.steps);
+        self.set_steps(self.passes.steps() + self.inner_steps as u64);
         (self.losses, self.count) = (0.0, 0);
         if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = with_synced_model {
             // No rank aborts the job before all have found the error. If the barrier fails, the job is already
@@ -355,10 +361,12 @@ impl<M: Params> LocalSgd<M> {
         M: Block<A>,
     {
         self.comm.announce("evaluate", "evaluate");
-        let Self { comm, model, steps, .. } = self;
+        let Self { comm, model, passes, steps, .. } = self;
         let since = agreement::gather(comm, [*steps as u64]);
         match or_abort(comm, since)?.iter().map(|[steps]| *steps).max() {
-            None | Some(0) => evaluation::evaluate(comm, model, &Updates::new(), micro_batches, input, loss),
+            None | Some(0) => {
+                evaluation::evaluate(comm, (model, passes), &Updates::new(), micro_batches, input, loss)
+            }
             Some(steps) => {
                 Err(Error::NotSynchronised { steps: usize::try_from(steps).unwrap_or(usize::MAX) })
             }
@@ -384,6 +392,38 @@ impl<M: Params> LocalSgd<M> {
     /// Returns the bytes that were sent, and those that were avoided.
     pub const fn traffic(&self) -> LocalTraffic {
         self.traffic
+    }
+
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
+    /// is always in training mode, an evaluation never.
+    pub fn train(&mut self) {
+        let pass = self.passes.set_training(true);
+        self.model.begin_forward(pass);
+    }
+
+    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
+    pub fn eval(&mut self) {
+        let pass = self.passes.set_training(false);
+        self.model.begin_forward(pass);
+    }
+
+    /// Continues after this number of steps.
+    pub(crate) fn set_steps(&mut self, steps: u64) {
+        let pass = self.passes.set_steps(steps);
+        self.model.begin_forward(pass);
+    }
+
+    /// Returns the number of steps up to the last synchronisation, as if all periods were complete.
+    pub(crate) const fn steps_before(&self) -> u64 {
+        self.passes.steps()
+    }
+
+    /// Announces the forward of this rank's next step to the model, and returns the model.
+    fn begin_step(&mut self) -> &mut M {
+        let Pass { step, .. } = self.passes.outside();
+        let step = step + self.steps as u64;
+        self.model.begin_forward(Pass { training: true, step, micro_batch: self.comm.rank() });
+        &mut self.model
     }
 
     /// Returns the model.

@@ -78,6 +78,7 @@ impl<A> Pipeline<A> {
             })
         });
         let Totals { loss, .. } = self.or_abort(result)?;
+        self.begin_forward(self.passes.outside());
         Ok(self.report(loss, micro_batches, &clock, sent_before))
     }
 

@@ -8,7 +8,7 @@ use super::activations::TensorMeta;
 use super::stage::{BackwardPart, PROVEN, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
-use crate::{BoxError, Error, Result};
+use crate::{BoxError, Error, Params, Result};
 
 /// The inputs of a pass.
 pub(super) struct PipelinePass<'a, A> {
@@ -77,7 +77,13 @@ impl<A> Pipeline<A> {
             (Some(_), Some(received)) => received,
             (Some(before), None) => self.stage(before).outputs.remove(&micro_batch).expect(PROVEN),
         };
+        let number = pass.first + micro_batch;
+        let described = match pass.output {
+            Output::Step(_) => self.passes.in_step(number),
+            Output::Evaluation(_) => self.passes.in_evaluation(number),
+        };
         let own = self.stage(stage);
+        own.model.begin_forward(described);
         let output = match pass.output {
             Output::Step(_) => own.forward(micro_batch, activation)?,
             Output::Evaluation(_) => own.evaluate(activation)?,

@@ -16,9 +16,10 @@ use super::{PipelineSchedule, Span, Timeline};
 use crate::abort::or_abort;
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
+use crate::pass::Passes;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
-use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
+use crate::{Error, ParamInfo, Params, Pass, Result, Sequence, Values, agreement, params};
 
 /// Pipeline-parallel training: every rank has some stages of the model, and a step's micro-batches flow through them
 /// in the order of a [`PipelineSchedule`].
@@ -81,6 +82,7 @@ pub struct Pipeline<A> {
     pub(super) tied_means: Vec<Option<Mean>>,
     pub(super) spans: Vec<Span>,
     pub(super) kept_most: usize,
+    pub(super) passes: Passes,
     pub(super) updates: Updates,
     pub(super) unreported: Unreported,
     /// `true` during a step. It stays `true` if the step panics.
@@ -147,6 +149,7 @@ impl<A> Pipeline<A> {
             nodes,
             spans: Vec::new(),
             kept_most: 0,
+            passes: Passes::default(),
             updates: Updates::new(),
             unreported: Unreported::default(),
             computes: false,
@@ -221,6 +224,24 @@ impl<A> Pipeline<A> {
     /// Returns the parameters of the whole model.
     pub fn infos(&self) -> &[ParamInfo] {
         &self.infos
+    }
+
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
+    /// is always in training mode, an evaluation never.
+    pub fn train(&mut self) {
+        let pass = self.passes.set_training(true);
+        self.begin_forward(pass);
+    }
+
+    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
+    pub fn eval(&mut self) {
+        let pass = self.passes.set_training(false);
+        self.begin_forward(pass);
+    }
+
+    /// Announces a forward to the blocks of this rank's stages.
+    pub(super) fn begin_forward(&mut self, pass: Pass) {
+        self.stages.iter_mut().for_each(|stage| stage.model.begin_forward(pass));
     }
 
     /// Returns the schedule.

@@ -60,6 +60,15 @@ impl<A> Shards for Pipeline<A> {
         self.or_abort(told)
     }
 
+    fn steps(&self) -> u64 {
+        self.passes.steps()
+    }
+
+    fn set_steps(&mut self, steps: u64) {
+        let pass = self.passes.set_steps(steps);
+        self.begin_forward(pass);
+    }
+
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.communicator_mut()
     }

@@ -60,7 +60,10 @@ impl<A> Pipeline<A> {
         if ended.is_err() {
             self.forget();
         }
-        Ok(self.report(ended?, self.total(), &clock, sent_before))
+        let loss = ended?;
+        let pass = self.passes.end_step();
+        self.begin_forward(pass);
+        Ok(self.report(loss, self.total(), &clock, sent_before))
     }
 
     pub(super) fn report(

@@ -15,8 +15,8 @@ use crate::fsdp::share;
 use crate::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
 use crate::loss::WeightedLoss;
 use crate::{
-    Block, BoxError, Ddp, DdpOptions, Error, Optimizer, OptimizerState, ParamInfo, Params, Ready, Result,
-    Saved, Sequence, StepReport, Values, ValuesMut, agreement,
+    Block, BoxError, Ddp, DdpOptions, Error, Optimizer, OptimizerState, ParamInfo, Params, Pass, Ready,
+    Result, Saved, Sequence, StepReport, Values, ValuesMut, agreement,
 };
 
 /// Ranks that compute and update alone, each by [`Ddp`] in a world of one, and synchronise after some updates.
@@ -244,6 +244,14 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         self.local.synchronise().map(drop)
     }
 
+    fn train(&mut self) {
+        self.own().train();
+    }
+
+    fn eval(&mut self) {
+        self.own().eval();
+    }
+
     fn model(&self) -> Result<&Sequence<A>> {
         Ok(self.local.model().0.model())
     }
@@ -341,6 +349,10 @@ impl<A> Params for OwnTraining<A> {
 
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         self.0.model_mut().write(index, f)
+    }
+
+    fn begin_forward(&mut self, pass: Pass) {
+        self.0.model_mut().begin_forward(pass);
     }
 }
 

@@ -234,6 +234,13 @@ pub trait Trainer<A>: fmt::Debug {
         Ok(())
     }
 
+    /// Sets forwards outside of steps and evaluations to training mode. A step is always in training mode, an
+    /// evaluation never.
+    fn train(&mut self);
+
+    /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
+    fn eval(&mut self);
+
     /// Returns the model. Its parameters may be freed.
     ///
     /// # Errors

@@ -185,6 +185,14 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
         self.following().for_each_parameter(f)
     }
 
+    fn train(&mut self) {
+        self.pipeline.train();
+    }
+
+    fn eval(&mut self) {
+        self.pipeline.eval();
+    }
+
     fn model(&self) -> Result<&Sequence<A>> {
         Err(self.not_with_pipelines("model", "no rank has the whole model: use pipeline_mut"))
     }

@@ -88,6 +88,14 @@ impl<A: 'static> Trainer<A> for Fsdp<A> {
         self.for_each_parameter(f)
     }
 
+    fn train(&mut self) {
+        self.train();
+    }
+
+    fn eval(&mut self) {
+        self.eval();
+    }
+
     fn model(&self) -> Result<&Sequence<A>> {
         Ok(self.model())
     }

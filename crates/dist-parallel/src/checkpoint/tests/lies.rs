@@ -155,6 +155,7 @@ proptest! {
         let count = |number: u64| usize::try_from(number).unwrap();
         let index = Index {
             step: 0,
+            steps: 0,
             optimizer: None,
             files: files
                 .into_iter()
