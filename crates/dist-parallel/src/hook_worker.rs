@@ -20,6 +20,9 @@ pub(crate) struct HookWorker {
     jobs: Option<Mailbox<Job>>,
     task: Option<Task<()>>,
     runtime: Runtime,
+    /// The timeout and the reduction order of the hook's operations.
+    timeout: Duration,
+    order: ReductionOrder,
     /// The bytes that finished jobs have sent.
     bytes_sent: Arc<AtomicU64>,
 }
@@ -76,13 +79,19 @@ impl HookWorker {
             }
         };
         let task = runtime.spawn(&format!("dist-hook-{}", comm.rank()), work).map_err(Error::HookThread)?;
-        Ok(Self { jobs: Some(jobs), task: Some(task), runtime, bytes_sent })
+        let (timeout, order) = (comm.timeout(), comm.order());
+        Ok(Self { jobs: Some(jobs), task: Some(task), runtime, timeout, order, bytes_sent })
     }
 
-    /// Passes a bucket to the hook. Its operations inherit the timeout and the reduction order of this communicator.
-    pub(crate) fn send(&self, bucket: usize, sum: Flat, comm: &Communicator) -> WorkHandle {
+    /// Inherits the timeout and the reduction order of this communicator.
+    pub(crate) fn follow(&mut self, comm: &Communicator) {
+        (self.timeout, self.order) = (comm.timeout(), comm.order());
+    }
+
+    /// Passes a bucket to the hook.
+    pub(crate) fn send(&self, bucket: usize, sum: Flat) -> WorkHandle {
         let (reply, delivery) = self.runtime.mailbox();
-        self.ask(Job::Sum(BucketJob { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply }));
+        self.ask(Job::Sum(BucketJob { bucket, sum, timeout: self.timeout, order: self.order, reply }));
         WorkHandle(delivery)
     }
 
@@ -130,7 +139,7 @@ impl fmt::Debug for HookWorker {
 
 impl fmt::Debug for WorkHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Delivery")
+        f.write_str("WorkHandle")
     }
 }
 

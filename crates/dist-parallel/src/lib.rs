@@ -6,6 +6,7 @@ mod aggregate;
 mod agreement;
 mod block;
 mod broadcast;
+mod buffer_pool;
 mod buffers;
 pub mod checkpoint;
 pub mod compress;

@@ -2,7 +2,6 @@
 //!
 //! A plan needs no communication: every rank computes it from the same list of parameters.
 
-use crate::flat::Flat;
 use crate::{FloatType, ParamInfo};
 
 /// The gradients of a model, grouped into buckets that are reduced one by one.
@@ -108,11 +107,6 @@ impl Bucket {
     /// Returns the bytes of a sum of its gradients.
     pub(crate) fn bytes(&self) -> usize {
         self.len() * self.dtype.sum_dtype().size()
-    }
-
-    /// Memory for a sum of its gradients, all zero.
-    pub(crate) fn zeros(&self) -> Flat {
-        Flat::zeros(self.dtype.sum_dtype(), self.len())
     }
 }
 

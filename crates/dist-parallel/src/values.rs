@@ -7,6 +7,7 @@ use dist_collectives::{Communicator, ReduceOp};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::flat::Flat;
 use crate::number::Number;
 use crate::{Error, FloatType, Result};
 
@@ -157,7 +158,7 @@ impl ValuesMut<'_> {
         Ok(())
     }
 
-    /// Adds gradients of type `dtype` to these sums. The first gradients are copied instead.
+    /// Adds gradients of type `dtype` to these sums, converted to their type. The first gradients are copied instead.
     ///
     /// # Errors
     /// Type or length differ; then nothing is changed.
@@ -173,7 +174,12 @@ impl ValuesMut<'_> {
             (ValuesMut::F32(sums), Values::F16(gradients)) => {
                 sums.iter_mut().zip(gradients).for_each(|(sum, gradient)| *sum += gradient.to_f32());
             }
-            (sums, gradients) => sums.add(gradients)?,
+            (sums, gradients) if sums.dtype() == gradients.dtype() => sums.add(gradients)?,
+            (sums, gradients) => {
+                let mut converted = Flat::zeros(sums.dtype(), gradients.len());
+                converted.slice_mut(0, gradients.len()).convert_from(gradients);
+                sums.add(converted.slice(0, gradients.len()))?;
+            }
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Gradient accumulation: micro-batches that are computed before their step.
 
 use super::{Compute, Ddp, StepReport, forward_backward, weighted};
+use crate::gradients::Role;
 use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
@@ -69,7 +70,7 @@ impl<M: Params> Ddp<M> {
         self.check_weighted(weighted)?;
         for index in self.share(micro_batches) {
             let pass = self.passes.in_step(self.number_in_step(TrainingCall::Accumulate, index));
-            self.run((index, pass), compute, None)?;
+            self.run((index, pass), compute, Role::Inner)?;
         }
         (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
         Ok(())

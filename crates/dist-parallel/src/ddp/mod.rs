@@ -2,30 +2,30 @@
 
 mod accumulate;
 mod evaluate;
-mod in_flight;
 mod join;
 
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, ReduceOp};
 
-use self::in_flight::{InFlightBuckets, ReducedStep};
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
+use crate::flat;
 use crate::fsdp::{bytes_sent, share};
-use crate::gradients::BucketedGradients;
+use crate::gradients::{GradientLayout, GradientMemory, Gradients, ReduceGroups, Role, Scatter};
 use crate::hook_worker::HookWorker;
 use crate::loss::WeightedLoss;
 use crate::pass::Passes;
-use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
+use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
+use crate::tree::TreeSum;
 use crate::unreported::{Unreported, without_gradient};
 use crate::updates::Updates;
 use crate::{
-    Block, BoxError, BucketBytes, BucketHook, BucketPlace, BucketPlan, BucketTensor, Error, Loss, Optimizer,
-    ParamInfo, Params, Pass, Ready, Result, Values, agreement, mutation_check, norm, params,
+    Block, BoxError, BucketBytes, BucketHook, BucketPlan, Error, Loss, Optimizer, Params, Pass, Ready,
+    Result, Values, ValuesMut, agreement, mutation_check, norm, params,
 };
 
 /// Distributed data-parallel training (DDP).
@@ -77,7 +77,10 @@ use crate::{
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
-    gradients: BucketedGradients,
+    gradients: Gradients,
+    /// The sum of this rank's losses since the last synchronisation, and their total weight.
+    losses: TreeSum<f32>,
+    count: u64,
     buffers: Buffers,
     /// The worker that runs the communication hook, if there is a hook.
     hook_worker: Option<HookWorker>,
@@ -161,9 +164,10 @@ impl<M: Params> Ddp<M> {
         agreement::check(&mut comm, model.infos(), &[sizes, ("the hook".to_owned(), name)])?;
         params::validate(model.infos())?;
         let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
-        let tensors = tensors(&plan, model.infos());
+        let layout = GradientLayout::of_plan(model.infos(), &plan, 1);
+        let tensors = layout.tensors(model.infos());
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
-        let gradients = BucketedGradients::new(model.infos(), plan, keeps_residual);
+        let gradients = Gradients::new(layout, Scatter::Never, GradientMemory::OfEachBucket, keeps_residual);
         let hook_worker = hook.map(|hook| HookWorker::start(&mut comm, hook, tensors)).transpose();
         let begun = broadcast(&mut comm, &mut model).and(hook_worker);
         let hook_worker = or_abort(&mut comm, begun)?;
@@ -177,6 +181,8 @@ impl<M: Params> Ddp<M> {
             comm,
             model,
             gradients,
+            losses: TreeSum::new(),
+            count: 0,
             buffers,
             hook_worker,
             micro_batches: 0,
@@ -373,10 +379,7 @@ impl<M: Params> Ddp<M> {
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
         let (started, sent_before) = (runtime.now(), self.bytes_sent());
-        // Lives longer than the attempt: operations in flight end by their deadline, or at once if the job is
-        // aborted.
-        let mut in_flight = InFlightBuckets::default();
-        let result = self.attempt(share, descriptor, compute, &mut in_flight);
+        let result = self.attempt(share, descriptor, compute);
         self.computes = false;
         let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
@@ -396,6 +399,9 @@ impl<M: Params> Ddp<M> {
             self.forget();
         }
         self.gradients.begin_step();
+        if let Some(hook_worker) = &mut self.hook_worker {
+            hook_worker.follow(&self.comm);
+        }
     }
 
     /// Runs the part of a step that can fail. Returns the result and the time that this rank waited for others.
@@ -404,21 +410,50 @@ impl<M: Params> Ddp<M> {
         share: Range<usize>,
         descriptor: StepDescriptor,
         compute: &mut Compute<'_, M>,
-        in_flight: &mut InFlightBuckets,
     ) -> Result<(ReducedStep, Duration)> {
         self.check_weighted(descriptor.weighted)?;
         for index in share.clone() {
-            let last = index + 1 == share.end;
             let pass = self.passes.in_step(self.number_in_step(descriptor.call, index));
-            self.run((index, pass), compute, last.then_some(&mut *in_flight))?;
+            self.run((index, pass), compute, Role::new(true, index + 1 == share.end))?;
         }
-        let Self { comm, model, gradients, buffers, hook_worker, updates, .. } = self;
-        in_flight.launch_rest(gradients, comm, hook_worker.as_ref(), descriptor, updates)?;
-        let waiting = comm.runtime().now();
-        let reduced = in_flight.wait(gradients, comm, descriptor, (updates, model.infos()))?;
-        updates.record_step();
-        buffers.synchronise([&mut *comm], model)?;
-        Ok((reduced, comm.runtime().now().saturating_sub(waiting)))
+        let mut waited = Duration::ZERO;
+        let mut groups = reduce(&mut self.comm, self.hook_worker.as_ref(), &mut waited);
+        self.gradients.start_reductions(&mut groups)?;
+        let waiting = self.comm.runtime().now();
+        let reduced = self.finish(descriptor)?;
+        self.updates.record_step();
+        self.buffers.synchronise([&mut self.comm], &mut self.model)?;
+        Ok((reduced, self.comm.runtime().now().saturating_sub(waiting)))
+    }
+
+    /// Waits for the reductions and divides the sums by the total weight.
+    fn finish(&mut self, descriptor: StepDescriptor) -> Result<ReducedStep> {
+        let Self { comm, model, gradients, hook_worker, updates, .. } = self;
+        let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
+        let (computed, count) = (gradients.ended(), std::mem::take(&mut self.count));
+        let numbers = StepConsensus::encode(computed, count, descriptor, updates, gradients.used());
+        let loss = comm.start_all_reduce(vec![loss], ReduceOp::Sum);
+        let numbers = comm.start_all_reduce(numbers, ReduceOp::Sum);
+        // If the ranks agree on an unweighted step, the divisor is known before the counts arrive.
+        let mut waited = Duration::ZERO;
+        let known = descriptor.call == TrainingCall::Step && !descriptor.weighted;
+        let known = Some(descriptor.micro_batches).filter(|_| known);
+        if let Some(count) = known {
+            gradients.finish(count, &mut reduce(comm, hook_worker.as_ref(), &mut waited))?;
+        }
+        let mut loss = [flat::wait(loss)?[0]];
+        let numbers = flat::wait(numbers)?;
+        let consensus = StepConsensus::decode(&numbers);
+        if !consensus.agrees(comm.world_size()) {
+            return Err(descriptor.differ(comm, updates, model.infos()));
+        }
+        let counted = consensus.divisor(descriptor)?;
+        if known.is_none() {
+            gradients.finish(counted, &mut reduce(comm, hook_worker.as_ref(), &mut waited))?;
+        }
+        gradients.set_used(consensus.used());
+        ValuesMut::F32(&mut loss).divide(counted);
+        Ok(ReducedStep { loss: loss[0], micro_batches: consensus.micro_batches() })
     }
 
     /// Returns the number of a micro-batch of a call in its step.
@@ -453,27 +488,22 @@ impl<M: Params> Ddp<M> {
         bytes_sent(&self.comm) + self.hook_worker.as_ref().map_or(0, HookWorker::bytes_sent)
     }
 
-    /// Computes one micro-batch. With `in_flight`, it is the last one, and its buckets are launched as they become
-    /// final.
-    fn run(
-        &mut self,
-        (index, pass): (usize, Pass),
-        compute: &mut Compute<'_, M>,
-        mut in_flight: Option<&mut InFlightBuckets>,
-    ) -> Result<()> {
+    /// Computes one micro-batch. If it is the last one, its buckets are reduced as they become final.
+    fn run(&mut self, (index, pass): (usize, Pass), compute: &mut Compute<'_, M>, role: Role) -> Result<()> {
         let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
+        let mut waited = Duration::ZERO;
+        let mut groups = reduce(comm, hook_worker.as_ref(), &mut waited);
+        let number = gradients.ended();
         buffers.record_forward();
         model.begin_forward(pass);
-        gradients.begin(&mut |dtype, len| in_flight::memory(comm, hook_worker.as_ref(), dtype, len))?;
+        gradients.begin(number, role);
         let mut ready = |parameter: usize, values: Values<'_>| {
-            gradients.report(parameter, values)?;
-            if let Some(in_flight) = &mut in_flight {
-                in_flight.launch_final(gradients, comm, hook_worker.as_ref())?;
-            }
-            Ok(())
+            Ok(gradients.report(number, parameter, values, &mut groups)?)
         };
         let (loss, count) = compute(model, index, &mut ready).map_err(Error::compute)?;
-        gradients.end(loss, count);
+        gradients.end(number, &mut groups)?;
+        self.losses.add(number, loss, |left, right| *left += right);
+        self.count = self.count.saturating_add(count);
         Ok(())
     }
 
@@ -499,6 +529,7 @@ impl<M: Params> Ddp<M> {
     /// Drops all gradients. A hook keeps its residuals.
     fn forget(&mut self) {
         self.gradients.forget();
+        (self.losses, self.count) = (TreeSum::new(), 0);
         (self.micro_batches, self.weighted) = (0, false);
     }
 
@@ -579,10 +610,22 @@ fn weighted<M, C: Loss>(
 /// Computes a micro-batch and reports its gradients.
 type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> + 'a;
 
-/// Returns the tensors of each bucket.
-fn tensors(plan: &BucketPlan, infos: &[ParamInfo]) -> Vec<Vec<BucketTensor>> {
-    let shape = |place: &BucketPlace| infos[place.parameter].shape.clone();
-    plan.buckets().iter().map(|bucket| BucketTensor::row(bucket.places.iter().map(shape))).collect()
+/// The result of the reductions of a step.
+#[derive(Debug, Clone, Copy)]
+struct ReducedStep {
+    /// The mean loss.
+    loss: f32,
+    /// The number of micro-batches that all ranks have computed.
+    micro_batches: usize,
+}
+
+/// Returns the groups that gradients are reduced over: every rank has a replica of the model.
+fn reduce<'a>(
+    comm: &'a mut Communicator,
+    hook_worker: Option<&'a HookWorker>,
+    waited: &'a mut Duration,
+) -> ReduceGroups<'a> {
+    ReduceGroups::new(None, Some(comm), hook_worker, waited)
 }
 
 impl<M> fmt::Debug for Ddp<M> {

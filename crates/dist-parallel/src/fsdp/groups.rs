@@ -6,6 +6,7 @@ use dist_collectives::Communicator;
 
 use super::options::Degrees;
 use crate::flat::{Flat, PendingFlat};
+use crate::gradients::ReduceGroups;
 use crate::{Error, Result};
 
 #[derive(Debug)]
@@ -60,9 +61,9 @@ impl Groups {
         done
     }
 
-    /// Returns the group of the first reduction of gradients.
-    pub(crate) fn reduce_group(&mut self) -> &mut Communicator {
-        if self.shards.world_size() > 1 { &mut self.shards } else { &mut self.replicas }
+    /// Returns the groups that gradients are reduced over.
+    pub(crate) fn reduce(&mut self) -> ReduceGroups<'_> {
+        ReduceGroups::new(Some(&mut self.shards), Some(&mut self.replicas), None, &mut self.waited)
     }
 
     /// Returns the number of bytes that this rank has sent to its groups.

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::options::Units;
+use super::options::{Precision, Units};
 use crate::{BucketPlace, Error, FloatType, ParamInfo, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,10 +140,6 @@ impl Layout {
     pub(crate) fn buffers(&self) -> impl Iterator<Item = ReplicatedParameter> {
         self.units.iter().flat_map(|unit| &unit.buffers).copied()
     }
-
-    pub(crate) fn place_of(&self, location: ParameterLocation) -> BucketPlace {
-        self.units[location.unit].flat_params[location.flat_param].places[location.place]
-    }
 }
 
 impl Unit {
@@ -170,6 +166,21 @@ impl FlatParameter {
     /// Returns the number of values with padding.
     pub(crate) fn padded(&self, shards: usize) -> usize {
         self.shard_len * shards
+    }
+
+    /// Returns the type of mean gradients.
+    pub(crate) fn reduce_dtype(&self, precision: Precision) -> FloatType {
+        precision.reduce.unwrap_or(self.dtype)
+    }
+
+    /// Returns the type in which gradients are summed.
+    pub(crate) fn sum_dtype(&self, precision: Precision) -> FloatType {
+        self.reduce_dtype(precision).sum_dtype()
+    }
+
+    /// Returns the numbers of values without and with padding.
+    pub(crate) fn lens(&self, shards: usize) -> (usize, usize) {
+        (self.len(), self.padded(shards))
     }
 
     /// Returns the chunks of one rank's shard. A parameter has at most one.

@@ -1,9 +1,7 @@
 //! Fully sharded data-parallel training (FSDP, ZeRO).
 
 mod assignment;
-mod buffer_pool;
 mod evaluate;
-mod gradients;
 mod groups;
 mod layout;
 mod memory;
@@ -22,7 +20,7 @@ use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use assignment::share;
 pub(crate) use groups::{bytes_sent, follow};
-pub(crate) use layout::FlatParameter;
+pub(crate) use layout::{FlatParameter, Layout, ShardChunk};
 pub use memory::MemoryEstimate;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
@@ -31,6 +29,7 @@ use crate::abort::or_abort;
 use crate::broadcast::{broadcast_bucket, coalesced};
 use crate::buffers::Buffers;
 use crate::flat::Flat;
+use crate::gradients::{GradientLayout, GradientMemory, Gradients};
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::pass::Passes;
 use crate::unreported::{Unreported, without_gradient};
@@ -38,9 +37,7 @@ use crate::updates::Updates;
 use crate::{
     Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params,
 };
-use gradients::ShardedGradients;
 use groups::Groups;
-use layout::{Layout, ShardChunk};
 use order::UnitAction;
 use parameters::Parameters;
 
@@ -85,7 +82,7 @@ use parameters::Parameters;
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
     parameters: Parameters,
-    gradients: ShardedGradients,
+    gradients: Gradients,
     buffers: Buffers,
     groups: Groups,
     /// The model's parameters, with the types of the master values that the optimizer updates.
@@ -161,7 +158,7 @@ impl<A> Fsdp<A> {
         });
         let parameters = or_abort(&mut world, parameters)?;
         first.check(&mut world, model.infos())?;
-        let names = model.infos().iter().map(|info| info.name.clone()).collect();
+        let buckets = GradientLayout::of_units(model.infos(), &plan.layout, precision);
         let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
             let flat_param =
                 location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
@@ -170,7 +167,7 @@ impl<A> Fsdp<A> {
         });
         Ok(Self {
             parameters,
-            gradients: ShardedGradients::new(&plan.layout, names, precision, degrees.each_round),
+            gradients: Gradients::new(buckets, degrees.scatter(), GradientMemory::shared(), false),
             buffers: Buffers::new(model.infos()),
             groups,
             kept: kept.collect(),
@@ -197,7 +194,7 @@ impl<A> Fsdp<A> {
         let location = (*self.plan.layout.locations.get(parameter)?)?;
         let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
         let chunk = flat_param.chunk(location.place, self.groups.shards.rank())?;
-        let values = self.gradients.mean((location.unit, location.flat_param), chunk)?;
+        let values = self.gradients.mean_of_chunk(chunk.parameter, chunk.at, chunk.len)?;
         Some((chunk.offset..chunk.offset + chunk.len, values))
     }
 
@@ -206,7 +203,7 @@ impl<A> Fsdp<A> {
     /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.model.infos(), |parameter| self.gradients.is_used(parameter))
+        without_gradient(self.model.infos(), |parameter| self.gradients.used()[parameter])
     }
 
     /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
@@ -229,8 +226,9 @@ impl<A> Fsdp<A> {
         );
         let mut sum = SumOfSquares::new(range);
         let rank = self.groups.shards.rank();
-        for (place, flat_param) in self.plan.layout.flat_params() {
-            self.gradients.means(flat_param, place, rank).for_each(|(_, mean)| sum.add(mean));
+        for chunk in self.plan.layout.flat_params().flat_map(|(_, flat_param)| flat_param.chunks(rank)) {
+            let mean = self.gradients.mean_of_chunk(chunk.parameter, chunk.at, chunk.len);
+            mean.into_iter().for_each(|mean| sum.add(mean));
         }
         let mut encoded = sum.encode();
         self.follow();
@@ -274,7 +272,10 @@ impl<A> Fsdp<A> {
         let Self { parameters, gradients, model, plan, groups, .. } = self;
         let rank = groups.shards.rank();
         for (place, flat_param) in plan.layout.flat_params() {
-            for (chunk, mean) in gradients.means(flat_param, place, rank) {
+            for chunk in flat_param.chunks(rank) {
+                let Some(mean) = gradients.mean_of_chunk(chunk.parameter, chunk.at, chunk.len) else {
+                    continue;
+                };
                 parameters.change(place, chunk, model, |values| {
                     if mean.dtype() == values.dtype() {
                         return optimizer.update(chunk.parameter, values, mean);

@@ -1,6 +1,7 @@
 //! Options of sharded training.
 
 use crate::agreement::{Setting, setting};
+use crate::gradients::Scatter;
 use crate::{Error, FloatType, Result};
 
 /// The state of which each rank keeps only a shard.
@@ -158,6 +159,17 @@ impl ShardingStrategy {
             frees: shards > 1 && self.shards_parameters(),
             each_round: self != Self::ShardOptimizer,
         })
+    }
+}
+
+impl Degrees {
+    /// Returns the reduce-scatter of gradients inside a replica.
+    pub(crate) const fn scatter(self) -> Scatter {
+        match (self.shards, self.each_round) {
+            (1, _) => Scatter::Never,
+            (_, true) => Scatter::EachRound,
+            (_, false) => Scatter::EachStep,
+        }
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use dist_collectives::{Communicator, Pending};
 
-use super::buffer_pool::BufferPool;
 use super::groups::Groups;
 use super::layout::{FlatParameter, Layout, ShardChunk};
 use super::options::{Degrees, Precision};
 use super::shard_buffer::{ShardBuffer, ShardOffset};
+use crate::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
 use crate::mutation_check::MutationCheck;
 use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
@@ -123,8 +123,8 @@ impl Parameters {
             return Ok(());
         }
         for (shard, flat_param) in self.states[unit].iter_mut().zip(&layout.units[unit].flat_params) {
-            let mut whole =
-                self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
+            let lens = flat_param.lens(layout.shards);
+            let mut whole = self.pool.take(Some(&mut groups.shards), flat_param.dtype, lens)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.reshard_group) {
                 (Some(kept), Some(reshard_group)) => (kept.slice(0, kept.len()), reshard_group),
@@ -333,7 +333,8 @@ impl Parameters {
         model: &impl Params,
     ) -> Result<()> {
         let flat_param = &layout.units[place.0].flat_params[place.1];
-        let mut whole = self.pool.take(&mut groups.shards, flat_param, flat_param.dtype, layout.shards)?;
+        let lens = flat_param.lens(layout.shards);
+        let mut whole = self.pool.take(Some(&mut groups.shards), flat_param.dtype, lens)?;
         let start = self.rank * flat_param.shard_len;
         for chunk in flat_param.chunks(self.rank) {
             self.read(place, chunk, model, |values| {
@@ -397,7 +398,8 @@ impl RemoteShardReader<'_> {
         for place in &self.flat_param.places {
             let read = |values: ValuesMut<'_>| self.copy_range(place.offset, values);
             if !params::fill(model, place.parameter, read)? {
-                let mut whole = pool.take(comm, self.flat_param, self.flat_param.dtype, shards)?;
+                let lens = self.flat_param.lens(shards);
+                let mut whole = pool.take(Some(comm), self.flat_param.dtype, lens)?;
                 self.copy_range(0, whole.slice_mut(0, self.flat_param.len()))?;
                 return Ok(Some(whole));
             }

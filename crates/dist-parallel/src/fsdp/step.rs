@@ -5,6 +5,7 @@ use dist_collectives::ReduceOp;
 use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::UnitAction;
+use crate::gradients::Role;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
 use crate::tree::sum_of;
@@ -209,13 +210,14 @@ impl<A> Fsdp<A> {
         let micro_batches = self.agree(descriptor, if joins { given } else { 0 })?;
         self.follow();
         let last = descriptor.call != TrainingCall::Accumulate;
-        self.gradients.begin_step(&self.plan.layout);
+        self.gradients.begin_step();
         let assignment = self.plan.assignment(self.world.rank());
         let rounds = if joins { self.rounds_of_copy(given)? } else { assignment.rounds(given) };
         for round in 0..rounds {
             let own = Some(round).filter(|&round| round < given);
             let index = if joins { own } else { assignment.micro_batch(given, round) };
-            self.gradients.begin_round(&self.plan.layout, index.is_some(), last && round + 1 == rounds);
+            let number = self.gradients.ended();
+            self.gradients.begin(number, Role::new(index.is_some(), last && round + 1 == rounds));
             let (loss, count) = match index {
                 Some(index) => {
                     let in_call =
@@ -228,7 +230,7 @@ impl<A> Fsdp<A> {
             };
             self.losses.push(loss);
             self.count = self.count.saturating_add(count);
-            self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
+            self.gradients.end(number, &mut self.groups.reduce())?;
         }
         self.gradients.rest();
         self.parameters.rest(&mut self.groups)?;
@@ -305,13 +307,14 @@ impl<A> Fsdp<A> {
                 let saved = pass.saved.pop();
                 let (Some(gradient), Some(saved)) = (pass.current.take(), saved) else { return Ok(()) };
                 let blocks = layout.units[unit].blocks.clone();
+                let number = gradients.ended();
                 let mut ready = |parameter: usize, values: Values<'_>| {
-                    Ok(gradients.report(layout, groups, parameter, values)?)
+                    Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
                 };
                 let of_input = model.backward_through(blocks, saved, gradient, &mut ready);
                 pass.current = of_input.map_err(Error::compute)?;
             }
-            UnitAction::Reduce(unit) => gradients.close(layout, groups, unit)?,
+            UnitAction::Reduce(unit) => gradients.close(gradients.ended(), unit, &mut groups.reduce())?,
         }
         Ok(())
     }
@@ -319,18 +322,18 @@ impl<A> Fsdp<A> {
     /// Ends a step and returns the mean loss.
     fn finish(&mut self, descriptor: StepDescriptor, micro_batches: usize) -> Result<f32> {
         let mut consensus =
-            StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used_mut());
+            StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used());
         self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
         let consensus = StepConsensus::decode(&consensus);
-        self.gradients.used_mut().iter_mut().zip(consensus.used()).for_each(|(mine, of_any)| *mine = of_any);
+        self.gradients.set_used(consensus.used());
         let count = consensus.count();
-        self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
+        self.gradients.finish(count, &mut self.groups.reduce())?;
         let loss = self.mean_loss(count)?;
         if count == 0 {
             return Err(Error::ZeroWeight { micro_batches });
         }
         let Self { groups, buffers, gradients, unreported, world, model, .. } = self;
-        unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.is_used(parameter)));
+        unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.used()[parameter]));
         groups.timed(|| buffers.synchronise([world], model))?;
         Ok(loss)
     }

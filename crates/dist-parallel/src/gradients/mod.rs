@@ -1,248 +1,468 @@
 //! The gradients of one rank, from the first micro-batch of a step to the mean over all ranks.
 //!
-//! This module does not communicate. The gradients of a micro-batch are stored in one buffer per bucket. The buffers
-//! of successive micro-batches are summed as a tree. A parameter without a gradient in a micro-batch counts as +0, on
-//! every rank and in every strategy. The result therefore does not depend on the rank that computed it.
+//! Gradients lie in buckets. A bucket is a contiguous buffer for some parameters of one type, and the buckets of a unit
+//! are filled and reduced together. One gradient goes this way:
+//!
+//! 1. The backward of a micro-batch reports it, and it is written to its place in the bucket's buffer.
+//! 2. The unit is closed: when all of its parameters have reported, or when the backward is past it. A parameter
+//!    without a gradient counts as +0. A rank without a micro-batch adds −0, which changes no sum.
+//! 3. The buffers of successive micro-batches are summed as a tree ([`TreeSum`]). If the strategy
+//!    [scatters](Scatter::EachRound) each round, the buffer is reduce-scattered first, and the tree sums this rank's
+//!    shards.
+//! 4. Once a step the sum is reduced over the ranks: during the backward of the last micro-batch, as soon as the unit
+//!    and all units before it are closed.
+//! 5. The sum is divided once, and is a mean until the next step begins.
+//!
+//! Every rank therefore starts its reductions in the same order, and the result does not depend on the rank that
+//! computed a micro-batch.
 
-mod slots;
+mod layout;
+mod reduce;
 
-pub(crate) use slots::{GradientSlots, merge};
+pub(crate) use layout::GradientLayout;
+pub(crate) use reduce::{ReduceGroups, Scatter};
 
-use crate::flat::Flat;
+use self::layout::GradientBucket;
+use self::reduce::Reduction;
+use crate::buffer_pool::BufferPool;
+use crate::flat::{Flat, PendingFlat};
 use crate::mean::Mean;
-use crate::step_consensus::{StepConsensus, StepDescriptor};
 use crate::tree::TreeSum;
-use crate::updates::Updates;
-use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
+use crate::{Result, Values};
 
 #[derive(Debug)]
-pub(crate) struct BucketedGradients {
-    slots: GradientSlots,
-    buckets: Vec<BucketSum>,
-    losses: TreeSum<f32>,
-    /// The number of micro-batches since the last synchronisation; `weight` is their total weight.
-    micro_batches: usize,
-    count: u64,
-    /// For each parameter, `true` if its gradient was reported in the current micro-batch.
-    reported: Vec<bool>,
-    /// For each parameter that is not tied to an earlier one, `true` if it has had a gradient since the last
-    /// synchronisation. That is on this rank, or on any rank once synchronised.
+pub(crate) struct Gradients {
+    layout: GradientLayout,
+    /// The sums of all buckets, unit by unit.
+    sums: Vec<Vec<BucketSum>>,
+    /// The micro-batches whose backward has begun, and the memory of earlier ones.
+    open: Vec<MicroBatch>,
+    unused: Vec<MicroBatch>,
+    scatter: Scatter,
+    memory: GradientMemory,
+    /// The unit whose round is being reduce-scattered.
+    in_flight: Option<usize>,
+    /// The number of units whose last reduction has started: a prefix of the layout's order.
+    started: usize,
+    /// The number of micro-batches, or of rounds, since the last step.
+    ended: usize,
+    /// For each parameter that is not tied to an earlier one, `true` if it has had a gradient since the last step.
+    /// That is on this rank, or on any rank after the end of a step.
     used: Vec<bool>,
-    /// For each parameter, `true` if any synchronisation has had a gradient for it. `None` if the hook keeps no
-    /// residuals.
+    /// For each parameter, `true` if any step has had a gradient for it. `None` if no hook keeps residuals.
     ever_used: Option<Vec<bool>>,
-    synchronised: bool,
+}
+
+/// The gradients of one micro-batch.
+#[derive(Debug)]
+struct MicroBatch {
+    number: usize,
+    role: Role,
+    /// For each parameter, `true` if its gradient was reported.
+    reported: Vec<bool>,
+    units: Vec<UnitGradient>,
+}
+
+/// The part of a micro-batch in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Others follow it, or its reduction is started elsewhere.
+    Inner,
+    /// It is the last one of this rank in the step.
+    Last,
+    /// This rank has no micro-batch in this round, but others have. `true` if it is the last round.
+    Absent { last: bool },
 }
 
 #[derive(Debug)]
-struct BucketSum {
-    sum: TreeSum<Flat>,
-    /// The gradients of the current micro-batch.
+struct UnitGradient {
+    /// The number of parameters that have not yet reported.
+    outstanding: usize,
+    /// `true` if the gradients are final.
+    closed: bool,
+    buckets: Vec<BucketGradient>,
+}
+
+#[derive(Debug)]
+struct BucketGradient {
     gradient: Option<Flat>,
     /// For each place, `true` if `gradient` has values for it.
     written: Vec<bool>,
-    /// The number of parameters that can report a gradient to this bucket, and the number that have not yet done so.
-    reporters: usize,
-    outstanding: usize,
-    /// The mean over all ranks, until the next micro-batch.
-    mean: Option<Mean>,
-    /// The buffer of the first micro-batch. It is the leftmost leaf of the tree and every sum is accumulated into the
-    /// left side, so this is the only buffer that is communicated.
+}
+
+/// The sum of a bucket over micro-batches and ranks.
+#[derive(Debug)]
+struct BucketSum {
+    /// The sum of this rank's micro-batches, or of its shards of all rounds.
+    tree: TreeSum<Flat>,
+    state: SumState,
+    /// The memory of the last mean.
     recycled: Option<Flat>,
-    /// Buffers for other micro-batches.
+    /// Buffers for other micro-batches than the first.
     pool: Vec<Flat>,
 }
 
-/// A function that allocates zeroed memory for communication.
-pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
+/// The state of a bucket. New micro-batches are added in the first one only.
+#[derive(Debug)]
+enum SumState {
+    /// This rank sums its micro-batches.
+    Summing,
+    /// The gradients of one round are being reduce-scattered, and the tree has those of earlier rounds.
+    ScatteringRound(PendingFlat),
+    /// The sum of the step is being reduced. The tree is empty.
+    Reducing(Reduction),
+    /// The mean over all ranks, until the next step begins.
+    Mean(Mean),
+}
 
-impl BucketedGradients {
-    pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan, keeps_residual: bool) -> Self {
-        let slots = GradientSlots::new(infos, plan);
-        let sum = |planned: &Bucket| BucketSum::new(planned.places.len());
-        let mut buckets: Vec<BucketSum> = slots.buckets().iter().map(sum).collect();
-        slots.of_all().for_each(|slot| buckets[slot.bucket].reporters += 1);
+/// The memory of gradients between micro-batches and steps.
+#[derive(Debug)]
+pub(crate) enum GradientMemory {
+    /// Each bucket keeps its buffers. Only the buffer of the first micro-batch is communicated: it is the leftmost leaf
+    /// of the tree, and every sum is accumulated into the left side.
+    OfEachBucket,
+    /// Buckets use one buffer in turn, which is freed at the end of a pass.
+    Shared(BufferPool),
+}
+
+impl GradientMemory {
+    pub(crate) const fn shared() -> Self {
+        Self::Shared(BufferPool::new())
+    }
+}
+
+impl Gradients {
+    pub(crate) fn new(
+        layout: GradientLayout,
+        scatter: Scatter,
+        memory: GradientMemory,
+        keeps_residual: bool,
+    ) -> Self {
+        let sums = layout.units().iter().map(|unit| unit.buckets.iter().map(|_| BucketSum::new()).collect());
+        let parameters = layout.len();
         Self {
-            slots,
-            buckets,
-            losses: TreeSum::new(),
-            micro_batches: 0,
-            count: 0,
-            reported: vec![false; infos.len()],
-            used: vec![false; infos.len()],
-            ever_used: keeps_residual.then(|| vec![false; infos.len()]),
-            synchronised: false,
+            sums: sums.collect(),
+            open: Vec::new(),
+            unused: Vec::new(),
+            scatter,
+            memory,
+            in_flight: None,
+            started: 0,
+            ended: 0,
+            used: vec![false; parameters],
+            ever_used: keeps_residual.then(|| vec![false; parameters]),
+            layout,
         }
     }
 
-    /// Returns the parameters that are not tied to an earlier one.
+    /// Returns the parameters with a place in a bucket, in the order of the buckets.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> + Clone {
-        let places = self.slots.buckets().iter().flat_map(|bucket| &bucket.places);
-        places.map(|place| place.parameter)
-    }
-
-    /// Returns the type of a bucket's gradients.
-    pub(crate) fn dtype(&self, bucket: usize) -> FloatType {
-        self.slots.buckets()[bucket].dtype
+        self.layout.buckets().flat_map(|bucket| &bucket.places).map(|place| place.parameter)
     }
 
     pub(crate) fn bucket_count(&self) -> usize {
-        self.buckets.len()
+        self.layout.buckets().count()
     }
 
-    /// Starts a micro-batch and drops the result of the last synchronisation.
-    ///
-    /// # Errors
-    /// There is no memory.
-    pub(crate) fn begin(&mut self, allocate: &mut Allocate<'_>) -> Result<()> {
-        self.begin_step();
-        self.reported.fill(false);
-        for (bucket, planned) in self.buckets.iter_mut().zip(self.slots.buckets()) {
-            bucket.written.fill(false);
-            bucket.outstanding = bucket.reporters;
-            bucket.gradient = Some(if self.micro_batches == 0 {
-                bucket.recycled(planned, allocate)?
-            } else {
-                bucket.pool.pop().unwrap_or_else(|| planned.zeros())
-            });
-        }
-        Ok(())
+    /// Returns the number of micro-batches, or of rounds, since the last step.
+    pub(crate) const fn ended(&self) -> usize {
+        self.ended
     }
 
-    /// Drops the result of the last synchronisation.
+    /// Drops the result of the last step.
     pub(crate) fn begin_step(&mut self) {
-        if std::mem::take(&mut self.synchronised) {
+        if self.ended == 0 {
             self.used.fill(false);
-            for bucket in &mut self.buckets {
-                bucket.recycled = bucket.mean.take().map(Mean::into_memory);
+        }
+        // Memory of another size than the next sum is not kept, and if units share memory, theirs is kept only if
+        // the mean is a shard.
+        let keeps = match (self.scatter, &self.memory) {
+            (Scatter::EachRound, _) => true,
+            (Scatter::Never, memory) => matches!(memory, GradientMemory::OfEachBucket),
+            (Scatter::EachStep, _) => false,
+        };
+        for sum in self.sums.iter_mut().flatten() {
+            if matches!(sum.state, SumState::Mean(_))
+                && let SumState::Mean(mean) = std::mem::replace(&mut sum.state, SumState::Summing)
+            {
+                sum.recycled = Some(mean.into_memory()).filter(|_| keeps);
             }
         }
     }
 
-    /// Stores the gradient of one parameter for the current micro-batch.
-    pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
-        let Some(slot) = self.slots.reported(parameter, &mut self.reported)? else { return Ok(()) };
-        let bucket = &mut self.buckets[slot.bucket];
-        let gradient =
-            bucket.gradient.as_mut().expect("a bucket is closed once every parameter has reported");
-        let owner = self.slots.put(parameter, slot, values, (gradient, &mut bucket.written))?;
-        bucket.outstanding -= 1;
-        self.used[owner] = true;
+    /// Starts a micro-batch. Sequential micro-batches have the number of those that have [`ended`](Self::ended).
+    pub(crate) fn begin(&mut self, number: usize, role: Role) {
+        let mut micro_batch = self.unused.pop().unwrap_or_else(|| MicroBatch::new(&self.layout));
+        (micro_batch.number, micro_batch.role) = (number, role);
+        micro_batch.reported.fill(false);
+        for (unit, of) in micro_batch.units.iter_mut().zip(self.layout.units()) {
+            (unit.outstanding, unit.closed) = (of.reporters, false);
+            unit.buckets.iter_mut().for_each(|bucket| bucket.written.fill(false));
+        }
+        self.open.push(micro_batch);
+    }
+
+    /// Returns `true` if a micro-batch has begun and not ended.
+    pub(crate) fn is_open(&self, number: usize) -> bool {
+        self.open.iter().any(|open| open.number == number)
+    }
+
+    /// Stores the gradient of one parameter.
+    pub(crate) fn report(
+        &mut self,
+        number: usize,
+        parameter: usize,
+        values: Values<'_>,
+        groups: &mut ReduceGroups<'_>,
+    ) -> Result<()> {
+        let at = self.place_of(number);
+        let slot = self.layout.reported(parameter, &mut self.open[at].reported)?;
+        // A frozen parameter has no gradient.
+        let Some(slot) = slot else { return Ok(()) };
+        self.allocate(at, slot.unit, groups)?;
+        let unit = &mut self.open[at].units[slot.unit];
+        let (bucket, place) = self.layout.place(slot);
+        let (BucketGradient { gradient, written }, at) =
+            (&mut unit.buckets[slot.bucket], bucket.places[place]);
+        let gradient = gradient.as_mut().expect("a unit is closed once every parameter has reported");
+        let taken =
+            gradient.slice_mut(at.offset, at.len).take_gradients(values, bucket.dtype, !written[place]);
+        taken.map_err(|source| self.layout.wrong_gradient(parameter, source))?;
+        written[place] = true;
+        unit.outstanding -= 1;
+        self.used[at.parameter] = true;
+        if unit.outstanding == 0 && !self.layout.units()[slot.unit].is_root {
+            self.close(number, slot.unit, groups)?;
+        }
         Ok(())
     }
 
-    /// Ends a micro-batch with this weight: its gradients are added to the sum.
-    pub(crate) fn end(&mut self, loss: f32, count: u64) {
-        for index in 0..self.buckets.len() {
-            self.finish_gradient(index);
+    /// Makes a unit's gradients of a micro-batch final, unless they are, and adds them to the sum. In the last
+    /// micro-batch, the reductions that are due start.
+    pub(crate) fn close(&mut self, number: usize, unit: usize, groups: &mut ReduceGroups<'_>) -> Result<()> {
+        let at = self.place_of(number);
+        if self.open[at].units[unit].closed {
+            return Ok(());
         }
-        self.losses.add(self.micro_batches, loss, |left, right| *left += right);
-        self.micro_batches += 1;
-        self.count = self.count.saturating_add(count);
-    }
-
-    /// Returns `true` if all gradients of a bucket have been reported in the current micro-batch.
-    pub(crate) fn is_final(&self, bucket: usize) -> bool {
-        self.buckets[bucket].outstanding == 0
-    }
-
-    /// Returns this rank's sum of a bucket, including the current micro-batch.
-    ///
-    /// # Errors
-    /// There is no memory for a new buffer.
-    pub(crate) fn take_sum(&mut self, index: usize, allocate: &mut Allocate<'_>) -> Result<Flat> {
-        self.finish_gradient(index);
-        let BucketSum { sum, pool, .. } = &mut self.buckets[index];
-        if let Some(sum) = sum.finish(|left, right| merge(left, right, pool)) {
-            return Ok(sum);
-        }
-        let planned = &self.slots.buckets()[index];
-        let mut zeros = self.buckets[index].recycled(planned, allocate)?;
-        zeros.slice_mut(0, planned.len()).clear();
-        Ok(zeros)
-    }
-
-    /// Returns this rank's sum of losses and the encoded counts of the step.
-    pub(crate) fn take_totals(&mut self, descriptor: StepDescriptor, updates: &Updates) -> (f32, Vec<i64>) {
-        let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        let (micro_batches, count) =
-            (std::mem::take(&mut self.micro_batches), std::mem::take(&mut self.count));
-        (loss, StepConsensus::encode(micro_batches, count, descriptor, updates, &self.used))
-    }
-
-    /// Stores the result of a synchronisation: for each bucket the mean over all ranks, and for each parameter
-    /// whether it has had a gradient on any rank.
-    pub(crate) fn synchronised(&mut self, means: Vec<Mean>, used: impl Iterator<Item = bool>) {
-        for (bucket, mean) in self.buckets.iter_mut().zip(means) {
-            bucket.mean = Some(mean);
-        }
-        self.used = used.collect();
-        if let Some(ever_used) = &mut self.ever_used {
-            for (used, ever_used) in self.used.iter_mut().zip(ever_used) {
-                *ever_used |= *used;
-                *used = *ever_used;
+        self.finish_round(groups)?;
+        self.allocate(at, unit, groups)?;
+        let Self { layout, open, sums, memory, .. } = self;
+        let MicroBatch { role, units, .. } = &mut open[at];
+        units[unit].closed = true;
+        let buckets = layout.units()[unit].buckets.iter().zip(&mut units[unit].buckets);
+        for ((bucket, of), sum) in buckets.zip(&mut sums[unit]) {
+            let Some(mut gradient) = of.gradient.take() else { continue };
+            bucket.complete(&mut gradient, &of.written, *role);
+            match (self.scatter, groups.shards()) {
+                (Scatter::EachRound, Some(shards)) => {
+                    sum.state = SumState::ScatteringRound(gradient.start_scattered_sum(shards));
+                    self.in_flight = Some(unit);
+                }
+                _ => sum.add(number, gradient, memory),
             }
         }
-        self.synchronised = true;
+        self.start_due(at, groups)
     }
 
-    /// Returns the mean gradient of a parameter, or `None`.
+    /// Ends a micro-batch.
+    pub(crate) fn end(&mut self, number: usize, groups: &mut ReduceGroups<'_>) -> Result<()> {
+        for index in 0..self.layout.order().len() {
+            self.close(number, self.layout.order()[index], groups)?;
+        }
+        self.finish_round(groups)?;
+        let at = self.place_of(number);
+        let ended = self.open.swap_remove(at);
+        self.unused.push(ended);
+        self.ended += 1;
+        Ok(())
+    }
+
+    /// Returns the mean gradient of a parameter of which this rank has all values. `None` if it has none.
     pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
-        self.slots.mean(parameter, &self.used, |bucket| self.buckets[bucket].mean.as_ref())
+        let (bucket, place) = self.layout.place(self.layout.slot(parameter)?);
+        let place = bucket.places[place];
+        self.mean_of_chunk(place.parameter, place.offset, place.len)
+    }
+
+    /// Returns the mean gradient of `len` values of a parameter that is not tied to an earlier one. `at` is the index of
+    /// the first one in this rank's shard. `None` if no micro-batch had a gradient for the parameter.
+    pub(crate) fn mean_of_chunk(&self, parameter: usize, at: usize, len: usize) -> Option<Values<'_>> {
+        let slot = self.layout.slot(parameter)?;
+        match &self.sums[slot.unit][slot.bucket].state {
+            SumState::Mean(mean) if self.used[parameter] => Some(mean.slice(at, len)),
+            _ => None,
+        }
+    }
+
+    /// Returns the mean gradients of all buckets, or of this rank's shards of them, padding included. Those of
+    /// parameters without a gradient are +0.
+    pub(crate) fn means(&self) -> impl Iterator<Item = &Mean> {
+        self.sums.iter().flatten().filter_map(|sum| match &sum.state {
+            SumState::Mean(mean) => Some(mean),
+            _ => None,
+        })
     }
 
     /// Scales all mean gradients.
     pub(crate) fn scale(&mut self, factor: f64) {
-        for mean in self.buckets.iter_mut().filter_map(|bucket| bucket.mean.as_mut()) {
-            mean.scale(factor);
+        for sum in self.sums.iter_mut().flatten() {
+            if let SumState::Mean(mean) = &mut sum.state {
+                mean.scale(factor);
+            }
         }
     }
 
-    /// Drops all sums.
-    pub(crate) fn forget(&mut self) {
-        for bucket in &mut self.buckets {
-            *bucket = BucketSum { reporters: bucket.reporters, ..BucketSum::new(bucket.written.len()) };
+    /// Returns the flags for parameters with a gradient: on this rank, or on any rank after a step.
+    pub(crate) fn used(&self) -> &[bool] {
+        &self.used
+    }
+
+    /// Returns the same flags, to combine them with those of other ranks.
+    pub(crate) fn used_mut(&mut self) -> &mut [bool] {
+        &mut self.used
+    }
+
+    /// Replaces the flags by those of all ranks. A hook's residual counts as a gradient.
+    pub(crate) fn set_used(&mut self, used: impl Iterator<Item = bool>) {
+        self.used.iter_mut().zip(used).for_each(|(own, of_any)| *own = of_any);
+        for (used, ever_used) in self.used.iter_mut().zip(self.ever_used.iter_mut().flatten()) {
+            *ever_used |= *used;
+            *used = *ever_used;
         }
-        self.losses = TreeSum::new();
-        self.micro_batches = 0;
-        self.count = 0;
+    }
+
+    /// Returns `true` if this sums the gradients of a parameter.
+    pub(crate) fn has(&self, parameter: usize) -> bool {
+        self.layout.slot(parameter).is_some()
+    }
+
+    /// Drops all gradients.
+    pub(crate) fn forget(&mut self) {
+        self.sums.iter_mut().flatten().for_each(|sum| *sum = BucketSum::new());
+        self.open.clear();
+        (self.in_flight, self.started, self.ended) = (None, 0, 0);
         self.used.fill(false);
-        self.synchronised = false;
+        self.rest();
     }
 
     /// Records that the hook has no residuals any more.
     pub(crate) fn forget_residuals(&mut self) {
-        if let Some(ever_used) = &mut self.ever_used {
-            ever_used.fill(false);
+        self.ever_used.iter_mut().flatten().for_each(|ever_used| *ever_used = false);
+    }
+
+    /// Frees the memory that units share.
+    pub(crate) fn rest(&mut self) {
+        if let GradientMemory::Shared(pool) = &mut self.memory {
+            pool.clear();
         }
     }
 
-    /// Adds a bucket's gradient to its sum, if that has not been done.
-    fn finish_gradient(&mut self, index: usize) {
-        let BucketSum { sum, gradient, written, pool, .. } = &mut self.buckets[index];
-        let Some(mut closed) = gradient.take() else { return };
-        self.slots.clear_unwritten(index, &mut closed, written);
-        sum.add(self.micro_batches, closed, |left, right| merge(left, right, pool));
+    fn place_of(&self, number: usize) -> usize {
+        let place = self.open.iter().position(|open| open.number == number);
+        place.expect("a micro-batch begins before its gradients are reported")
+    }
+
+    /// Allocates a unit's buffers for a micro-batch, after the round before has released its own.
+    fn allocate(&mut self, at: usize, unit: usize, groups: &mut ReduceGroups<'_>) -> Result<()> {
+        if !self.layout.units()[unit].is_root {
+            self.finish_round(groups)?;
+        }
+        let Self { layout, open, sums, memory, .. } = self;
+        let MicroBatch { number, units, .. } = &mut open[at];
+        let buckets = layout.units()[unit].buckets.iter().zip(&mut units[unit].buckets);
+        for ((bucket, of), sum) in buckets.zip(&mut sums[unit]) {
+            if of.gradient.is_none() {
+                of.gradient = Some(sum.buffer(bucket, *number == 0, memory, groups)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MicroBatch {
+    fn new(layout: &GradientLayout) -> Self {
+        let bucket = |bucket: &GradientBucket| BucketGradient {
+            gradient: None,
+            written: vec![false; bucket.places.len()],
+        };
+        let units = layout.units().iter().map(|unit| UnitGradient {
+            outstanding: 0,
+            closed: false,
+            buckets: unit.buckets.iter().map(bucket).collect(),
+        });
+        Self { number: 0, role: Role::Inner, reported: vec![false; layout.len()], units: units.collect() }
+    }
+}
+
+impl Role {
+    /// Returns the role of a round. `present` is `true` if this rank has a micro-batch in it.
+    pub(crate) const fn new(present: bool, last: bool) -> Self {
+        match (present, last) {
+            (true, false) => Self::Inner,
+            (true, true) => Self::Last,
+            (false, last) => Self::Absent { last },
+        }
+    }
+
+    const fn is_last(self) -> bool {
+        matches!(self, Self::Last | Self::Absent { last: true })
+    }
+}
+
+impl GradientBucket {
+    /// Clears the places without a gradient. Without a micro-batch, all values are neutral.
+    fn complete(&self, gradient: &mut Flat, written: &[bool], role: Role) {
+        if matches!(role, Role::Absent { .. }) {
+            return gradient.slice_mut(0, self.len()).fill_neutral();
+        }
+        for (at, _) in self.places.iter().zip(written).filter(|(_, written)| !**written) {
+            gradient.slice_mut(at.offset, at.len).clear();
+        }
     }
 }
 
 impl BucketSum {
-    fn new(places: usize) -> Self {
-        Self {
-            sum: TreeSum::new(),
-            gradient: None,
-            written: vec![false; places],
-            reporters: 0,
-            outstanding: 0,
-            mean: None,
-            recycled: None,
-            pool: Vec::new(),
+    const fn new() -> Self {
+        Self { tree: TreeSum::new(), state: SumState::Summing, recycled: None, pool: Vec::new() }
+    }
+
+    /// Returns a buffer for a micro-batch. Its contents are unspecified, except that padding is zero.
+    fn buffer(
+        &mut self,
+        bucket: &GradientBucket,
+        is_first: bool,
+        memory: &mut GradientMemory,
+        groups: &mut ReduceGroups<'_>,
+    ) -> Result<Flat> {
+        let (dtype, lens) = (bucket.sum_dtype(), (bucket.len(), bucket.padded_len));
+        match memory {
+            GradientMemory::Shared(pool) => pool.take(groups.first(), dtype, lens),
+            GradientMemory::OfEachBucket if is_first => match self.recycled.take() {
+                Some(recycled) => Ok(recycled),
+                None => groups.allocate(dtype, lens.1),
+            },
+            GradientMemory::OfEachBucket => Ok(self.pool.pop().unwrap_or_else(|| Flat::zeros(dtype, lens.1))),
         }
     }
 
-    /// Returns the buffer that is communicated. Its contents are unspecified.
-    fn recycled(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
-        self.recycled.take().map_or_else(|| allocate(planned.dtype.sum_dtype(), planned.len()), Ok)
+    /// Adds the gradients of a micro-batch, or this rank's shard of those of a round.
+    fn add(&mut self, number: usize, gradient: Flat, memory: &GradientMemory) {
+        let pool = &mut self.pool;
+        self.tree.add(number, gradient, |left, right| merge(left, right, pool, memory));
+    }
+
+    /// Returns the sum of all micro-batches, or of this rank's shards of all rounds, and empties the tree.
+    fn take(&mut self, memory: &GradientMemory) -> Option<Flat> {
+        let pool = &mut self.pool;
+        self.tree.finish(|left, right| merge(left, right, pool, memory))
+    }
+}
+
+/// Adds the right sum to the left one. The right one's memory is kept or freed.
+fn merge(left: &mut Flat, right: Flat, pool: &mut Vec<Flat>, memory: &GradientMemory) {
+    left.add(&right);
+    if matches!(memory, GradientMemory::OfEachBucket) {
+        pool.push(right);
     }
 }
 

@@ -1,16 +1,14 @@
 //! Ranks without communication: the tests add their sums by the definition.
 
-use std::cell::Cell;
 use std::ops::Range;
+use std::time::Duration;
 
 use half::bf16;
 use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
-use crate::step_consensus::TrainingCall;
-use crate::updates::Updates;
-use crate::{BucketBytes, Error, FloatType};
+use crate::{BucketBytes, BucketPlan, Error, FloatType, ParamInfo};
 
 /// Returns two ordinary parameters, a frozen one, one in a half type, and one that is tied to the first.
 fn infos() -> Vec<ParamInfo> {
@@ -26,8 +24,48 @@ fn infos() -> Vec<ParamInfo> {
     infos
 }
 
-const fn step(micro_batches: usize) -> StepDescriptor {
-    StepDescriptor::new(TrainingCall::Step, micro_batches, false)
+/// One rank's gradients and losses.
+struct Rank {
+    gradients: Gradients,
+    losses: TreeSum<f32>,
+}
+
+impl Rank {
+    fn new(infos: &[ParamInfo], plan: &BucketPlan) -> Self {
+        let layout = GradientLayout::of_plan(infos, plan, 1);
+        let gradients = Gradients::new(layout, Scatter::Never, GradientMemory::OfEachBucket, false);
+        Self { gradients, losses: TreeSum::new() }
+    }
+
+    fn begin(&mut self) {
+        self.gradients.begin_step();
+        self.gradients.begin(self.gradients.ended(), Role::Inner);
+    }
+
+    fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
+        let number = self.gradients.ended();
+        alone(|groups| self.gradients.report(number, parameter, values, groups))
+    }
+
+    fn end(&mut self, loss: f32) {
+        let number = self.gradients.ended();
+        alone(|groups| self.gradients.end(number, groups)).unwrap();
+        self.losses.add(number, loss, |left, right| *left += right);
+    }
+
+    /// Returns this rank's sum of a bucket.
+    fn take_sum(&mut self, bucket: usize) -> Flat {
+        let Gradients { sums, layout, memory, scatter, .. } = &mut self.gradients;
+        let sum = sums[bucket][0].take(memory);
+        let planned = &layout.units()[bucket].buckets[0];
+        sum.unwrap_or_else(|| alone(|groups| sums[bucket][0].nothing(planned, *scatter, groups)).unwrap())
+    }
+}
+
+/// Calls `f` with the groups of a rank without others.
+fn alone<T>(f: impl FnOnce(&mut ReduceGroups<'_>) -> T) -> T {
+    let mut waited = Duration::ZERO;
+    f(&mut ReduceGroups::new(None, None, None, &mut waited))
 }
 
 /// Returns values whose f32 sums are rounded, different for every micro-batch and use.
@@ -50,24 +88,20 @@ fn has(micro_batch: usize, parameter: usize) -> bool {
     }
 }
 
-fn run(gradients: &mut BucketedGradients, micro_batch: usize) {
-    gradients.begin(&mut ordinary).unwrap();
-    report_all(gradients, micro_batch);
-    gradients.end(values(micro_batch, 9, 1)[0], 1);
+fn run(rank: &mut Rank, micro_batch: usize) {
+    rank.begin();
+    report_all(rank, micro_batch);
+    rank.end(values(micro_batch, 9, 1)[0]);
 }
 
-fn report_all(gradients: &mut BucketedGradients, micro_batch: usize) {
+fn report_all(rank: &mut Rank, micro_batch: usize) {
     for parameter in (0..5).rev().filter(|&parameter| has(micro_batch, parameter)) {
         let values = values(micro_batch, parameter, infos()[parameter].len());
         match parameter {
-            1 => gradients.report(parameter, Values::Bf16(&halves(&values))).unwrap(),
-            _ => gradients.report(parameter, Values::F32(&values)).unwrap(),
+            1 => rank.report(parameter, Values::Bf16(&halves(&values))).unwrap(),
+            _ => rank.report(parameter, Values::F32(&values)).unwrap(),
         }
     }
-}
-
-fn ordinary(dtype: FloatType, len: usize) -> Result<Flat> {
-    Ok(Flat::zeros(dtype, len))
 }
 
 /// Returns T(n) by its definition.
@@ -98,39 +132,31 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
 }
 
 /// Sums the gradients of the ranks and gives every rank the mean, like a reduction over the network.
-fn synchronise(ranks: &mut [BucketedGradients], micro_batches: usize) -> Vec<f32> {
-    let mut means: Vec<Vec<Mean>> = ranks.iter().map(|_| Vec::new()).collect();
-    for bucket in 0..ranks[0].bucket_count() {
-        let mut sum = TreeSum::new();
-        for (rank, gradients) in ranks.iter_mut().enumerate() {
-            sum.add(rank, gradients.take_sum(bucket, &mut ordinary).unwrap(), |left: &mut Flat, right| {
-                left.add(&right)
-            });
-        }
-        let sum = sum.finish(|left, right| left.add(&right)).unwrap();
-        for means in &mut means {
-            let dtype = ranks[0].dtype(bucket);
-            means.push(Mean::of(sum.part(sum.dtype(), 0, sum.len()), dtype, micro_batches));
+fn synchronise(ranks: &mut [Rank], micro_batches: usize) -> Vec<f32> {
+    for bucket in 0..ranks[0].gradients.bucket_count() {
+        let mut tree = TreeSum::new();
+        let add = |left: &mut Flat, right| left.add(&right);
+        ranks.iter_mut().enumerate().for_each(|(rank, of)| tree.add(rank, of.take_sum(bucket), add));
+        let sum = tree.finish(add).unwrap();
+        for Rank { gradients, .. } in ranks.iter_mut() {
+            let dtype = gradients.layout.units()[bucket].buckets[0].mean_dtype;
+            let mean = Mean::of(sum.part(sum.dtype(), 0, sum.len()), dtype, micro_batches);
+            gradients.sums[bucket][0].state = SumState::Mean(mean);
         }
     }
-    let tallies: Vec<(f32, Vec<i64>)> = ranks
-        .iter_mut()
-        .map(|gradients| gradients.take_totals(step(micro_batches), &Updates::new()))
-        .collect();
-    let sum = |index: usize| tallies.iter().map(|(_, consensus)| consensus[index]).sum::<i64>();
-    let consensus: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
-    let consensus = StepConsensus::decode(&consensus);
-    assert_eq!(consensus.divisor(step(micro_batches)).unwrap(), micro_batches);
-    assert_eq!(consensus.micro_batches(), micro_batches);
-    for (gradients, means) in ranks.iter_mut().zip(means) {
-        gradients.synchronised(means, consensus.used());
+    let used = |parameter| ranks.iter().any(|rank| rank.gradients.used()[parameter]);
+    let used: Vec<bool> = (0..ranks[0].gradients.used().len()).map(used).collect();
+    for Rank { gradients, .. } in ranks.iter_mut() {
+        gradients.set_used(used.iter().copied());
+        gradients.ended = 0;
     }
-    tallies.into_iter().map(|(loss, _)| loss).collect()
+    let loss = |rank: &mut Rank| rank.losses.finish(|left, right| *left += right).unwrap_or(-0.0);
+    ranks.iter_mut().map(loss).collect()
 }
 
-fn ranks(count: usize, first_max: usize) -> Vec<BucketedGradients> {
+fn ranks(count: usize, first_max: usize) -> Vec<Rank> {
     let plan = BucketPlan::new(&infos(), BucketBytes { first_max, other_max: first_max });
-    (0..count).map(|_| BucketedGradients::new(&infos(), plan.clone(), false)).collect()
+    (0..count).map(|_| Rank::new(&infos(), &plan)).collect()
 }
 
 fn share(rank: usize, ranks: usize, micro_batches: usize) -> Range<usize> {
@@ -163,14 +189,14 @@ fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
     let mut ranks = ranks(count, bucket_bytes);
     // The second step shows that the first leaves nothing behind.
     for _ in 0..2 {
-        for (rank, gradients) in ranks.iter_mut().enumerate() {
-            share(rank, count, micro_batches).for_each(|index| run(gradients, index));
+        for (rank, of) in ranks.iter_mut().enumerate() {
+            share(rank, count, micro_batches).for_each(|index| run(of, index));
         }
         let losses = synchronise(&mut ranks, micro_batches);
         let all: Vec<f32> = (0..micro_batches).map(|index| values(index, 9, 1)[0]).collect();
         let add = |left: &f32, right: &f32| left + right;
         assert_eq!(tree(&losses, &add).to_bits(), tree(&all, &add).to_bits());
-        for gradients in &ranks {
+        for Rank { gradients, .. } in &ranks {
             for parameter in [0, 1, 3] {
                 let expected = expected(parameter, micro_batches);
                 assert_eq!(bits(gradients.mean(parameter).unwrap()), bits(Values::F32(&expected)));
@@ -185,41 +211,26 @@ fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
 fn a_rank_holds_the_buffers_that_its_plan_says_for_its_micro_batches() {
     let plan = BucketPlan::new(&infos(), BucketBytes { first_max: 20, other_max: 20 });
     for share in 1..=64_usize {
-        let mut gradients = ranks(1, 20).remove(0);
-        let travelling = Cell::new(0);
-        let mut allocate = |dtype, len| {
-            travelling.set(travelling.get() + 1);
-            ordinary(dtype, len)
-        };
+        let mut rank = ranks(1, 20).remove(0);
         for _ in 0..3 {
-            for index in 0..share {
-                gradients.begin(&mut allocate).unwrap();
-                report_all(&mut gradients, index);
-                gradients.end(0.0, 1);
-            }
-            let buckets = 0..gradients.bucket_count();
-            let dtypes: Vec<FloatType> = buckets.clone().map(|bucket| gradients.dtype(bucket)).collect();
-            let sums = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap());
-            let means = sums.zip(dtypes).map(|(sum, dtype)| Mean::of(sum, dtype, share)).collect();
-            gradients.take_totals(step(share), &Updates::new());
-            gradients.synchronised(means, std::iter::repeat_n(true, 6));
-            // Between steps the pool has every buffer.
-            let held = gradients.buckets.iter().zip(plan.buckets());
+            (0..share).for_each(|index| run(&mut rank, index));
+            alone(|groups| rank.gradients.finish(share, groups)).unwrap();
+            rank.losses = TreeSum::new();
+            // Between steps the mean is in one buffer, and the pool has all others.
+            let held = rank.gradients.sums.iter().flatten().zip(plan.buckets());
             let bytes = held.map(|(sum, bucket)| (1 + sum.pool.len()) * bucket.bytes()).sum::<usize>();
             assert_eq!(bytes, plan.memory(share), "{share} micro-batches");
-            assert_eq!(travelling.get(), gradients.bucket_count(), "one buffer of each bucket travels");
         }
     }
 }
 
 #[test]
-fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
-    let mut gradients = ranks(1, 0).remove(0);
+fn a_bucket_is_closed_once_every_use_of_its_parameters_is_reported() {
+    let mut rank = ranks(1, 0).remove(0);
     // Last to first: bias, scale, embedding. The head is tied to the embedding.
-    assert_eq!(Vec::from_iter(gradients.parameters()), [3, 1, 0]);
-    gradients.begin(&mut ordinary).unwrap();
-    let finals =
-        |gradients: &BucketedGradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
+    assert_eq!(Vec::from_iter(rank.gradients.parameters()), [3, 1, 0]);
+    rank.begin();
+    let closed = |rank: &Rank| [0, 1, 2].map(|unit: usize| rank.gradients.open[0].units[unit].closed);
     let steps = [
         (4, [false, false, false]),
         (3, [true, false, false]),
@@ -231,8 +242,23 @@ fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
         let values = values(0, parameter, infos()[parameter].len());
         let halves = halves(&values);
         let values = if parameter == 1 { Values::Bf16(&halves) } else { Values::F32(&values) };
-        gradients.report(parameter, values).unwrap();
-        assert_eq!(finals(&gradients), expected, "after parameter {parameter}");
+        rank.report(parameter, values).unwrap();
+        assert_eq!(closed(&rank), expected, "after parameter {parameter}");
+    }
+}
+
+/// Buckets start in one order on every rank, whatever the order of their last gradients.
+#[test]
+fn in_the_last_micro_batch_a_bucket_starts_after_all_buckets_before_it() {
+    let mut rank = ranks(1, 0).remove(0);
+    rank.gradients.begin_step();
+    rank.gradients.begin(0, Role::Last);
+    for (parameter, started) in [(1, 0), (0, 0), (3, 2), (4, 3)] {
+        let values = values(0, parameter, infos()[parameter].len());
+        let halves = halves(&values);
+        let values = if parameter == 1 { Values::Bf16(&halves) } else { Values::F32(&values) };
+        rank.report(parameter, values).unwrap();
+        assert_eq!(rank.gradients.started, started, "after parameter {parameter}");
     }
 }
 
@@ -240,35 +266,35 @@ fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
 fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_plus_zero() {
     let mut ranks = ranks(2, usize::MAX);
     for (rank, gradients) in ranks.iter_mut().enumerate() {
-        gradients.begin(&mut ordinary).unwrap();
+        gradients.begin();
         if rank == 1 {
             gradients.report(0, Values::F32(&[-0.0, 8.0, -0.0, 1.0])).unwrap();
         }
-        gradients.end(0.0, 1);
+        gradients.end(0.0);
     }
     synchronise(&mut ranks, 2);
-    for gradients in &ranks {
+    for Rank { gradients, .. } in &ranks {
         assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&[0.0, 4.0, 0.0, 0.5])));
         assert_eq!((gradients.mean(1), gradients.mean(3), gradients.mean(7)), (None, None, None));
     }
     // The next step drops the gradients of a micro-batch.
     for gradients in &mut ranks {
-        gradients.begin(&mut ordinary).unwrap();
-        gradients.end(0.0, 1);
+        gradients.begin();
+        gradients.end(0.0);
     }
     synchronise(&mut ranks, 2);
-    assert_eq!(ranks[0].mean(0), None);
+    assert_eq!(ranks[0].gradients.mean(0), None);
 }
 
 #[test]
 fn a_rank_without_micro_batches_adds_zeros() {
     let mut ranks = ranks(3, 8);
-    ranks[2].begin_step();
-    for (micro_batch, gradients) in ranks[..2].iter_mut().enumerate() {
-        run(gradients, micro_batch);
+    ranks[2].gradients.begin_step();
+    for (micro_batch, rank) in ranks[..2].iter_mut().enumerate() {
+        run(rank, micro_batch);
     }
     synchronise(&mut ranks, 2);
-    for gradients in &ranks {
+    for Rank { gradients, .. } in &ranks {
         assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&expected(0, 2))));
     }
 }
@@ -276,7 +302,7 @@ fn a_rank_without_micro_batches_adds_zeros() {
 #[test]
 fn wrong_reports_are_errors_that_name_the_parameter() {
     let mut gradients = ranks(1, 0).remove(0);
-    gradients.begin(&mut ordinary).unwrap();
+    gradients.begin();
     gradients.report(3, Values::F32(&[1.0; 3])).unwrap();
     let twice = gradients.report(3, Values::F32(&[1.0; 3])).unwrap_err();
     assert!(matches!(&twice, Error::ReportedTwice { parameter } if parameter == "bias"), "{twice}");
@@ -292,12 +318,13 @@ fn wrong_reports_are_errors_that_name_the_parameter() {
 fn sums_can_be_dropped() {
     let mut ranks = ranks(1, 20);
     run(&mut ranks[0], 5);
-    ranks[0].begin(&mut ordinary).unwrap();
+    ranks[0].begin();
     report_all(&mut ranks[0], 6);
-    ranks[0].forget();
+    ranks[0].gradients.forget();
+    ranks[0].losses = TreeSum::new();
     (0..4).for_each(|index| run(&mut ranks[0], index));
     synchronise(&mut ranks, 4);
-    assert_eq!(bits(ranks[0].mean(3).unwrap()), bits(Values::F32(&expected(3, 4))));
+    assert_eq!(bits(ranks[0].gradients.mean(3).unwrap()), bits(Values::F32(&expected(3, 4))));
 }
 
 proptest! {
@@ -315,16 +342,16 @@ proptest! {
             .map(|(index, &len)| ParamInfo::new(format!("p{index}"), [len], FloatType::F32))
             .collect();
         let plan = BucketPlan::new(&infos, BucketBytes { first_max: bucket_bytes / 2, other_max: bucket_bytes });
-        let mut all: Vec<BucketedGradients> = (0..ranks).map(|_| BucketedGradients::new(&infos, plan.clone(), false)).collect();
+        let mut all: Vec<Rank> = (0..ranks).map(|_| Rank::new(&infos, &plan)).collect();
         for (rank, gradients) in all.iter_mut().enumerate() {
             for report in &reports[rank * share..(rank + 1) * share] {
-                gradients.begin(&mut ordinary).unwrap();
+                gradients.begin();
                 for (parameter, (value, &len)) in report.iter().zip(&lens).enumerate() {
                     if let Some(value) = value {
                         gradients.report(parameter, Values::F32(&vec![*value; len])).unwrap();
                     }
                 }
-                gradients.end(0.0, 1);
+                gradients.end(0.0);
             }
         }
         let reports = &reports[..ranks * share];
@@ -334,7 +361,7 @@ proptest! {
             let zeros: Vec<f32> = leaves.iter().map(|gradient| gradient.unwrap_or(0.0)).collect();
             let mean = tree(&zeros, &|left, right| left + right) / f32::from(u8::try_from(zeros.len()).unwrap());
             let expected = leaves.iter().any(Option::is_some).then(|| vec![mean.to_bits(); len]);
-            for gradients in &all {
+            for Rank { gradients, .. } in &all {
                 prop_assert_eq!(gradients.mean(parameter).map(bits), expected.clone());
             }
         }

@@ -38,7 +38,6 @@ mod shards;
 mod split;
 mod stage;
 mod step;
-mod sums;
 mod ties;
 mod timeline;
 mod validate;

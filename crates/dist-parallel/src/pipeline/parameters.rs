@@ -6,6 +6,7 @@ use super::Pipeline;
 use super::stage::Stage;
 use super::ties;
 use crate::flat::Flat;
+use crate::fsdp::ShardChunk;
 use crate::{Optimizer, Result, Sequence, Values, params};
 
 impl<A> Pipeline<A> {
@@ -48,9 +49,9 @@ impl<A> Pipeline<A> {
     /// Updates this rank's shards of sharded parameters.
     fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         for stage in &mut self.stages {
-            let Stage { shard: Some(shard), means, used, parameters, .. } = stage else { continue };
-            shard.change(means.as_deref(), |parameter, values, mean| {
-                let Some(mean) = mean.filter(|_| used[parameter]) else { return Ok(()) };
+            let Stage { shard: Some(shard), gradients, parameters, .. } = stage else { continue };
+            shard.change(|ShardChunk { parameter, at, len, .. }, values| {
+                let Some(mean) = gradients.mean_of_chunk(parameter, at, len) else { return Ok(()) };
                 optimizer.update(parameters.start + parameter, values, mean)
             })?;
         }
@@ -120,17 +121,17 @@ impl<A> Pipeline<A> {
         let mut changed = vec![false; infos.len()];
         for stage in stages {
             let stage_is_divided = stage.shard.is_some();
-            let Stage { model, parameters, sums, means, used, .. } = stage;
+            let Stage { model, parameters, gradients, .. } = stage;
             for number in parameters.clone() {
                 let original = infos[number].same_as.unwrap_or(number);
-                let divided = stage_is_divided && sums.has(number - parameters.start);
+                let divided = stage_is_divided && gradients.has(number - parameters.start);
                 if std::mem::replace(&mut changed[original], true) || divided {
                     continue;
                 }
                 let parameter = number - parameters.start;
                 let mean = match ties::of(ties, original) {
                     Some(tie) => tied_means[tie].as_ref().map(|mean| mean.slice(0, mean.len())),
-                    None => sums.mean(parameter, means.as_deref(), used),
+                    None => gradients.mean(parameter),
                 };
                 f(model, parameter, original, mean)?;
             }

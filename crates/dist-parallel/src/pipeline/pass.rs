@@ -8,6 +8,7 @@ use super::activations::TensorMeta;
 use super::stage::{BackwardPart, PROVEN, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
+use crate::gradients::ReduceGroups;
 use crate::{BoxError, Error, Params, Result};
 
 /// The inputs of a pass.
@@ -53,7 +54,7 @@ impl<A> Pipeline<A> {
                 Action::ReceiveGradient(item) => self.receive_gradient(item, pass.clock)?,
                 Action::Gather(stage) => pass.clock.waiting(|| self.gather(stage))?,
                 Action::Free(stage) => self.stage(stage).free()?,
-                Action::ReduceGradients(stage) => self.start_reducing(stage),
+                Action::ReduceGradients(stage) => self.start_reducing(stage)?,
             }
         }
         if !gathers {
@@ -111,7 +112,9 @@ impl<A> Pipeline<A> {
         }
         let start = clock.now();
         let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        own.backward(micro_batch, part, gradient, &mut self.nodes)?;
+        let (data, mut waited) = (self.data.as_mut(), Duration::ZERO);
+        let mut groups = ReduceGroups::new(self.shards.as_mut(), data, None, &mut waited);
+        own.backward(micro_batch, part, gradient, &mut self.nodes, &mut groups)?;
         self.spans.push(Span { action, start, end: clock.now() });
         ties::pass_on(&mut self.nodes, false)
     }

@@ -9,7 +9,6 @@ use dist_collectives::{Communicator, ReduceOp};
 use super::activations::Activations;
 use super::consensus::CallGroups;
 use super::links::StageLinks;
-use super::shard::StageShard;
 use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{PipelineSchedule, Span, Timeline};
@@ -195,12 +194,9 @@ impl<A> Pipeline<A> {
     /// The errors of [`reduce_over`](Self::reduce_over).
     pub fn shard_over(&mut self, mut shards: Communicator) -> Result<()> {
         self.announce("shard_over");
-        let result = self.agree(&mut shards).and_then(|()| {
-            self.stages.iter_mut().try_for_each(|stage| {
-                stage.shard = Some(StageShard::new(&shards, stage.sums.buckets(), &mut stage.model)?);
-                Ok(())
-            })
-        });
+        let result = self
+            .agree(&mut shards)
+            .and_then(|()| self.stages.iter_mut().try_for_each(|stage| stage.shard_over(&shards)));
         self.or_abort(result)?;
         self.call_groups.shards = Some(forked(&mut self.comm, &mut shards)?);
         self.shards = Some(shards);
@@ -298,7 +294,7 @@ impl<A> Pipeline<A> {
         if stage.shard.is_some() {
             return None;
         }
-        stage.sums.mean(parameter - stage.parameters.start, stage.means.as_deref(), &stage.used)
+        stage.gradients.mean(parameter - stage.parameters.start)
     }
 
     /// Returns the names of the trained parameters of this rank's stages for which no micro-batch of the last step
@@ -313,7 +309,7 @@ impl<A> Pipeline<A> {
             };
             match self.ties.iter().position(|tie| tie.parameter == parameter) {
                 Some(tie) => self.tied_means[tie].is_some(),
-                None => stage.used[parameter - stage.parameters.start],
+                None => stage.gradients.used()[parameter - stage.parameters.start],
             }
         })
     }
@@ -341,7 +337,7 @@ impl<A> Pipeline<A> {
         // Every shard has the parameters that are not sharded; the first one counts them.
         let is_first = self.shards.as_ref().is_none_or(|shards| shards.rank() == 0);
         let tied = self.tied_means.iter().flatten().filter(|_| is_first);
-        let of_stages = self.stages.iter().flat_map(|stage| stage.means.iter().flatten());
+        let of_stages = self.stages.iter().flat_map(|stage| stage.gradients.means());
         of_stages.chain(tied).for_each(|mean| sum.add(mean.slice(0, mean.len())));
         let mut encoded = sum.encode();
         for comm in [Some(&mut self.comm), self.shards.as_mut()].into_iter().flatten() {
@@ -361,9 +357,8 @@ impl<A> Pipeline<A> {
         let norm = self.norm()?;
         self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
-            let of_stages = self.stages.iter_mut().flat_map(|stage| stage.means.iter_mut().flatten());
-            let means = of_stages.chain(self.tied_means.iter_mut().flatten());
-            means.for_each(|mean| mean.scale(factor));
+            self.stages.iter_mut().for_each(|stage| stage.gradients.scale(factor));
+            self.tied_means.iter_mut().flatten().for_each(|mean| mean.scale(factor));
         }
         Ok(norm)
     }

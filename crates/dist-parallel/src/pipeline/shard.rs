@@ -5,10 +5,9 @@ use std::sync::Arc;
 use dist_collectives::Communicator;
 
 use crate::flat::Flat;
-use crate::fsdp::FlatParameter;
-use crate::mean::Mean;
+use crate::fsdp::{FlatParameter, ShardChunk};
 use crate::mutation_check::MutationCheck;
-use crate::{Bucket, Params, Result, Values, ValuesMut, params};
+use crate::{Bucket, Params, Result, ValuesMut, params};
 
 /// One rank's shard of a stage's parameters. The trained parameters of each type form a flat parameter, which is
 /// padded with zeros and divided into equal shards.
@@ -69,34 +68,14 @@ impl StageShard {
         self.flat_params.iter().try_for_each(|flat_param| params::reshard(model, &flat_param.places))
     }
 
-    /// Returns a bucket's sum of gradients, padded with zeros to equal shards.
-    pub(super) fn padded(&self, bucket: usize, sum: Flat) -> Flat {
-        let padded_len = self.flat_params[bucket].padded(self.ranks);
-        if padded_len == sum.len() {
-            return sum;
-        }
-        let mut padded = Flat::zeros(sum.dtype(), padded_len);
-        let copied = padded.slice_mut(0, sum.len()).copy_from(sum.slice(0, sum.len()));
-        copied.expect("both are of one type");
-        padded
-    }
-
-    /// Returns this rank's shard of a reduced buffer.
-    pub(super) fn own_shard(&self, whole: &Flat) -> Flat {
-        let part = whole.len() / self.ranks;
-        whole.part(whole.dtype(), self.rank * part, part)
-    }
-
-    /// Calls `f` for each chunk of this rank's shard: the parameter, its master values, and their mean gradient.
+    /// Calls `f` for each chunk of this rank's shard, with its master values.
     pub(super) fn change(
         &mut self,
-        means: Option<&[Mean]>,
-        mut f: impl FnMut(usize, ValuesMut<'_>, Option<Values<'_>>) -> Result<()>,
+        mut f: impl FnMut(ShardChunk, ValuesMut<'_>) -> Result<()>,
     ) -> Result<()> {
-        for (index, (flat_param, master)) in self.flat_params.iter().zip(&mut self.masters).enumerate() {
+        for (flat_param, master) in self.flat_params.iter().zip(&mut self.masters) {
             for chunk in flat_param.chunks(self.rank) {
-                let mean = means.map(|means| means[index].slice(chunk.at, chunk.len));
-                f(chunk.parameter, master.slice_mut(chunk.at, chunk.len), mean)?;
+                f(chunk, master.slice_mut(chunk.at, chunk.len))?;
             }
         }
         Ok(())

@@ -6,19 +6,25 @@ use std::ops::Range;
 use dist_collectives::Communicator;
 
 use super::shard::StageShard;
-use super::sums::StageSums;
 use super::ties::{self, Node, Tie};
 use crate::buffers::Buffers;
 use crate::flat::{Flat, PendingFlat};
-use crate::mean::Mean;
-use crate::{Block, BoxError, Error, ParamInfo, Params, Result, Saved, Sequence, Values};
+use crate::gradients::{GradientLayout, GradientMemory, Gradients, ReduceGroups, Role, Scatter};
+use crate::{
+    Block, BoxError, BucketBytes, BucketPlan, Error, ParamInfo, Params, Result, Saved, Sequence, Values,
+};
 
 pub(super) struct Stage<A> {
     pub(super) number: usize,
     /// The indices of its parameters in the whole model.
     pub(super) parameters: Range<usize>,
     pub(super) model: Sequence<A>,
-    pub(super) sums: StageSums,
+    /// The sums of the parameters' gradients, except those that ties sum.
+    pub(super) gradients: Gradients,
+    /// The buckets of these parameters: one per type.
+    pub(super) plan: BucketPlan,
+    /// The parameters, of which ties do not count as trainable.
+    summed: Vec<ParamInfo>,
     pub(super) buffers: Buffers,
     /// For each parameter, the tie with other stages that sums its gradients.
     pub(super) tie_of: Vec<Option<usize>>,
@@ -32,11 +38,6 @@ pub(super) struct Stage<A> {
     halves: BTreeMap<usize, Saved>,
     /// This rank's shard of the parameters, if they are sharded.
     pub(super) shard: Option<StageShard>,
-    /// The sums of all micro-batches, while they are reduced with those of other pipelines.
-    pub(super) reducing: Option<Vec<Reducing>>,
-    /// The means by bucket; `used` says which parameters have one.
-    pub(super) means: Option<Vec<Mean>>,
-    pub(super) used: Vec<bool>,
 }
 
 /// A sum whose reduction may be in flight.
@@ -88,11 +89,13 @@ impl<A> Stage<A> {
         // Gradients of tied parameters are summed by their tie.
         let mut summed = model.infos().to_vec();
         summed.iter_mut().zip(&tie_of).for_each(|(info, tie)| info.trainable &= tie.is_none());
+        let plan = BucketPlan::new(&summed, BucketBytes { first_max: usize::MAX, other_max: usize::MAX });
         Ok(Self {
             number,
-            used: vec![false; parameters.len()],
             parameters,
-            sums: StageSums::new(&summed),
+            gradients: gradients(&summed, &plan, 1),
+            plan,
+            summed,
             buffers: Buffers::new(model.infos()),
             model,
             tie_of,
@@ -103,8 +106,6 @@ impl<A> Stage<A> {
             saved: BTreeMap::new(),
             halves: BTreeMap::new(),
             shard: None,
-            reducing: None,
-            means: None,
         })
     }
 
@@ -129,10 +130,14 @@ impl<A> Stage<A> {
         part: BackwardPart,
         output_gradient: Option<A>,
         nodes: &mut [Node],
+        groups: &mut ReduceGroups<'_>,
     ) -> Result<()> {
-        let Self { model, sums, tie_of, parameters, number, saved, halves, .. } = self;
+        let Self { model, gradients, tie_of, parameters, number, saved, halves, .. } = self;
+        if !gradients.is_open(micro_batch) {
+            gradients.begin(micro_batch, Role::Inner);
+        }
         let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
-            sums.report(micro_batch, parameter, values)?;
+            gradients.report(micro_batch, parameter, values, groups)?;
             let Some(tie) = tie_of[parameter] else { return Ok(()) };
             let node = nodes.iter_mut().find(|node| (node.tie, node.stage) == (tie, *number));
             node.map_or(Ok(()), |node| node.report(micro_batch, parameters.start + parameter, values))?;
@@ -161,7 +166,7 @@ impl<A> Stage<A> {
             self.input_gradients.insert(micro_batch, gradient);
         }
         if part != BackwardPart::Input {
-            self.sums.end(micro_batch);
+            self.gradients.end(micro_batch, groups)?;
             nodes.iter_mut().filter(|node| node.stage == *number).for_each(|node| node.end(micro_batch));
         }
         Ok(())
@@ -174,16 +179,19 @@ impl<A> Stage<A> {
 
     /// Drops the result of the last step.
     pub(super) fn begin(&mut self) {
-        if let Some(means) = self.means.take()
-            && self.shard.is_none()
-        {
-            self.sums.recycle(means);
-        }
+        self.gradients.begin_step();
     }
 
     /// Returns `true` if this parameter of the stage is sharded and therefore freed between its uses.
     pub(super) fn is_sharded(&self, parameter: usize) -> bool {
-        self.shard.is_some() && self.sums.has(parameter)
+        self.shard.is_some() && self.gradients.has(parameter)
+    }
+
+    /// Shards the parameters, except those that ties sum, and their gradients.
+    pub(super) fn shard_over(&mut self, shards: &Communicator) -> Result<()> {
+        self.shard = Some(StageShard::new(shards, self.plan.buckets(), &mut self.model)?);
+        self.gradients = gradients(&self.summed, &self.plan, shards.world_size());
+        Ok(())
     }
 
     /// Gathers the parameters if they are sharded.
@@ -211,9 +219,15 @@ impl<A> Stage<A> {
         }
         self.saved.clear();
         self.halves.clear();
-        self.sums.forget();
-        (self.reducing, self.means) = (None, None);
+        self.gradients.forget();
     }
+}
+
+/// Returns the gradients of a stage, of which each of `shards` ranks keeps a shard.
+fn gradients(infos: &[ParamInfo], plan: &BucketPlan, shards: usize) -> Gradients {
+    let layout = GradientLayout::of_plan(infos, plan, shards);
+    let scatter = if shards > 1 { Scatter::EachStep } else { Scatter::Never };
+    Gradients::new(layout, scatter, GradientMemory::OfEachBucket, false)
 }
 
 /// The schedule was proven, so an action's inputs exist.

@@ -1,5 +1,7 @@
 //! One step of a pipeline: forward, backward, and the final reductions.
 
+use std::time::Duration;
+
 use dist_collectives::{Communicator, ReduceOp};
 
 use super::consensus::{CallGroups, PipelineCall};
@@ -8,6 +10,7 @@ use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
+use crate::gradients::ReduceGroups;
 use crate::loss::{WeightedLoss, to_be_summed};
 use crate::mean::Mean;
 use crate::step_consensus::are_equal;
@@ -110,17 +113,11 @@ impl<A> Pipeline<A> {
     }
 
     /// Starts to reduce a stage's gradients with those of other pipelines.
-    pub(super) fn start_reducing(&mut self, number: usize) {
+    pub(super) fn start_reducing(&mut self, number: usize) -> Result<()> {
         let stage = self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN);
-        stage.used = stage.sums.take_used();
-        let sums = stage.sums.take().into_iter();
-        stage.reducing = Some(match (&stage.shard, &mut self.shards) {
-            (Some(shard), Some(shards)) => {
-                let padded = sums.enumerate().map(|(bucket, sum)| shard.padded(bucket, sum));
-                padded.map(|sum| Reducing::There(sum.start_scattered_sum(shards))).collect()
-            }
-            _ => sums.map(|sum| Reducing::start(sum, self.data.as_mut())).collect(),
-        });
+        let mut waited = Duration::ZERO;
+        let mut groups = ReduceGroups::new(self.shards.as_mut(), self.data.as_mut(), None, &mut waited);
+        stage.gradients.start_reductions(&mut groups)
     }
 
     /// Finishes a step after all actions: means of ties, gradients and losses. Returns the mean loss.
@@ -132,17 +129,9 @@ impl<A> Pipeline<A> {
             return Err(self.updates_differ());
         }
         self.updates.record_step();
-        for stage in &mut self.stages {
-            let mut means = Vec::new();
-            let dtypes: Vec<_> = stage.sums.buckets().iter().map(|bucket| bucket.dtype).collect();
-            for (mut sum, dtype) in stage.reducing.take().expect(PROVEN).into_iter().zip(dtypes) {
-                if let Some(shard) = &stage.shard {
-                    sum = Reducing::start(shard.own_shard(&sum.wait()?), self.data.as_mut());
-                }
-                means.push(Mean::of(sum.wait()?, dtype, count));
-            }
-            stage.means = Some(means);
-        }
+        let mut waited = Duration::ZERO;
+        let mut groups = ReduceGroups::new(self.shards.as_mut(), self.data.as_mut(), None, &mut waited);
+        self.stages.iter_mut().try_for_each(|stage| stage.gradients.finish(count, &mut groups))?;
         for (tie, sum) in tied.into_iter().enumerate() {
             if let Some((sum, used)) = sum {
                 let dtype = self.infos[self.ties[tie].parameter].dtype;
@@ -234,7 +223,7 @@ impl<A> Pipeline<A> {
         let (updates, ranks) = (self.updates.number(), self.replica_position().1);
         let of_ties = tied.iter_mut().flatten().map(|(_, used)| used);
         let mut flags: Vec<&mut bool> =
-            self.stages.iter_mut().flat_map(|stage| &mut stage.used).chain(of_ties).collect();
+            self.stages.iter_mut().flat_map(|stage| stage.gradients.used_mut()).chain(of_ties).collect();
         // If each pipeline agrees in itself, the ranks of one stage decide whether the pipelines agree with each
         // other.
         let of_updates = [i64::from(!updates_agree), updates, updates * updates];

@@ -3,7 +3,6 @@
 
 use dist_collectives::Communicator;
 
-use super::layout::FlatParameter;
 use crate::flat::Flat;
 use crate::{FloatType, Result};
 
@@ -12,20 +11,26 @@ use crate::{FloatType, Result};
 pub(crate) struct BufferPool(Option<Flat>);
 
 impl BufferPool {
-    /// Returns memory for a whole flat parameter, shared by the ranks of a host if possible. Its contents are
-    /// unspecified, except that padding is zero.
+    pub(crate) const fn new() -> Self {
+        Self(None)
+    }
+
+    /// Returns memory for `padded_len` values, shared by the ranks of a host if possible. Its contents are unspecified,
+    /// except that the padding behind the first `len` values is zero.
     pub(crate) fn take(
         &mut self,
-        comm: &mut Communicator,
-        flat_param: &FlatParameter,
+        comm: Option<&mut Communicator>,
         dtype: FloatType,
-        shards: usize,
+        (len, padded_len): (usize, usize),
     ) -> Result<Flat> {
-        let len = flat_param.padded(shards);
-        let Some(mut flat) = self.0.take().filter(|flat| (flat.dtype(), flat.len()) == (dtype, len)) else {
-            return Flat::allocated(comm, dtype, len);
+        let fits = |flat: &Flat| (flat.dtype(), flat.len()) == (dtype, padded_len);
+        let Some(mut flat) = self.0.take().filter(fits) else {
+            return match comm {
+                Some(comm) => Flat::allocated(comm, dtype, padded_len),
+                None => Ok(Flat::zeros(dtype, padded_len)),
+            };
         };
-        flat.slice_mut(flat_param.len(), len - flat_param.len()).clear();
+        flat.slice_mut(len, padded_len - len).clear();
         Ok(flat)
     }
 
