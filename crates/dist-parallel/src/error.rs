@@ -75,17 +75,6 @@ pub enum Error {
         /// The parameter's name.
         parameter: String,
     },
-    /// The ranks have different values of a frozen parameter that each has in full. Every rank gets this error.
-    #[error(
-        "the frozen parameter {parameter} has different values on rank {rank} and rank 0: declare state that a block changes \
-         as a buffer (ParamInfo::buffer)"
-    )]
-    FrozenDiffers {
-        /// The first rank that differs from rank 0.
-        rank: usize,
-        /// The parameter's name.
-        parameter: String,
-    },
     /// A model has neither a slot for a parameter nor its own way to access it.
     #[error("the model has no slot for parameter number {index} and does not implement another access")]
     NoSlot {
@@ -636,7 +625,6 @@ impl Error {
             Self::ModelsDiffer { rank, .. }
             | Self::OptionsDiffer { rank, .. }
             | Self::SettingsDiffer { rank, .. }
-            | Self::FrozenDiffers { rank, .. }
             | Self::ParametersDiffer { rank, .. }
             | Self::BatchesDiffer { rank }
             | Self::InitialValuesDiffer { rank, .. }
@@ -667,7 +655,6 @@ impl Error {
                 | Self::CallsDiffer { source: None, .. }
                 | Self::ZeroWeight { .. }
                 | Self::GradientsDiffer { .. }
-                | Self::FrozenDiffers { .. }
                 | Self::ParametersDiffer { .. }
                 | Self::BatchesDiffer { .. }
                 | Self::SettingsDiffer { .. }

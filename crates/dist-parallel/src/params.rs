@@ -193,6 +193,11 @@ impl ParamInfo {
         Self { trainable: false, buffer: Some(sync), ..self }
     }
 
+    /// Returns `true` if neither training nor a block changes it.
+    pub(crate) const fn is_constant(&self) -> bool {
+        !self.trainable && self.buffer.is_none()
+    }
+
     /// Returns the number of values.
     #[expect(clippy::len_without_is_empty, reason = "a parameter is not a container")]
     pub fn len(&self) -> usize {

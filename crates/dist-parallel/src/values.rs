@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::flat::Flat;
-use crate::number::Number;
+use crate::number::{Exact, Number};
 use crate::{Error, FloatType, Result};
 
 /// Evaluates `$body` with both slices in their common type. Returns an error from the function if they differ.
@@ -111,6 +111,14 @@ impl<'a> Values<'a> {
     /// Returns a subslice.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
         map_values!(Values => Values, self, |values| &values[range])
+    }
+
+    /// Returns the index and the value of the first number that is not finite.
+    pub(crate) fn first_not_finite(self) -> Option<(usize, f64)> {
+        with_values!(Values, self, |values| {
+            let at = values.iter().position(|value| value.parts().is_none())?;
+            Some((at, values[at].to_f64()))
+        })
     }
 }
 

@@ -8,15 +8,19 @@ use std::time::Duration;
 
 use dist_collectives::transport::Chain;
 use dist_transport::runtime::{Mailbox, Receiver};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::agree::Ranks;
 use super::disk::Disk;
 use super::load::{Allowed, States};
 use super::owner::Owner;
-use super::rank_request::RankRequest;
+use super::part::Entry;
+use super::rank_request::{ComparedChunk, ONLY_TRAINED, RankRequest};
 use super::save::SavePlan;
+use super::state::ProgramState;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
-use crate::{Error, OptimizerState, Result, SliceStates};
+use crate::{Error, OptimizerState, ParamInfo, Result, SliceStates, Values};
 
 /// A directory in which a training saves checkpoints and from which it continues.
 ///
@@ -67,6 +71,8 @@ pub struct Checkpoints {
     keep: Option<NonZeroUsize>,
     timeout: Duration,
     allowed: Allowed,
+    only_finite: bool,
+    state: ProgramState,
     pub(super) disk: Disk,
     /// The ownership of the directory, on the rank that chooses the path of a checkpoint.
     owner: Arc<Mutex<Owner>>,
@@ -85,6 +91,8 @@ impl Checkpoints {
             keep: None,
             timeout,
             allowed: Allowed::default(),
+            only_finite: false,
+            state: ProgramState::default(),
             disk: Disk::default(),
             owner: Arc::default(),
             latest: None,
@@ -121,6 +129,101 @@ impl Checkpoints {
         self
     }
 
+    /// Leaves out frozen parameters, for example those of a model that is adapted by a few trained ones. Saves then
+    /// contain trained parameters and [buffers](crate::ParamInfo::buffer) only. Loads keep a frozen parameter that
+    /// the checkpoint lacks unchanged, so give it its values first. Without this setting such a load fails.
+    #[must_use]
+    pub fn only_trained(mut self) -> Self {
+        self.allowed.only_trained = true;
+        self
+    }
+
+    /// Refuses to save trained parameters with infinite values or NaN. Such a save fails on every rank with the first
+    /// parameter, value and rank, and earlier checkpoints are unchanged. Each rank reads the values that it saves once
+    /// more for this. Frozen parameters, buffers and the optimizer's state are not checked.
+    #[must_use]
+    pub fn only_finite(self) -> Self {
+        Self { only_finite: true, ..self }
+    }
+
+    /// Sets state of the program, such as the position in the data or the best score. Every later save contains it,
+    /// until it is set again or [removed](Self::remove_state). It is as atomic as the rest of a checkpoint. All ranks
+    /// set the same state: a save fails if they have not.
+    ///
+    /// A load replaces all state by that of the checkpoint, on every rank. The state does not depend on the number of
+    /// ranks, the strategy or the optimizer. It is encoded as MessagePack, with all bits of floats.
+    ///
+    /// ```
+    /// use dist_parallel::Checkpoints;
+    ///
+    /// let mut checkpoints = Checkpoints::at("checkpoints");
+    /// checkpoints.set_state("best loss", &f64::INFINITY)?;
+    /// checkpoints.set_state("position", &(3_u64, "shard-07.txt"))?;
+    /// let (line, file): (u64, String) = checkpoints.state("position")?;
+    /// assert_eq!((line, &*file), (3, "shard-07.txt"));
+    /// # Ok::<_, dist_parallel::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The value cannot be encoded.
+    pub fn set_state<T: Serialize + ?Sized>(&mut self, name: impl Into<String>, value: &T) -> Result<()> {
+        Ok(self.state.set_value(name.into(), value).map_err(|error| error.at(&self.directory))?)
+    }
+
+    /// Sets state like [`set_state`](Self::set_state), as bytes in a format of the program.
+    ///
+    /// # Errors
+    /// The name is `__metadata__`.
+    pub fn set_state_bytes(&mut self, name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Result<()> {
+        let set = self.state.set_bytes(name.into(), bytes.into());
+        Ok(set.map_err(|error| error.at(&self.directory))?)
+    }
+
+    /// Sets state like [`set_state`](Self::set_state), as a copy of a tensor, such as an averaged parameter. Other
+    /// programs can read the file `state.safetensors` of a checkpoint.
+    ///
+    /// # Errors
+    /// The shape does not match the number of values.
+    pub fn set_state_tensor(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        values: Values<'_>,
+    ) -> Result<()> {
+        let set = self.state.set_tensor(name.into(), shape, values);
+        Ok(set.map_err(|error| error.at(&self.directory))?)
+    }
+
+    /// Returns state of the program that was set or loaded.
+    ///
+    /// # Errors
+    /// [`NoState`](crate::CheckpointProblem::NoState) if there is none of this name.
+    /// [`StateForm`](crate::CheckpointProblem::StateForm) if it is of another type.
+    pub fn state<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        Ok(self.state.value(name).map_err(|error| error.at(&self.directory))?)
+    }
+
+    /// Returns state as bytes.
+    ///
+    /// # Errors
+    /// The errors of [`state`](Self::state).
+    pub fn state_bytes(&self, name: &str) -> Result<&[u8]> {
+        Ok(self.state.bytes(name).map_err(|error| error.at(&self.directory))?)
+    }
+
+    /// Returns the shape and the values of a tensor of the state.
+    ///
+    /// # Errors
+    /// The errors of [`state`](Self::state).
+    pub fn state_tensor(&self, name: &str) -> Result<(&[usize], Values<'_>)> {
+        Ok(self.state.tensor(name).map_err(|error| error.at(&self.directory))?)
+    }
+
+    /// Removes state, which later saves then lack. Returns `false` if there was none of this name.
+    pub fn remove_state(&mut self, name: &str) -> bool {
+        self.state.remove(name)
+    }
+
     /// Saves the state of all ranks and returns when it is on the disk. All ranks call this with the same step.
     ///
     /// # Errors
@@ -135,11 +238,9 @@ impl Checkpoints {
         end(self.latest.take());
         let states = optimizer.and_then(OptimizerState::states);
         let mut ranks = Ranks::of(shards, self.timeout, "save")?;
-        self.check_alike(
-            &mut ranks,
-            shards,
-            RankRequest::of_save(SAVES, step, states.map(SliceStates::optimizer), Vec::new()),
-        )?;
+        // Requests are compared first, because the trainer's comparison needs every rank in the same call.
+        ranks.compare(&self.directory, Ok(self.request(SAVES, states, step)))?;
+        shards.check_alike()?;
         let plan = self.plan(SAVES, &ranks, shards, states, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, states, entry, write))
     }
@@ -212,7 +313,12 @@ impl Checkpoints {
     ) -> Result<Option<u64>> {
         end(self.latest.take());
         let mut ranks = Ranks::of(shards, self.timeout, "load")?;
-        load::load((&self.disk, &self.directory, &self.allowed), &mut ranks, step, shards, states)
+        let loaded =
+            load::load((&self.disk, &self.directory, &self.allowed), &mut ranks, step, shards, states)?;
+        Ok(loaded.map(|(step, state)| {
+            self.state = state;
+            step
+        }))
     }
 
     /// Returns the steps of the checkpoints in this directory, oldest first. An unfinished save is not among them.
@@ -233,11 +339,16 @@ impl Checkpoints {
         Ok(plain::consolidate(&self.disk, &self.directory, step, file.as_ref())?)
     }
 
-    /// Returns an error unless all ranks have trained alike. Requests are compared first, because the trainer's
-    /// comparison needs every rank in the same call.
-    fn check_alike(&self, ranks: &mut Ranks, shards: &mut dyn Shards, request: RankRequest) -> Result<()> {
-        ranks.compare(&self.directory, Ok(request))?;
-        shards.check_alike()
+    fn request(&self, saves: &str, states: Option<&SliceStates>, step: u64) -> RankRequest {
+        let mut what = String::new();
+        if self.allowed.only_trained {
+            what += ONLY_TRAINED;
+        }
+        let names: Vec<&str> = self.state.names().collect();
+        if !names.is_empty() {
+            what += &format!(", with the state {}", names.join(", "));
+        }
+        RankRequest::of_save(saves, step, states.map(SliceStates::optimizer), &what)
     }
 
     fn plan(
@@ -248,8 +359,17 @@ impl Checkpoints {
         states: Option<&SliceStates>,
         step: u64,
     ) -> SavePlan {
-        let parameters = shards.infos().iter().filter(|info| info.same_as.is_none());
-        let kind = states.map(SliceStates::optimizer);
+        let only_trained = self.allowed.only_trained;
+        let is_saved =
+            |info: &&ParamInfo| info.same_as.is_none() && !(only_trained && info.is_constant());
+        let entries = part::entries(shards, states, only_trained);
+        let state = if ranks.is_first() { self.state.encode() } else { Ok(None) };
+        let (state, request) = match state.and_then(|state| Ok((state, self.compared(ranks, shards, &entries)?))) {
+            Ok((state, held)) => {
+                (state, Ok(self.request(saves, states, step).after(shards.updates(), held)))
+            }
+            Err(error) => (None, Err(error)),
+        };
         SavePlan {
             disk: self.disk.clone(),
             directory: self.directory.clone(),
@@ -257,12 +377,27 @@ impl Checkpoints {
             keep: self.keep,
             step,
             steps: shards.steps(),
-            optimizer: kind,
-            request: part::held(shards, ranks)
-                .map(|held| RankRequest::of_save(saves, step, kind, held).after(shards.updates())),
-            parameters: parameters.cloned().collect(),
-            entries: part::entries(shards, states),
+            optimizer: states.map(SliceStates::optimizer),
+            request,
+            parameters: shards.infos().iter().filter(is_saved).cloned().collect(),
+            entries,
+            state,
         }
+    }
+
+    /// Returns all values that must be equal on several ranks, with checksums. An error if values are not to be
+    /// saved.
+    fn compared(
+        &self,
+        ranks: &Ranks,
+        shards: &dyn Shards,
+        entries: &Result<Vec<Entry>, CheckpointError>,
+    ) -> Result<Vec<ComparedChunk>, CheckpointError> {
+        // Only this rank knows an error of its entries until it would write them.
+        if let (true, Ok(entries)) = (self.only_finite, entries) {
+            part::check_finite(shards, entries)?;
+        }
+        Ok(part::held(shards, ranks)?.into_iter().chain(self.state.compared()).collect())
     }
 }
 
@@ -273,7 +408,7 @@ fn copy(
     states: Option<&SliceStates>,
 ) -> Result<Vec<u8>, CheckpointError> {
     let entries = plan.entries.as_ref().map_err(Clone::clone)?;
-    let mut copy = Vec::with_capacity(entries.iter().map(part::Entry::bytes).sum());
+    let mut copy = Vec::with_capacity(entries.iter().map(Entry::bytes).sum());
     for entry in entries {
         part::read(shards, states, entry, &mut |bytes| {
             copy.extend_from_slice(bytes);

@@ -134,6 +134,45 @@ pub enum CheckpointProblem {
         /// The first rank that holds the parameter.
         other: usize,
     },
+    /// Ranks hold different values of a frozen parameter, of which each would save a part.
+    #[error(
+        "ranks {other} and {rank} hold different values of this frozen parameter: declare state that a block changes as a \
+         buffer (ParamInfo::buffer)"
+    )]
+    FrozenDiffers {
+        /// The first rank with other values than one before it, by its number in the world.
+        rank: usize,
+        /// The first rank.
+        other: usize,
+    },
+    /// Ranks have set different [state](crate::Checkpoints::set_state) of the program.
+    #[error("ranks {other} and {rank} have set different values of this state; all ranks set the same")]
+    StateDiffers {
+        /// The first rank with another value than one before it, by its number in the world.
+        rank: usize,
+        /// The first rank.
+        other: usize,
+    },
+    /// There is no [state](crate::Checkpoints::state) of this name: it was neither set nor loaded.
+    #[error("there is no state of this name")]
+    NoState,
+    /// The state of this name has another form.
+    #[error("the state is not {expected}: {found}")]
+    StateForm {
+        /// The form or the type that was asked for.
+        expected: String,
+        /// The form that was found, or why it is not of this type.
+        found: String,
+    },
+    /// A trained parameter has a value that is not finite, and
+    /// [`only_finite`](crate::Checkpoints::only_finite) refuses to save it.
+    #[error("its value number {index} is {value}, and only finite values are to be saved")]
+    NotFinite {
+        /// The index of the first such value, in row-major order.
+        index: usize,
+        /// The value: `NaN`, `inf` or `-inf`.
+        value: String,
+    },
     /// The trainer does not return the values that it lists.
     #[error("the trainer does not return it: {0}")]
     Trainer(String),

@@ -25,6 +25,9 @@ pub(super) struct Index {
     pub(super) optimizer: Option<String>,
     pub(super) files: Vec<StoredFile>,
     pub(super) tensors: Vec<StoredTensor>,
+    /// The file with the state of the program, if there is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) state: Option<StoredState>,
 }
 
 /// A file that consists of a header and runs. `header_crc32` is the checksum of the header.
@@ -36,6 +39,16 @@ pub(super) struct StoredFile {
     pub(super) header_bytes: u64,
     /// `None` only for files that do not belong to a checkpoint.
     pub(super) header_crc32: Option<u32>,
+}
+
+/// The file with the state of the program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StoredState {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    /// The checksum of the whole file.
+    pub(super) crc32: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,17 +154,18 @@ impl Index {
     /// Returns an error unless all values have valid places and none occurs twice.
     pub(super) fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         let mut names = HashSet::new();
-        for file in &self.files {
-            let plain = Path::new(&file.name).components().map(|part| matches!(part, Component::Normal(_)));
-            let unlike = |reason: &str| {
-                Err(CheckpointError::malformed(path, format!("file {:?} {reason}", file.name)))
-            };
-            if !names.insert(&*file.name) || plain.collect::<Vec<_>>() != [true] {
-                return unlike("is not a unique file name in this directory");
+        let unlike = |name: &str, reason: &str| {
+            Err(CheckpointError::malformed(path, format!("file {name:?} {reason}")))
+        };
+        let of_state = self.state.iter().map(|state| &*state.name);
+        for name in self.files.iter().map(|file| &*file.name).chain(of_state) {
+            let plain = Path::new(name).components().map(|part| matches!(part, Component::Normal(_)));
+            if !names.insert(name) || plain.collect::<Vec<_>>() != [true] {
+                return unlike(name, "is not a unique file name in this directory");
             }
-            if file.header_bytes > file.bytes {
-                return unlike("has a header that is longer than the file");
-            }
+        }
+        if let Some(file) = self.files.iter().find(|file| file.header_bytes > file.bytes) {
+            return unlike(&file.name, "has a header that is longer than the file");
         }
         let mut places = vec![Vec::new(); self.files.len()];
         let mut names = HashSet::new();

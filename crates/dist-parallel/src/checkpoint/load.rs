@@ -14,6 +14,7 @@ use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
 use super::rank_request::RankRequest;
+use super::state::ProgramState;
 use super::{CheckpointError, CheckpointProblem, Chunk, INDEX, INDEX_BYTES_MAX, Shards, Slice, directory};
 use crate::{Communicator, Error, FloatType, OptimizerState, ParamInfo, Result, SliceStates, ValuesMut};
 
@@ -43,6 +44,8 @@ pub(super) struct Allowed {
     pub(super) states_left_out: BTreeSet<String>,
     /// Parameters that stay unchanged.
     pub(super) kept: BTreeSet<String>,
+    /// `true` if frozen parameters that are missing stay unchanged.
+    pub(super) only_trained: bool,
     /// `true` if values may be converted to the types of the parameters.
     pub(super) converts: bool,
 }
@@ -52,16 +55,21 @@ impl Allowed {
         let is_state = name.state.is_some() && self.states_left_out.contains(&name.parameter);
         is_state || self.left_out.contains(&name.parameter)
     }
+
+    fn keeps(&self, info: &ParamInfo) -> bool {
+        self.kept.contains(&info.name) || (self.only_trained && info.is_constant())
+    }
 }
 
-/// Loads the newest checkpoint, or the newest of a step, and returns its step. `None` if there is no checkpoint.
+/// Loads the newest checkpoint, or the newest of a step. Returns its step and the state of the program. `None` if
+/// there is no checkpoint.
 pub(super) fn load(
     (disk, directory, allowed): (&Disk, &Path, &Allowed),
     ranks: &mut Ranks,
     step: Option<u64>,
     shards: &mut dyn Shards,
     states: States<'_>,
-) -> Result<Option<u64>> {
+) -> Result<Option<(u64, ProgramState)>> {
     let optimizer = match &states {
         States::Into(states) => Some(states.optimizer()),
         States::LeaveOut | States::Refuse => None,
@@ -74,10 +82,11 @@ pub(super) fn load(
     let Some(end) = told.iter().position(|&byte| byte == b'/') else { return Ok(None) };
     let path = directory.join(&*String::from_utf8_lossy(&told[..end])).join(INDEX);
     let index = ranks.agree(Index::decode(&path, &told[end + 1..]))?;
+    let state = ranks.agree(ProgramState::read(disk, &path, index.state.as_ref()))?;
     let checkpoint = Checkpoint { disk, path: &path, index: &index, allowed };
     checkpoint.put_in_place(ranks, shards, states)?;
     shards.set_steps(index.steps);
-    Ok(Some(index.step))
+    Ok(Some((index.step, state)))
 }
 
 /// Returns the chosen checkpoint and the bytes of its index.
@@ -209,7 +218,7 @@ impl Checkpoint<'_> {
                     }
                 }
                 (None, Some(_)) => {}
-                (None, None) if self.allowed.kept.contains(&info.name) => {}
+                (None, None) if self.allowed.keeps(info) => {}
                 (None, None) => return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(name)),
             }
         }

@@ -20,6 +20,7 @@ mod replicas;
 mod save;
 mod saving;
 mod shards;
+mod state;
 mod stored_type;
 #[cfg(test)]
 mod tests;

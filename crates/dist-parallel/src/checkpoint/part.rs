@@ -11,7 +11,7 @@ use super::agree::Ranks;
 use super::assignment::assign;
 use super::disk::{Disk, DiskError};
 use super::index::{CHECKED_BYTES, StoredFile, StoredRun, TensorName};
-use super::rank_request::SharedChunk;
+use super::rank_request::{ComparedChunk, ComparedValues};
 use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, Chunk, ShardMetadata, Shards, Slice};
 use crate::{FloatType, ParamInfo, SliceStates};
@@ -59,6 +59,7 @@ impl<S> Entry<S> {
 pub(super) fn entries(
     shards: &dyn Shards,
     states: Option<&SliceStates>,
+    only_trained: bool,
 ) -> Result<Vec<Entry>, CheckpointError> {
     if let Some(what) = shards.unsaved() {
         return Err(CheckpointError::new("", CheckpointProblem::Unsaved(what)));
@@ -78,7 +79,8 @@ pub(super) fn entries(
     // Frozen parameters and buffers can differ between ranks. One rank writes all values of each, to avoid a mixture.
     let untrained = shards.untrained_to_save();
     check(&untrained)?;
-    let untrained = untrained.into_iter().filter(|chunk| chunk.len > 0).map(|chunk| (chunk, chunk));
+    let is_saved = |chunk: &Chunk| chunk.len > 0 && !(only_trained && infos[chunk.parameter].is_constant());
+    let untrained = untrained.into_iter().filter(is_saved).map(|chunk| (chunk, chunk));
     let mut entries: Vec<Entry> = dealt
         .chain(untrained)
         .map(|(chunk, Chunk { parameter, offset, len })| Entry {
@@ -102,6 +104,25 @@ pub(super) fn entries(
     // Larger types come first, so that each is aligned in memory if the file is.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
     Ok(entries)
+}
+
+/// Returns an error if a trained parameter has a value that is not finite, among those that this rank writes.
+pub(super) fn check_finite(shards: &dyn Shards, entries: &[Entry]) -> Result<(), CheckpointError> {
+    entries.iter().try_for_each(|entry| {
+        let EntrySource::Parameter { chunk, start } = entry.source else { return Ok(()) };
+        if !shards.infos()[chunk.parameter].trainable {
+            return Ok(());
+        }
+        let mut found = None;
+        let read = shards.read(chunk, &mut |values| {
+            let end = values.len().min(start + entry.len);
+            found = values.part(start.min(end)..end).first_not_finite();
+        });
+        read.map_err(|error| trainer(&entry.tensor, error.to_string()))?;
+        let Some((at, value)) = found else { return Ok(()) };
+        let problem = CheckpointProblem::NotFinite { index: entry.offset + at, value: value.to_string() };
+        Err(CheckpointError::new("", problem).about(&entry.tensor))
+    })
 }
 
 /// Returns an error unless all optimizer state is saved.
@@ -188,11 +209,12 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
     CheckpointError::new("", CheckpointProblem::Trainer(reason)).about(tensor)
 }
 
-/// Returns the trained parameters that this rank and others hold, with checksums.
+/// Returns the parameters that this rank and others hold, with checksums: the trained ones, and the frozen ones that
+/// each rank has in full and of which it saves a part.
 ///
-/// Frozen parameters and buffers, such as a running mean, can differ between ranks. Those of the first replica are
-/// saved.
-pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk>, CheckpointError> {
+/// Other frozen parameters and buffers, such as a running mean, can differ between ranks. Those of the first replica
+/// are saved.
+pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<ComparedChunk>, CheckpointError> {
     let infos = shards.infos();
     let ShardMetadata { chunks, copies, .. } = shards.parameters();
     let mut held = Vec::new();
@@ -202,9 +224,17 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<SharedChunk
             let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
             let read = shards.read(chunk, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
             read.map_err(|error| trainer(&tensor, error.to_string()))?;
-            held.push(SharedChunk { tensor, offset: chunk.offset, len: chunk.len, crc32 });
+            let values = ComparedValues::Trained;
+            held.push(ComparedChunk { tensor, offset: chunk.offset, len: chunk.len, crc32, values });
         }
     }
+    let frozen = shards.frozen_checksums();
+    let frozen = frozen.map_err(|error| CheckpointError::new("", CheckpointProblem::Trainer(error.to_string())))?;
+    held.extend(frozen.into_iter().filter_map(|(parameter, crc32)| {
+        let info = infos.get(parameter)?;
+        let (tensor, values) = (TensorName::parameter(&info.name), ComparedValues::Frozen);
+        Some(ComparedChunk { tensor, offset: 0, len: info.len(), crc32, values })
+    }));
     Ok(held)
 }
 

@@ -17,23 +17,45 @@ pub(super) struct RankRequest {
     request: String,
     /// The hash of [`Shards::updates`](super::Shards::updates).
     updates: u64,
-    held: Vec<SharedChunk>,
+    held: Vec<ComparedChunk>,
 }
 
 /// A chunk that several ranks hold, with a checksum of its values.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct SharedChunk {
+pub(super) struct ComparedChunk {
     pub(super) tensor: TensorName,
     pub(super) offset: usize,
     pub(super) len: usize,
     pub(super) crc32: u32,
+    pub(super) values: ComparedValues,
+}
+
+/// The kind of values that ranks compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum ComparedValues {
+    Trained,
+    /// A frozen parameter that each rank has in full and of which it saves a part.
+    Frozen,
+    /// State of the program.
+    State,
+}
+
+impl ComparedValues {
+    /// Returns the problem of two ranks with different values.
+    const fn differ(self, rank: usize, other: usize) -> CheckpointProblem {
+        match self {
+            Self::Trained => CheckpointProblem::Diverged { rank, other },
+            Self::Frozen => CheckpointProblem::FrozenDiffers { rank, other },
+            Self::State => CheckpointProblem::StateDiffers { rank, other },
+        }
+    }
 }
 
 impl RankRequest {
     /// Returns the request to save a step, with the state of this kind of optimizer. `saves` is `saves` or
-    /// `starts to save`.
-    pub(super) fn of_save(saves: &str, step: u64, optimizer: Option<&str>, held: Vec<SharedChunk>) -> Self {
-        Self { request: format!("{saves} step {step} {}", with(optimizer)), updates: 0, held }
+    /// `starts to save`, `what` describes other parts of the checkpoint.
+    pub(super) fn of_save(saves: &str, step: u64, optimizer: Option<&str>, what: &str) -> Self {
+        Self { request: format!("{saves} step {step} {}{what}", with(optimizer)), updates: 0, held: Vec::new() }
     }
 
     /// Returns the request to load a step, or the newest checkpoint, with the state of this kind of optimizer and
@@ -41,6 +63,9 @@ impl RankRequest {
     pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>, allowed: &Allowed) -> Self {
         let what = step.map_or_else(|| "the newest checkpoint".to_owned(), |step| format!("step {step}"));
         let mut request = format!("loads {what} {}", with(optimizer));
+        if allowed.only_trained {
+            request += ONLY_TRAINED;
+        }
         let left_out = [("", &allowed.left_out), ("the optimizer's state of ", &allowed.states_left_out)];
         for (what, names) in left_out {
             if !names.is_empty() {
@@ -57,11 +82,14 @@ impl RankRequest {
 }
 
 impl RankRequest {
-    /// Returns this request of a rank with this hash of updates.
-    pub(super) fn after(self, updates: u64) -> Self {
-        Self { updates, ..self }
+    /// Returns this request of a rank with this hash of updates and these values, which other ranks have too.
+    pub(super) fn after(self, updates: u64, held: Vec<ComparedChunk>) -> Self {
+        Self { updates, held, ..self }
     }
 }
+
+/// The part of a request without frozen parameters.
+pub(super) const ONLY_TRAINED: &str = ", only what is trained";
 
 fn with(optimizer: Option<&str>) -> String {
     optimizer.map_or_else(|| "without an optimizer".to_owned(), |name| format!("with {name}"))
@@ -95,21 +123,23 @@ fn check(path: &Path, requests: &[Vec<u8>], ranks: &[usize]) -> Result<(), Check
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
         return Err(CheckpointError::new(path, problem));
     }
-    if let Some((tensor, [other, at])) = diverged(&requests) {
-        let problem = CheckpointProblem::Diverged { rank: ranks[at], other: ranks[other] };
-        return Err(CheckpointError::new(path, problem).about(tensor));
+    if let Some((chunk, [other, at])) = diverged(&requests) {
+        let problem = chunk.values.differ(ranks[at], ranks[other]);
+        return Err(CheckpointError::new(path, problem).about(&chunk.tensor));
     }
     Ok(())
 }
 
 /// Returns the first chunk of which two ranks hold different values, and these ranks.
-fn diverged(requests: &[RankRequest]) -> Option<(&TensorName, [usize; 2])> {
+fn diverged(requests: &[RankRequest]) -> Option<(&ComparedChunk, [usize; 2])> {
     let mut first = HashMap::new();
     requests.iter().enumerate().find_map(|(at, request)| {
         request.held.iter().find_map(|held| {
-            let &mut (other, crc32) =
-                first.entry((&held.tensor, held.offset, held.len)).or_insert((at, held.crc32));
-            (crc32 != held.crc32).then_some((&held.tensor, [other, at]))
+            // The lengths of a state's values can differ between ranks.
+            let len = if held.values == ComparedValues::State { 0 } else { held.len };
+            let key = (held.values, &held.tensor, held.offset, len);
+            let &mut (other, crc32) = first.entry(key).or_insert((at, held.crc32));
+            (crc32 != held.crc32).then_some((held, [other, at]))
         })
     })
 }

@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::agree::{self, Ranks};
 use super::directory::{self, Name, Unfinished};
 use super::disk::{Disk, DiskError};
-use super::index::{Index, StoredTensor, TensorName};
+use super::index::{Index, StoredState, StoredTensor, TensorName};
 use super::owner::Owner;
 use super::part::{self, Entry, PartMeta, WriteBytes};
 use super::rank_request::RankRequest;
+use super::state::ProgramState;
 use super::{CheckpointError, INDEX};
 use crate::{Communicator, ParamInfo, Result};
 
@@ -32,10 +33,12 @@ pub(super) struct SavePlan {
     pub(super) optimizer: Option<&'static str>,
     /// The request that the ranks compare.
     pub(super) request: Result<RankRequest, CheckpointError>,
-    /// The parameters of the model that are not tied to an earlier one.
+    /// The parameters that are saved: those of the model that are not tied to an earlier one.
     pub(super) parameters: Vec<ParamInfo>,
     /// The entries that this rank writes. Only this rank knows their error until it would write them.
     pub(super) entries: Result<Vec<Entry>, CheckpointError>,
+    /// The encoded state of the program, on the rank that writes it, if there is any.
+    pub(super) state: Option<Vec<u8>>,
 }
 
 impl SavePlan {
@@ -62,9 +65,15 @@ impl SavePlan {
     ) -> Result<Unfinished> {
         let begun = self.begin(comm)?;
         let written = self.write(comm, begun, read);
+        let state = written.as_ref().ok().and(self.state.as_ref());
+        let state = state.map(|state| ProgramState::write(&self.disk, &begun.path(&self.directory), state));
+        let (written, state) = match state.transpose() {
+            Ok(state) => (written, state),
+            Err(error) => (Err(error), None),
+        };
         let parts = agree::agree(comm, written).and_then(|part| agree::collect(comm, &part));
         let parts = self.clean_up(comm, begun, parts)?;
-        let committed = if comm.rank() == 0 { self.commit(begun, &parts) } else { Ok(()) };
+        let committed = if comm.rank() == 0 { self.commit(begun, &parts, state) } else { Ok(()) };
         let committed = agree::agree(comm, committed);
         self.clean_up(comm, begun, committed)?;
         tracing::debug!(step = self.step, directory = %self.directory.display(), "checkpoint saved");
@@ -107,10 +116,15 @@ impl SavePlan {
     }
 
     /// Writes the index and makes the checkpoint exist.
-    fn commit(&self, unfinished: Unfinished, parts: &[Vec<u8>]) -> Result<(), CheckpointError> {
+    fn commit(
+        &self,
+        unfinished: Unfinished,
+        parts: &[Vec<u8>],
+        state: Option<StoredState>,
+    ) -> Result<(), CheckpointError> {
         let path = unfinished.path(&self.directory).join(INDEX);
         let failed = |error: DiskError| CheckpointError::unwritten(&path, &error);
-        let index = self.index(&path, parts)?;
+        let index = self.index(&path, parts, state)?;
         let bytes = index.encode().map_err(|error| CheckpointError::malformed(&path, error))?;
         let mut file = self.disk.create(&path).map_err(failed)?;
         self.disk.write(&mut file, &path, &bytes).map_err(failed)?;
@@ -120,7 +134,12 @@ impl SavePlan {
     }
 
     /// Returns the index of these files, which together contain the whole model.
-    fn index(&self, path: &Path, parts: &[Vec<u8>]) -> Result<Index, CheckpointError> {
+    fn index(
+        &self,
+        path: &Path,
+        parts: &[Vec<u8>],
+        state: Option<StoredState>,
+    ) -> Result<Index, CheckpointError> {
         let decode = |bytes: &Vec<u8>| {
             serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
         };
@@ -128,7 +147,7 @@ impl SavePlan {
         let files = parts.iter().map(|part| part.file.clone()).collect();
         let tensors = merge(&self.parameters, parts);
         let optimizer = self.optimizer.map(str::to_owned);
-        let index = Index { step: self.step, steps: self.steps, optimizer, files, tensors };
+        let index = Index { step: self.step, steps: self.steps, optimizer, files, tensors, state };
         index.check(path)?;
         Ok(index)
     }

@@ -54,6 +54,15 @@ pub trait Shards {
     /// The memory is not accessible.
     fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
 
+    /// Returns the index and a checksum of each frozen parameter that every rank holds in full, but of which each
+    /// saves a part. A save fails if the checksums differ between ranks. There are none by default.
+    ///
+    /// # Errors
+    /// The values are not accessible.
+    fn frozen_checksums(&self) -> Result<Vec<(usize, u32)>> {
+        Ok(Vec::new())
+    }
+
     /// Checks on every rank, before a synchronous save, that the ranks have trained alike. May communicate. By
     /// default nothing is compared.
     ///

@@ -5,7 +5,7 @@ use super::{Fsdp, layout};
 use crate::checkpoint::accumulated;
 use crate::{
     Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
-    params,
+    mutation_check, params,
 };
 
 impl<A> Shards for Fsdp<A> {
@@ -32,6 +32,17 @@ impl<A> Shards for Fsdp<A> {
             HeldState::ReplicatedParameter(_) => self.rank() == 0,
         };
         self.held_chunks().into_iter().filter(saves).map(HeldState::chunk).collect()
+    }
+
+    fn frozen_checksums(&self) -> Result<Vec<(usize, u32)>> {
+        let Degrees { shards, frees, .. } = self.plan.degrees;
+        if frees || shards == 1 {
+            return Ok(Vec::new());
+        }
+        let flat_params = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param);
+        let frozen = flat_params.filter(|flat_param| !flat_param.trainable);
+        let places = frozen.flat_map(|flat_param| &flat_param.places);
+        places.map(|place| Ok((place.parameter, mutation_check::checksum(&self.model, place.parameter)?))).collect()
     }
 
     fn unsaved(&self) -> Option<String> {
@@ -62,9 +73,7 @@ impl<A> Shards for Fsdp<A> {
 
     fn check_alike(&mut self) -> Result<()> {
         let Self { updates, world, kept, .. } = self;
-        updates.check(&mut [world], kept)?;
-        let same = self.check_frozen();
-        self.or_abort(same)
+        updates.check(&mut [world], kept)
     }
 
     fn loaded(&mut self) -> Result<()> {
@@ -113,41 +122,6 @@ impl<A> Fsdp<A> {
     fn held_chunks(&self) -> Vec<HeldState> {
         let parts = self.chunks().into_iter().map(|(place, chunk)| HeldState::Part(place, chunk));
         parts.chain(self.plan.layout.buffers().map(HeldState::ReplicatedParameter)).collect()
-    }
-
-    /// Returns an error unless all ranks have the same frozen parameters. It compares only if each rank has all of
-    /// them and saves a part.
-    fn check_frozen(&mut self) -> Result<()> {
-        let Degrees { shards, frees, .. } = self.plan.degrees;
-        if frees || shards == 1 {
-            return Ok(());
-        }
-        let mut checksums = Vec::new();
-        let frozen = self
-            .plan
-            .layout
-            .flat_params()
-            .map(|(_, flat_param)| flat_param)
-            .filter(|flat_param| !flat_param.trainable);
-        let frozen: Vec<usize> =
-            frozen.flat_map(|flat_param| &flat_param.places).map(|place| place.parameter).collect();
-        for &parameter in &frozen {
-            let mut checksum = 0;
-            params::read(&self.model, parameter, &mut |values| {
-                checksum = crc32fast::hash(values.as_bytes())
-            })?;
-            checksums.push(checksum);
-        }
-        let shards = &mut self.groups.shards;
-        let mut all = vec![0; checksums.len() * shards.world_size()];
-        shards.all_gather(&checksums, &mut all).map_err(Error::communication)?;
-        match (0..all.len()).find(|&at| all[at] != all[at % frozen.len()]) {
-            Some(at) => {
-                let parameter = self.kept[frozen[at % frozen.len()]].name.clone();
-                Err(Error::FrozenDiffers { rank: at / frozen.len(), parameter })
-            }
-            None => Ok(()),
-        }
     }
 
     fn held<T>(&self, chunks: Vec<T>) -> ShardMetadata<T> {

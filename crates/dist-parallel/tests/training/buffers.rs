@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use dist_collectives::Communicator;
-use dist_parallel::checkpoint::Checkpoints;
+use dist_parallel::checkpoint::{CheckpointProblem, Checkpoints, Saving};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy, Units};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::model::{BufferSync, Ready, Saved, Slot};
@@ -412,6 +412,7 @@ fn a_change_of_a_parameter_by_a_block_is_an_error_if_it_would_be_lost(
 #[rstest]
 fn frozen_parameters_that_differ_are_found_before_they_are_saved_in_parts(
     #[values(ShardingStrategy::ShardGradOp, ShardingStrategy::ShardOptimizer)] strategy: ShardingStrategy,
+    #[values(false, true)] copied: bool,
 ) {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_owned();
@@ -420,10 +421,18 @@ fn frozen_parameters_that_differ_are_found_before_they_are_saved_in_parts(
         let from = if comm.rank() == 2 { 1.0 } else { 9.0 };
         let mut fsdp = Fsdp::new(comm, meddling(FROZEN, from), &FsdpOptions::new(strategy)).unwrap();
         fsdp.forward(vec![1.0]).unwrap();
-        Checkpoints::at(&directory).save(&mut fsdp, None, 1)
+        let mut checkpoints = Checkpoints::at(&directory);
+        if copied {
+            checkpoints.start_save(&mut fsdp, None, 1).and_then(Saving::wait)
+        } else {
+            checkpoints.save(&mut fsdp, None, 1)
+        }
     });
-    let named = |result: &Result<(), Error>| matches!(result, Err(Error::FrozenDiffers { rank: 2, parameter }) if parameter == "b.frozen");
-    assert!(outcome.results.iter().all(named), "{:?}", outcome.results);
+    for result in outcome.results {
+        let Err(Error::Checkpoint(error)) = result else { panic!("{result:?}") };
+        assert_eq!(error.tensor.as_deref(), Some("b.frozen"));
+        assert_eq!(error.problem, CheckpointProblem::FrozenDiffers { rank: 2, other: 0 });
+    }
     assert!(Checkpoints::at(folder.path()).steps().unwrap().is_empty());
 }
 

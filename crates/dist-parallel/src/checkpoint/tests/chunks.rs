@@ -46,7 +46,8 @@ fn written(directory: &Path, lens: &[usize], files: usize) -> Index {
         .map(|(number, &len)| ParamInfo::new(number.to_string(), [len], FloatType::F32))
         .collect();
     let files = parts.iter().map(|part| part.file.clone()).collect();
-    let index = Index { step: 0, steps: 0, optimizer: None, files, tensors: save::merge(&infos, parts) };
+    let tensors = save::merge(&infos, parts);
+    let index = Index { step: 0, steps: 0, optimizer: None, files, tensors, state: None };
     index.check(directory).unwrap();
     index
 }

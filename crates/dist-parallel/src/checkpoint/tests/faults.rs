@@ -38,6 +38,7 @@ fn a_failure_at_any_moment_of_a_save_is_an_error_on_all_ranks(#[values(0, 1, 2)]
                 }));
             }
             holder.fill(2);
+            checkpoints.set_state("step", &2).unwrap();
             let outcome = save(&mut checkpoints, holder, 2).map_err(|error| error.to_string());
             // One owner at a time saves to the directory.
             drop(checkpoints);
@@ -45,8 +46,12 @@ fn a_failure_at_any_moment_of_a_save_is_an_error_on_all_ranks(#[values(0, 1, 2)]
             holder.comm.broadcast(&mut failed, unlucky).unwrap();
             // Other values, to see that the load overwrites them.
             holder.fill(9);
-            let step = load(&mut Checkpoints::at(&path), holder).unwrap();
+            let mut checkpoints = Checkpoints::at(&path);
+            let step = load(&mut checkpoints, holder).unwrap();
             assert!(holder.is_of(step.unwrap(), true));
+            // The state of the program belongs to the same checkpoint.
+            assert_eq!(checkpoints.state("step").ok(), step.filter(|&step| step == 2));
+            drop(checkpoints);
             if failed == [0] {
                 return outcomes;
             }

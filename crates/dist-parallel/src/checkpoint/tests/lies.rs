@@ -164,6 +164,7 @@ proptest! {
                     StoredFile { name: name.to_string(), bytes, header_bytes, header_crc32: Some(0) }
                 })
                 .collect(),
+            state: None,
             tensors: vec![StoredTensor {
                 name: TensorName::parameter("w"),
                 dtype: FloatType::F32.into(),

@@ -9,7 +9,9 @@ mod kill;
 mod lies;
 mod owner;
 mod plain;
+mod program_state;
 mod round_trip;
+mod selected;
 mod weights;
 
 use std::path::Path;
