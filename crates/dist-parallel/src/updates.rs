@@ -26,6 +26,9 @@ enum ParameterChange {
     Clipped {
         max: f64,
     },
+    Scaled {
+        factor: f64,
+    },
     Updated {
         optimizer: &'static str,
         settings: Vec<OptimizerSetting>,
@@ -48,6 +51,11 @@ impl Updates {
     /// Records that gradients are clipped to this norm.
     pub(crate) fn record_clipping(&mut self, max: f64) {
         self.record(ParameterChange::Clipped { max });
+    }
+
+    /// Records that gradients are scaled by this factor.
+    pub(crate) fn record_scaling(&mut self, factor: f64) {
+        self.record(ParameterChange::Scaled { factor });
     }
 
     /// Records an update with this optimizer.
@@ -134,6 +142,7 @@ impl ParameterChange {
         let number = |hash, number: u64| hash_more(hash, number.to_le_bytes());
         match self {
             Self::Clipped { max } => number(hash_more(before, *b"clipped"), max.to_bits()),
+            Self::Scaled { factor } => number(hash_more(before, *b"scaled"), factor.to_bits()),
             Self::Updated { optimizer, settings } => {
                 let begun = hash_more(before, optimizer.bytes().chain(*b" updated"));
                 settings.iter().fold(begun, |hash, setting| {
@@ -153,6 +162,9 @@ impl ParameterChange {
     fn texts(&self, infos: &[ParamInfo]) -> Vec<Setting> {
         match self {
             Self::Clipped { max } => vec![agreement::setting("the norm that gradients are clipped to", max)],
+            Self::Scaled { factor } => {
+                vec![agreement::setting("the factor that gradients are scaled by", factor)]
+            }
             Self::Updated { optimizer, settings } => {
                 let kind = ("the optimizer of the update".to_owned(), (*optimizer).to_owned());
                 let text = |setting: &OptimizerSetting| {

@@ -249,6 +249,22 @@ impl<M: Params> Ddp<M> {
         self.or_abort(result)
     }
 
+    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
+    /// changes nothing and returns `false`. The decision is the same on every rank.
+    ///
+    /// After [`clip_gradients`](Self::clip_gradients), which returns the norm, compare that instead.
+    ///
+    /// # Errors
+    /// The errors of [`update`](Self::update).
+    #[doc(alias = "skip_nan")]
+    pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        let is_finite = self.gradient_norm().is_finite();
+        if is_finite {
+            self.update(optimizer)?;
+        }
+        Ok(is_finite)
+    }
+
     /// Calls `f` with the index and the values of each parameter, in order. Tied parameters come once, under their
     /// first index. This is a local call, unlike that of [`Fsdp`](crate::fsdp::Fsdp).
     ///
@@ -278,6 +294,13 @@ impl<M: Params> Ddp<M> {
             self.gradients.scale(factor);
         }
         norm
+    }
+
+    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
+    /// communication. All ranks call it with the same factor, and the next step compares it.
+    pub fn scale_gradients(&mut self, factor: f64) {
+        self.updates.record_scaling(factor);
+        self.gradients.scale(factor);
     }
 
     /// Returns the factor by which gradients of this norm must be [scaled](crate::ValuesMut::scale) so that their

@@ -253,6 +253,13 @@ impl<A> Fsdp<A> {
         Ok(norm)
     }
 
+    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
+    /// communication. All ranks call it with the same factor, and the next step compares it.
+    pub fn scale_gradients(&mut self, factor: f64) {
+        self.updates.record_scaling(factor);
+        self.gradients.scale(factor);
+    }
+
     /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. Every rank calls
     /// this. The optimizer receives this rank's shard of each parameter as a slice, whose number is the parameter's
     /// index, and keeps state for the shard only.
@@ -264,6 +271,25 @@ impl<A> Fsdp<A> {
         self.announce("update");
         let result = self.try_update(optimizer);
         self.or_abort(result)
+    }
+
+    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
+    /// changes nothing and returns `false`. The decision is the same on every rank. Every rank
+    /// calls this.
+    ///
+    /// After [`clip_gradients`](Self::clip_gradients), which returns the norm, compare that instead.
+    ///
+    /// # Errors
+    /// The errors of [`update`](Self::update).
+    #[doc(alias = "skip_nan")]
+    pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        self.announce("update_if_finite");
+        let is_finite = self.norm()?.is_finite();
+        if is_finite {
+            let updated = self.try_update(optimizer);
+            self.or_abort(updated)?;
+        }
+        Ok(is_finite)
     }
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {

@@ -5,6 +5,7 @@
 mod adamw;
 mod groups;
 mod lion;
+mod loss_scaler;
 pub mod schedule;
 mod sgd;
 mod state;
@@ -14,6 +15,7 @@ mod tests;
 pub use adamw::{AdamW, AdamWOptions, WeightDecay};
 pub use groups::{ParamGroups, ParamOptions};
 pub use lion::{Lion, LionOptions};
+pub use loss_scaler::{LossScaler, LossScalerOptions};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub(crate) use state::name_of;
 pub use state::{OptimizerState, SliceState, SliceStates};

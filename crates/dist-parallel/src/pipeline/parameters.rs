@@ -24,6 +24,28 @@ impl<A> Pipeline<A> {
         } else {
             self.agree_to_call("update")?
         }
+        self.apply(optimizer)
+    }
+
+    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
+    /// changes nothing and returns `false`. The decision is the same on every rank. Every rank of
+    /// all pipelines calls this.
+    ///
+    /// After [`clip_gradients`](Self::clip_gradients), which returns the norm, compare that instead.
+    ///
+    /// # Errors
+    /// The errors of [`update`](Self::update).
+    #[doc(alias = "skip_nan")]
+    pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        self.agree_to_call("update_if_finite")?;
+        let is_finite = self.norm()?.is_finite();
+        if is_finite {
+            self.apply(optimizer)?;
+        }
+        Ok(is_finite)
+    }
+
+    fn apply(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         let ended = self.check_ended();
         self.or_abort(ended)?;
         self.updates.record_update(optimizer);

@@ -325,7 +325,7 @@ impl<A> Pipeline<A> {
         self.norm()
     }
 
-    fn norm(&mut self) -> Result<f64> {
+    pub(super) fn norm(&mut self) -> Result<f64> {
         let norm = self.try_gradient_norm();
         self.or_abort(norm)
     }
@@ -357,10 +357,21 @@ impl<A> Pipeline<A> {
         let norm = self.norm()?;
         self.updates.record_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
-            self.stages.iter_mut().for_each(|stage| stage.gradients.scale(factor));
-            self.tied_means.iter_mut().flatten().for_each(|mean| mean.scale(factor));
+            self.scale_means(factor);
         }
         Ok(norm)
+    }
+
+    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
+    /// communication. All ranks call it with the same factor, and the next step compares it.
+    pub fn scale_gradients(&mut self, factor: f64) {
+        self.updates.record_scaling(factor);
+        self.scale_means(factor);
+    }
+
+    fn scale_means(&mut self, factor: f64) {
+        self.stages.iter_mut().for_each(|stage| stage.gradients.scale(factor));
+        self.tied_means.iter_mut().flatten().for_each(|mean| mean.scale(factor));
     }
 
     /// Returns the times of all computations of the last step on every rank of this pipeline, relative to the start

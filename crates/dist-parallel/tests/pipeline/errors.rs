@@ -327,12 +327,15 @@ fn survivors_name_a_rank_that_was_killed(
 type Call = (&'static str, fn(&mut Pipeline<Rows>, &mut Checkpoints) -> Result<(), Error>);
 
 /// The calls of all ranks.
-const CALLS: [Call; 9] = [
+const CALLS: [Call; 10] = [
     ("step", |pipeline, _| step(pipeline)),
     ("evaluate", |pipeline, _| {
         pipeline.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0_f32)).map(drop)
     }),
     ("update", |pipeline, _| pipeline.update(&mut crate::model::optimizer())),
+    ("update_if_finite", |pipeline, _| {
+        pipeline.update_if_finite(&mut crate::model::optimizer()).map(drop)
+    }),
     ("gradient_norm", |pipeline, _| pipeline.gradient_norm().map(drop)),
     ("clip_gradients", |pipeline, _| pipeline.clip_gradients(1.0).map(drop)),
     ("for_each", |pipeline, _| pipeline.for_each_parameter(|_, _| ())),
@@ -357,7 +360,7 @@ fn ranks_that_call_different_functions_get_an_error_at_once_that_names_both(
     #[case] degrees: [usize; 2],
     #[case] is_divided: bool,
     #[case] others: usize,
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8)] first: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)] first: usize,
 ) {
     let (first, on_first) = CALLS[first];
     for (second, on_others) in CALLS.into_iter().filter(|(second, _)| *second != first) {

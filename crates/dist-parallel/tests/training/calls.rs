@@ -111,6 +111,8 @@ fn of_a_replicated_trainer() {
 #[rstest]
 #[case::update(|t: &mut Replicas| t.trainer.update(&mut t.sgd), "the ranks have trained with different settings")]
 #[case::clip(|t: &mut Replicas| { t.trainer.clip_gradients(1.0); Ok(()) }, "the norm that gradients are clipped to is 1.0 on rank 1")]
+#[case::scale(|t: &mut Replicas| { t.trainer.scale_gradients(2.0); Ok(()) }, "the factor that gradients are scaled by is 2.0 on rank 1")]
+#[case::update_if_finite(|t: &mut Replicas| t.trainer.update_if_finite(&mut t.sgd).map(drop), "the ranks have trained with different settings")]
 #[case::accumulate(|t: &mut Replicas| t.trainer.accumulate(2, batch), "rank 1 for a step of 4 micro-batches, rank 0 for a step of 2")]
 #[case::norm(|t: &mut Replicas| { t.trainer.gradient_norm(); Ok(()) }, "")]
 #[case::forward(|t: &mut Replicas| t.trainer.forward(micro_batch(0, 0).0).map(drop), "")]
@@ -147,7 +149,7 @@ fn local_calls_of_a_replicated_trainer_are_compared_by_the_next_step(
 #[case::no_shard(|comm| sharded(comm, ShardingStrategy::NoShard))]
 #[case::hybrid(|comm| sharded(comm, ShardingStrategy::HybridShard { shard_degree: 1 }))]
 fn of_a_sharded_trainer(#[case] make: fn(Communicator) -> Fsdp<Rows>) {
-    let calls: [Call<Fsdp<Rows>>; 9] = [
+    let calls: [Call<Fsdp<Rows>>; 10] = [
         ("step", "a step of", |t| t.trainer.step(2, batch).map(drop)),
         ("join", "a join", |t| t.trainer.join(1, batch).map(drop)),
         ("accumulate", "an accumulation", |t| t.trainer.accumulate(2, batch)),
@@ -156,6 +158,7 @@ fn of_a_sharded_trainer(#[case] make: fn(Communicator) -> Fsdp<Rows>) {
         }),
         ("forward", NEVER, |t| t.trainer.forward(micro_batch(0, 0).0).map(drop)),
         ("update", NEVER, |t| t.trainer.update(&mut t.sgd)),
+        ("update_if_finite", NEVER, |t| t.trainer.update_if_finite(&mut t.sgd).map(drop)),
         ("clip_gradients", NEVER, |t| t.trainer.clip_gradients(1.0).map(drop)),
         ("gradient_norm", NEVER, |t| t.trainer.gradient_norm().map(drop)),
         ("for_each", NEVER, |t| t.trainer.for_each_parameter(|_, _| ())),

@@ -133,6 +133,41 @@ fn training_goes_on_by_any_strategy_as_if_it_had_never_been_interrupted(
     assert!(trained.iter().all(|bits| *bits == expected), "{before:?} to {after:?}");
 }
 
+/// The frozen parameters are those of the model into which the checkpoint is loaded.
+#[rstest]
+fn state_and_trained_parameters_alone_are_saved_and_loaded_by_every_strategy(
+    #[values(0, 1, 2, 3, 4, 5)] before: usize,
+    #[values(0, 1, 2, 3, 4, 5)] after: usize,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |way: TrainingWay, seed: u64, loads: bool| {
+        let directory = folder.path().to_owned();
+        let program = move |transport| {
+            let mut trainer = trainer(Communicator::new(transport), way, seed, FsdpOptions::default());
+            let mut checkpoints = Checkpoints::at(&directory).only_trained().only_finite();
+            if loads {
+                checkpoints.load(&mut *trainer, None).unwrap();
+                assert_eq!(checkpoints.state::<(u64, f32)>("position and best loss").unwrap(), (17, 0.1));
+            } else {
+                checkpoints.set_state("position and best loss", &(17_u64, 0.1_f32)).unwrap();
+                checkpoints.save(&mut *trainer, None, 1).unwrap();
+            }
+            trainer.bits()
+        };
+        sim::run(1, ranks_of(way), program).results.remove(0)
+    };
+    let saved = run(WAYS[before], 7, false);
+    let loaded = run(WAYS[after], 99, true);
+    let mut of_parameters = Vec::new();
+    for info in model(0).infos() {
+        of_parameters.extend(vec![info.trainable; info.len()]);
+    }
+    let fresh = bits(&model(99));
+    let expected: Vec<u32> =
+        (0..saved.len()).map(|at| if of_parameters[at] { saved[at] } else { fresh[at] }).collect();
+    assert!(loaded == expected && loaded != saved);
+}
+
 /// Worlds whose sums have the bits of one process, and others, which are compared with themselves.
 #[rstest]
 fn a_load_restores_a_save_on_any_number_of_ranks(

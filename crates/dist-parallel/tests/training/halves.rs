@@ -15,14 +15,14 @@ use crate::ddp::optimizer;
 use crate::plain::{Linear, Numbers, Rows, bits, micro_batch, squared_error};
 
 /// A block that scales each column by a parameter of any type, used as f32.
-struct Scale {
+pub(crate) struct Scale {
     infos: [ParamInfo; 1],
     slot: Slot,
     columns: usize,
 }
 
 impl Scale {
-    fn new(name: &str, columns: usize, dtype: FloatType, seed: u64) -> Self {
+    pub(crate) fn new(name: &str, columns: usize, dtype: FloatType, seed: u64) -> Self {
         let values = Numbers(seed).take(columns);
         let slot = match dtype {
             FloatType::F16 => Slot::from(values.into_iter().map(f16::from_f32).collect::<Vec<_>>()),

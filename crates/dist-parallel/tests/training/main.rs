@@ -21,6 +21,7 @@ mod idle;
 mod join;
 mod local_sgd;
 mod local_sgd_counts;
+mod not_finite;
 mod panicked;
 mod passes;
 mod plain;
