@@ -90,6 +90,21 @@ pub enum BurnError {
 }
 }
 
+impl BurnError {
+    /// Returns the rank that caused the error, if it is a single one, like [`dist_parallel::Error::peer`].
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::Parallel(error) => error.peer(),
+            _ => None,
+        }
+    }
+
+    /// Returns `true` if the deadline of this rank or of another has passed.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Parallel(error) if error.is_timeout())
+    }
+}
+
 impl From<dist_parallel::Error> for BurnError {
     /// An error of this crate that training has passed on comes back as itself.
     fn from(error: dist_parallel::Error) -> Self {

@@ -171,6 +171,21 @@ const WITHOUT_BACKWARD: &str = "Of candle these have none: layer_norm and rms_no
      for contiguous input, softmax_last_dim, rope, rope_i, rope_thd, and products with quantized matrices. Use \
      layer_norm_slow, rms_norm_slow, softmax, rope_slow and rope_i_slow";
 
+impl CandleError {
+    /// Returns the rank that caused the error, if it is a single one, like [`dist_parallel::Error::peer`].
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::Parallel(error) => error.peer(),
+            _ => None,
+        }
+    }
+
+    /// Returns `true` if the deadline of this rank or of another has passed.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Parallel(error) if error.is_timeout())
+    }
+}
+
 impl From<dist_parallel::Error> for CandleError {
     /// An error of this crate that training has passed on comes back as itself.
     fn from(error: dist_parallel::Error) -> Self {

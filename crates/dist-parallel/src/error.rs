@@ -632,7 +632,7 @@ impl Error {
             | Self::InnerStepsDiffer { rank, .. }
             | Self::GradientsDiffer { rank }
             | Self::CallsDiffer { rank, .. } => Some(*rank),
-            Self::Checkpoint(error) => error.rank,
+            Self::Checkpoint(error) => error.peer(),
             _ => self.collective()?.peer(),
         }
     }

@@ -273,3 +273,29 @@ fn a_batch_with_fewer_rows_than_ranks_is_refused_on_every_rank() {
         assert!(matches!(error, CandleError::FewRows { rows: 1, ranks: 2 }), "{error}");
     }
 }
+
+/// Rank 1 comes a minute late to a step, or dies before it.
+#[rstest]
+fn an_error_answers_which_rank_and_whether_it_was_late(#[values(false, true)] is_late: bool) {
+    let second = Duration::from_secs(1);
+    let network = sim::Network::new(2).with_external_coordinator();
+    let network = if is_late {
+        network
+    } else {
+        network.with_fault(sim::When::At(second), sim::Fault::Kill { rank: 1 })
+    };
+    let outcome = network.try_run(move |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(10 * second);
+        let (map, model) = model(DType::F32, 3);
+        let mut dp = DataParallel::new(comm, &map).unwrap();
+        if dp.rank() == 1 {
+            dp.communicator_mut().runtime().clone().sleep(60 * second);
+        }
+        let error = dp.backward(model.loss(&Rows::new(0, 2, DType::F32)).unwrap()).unwrap_err();
+        (error.peer(), error.is_timeout())
+    });
+    assert_eq!(outcome.unwrap().results[0], Some((Some(1), is_late)));
+    let own = CandleError::UnknownName { place: "the model".to_owned(), name: "w".to_owned() };
+    assert_eq!((own.peer(), own.is_timeout()), (None, false));
+}

@@ -179,6 +179,24 @@ pub enum CheckpointProblem {
 }
 
 impl CheckpointError {
+    /// Returns the rank that the error is about, by its number in the world, if all ranks take part: the rank that
+    /// differs from others, or the first rank with the problem.
+    pub const fn peer(&self) -> Option<usize> {
+        match self.problem {
+            CheckpointProblem::RanksDiffer { rank, .. }
+            | CheckpointProblem::Diverged { rank, .. }
+            | CheckpointProblem::FrozenDiffers { rank, .. }
+            | CheckpointProblem::StateDiffers { rank, .. } => Some(rank),
+            _ => self.rank,
+        }
+    }
+
+    /// Returns `false`: a file has no deadline. A rank that does not come to a save or a load in time is an
+    /// [`Error::Communication`](crate::Error::Communication).
+    pub const fn is_timeout(&self) -> bool {
+        false
+    }
+
     pub(super) fn new(path: impl Into<PathBuf>, problem: CheckpointProblem) -> Self {
         Self { path: path.into(), tensor: None, rank: None, problem }
     }

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_groups::Group;
+use dist_parallel::checkpoint::{Checkpoints, Chunk, ShardMetadata, Shards, Slice};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
-use dist_parallel::{BoxError, Ddp, FloatType, ParamInfo};
+use dist_parallel::{BoxError, Ddp, FloatType, ParamInfo, Sequence, Values, ValuesMut};
 use dist_transport::Cause;
 use dist_transport::sim::{Directions, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
 use crate::ddp::{optimizer, options};
-use crate::plain::{Bag, micro_batch, model, squared_error};
+use crate::plain::{Bag, Rows, micro_batch, model, squared_error};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -209,4 +210,102 @@ fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
         );
         assert!(time <= 3 * SECOND, "rank {rank} was told at {time:?}");
     }
+}
+
+/// Returns the error's answers: the rank that it is about, and whether a deadline has passed.
+macro_rules! answers {
+    ($result:expr) => {
+        $result.map(drop).map_err(|error| (error.peer(), error.is_timeout()))
+    };
+}
+
+type Answers = (Option<usize>, bool);
+
+/// One call of each layer that needs the other rank.
+type Layer = fn(&mut Communicator) -> Result<(), Answers>;
+
+const LAYERS: [Layer; 7] = [
+    |world| answers!(world.barrier()),
+    |world| {
+        let members = [0, 1];
+        let mut group = Group::new(world, &members).unwrap().unwrap();
+        answers!(group.all_reduce(&mut [1_u32], ReduceOp::Sum).map_err(dist_groups::Error::from))
+    },
+    |world| answers!(Ddp::new(world.fork().unwrap(), model(7), options(64))),
+    |world| {
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        answers!(Fsdp::new(world.fork().unwrap(), model(7), &options))
+    },
+    |world| {
+        let infos = vec![ParamInfo::new("some", [7], FloatType::F32)];
+        answers!(LocalSgd::new(world.fork().unwrap(), Bag::new(infos, 1), LocalSgdOptions::average(2)))
+    },
+    |world| {
+        // A trainer passes on an error of the user's code, which came from another communicator.
+        let mut other = world.fork().unwrap();
+        let mut alone = world.subgroup(&[world.rank()]).unwrap().unwrap();
+        let mut ddp = Ddp::new(alone.fork().unwrap(), model(7), options(64)).unwrap();
+        answers!(ddp.step_with(1, |_, _, _| {
+            other.barrier()?;
+            Ok(0.0)
+        }))
+    },
+    |world| {
+        let mut alone = world.subgroup(&[world.rank()]).unwrap().unwrap();
+        let ddp = Ddp::new(alone.fork().unwrap(), model(7), options(64)).unwrap();
+        let mut both = Both { ddp, world: world.fork().unwrap() };
+        let directory = tempfile::tempdir().unwrap();
+        answers!(Checkpoints::at(directory.path()).with_timeout(TIMEOUT).save(&mut both, None, 1))
+    },
+];
+
+/// A trainer whose checkpoints have two ranks.
+struct Both {
+    ddp: Ddp<Sequence<Rows>>,
+    world: Communicator,
+}
+
+impl Shards for Both {
+    fn infos(&self) -> &[ParamInfo] {
+        self.ddp.infos()
+    }
+    fn parameters(&self) -> ShardMetadata<Chunk> {
+        self.ddp.parameters()
+    }
+    fn slices(&self) -> ShardMetadata<Slice> {
+        self.ddp.slices()
+    }
+    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> dist_parallel::Result<()> {
+        self.ddp.read(chunk, f)
+    }
+    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> dist_parallel::Result<()> {
+        self.ddp.write(chunk, f)
+    }
+    fn loaded(&mut self) -> dist_parallel::Result<()> {
+        self.ddp.loaded()
+    }
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        &mut self.world
+    }
+}
+
+/// Rank 1 comes a minute late, or dies before the call.
+#[rstest]
+fn an_error_of_every_layer_answers_which_rank_and_whether_it_was_late(
+    #[values(0, 1, 2, 3, 4, 5, 6)] layer: usize,
+    #[values(false, true)] is_late: bool,
+) {
+    let network = Network::new(2).with_external_coordinator();
+    let network =
+        if is_late { network } else { network.with_fault(When::At(SECOND), Fault::Kill { rank: 1 }) };
+    let outcome = network.try_run(move |transport: SimTransport| {
+        let mut world = Communicator::new(transport);
+        world.set_timeout(TIMEOUT);
+        if world.rank() == 1 {
+            world.runtime().clone().sleep(6 * TIMEOUT);
+        }
+        LAYERS[layer](&mut world)
+    });
+    let results = outcome.unwrap().results;
+    assert_eq!(results[0], Some(Err((Some(1), is_late))));
 }
