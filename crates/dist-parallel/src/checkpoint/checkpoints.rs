@@ -154,7 +154,7 @@ impl Checkpoints {
     /// ranks, the strategy or the optimizer. It is encoded as MessagePack, with all bits of floats.
     ///
     /// ```
-    /// use dist_parallel::Checkpoints;
+    /// use dist_parallel::checkpoint::Checkpoints;
     ///
     /// let mut checkpoints = Checkpoints::at("checkpoints");
     /// checkpoints.set_state("best loss", &f64::INFINITY)?;
