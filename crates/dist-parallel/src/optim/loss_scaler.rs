@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// are not, the update is skipped and the scale shrinks. After a number of good steps it grows.
 ///
 /// Every rank makes the same decisions, because the [norm](crate::Ddp::gradient_norm) has the same bits on every
-/// rank. All factors are powers of two. Scaling therefore changes no bit of a gradient in the range of its type, and
+/// rank, except in local SGD. All factors are powers of two. Scaling therefore changes no bit of a gradient in the range of its type, and
 /// training in `f32` has the same bits with and without it.
 ///
 /// Undo the scaling in `f32`: train an `f16` model with [`Precision`](crate::fsdp::Precision) of `f32` for `master` and

@@ -46,6 +46,19 @@ impl<A: 'static> LocalTrainer<A> {
         &mut self.local.model_mut().0
     }
 
+    /// Ends this rank's own step by an update. The ranks may then synchronise.
+    fn end_own_step(&mut self, update: impl FnOnce(&mut Ddp<Sequence<A>>) -> Result<()>) -> Result<()> {
+        if self.local.steps() + 1 >= self.options.inner_steps {
+            self.check_weighted()?;
+        }
+        let computed = self.computed.take();
+        let step = self.local.step_with(|own| {
+            update(&mut own.0)?;
+            Ok(computed)
+        });
+        step.map(drop)
+    }
+
     /// Aborts the job if this rank's own computation fails. An error that all ranks would get from another trainer is
     /// its own here.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
@@ -209,15 +222,17 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
     }
 
     fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        if self.local.steps() + 1 >= self.options.inner_steps {
-            self.check_weighted()?;
-        }
-        let computed = self.computed.take();
-        let step = self.local.step_with(|own| {
-            own.0.update(optimizer)?;
-            Ok(computed)
-        });
-        step.map(drop)
+        self.end_own_step(|own| own.update(optimizer))
+    }
+
+    /// A step that is skipped counts all the same, so that all ranks synchronise together.
+    fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        let mut is_finite = false;
+        self.end_own_step(|own| {
+            is_finite = own.update_if_finite(optimizer)?;
+            Ok(())
+        })?;
+        Ok(is_finite)
     }
 
     fn gradient_norm(&mut self) -> Result<f64> {
@@ -226,6 +241,10 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
 
     fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         Ok(self.own().clip_gradients(max))
+    }
+
+    fn scale_gradients(&mut self, factor: f64) {
+        self.own().scale_gradients(factor);
     }
 
     fn without_gradient(&self) -> Vec<&str> {

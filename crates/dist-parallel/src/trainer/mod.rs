@@ -213,6 +213,24 @@ pub trait Trainer<A>: fmt::Debug {
     #[doc(alias = "clip_grad_norm_")]
     fn clip_gradients(&mut self, max: f64) -> Result<f64>;
 
+    /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
+    /// communication. All ranks call it with the same factor, and the next step compares it.
+    fn scale_gradients(&mut self, factor: f64);
+
+    /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
+    /// changes nothing and returns `false`. The decision is the same on every rank, except with
+    /// [`Strategy::LocalSgd`], where each rank has gradients of its own and a skipped step counts as a step.
+    ///
+    /// # Errors
+    /// The errors of [`update`](Self::update).
+    fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
+        let is_finite = self.gradient_norm()?.is_finite();
+        if is_finite {
+            self.update(optimizer)?;
+        }
+        Ok(is_finite)
+    }
+
     /// Returns the names of the trained parameters on this rank for which no micro-batch of the last step had a
     /// gradient on any rank.
     #[doc(alias = "find_unused_parameters")]

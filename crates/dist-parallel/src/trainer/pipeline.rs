@@ -177,6 +177,10 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
         self.following().clip_gradients(max)
     }
 
+    fn scale_gradients(&mut self, factor: f64) {
+        self.pipeline.scale_gradients(factor);
+    }
+
     fn without_gradient(&self) -> Vec<&str> {
         self.pipeline.without_gradient()
     }

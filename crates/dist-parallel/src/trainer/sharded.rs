@@ -80,6 +80,10 @@ impl<A: 'static> Trainer<A> for Fsdp<A> {
         self.clip_gradients(max)
     }
 
+    fn scale_gradients(&mut self, factor: f64) {
+        self.scale_gradients(factor);
+    }
+
     fn without_gradient(&self) -> Vec<&str> {
         self.without_gradient()
     }

@@ -61,7 +61,7 @@ enum Compare {
     OwnGradients { values: usize },
 }
 
-const FEATURES: [Feature; 16] = [
+const FEATURES: [Feature; 17] = [
     Feature { name: "`step`", train: |setup| setup.train(blocks()), compare: Compare::Bits },
     Feature { name: "`step_with`", train: step_with, compare: Compare::Bits },
     Feature { name: "`accumulate`", train: accumulate, compare: Compare::Close(1e-5) },
@@ -69,6 +69,7 @@ const FEATURES: [Feature; 16] = [
     Feature { name: "losses with weights", train: weighted, compare: Compare::Bits },
     Feature { name: "`evaluate`", train: evaluate, compare: Compare::Bits },
     Feature { name: "`clip_gradients`", train: clip, compare: Compare::OwnGradients { values: 2 } },
+    Feature { name: "`scale_gradients`, `update_if_finite`", train: scale, compare: Compare::Bits },
     Feature { name: "compression", train: compress, compare: Compare::Close(1e-2) },
     Feature { name: "mixed precision", train: mix_precision, compare: Compare::Bits },
     Feature { name: "parameter groups", train: group, compare: Compare::Bits },
@@ -339,6 +340,17 @@ fn clip(setup: Setup) -> Result<Vec<f32>> {
     let mut result = vec![norm as f32, clipped as f32];
     result.extend(training.parameters()?);
     Ok(result)
+}
+
+/// The second step is skipped.
+fn scale(setup: Setup) -> Result<Vec<f32>> {
+    let mut training = setup.build(blocks())?;
+    for (step, factor, is_applied) in [(0, 4.0, true), (1, f64::INFINITY, false), (2, 0.5, true)] {
+        training.step(step)?;
+        training.trainer.scale_gradients(factor);
+        assert_eq!(training.trainer.update_if_finite(&mut training.sgd)?, is_applied);
+    }
+    training.parameters()
 }
 
 fn compress(setup: Setup) -> Result<Vec<f32>> {
