@@ -360,14 +360,13 @@ impl Checkpoints {
         step: u64,
     ) -> SavePlan {
         let only_trained = self.allowed.only_trained;
-        let is_saved =
-            |info: &&ParamInfo| info.same_as.is_none() && !(only_trained && info.is_constant());
+        let is_saved = |info: &&ParamInfo| info.same_as.is_none() && !(only_trained && info.is_constant());
         let entries = part::entries(shards, states, only_trained);
         let state = if ranks.is_first() { self.state.encode() } else { Ok(None) };
-        let (state, request) = match state.and_then(|state| Ok((state, self.compared(ranks, shards, &entries)?))) {
-            Ok((state, held)) => {
-                (state, Ok(self.request(saves, states, step).after(shards.updates(), held)))
-            }
+        let (state, request) = match state
+            .and_then(|state| Ok((state, self.compared(ranks, shards, &entries)?)))
+        {
+            Ok((state, held)) => (state, Ok(self.request(saves, states, step).after(shards.updates(), held))),
             Err(error) => (None, Err(error)),
         };
         SavePlan {

@@ -229,7 +229,8 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<ComparedChu
         }
     }
     let frozen = shards.frozen_checksums();
-    let frozen = frozen.map_err(|error| CheckpointError::new("", CheckpointProblem::Trainer(error.to_string())))?;
+    let frozen =
+        frozen.map_err(|error| CheckpointError::new("", CheckpointProblem::Trainer(error.to_string())))?;
     held.extend(frozen.into_iter().filter_map(|(parameter, crc32)| {
         let info = infos.get(parameter)?;
         let (tensor, values) = (TensorName::parameter(&info.name), ComparedValues::Frozen);

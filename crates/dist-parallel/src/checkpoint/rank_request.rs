@@ -55,7 +55,11 @@ impl RankRequest {
     /// Returns the request to save a step, with the state of this kind of optimizer. `saves` is `saves` or
     /// `starts to save`, `what` describes other parts of the checkpoint.
     pub(super) fn of_save(saves: &str, step: u64, optimizer: Option<&str>, what: &str) -> Self {
-        Self { request: format!("{saves} step {step} {}{what}", with(optimizer)), updates: 0, held: Vec::new() }
+        Self {
+            request: format!("{saves} step {step} {}{what}", with(optimizer)),
+            updates: 0,
+            held: Vec::new(),
+        }
     }
 
     /// Returns the request to load a step, or the newest checkpoint, with the state of this kind of optimizer and

@@ -185,7 +185,8 @@ impl StateValue {
 }
 
 fn other_form(name: &str, expected: &str, found: String) -> CheckpointError {
-    CheckpointError::new("", CheckpointProblem::StateForm { expected: expected.to_owned(), found }).about(name)
+    CheckpointError::new("", CheckpointProblem::StateForm { expected: expected.to_owned(), found })
+        .about(name)
 }
 
 /// The name of the file in a checkpoint's directory.

@@ -313,7 +313,14 @@ impl WeightPlan {
         let first = files.first().map_or_else(|| path.to_owned(), |file| directory.join(&file.name));
         let mut plan = Self {
             first,
-            index: Index { step: 0, steps: 0, optimizer: None, files: Vec::new(), tensors: Vec::new(), state: None },
+            index: Index {
+                step: 0,
+                steps: 0,
+                optimizer: None,
+                files: Vec::new(),
+                tensors: Vec::new(),
+                state: None,
+            },
             allowed: Allowed { converts: options.converts, ..Allowed::default() },
             report: WeightReport::default(),
         };

@@ -42,7 +42,9 @@ impl<A> Shards for Fsdp<A> {
         let flat_params = self.plan.layout.flat_params().map(|(_, flat_param)| flat_param);
         let frozen = flat_params.filter(|flat_param| !flat_param.trainable);
         let places = frozen.flat_map(|flat_param| &flat_param.places);
-        places.map(|place| Ok((place.parameter, mutation_check::checksum(&self.model, place.parameter)?))).collect()
+        places
+            .map(|place| Ok((place.parameter, mutation_check::checksum(&self.model, place.parameter)?)))
+            .collect()
     }
 
     fn unsaved(&self) -> Option<String> {

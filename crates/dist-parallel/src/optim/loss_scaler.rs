@@ -172,7 +172,10 @@ mod tests {
         let options = LossScalerOptions { growth_interval: 1, ..LossScalerOptions::default() };
         for norm in [1.0, f64::NAN] {
             let mut scaler = LossScaler::new(options).unwrap();
-            assert_eq!((0..400).filter_map(|_| scaler.end_step(norm)).count(), if norm == 1.0 { 400 } else { 0 });
+            assert_eq!(
+                (0..400).filter_map(|_| scaler.end_step(norm)).count(),
+                if norm == 1.0 { 400 } else { 0 }
+            );
             assert!(scaler.scale().log2().abs() == 126.0, "{}", scaler.scale());
         }
     }

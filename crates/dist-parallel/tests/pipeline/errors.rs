@@ -333,9 +333,7 @@ const CALLS: [Call; 10] = [
         pipeline.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0_f32)).map(drop)
     }),
     ("update", |pipeline, _| pipeline.update(&mut crate::model::optimizer())),
-    ("update_if_finite", |pipeline, _| {
-        pipeline.update_if_finite(&mut crate::model::optimizer()).map(drop)
-    }),
+    ("update_if_finite", |pipeline, _| pipeline.update_if_finite(&mut crate::model::optimizer()).map(drop)),
     ("gradient_norm", |pipeline, _| pipeline.gradient_norm().map(drop)),
     ("clip_gradients", |pipeline, _| pipeline.clip_gradients(1.0).map(drop)),
     ("for_each", |pipeline, _| pipeline.for_each_parameter(|_, _| ())),

@@ -1,10 +1,10 @@
 //! Steps whose gradients are not finite, and the scaler of losses that reacts to them.
 
 use dist_collectives::Communicator;
-use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind};
 use dist_parallel::checkpoint::{Checkpoints, Shards};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision};
 use dist_parallel::optim::{LossScaler, LossScalerOptions, Optimizer, Sgd, SgdOptions};
+use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind};
 use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, FloatType, Result, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -93,7 +93,8 @@ const PIPELINE: usize = WAYS.len();
 
 /// Two blocks, the first with values of this type.
 fn model(dtype: FloatType) -> Sequence<Rows> {
-    let scale = |name: &str, dtype, seed| -> Box<dyn Block<Rows>> { Box::new(Scale::new(name, 2, dtype, seed)) };
+    let scale =
+        |name: &str, dtype, seed| -> Box<dyn Block<Rows>> { Box::new(Scale::new(name, 2, dtype, seed)) };
     Sequence::new(vec![scale("first", dtype, 1), scale("second", dtype, 2)]).unwrap()
 }
 
@@ -160,7 +161,11 @@ const LARGE: f32 = 1.0;
 const LEARNING_RATE: f64 = (1 << 22) as f64;
 
 /// Takes steps with these gradients. Returns them with whether each was applied, and the scale after it.
-fn trained(trainer: &mut dyn Trainer, scaler: &mut LossScaler, steps: &[(f32, bool, f64)]) -> Vec<(f32, bool, f64)> {
+fn trained(
+    trainer: &mut dyn Trainer,
+    scaler: &mut LossScaler,
+    steps: &[(f32, bool, f64)],
+) -> Vec<(f32, bool, f64)> {
     let mut optimizer = sgd(LEARNING_RATE);
     let mut seen = Vec::new();
     for &(gradient, ..) in steps {

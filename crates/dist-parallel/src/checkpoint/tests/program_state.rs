@@ -21,7 +21,11 @@ struct Position {
 }
 
 fn position(epoch: u64) -> Position {
-    Position { epoch, file: "shard-07".to_owned(), best: [f64::INFINITY, f64::from_bits(0x3fd5_5555_5555_5557)] }
+    Position {
+        epoch,
+        file: "shard-07".to_owned(),
+        best: [f64::INFINITY, f64::from_bits(0x3fd5_5555_5555_5557)],
+    }
 }
 
 fn average() -> [f16; 3] {
@@ -46,7 +50,10 @@ fn saved(directory: &Path) {
 }
 
 #[rstest]
-fn state_comes_back_on_any_number_of_ranks(#[values(1, 2, 5)] ranks: usize, #[values(0, 1, 2, 3, 4)] division: usize) {
+fn state_comes_back_on_any_number_of_ranks(
+    #[values(1, 2, 5)] ranks: usize,
+    #[values(0, 1, 2, 3, 4)] division: usize,
+) {
     let directory = tempfile::tempdir().unwrap();
     saved(directory.path());
     let path = directory.path().to_owned();
@@ -61,7 +68,10 @@ fn state_comes_back_on_any_number_of_ranks(#[values(1, 2, 5)] ranks: usize, #[va
         let Err(Error::Checkpoint(gone)) = checkpoints.state::<u64>("of no checkpoint") else {
             panic!("a load replaces all state")
         };
-        assert_eq!((gone.tensor.as_deref(), gone.problem), (Some("of no checkpoint"), CheckpointProblem::NoState));
+        assert_eq!(
+            (gone.tensor.as_deref(), gone.problem),
+            (Some("of no checkpoint"), CheckpointProblem::NoState)
+        );
         // It is saved again, except for what is removed.
         assert!(checkpoints.remove_state("raw") && !checkpoints.remove_state("raw"));
         save(&mut checkpoints, holder, 2).unwrap();
@@ -146,7 +156,10 @@ fn a_started_save_has_the_state_of_its_start() {
 #[case::shortened(|file: &Path| { let bytes = fs::read(file).unwrap(); fs::write(file, &bytes[1..]).unwrap(); }, "were written")]
 #[case::lengthened(|file: &Path| { let bytes = fs::read(file).unwrap(); fs::write(file, [&bytes[..], b"x"].concat()).unwrap(); }, "were written")]
 #[case::removed(|file: &Path| fs::remove_file(file).unwrap(), "it does not exist")]
-fn damaged_state_is_an_error_on_all_ranks_and_changes_nothing(#[case] harm: fn(&Path), #[case] expected: &str) {
+fn damaged_state_is_an_error_on_all_ranks_and_changes_nothing(
+    #[case] harm: fn(&Path),
+    #[case] expected: &str,
+) {
     let directory = tempfile::tempdir().unwrap();
     saved(directory.path());
     harm(&directory.path().join("checkpoint-1-step-1/state.safetensors"));

@@ -19,7 +19,10 @@ fn with_buffer() -> Vec<ParamInfo> {
     infos
 }
 
-fn program<T: Send + 'static>(ranks: usize, program: impl Fn(&mut Holder) -> T + Send + Sync + 'static) -> Vec<T> {
+fn program<T: Send + 'static>(
+    ranks: usize,
+    program: impl Fn(&mut Holder) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     let run = move |transport| {
         let comm = Communicator::new(transport);
         program(&mut Holder::with_infos(comm, ModelDivision::Replicated, with_buffer()))
