@@ -1,11 +1,140 @@
 //! Tensors that travel between the stages of a pipeline.
 
-use candle_core::Tensor;
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
 use dist_parallel::pipeline::Activations;
 use dist_parallel::{BoxError, Values};
 
 use crate::array::Array;
-use crate::slices;
+use crate::{CandleError, slices};
+
+/// The activation between two blocks: one tensor, a tuple of two to four, or a list.
+///
+/// A tensor of integers, such as token numbers, positions or a mask, has no gradient. The gradient of a tuple or list
+/// has in its place an empty tensor of the same type. A tensor of floats on which the loss does not depend has a
+/// gradient of zeros if it is in a tuple or list.
+pub trait Activation: sealed::Sealed + Sized + Send + 'static {
+    /// Returns the tensors, in order.
+    fn into_tensors(self) -> Vec<Tensor>;
+
+    /// Returns the activation of these tensors.
+    ///
+    /// # Errors
+    /// [`TensorCount`](CandleError::TensorCount) if there are too few or too many.
+    fn from_tensors(tensors: Vec<Tensor>) -> Result<Self, CandleError>;
+}
+
+mod sealed {
+    #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
+    pub trait Sealed: Clone {}
+}
+
+impl sealed::Sealed for Vec<Tensor> {}
+
+impl Activation for Vec<Tensor> {
+    fn into_tensors(self) -> Vec<Tensor> {
+        self
+    }
+
+    fn from_tensors(tensors: Vec<Tensor>) -> Result<Self, CandleError> {
+        Ok(tensors)
+    }
+}
+
+macro_rules! activations {
+    ($($count:literal: $tuple:ty),*) => {$(
+        impl sealed::Sealed for $tuple {}
+
+        impl Activation for $tuple {
+            fn into_tensors(self) -> Vec<Tensor> {
+                <[Tensor; $count]>::from(self).into()
+            }
+
+            fn from_tensors(tensors: Vec<Tensor>) -> Result<Self, CandleError> {
+                let wrong = |tensors: Vec<Tensor>| CandleError::TensorCount { expected: $count, got: tensors.len() };
+                Ok(<[Tensor; $count]>::try_from(tensors).map_err(wrong)?.into())
+            }
+        }
+    )*};
+}
+
+impl sealed::Sealed for Tensor {}
+
+impl Activation for Tensor {
+    fn into_tensors(self) -> Vec<Tensor> {
+        vec![self]
+    }
+
+    fn from_tensors(tensors: Vec<Tensor>) -> Result<Self, CandleError> {
+        let wrong = |tensors: Vec<Tensor>| CandleError::TensorCount { expected: 1, got: tensors.len() };
+        <[Tensor; 1]>::try_from(tensors).map(|[tensor]| tensor).map_err(wrong)
+    }
+}
+
+activations!(2: (Tensor, Tensor), 3: (Tensor, Tensor, Tensor), 4: (Tensor, Tensor, Tensor, Tensor));
+
+/// The tensors of an activation that a computation receives. Those of floats are variables, whose gradients a backward
+/// pass finds.
+pub(crate) struct Given(Vec<GivenTensor>);
+
+enum GivenTensor {
+    Float(Var),
+    Integer(Tensor),
+}
+
+impl Given {
+    pub(crate) fn all(activation: impl Activation) -> candle_core::Result<Self> {
+        activation.into_tensors().into_iter().map(GivenTensor::new).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub(crate) fn activation<A: Activation>(&self) -> Result<A, CandleError> {
+        let tensors = self.0.iter().map(|given| match given {
+            GivenTensor::Float(var) => var.as_tensor().clone(),
+            GivenTensor::Integer(tensor) => tensor.clone(),
+        });
+        A::from_tensors(tensors.collect())
+    }
+
+    pub(crate) fn vars(&self) -> impl Iterator<Item = &Var> {
+        self.0.iter().filter_map(|given| match given {
+            GivenTensor::Float(var) => Some(var),
+            GivenTensor::Integer(_) => None,
+        })
+    }
+
+    /// Takes the gradients of all tensors. `None` if none of them can have one.
+    ///
+    /// # Errors
+    /// [`NoInputGradient`](CandleError::NoInputGradient) if none of the tensors of floats has one.
+    pub(crate) fn take_gradients<A: Activation>(
+        &self,
+        place: &str,
+        gradients: &mut GradStore,
+    ) -> Result<Option<A>, CandleError> {
+        if self.vars().next().is_none() {
+            return Ok(None);
+        }
+        if self.vars().all(|var| gradients.get(var).is_none()) {
+            return Err(CandleError::NoInputGradient { place: place.to_owned() });
+        }
+        let take = |given: &GivenTensor| match given {
+            GivenTensor::Float(var) => gradients.remove(var).map_or_else(|| var.zeros_like(), Ok),
+            GivenTensor::Integer(tensor) => Tensor::zeros(0, tensor.dtype(), tensor.device()),
+        };
+        let taken = self.0.iter().map(take).collect::<candle_core::Result<Vec<_>>>();
+        let failed = |source| CandleError::Candle { place: place.to_owned(), source };
+        A::from_tensors(taken.map_err(failed)?).map(Some)
+    }
+}
+
+impl GivenTensor {
+    fn new(tensor: Tensor) -> candle_core::Result<Self> {
+        if tensor.dtype().is_float() {
+            return Ok(Self::Float(Var::from_tensor(&tensor.detach())?));
+        }
+        Ok(Self::Integer(tensor))
+    }
+}
 
 /// Sends tensors of floats, of any shape, from stage to stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -2,19 +2,25 @@
 
 use std::fmt;
 
-use candle_core::{Module, Tensor, Var};
+use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
-use dist_parallel::model::{BufferSync, BufferView, Materialised, Ready, Resharded, Saved};
+use dist_parallel::model::{BufferSync, BufferView, Materialised, Pass, Ready, Resharded, Saved};
 use dist_parallel::{Block, BoxError, ParamInfo, Params, Values, ValuesMut};
 
+use crate::activations::Given;
+use crate::gradient::root;
 use crate::spare::Spare;
 use crate::variables::place;
-use crate::{CandleError, Variables, backward_from};
+use crate::{Activation, BlockModule, CandleError, Variables};
 
 /// A candle module and its variables as one [`Block`] of a model.
 ///
-/// The module is anything with a [`Module::forward`], a closure too. It holds tensors that share the memory of
-/// the variables, as candle's layers do, so that a write to a parameter is a change of the module.
+/// The module is a [`BlockModule`]: a module of candle or a closure. It holds tensors that share the memory of
+/// the variables, as candle's layers do, so that a write to a parameter is a change of the module. A module of candle
+/// trains in steps and not in evaluations, as [`Pass::training`] says; a closure receives the [`Pass`] if it is wrapped
+/// in a [`PassFn`](crate::PassFn).
+///
+/// Input and output are one tensor, a tuple or a list, as the module's [`Activation`].
 ///
 /// Every variable that the module uses must be among the block's own: a backward pass that finds a gradient for
 /// another fails with [`CandleError::UnlistedVariable`], for that gradient would be lost. What is not to be
@@ -36,14 +42,15 @@ use crate::{CandleError, Variables, backward_from};
 /// all tensors that share their memory, those in a graph that waits for its backward too, lose it and get it back. The
 /// blocks of a [`SequenceBuilder`](crate::SequenceBuilder) leave the memory of one of them to each other.
 ///
-/// Its input may be of an integer type, as token numbers are: such an input has no gradient.
+/// Inputs may be of an integer type, as token numbers and masks are: such inputs have no gradient.
 pub struct CandleBlock<M> {
     name: String,
     variables: Variables,
     module: M,
+    pass: Pass,
 }
 
-impl<M: Module + Send> CandleBlock<M> {
+impl<M: Send> CandleBlock<M> {
     /// Creates the block called `name` with these variables, in this order, which must be the same on every rank. The
     /// parameters are named `name.variable`; if `name` is empty, `variable`.
     ///
@@ -52,17 +59,20 @@ impl<M: Module + Send> CandleBlock<M> {
     /// # Errors
     /// If two variables have the same name, or one has a type that dist does not know or is not a slice in this process's
     /// memory.
-    pub fn new<N: AsRef<str>>(
+    pub fn new<N: AsRef<str>, A>(
         name: impl Into<String>,
         variables: impl IntoIterator<Item = (N, Var)>,
         module: M,
-    ) -> Result<Self, CandleError> {
+    ) -> Result<Self, CandleError>
+    where
+        M: BlockModule<A>,
+    {
         let name = name.into();
         let prefix = prefix(&name);
         let named =
             variables.into_iter().map(|(variable, var)| (format!("{prefix}{}", variable.as_ref()), var));
         let variables = Variables::named(place(&name), named)?;
-        Ok(Self { name, variables, module })
+        Ok(Self { name, variables, module, pass: UNKNOWN })
     }
 
     /// Creates the block called `name` with all variables of `map` whose names begin with `name.`, sorted by name: a
@@ -73,10 +83,13 @@ impl<M: Module + Send> CandleBlock<M> {
     ///
     /// # Errors
     /// If there are none, or one has a type that dist does not know or is not a slice in this process's memory.
-    pub fn from_var_map(name: impl Into<String>, map: &VarMap, module: M) -> Result<Self, CandleError> {
+    pub fn from_var_map<A>(name: impl Into<String>, map: &VarMap, module: M) -> Result<Self, CandleError>
+    where
+        M: BlockModule<A>,
+    {
         let name = name.into();
         let variables = Variables::with_prefix(place(&name), &prefix(&name), map)?;
-        Ok(Self { name, variables, module })
+        Ok(Self { name, variables, module, pass: UNKNOWN })
     }
 
     /// The same block, with one variable as a [buffer](ParamInfo::buffer): the module changes it by itself. The ranks make
@@ -130,57 +143,81 @@ impl<M: Module + Send> CandleBlock<M> {
         move |source| CandleError::Candle { place: place.clone(), source }
     }
 
-    fn run(&self, input: Tensor) -> Result<(Tensor, Kept), CandleError> {
+    fn run<A: Activation>(&self, input: A) -> Result<(A, Kept), CandleError>
+    where
+        M: BlockModule<A>,
+    {
         let failed = self.failed("forward");
-        let (output, input) = if input.dtype().is_float() {
-            let input = Var::from_tensor(&input.detach()).map_err(&failed)?;
-            (self.module.forward(&input).map_err(&failed)?, Some(input))
-        } else {
-            (self.module.forward(&input).map_err(&failed)?, None)
-        };
-        Ok((output.detach(), Kept { input, output }))
+        let given = Given::all(input).map_err(&failed)?;
+        let output = self.module.forward(&given.activation()?, self.pass).map_err(&failed)?;
+        let outputs = output.into_tensors();
+        let detached = outputs.iter().map(Tensor::detach).collect();
+        Ok((A::from_tensors(detached)?, Kept { given, outputs }))
     }
 
-    fn run_back(
+    fn run_back<A: Activation>(
         &self,
         kept: Kept,
-        gradient: Tensor,
+        gradient: A,
         ready: &mut Ready<'_>,
-    ) -> Result<Option<Tensor>, BoxError> {
+    ) -> Result<Option<A>, BoxError> {
         let failed = self.failed("backward");
-        let Kept { input, output } = kept;
-        if output.shape() != gradient.shape() || output.dtype() != gradient.dtype() {
-            let look = |tensor: &Tensor| (tensor.shape().clone(), tensor.dtype());
-            let (output, gradient) = (look(&output), look(&gradient));
-            return Err(CandleError::OutputGradient { place: place(&self.name), output, gradient }.into());
-        }
-        let mut gradients = backward_from(&output, gradient).map_err(&failed)?;
-        self.variables.check_listed(&output, &gradients, input.as_ref())?;
-        if input.as_ref().is_some_and(|input| gradients.get(input).is_none()) {
-            return Err(CandleError::NoInputGradient { place: place(&self.name) }.into());
-        }
+        let Kept { given, outputs } = kept;
+        let root = root(self.seeds(outputs, gradient.into_tensors())?).map_err(&failed)?;
+        let mut gradients = root.backward().map_err(&failed)?;
+        self.variables.check_listed(&root, &gradients, given.vars())?;
+        let of_input = given.take_gradients(&place(&self.name), &mut gradients)?;
         self.variables.check_found(&gradients)?;
         // The graph, and with it every activation in between.
-        drop(output);
+        drop(root);
         self.variables.report(&mut gradients, ready)?;
-        Ok(input.and_then(|input| gradients.remove(&input)))
+        Ok(of_input)
+    }
+
+    /// Returns the outputs that have gradients, each with its gradient.
+    fn seeds(
+        &self,
+        outputs: Vec<Tensor>,
+        gradients: Vec<Tensor>,
+    ) -> Result<Vec<(Tensor, Tensor)>, CandleError> {
+        let (expected, got) = (outputs.len(), gradients.len());
+        if expected != got {
+            return Err(CandleError::TensorCount { expected, got });
+        }
+        let look = |tensor: &Tensor| (tensor.shape().clone(), tensor.dtype());
+        let floats = outputs.into_iter().zip(gradients).filter(|(output, _)| output.dtype().is_float());
+        let check = |(output, gradient): (Tensor, Tensor)| {
+            if look(&output) == look(&gradient) {
+                return Ok((output, gradient));
+            }
+            let (output, gradient) = (look(&output), look(&gradient));
+            Err(CandleError::OutputGradient { place: place(&self.name), output, gradient })
+        };
+        floats.map(check).collect()
     }
 }
 
-/// What one forward keeps: the input if it has a gradient, and the output with the graph that led to it.
+/// The data that one forward keeps: its inputs, and the outputs with the graph that led to them.
 struct Kept {
-    input: Option<Var>,
-    output: Tensor,
+    given: Given,
+    outputs: Vec<Tensor>,
 }
+
+/// The pass of forwards that no trainer has described.
+const UNKNOWN: Pass = Pass { training: true, step: 0, micro_batch: 0 };
 
 /// Returns the beginning of the names of a block's variables.
 fn prefix(block: &str) -> String {
     if block.is_empty() { String::new() } else { format!("{block}.") }
 }
 
-impl<M: Module + Send> Params for CandleBlock<M> {
+impl<M: Send> Params for CandleBlock<M> {
     fn infos(&self) -> &[ParamInfo] {
         self.variables.infos()
+    }
+
+    fn begin_forward(&mut self, pass: Pass) {
+        self.pass = pass;
     }
 
     fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
@@ -216,8 +253,8 @@ impl<M> CandleBlock<M> {
     }
 }
 
-impl<M: Module + Send> Block<Tensor> for CandleBlock<M> {
-    fn forward(&mut self, input: Tensor) -> Result<(Tensor, Saved), BoxError> {
+impl<A: Activation, M: BlockModule<A> + Send> Block<A> for CandleBlock<M> {
+    fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError> {
         let (output, kept) = self.run(input)?;
         Ok((output, Saved::new(kept)))
     }
@@ -225,9 +262,9 @@ impl<M: Module + Send> Block<Tensor> for CandleBlock<M> {
     fn backward(
         &mut self,
         saved: Saved,
-        output_gradient: Tensor,
+        output_gradient: A,
         ready: &mut Ready<'_>,
-    ) -> Result<Option<Tensor>, BoxError> {
+    ) -> Result<Option<A>, BoxError> {
         self.run_back(saved.take()?, output_gradient, ready)
     }
 }

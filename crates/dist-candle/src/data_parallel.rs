@@ -8,6 +8,7 @@ use candle_core::{DType, Tensor};
 use candle_nn::VarMap;
 use dist_parallel::checkpoint::{Checkpoints, Chunk, Saving, ShardMetadata, Shards, Slice};
 use dist_parallel::internal::LoopSteps;
+use dist_parallel::model::Pass;
 use dist_parallel::optim::OptimizerState;
 use dist_parallel::own_loop::gradient_norm;
 use dist_parallel::step::StepReport;
@@ -65,9 +66,9 @@ use crate::{AdamW, CandleError, TensorLoss, Variables, loss, slices};
 /// trains the same bits on 1, 2 and 4 ranks; [`backward_each`](Self::backward_each) deals micro-batches like that. If the number
 /// of ranks changes the micro-batches, as it does where a batch is divided by it, results are equal within rounding.
 ///
-/// Either needs a model that computes a micro-batch alike on every rank. Dropout draws from a generator that candle does not
-/// seed on the CPU, and batch norm mixes the samples of a micro-batch: with dropout every run differs, and with batch norm the
-/// results depend on how samples are grouped.
+/// Either needs a model that computes a micro-batch alike on every rank. candle's own dropout draws from a generator that is
+/// not seeded on the CPU, so that every run differs: use [`Dropout`](crate::Dropout) with [`pass`](Self::pass). Batch norm
+/// mixes the samples of a micro-batch, so that the results depend on how samples are grouped.
 ///
 /// # Errors
 ///
@@ -80,6 +81,8 @@ pub struct DataParallel {
     ddp: Ddp<Variables>,
     report: Option<StepReport>,
     steps: LoopSteps,
+    /// `true` between [`train`](Self::train) and [`eval`](Self::eval).
+    trains: bool,
 }
 
 impl DataParallel {
@@ -322,6 +325,49 @@ impl DataParallel {
         batch.narrow(0, own.start, own.len()).map_err(failed)
     }
 
+    /// Returns the description of the next forward, for [`Dropout`](crate::Dropout) and for layers that train and
+    /// evaluate differently. The step is the number of steps that were taken before, and continues after
+    /// [`load`](Self::load).
+    ///
+    /// This rank's k-th micro-batch of a step on N ranks has the number k · N + rank. A program that computes one
+    /// micro-batch on each rank then drops the same values as one process that accumulates all of them. With
+    /// [`backward_each`](Self::backward_each), replace the number by that of the micro-batch:
+    ///
+    /// ```
+    /// # use candle_core::{DType, Device, Module, Tensor};
+    /// # use candle_nn::{VarBuilder, VarMap};
+    /// # use dist_candle::{DataParallel, Dropout};
+    /// # use dist_parallel::Communicator;
+    /// # let varmap = VarMap::new();
+    /// # let vars = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
+    /// # let model = candle_nn::linear(1, 1, vars.pp("line"))?;
+    /// # let batches = Tensor::arange(0f32, 32.0, &Device::Cpu)?.reshape((4, 8, 1))?;
+    /// use dist_parallel::model::Pass;
+    ///
+    /// let dropout = Dropout::new(0.1, 42, "line")?;
+    /// let mut dp = DataParallel::new(Communicator::from_env()?, &varmap)?;
+    /// let pass = dp.pass();
+    /// let grads = dp.backward_each(4, |number| {
+    ///     let x = batches.get(number)?;
+    ///     let y = dropout.forward(&model.forward(&x)?, Pass { micro_batch: number, ..pass })?;
+    ///     Ok(candle_nn::loss::mse(&y, &x)?)
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pass(&self) -> Pass {
+        Pass { training: self.trains, ..self.ddp.next_pass(self.ddp.rank()) }
+    }
+
+    /// Makes [`pass`](Self::pass) describe forwards of training, as at the beginning.
+    pub const fn train(&mut self) {
+        self.trains = true;
+    }
+
+    /// Makes [`pass`](Self::pass) describe forwards of an evaluation.
+    pub const fn eval(&mut self) {
+        self.trains = false;
+    }
+
     /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, times, and the bytes that
     /// this rank sent. `None` before the first step.
     pub const fn report(&self) -> Option<&StepReport> {
@@ -493,7 +539,7 @@ impl NoSync<'_> {
 impl From<Ddp<Variables>> for DataParallel {
     fn from(ddp: Ddp<Variables>) -> Self {
         let steps = LoopSteps::new(ddp.rank(), ddp.world_size());
-        Self { ddp, report: None, steps }
+        Self { ddp, report: None, steps, trains: true }
     }
 }
 

@@ -125,6 +125,14 @@ pub enum CandleError {
         /// Shape and type of the gradient.
         gradient: (Shape, DType),
     },
+    /// An activation or its gradient does not have the tensors that it must have.
+    #[error("an activation of {expected} tensors was expected, and there are {got}")]
+    TensorCount {
+        /// The number of tensors that there should be.
+        expected: usize,
+        /// The number of tensors that there are.
+        got: usize,
+    },
     /// The loss is not one number.
     #[error("the loss is no single number but {shape:?}")]
     Loss {

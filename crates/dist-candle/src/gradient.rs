@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, TensorId, Var};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, TensorId, Var};
 
-use crate::CandleError;
+use crate::activations::Given;
+use crate::{Activation, CandleError};
 
 /// The gradients of everything that `output` depends on, given the gradient of `output`.
 ///
@@ -15,6 +16,13 @@ use crate::CandleError;
 /// If candle cannot go backward through an operation.
 pub fn backward_from(output: &Tensor, gradient: Tensor) -> candle_core::Result<GradStore> {
     output.apply_op1(Seed(gradient))?.backward()
+}
+
+/// Returns a number whose backward pass begins at these tensors with these gradients.
+pub(crate) fn root(seeds: Vec<(Tensor, Tensor)>) -> candle_core::Result<Tensor> {
+    let mut roots = seeds.into_iter().map(|(output, gradient)| output.apply_op1(Seed(gradient)));
+    let first = roots.next().unwrap_or_else(|| Tensor::zeros((), DType::F32, &Device::Cpu))?;
+    roots.try_fold(first, |sum, root| sum + root?)
 }
 
 /// The value of `loss` for a model's output, and its gradient with respect to that output.
@@ -29,24 +37,26 @@ pub fn backward_from(output: &Tensor, gradient: Tensor) -> candle_core::Result<G
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// The output may be a tuple or list of tensors, as [`Activation`] says.
+///
 /// # Errors
 /// If `loss` fails, does not give a single number, or has no gradient; or if it uses a variable, whose gradient
 /// would be lost: parameters belong into blocks.
-pub fn loss_and_gradient(
-    output: &Tensor,
-    loss: impl FnOnce(&Tensor) -> candle_core::Result<Tensor>,
-) -> Result<(f32, Tensor), CandleError> {
+pub fn loss_and_gradient<A: Activation>(
+    output: &A,
+    loss: impl FnOnce(&A) -> candle_core::Result<Tensor>,
+) -> Result<(f32, A), CandleError> {
     let failed = |source| CandleError::Candle { place: "the loss".to_owned(), source };
-    let output = Var::from_tensor(&output.detach()).map_err(failed)?;
-    let loss = loss(&output).map_err(failed)?;
+    let given = Given::all(output.clone()).map_err(failed)?;
+    let loss = loss(&given.activation()?).map_err(failed)?;
     if loss.elem_count() != 1 {
         return Err(CandleError::Loss { shape: loss.shape().clone() });
     }
     let mut gradients = loss.backward().map_err(failed)?;
-    if let Some(shape) = stray_variable(&loss, &gradients, [&output]) {
+    if let Some(shape) = stray_variable(&loss, &gradients, given.vars()) {
         return Err(CandleError::UnlistedVariable { place: "the loss".to_owned(), shape });
     }
-    let gradient = gradients.remove(&output);
+    let gradient = given.take_gradients("the loss", &mut gradients)?;
     let gradient = gradient.ok_or_else(|| CandleError::NoInputGradient { place: "the loss".to_owned() })?;
     let value = loss.flatten_all().and_then(|loss| loss.get(0)?.to_dtype(DType::F32)?.to_scalar());
     Ok((value.map_err(failed)?, gradient))

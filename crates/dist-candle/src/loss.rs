@@ -95,7 +95,7 @@ pub(crate) fn backward<L: TensorLoss>(
         Some(weight) => tensor.affine(weight as f64, 0.0).map_err(failed)?,
     };
     let mut gradients = weighted.backward().map_err(failed)?;
-    variables.check_listed(&weighted, &gradients, None)?;
+    variables.check_listed(&weighted, &gradients, std::iter::empty())?;
     variables.check_found(&gradients)?;
     let value = weighted.flatten_all().and_then(|loss| loss.get(0)?.to_dtype(DType::F32)?.to_scalar());
     let value = value.map_err(failed)?;

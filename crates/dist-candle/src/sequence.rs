@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 
-use candle_core::{Module, Tensor, TensorId};
+use candle_core::{Tensor, TensorId};
 use dist_parallel::{Block, Sequence};
 
-use crate::CandleBlock;
 use crate::spare::Spare;
+use crate::{Activation, BlockModule, CandleBlock};
 
 /// Makes a [`Sequence`] of [`CandleBlock`]s in which a variable is one parameter, however many blocks list it.
 ///
@@ -28,10 +28,9 @@ use crate::spare::Spare;
 /// assert_eq!(model.infos()[1].same_as, Some(0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Default)]
 #[must_use]
-pub struct SequenceBuilder {
-    blocks: Vec<Box<dyn Block<Tensor>>>,
+pub struct SequenceBuilder<A = Tensor> {
+    blocks: Vec<Box<dyn Block<A>>>,
     /// Of every variable, the name that it had first.
     first_names: HashMap<TensorId, String>,
     /// Each further name of a variable, and its first.
@@ -39,14 +38,14 @@ pub struct SequenceBuilder {
     spare: Spare,
 }
 
-impl SequenceBuilder {
+impl<A: Activation> SequenceBuilder<A> {
     /// A sequence without blocks.
     pub fn new() -> Self {
-        Self::default()
+        Self { blocks: Vec::new(), first_names: HashMap::new(), ties: Vec::new(), spare: Spare::default() }
     }
 
     /// The same sequence with `block` after its last one.
-    pub fn block<M: Module + Send + 'static>(mut self, block: CandleBlock<M>) -> Self {
+    pub fn block<M: BlockModule<A> + Send + 'static>(mut self, block: CandleBlock<M>) -> Self {
         for (name, var) in block.variables().iter() {
             match self.first_names.entry(var.id()) {
                 Entry::Occupied(first) => self.ties.push((name.to_owned(), first.get().clone())),
@@ -61,7 +60,7 @@ impl SequenceBuilder {
     ///
     /// # Errors
     /// If two parameters have the same name, or if one block trains a variable that another has frozen.
-    pub fn build(self) -> dist_parallel::Result<Sequence<Tensor>> {
+    pub fn build(self) -> dist_parallel::Result<Sequence<A>> {
         let mut sequence = Sequence::new(self.blocks)?;
         // Backwards, so that no parameter is ever tied to one that is tied itself: a block may already have tied
         // two names of its own.
@@ -72,7 +71,13 @@ impl SequenceBuilder {
     }
 }
 
-impl fmt::Debug for SequenceBuilder {
+impl<A: Activation> Default for SequenceBuilder<A> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<A> fmt::Debug for SequenceBuilder<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SequenceBuilder({} blocks, {} variables)", self.blocks.len(), self.first_names.len())
     }

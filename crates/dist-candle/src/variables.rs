@@ -203,14 +203,14 @@ impl Variables {
     }
 
     /// Makes sure that a backward pass from `root` has found no gradient of a variable that is neither among these nor
-    /// `input`: that gradient would be lost.
-    pub(crate) fn check_listed(
-        &self,
+    /// among `inputs`: that gradient would be lost.
+    pub(crate) fn check_listed<'v>(
+        &'v self,
         root: &Tensor,
         gradients: &GradStore,
-        input: Option<&Var>,
+        inputs: impl Iterator<Item = &'v Var>,
     ) -> Result<(), CandleError> {
-        match stray_variable(root, gradients, self.vars.iter().chain(input)) {
+        match stray_variable(root, gradients, self.vars.iter().chain(inputs)) {
             Some(shape) => Err(CandleError::UnlistedVariable { place: self.place.clone(), shape }),
             None => Ok(()),
         }

@@ -460,7 +460,8 @@ fn a_head_tied_to_the_variable_of_another_block_must_list_it() {
 #[test]
 fn a_loss_may_use_constants_but_no_variables() {
     let (output, weight) = (var(&[3], 1), var(&[3], 2));
-    let weighted = |weight: &Tensor| loss_and_gradient(&output, |output| (output * weight)?.sum_all());
+    let weighted =
+        |weight: &Tensor| loss_and_gradient(output.as_tensor(), |output| (output * weight)?.sum_all());
     let error = weighted(&weight).unwrap_err();
     assert!(matches!(&error, CandleError::UnlistedVariable { place, .. } if place == "the loss"), "{error}");
     let (_, gradient) = weighted(&weight.as_detached_tensor()).unwrap();
