@@ -14,6 +14,7 @@ mod module;
 mod sequence;
 mod slices;
 mod spare;
+mod sync_batch_norm;
 mod variables;
 
 pub use activations::{Activation, Tensors};
@@ -26,4 +27,5 @@ pub use gradient::{backward_from, loss_and_gradient};
 pub use loss::TensorLoss;
 pub use module::{BlockModule, PassFn};
 pub use sequence::SequenceBuilder;
+pub use sync_batch_norm::SyncBatchNorm;
 pub use variables::Variables;

@@ -56,6 +56,13 @@ impl<A: Activation> SequenceBuilder<A> {
         self
     }
 
+    /// The same sequence with a block after its last one that is no [`CandleBlock`], such as a
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm). Its parameters are tied to no others.
+    pub fn plain_block(mut self, block: impl Block<A> + 'static) -> Self {
+        self.blocks.push(Box::new(block));
+        self
+    }
+
     /// The sequence, with each variable's further names tied to its first.
     ///
     /// # Errors

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
+use dist_candle::{CandleBlock, SequenceBuilder, SyncBatchNorm, Tensors, loss_and_gradient};
 use dist_collectives::Communicator;
 use dist_parallel::checkpoint::Checkpoints;
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Reshard, ShardingStrategy};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
-use dist_parallel::model::BufferSync;
+use dist_parallel::model::{BufferSync, Pass};
 use dist_parallel::optim::{Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, ScheduleKind};
-use dist_parallel::{BoxError, Ddp, DdpOptions, Params, Sequence, Values};
+use dist_parallel::{Block as _, BoxError, Ddp, DdpOptions, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -357,4 +357,205 @@ fn only_the_last_part_of_a_name_makes_a_buffer_and_it_can_be_said_otherwise() {
     let block = block.freeze("b.counter").unwrap();
     assert_eq!(buffers(&block), ["b.counter", "b.norm.running_var"]);
     assert!(block.infos().iter().all(|info| info.trainable == (info.buffer.is_none())));
+}
+
+/// The program of the case train-01, with this strategy or a pipeline of two stages beside another one. Returns the
+/// running mean and variance of every rank that has them.
+fn constant_batches(comm: Communicator, strategy: Option<ShardingStrategy>) -> Vec<Vec<f32>> {
+    let map = VarMap::new();
+    let norm =
+        candle_nn::batch_norm(2, 1e-5, VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu).pp("bn"));
+    let nothing = CandleBlock::new("nothing", Vec::<(String, Var)>::new(), |x: &Tensor| x.affine(1.0, 0.0));
+    let model = SequenceBuilder::new()
+        .block(nothing.unwrap())
+        .block(CandleBlock::from_var_map("bn", &map, norm.unwrap()).unwrap())
+        .build()
+        .unwrap();
+    let names: Vec<String> = model.infos().iter().map(|info| info.name.clone()).collect();
+    let mut found = Vec::new();
+    let mut keep = |index: usize, read: Values<'_>| {
+        if names[index].contains("running") {
+            found.push(values(read));
+        }
+    };
+    let input = || Tensor::arange(0f32, 16.0, &Device::Cpu)?.reshape((8, 2));
+    let loss = |output: Tensor| Ok(loss_and_gradient(&output, |output| output.sqr()?.mean_all())?);
+    if let Some(strategy) = strategy {
+        let mut fsdp = Fsdp::new(comm, model, &FsdpOptions::new(strategy)).unwrap();
+        for _ in 0..10 {
+            fsdp.step(2, |_| Ok((input()?, loss))).unwrap();
+            fsdp.update(&mut sgd()).unwrap();
+        }
+        fsdp.for_each_parameter(&mut keep).unwrap();
+        return found;
+    }
+    if comm.world_size() == 2 {
+        let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
+        for _ in 0..10 {
+            ddp.step(2, |_| Ok((input()?, loss))).unwrap();
+            ddp.update(&mut sgd()).unwrap();
+        }
+        ddp.for_each_parameter(&mut keep).unwrap();
+        return found;
+    }
+    let mut world = comm;
+    let (pipeline, stage) = (world.rank() / 2, world.rank() % 2);
+    let own = world.subgroup(&[2 * pipeline, 2 * pipeline + 1]).unwrap().unwrap();
+    let beside = world.subgroup(&[stage, 2 + stage]).unwrap().unwrap();
+    let schedule = ScheduleKind::Gpipe.schedule(2, 1).unwrap();
+    let mut pipeline = Pipeline::new(own, model, schedule, &[0..1, 1..2], Tensors).unwrap();
+    pipeline.reduce_over(beside).unwrap();
+    for _ in 0..10 {
+        pipeline.step(|_| Ok(input()?), |_, output| loss(output)).unwrap();
+        pipeline.update(&mut sgd()).unwrap();
+    }
+    pipeline.for_each_parameter(&mut keep).unwrap();
+    found
+}
+
+#[rstest]
+#[case::ddp(2, None)]
+#[case::fsdp(2, Some(ShardingStrategy::FullShard))]
+#[case::zero1(2, Some(ShardingStrategy::ShardOptimizer))]
+#[case::zero2(2, Some(ShardingStrategy::ShardGradOp))]
+#[case::no_shard(2, Some(ShardingStrategy::NoShard))]
+#[case::hybrid(2, Some(ShardingStrategy::HybridShard { shard_degree: 2 }))]
+#[case::pipeline(4, None)]
+fn the_running_mean_of_constant_batches_is_the_same_under_every_strategy(
+    #[case] ranks: usize,
+    #[case] strategy: Option<ShardingStrategy>,
+) {
+    let outcome =
+        sim::run(1, ranks, move |transport| constant_batches(Communicator::new(transport), strategy));
+    // Channels are 0, 2, … 14 and 1, 3, … 15: means 7 and 8, variance 24.
+    let rest = 0.9_f32.powi(10);
+    let expected = [vec![7.0 * (1.0 - rest), 8.0 * (1.0 - rest)], vec![24.0 - 23.0 * rest; 2]];
+    let mut ranks_with = 0;
+    for found in outcome.results.iter().filter(|found| !found.is_empty()) {
+        ranks_with += 1;
+        assert_eq!(found, &outcome.results[1], "every rank has the same bits");
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() < 1e-4, "{found} instead of {expected}");
+        }
+    }
+    assert_eq!(ranks_with, 2);
+}
+
+/// Sixteen rows of two channels at three positions.
+fn all_rows(step: usize) -> candle_core::Result<Tensor> {
+    Tensor::arange(0f32, 96.0, &Device::Cpu)?.reshape((16, 2, 3))?.affine(0.37, step as f64)?.sin()
+}
+
+fn synchronised_model(comm: &mut Communicator) -> Sequence<Tensor> {
+    let norm = SyncBatchNorm::new(comm.fork().unwrap(), "norm", 2, 1e-5).unwrap();
+    SequenceBuilder::new().plain_block(norm).build().unwrap()
+}
+
+/// Parameters and buffers by index, and an output in evaluation mode, after steps in which each rank has a share of the
+/// rows.
+fn train_synchronised(
+    mut comm: Communicator,
+    strategy: Option<ShardingStrategy>,
+) -> (Vec<(usize, Vec<f32>)>, Vec<f32>) {
+    let (model, ranks) = (synchronised_model(&mut comm), comm.world_size());
+    let share = 16 / ranks;
+    let batch =
+        |step| move |rank: usize| Ok((all_rows(step)?.narrow(0, rank * share, share)?.contiguous()?, loss));
+    let mut found = Vec::new();
+    let mut keep = |index: usize, read: Values<'_>| found.push((index, values(read)));
+    let output = if let Some(strategy) = strategy {
+        let mut fsdp = Fsdp::new(comm, model, &FsdpOptions::new(strategy)).unwrap();
+        for step in 0..STEPS {
+            fsdp.step(ranks, batch(step)).unwrap();
+            fsdp.update(&mut sgd()).unwrap();
+        }
+        fsdp.for_each_parameter(&mut keep).unwrap();
+        fsdp.forward(all_rows(99).unwrap()).unwrap()
+    } else {
+        let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
+        for step in 0..STEPS {
+            ddp.step(ranks, batch(step)).unwrap();
+            ddp.update(&mut sgd()).unwrap();
+        }
+        ddp.for_each_parameter(&mut keep).unwrap();
+        ddp.forward(all_rows(99).unwrap()).unwrap()
+    };
+    found.sort_by_key(|(index, _)| *index);
+    (found, output.flatten_all().unwrap().to_vec1().unwrap())
+}
+
+#[rstest]
+fn a_synchronised_batch_norm_trains_the_bits_of_one_process_with_the_whole_batch(
+    #[values(1, 2, 4)] ranks: usize,
+    #[values(5, 0, 1, 2, 3, 4)] strategy: usize,
+) {
+    let strategy = STRATEGIES.get(strategy).copied();
+    // Two shards need two ranks.
+    if ranks == 1 && strategy == Some(ShardingStrategy::HybridShard { shard_degree: 2 }) {
+        return;
+    }
+    let alone = sim::run(1, 1, |transport| train_synchronised(Communicator::new(transport), None)).results;
+    let divided =
+        sim::run(1, ranks, move |transport| train_synchronised(Communicator::new(transport), strategy));
+    assert_eq!(divided.results, vec![alone[0].clone(); ranks]);
+}
+
+/// Two blocks compute the same: candle's batch norm with the whole batch, and the synchronised one with half of it.
+#[test]
+fn a_synchronised_batch_norm_computes_what_candle_computes_of_the_whole_batch() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        let (mut model, own) = (synchronised_model(&mut comm), 8 * comm.rank());
+        model.begin_forward(Pass { training: true, step: 0, micro_batch: comm.rank() });
+        let (output, saved) = model.forward(all_rows(0).unwrap().narrow(0, own, 8).unwrap()).unwrap();
+        let gradient = all_rows(7).unwrap().narrow(0, own, 8).unwrap();
+        let of_input = model.backward(saved, gradient, &mut |_, _| Ok(())).unwrap().unwrap();
+        let mut running = Vec::new();
+        model.read(2, &mut |read| running.extend(values(read))).unwrap();
+        model.read(3, &mut |read| running.extend(values(read))).unwrap();
+        [output, of_input]
+            .map(|tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap())
+            .into_iter()
+            .chain([running])
+            .collect::<Vec<_>>()
+    });
+    let map = VarMap::new();
+    let norm =
+        candle_nn::batch_norm(2, 1e-5, VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu)).unwrap();
+    let mut block = CandleBlock::from_var_map("", &map, norm).unwrap();
+    let (output, saved) = block.forward(all_rows(0).unwrap()).unwrap();
+    let of_input = block.backward(saved, all_rows(7).unwrap(), &mut |_, _| Ok(())).unwrap().unwrap();
+    let running =
+        ["running_mean", "running_var"].map(|name| map.data().lock().unwrap()[name].to_vec1().unwrap());
+    let [output, of_input] =
+        [output, of_input].map(|tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+    let [first, second] = [&outcome.results[0], &outcome.results[1]];
+    let joined = |place: usize| [&*first[place], &*second[place]].concat();
+    let expected_running: Vec<f32> = running.concat();
+    let pairs = [(joined(0), output), (joined(1), of_input), (first[2].clone(), expected_running)];
+    for (found, expected) in pairs {
+        assert_eq!(found.len(), expected.len());
+        let close = found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() < 1e-5);
+        assert!(close, "{found:?} instead of {expected:?}");
+    }
+    assert_eq!(first[2], second[2]);
+}
+
+#[test]
+fn a_synchronised_batch_norm_refuses_other_shapes_single_values_and_a_negative_epsilon() {
+    let outcome = sim::run(1, 1, |transport| {
+        let mut comm = Communicator::new(transport);
+        let fork = comm.fork().unwrap();
+        let negative = SyncBatchNorm::new(fork, "norm", 2, -1.0).unwrap_err();
+        let mut model = synchronised_model(&mut comm);
+        let mut refused = |shape: &[usize]| {
+            let x = Tensor::ones(shape, DType::F32, &Device::Cpu).unwrap();
+            dist_parallel::internal::Chain(&*model.forward(x).unwrap_err()).to_string()
+        };
+        [refused(&[4, 3]), refused(&[1, 2]), dist_parallel::internal::Chain(&negative).to_string()]
+    });
+    let [shape, single, negative] = &outcome.results[0];
+    assert!(shape.contains("block norm, forward") && shape.contains("rows x 2 channels"), "{shape}");
+    assert!(single.contains("a channel has 1 values and needs two"), "{single}");
+    assert!(negative.contains("eps is -1"), "{negative}");
 }
