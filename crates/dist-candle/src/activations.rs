@@ -6,7 +6,7 @@ use dist_parallel::pipeline::Activations;
 use dist_parallel::{BoxError, Values};
 
 use crate::array::Array;
-use crate::{CandleError, slices};
+use crate::{CandleError, packed, slices};
 
 /// The activation between two blocks: one tensor, a tuple of two to four, or a list.
 ///
@@ -70,6 +70,34 @@ impl Activation for Tensor {
         <[Tensor; 1]>::try_from(tensors).map(|[tensor]| tensor).map_err(wrong)
     }
 }
+
+/// The messages of activations of several tensors.
+macro_rules! packed {
+    ($($activation:ty),*) => {$(
+        impl Activations<$activation> for Tensors {
+            fn to_flat(
+                &self,
+                activation: &$activation,
+                f: &mut dyn FnMut(&[usize], Values<'_>),
+            ) -> Result<(), BoxError> {
+                let words = packed::pack(&activation.clone().into_tensors())?;
+                f(&[words.len()], Values::F32(&words));
+                Ok(())
+            }
+
+            fn unflatten(&self, _: &[usize], values: Values<'_>) -> Result<$activation, BoxError> {
+                let Values::F32(words) = values else { return Err(CandleError::Message.into()) };
+                Ok(<$activation>::from_tensors(packed::unpack(words)?)?)
+            }
+
+            fn gradients_have_the_same_shape(&self) -> bool {
+                false
+            }
+        }
+    )*};
+}
+
+packed!(Vec<Tensor>, (Tensor, Tensor), (Tensor, Tensor, Tensor), (Tensor, Tensor, Tensor, Tensor));
 
 activations!(2: (Tensor, Tensor), 3: (Tensor, Tensor, Tensor), 4: (Tensor, Tensor, Tensor, Tensor));
 
@@ -136,7 +164,10 @@ impl GivenTensor {
     }
 }
 
-/// Sends tensors of floats, of any shape, from stage to stage.
+/// Sends activations from stage to stage of a pipeline: tensors of floats of any shape, or tuples and lists of tensors.
+///
+/// A tuple or list is one message, in which tensors can have different types, also integers. Its gradient is sent
+/// without the integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tensors;
 
@@ -163,7 +194,7 @@ mod tests {
             let tensor = Tensor::arange(0_f32, 6.0, &Device::Cpu).unwrap().reshape((1, 2, 3)).unwrap();
             // Not contiguous.
             let tensor = tensor.transpose(1, 2).unwrap().to_dtype(dtype).unwrap();
-            let mut again = None;
+            let mut again: Option<Tensor> = None;
             let mut unflatten = |shape: &[usize], values: Values<'_>| {
                 again = Some(Tensors.unflatten(shape, values).unwrap());
             };

@@ -133,6 +133,9 @@ pub enum CandleError {
         /// The number of tensors that there are.
         got: usize,
     },
+    /// A message between stages does not contain the tensors of an activation.
+    #[error("the message of an activation cannot be read: its header is invalid, or it is too short")]
+    Message,
     /// The loss is not one number.
     #[error("the loss is no single number but {shape:?}")]
     Loss {

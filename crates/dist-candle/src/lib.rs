@@ -11,6 +11,7 @@ mod gradient;
 mod integers;
 mod loss;
 mod module;
+mod packed;
 mod sequence;
 mod slices;
 mod spare;

@@ -1,12 +1,13 @@
 //! Batch norm whose mean and variance are those of all ranks' rows.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 use candle_core::{DType, Tensor};
 use dist_collectives::ReduceOp;
 use dist_parallel::model::{Pass, Ready, Saved, Slot};
 use dist_parallel::{Block, BoxError, Communicator, FloatType, ParamInfo, Params, Values, ValuesMut};
+use num_traits::Float;
 
 use crate::CandleError;
 
@@ -16,8 +17,8 @@ use crate::CandleError;
 /// those of the gradients. So a batch that is divided among ranks is normalised as a whole. In an evaluation the
 /// running mean and variance are used, and nothing is sent.
 ///
-/// Sums are computed in `f64` in the canonical order: over a rank's rows first, then over the ranks. Outputs and
-/// gradients have the bits of one process with all rows, if each rank has the same power of two of neighbouring rows.
+/// Sums are computed in `f64`, and those of the parameters' gradients in `f32`, in the canonical order: over a rank's
+/// rows first, then over the ranks. Outputs and gradients have the bits of one process with all rows, if each rank has the same power of two of neighbouring rows.
 ///
 /// The block has the parameters `name.weight` and `name.bias`, and the [buffers](ParamInfo::buffer)
 /// `name.running_mean` and `name.running_var`, all in `f32` and with the names of candle's batch norm. Its input has the
@@ -136,7 +137,7 @@ impl SyncBatchNorm {
 
     /// Returns each channel's mean and variance over the rows of all ranks, and the number of values of a channel.
     fn statistics(&mut self, values: &[f64], extent: Extent) -> Result<(Vec<f64>, Vec<f64>, f64), BoxError> {
-        let mut sums = extent.sums(|index, _| [values[index], values[index] * values[index]]);
+        let mut sums = extent.sums(|index| [values[index], values[index] * values[index]]);
         sums.push((extent.rows * extent.positions) as f64);
         self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
         let count = sums.pop().unwrap_or_default();
@@ -184,24 +185,24 @@ impl Extent {
     }
 
     /// Sums two numbers of each value over all rows, for each channel. Rows are summed in the canonical order.
-    fn sums(self, numbers: impl Fn(usize, usize) -> [f64; 2]) -> Vec<f64> {
+    fn sums<T: Float + AddAssign>(self, numbers: impl Fn(usize) -> [T; 2]) -> Vec<T> {
         let of_row = |row: usize| {
-            let mut sums = vec![0.0; 2 * self.channels];
+            let mut sums = vec![T::zero(); 2 * self.channels];
             let len = self.channels * self.positions;
             for index in row * len..(row + 1) * len {
                 let channel = self.channel(index);
-                let [one, other] = numbers(index, channel);
+                let [one, other] = numbers(index);
                 sums[2 * channel] += one;
                 sums[2 * channel + 1] += other;
             }
             sums
         };
-        if self.rows == 0 { vec![0.0; 2 * self.channels] } else { tree(0..self.rows, &of_row) }
+        if self.rows == 0 { vec![T::zero(); 2 * self.channels] } else { tree(0..self.rows, &of_row) }
     }
 }
 
 /// Returns T(n) = T(largest power of two below n) + T(rest) of the sums of n rows.
-fn tree(rows: Range<usize>, of_row: &impl Fn(usize) -> Vec<f64>) -> Vec<f64> {
+fn tree<T: AddAssign>(rows: Range<usize>, of_row: &impl Fn(usize) -> Vec<T>) -> Vec<T> {
     if rows.len() == 1 {
         return of_row(rows.start);
     }
@@ -272,8 +273,11 @@ impl Block<Tensor> for SyncBatchNorm {
         if gradient.len() != normalised.len() {
             return Err(CandleError::TensorCount { expected: normalised.len(), got: gradient.len() }.into());
         }
-        let mut sums = extent.sums(|index, _| [gradient[index], gradient[index] * normalised[index]]);
-        let of = |place: usize| sums.chunks_exact(2).map(move |pair| pair[place] as f32).collect::<Vec<_>>();
+        let mut sums = extent.sums(|index| [gradient[index], gradient[index] * normalised[index]]);
+        // In the parameters' type, as the trainer adds those of other ranks.
+        let of_parameters =
+            extent.sums(|index| [gradient[index] as f32, (gradient[index] * normalised[index]) as f32]);
+        let of = |place: usize| of_parameters.chunks_exact(2).map(|pair| pair[place]).collect::<Vec<_>>();
         ready(BIAS, Values::F32(&of(0)))?;
         ready(WEIGHT, Values::F32(&of(1)))?;
         if count.is_some() {

@@ -8,7 +8,7 @@ use crate::{BoxError, FloatType, Values};
 
 /// Converts activations to flat values and back, to send them between stages.
 ///
-/// Gradients of activations have the same type and are sent in the same way.
+/// Gradients of activations have the same type `A` and are sent in the same way.
 pub trait Activations<A>: Send {
     /// Calls `f` once with the shape of an activation and its values in row-major order.
     ///
@@ -21,6 +21,12 @@ pub trait Activations<A>: Send {
     /// # Errors
     /// There is no such activation.
     fn unflatten(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
+
+    /// Returns `true` if the gradient of an activation has the activation's shape and type, as it has by default. If
+    /// `false`, the shape and type of a link's gradients are sent once, before the first of them.
+    fn gradients_have_the_same_shape(&self) -> bool {
+        true
+    }
 }
 
 /// Activations that are vectors of one type of number.
