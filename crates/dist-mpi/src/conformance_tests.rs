@@ -1,0 +1,139 @@
+//! The promises of every transport, kept by this one over a library in memory. Each rank is a thread with a world of
+//! its own.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dist_transport::conformance::{Fabric, TransportProgram};
+use dist_transport::direct::Reach;
+use dist_transport::process::WithSharedMemory;
+use dist_transport::runtime::Task;
+use dist_transport::{Runtime, Transport};
+
+use crate::MpiTransport;
+use crate::wire::{Buffer, Completions, Packet, Tag, Wire};
+use crate::world::{CORE_WORDS, Placement, World};
+
+type Inbox = Arc<Mutex<Vec<(usize, Tag, Packet)>>>;
+
+/// Packets as messages between threads. Neighbours in the queue of one sender change places, as packets of MPI may.
+struct MemoryWire {
+    rank: usize,
+    inboxes: Vec<Inbox>,
+}
+
+impl Wire for MemoryWire {
+    fn send(&mut self, to: usize, tag: Tag, buffer: Buffer, bytes: usize) -> io::Result<()> {
+        let packet = Packet { kind: tag.kind, buffer, bytes };
+        let mut inbox = self.inboxes[to].lock().unwrap();
+        inbox.push((self.rank, tag, packet));
+        let last = inbox.len() - 1;
+        if last > 0 && tag.number.is_multiple_of(2) {
+            inbox.swap(last, last - 1);
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Completions) -> io::Result<()> {
+        completions.arrived.append(&mut self.inboxes[self.rank].lock().unwrap());
+        Ok(())
+    }
+
+    fn in_flight_to(&self, _: usize) -> usize {
+        0
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Starts a world of this size, with one thread per rank that owns the library.
+fn worlds(size: usize) -> Vec<Arc<World>> {
+    let inboxes: Vec<Inbox> = (0..size).map(|_| Inbox::default()).collect();
+    let mut cores = [0; CORE_WORDS];
+    cores[0] = 1;
+    let placement = vec![Placement { host: 0, cores }; size];
+    let start = |rank| {
+        let wire = MemoryWire { rank, inboxes: inboxes.clone() };
+        let world = Arc::new(World::new(Box::new(wire), rank, placement.clone()));
+        let served = world.clone();
+        let task = world.runtime.spawn("dist-mpi", move || assert!(served.serve())).unwrap();
+        world.set_service(task);
+        world
+    };
+    (0..size).map(start).collect()
+}
+
+fn run(world_size: usize, program: &TransportProgram, join: fn(Arc<World>) -> Box<dyn Transport>) {
+    let runtime = Runtime::system();
+    let start = |world: Arc<World>| -> Task<()> {
+        let program = program.clone();
+        runtime.spawn("rank", move || program(join(world))).unwrap()
+    };
+    let tasks: Vec<_> = worlds(world_size).into_iter().map(start).collect();
+    for result in tasks.into_iter().map(Task::join).collect::<Vec<_>>() {
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
+/// Messages alone.
+struct Messages;
+
+impl Fabric for Messages {
+    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
+        run(world_size, &program, |world| Box::new(MpiTransport::of_world(world)));
+    }
+
+    fn shared_memory(&self) -> Option<Reach> {
+        None
+    }
+}
+
+/// Messages, with shared memory beside them.
+struct WithMemory;
+
+impl Fabric for WithMemory {
+    fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
+        run(world_size, &program, |world| {
+            let messages = MpiTransport::of_world(world.clone());
+            let due = messages.runtime().deadline(Duration::from_secs(60)).into();
+            let joined = WithSharedMemory::join(messages, &due).unwrap();
+            world.set_host_abort(joined.host_abort());
+            Box::new(joined)
+        });
+    }
+
+    fn shared_memory(&self) -> Option<Reach> {
+        Some(Reach::Write)
+    }
+}
+
+mod messages {
+    dist_transport::conformance!(super::Messages);
+}
+
+/// Promises about shared memory. An abort has a separate record on either side, so promises of one record are left out.
+mod with_memory {
+    dist_transport::conformance! { super::WithMemory =>
+        direct {
+            all_ranks_of_a_group_share_memory_or_none_does
+            after_a_fused_barrier_every_rank_has_the_bytes_of_all
+            groups_share_memory_of_their_own
+            an_abort_wakes_ranks_that_wait_in_shared_memory
+        }
+        forks {
+            a_group_of_a_group_is_translated_twice
+            one_call_makes_several_groups_that_share_no_rank
+        }
+        messages {
+            messages_go_round_a_ring
+            a_rank_exchanges_with_itself
+        }
+    }
+}

@@ -1,0 +1,150 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(test)]
+mod conformance_tests;
+mod library;
+mod records;
+mod transport;
+mod wire;
+mod world;
+
+use std::io;
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+use dist_collectives::tuning::CostCache;
+use dist_transport::process::WithSharedMemory;
+use dist_transport::{ErrorSource, LazyDeadline, Transport};
+
+pub use transport::MpiTransport;
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+dist_transport::error_enum! {
+/// An error of joining the job through MPI.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The library allows calls of one thread only.
+    #[error(
+        "the MPI library grants the thread level {level}, and this program needs Serialized: use a build of the library with threads"
+    )]
+    ThreadLevel {
+        /// The level that the library grants.
+        level: String,
+    },
+    /// MPI was initialised in this process already.
+    #[error(
+        "MPI was initialised before in this process: call dist_mpi::init once, before any other use of MPI, and fork \
+         its communicator"
+    )]
+    AlreadyInitialized,
+    /// The thread that owns MPI could not be started.
+    #[error("the thread that owns MPI cannot be started")]
+    Thread(#[source] io::Error),
+    /// The thread that owns MPI has ended before it was ready.
+    #[error("MPI could not be initialised: its own output tells why")]
+    Ended,
+    /// A call of the library failed.
+    #[error("the MPI library cannot be used")]
+    Library(#[source] io::Error),
+    /// The ranks of a host did not meet in shared memory.
+    #[error("the ranks of a host cannot share memory; MpiOptions::without_shared_memory needs none")]
+    SharedMemory(#[source] ErrorSource<dist_transport::Error>),
+    /// Measuring the costs of messages failed.
+    #[error("measuring the costs of messages failed")]
+    Costs(#[source] ErrorSource<dist_collectives::Error>),
+}
+}
+
+/// Joins the job that `mpirun`, `mpiexec` or `srun` has started, with the default [`MpiOptions`].
+///
+/// # Errors
+/// See [`MpiOptions::init`].
+#[doc(alias = "MPI_Init")]
+pub fn init() -> Result<Communicator> {
+    MpiOptions::new().init()
+}
+
+/// Joins the job, and returns the transport among all ranks, with the default [`MpiOptions`].
+///
+/// # Errors
+/// See [`MpiOptions::init_transport`].
+pub fn init_transport() -> Result<Box<dyn Transport>> {
+    MpiOptions::new().init_transport()
+}
+
+/// The way in which a process joins a job through MPI. All ranks use the same options.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// let comm = dist_mpi::MpiOptions::new().with_timeout(Duration::from_secs(600)).init()?;
+/// # Ok::<_, dist_mpi::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct MpiOptions {
+    has_shared_memory: bool,
+    timeout: Duration,
+}
+
+impl Default for MpiOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MpiOptions {
+    /// Returns the default: ranks of one host share memory, and a call may take 60 s.
+    pub const fn new() -> Self {
+        Self { has_shared_memory: true, timeout: Duration::from_secs(60) }
+    }
+
+    /// Lets all collectives use messages of MPI, also among ranks of one host.
+    #[must_use]
+    pub const fn without_shared_memory(mut self) -> Self {
+        self.has_shared_memory = false;
+        self
+    }
+
+    /// Sets the timeout of joining and of each call of the communicator. MPI itself waits in its initialisation
+    /// for all ranks without a limit.
+    #[must_use]
+    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Joins the job, and returns a communicator among all ranks. As with [`Communicator::from_env`], the
+    /// costs of messages are measured once and stored.
+    ///
+    /// # Errors
+    /// If the process has joined before, the library does not allow calls of several threads, or the ranks of a host
+    /// cannot share memory.
+    pub fn init(&self) -> Result<Communicator> {
+        let mut comm = Communicator::new(self.init_transport()?);
+        comm.set_timeout(self.timeout);
+        if comm.world_size() > 1 {
+            let medium = if self.has_shared_memory { "mpi-shm" } else { "mpi" };
+            comm.tune(CostCache::for_user().as_ref(), medium).map_err(|source| Error::Costs(source.into()))?;
+        }
+        Ok(comm)
+    }
+
+    /// Joins the job, and returns the transport among all ranks.
+    ///
+    /// # Errors
+    /// As for [`init`](Self::init).
+    pub fn init_transport(&self) -> Result<Box<dyn Transport>> {
+        let world = library::start()?;
+        let messages = MpiTransport::of_world(world.clone());
+        if !self.has_shared_memory {
+            return Ok(Box::new(messages));
+        }
+        let due = LazyDeadline::from(messages.runtime().deadline(self.timeout));
+        let joined = WithSharedMemory::join(messages, &due).map_err(|source| Error::SharedMemory(source.into()))?;
+        world.set_host_abort(joined.host_abort());
+        Ok(Box::new(joined))
+    }
+}

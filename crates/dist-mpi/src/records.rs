@@ -1,0 +1,146 @@
+//! Abort records and reports of waits, as bytes.
+
+use std::time::Duration;
+
+use dist_transport::{Abort, Cause, Fingerprint};
+
+/// A rank that has waited long: the calls that it is in, the current one first, and the rank that it waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WaitReport {
+    pub(crate) waits_for: usize,
+    pub(crate) calls: Vec<Fingerprint>,
+}
+
+impl WaitReport {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = (self.waits_for as u64).to_le_bytes().to_vec();
+        self.calls.iter().for_each(|call| bytes.extend(call.0));
+        bytes
+    }
+
+    /// Returns `None` for an empty report: the rank waits no longer.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (waits_for, calls) = bytes.split_first_chunk::<8>()?;
+        let (calls, _) = calls.as_chunks::<{ Fingerprint::SIZE }>();
+        let waits_for = usize::try_from(u64::from_le_bytes(*waits_for)).ok()?;
+        Some(Self { waits_for, calls: calls.iter().map(|&call| Fingerprint(call)).collect() })
+    }
+
+    /// Returns the first pair of calls of two ranks that contradict each other.
+    pub(crate) fn contradiction(&self, other: &Self) -> Option<(Fingerprint, Fingerprint)> {
+        let number = |call: &Fingerprint| u64::from_le_bytes(call.0[..8].try_into().expect("8 bytes"));
+        let pairs = self.calls.iter().flat_map(|ours| other.calls.iter().map(move |theirs| (*ours, *theirs)));
+        pairs.filter(|(ours, theirs)| ours.contradicts(theirs)).min_by_key(|(ours, _)| number(ours))
+    }
+}
+
+/// Follows a chain of waits in the call of a timeout to its last rank. If the ranks wait in a cycle, the record
+/// stays as it is.
+pub(crate) fn followed(record: Abort, waits: &[Option<WaitReport>]) -> Abort {
+    if record.cause != Cause::TimedOut || record.call == Fingerprint::NONE {
+        return record;
+    }
+    let mut chain = vec![record.reporter, record.rank];
+    while let Some(Some(wait)) = waits.get(chain[chain.len() - 1]) {
+        if wait.calls.first() != Some(&record.call) {
+            break;
+        }
+        if chain.contains(&wait.waits_for) {
+            return record;
+        }
+        chain.push(wait.waits_for);
+    }
+    Abort { rank: chain[chain.len() - 1], ..record }
+}
+
+const LEFT: u64 = 0;
+const TIMED_OUT: u64 = 1;
+const MISMATCH: u64 = 2;
+const LENGTH: u64 = 3;
+const PROTOCOL: u64 = 4;
+const PANICKED: u64 = 5;
+const GAVE_UP: u64 = 6;
+
+/// Returns the record as bytes: six numbers, the reporter's call, and the peer's call or the reason.
+pub(crate) fn encode(record: &Abort) -> Vec<u8> {
+    let (code, numbers, rest): (_, [u64; 2], &[u8]) = match &record.cause {
+        Cause::Left => (LEFT, [0; 2], &[]),
+        Cause::TimedOut => (TIMED_OUT, [0; 2], &[]),
+        Cause::Mismatch { theirs } => (MISMATCH, [0; 2], &theirs.0),
+        Cause::Length { expected, got } => (LENGTH, [*expected, *got], &[]),
+        Cause::Protocol => (PROTOCOL, [0; 2], &[]),
+        Cause::Panicked => (PANICKED, [0; 2], &[]),
+        Cause::GaveUp { why } => (GAVE_UP, [0; 2], why.as_bytes()),
+        // This crate reports no other cause; a program may give one to `abort`.
+        other => {
+            let cause = Cause::gave_up(other);
+            return encode(&Abort { cause, ..record.clone() });
+        }
+    };
+    let numbers = [code, record.rank as u64, record.reporter as u64, numbers[0], numbers[1]];
+    let mut bytes: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
+    bytes.extend(record.call.0);
+    bytes.extend(rest);
+    bytes
+}
+
+/// Returns the record of these bytes, or `None` if they are none.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Abort> {
+    let (numbers, bytes) = bytes.split_first_chunk::<40>()?;
+    let (call, rest) = bytes.split_first_chunk::<{ Fingerprint::SIZE }>()?;
+    let number = |index: usize| u64::from_le_bytes(numbers[index * 8..][..8].try_into().expect("8 bytes"));
+    let cause = match number(0) {
+        LEFT => Cause::Left,
+        TIMED_OUT => Cause::TimedOut,
+        MISMATCH => Cause::Mismatch { theirs: Fingerprint(rest.try_into().ok()?) },
+        LENGTH => Cause::Length { expected: number(3), got: number(4) },
+        PROTOCOL => Cause::Protocol,
+        PANICKED => Cause::Panicked,
+        GAVE_UP => Cause::gave_up(String::from_utf8_lossy(rest)),
+        _ => return None,
+    };
+    let [rank, reporter] = [number(1), number(2)].map(usize::try_from);
+    Some(Abort { cause, rank: rank.ok()?, reporter: reporter.ok()?, call: Fingerprint(*call) })
+}
+
+/// The time after which a rank that waits tells rank 0, which compares calls and follows chains of waits.
+pub(crate) const LONG_WAIT: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_survives_the_way_to_another_rank() {
+        let causes = [
+            Cause::Left,
+            Cause::TimedOut,
+            Cause::Mismatch { theirs: Fingerprint([3; Fingerprint::SIZE]) },
+            Cause::Length { expected: 5, got: u64::MAX },
+            Cause::Protocol,
+            Cause::Panicked,
+            Cause::gave_up("no more data"),
+            Cause::gave_up(""),
+        ];
+        for cause in causes {
+            let record = Abort { cause, rank: 7, reporter: 2, call: Fingerprint([9; Fingerprint::SIZE]) };
+            let bytes = encode(&record);
+            assert_eq!(decode(&bytes), Some(record));
+            assert_eq!(decode(&bytes[..bytes.len().min(80)]), None, "a part of it is no record");
+        }
+    }
+
+    #[test]
+    fn a_cause_of_another_transport_becomes_a_reason() {
+        let record = Abort { cause: Cause::Died, rank: 1, reporter: 0, call: Fingerprint::NONE };
+        let decoded = decode(&encode(&record)).unwrap();
+        assert_eq!(decoded.to_string(), "rank 1 gave up: died (reported by rank 0)");
+    }
+
+    #[test]
+    fn a_report_survives_and_an_empty_one_says_that_the_wait_is_over() {
+        let report = WaitReport { waits_for: 3, calls: vec![Fingerprint([1; 48]), Fingerprint([2; 48])] };
+        assert_eq!(WaitReport::decode(&report.encode()), Some(report));
+        assert_eq!(WaitReport::decode(&[]), None);
+    }
+}

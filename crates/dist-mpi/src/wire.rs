@@ -1,0 +1,173 @@
+//! The packets that processes send to each other, and the interface of the library that moves them.
+
+use std::io;
+
+use bytemuck::cast_slice;
+use dist_transport::cpu::CacheLine;
+
+/// Memory of a packet. It belongs to the wire from the moment it is sent until the library has finished with it.
+pub(crate) type Buffer = Vec<CacheLine>;
+
+/// Payload bytes of one packet. Longer messages are cut into packets of this size, so that a copy stays in the
+/// cache of the core that makes it.
+pub(crate) const SEGMENT: usize = 128 * 1024;
+
+/// Bytes of the header of a packet. The payload begins behind it and is aligned to 64 bytes.
+pub(crate) const HEADER: usize = CacheLine::BYTES;
+
+/// Cache lines of a packet of full size.
+pub(crate) const FULL: usize = (HEADER + SEGMENT) / CacheLine::BYTES;
+
+/// Packets that may be on their way to one peer at the same time.
+pub(crate) const IN_FLIGHT_MAX: usize = 4;
+
+/// The purpose of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The first part of a message: fingerprint, length, channel; then bytes.
+    First,
+    /// A further part of the message whose first part came last on the same channel.
+    Next,
+    /// The receiver of a channel has taken this many bytes.
+    Credit,
+    /// The sender has left a channel.
+    Goodbye,
+    /// The sender has waited long, or waits no longer. Only rank 0 receives it.
+    WaitReport,
+    /// The sender proposes an abort. Only rank 0 receives it.
+    Proposal,
+    /// The abort that stands.
+    Decision,
+    /// The last packet of a process.
+    Leave,
+}
+
+impl Kind {
+    const ALL: [Self; 8] = [
+        Self::First,
+        Self::Next,
+        Self::Credit,
+        Self::Goodbye,
+        Self::WaitReport,
+        Self::Proposal,
+        Self::Decision,
+        Self::Leave,
+    ];
+}
+
+/// The kind of a packet and its number among the packets of its sender to its receiver, modulo [`Tag::NUMBERS`].
+///
+/// The library delivers packets in order, but a long packet may be complete after a short one that was sent
+/// later. The number restores the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tag {
+    pub(crate) kind: Kind,
+    pub(crate) number: u16,
+}
+
+impl Tag {
+    /// Numbers are counted modulo this. Every MPI library allows tags up to 32767, which are 3 bits of the kind
+    /// and 12 of the number.
+    pub(crate) const NUMBERS: u16 = 1 << 12;
+
+    /// Returns the tag as the library sends it.
+    pub(crate) const fn encode(self) -> i32 {
+        ((self.number % Self::NUMBERS) as i32) << 3 | self.kind as i32
+    }
+
+    /// Returns the tag that was received. All numbers are tags.
+    pub(crate) fn decode(tag: i32) -> Self {
+        let bits = tag.unsigned_abs();
+        let number = u16::try_from(bits >> 3 & u32::from(Self::NUMBERS - 1)).expect("12 bits");
+        Self { kind: Kind::ALL[(bits & 7) as usize], number }
+    }
+
+    /// Returns the number that follows this one.
+    pub(crate) const fn after(number: u16) -> u16 {
+        (number + 1) % Self::NUMBERS
+    }
+}
+
+/// A packet that has arrived.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) kind: Kind,
+    pub(crate) buffer: Buffer,
+    /// The bytes of header and payload.
+    pub(crate) bytes: usize,
+}
+
+impl Packet {
+    /// Returns the 8 bytes of the header that begin here, as a number.
+    pub(crate) fn header_number(&self, offset: usize) -> u64 {
+        let bytes = &cast_slice::<_, u8>(&self.buffer)[offset..offset + 8];
+        u64::from_le_bytes(bytes.try_into().expect("8 bytes"))
+    }
+
+    /// Returns the bytes behind the header.
+    pub(crate) fn payload(&self) -> &[u8] {
+        &cast_slice(&self.buffer)[HEADER..self.bytes]
+    }
+}
+
+/// The packets that have arrived since the last look, and free buffers.
+#[derive(Debug, Default)]
+pub(crate) struct Completions {
+    /// Packets, with their senders and tags.
+    pub(crate) arrived: Vec<(usize, Tag, Packet)>,
+    /// Buffers of full size that are free: those whose packets have been sent, and those that were taken. The
+    /// wire uses them for further packets.
+    pub(crate) spare: Vec<Buffer>,
+}
+
+/// Buffers of full size that are kept for reuse.
+const SPARE_MAX: usize = 64;
+
+impl Completions {
+    /// Keeps a buffer for reuse if it has full size.
+    pub(crate) fn recycle(&mut self, buffer: Buffer) {
+        if buffer.len() == FULL && self.spare.len() < SPARE_MAX {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Returns a buffer of full size with unspecified contents.
+    pub(crate) fn full_buffer(&mut self) -> Buffer {
+        self.spare.pop().unwrap_or_else(|| vec![CacheLine::ZERO; FULL])
+    }
+}
+
+/// A library that moves packets between the processes of the world. It is used by one thread at a time.
+pub(crate) trait Wire: Send {
+    /// Begins to send the first `bytes` of a buffer to a process.
+    fn send(&mut self, to: usize, tag: Tag, buffer: Buffer, bytes: usize) -> io::Result<()>;
+
+    /// Lets the library work, and adds what has completed. Does not wait.
+    fn poll(&mut self, completions: &mut Completions) -> io::Result<()>;
+
+    /// Returns how many packets are on their way to this process.
+    fn in_flight_to(&self, to: usize) -> usize;
+
+    /// Returns how many packets are on their way to all processes.
+    fn in_flight(&self) -> usize;
+
+    /// Ends the use of the library. All processes have sent their last packet, and it has arrived.
+    fn close(&mut self) -> io::Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tag_survives_the_library_and_fits_its_smallest_limit() {
+        for kind in Kind::ALL {
+            for number in [0, 1, 77, Tag::NUMBERS - 1] {
+                let tag = Tag { kind, number };
+                assert_eq!(Tag::decode(tag.encode()), tag);
+                assert!((0..=32767).contains(&tag.encode()));
+            }
+        }
+        assert_eq!(Tag::after(Tag::NUMBERS - 1), 0);
+    }
+}
