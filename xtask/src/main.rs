@@ -9,6 +9,7 @@ mod compare;
 mod docs;
 mod matrix;
 mod members;
+mod mpi;
 mod predict;
 mod sim;
 mod test;
@@ -28,6 +29,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   predict  predicted beside measured times, here and on links made slow or long  [--filter NAME]
   compare  times beside those of other libraries, in the same run           [--ops LIST]
   burn     dist-burn, which no plain build has: clippy, docs, tests
+  mpi      dist-mpi, which no plain build has, with each installed MPI: clippy, docs, tests, jobs of mpirun
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
   book     check the guide and build it into target/book                   [--write]
   docs     write docs/algorithms.md anew from the schedules
@@ -62,6 +64,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     match command.as_str() {
         "ci" => with_help(arguments, ci::HELP, ci::run),
         "burn" => with_help(arguments, burn::HELP, burn::run),
+        "mpi" => with_help(arguments, mpi::HELP, mpi::run),
         "test" => with_help(arguments, test::HELP, test::run),
         "book" => book::run(arguments),
         "docs" => with_help(arguments, docs::HELP, docs::run),
@@ -126,6 +129,7 @@ mod tests {
             HELP,
             ci::HELP,
             burn::HELP,
+            mpi::HELP,
             test::HELP,
             tidy::HELP,
             matrix::HELP,

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, TransportProgram};
 use dist_transport::direct::Reach;
-use dist_transport::process::WithSharedMemory;
 use dist_transport::runtime::Task;
 use dist_transport::{Runtime, Transport};
 
@@ -87,7 +86,7 @@ struct Messages;
 
 impl Fabric for Messages {
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
-        run(world_size, &program, |world| Box::new(MpiTransport::of_world(world)));
+        run(world_size, &program, |world| Box::new(MpiTransport::new(world)));
     }
 
     fn shared_memory(&self) -> Option<Reach> {
@@ -101,11 +100,8 @@ struct WithMemory;
 impl Fabric for WithMemory {
     fn run(&self, _: u64, world_size: usize, program: TransportProgram) {
         run(world_size, &program, |world| {
-            let messages = MpiTransport::of_world(world.clone());
-            let due = messages.runtime().deadline(Duration::from_secs(60)).into();
-            let joined = WithSharedMemory::join(messages, &due).unwrap();
-            world.set_host_abort(joined.host_abort());
-            Box::new(joined)
+            let due = world.runtime.deadline(Duration::from_secs(60)).into();
+            Box::new(MpiTransport::with_shared_memory(world, &due).unwrap())
         });
     }
 

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod conformance_tests;
+mod endpoint;
 mod library;
 mod records;
 mod transport;
@@ -13,8 +14,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_collectives::tuning::CostCache;
-use dist_transport::process::WithSharedMemory;
-use dist_transport::{ErrorSource, LazyDeadline, Transport};
+use dist_transport::{ErrorSource, LazyDeadline};
 
 pub use transport::MpiTransport;
 
@@ -71,7 +71,7 @@ pub fn init() -> Result<Communicator> {
 ///
 /// # Errors
 /// See [`MpiOptions::init_transport`].
-pub fn init_transport() -> Result<Box<dyn Transport>> {
+pub fn init_transport() -> Result<MpiTransport> {
     MpiOptions::new().init_transport()
 }
 
@@ -127,7 +127,8 @@ impl MpiOptions {
         comm.set_timeout(self.timeout);
         if comm.world_size() > 1 {
             let medium = if self.has_shared_memory { "mpi-shm" } else { "mpi" };
-            comm.tune(CostCache::for_user().as_ref(), medium).map_err(|source| Error::Costs(source.into()))?;
+            comm.tune(CostCache::for_user().as_ref(), medium)
+                .map_err(|source| Error::Costs(source.into()))?;
         }
         Ok(comm)
     }
@@ -136,15 +137,13 @@ impl MpiOptions {
     ///
     /// # Errors
     /// As for [`init`](Self::init).
-    pub fn init_transport(&self) -> Result<Box<dyn Transport>> {
+    pub fn init_transport(&self) -> Result<MpiTransport> {
         let world = library::start()?;
-        let messages = MpiTransport::of_world(world.clone());
         if !self.has_shared_memory {
-            return Ok(Box::new(messages));
+            return Ok(MpiTransport::new(world));
         }
-        let due = LazyDeadline::from(messages.runtime().deadline(self.timeout));
-        let joined = WithSharedMemory::join(messages, &due).map_err(|source| Error::SharedMemory(source.into()))?;
-        world.set_host_abort(joined.host_abort());
-        Ok(Box::new(joined))
+        let due = LazyDeadline::from(world.runtime.deadline(self.timeout));
+        MpiTransport::with_shared_memory(world.clone(), &due)
+            .map_err(|source| Error::SharedMemory(source.into()))
     }
 }

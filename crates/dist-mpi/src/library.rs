@@ -132,7 +132,9 @@ impl MpiWire {
     fn new(comm: &SimpleCommunicator, size: usize) -> io::Result<Self> {
         let comm = comm.as_raw();
         // SAFETY: the communicator is valid and the error handler is a constant of the library.
-        check("MPI_Comm_set_errhandler", unsafe { ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN) })?;
+        check("MPI_Comm_set_errhandler", unsafe {
+            ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN)
+        })?;
         let receives = (2 * size).clamp(*RECEIVES.start(), *RECEIVES.end());
         let mut wire = Self {
             comm,
@@ -167,7 +169,8 @@ impl MpiWire {
         // The slot keeps the memory before the library knows it.
         self.slots[slot] = Slot::Receiving(buffer);
         // SAFETY: constants that the library initialises when it is loaded.
-        let (byte, any_source, any_tag) = unsafe { (ffi::RSMPI_UINT8_T, ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG) };
+        let (byte, any_source, any_tag) =
+            unsafe { (ffi::RSMPI_UINT8_T, ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG) };
         let request = &raw mut self.requests[slot];
         // SAFETY: the memory has `bytes` bytes. The slot owns it until `poll` sees that the request is complete;
         // moving the `Vec` does not move its memory.
@@ -176,7 +179,12 @@ impl MpiWire {
     }
 
     /// Hands over what a completed request has received or sent.
-    fn complete(&mut self, slot: usize, status: ffi::MPI_Status, completions: &mut Completions) -> io::Result<()> {
+    fn complete(
+        &mut self,
+        slot: usize,
+        status: ffi::MPI_Status,
+        completions: &mut Completions,
+    ) -> io::Result<()> {
         match std::mem::replace(&mut self.slots[slot], Slot::Free) {
             Slot::Receiving(buffer) => {
                 let bytes = received_bytes(&status)?;

@@ -34,21 +34,18 @@ impl WaitReport {
     }
 }
 
-/// Follows a chain of waits in the call of a timeout to its last rank. If the ranks wait in a cycle, the record
-/// stays as it is.
-pub(crate) fn followed(record: Abort, waits: &[Option<WaitReport>]) -> Abort {
+/// Follows a chain of waits in the call of a timeout to its last rank. `waits_for` returns the rank that another one
+/// waits for in a call. If the ranks wait in a cycle, the record stays as it is.
+pub(crate) fn followed(record: Abort, waits_for: impl Fn(usize, &Fingerprint) -> Option<usize>) -> Abort {
     if record.cause != Cause::TimedOut || record.call == Fingerprint::NONE {
         return record;
     }
     let mut chain = vec![record.reporter, record.rank];
-    while let Some(Some(wait)) = waits.get(chain[chain.len() - 1]) {
-        if wait.calls.first() != Some(&record.call) {
-            break;
-        }
-        if chain.contains(&wait.waits_for) {
+    while let Some(next) = waits_for(chain[chain.len() - 1], &record.call) {
+        if chain.contains(&next) {
             return record;
         }
-        chain.push(wait.waits_for);
+        chain.push(next);
     }
     Abort { rank: chain[chain.len() - 1], ..record }
 }

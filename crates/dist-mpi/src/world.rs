@@ -58,11 +58,10 @@ pub(crate) struct State {
     peers: Vec<Peer>,
     channels: Vec<Option<Channel>>,
     by_id: HashMap<u64, usize>,
-    endpoints: usize,
     /// The time at which this rank proposed an abort.
     proposed_at: Option<Duration>,
-    /// On rank 0: the last report of each rank that waits long.
-    waits: Vec<Option<WaitReport>>,
+    /// On rank 0: the last report of each rank that waits long on a channel.
+    waits: HashMap<(usize, u64), WaitReport>,
     leaving_since: Option<Duration>,
 }
 
@@ -117,9 +116,8 @@ impl World {
             peers: (0..size).map(|_| Peer::default()).collect(),
             channels: Vec::new(),
             by_id: HashMap::new(),
-            endpoints: 0,
             proposed_at: None,
-            waits: vec![None; size],
+            waits: HashMap::new(),
             leaving_since: None,
         };
         Self {
@@ -216,7 +214,10 @@ impl World {
                 }
                 state.forget_if_all_left(place);
             }
-            Kind::WaitReport => self.compare_waits(state, from, WaitReport::decode(packet.payload())),
+            Kind::WaitReport => {
+                let waiting = (from, packet.header_number(CHANNEL));
+                self.compare_waits(state, waiting, WaitReport::decode(packet.payload()));
+            }
             Kind::Proposal => match records::decode(packet.payload()) {
                 Some(record) => self.decide(state, record),
                 None => self.protocol_broken(state, from),
@@ -242,21 +243,22 @@ impl World {
     }
 
     /// Stores the report of a rank, and ends the job if the calls of two waiting ranks contradict each other.
-    fn compare_waits(&self, state: &mut State, from: usize, report: Option<WaitReport>) {
-        state.waits[from] = report;
-        let Some(ours) = &state.waits[from] else { return };
-        let others = state.waits.iter().enumerate().filter(|&(rank, _)| rank != from);
-        let found = others.filter_map(|(rank, theirs)| Some((rank, ours.contradiction(theirs.as_ref()?)?)));
-        let found = found.min_by_key(|(rank, _)| *rank);
-        if let Some((rank, (call, theirs))) = found {
+    fn compare_waits(&self, state: &mut State, (from, channel): (usize, u64), report: Option<WaitReport>) {
+        state.waits.remove(&(from, channel));
+        let Some(ours) = report else { return };
+        let others = state.waits.iter().filter(|((rank, _), _)| *rank != from);
+        let found = others.filter_map(|((rank, _), theirs)| Some((*rank, ours.contradiction(theirs)?)));
+        if let Some((rank, (call, theirs))) = found.min_by_key(|(rank, _)| *rank) {
             self.decide(state, Abort { cause: Cause::Mismatch { theirs }, rank, reporter: from, call });
         }
+        state.waits.insert((from, channel), ours);
     }
 
-    /// Tells rank 0 that this rank waits long, or no longer.
-    pub(crate) fn report_wait(&self, state: &mut State, report: Option<WaitReport>) {
-        let body = report.as_ref().map_or_else(Vec::new, WaitReport::encode);
-        self.send_control(state, 0, Kind::WaitReport, &[0; HEADER], &body);
+    /// Tells rank 0 that this rank waits long on a channel, or no longer.
+    pub(crate) fn report_wait(&self, channel: ChannelId, report: Option<&WaitReport>) {
+        let body = report.map_or_else(Vec::new, WaitReport::encode);
+        let header = channel_header(channel.get(), 0);
+        self.send_control(&mut self.lock(), 0, Kind::WaitReport, &header, &body);
     }
 
     /// Proposes to abort the job. The first proposal that reaches rank 0 stands.
@@ -288,7 +290,10 @@ impl World {
         if self.abort.get().is_some() {
             return;
         }
-        let record = records::followed(record, &state.waits);
+        let record = records::followed(record, |rank, call| {
+            let mut waits = state.waits.iter().filter(|((waiting, _), _)| *waiting == rank);
+            waits.find_map(|(_, wait)| (wait.calls.first() == Some(call)).then_some(wait.waits_for))
+        });
         let body = records::encode(&record);
         self.accept(record);
         for to in (0..self.size()).filter(|&to| to != self.rank) {
@@ -297,9 +302,9 @@ impl World {
     }
 
     fn accept(&self, record: Abort) {
-        tracing::info!(%record, "the job is aborted");
-        let _ = self.abort.set(record);
-        self.wake_service();
+        if self.abort.set(record).is_ok() {
+            self.wake_service();
+        }
     }
 
     /// Waits until the abort that this rank has proposed, or another one, stands.
@@ -334,34 +339,24 @@ impl World {
         let place = state.channel(id.get());
         let channel = state.channels[place].as_mut().expect("it was just made");
         channel.members = Some(members.clone());
-        state.endpoints += 1;
         place
     }
 
-    /// Ends an endpoint: tells the members. The last endpoint ends the process's part in the job.
+    /// Ends an endpoint: tells the members that this rank has left the channel.
     pub(crate) fn leave(&self, place: usize) {
-        let is_last = {
-            let mut state = self.lock();
-            let channel = state.channels[place].as_mut().expect("an endpoint has a channel");
-            channel.is_left = true;
-            channel.pairs.iter_mut().for_each(|pair| pair.queue.clear());
-            let members = channel.members.clone().unwrap_or_default();
-            let mut header = [0; HEADER];
-            header[CHANNEL..].copy_from_slice(&channel.id.to_le_bytes());
-            for &to in members.iter().filter(|&&to| to != self.rank) {
-                self.send_control(&mut state, to, Kind::Goodbye, &header, &[]);
-            }
-            state.forget_if_all_left(place);
-            state.endpoints -= 1;
-            state.endpoints == 0
-        };
-        if is_last {
-            self.leave_job();
+        let mut state = self.lock();
+        let channel = state.channels[place].as_mut().expect("an endpoint has a channel");
+        channel.is_left = true;
+        channel.pairs.iter_mut().for_each(|pair| pair.queue.clear());
+        let (members, header) = (channel.members.clone().unwrap_or_default(), channel_header(channel.id, 0));
+        for &to in members.iter().filter(|&&to| to != self.rank) {
+            self.send_control(&mut state, to, Kind::Goodbye, &header, &[]);
         }
+        state.forget_if_all_left(place);
     }
 
     /// Says goodbye to all processes, and waits until they have done the same.
-    fn leave_job(&self) {
+    pub(crate) fn leave_job(&self) {
         {
             let mut state = self.lock();
             for to in (0..self.size()).filter(|&to| to != self.rank) {
@@ -395,7 +390,9 @@ impl World {
                 self.progress(&mut state);
                 (state.is_over(), state.wire.in_flight(), state.leaving_since)
             };
-            if let (Some(abort), Some(host_abort), false) = (self.abort.get(), self.host_abort.get(), told_host) {
+            if let (Some(abort), Some(host_abort), false) =
+                (self.abort.get(), self.host_abort.get(), told_host)
+            {
                 host_abort.abort(Cause::gave_up(abort));
                 told_host = true;
             }
@@ -428,9 +425,19 @@ impl fmt::Debug for World {
 /// The offset of the channel in the headers of packets that have one.
 const CHANNEL: usize = HEADER - 8;
 
+/// Returns the header of a packet about a channel, which begins with a number.
+fn channel_header(id: u64, number: u64) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(&number.to_le_bytes());
+    header[CHANNEL..].copy_from_slice(&id.to_le_bytes());
+    header
+}
+
 impl State {
     fn is_over(&self) -> bool {
-        self.leaving_since.is_some() && self.wire.in_flight() == 0 && self.peers.iter().all(|peer| peer.has_left)
+        self.leaving_since.is_some()
+            && self.wire.in_flight() == 0
+            && self.peers.iter().all(|peer| peer.has_left)
     }
 
     pub(crate) fn is_in_flight(&self) -> bool {
@@ -546,10 +553,7 @@ impl State {
         pair.uncredited += bytes;
         if pair.uncredited >= WINDOW / 4 {
             let taken = std::mem::take(&mut pair.uncredited);
-            let mut header = [0; HEADER];
-            header[..8].copy_from_slice(&(taken as u64).to_le_bytes());
-            header[CHANNEL..].copy_from_slice(&id.to_le_bytes());
-            world.send_control(self, from, Kind::Credit, &header, &[]);
+            world.send_control(self, from, Kind::Credit, &channel_header(id, taken as u64), &[]);
         }
     }
 

@@ -8,6 +8,7 @@ const LAYERS: &[&str] = &[
     "dist-transport",
     "dist-algos",
     "dist-collectives",
+    "dist-mpi",
     "dist-groups",
     "dist-parallel",
     "dist-candle",
@@ -38,7 +39,7 @@ pub(super) fn order(tree: &Tree) -> Vec<Finding> {
 
 /// Members that a plain build leaves out, because they need more than Rust and a C compiler or take minutes to build.
 /// Each has a step of its own in `cargo xtask`.
-const OUTSIDE_PLAIN_BUILDS: &[&str] = &["dist-burn"];
+const OUTSIDE_PLAIN_BUILDS: &[&str] = &["dist-burn", "dist-mpi"];
 
 pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
     let left_out = tree.packages.iter().filter(|package| !package.is_default_member);

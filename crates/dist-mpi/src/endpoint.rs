@@ -1,0 +1,744 @@
+//! An endpoint of one channel.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use dist_transport::direct::CALLS_MAX;
+use dist_transport::{
+    Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
+    Result, Runtime, Sink, Traffic, Transport,
+};
+
+use crate::records::{LONG_WAIT, WaitReport};
+use crate::wire::{HEADER, Kind, Packet, SEGMENT};
+use crate::world::{CORE_WORDS, SendState, State, World};
+
+/// An endpoint of a channel, without shared memory. Dropping it leaves the channel, and not the job.
+///
+/// Messages are copied into and out of memory of the world, since a request of MPI cannot be withdrawn when a
+/// deadline passes.
+pub(crate) struct Endpoint {
+    world: Arc<World>,
+    /// The place of the channel in the world's state.
+    place: usize,
+    channel: ChannelId,
+    rank: Rank,
+    members: Arc<[usize]>,
+    children: u64,
+    calls: CallHistory,
+    announced: CallHistory,
+    traffic: Traffic,
+    /// `true` if the ranks of this host have fewer cores than they are.
+    is_oversubscribed: bool,
+}
+
+/// The last calls of a rank, the current one first.
+#[derive(Debug)]
+struct CallHistory([Fingerprint; CALLS_MAX]);
+
+impl CallHistory {
+    const NONE: Self = Self([Fingerprint::NONE; CALLS_MAX]);
+
+    fn begin(&mut self, call: &Fingerprint) {
+        self.0.rotate_right(1);
+        self.0[0] = *call;
+    }
+}
+
+/// A message of which a part is sent.
+struct Sending {
+    sent: usize,
+    len: usize,
+    is_begun: bool,
+}
+
+/// A message of which a part is received.
+struct Receiving {
+    got: usize,
+    is_begun: bool,
+}
+
+/// The reason why a message cannot be sent or received: it ends the job.
+enum Failure {
+    Left(Activity, usize),
+    TimedOut(Activity, usize),
+    Mismatch(usize, Fingerprint),
+    Length(usize, u64, u64),
+    Garbage(usize),
+    Aborted,
+}
+
+/// A wait in which nothing has happened so far.
+struct Wait {
+    looks: u32,
+    since: Option<Duration>,
+    is_reported: bool,
+}
+
+/// Looks at the library without a pause, before the clock is read.
+const LOOKS: u32 = 32;
+/// The time that a rank looks without a pause if it has a core of its own.
+const SPIN: Duration = Duration::from_micros(50);
+/// The time after which a rank sleeps between two looks.
+const YIELD: Duration = Duration::from_millis(2);
+const SLEEP: Duration = Duration::from_micros(50);
+/// A message of at most this size leaves without further work of its sender, in every MPI library.
+const SHORT: usize = 1024;
+/// The offset of the length in a header, which consists of fingerprint, length and channel.
+const LENGTH: usize = Fingerprint::SIZE;
+/// Packets that are taken before the first is delivered.
+const TAKEN_MAX: usize = 8;
+
+impl Endpoint {
+    /// Creates the transport among all ranks.
+    pub(crate) fn of_world(world: Arc<World>) -> Self {
+        let members: Arc<[usize]> = (0..world.size()).collect();
+        let rank = Rank::new(world.rank, world.size()).expect("MPI numbers its ranks from 0");
+        Self::enter(world, ChannelId::WORLD, rank, members)
+    }
+
+    fn enter(world: Arc<World>, channel: ChannelId, rank: Rank, members: Arc<[usize]>) -> Self {
+        let place = world.enter(channel, &members);
+        let mut transport = Self {
+            world,
+            place,
+            channel,
+            rank,
+            members,
+            children: 0,
+            calls: CallHistory::NONE,
+            announced: CallHistory::NONE,
+            traffic: Traffic::default(),
+            is_oversubscribed: false,
+        };
+        let (cores, ranks) = transport.cores_of(|_| true);
+        transport.is_oversubscribed = cores < ranks;
+        transport
+    }
+
+    /// Returns the number of cores, and of those ranks of the world on this host for which `counts` is true.
+    fn cores_of(&self, counts: impl Fn(usize) -> bool) -> (usize, usize) {
+        let own = &self.world.placement[self.world.rank];
+        let here = self.world.placement.iter().enumerate();
+        let here = here.filter(|(rank, placement)| placement.host == own.host && counts(*rank));
+        let mut cores = [0; CORE_WORDS];
+        let mut ranks = 0;
+        for (_, placement) in here {
+            ranks += 1;
+            cores.iter_mut().zip(placement.cores).for_each(|(all, of_rank)| *all |= of_rank);
+        }
+        (cores.iter().map(|word| word.count_ones() as usize).sum(), ranks)
+    }
+
+    fn call(&self) -> &Fingerprint {
+        &self.calls.0[0]
+    }
+
+    fn begin_operation(&self) -> Result<()> {
+        self.world.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort.clone())))
+    }
+
+    /// Sends the next part of a message, if there is room for it.
+    fn send_part(
+        &self,
+        state: &mut State,
+        to: usize,
+        sending: &mut Sending,
+        fill: &mut dyn FnMut(usize, &mut [u8]),
+    ) -> SendState {
+        let part = (sending.len - sending.sent).min(SEGMENT);
+        let mut header = [0; HEADER];
+        let kind = if sending.is_begun { Kind::Next } else { Kind::First };
+        header[..LENGTH].copy_from_slice(&self.call().0);
+        header[LENGTH..LENGTH + 8].copy_from_slice(&(sending.len as u64).to_le_bytes());
+        header[LENGTH + 8..].copy_from_slice(&self.channel.get().to_le_bytes());
+        let end = (self.place, self.members[to]);
+        let from = sending.sent;
+        let sent = state.send_part(&self.world, end, (kind, &header), part, &mut |memory| fill(from, memory));
+        if sent == SendState::Sent {
+            sending.sent += part;
+            sending.is_begun = true;
+        }
+        sent
+    }
+
+    /// Takes the next part of a message. The first part must be of this call and have the expected length.
+    fn take_part(
+        &self,
+        state: &mut State,
+        from: usize,
+        len: usize,
+        receiving: &mut Receiving,
+    ) -> Result<Option<Packet>, Failure> {
+        let peer = self.members[from];
+        let Some(packet) = state.take(self.place, peer) else {
+            let has_left = state.has_left(self.place, peer);
+            return if has_left { Err(Failure::Left(Activity::Receive, from)) } else { Ok(None) };
+        };
+        let is_first = packet.kind == Kind::First;
+        if is_first == receiving.is_begun {
+            return Err(Failure::Garbage(from));
+        }
+        if is_first {
+            let mut theirs = Fingerprint::NONE;
+            theirs.0.copy_from_slice(&bytemuck::cast_slice(&packet.buffer[..1])[..LENGTH]);
+            if theirs != *self.call() {
+                return Err(Failure::Mismatch(from, theirs));
+            }
+            let got = packet.header_number(LENGTH);
+            if got != len as u64 {
+                return Err(Failure::Length(from, len as u64, got));
+            }
+        }
+        receiving.is_begun = true;
+        receiving.got += packet.payload().len();
+        if receiving.got > len || (receiving.got < len && packet.payload().len() != SEGMENT) {
+            return Err(Failure::Garbage(from));
+        }
+        Ok(Some(packet))
+    }
+
+    /// Moves all of these messages.
+    fn move_messages(
+        &self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let mut sending: Vec<_> = sends.iter().map(|send| Sending::new(send.len())).collect();
+        let mut receiving: Vec<_> = receives.iter().map(|_| Receiving::NEW).collect();
+        let mut to_send: Vec<usize> = (0..sends.len()).collect();
+        let mut to_receive: Vec<usize> = (0..receives.len()).collect();
+        let mut taken: Vec<(usize, usize, Packet)> = Vec::new();
+        let mut busy = BusyPeers::new(self.rank.world_size(), sends.len().max(receives.len()));
+        let mut wait = Wait::NEW;
+        let result = loop {
+            let mut state = self.world.lock();
+            let mut has_moved = !taken.is_empty();
+            for (index, _, packet) in taken.drain(..) {
+                state.give_back(&self.world, (self.place, self.members[receives[index].from]), packet);
+            }
+            if let Err(failure) =
+                self.send_parts(&mut state, sends, &mut sending, &mut to_send, &mut busy, &mut has_moved)
+            {
+                break Err(failure);
+            }
+            if to_send.is_empty() && to_receive.is_empty() {
+                self.leave_sends(&mut state, sends.iter().map(Outgoing::len).sum());
+                break Ok(());
+            }
+            self.world.progress(&mut state);
+            if self.world.aborted().is_some() {
+                break Err(Failure::Aborted);
+            }
+            let parts =
+                self.take_parts(&mut state, receives, &mut receiving, &mut to_receive, &mut busy, &mut taken);
+            drop(state);
+            if let Err(failure) = parts {
+                break Err(failure);
+            }
+            for (index, offset, packet) in &taken {
+                self.deliver(&mut receives[*index], *offset, packet.payload());
+            }
+            if has_moved || !taken.is_empty() {
+                wait.renew();
+                continue;
+            }
+            let (activity, peer) = match (to_receive.first(), to_send.first()) {
+                (Some(&index), _) => (Activity::Receive, receives[index].from),
+                (_, Some(&index)) => (Activity::Send, sends[index].to),
+                _ => continue,
+            };
+            if let Err(failure) = self.pause(&mut wait, due, activity, peer) {
+                break Err(failure);
+            }
+        };
+        self.end_wait(&wait);
+        result.map_err(|failure| self.fail(failure, due))
+    }
+
+    /// Sends parts of the first unfinished message to each peer, as long as there is room.
+    fn send_parts(
+        &self,
+        state: &mut State,
+        sends: &[Outgoing<'_>],
+        sending: &mut [Sending],
+        unfinished: &mut Vec<usize>,
+        busy: &mut BusyPeers,
+        has_moved: &mut bool,
+    ) -> Result<(), Failure> {
+        busy.clear();
+        let mut left = None;
+        unfinished.retain(|&index| {
+            let (send, message) = (&sends[index], &mut sending[index]);
+            if busy.contains(send.to) {
+                return true;
+            }
+            while left.is_none() && !message.is_done() {
+                let fill = &mut |from, memory: &mut [u8]| copy_parts(send.parts, from, memory);
+                match self.send_part(state, send.to, message, fill) {
+                    SendState::Sent => *has_moved = true,
+                    SendState::Full => break,
+                    SendState::Left => left = Some(send.to),
+                }
+            }
+            if !message.is_done() {
+                busy.add(send.to);
+            }
+            !message.is_done()
+        });
+        left.map_or(Ok(()), |to| Err(Failure::Left(Activity::Send, to)))
+    }
+
+    /// Takes parts of the first unfinished message of each peer.
+    fn take_parts(
+        &self,
+        state: &mut State,
+        receives: &[Incoming<'_>],
+        receiving: &mut [Receiving],
+        unfinished: &mut Vec<usize>,
+        busy: &mut BusyPeers,
+        taken: &mut Vec<(usize, usize, Packet)>,
+    ) -> Result<(), Failure> {
+        busy.clear();
+        let mut failure = None;
+        unfinished.retain(|&index| {
+            let (receive, message) = (&receives[index], &mut receiving[index]);
+            if busy.contains(receive.from) {
+                return true;
+            }
+            while taken.len() < TAKEN_MAX && failure.is_none() {
+                let offset = message.got;
+                match self.take_part(state, receive.from, receive.len, message) {
+                    Ok(Some(packet)) => taken.push((index, offset, packet)),
+                    Ok(None) => break,
+                    Err(error) => failure = Some(error),
+                }
+                if message.is_begun && message.got == receive.len {
+                    return false;
+                }
+            }
+            busy.add(receive.from);
+            true
+        });
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Gives bytes to their destination. A panic of a function that receives them ends the job.
+    fn deliver(&self, incoming: &mut Incoming<'_>, offset: usize, bytes: &[u8]) {
+        match &mut incoming.sink {
+            Sink::Into(memory) => memory[offset..][..bytes.len()].copy_from_slice(bytes),
+            Sink::Each(_) if bytes.is_empty() => {}
+            Sink::Each(take) => {
+                let abort_on_unwind = AbortOnUnwind(self);
+                take(offset, bytes);
+                std::mem::forget(abort_on_unwind);
+            }
+        }
+    }
+
+    /// Lets the service thread work for packets of a long message that are still on their way. A short one needs
+    /// no work of its sender.
+    fn leave_sends(&self, state: &mut State, bytes: usize) {
+        if bytes <= SHORT {
+            return;
+        }
+        self.world.progress(state);
+        if state.is_in_flight() {
+            self.world.wake_service();
+        }
+    }
+
+    /// Waits a little, unless the deadline has passed.
+    fn pause(
+        &self,
+        wait: &mut Wait,
+        due: &LazyDeadline<'_>,
+        activity: Activity,
+        peer: usize,
+    ) -> Result<(), Failure> {
+        if self.pause_until(wait, due, peer) { Ok(()) } else { Err(Failure::TimedOut(activity, peer)) }
+    }
+
+    /// Waits a little. Returns `false` if the deadline has passed.
+    fn pause_until(&self, wait: &mut Wait, due: &LazyDeadline<'_>, peer: usize) -> bool {
+        wait.looks += 1;
+        let patient = if self.is_oversubscribed { 1 } else { LOOKS };
+        if !wait.looks.is_multiple_of(patient) {
+            std::hint::spin_loop();
+            return true;
+        }
+        let runtime = &self.world.runtime;
+        if runtime.expired(due.deadline()) {
+            return false;
+        }
+        let now = runtime.now();
+        let waited = now.saturating_sub(*wait.since.get_or_insert(now));
+        if waited > LONG_WAIT && !wait.is_reported {
+            wait.is_reported = true;
+            let calls = self.calls.0.iter().chain(&self.announced.0).copied().collect();
+            let report = WaitReport { waits_for: self.members[peer], calls };
+            self.world.report_wait(self.channel, Some(&report));
+        }
+        if waited > YIELD {
+            runtime.park(Some(runtime.deadline(SLEEP)));
+        } else if self.is_oversubscribed || waited > SPIN {
+            runtime.yield_now();
+        }
+        true
+    }
+
+    fn end_wait(&self, wait: &Wait) {
+        if wait.is_reported {
+            self.world.report_wait(self.channel, None);
+        }
+    }
+
+    /// Ends the job because of a failure. Returns the error of this rank if its report stands, and otherwise the
+    /// abort that does.
+    fn fail(&self, failure: Failure, due: &LazyDeadline<'_>) -> Error {
+        let (peer, cause) = match failure {
+            Failure::Left(_, peer) => (peer, Cause::Left),
+            Failure::TimedOut(_, peer) => (peer, Cause::TimedOut),
+            Failure::Mismatch(peer, theirs) => (peer, Cause::Mismatch { theirs }),
+            Failure::Length(peer, expected, got) => (peer, Cause::Length { expected, got }),
+            Failure::Garbage(peer) => (peer, Cause::Protocol),
+            Failure::Aborted => return Error::Aborted(self.world.await_decision()),
+        };
+        let proposed = self.propose(self.members[peer], cause);
+        let decided = self.world.await_decision();
+        let Abort { cause, reporter, call, .. } = &decided;
+        if (cause, reporter, call) != (&proposed.cause, &proposed.reporter, &proposed.call) {
+            return Error::Aborted(decided);
+        }
+        let peer = decided.rank;
+        match failure {
+            Failure::Left(activity, _) => Error::Closed { activity, peer },
+            Failure::TimedOut(activity, _) => {
+                let (runtime, deadline) = (&self.world.runtime, due.deadline());
+                Error::Timeout { activity, peer, elapsed: runtime.elapsed(deadline), limit: deadline.limit() }
+            }
+            Failure::Mismatch(_, theirs) => Error::Mismatch { peer, ours: *self.call(), theirs },
+            Failure::Length(_, expected, got) => Error::Length { peer, expected, got },
+            Failure::Garbage(_) | Failure::Aborted => Error::Garbage { peer },
+        }
+    }
+
+    fn propose(&self, rank: usize, cause: Cause) -> Abort {
+        let record = Abort { cause, rank, reporter: self.world.rank, call: *self.call() };
+        self.world.propose(&mut self.world.lock(), record.clone());
+        record
+    }
+
+    /// Exchanges equally many bytes with a peer. A range is combined after it has been sent.
+    fn move_in_place(
+        &self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let (mut sending, mut receiving) = (Sending::new(buffer.len()), Receiving::NEW);
+        let mut taken: Option<(usize, Packet)> = None;
+        let mut wait = Wait::NEW;
+        let result = loop {
+            let mut state = self.world.lock();
+            let mut sent = SendState::Full;
+            if !sending.is_done() {
+                let fill = &mut |from: usize, memory: &mut [u8]| {
+                    memory.copy_from_slice(&buffer[from..][..memory.len()])
+                };
+                sent = self.send_part(&mut state, peer, &mut sending, fill);
+            }
+            if sent == SendState::Left {
+                break Err(Failure::Left(Activity::Send, peer));
+            }
+            self.world.progress(&mut state);
+            if self.world.aborted().is_some() {
+                break Err(Failure::Aborted);
+            }
+            let has_all = receiving.is_begun && receiving.got == buffer.len();
+            if taken.is_none() && !has_all {
+                let offset = receiving.got;
+                match self.take_part(&mut state, peer, buffer.len(), &mut receiving) {
+                    Ok(packet) => taken = packet.map(|packet| (offset, packet)),
+                    Err(failure) => break Err(failure),
+                }
+            }
+            if sending.is_done() && has_all && taken.is_none() {
+                self.leave_sends(&mut state, buffer.len());
+                break Ok(());
+            }
+            drop(state);
+            let is_sent =
+                |(offset, packet): &mut (usize, Packet)| *offset + packet.payload().len() <= sending.sent;
+            if let Some((offset, packet)) = taken.take_if(is_sent) {
+                let (theirs, abort_on_unwind) = (packet.payload(), AbortOnUnwind(self));
+                if !theirs.is_empty() {
+                    combine(&mut buffer[offset..][..theirs.len()], theirs);
+                }
+                std::mem::forget(abort_on_unwind);
+                self.world.lock().give_back(&self.world, (self.place, self.members[peer]), packet);
+            } else if sent != SendState::Sent {
+                let activity = if taken.is_some() || has_all { Activity::Send } else { Activity::Receive };
+                if let Err(failure) = self.pause(&mut wait, due, activity, peer) {
+                    break Err(failure);
+                }
+                continue;
+            }
+            wait.renew();
+        };
+        self.end_wait(&wait);
+        result.map_err(|failure| self.fail(failure, due))
+    }
+
+    fn count(&mut self, sent: Option<usize>, received: Option<usize>) {
+        let traffic = &mut self.traffic;
+        traffic.messages_sent += u64::from(sent.is_some());
+        traffic.bytes_sent += sent.unwrap_or(0) as u64;
+        traffic.messages_received += u64::from(received.is_some());
+        traffic.bytes_received += received.unwrap_or(0) as u64;
+    }
+
+    fn check_peer(&self, peer: usize) -> Result<()> {
+        let world_size = self.rank.world_size();
+        if peer < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank: peer, world_size }) }
+    }
+
+    fn check_receive(&self, receive: &Incoming<'_>) -> Result<()> {
+        self.check_peer(receive.from)?;
+        match &receive.sink {
+            Sink::Into(memory) if memory.len() != receive.len => {
+                let (expected, got) = (memory.len() as u64, receive.len as u64);
+                Err(Error::Length { peer: self.members[receive.from], expected, got })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_members(&self, members: &[usize]) -> Result<()> {
+        members.iter().try_for_each(|&member| self.check_peer(member))?;
+        let mut sorted = members.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if sorted.is_empty() || sorted.len() < members.len() {
+            return Err(Error::Members { members: members.to_vec() });
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Endpoint {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.world.runtime
+    }
+
+    fn begin(&mut self, call: &Fingerprint) {
+        self.calls.begin(call);
+    }
+
+    fn announce(&mut self, call: &Fingerprint) {
+        self.announced.begin(call);
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let (mut receive, send) = (receive, send);
+        self.exchange_all(send.as_slice(), receive.as_mut_slice(), due)
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.check_peer(peer)?;
+        self.begin_operation()?;
+        self.move_in_place(peer, buffer, combine, due)?;
+        self.count(Some(buffer.len()), Some(buffer.len()));
+        Ok(())
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        sends.iter().try_for_each(|send| self.check_peer(send.to))?;
+        receives.iter().try_for_each(|receive| self.check_receive(receive))?;
+        self.begin_operation()?;
+        self.move_messages(sends, receives, due)?;
+        sends.iter().for_each(|send| self.count(Some(send.len()), None));
+        receives.iter().for_each(|receive| self.count(None, Some(receive.len)));
+        Ok(())
+    }
+
+    fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
+        peers.iter().try_for_each(|&peer| self.check_peer(peer))?;
+        self.begin_operation()?;
+        let mut wait = Wait::NEW;
+        let result = loop {
+            let mut state = self.world.lock();
+            self.world.progress(&mut state);
+            if self.world.aborted().is_some() {
+                break Err(Failure::Aborted);
+            }
+            let is_silent = |peer: &usize| !state.has_message(self.place, self.members[*peer]);
+            let silent: Vec<usize> = peers.iter().copied().filter(is_silent).collect();
+            let left = silent.iter().copied().find(|&peer| state.has_left(self.place, self.members[peer]));
+            drop(state);
+            if let Some(peer) = left {
+                break Err(Failure::Left(Activity::Receive, peer));
+            }
+            if silent.len() < peers.len() || silent.is_empty() || !self.pause_until(&mut wait, due, peers[0])
+            {
+                break Ok(silent);
+            }
+        };
+        self.end_wait(&wait);
+        result.map_err(|failure| self.fail(failure, due))
+    }
+
+    fn unread(&mut self) -> Option<usize> {
+        let mut state = self.world.lock();
+        self.world.progress(&mut state);
+        state.first_with_message(self.place, &self.members)
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.members.iter().map(|&member| self.world.placement[member].host).collect()
+    }
+
+    fn cores(&self) -> usize {
+        self.cores_of(|rank| self.members.contains(&rank)).0
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        self.check_members(members)?;
+        let channel = self.channel.child(self.children, members);
+        self.children += 1;
+        let index = members.iter().position(|&member| member == self.rank.index());
+        let Some(rank) = index.and_then(|index| Rank::new(index, members.len())) else { return Ok(None) };
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        Ok(Some(Box::new(Self::enter(self.world.clone(), channel, rank, members))))
+    }
+
+    fn abort(&mut self, cause: Cause) {
+        self.propose(self.world.rank, cause);
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        self.world.aborted().cloned()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.propose(self.world.rank, Cause::Panicked);
+        }
+        self.world.leave(self.place);
+    }
+}
+
+/// Aborts the job if it is dropped, which only a panic does, of a function that was receiving bytes of a message.
+struct AbortOnUnwind<'a>(&'a Endpoint);
+
+impl Drop for AbortOnUnwind<'_> {
+    fn drop(&mut self) {
+        self.0.propose(self.0.world.rank, Cause::Panicked);
+    }
+}
+
+impl Sending {
+    const fn new(len: usize) -> Self {
+        Self { sent: 0, len, is_begun: false }
+    }
+
+    const fn is_done(&self) -> bool {
+        self.is_begun && self.sent == self.len
+    }
+}
+
+impl Receiving {
+    const NEW: Self = Self { got: 0, is_begun: false };
+}
+
+impl Wait {
+    const NEW: Self = Self { looks: 0, since: None, is_reported: false };
+
+    /// Begins anew, because something has happened.
+    const fn renew(&mut self) {
+        self.since = None;
+    }
+}
+
+/// The peers whose later messages must wait for an earlier one in the same list.
+struct BusyPeers {
+    /// Empty if there is only one message.
+    turns: Vec<u32>,
+    turn: u32,
+}
+
+impl BusyPeers {
+    fn new(world_size: usize, messages: usize) -> Self {
+        Self { turns: if messages > 1 { vec![0; world_size] } else { Vec::new() }, turn: 0 }
+    }
+
+    fn clear(&mut self) {
+        self.turn = self.turn.wrapping_add(1);
+    }
+
+    fn add(&mut self, peer: usize) {
+        if let Some(turn) = self.turns.get_mut(peer) {
+            *turn = self.turn;
+        }
+    }
+
+    fn contains(&self, peer: usize) -> bool {
+        self.turns.get(peer) == Some(&self.turn)
+    }
+}
+
+/// Copies a range of a message that consists of parts.
+fn copy_parts(parts: &[&[u8]], from: usize, mut memory: &mut [u8]) {
+    let mut skip = from;
+    for part in parts {
+        let rest = &part[skip.min(part.len())..];
+        skip = skip.saturating_sub(part.len());
+        let (here, behind) = memory.split_at_mut(rest.len().min(memory.len()));
+        here.copy_from_slice(&rest[..here.len()]);
+        memory = behind;
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("rank", &self.rank).field("channel", &self.channel).finish()
+    }
+}

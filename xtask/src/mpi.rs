@@ -1,0 +1,122 @@
+//! `cargo xtask mpi`: checks the crate dist-mpi, which is no default member, with each MPI library that is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::command::{Failure, Steps, cargo, print, show, target_folder};
+
+pub(crate) const HELP: &str = "\
+cargo xtask mpi
+
+Checks dist-mpi with Open MPI and with MPICH, whichever are installed, and prints how long that took. dist-mpi is no
+default member, because it needs an installed MPI. If packages are missing, their names are printed.
+With the first library: clippy, documents, and the unit tests, which need no mpirun. With each: the transport's
+promises and a part of the matrix in real processes, 2 and 4 of them.
+Each library has a target folder of its own, target/mpi and target/mpich.";
+
+/// An MPI library as Debian installs it.
+struct Library {
+    name: &'static str,
+    compiler: &'static str,
+    launcher: &'static str,
+    /// Options of the launcher that let root start more ranks than there are cores.
+    options: &'static [&'static str],
+    folder: &'static str,
+    packages: &'static str,
+}
+
+const LIBRARIES: [Library; 2] = [
+    Library {
+        name: "Open MPI",
+        compiler: "mpicc.openmpi",
+        launcher: "mpirun.openmpi",
+        options: &["--allow-run-as-root", "--oversubscribe"],
+        folder: "mpi",
+        packages: "libopenmpi-dev openmpi-bin",
+    },
+    Library {
+        name: "MPICH",
+        compiler: "mpicc.mpich",
+        launcher: "mpiexec.mpich",
+        options: &[],
+        folder: "mpich",
+        packages: "libmpich-dev mpich",
+    },
+];
+
+/// The cases of the example `mpi_check`, each a job of its own. The matrix would take ten minutes with all words.
+const CASES: &[&[&str]] = &[
+    &["messages"],
+    &["threads"],
+    &["timeout"],
+    &["mismatch"],
+    &["length"],
+    &["leaver"],
+    &["panic"],
+    &["memory"],
+    &["matrix", "f32"],
+    &["matrix", "all_to_all"],
+    &["matrix", "bf16/sum"],
+];
+
+const WORLDS: [&str; 2] = ["2", "4"];
+
+pub(crate) fn run() -> Result<(), Failure> {
+    let (installed, missing): (Vec<_>, Vec<_>) =
+        LIBRARIES.iter().partition(|library| is_installed(library.compiler));
+    for library in &missing {
+        print(&format!(
+            "{} is not installed: apt-get install {} libclang-dev\n",
+            library.name, library.packages
+        ))?;
+    }
+    let Some(first) = installed.first() else {
+        return Err(Failure::Check("no MPI library is installed".to_owned()));
+    };
+    let mut steps = Steps::default();
+    steps.step("mpi: clippy", || {
+        show(&mut with(first, "clippy --package dist-mpi --all-targets -- -D warnings")?)
+    })?;
+    steps.step("mpi: docs", || {
+        show(with(first, "doc --package dist-mpi --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    steps.step("mpi: unit tests", || show(&mut with(first, "test --package dist-mpi")?))?;
+    for library in installed {
+        let name = if library.folder == "mpi" { "mpi: jobs of Open MPI" } else { "mpi: jobs of MPICH" };
+        steps.step(name, || run_jobs(library))?;
+    }
+    steps.summary();
+    Ok(())
+}
+
+fn is_installed(program: &str) -> bool {
+    Command::new(program).arg("-show").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// Starts every case in each world.
+fn run_jobs(library: &Library) -> Result<(), Failure> {
+    show(&mut with(library, "build --quiet --package dist-mpi --example mpi_check")?)?;
+    let program = folder(library)?.join("debug/examples/mpi_check");
+    for world in WORLDS {
+        CASES.iter().try_for_each(|case| show(&mut job(library, world, &program, case)))?;
+    }
+    Ok(())
+}
+
+fn job(library: &Library, world: &str, program: &Path, case: &[&str]) -> Command {
+    let mut command = Command::new(library.launcher);
+    command.args(library.options).args(["-n", world]).arg(program).args(case).env("DIST_COSTS", "off");
+    command
+}
+
+/// Returns a cargo command that builds with this library, without optimisation.
+fn with(library: &Library, arguments: &str) -> Result<Command, Failure> {
+    let mut command = cargo(arguments);
+    command.env("MPICC", library.compiler).env("CARGO_PROFILE_DEV_OPT_LEVEL", "0");
+    command.env("CARGO_TARGET_DIR", folder(library)?);
+    Ok(command)
+}
+
+fn folder(library: &Library) -> Result<PathBuf, Failure> {
+    Ok(target_folder()?.join(library.folder))
+}
