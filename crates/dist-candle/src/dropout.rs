@@ -58,11 +58,9 @@ impl Dropout {
         }
         let mut random = self.generator(pass);
         let limit = self.limit();
-        let scale = 1.0 / (1.0 - self.rate);
-        let draws =
-            (0..x.elem_count()).map(|_| if u64::from(random.next_u32()) < limit { 0.0 } else { scale });
-        let mask = Tensor::from_vec(draws.collect::<Vec<f64>>(), x.shape(), x.device())?;
-        x.mul(&mask.to_dtype(x.dtype())?)
+        let kept = (0..x.elem_count()).map(|_| u8::from(u64::from(random.next_u32()) >= limit));
+        let mask = Tensor::from_vec(kept.collect::<Vec<u8>>(), x.shape(), x.device())?;
+        x.mul(&mask.to_dtype(x.dtype())?)?.affine(1.0 / (1.0 - self.rate), 0.0)
     }
 
     /// Returns the number below which a draw of 32 bits drops a value.

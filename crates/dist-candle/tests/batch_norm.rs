@@ -1,9 +1,6 @@
 //! candle's batch norm under every strategy: its running mean and variance are kept, saved, and used in evaluation.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use candle_core::{DType, Device, Module, ModuleT, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, SequenceBuilder, SyncBatchNorm, Tensors, loss_and_gradient};
@@ -27,15 +24,12 @@ const STRATEGIES: [ShardingStrategy; 5] = [
     ShardingStrategy::HybridShard { shard_degree: 2 },
 ];
 
-/// A linear layer and a batch norm; the switch says whether the norm trains or evaluates.
-fn model(sync: BufferSync) -> (Sequence<Tensor>, Arc<AtomicBool>) {
+/// A linear layer and a batch norm.
+fn model(sync: BufferSync) -> Sequence<Tensor> {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
     let linear = candle_nn::linear(2, 2, vars.pp("linear")).unwrap();
     let norm = candle_nn::batch_norm(2, 1e-5, vars.pp("norm")).unwrap();
-    let trains = Arc::new(AtomicBool::new(true));
-    let seen = Arc::clone(&trains);
-    let norm = move |x: &Tensor| norm.forward_t(x, seen.load(Ordering::Relaxed));
     let model = SequenceBuilder::new()
         .block(CandleBlock::from_var_map("linear", &map, linear).unwrap())
         .block(CandleBlock::from_var_map("norm", &map, norm).unwrap().sync_buffers(sync))
@@ -47,7 +41,7 @@ fn model(sync: BufferSync) -> (Sequence<Tensor>, Arc<AtomicBool>) {
     };
     set("linear.weight", &[0.5, -0.25, 1.0, 2.0]);
     set("linear.bias", &[0.0, 1.0]);
-    (model, trains)
+    model
 }
 
 /// The rows of a micro-batch, different for every step and number.
@@ -73,7 +67,7 @@ fn values(values: Values<'_>) -> Vec<f32> {
 type Trained = (Vec<(String, Vec<f32>)>, Vec<f32>);
 
 fn train_ddp(comm: Communicator, sync: BufferSync, micro_batches: usize) -> Trained {
-    let (model, trains) = model(sync);
+    let model = model(sync);
     let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
     let mut sgd = sgd();
     for step in 0..STEPS {
@@ -83,7 +77,6 @@ fn train_ddp(comm: Communicator, sync: BufferSync, micro_batches: usize) -> Trai
     let mut found = Vec::new();
     let names: Vec<String> = ddp.model().infos().iter().map(|info| info.name.clone()).collect();
     ddp.for_each_parameter(|index, read| found.push((names[index].clone(), values(read)))).unwrap();
-    trains.store(false, Ordering::Relaxed);
     let output = ddp.forward(rows(99, 0).unwrap()).unwrap();
     (found, output.flatten_all().unwrap().to_vec1().unwrap())
 }
@@ -94,7 +87,7 @@ fn train_sharded(
     sync: BufferSync,
     micro_batches: usize,
 ) -> Trained {
-    let (model, trains) = model(sync);
+    let model = model(sync);
     let mut fsdp = Fsdp::new(comm, model, options).unwrap();
     let mut sgd = sgd();
     for step in 0..STEPS {
@@ -105,7 +98,6 @@ fn train_sharded(
     let mut found = Vec::new();
     fsdp.for_each_parameter(|index, read| found.push((names[index].clone(), values(read)))).unwrap();
     found.sort_by_key(|(name, _)| names.iter().position(|other| other == name));
-    trains.store(false, Ordering::Relaxed);
     let output = fsdp.forward(rows(99, 0).unwrap()).unwrap();
     (found, output.flatten_all().unwrap().to_vec1().unwrap())
 }
@@ -211,7 +203,7 @@ fn by_default_every_rank_has_the_running_mean_of_rank_0() {
 fn a_pipeline_keeps_the_running_mean_of_one_process(#[case] pipelines: usize, #[case] divides: bool) {
     // The first pipeline computes these two micro-batches.
     let expected = sim::run(1, 1, |transport| {
-        let (model, _) = model(BufferSync::Broadcast);
+        let model = model(BufferSync::Broadcast);
         let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
         for step in 0..STEPS {
             ddp.step(2, |number| Ok((rows(step, number)?, loss))).unwrap();
@@ -228,7 +220,7 @@ fn a_pipeline_keeps_the_running_mean_of_one_process(#[case] pipelines: usize, #[
         let beside: Vec<usize> = (0..pipelines).map(|pipeline| 2 * pipeline + stage).collect();
         let beside = world.subgroup(&beside).unwrap().unwrap();
         let schedule = ScheduleKind::Gpipe.schedule(2, 2).unwrap();
-        let (model, _) = model(BufferSync::Broadcast);
+        let model = model(BufferSync::Broadcast);
         let mut pipeline = Pipeline::new(own, model, schedule, &[0..1, 1..2], Tensors).unwrap();
         if divides {
             pipeline.shard_over(beside).unwrap();
@@ -256,7 +248,7 @@ fn ranks_that_train_by_themselves_agree_on_running_means_when_they_meet() {
     let outcome = sim::run(1, 2, |transport| {
         let comm = Communicator::new(transport);
         let rank = comm.rank();
-        let (model, _) = model(BufferSync::Mean);
+        let model = model(BufferSync::Mean);
         let mut local = LocalSgd::new(comm, model, LocalSgdOptions::average(2)).unwrap();
         for step in 0..4 {
             let inner = |model: &mut Sequence<Tensor>| {
@@ -282,7 +274,7 @@ fn a_checkpoint_has_running_means_once_and_gives_them_to_every_rank(
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_owned();
     let trained = sim::run(1, 4, move |transport| {
-        let (model, _) = model(BufferSync::Broadcast);
+        let model = model(BufferSync::Broadcast);
         let options = FsdpOptions::new(STRATEGIES[saved_by]);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
         fsdp.step(4, |number| Ok((rows(0, number)?, loss))).unwrap();
@@ -294,7 +286,7 @@ fn a_checkpoint_has_running_means_once_and_gives_them_to_every_rank(
     });
     let directory = folder.path().to_owned();
     let loaded = sim::run(1, 2, move |transport| {
-        let (model, _) = model(BufferSync::Broadcast);
+        let model = model(BufferSync::Broadcast);
         let options = FsdpOptions::new(STRATEGIES[loaded_by]);
         let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
         assert_eq!(Checkpoints::at(&directory).load(&mut fsdp, None).unwrap(), Some(1));

@@ -8,6 +8,7 @@ use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy, Units};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::model::{BufferSync, Ready, Saved, Slot};
 use dist_parallel::optim::{Sgd, SgdOptions};
+use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{
     Block, BoxError, Ddp, DdpOptions, Error, FloatType, ParamInfo, Params, Sequence, Values, ValuesMut,
 };
@@ -207,6 +208,40 @@ fn a_block_that_counts_its_forwards_counts_the_same_under_every_strategy(
     }
     // Each rank computes the same number under every assignment.
     assert!(sync == BufferSync::Local || outcome.results.iter().all(|found| found[0] == 6.0));
+}
+
+/// A pipeline computes all micro-batches on every stage, as one process does.
+#[rstest]
+fn a_block_in_a_pipeline_counts_what_it_counts_in_one_process(#[values(1, 2)] ranks: usize) {
+    let alone = sim::run(1, 1, |transport| {
+        let model = model(BufferSync::Broadcast, FloatType::F64);
+        let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
+        for _ in 0..3 {
+            ddp.step(8, batch).unwrap();
+            ddp.update(&mut sgd()).unwrap();
+        }
+        count_of!(ddp)
+    });
+    let outcome = sim::run(1, ranks, move |transport| {
+        let (comm, model) = (Communicator::new(transport), model(BufferSync::Broadcast, FloatType::F64));
+        let schedule = ScheduleKind::OneForwardOneBackward.schedule(ranks, 8).unwrap();
+        let stages = split_into_stages(2, ranks).unwrap();
+        let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();
+        for _ in 0..3 {
+            pipeline.step(|number| Ok(batch(number)?.0), |_, output| Ok((0.0, output))).unwrap();
+            pipeline.update(&mut sgd()).unwrap();
+        }
+        let mut found = Vec::new();
+        let mut keep = |index, values: Values<'_>| {
+            if index == 3 + COUNT {
+                found = f64s(values);
+            }
+        };
+        pipeline.for_each_parameter(&mut keep).unwrap();
+        found
+    });
+    assert_eq!(alone.results[0], [24.0, 108.0]);
+    assert_eq!(outcome.results, vec![alone.results[0].clone(); ranks]);
 }
 
 #[rstest]
