@@ -66,8 +66,8 @@ impl Activation for Tensor {
     }
 
     fn from_tensors(tensors: Vec<Tensor>) -> Result<Self, CandleError> {
-        let wrong = |tensors: Vec<Tensor>| CandleError::TensorCount { expected: 1, got: tensors.len() };
-        <[Tensor; 1]>::try_from(tensors).map(|[tensor]| tensor).map_err(wrong)
+        let wrong = |tensors: Vec<Self>| CandleError::TensorCount { expected: 1, got: tensors.len() };
+        <[Self; 1]>::try_from(tensors).map(|[tensor]| tensor).map_err(wrong)
     }
 }
 

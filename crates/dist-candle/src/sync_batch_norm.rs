@@ -90,7 +90,7 @@ impl SyncBatchNorm {
         eps: f64,
     ) -> Result<Self, CandleError> {
         let name = name.into();
-        if !(eps >= 0.0) {
+        if eps.is_nan() || eps < 0.0 {
             let source = candle_core::Error::Msg(format!("eps is {eps} and must be at least 0"));
             return Err(CandleError::Candle { place: crate::variables::place(&name), source });
         }
