@@ -91,10 +91,12 @@ fn step_of_replicas(t: &mut Replicas) -> Result<(), Error> {
 }
 
 /// The input of a micro-batch, and the function that computes its loss.
-fn batch(index: usize) -> Result<(Rows, impl FnOnce(Rows) -> Result<(f32, Rows), BoxError>), BoxError> {
+fn batch(index: usize) -> Result<(Rows, Differentiate), BoxError> {
     let (input, target) = micro_batch(0, index);
-    Ok((input, squared_error(target)))
+    Ok((input, Box::new(squared_error(target))))
 }
+
+type Differentiate = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), BoxError>>;
 
 #[test]
 fn of_a_replicated_trainer() {

@@ -113,6 +113,11 @@ fn trainer(comm: Communicator, way: usize, dtype: FloatType) -> Box<dyn Trainer>
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "f32 holds every scale")]
+fn scaled(gradient: f32, scaler: &LossScaler) -> f32 {
+    gradient * scaler.scale() as f32
+}
+
 fn sgd(learning_rate: f64) -> Sgd {
     Sgd::new(SgdOptions { learning_rate, ..SgdOptions::default() }).unwrap()
 }
@@ -169,7 +174,7 @@ fn trained(
     let mut optimizer = sgd(LEARNING_RATE);
     let mut seen = Vec::new();
     for &(gradient, ..) in steps {
-        trainer.step(gradient * scaler.scale() as f32).unwrap();
+        trainer.step(scaled(gradient, scaler)).unwrap();
         let factor = scaler.end_step(trainer.norm());
         if let Some(factor) = factor {
             trainer.scale(factor);
@@ -253,7 +258,7 @@ fn training_in_f32_has_the_same_bits_with_and_without_a_scaler(#[values(0, 1, 3,
         let (mut scaler, mut optimizer) = (LossScaler::new(OPTIONS).unwrap(), sgd(0.1));
         for step in 1..6_u8 {
             let gradient = 0.3 / f32::from(step);
-            with.step(gradient * scaler.scale() as f32).unwrap();
+            with.step(scaled(gradient, &scaler)).unwrap();
             let factor = scaler.end_step(with.norm()).unwrap();
             with.scale(factor);
             with.update(&mut optimizer);
