@@ -3,8 +3,6 @@
 
 #[path = "../examples/train_lm/model.rs"]
 mod model;
-#[path = "../examples/train_lm/picture.rs"]
-mod picture;
 #[path = "../examples/train_lm/random.rs"]
 mod random;
 #[path = "../examples/train_lm/sample.rs"]

@@ -30,6 +30,7 @@ mod number;
 pub mod optim;
 mod params;
 mod pass;
+mod picture;
 pub mod pipeline;
 mod plan;
 mod reduce;
@@ -86,12 +87,13 @@ pub mod own_loop {
     pub use crate::shard_tensor::{TensorShard, gather_shards, shard_tensor};
 }
 
-/// What the crates for frameworks share.
+/// What other crates of this workspace share.
 #[doc(hidden)]
 pub mod internal {
     pub use dist_collectives::transport::{Chain, error_enum};
 
     pub use crate::loop_steps::LoopSteps;
+    pub use crate::picture::{Axis, Bar, BarChart, BarPanel, Chart, Curve, LineStyle, Scale};
 }
 
 // Short paths inside the crate.

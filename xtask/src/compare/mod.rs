@@ -2,6 +2,9 @@
 
 mod hogs;
 mod peers;
+/// The same source as in dist-parallel, so that this program need not be built after the libraries.
+#[allow(dead_code, unreachable_pub, reason = "bars are drawn elsewhere")]
+#[path = "../../../crates/dist-parallel/src/picture.rs"]
 mod picture;
 mod plan;
 mod results;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::peers::Peer;
-use super::picture::{Chart, Curve};
+use super::picture::{Axis, Chart, Curve, LineStyle, Scale};
 use super::plan::Plan;
 use crate::command::Failure;
 
@@ -91,8 +91,8 @@ impl Results {
         let ((transport, operation, ranks), rows) = self.0.first_key_value().ok_or_else(nothing)?;
         let factor = bus_factor(operation, *ranks);
         let curves = rows.iter().map(|(peer, row)| Curve {
-            label: peer.clone(),
-            ours: peer == Peer::Ours.name(),
+            label: peer,
+            style: if peer == Peer::Ours.name() { LineStyle::Emphasised } else { LineStyle::Plain },
             points: row
                 .iter()
                 .filter(|(bytes, _)| **bytes > 0)
@@ -100,7 +100,11 @@ impl Results {
                 .collect(),
         });
         let title = format!("{operation} over {transport}, {ranks} ranks");
-        Ok(Chart { title, curves: curves.collect() }.to_string())
+        let x = Scale::Logarithmic { base: 8.0, text: whole_size };
+        let x = Axis { label: "bytes of each rank's input", scale: x };
+        let y = Scale::Logarithmic { base: 10.0, text: |bandwidth| bandwidth.to_string() };
+        let y = Axis { label: "bus bandwidth in GB/s", scale: y };
+        Ok(Chart { title: &title, x, y, curves: curves.collect() }.to_string())
     }
 }
 
@@ -209,6 +213,16 @@ pub(crate) fn size(bytes: usize) -> String {
         1024..0x10_0000 => format!("{} KiB", bytes >> 10),
         _ => format!("{} MiB", bytes >> 20),
     }
+}
+
+/// The text of a whole number of bytes.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "it is a power of 8, and not large"
+)]
+fn whole_size(bytes: f64) -> String {
+    size(bytes.round() as usize)
 }
 
 /// As `distctl bench` has it.

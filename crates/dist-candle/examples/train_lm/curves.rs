@@ -1,8 +1,7 @@
 //! How the loss fell, in one training or in several side by side.
 
 use dist_parallel::compress::Compression;
-
-use crate::picture::{Chart, Line};
+use dist_parallel::internal::{self, Axis, Chart, LineStyle, Scale};
 
 /// One training.
 #[derive(Debug)]
@@ -25,10 +24,10 @@ impl Curve {
         Some(format!("{compression}: {} kB per step", self.bytes_sent.div_ceil(steps).div_ceil(1000)))
     }
 
-    fn line<'a>(&self, label: &'a str, colour: &'a str) -> Line<'a> {
+    fn line<'a>(&self, label: &'a str) -> internal::Curve<'a> {
         let losses = (self.done + 1..).zip(&self.losses);
         let points = losses.map(|(step, &loss)| (step as f64, f64::from(loss))).collect();
-        Line { label, colour, dashed: false, points }
+        internal::Curve { label, style: LineStyle::Plain, points }
     }
 }
 
@@ -36,19 +35,15 @@ impl Curve {
 pub(crate) fn chart(curves: &[Curve], entropy: f64) -> String {
     let labels: Vec<String> =
         curves.iter().map(|curve| curve.bytes_per_step().unwrap_or_else(|| "loss".to_owned())).collect();
-    let coloured = labels.iter().zip(COLOURS.into_iter().cycle());
-    let mut lines: Vec<Line<'_>> =
-        curves.iter().zip(coloured).map(|(curve, (label, colour))| curve.line(label, colour)).collect();
+    let mut lines: Vec<_> = curves.iter().zip(&labels).map(|(curve, label)| curve.line(label)).collect();
     let first = curves.iter().map(|curve| curve.done + 1).min().unwrap_or(1);
     let last = curves.iter().map(|curve| curve.done + curve.losses.len()).max().unwrap_or(1).max(first);
-    lines.push(Line {
+    lines.push(internal::Curve {
         label: "entropy of the bytes",
-        colour: "#e45756",
-        dashed: true,
+        style: LineStyle::Dashed("#e45756"),
         points: vec![(first as f64, entropy), (last as f64, entropy)],
     });
-    let (x_label, y_label) = ("step", "loss (nats per byte)");
-    Chart { title: "Guessing the next byte", x_label, y_label, lines }.to_string()
+    let axis = |label| Axis { label, scale: Scale::Linear(&[]) };
+    let (x, y) = (axis("step"), axis("loss (nats per byte)"));
+    Chart { title: "Guessing the next byte", x, y, curves: lines }.to_string()
 }
-
-const COLOURS: [&str; 6] = ["#4c78a8", "#f58518", "#54a24b", "#b279a2", "#9d755d", "#72b7b2"];

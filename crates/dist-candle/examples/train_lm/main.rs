@@ -7,7 +7,6 @@ mod checkpoint;
 mod curves;
 mod model;
 mod options;
-mod picture;
 mod processes;
 mod random;
 mod report;

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use candle_core::Tensor;
 use dist_collectives::{Communicator, Result};
-use dist_parallel::pipeline::{Costs, Panel, Pipeline, Timeline as StageTimeline, svg};
-
-use crate::picture::{Bar, Timeline};
+use dist_parallel::internal::{self, BarChart, BarPanel};
+use dist_parallel::pipeline::{Costs, Panel, Pipeline, Timeline, svg};
 
 /// The kinds of bars, and their colours.
 const KINDS: [(&str, &str); 4] = [
@@ -19,6 +18,14 @@ pub(crate) const FORWARD: usize = 0;
 pub(crate) const BACKWARD: usize = 1;
 pub(crate) const WAITING: usize = 2;
 pub(crate) const OPTIMIZER: usize = 3;
+
+/// A part of a step on one rank, in milliseconds since the step began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bar {
+    kind: usize,
+    start: f64,
+    end: f64,
+}
 
 /// The parts of one step on one rank: each ends where the next begins.
 #[derive(Debug, Default, Clone)]
@@ -68,8 +75,14 @@ pub(crate) fn gather(comm: &mut Communicator, trace: &Trace, parts_max: usize) -
 
 /// The bars of every rank as a picture.
 pub(crate) fn timeline(title: &str, ranks: Vec<Vec<Bar>>) -> String {
-    let rows = ranks.into_iter().enumerate().map(|(rank, bars)| (format!("rank {rank}"), bars)).collect();
-    Timeline { title, x_label: "milliseconds since the step began", rows, kinds: &KINDS }.to_string()
+    let bar = |Bar { kind, start, end }| {
+        let (text, hint) = (String::new(), KINDS[kind].0.to_owned());
+        internal::Bar { kind, start, end, pale: false, text, hint }
+    };
+    let row = |(rank, bars): (usize, Vec<Bar>)| (format!("rank {rank}"), bars.into_iter().map(bar).collect());
+    let panel = BarPanel { title, rows: ranks.into_iter().enumerate().map(row).collect(), background: 0.0 };
+    let x_label = "milliseconds since the step began";
+    BarChart { x_label, kinds: &KINDS, panels: vec![panel] }.to_string()
 }
 
 /// A pipeline's last step as it was and as it is predicted from what the computations took, as a picture.
@@ -77,8 +90,8 @@ pub(crate) fn pipeline(pipeline: &mut Pipeline<Tensor>) -> dist_parallel::Result
     let measured = pipeline.timeline()?;
     let schedule = pipeline.schedule();
     let costs = Costs::new(measured.stage_costs(schedule.stages()));
-    let predicted = StageTimeline::predict(schedule, &costs);
-    let title = |what: &str, timeline: &StageTimeline| {
+    let predicted = Timeline::predict(schedule, &costs);
+    let title = |what: &str, timeline: &Timeline| {
         let milliseconds = 1e3 * timeline.makespan().as_secs_f64();
         format!("{what}: {milliseconds:.1} ms, bubble {:.2}", timeline.bubble())
     };

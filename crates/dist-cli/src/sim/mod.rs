@@ -1,7 +1,6 @@
 //! `distctl sim`: how long collectives would take on a network that need not exist.
 
 mod candidates;
-mod chart;
 mod compare;
 mod direct;
 mod fit;

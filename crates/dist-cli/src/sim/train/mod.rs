@@ -14,10 +14,10 @@ use dist_algos::ALGORITHMS;
 use dist_collectives::ReductionOrder;
 use dist_collectives::tuning::Operation;
 use dist_parallel::FloatType;
+use dist_parallel::internal::{Axis, Chart, Curve, LineStyle, Scale};
 use serde::Serialize;
 
 use super::candidates::Case;
-use super::chart::{Chart, Curve};
 use super::world::{World, WorldArguments};
 use crate::Error;
 use crate::outcome::Outcome;
@@ -198,7 +198,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
             };
             print(&text)?;
         }
-        curves.push(Curve { label: strategy.name(), points });
+        curves.push(Curve { label: strategy.name(), style: LineStyle::Plain, points });
     }
     if let Some(path) = &arguments.svg {
         let title = format!(
@@ -206,7 +206,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
             arguments.params,
             show_time(arguments.compute)
         );
-        let chart = Chart { title: &title, x_label: "ranks", y_label: "efficiency in %", curves };
+        let ranks = Scale::Logarithmic { base: 2.0, text: |ranks| ranks.to_string() };
+        let x = Axis { label: "ranks", scale: ranks };
+        let y = Axis { label: "efficiency in %", scale: Scale::Linear(&[0.0, 100.0]) };
+        let chart = Chart { title: &title, x, y, curves };
         fs::write(path, chart.to_string()).map_err(|source| Error::Write { path: path.clone(), source })?;
     }
     Ok(Outcome::Success)
