@@ -6,7 +6,8 @@ use super::{OptimizerSetting, non_negative};
 
 /// Optimizer options by parameter. Parameters with equal options form a parameter group.
 ///
-/// [`Sgd::with_groups`](crate::Sgd::with_groups) and [`AdamW::with_groups`](crate::AdamW::with_groups) take it.
+/// [`Sgd::with_groups`](super::Sgd::with_groups), [`AdamW::with_groups`](super::AdamW::with_groups) and
+/// [`Lion::with_groups`](super::Lion::with_groups) take it.
 /// Create it from `model.infos()` before you give the model to a trainer. Every trainer numbers an optimizer's slices
 /// by this list, wherever the parameters lie. A tied parameter has the options of the parameter that it is tied to.
 ///
