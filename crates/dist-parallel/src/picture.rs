@@ -34,9 +34,12 @@ pub enum Scale<'a> {
         /// The base.
         base: f64,
         /// Returns the text of a tick.
-        text: fn(f64) -> String,
+        text: TickText,
     },
 }
+
+/// A function that returns the text of a value.
+pub type TickText = fn(f64) -> String;
 
 /// A curve of a chart. Points without a finite place are left out.
 #[derive(Debug)]
@@ -167,7 +170,7 @@ struct Places {
     step: f64,
     ends: (f64, f64),
     /// The base and the text of ticks, if values have the places of their logarithms.
-    logarithmic: Option<(f64, fn(f64) -> String)>,
+    logarithmic: Option<(f64, TickText)>,
 }
 
 impl Places {
