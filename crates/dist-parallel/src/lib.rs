@@ -93,7 +93,7 @@ pub mod internal {
     pub use dist_collectives::transport::{Chain, error_enum};
 
     pub use crate::loop_steps::LoopSteps;
-    pub use crate::picture::{Axis, Bar, BarChart, BarPanel, Chart, Curve, LineStyle, Scale};
+    pub use crate::picture::{Axis, Bar, BarChart, BarPanel, Chart, Curve, LineStyle, Scale, TickText};
 }
 
 // Short paths inside the crate.
