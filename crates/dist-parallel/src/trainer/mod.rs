@@ -191,7 +191,7 @@ pub trait Trainer<A>: fmt::Debug {
     ///
     /// The number of an optimizer's slice is the index of its parameter in the whole model, so that one
     /// [`ParamGroups`](crate::optim::ParamGroups) is for every strategy. With [`Strategy::LocalSgd`] each rank updates its own
-    /// model, and every so many updates the ranks synchronise.
+    /// model, and the ranks synchronise after `inner_steps` updates.
     ///
     /// # Errors
     /// The optimizer or communication fails. [`StepPanicked`](Error::StepPanicked) if a step has panicked and no step

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use dist_transport::sim;
 
-use super::holder::{Holder, ModelDivision, Trainer};
+use super::holder::{Holder, HolderTrainer, ModelDivision};
 use crate::checkpoint::disk::DiskOperation;
 use crate::checkpoint::{Checkpoints, Chunk, ShardMetadata, Shards, Slice};
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 
 /// A rank of one of several groups with the same state.
 struct Beside<'a> {
-    trainer: Trainer<'a>,
+    trainer: HolderTrainer<'a>,
     replicas: &'a mut Communicator,
 }
 

@@ -168,16 +168,16 @@ impl Holder {
     }
 
     /// Returns this rank as a trainer, and its optimizer.
-    pub(super) fn parts(&mut self) -> (Trainer<'_>, &mut AdamW) {
+    pub(super) fn parts(&mut self) -> (HolderTrainer<'_>, &mut AdamW) {
         let Self { comm, infos, parameters, slices, values, optimizer, loaded, refuses } = self;
-        (Trainer { comm, infos, parameters, slices, values, loaded, refuses }, optimizer)
+        (HolderTrainer { comm, infos, parameters, slices, values, loaded, refuses }, optimizer)
     }
 }
 
 /// The number of steps with distinct values.
 pub(super) const STEPS: u64 = 64;
 
-pub(super) struct Trainer<'a> {
+pub(super) struct HolderTrainer<'a> {
     comm: &'a mut Communicator,
     infos: &'a [ParamInfo],
     parameters: &'a ShardMetadata<Chunk>,
@@ -187,7 +187,7 @@ pub(super) struct Trainer<'a> {
     refuses: &'a Mutex<Option<usize>>,
 }
 
-impl Shards for Trainer<'_> {
+impl Shards for HolderTrainer<'_> {
     fn infos(&self) -> &[ParamInfo] {
         self.infos
     }
@@ -221,7 +221,7 @@ impl Shards for Trainer<'_> {
     }
 }
 
-impl Trainer<'_> {
+impl HolderTrainer<'_> {
     /// Returns the number of a chunk, unless it is refused.
     fn hand_out(&self, chunk: Chunk) -> Result<usize> {
         let number = self.parameters.chunks.iter().position(|held| *held == chunk).unwrap();
