@@ -61,10 +61,13 @@ impl Decay {
 mod tests {
     use super::*;
 
+    /// A schedule, and its rates at some steps.
+    type Row<'a> = (&'a dyn Fn(u64) -> f64, &'a [(u64, f64)]);
+
     #[test]
     fn rates_are_a_function_of_the_step() {
         let decay = |peak, warmup, steps, to| Decay { peak, warmup, steps, to };
-        let rows: [(&dyn Fn(u64) -> f64, &[(u64, f64)]); 5] = [
+        let rows: [Row<'_>; 5] = [
             (&constant(0.5), &[(0, 0.5), (1, 0.5), (1000, 0.5)]),
             (&linear(decay(1.0, 4, 9, 1.0)), &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (5, 1.0)]),
             (

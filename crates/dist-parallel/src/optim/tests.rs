@@ -143,7 +143,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn new(self) -> Box<dyn Optimizer> {
+    fn optimizer(self) -> Box<dyn Optimizer> {
         self.decaying(0.01, None)
     }
 
@@ -292,7 +292,7 @@ fn a_slice_of_another_model_than_that_of_the_groups_is_refused() {
 /// A step of a half type is the step of `f32`, with the parameter rounded.
 #[rstest]
 fn half_types_are_calculated_in_f32(#[values(Kind::Sgd, Kind::AdamW, Kind::Adam)] kind: Kind) {
-    let [mut halves, mut singles] = [kind.new(), kind.new()];
+    let [mut halves, mut singles] = [kind.optimizer(), kind.optimizer()];
     let mut brains = vec![bf16::from_f32(0.3); LEN];
     let mut shorts = vec![f16::from_f32(0.3); LEN];
     for step in 0..STEPS {
@@ -319,7 +319,7 @@ fn half_types_are_calculated_in_f32(#[values(Kind::Sgd, Kind::AdamW, Kind::Adam)
 fn a_slice_cut_in_two_makes_the_same_steps(
     #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
 ) {
-    let [mut whole, mut cut] = [kind.new(), kind.new()];
+    let [mut whole, mut cut] = [kind.optimizer(), kind.optimizer()];
     let mut together = vec![0.5_f32; LEN];
     let mut apart = together.clone();
     for step in 0..STEPS {
@@ -335,7 +335,7 @@ fn a_slice_cut_in_two_makes_the_same_steps(
 fn a_learning_rate_of_zero_stands_still_until_it_is_raised(
     #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
 ) {
-    let mut optimizer = kind.new();
+    let mut optimizer = kind.optimizer();
     let mut parameters = [1.0_f64, -2.0];
     optimizer.set_learning_rate(0.0).unwrap();
     optimizer.update(0, (&mut parameters[..]).into(), (&[3.0_f64, 4.0][..]).into()).unwrap();
@@ -348,7 +348,7 @@ fn a_learning_rate_of_zero_stands_still_until_it_is_raised(
 
 #[rstest]
 fn slices_that_do_not_fit_are_refused(#[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind) {
-    let mut optimizer = kind.new();
+    let mut optimizer = kind.optimizer();
     let mut parameters = [1.0_f32; 3];
     let error = optimizer.update(0, (&mut parameters[..]).into(), (&[0.0_f32; 2][..]).into()).unwrap_err();
     assert!(matches!(error, Error::ValuesDiffer { expected_len: 3, got_len: 2, .. }), "{error}");
@@ -383,7 +383,7 @@ fn settings_that_make_no_sense_are_refused() {
         ("beta2", adamw(|options| options.beta2 = -0.1)),
         ("epsilon", adamw(|options| options.epsilon = f64::NAN)),
         ("beta2", Lion::new(LionOptions { beta2: 1.0, ..LionOptions::default() }).map(drop)),
-        ("the learning rate", Kind::Sgd.new().set_learning_rate(-1.0)),
+        ("the learning rate", Kind::Sgd.optimizer().set_learning_rate(-1.0)),
     ];
     for (expected, result) in refused {
         assert!(matches!(result, Err(Error::Setting { name, .. }) if name == expected), "{result:?}");
@@ -415,7 +415,7 @@ fn an_optimizer_with_the_state_of_another_goes_on_like_it(
     #[values(Kind::Sgd, Kind::AdamW, Kind::Adam, Kind::Lion)] kind: Kind,
     #[values(FloatType::F32, FloatType::F64, FloatType::F16, FloatType::Bf16)] dtype: FloatType,
 ) {
-    let [mut first, mut second] = [kind.new(), kind.new()];
+    let [mut first, mut second] = [kind.optimizer(), kind.optimizer()];
     let mut parameters = Flat::zeros(dtype, LEN);
     let step = |optimizer: &mut dyn Optimizer, slice, parameters: &mut Flat, step| {
         let exact = rounded(dtype, &gradients(step));
