@@ -13,15 +13,15 @@ use crate::checkpoint::{CheckpointProblem, Checkpoints, Saving};
 use crate::{Error, Values};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Position {
+struct DataPosition {
     epoch: u64,
     file: String,
     /// The best loss so far, and the bits of a number that decimal digits would change.
     best: [f64; 2],
 }
 
-fn position(epoch: u64) -> Position {
-    Position {
+fn position(epoch: u64) -> DataPosition {
+    DataPosition {
         epoch,
         file: "shard-07".to_owned(),
         best: [f64::INFINITY, f64::from_bits(0x3fd5_5555_5555_5557)],
@@ -61,7 +61,7 @@ fn state_comes_back_on_any_number_of_ranks(
         let mut checkpoints = Checkpoints::at(&path);
         checkpoints.set_state("of no checkpoint", &1).unwrap();
         assert_eq!(load(&mut checkpoints, holder).unwrap(), Some(1));
-        assert_eq!(checkpoints.state::<Position>("position").unwrap(), position(4));
+        assert_eq!(checkpoints.state::<DataPosition>("position").unwrap(), position(4));
         assert_eq!(checkpoints.state_bytes("raw").unwrap(), [1, 2, 255]);
         let (shape, values) = checkpoints.state_tensor("average of scale").unwrap();
         assert_eq!((shape, values.as_bytes()), (&[3, 1][..], Values::F16(&average()).as_bytes()));
@@ -76,7 +76,7 @@ fn state_comes_back_on_any_number_of_ranks(
         assert!(checkpoints.remove_state("raw") && !checkpoints.remove_state("raw"));
         save(&mut checkpoints, holder, 2).unwrap();
         load(&mut checkpoints, holder).unwrap();
-        assert_eq!(checkpoints.state::<Position>("position").unwrap(), position(4));
+        assert_eq!(checkpoints.state::<DataPosition>("position").unwrap(), position(4));
         assert!(checkpoints.state_bytes("raw").is_err());
     });
 }
@@ -147,7 +147,7 @@ fn a_started_save_has_the_state_of_its_start() {
         set(&mut checkpoints, 2);
         saving.wait().unwrap();
         checkpoints.load(&mut holder.parts().0, None).unwrap();
-        assert_eq!(checkpoints.state::<Position>("position").unwrap(), position(1));
+        assert_eq!(checkpoints.state::<DataPosition>("position").unwrap(), position(1));
     });
 }
 
@@ -170,7 +170,7 @@ fn damaged_state_is_an_error_on_all_ranks_and_changes_nothing(
         set(&mut checkpoints, 9);
         let loaded = load(&mut checkpoints, holder);
         assert!(holder.is_of(5, true));
-        assert_eq!(checkpoints.state::<Position>("position").unwrap(), position(9));
+        assert_eq!(checkpoints.state::<DataPosition>("position").unwrap(), position(9));
         loaded
     });
     let fault = same_fault(results).to_string();
