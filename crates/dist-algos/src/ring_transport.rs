@@ -6,10 +6,11 @@ use dist_transport::{Combine, Incoming, LazyDeadline, Outgoing, Progress, Rank, 
 
 use crate::Scratch;
 
-/// A full-duplex exchange of bytes between the ranks of a group: all that [`run`](crate::run) needs.
+/// The minimum that an algorithm needs of a link between ranks: [`run`](crate::run) takes any `RingTransport`.
 ///
-/// Every [`Transport`] is a `RingTransport`. To run the algorithms of this crate on another link between processes,
-/// implement two methods for it.
+/// Implement this trait to run the algorithms of this crate alone over a link of your own: two methods are required.
+/// Implement [`Transport`] instead to use a link with a `Communicator`. It adds deadlines and aborts that all ranks
+/// see, groups and shared memory, and every `Transport` is a `RingTransport`.
 ///
 /// Messages between an ordered pair of ranks arrive in the order in which they were sent. An empty message is a
 /// message too. Both halves of an exchange make progress at once: a rank that waits until its peer receives also
@@ -60,10 +61,11 @@ pub trait RingTransport {
         Ok(())
     }
 
-    /// Sends and receives all of these messages at once, in any order of the peers. Messages to one peer leave in
-    /// the order of the list, and messages from one peer are received in the order of theirs.
+    /// Sends and receives all of these messages at once, in any order of the peers. Messages to one peer are sent in
+    /// the order of the list. Messages from one peer are received in the order of the list, too.
     ///
-    /// The default implementation exchanges with one peer after the other, in an order in which no two ranks wait for each other. In round `c` rank `i` exchanges with rank `j` if `i + j = c` modulo the world size.
+    /// The default implementation exchanges with one peer after the other, in an order in which no two ranks wait for
+    /// each other. In round `c` rank `i` exchanges with rank `j` if `i + j = c` modulo the world size.
     ///
     /// # Errors
     /// As for [`exchange`](RingTransport::exchange).
@@ -87,6 +89,7 @@ pub trait RingTransport {
         }
         Ok(())
     }
+
     /// Records the current step of this rank, for reports about waiting ranks.
     fn set_progress(&mut self, _progress: Progress) {}
 }

@@ -11,7 +11,7 @@ use dist_algos::direct::{
 };
 use dist_algos::{ALGORITHMS, CollectiveKind, Partition, Scratch};
 use dist_transport::conformance::Unchecked;
-use dist_transport::direct::{ExposedRegion, GroupLayout, MemoryArea, Reach, SlotUse};
+use dist_transport::shm_group::{ExposedRegion, GroupLayout, MemoryArea, Reach, SlotUse};
 use dist_transport::{Fingerprint, LazyDeadline, Owned, Rank, Result, Transport, sim};
 use rstest::rstest;
 

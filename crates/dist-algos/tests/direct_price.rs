@@ -9,7 +9,7 @@ use dist_algos::direct::{
 };
 use dist_algos::{ALGORITHMS, Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
-use dist_transport::direct::{ExposedRegion, GroupLayout, MemoryCosts, Reach};
+use dist_transport::shm_group::{ExposedRegion, GroupLayout, MemoryCosts, Reach};
 use dist_transport::{Fingerprint, Owned, Transport, sim};
 use rstest::rstest;
 

@@ -14,7 +14,7 @@ use dist_algos::direct::{
 };
 use dist_algos::{ALGORITHMS, Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::direct::{CALLS_MAX, GroupLayout, MemoryArea, Reach, SlotUse};
+use dist_transport::shm_group::{CALLS_MAX, GroupLayout, MemoryArea, Reach, SlotUse};
 use dist_transport::{Deadline, LazyDeadline, Rank, Result, Runtime};
 use rstest::rstest;
 

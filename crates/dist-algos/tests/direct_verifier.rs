@@ -9,7 +9,7 @@ use dist_algos::direct::{
 use dist_algos::verify::mutate::Score;
 use dist_algos::verify::on_all_cores;
 use dist_algos::{ALGORITHMS, Algorithm, Error, Source};
-use dist_transport::direct::{GroupLayout, MemoryArea, Reach};
+use dist_transport::shm_group::{GroupLayout, MemoryArea, Reach};
 use rstest::rstest;
 
 /// All operations and algorithms in a world, with the first and the last root.

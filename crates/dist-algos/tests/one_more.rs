@@ -9,7 +9,7 @@ use dist_algos::{
     Messages, Order, Phases, Placement, ReceiveHalf, Schedule, Step,
 };
 use dist_transport::Rank;
-use dist_transport::direct::{GroupLayout, Reach};
+use dist_transport::shm_group::{GroupLayout, Reach};
 
 #[path = "../examples/algorithms/document.rs"]
 mod document;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use dist_algos::direct::Ownership;
-use dist_transport::direct::Lent;
+use dist_transport::shm_group::Lent;
 use dist_transport::{Allocation, Owned};
 
 use crate::{Element, Error, Result};

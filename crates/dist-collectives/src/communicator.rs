@@ -111,7 +111,7 @@ impl Communicator {
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env().map_err(|source| Error::Join(source.into()))?;
         let crossovers = crossovers_from_env()?;
-        let (mut comm, medium) = Self::meet(&config)?;
+        let (mut comm, medium) = Self::join_world(&config)?;
         comm.set_crossovers(crossovers);
         if comm.world_size() > 1 {
             comm.tune(CostCache::for_user().as_ref(), medium.name())?;
@@ -140,12 +140,12 @@ impl Communicator {
     #[doc(alias = "init_process_group")]
     #[doc(alias = "ncclCommInitRank")]
     pub fn join(config: &Config) -> Result<Self> {
-        Self::meet(config).map(|(comm, _)| comm)
+        Self::join_world(config).map(|(comm, _)| comm)
     }
 
     /// Joins the world and returns the medium of its messages.
     #[cfg(feature = "tcp")]
-    fn meet(config: &Config) -> Result<(Self, Medium)> {
+    fn join_world(config: &Config) -> Result<(Self, Medium)> {
         let transport = ProcessTransport::join(config).map_err(|source| Error::Join(source.into()))?;
         let medium = transport.medium();
         let comm = Self::new(transport);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, Config, Error, ReduceOp, algorithms::binomial};
 use dist_testkit::process;
-use dist_transport::direct::Reach;
+use dist_transport::shm_group::Reach;
 use rstest::rstest;
 use tracing_subscriber::filter::LevelFilter;
 

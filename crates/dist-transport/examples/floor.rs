@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
-use dist_transport::direct::{ExposedRegion, MemoryArea, SlotUse};
 use dist_transport::process::{Config, ProcessTransport};
+use dist_transport::shm_group::{ExposedRegion, MemoryArea, SlotUse};
 use dist_transport::{Error, Transport};
 
 const CALLS: u32 = 2_000;
@@ -20,13 +20,13 @@ fn main() -> Result<(), Error> {
     let (rank, runtime) = (transport.rank(), transport.runtime().clone());
     let deadline = runtime.deadline(Duration::from_secs(300));
     let peers: Vec<usize> = (1..rank.world_size()).map(|distance| rank.plus(distance).index()).collect();
-    let Some(direct) = transport.direct(&deadline.into())? else {
+    let Some(shm_group) = transport.shm_group(&deadline.into())? else {
         println!("the ranks share no memory");
         return Ok(());
     };
     // SAFETY: all ranks do the same calls, and see what a rank has published once they have waited for its signal.
-    let mut direct = unsafe { Unchecked::new(direct) };
-    println!("rank {rank}: {:?}", direct.shared());
+    let mut shm_group = unsafe { Unchecked::new(shm_group) };
+    println!("rank {rank}: {:?}", shm_group.shared());
     for (bytes, calls) in [(0, CALLS), (8, CALLS), (1024, CALLS / 2), (64 << 10, CALLS / 20)] {
         let mut sum = vec![0_u64; bytes / 8];
         let mine = vec![1_u8; bytes];
@@ -34,7 +34,7 @@ fn main() -> Result<(), Error> {
         for _ in 0..SAMPLES {
             let start = runtime.now();
             for _ in 0..calls {
-                call(&mut direct, &peers, &mine, &mut sum, deadline)?;
+                call(&mut shm_group, &peers, &mine, &mut sum, deadline)?;
             }
             times.push((runtime.now() - start).as_secs_f64() * 1e6 / f64::from(calls));
         }
@@ -48,31 +48,31 @@ fn main() -> Result<(), Error> {
 
 /// Publishes this rank's bytes, and adds up those of all ranks.
 fn call(
-    direct: &mut Unchecked<'_>,
+    shm_group: &mut Unchecked<'_>,
     peers: &[usize],
     mine: &[u8],
     sum: &mut [u64],
     deadline: dist_transport::Deadline,
 ) -> Result<(), Error> {
-    let place = if mine.len() <= direct.shared().flag_line_bytes {
+    let place = if mine.len() <= shm_group.shared().flag_line_bytes {
         MemoryArea::FlagLine
     } else {
         MemoryArea::Slot(0)
     };
-    direct.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &deadline.into())?;
+    shm_group.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &deadline.into())?;
     if !mine.is_empty() {
-        direct.publish(place, 0, mine);
+        shm_group.publish(place, 0, mine);
     }
-    direct.signal();
+    shm_group.signal();
     for &peer in peers {
-        direct.wait(peer, 1, &deadline.into())?;
+        shm_group.wait(peer, 1, &deadline.into())?;
         if !mine.is_empty() {
-            direct.view(peer, place, 0..mine.len(), &mut |at, bytes| {
+            shm_group.view(peer, place, 0..mine.len(), &mut |at, bytes| {
                 let words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8")));
                 sum[at / 8..].iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
             })?;
         }
     }
-    direct.wake_waiters();
+    shm_group.wake_waiters();
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::check::check_peer;
-use crate::direct::CALLS_MAX;
+use crate::shm_group::CALLS_MAX;
 use crate::{ChannelId, Error, Fingerprint, Rank, Result};
 
 /// The time between two heartbeats of a process.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::direct::Direct;
+use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Incoming, LazyDeadline, Outgoing, Progress,
     Rank, Result, Runtime, Traffic, Transport,
@@ -131,12 +131,12 @@ pub trait ForwardingTransport: Send + fmt::Debug {
         self.inner().traffic()
     }
 
-    /// See [`Transport::direct`].
+    /// See [`Transport::shm_group`].
     ///
     /// # Errors
     /// As there.
-    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
-        self.inner_mut().direct(due)
+    fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
+        self.inner_mut().shm_group(due)
     }
 
     /// See [`Transport::allocate`].
@@ -230,8 +230,8 @@ impl<T: ForwardingTransport> Transport for T {
         ForwardingTransport::traffic(self)
     }
 
-    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
-        ForwardingTransport::direct(self, due)
+    fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
+        ForwardingTransport::shm_group(self, due)
     }
 
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {

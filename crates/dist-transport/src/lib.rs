@@ -15,13 +15,12 @@ mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod cpu;
-pub mod direct;
 mod error;
 mod fingerprint;
 pub mod forwarding;
 #[cfg(feature = "tcp")]
-#[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "group/absent.rs")]
-mod group;
+#[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "host_memory/absent.rs")]
+mod host_memory;
 #[cfg(feature = "tcp")]
 mod link;
 mod owned;
@@ -29,6 +28,7 @@ mod owned;
 pub mod process;
 mod rank;
 pub mod runtime;
+pub mod shm_group;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod source;

@@ -193,7 +193,7 @@ impl<T> fmt::Debug for Owned<T> {
 ///
 /// If it is dropped, its memory is never freed, so a rank that writes late cannot corrupt other memory. Only
 /// [`into_owned`](Lent::into_owned) returns the memory. A `Lent` has one owner: while a call [has
-/// it](crate::direct::ExposedRegion::Write), only the [end of that call](crate::direct::Direct::reclaim) returns it.
+/// it](crate::shm_group::ExposedRegion::Write), only the [end of that call](crate::shm_group::ShmGroup::reclaim) returns it.
 pub struct Lent {
     /// `None` after it was returned.
     memory: Option<LentMemory>,

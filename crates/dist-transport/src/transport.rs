@@ -3,10 +3,13 @@
 use std::fmt;
 use std::ops::Add;
 
-use crate::direct::Direct;
+use crate::shm_group::ShmGroup;
 use crate::{Abort, Allocation, Cause, ChannelId, Fingerprint, LazyDeadline, Rank, Result, Runtime};
 
-/// An endpoint that moves bytes between the ranks of one group, on one channel.
+/// One rank's endpoint on one channel of a group: the interface that a `Communicator` uses.
+///
+/// Implement this trait to let a `Communicator` use another network. To run an algorithm of dist-algos alone over a
+/// link, its trait `RingTransport` is enough: an exchange of bytes, which every `Transport` has.
 ///
 /// Messages from one rank to another arrive in the order in which they were sent. A message may be empty.
 /// Every message carries its length and the [`Fingerprint`] given to [`begin`](Transport::begin). A receiver
@@ -137,7 +140,7 @@ pub trait Transport: Send + fmt::Debug {
     ///
     /// # Errors
     /// If the ranks do not reach an agreement by the deadline.
-    fn direct(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn shm_group(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         Ok(None)
     }
 
@@ -230,7 +233,7 @@ impl fmt::Debug for Sink<'_> {
 }
 
 /// Counts of messages and of payload bytes, without headers. Bytes that ranks publish or read in [shared
-/// memory](Direct) count as bytes, not as messages. Several ranks may read what one rank publishes.
+/// memory](ShmGroup) count as bytes, not as messages. Several ranks may read what one rank publishes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use dist_testkit::process;
 use dist_transport::conformance::Unchecked;
-use dist_transport::direct::{ExposedRegion, SlotUse};
 use dist_transport::process::{Config, ProcessTransport};
+use dist_transport::shm_group::{ExposedRegion, SlotUse};
 use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
 use rstest::rstest;
 
@@ -221,15 +221,15 @@ fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
 fn rank_in_shared_memory(victim: usize) {
     let mut transport = ProcessTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
-    let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
+    let shm_group = transport.shm_group(&deadline.into()).unwrap().expect("they share memory");
     // SAFETY: all ranks enter one barrier after the other, and nothing is published.
-    let mut direct = unsafe { Unchecked::new(direct) };
+    let mut shm_group = unsafe { Unchecked::new(shm_group) };
     let mut barrier = || -> Result<(), Error> {
-        direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &deadline.into())?;
-        direct.signal();
+        shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &deadline.into())?;
+        shm_group.signal();
         (1..rank.world_size())
-            .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
-        direct.wake_waiters();
+            .try_for_each(|distance| shm_group.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
+        shm_group.wake_waiters();
         Ok(())
     };
     let error = (1..).find_map(|round| {

@@ -10,7 +10,7 @@ use dist_transport::{Incoming, Outgoing, Runtime, Sink, Transport};
 const LONG: Duration = Duration::from_secs(60);
 
 /// Both ranks send each other a byte.
-fn meet(transport: &mut dyn Transport) {
+fn exchange_a_byte(transport: &mut dyn Transport) {
     let (peer, deadline) = (transport.rank().right().index(), transport.runtime().deadline(LONG));
     let mut byte = [0];
     let incoming = Incoming { from: peer, len: 1, sink: Sink::Into(&mut byte) };
@@ -22,12 +22,12 @@ fn meet(transport: &mut dyn Transport) {
 /// Returns the shared memory that this process has mapped, and its open files, while nobody opens or closes
 /// anything.
 fn held(transport: &mut dyn Transport) -> (usize, usize) {
-    meet(transport);
+    exchange_a_byte(transport);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = maps.lines().filter(|line| line.contains("memfd:dist")).count();
     let files = std::fs::read_dir("/proc/self/fd").unwrap();
     let open = files.filter(|file| !file.as_ref().is_ok_and(is_of_proc)).count();
-    meet(transport);
+    exchange_a_byte(transport);
     (mapped, open)
 }
 
@@ -50,7 +50,7 @@ fn ten_thousand_forks_leave_nothing_behind() {
                 let mut fork = transport.fork(&[0, 1]).unwrap().unwrap();
                 // Groups that are never used cost nothing.
                 if number % 5 == 0 {
-                    meet(&mut *fork);
+                    exchange_a_byte(&mut *fork);
                 }
             }
             (before, held(&mut transport))

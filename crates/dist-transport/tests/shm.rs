@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::conformance::Unchecked;
-use dist_transport::direct::{CALLS_MAX, CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
+use dist_transport::shm_group::{CALLS_MAX, CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
 use dist_transport::{
     Abort, Cause, Deadline, Error, Fingerprint, Incoming, Outgoing, Owned, Runtime, Sink, Traffic, Transport,
 };
@@ -49,10 +49,10 @@ fn run_at<T: Send + 'static>(
 }
 
 /// The memory of a group, whose contract these tests keep.
-fn direct<'a>(transport: &'a mut dyn Transport, deadline: Deadline) -> Unchecked<'a> {
-    let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
+fn shm_group<'a>(transport: &'a mut dyn Transport, deadline: Deadline) -> Unchecked<'a> {
+    let shm_group = transport.shm_group(&deadline.into()).unwrap().expect("they share memory");
     // SAFETY: in each test all ranks enter the same calls, and wait for a rank's signal before they reach what it wrote.
-    unsafe { Unchecked::new(direct) }
+    unsafe { Unchecked::new(shm_group) }
 }
 
 /// Sends bytes to the right while receiving equally many from the left.
@@ -89,16 +89,16 @@ fn a_message_against_a_collective_is_told_long_before_the_deadline() {
                 Fingerprint(call)
             };
             transport.begin(&call(1));
-            transport.direct(&deadline.into()).unwrap().expect("they share memory");
+            transport.shm_group(&deadline.into()).unwrap().expect("they share memory");
             if me == 1 {
                 transport.begin(&call(0));
                 return pass_round(&mut transport, &[7]).unwrap_err();
             }
             transport.begin(&call(2));
-            let mut direct = direct(&mut transport, deadline);
-            direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &deadline.into()).unwrap();
-            direct.signal();
-            direct.wait(1, 1, &deadline.into()).unwrap_err()
+            let mut shm_group = shm_group(&mut transport, deadline);
+            shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &deadline.into()).unwrap();
+            shm_group.signal();
+            shm_group.wait(1, 1, &deadline.into()).unwrap_err()
         },
     );
     for error in outcomes {
@@ -170,7 +170,7 @@ fn a_group_of_which_not_all_share_memory_shares_none(
 /// Returns the reach of ranks in the memory of the world. Probing does not count as traffic.
 fn shared_reach(mut transport: ProcessTransport) -> Option<Reach> {
     let deadline = transport.runtime().deadline(LONG);
-    let reach = transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared().reach);
+    let reach = transport.shm_group(&deadline.into()).unwrap().map(|shm_group| shm_group.shared().reach);
     assert_eq!(transport.traffic(), Traffic::default());
     pass_round(&mut transport, &[]).unwrap();
     reach
@@ -189,8 +189,8 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
             for round in 1..4 {
                 memory.fill(round * (1 + transport.rank().index() as u64));
                 let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
-                let (rank, mut direct) = (fork.rank(), direct(&mut *fork, deadline));
-                direct
+                let (rank, mut shm_group) = (fork.rank(), shm_group(&mut *fork, deadline));
+                shm_group
                     .enter(
                         2,
                         SlotUse::Used,
@@ -198,17 +198,17 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                         &deadline.into(),
                     )
                     .unwrap();
-                direct.signal();
+                shm_group.signal();
                 let mut sum = memory[0];
                 for peer in (0..3).filter(|&peer| peer != rank.index()) {
-                    direct.wait(peer, 1, &deadline.into()).unwrap();
+                    shm_group.wait(peer, 1, &deadline.into()).unwrap();
                     let mut word = [0; 8];
-                    direct.read(peer, MemoryArea::Exposed, 3 * 4096 - 8, &mut word).unwrap();
+                    shm_group.read(peer, MemoryArea::Exposed, 3 * 4096 - 8, &mut word).unwrap();
                     sum += u64::from_ne_bytes(word);
                 }
-                direct.signal();
-                (0..3).for_each(|peer| direct.wait(peer, 2, &deadline.into()).unwrap());
-                direct.wake_waiters();
+                shm_group.signal();
+                (0..3).for_each(|peer| shm_group.wait(peer, 2, &deadline.into()).unwrap());
+                shm_group.wake_waiters();
                 sums.push(sum);
             }
             sums
@@ -228,29 +228,29 @@ fn change_others(mut transport: ProcessTransport) -> [bool; 2] {
         let mut call = Fingerprint::NONE;
         call.0[0] = number;
         transport.begin(&call);
-        let mut direct = direct(&mut transport, deadline);
+        let mut shm_group = shm_group(&mut transport, deadline);
         let exposed = match place {
             MemoryArea::Exposed => ExposedRegion::Write(memory.take().unwrap().lend()),
             _ => ExposedRegion::Nothing,
         };
-        direct.enter(2, SlotUse::Used, exposed, &deadline.into()).unwrap();
-        direct.signal();
-        others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
+        shm_group.enter(2, SlotUse::Used, exposed, &deadline.into()).unwrap();
+        shm_group.signal();
+        others.iter().for_each(|&peer| shm_group.wait(peer, 1, &deadline.into()).unwrap());
         // The last rank has no such range: nothing is done to the ranks before it.
         let mut beyond = there.clone();
         let (last, offset) = beyond.last_mut().unwrap();
         *offset = 1 << 40;
         let last = *last;
-        match direct.change(place, &beyond, 1, &mut |_| panic!("not all are there")) {
+        match shm_group.change(place, &beyond, 1, &mut |_| panic!("not all are there")) {
             Err(Error::OutOfReach { peer, .. }) => assert_eq!(peer, last),
             refused => assert!(!refused.unwrap() && others.len() > CHANGED_MAX),
         }
-        let changed = direct.change(place, &there, 1, &mut |all| assert_eq!(all.len(), others.len()));
-        direct.signal();
-        others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
-        direct.wake_waiters();
+        let changed = shm_group.change(place, &there, 1, &mut |all| assert_eq!(all.len(), others.len()));
+        shm_group.signal();
+        others.iter().for_each(|&peer| shm_group.wait(peer, 2, &deadline.into()).unwrap());
+        shm_group.wake_waiters();
         if place == MemoryArea::Exposed {
-            memory = direct.reclaim().unwrap().into_owned().ok();
+            memory = shm_group.reclaim().unwrap().into_owned().ok();
             assert!(memory.is_some());
         }
         changed.unwrap()
@@ -326,10 +326,10 @@ fn a_rank_that_waits_for_nobody_runs_ahead_on_shared_cores() {
             let mut call = Fingerprint::NONE;
             call.0[..8].copy_from_slice(&(number as u64).to_le_bytes());
             transport.begin(&call);
-            let mut direct = direct(transport, deadline);
-            direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &deadline.into()).unwrap();
-            direct.signal();
-            direct.wake_waiters();
+            let mut shm_group = shm_group(transport, deadline);
+            shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &deadline.into()).unwrap();
+            shm_group.signal();
+            shm_group.wake_waiters();
         }
     }
     run(
@@ -337,7 +337,7 @@ fn a_rank_that_waits_for_nobody_runs_ahead_on_shared_cores() {
         |_, config| config,
         |mut transport| {
             let deadline = transport.runtime().deadline(LONG);
-            transport.direct(&deadline.into()).unwrap().unwrap();
+            transport.shm_group(&deadline.into()).unwrap().unwrap();
             // A word goes round from the first rank, which has run ahead by then.
             let rank = transport.rank();
             if rank.index() == 0 {

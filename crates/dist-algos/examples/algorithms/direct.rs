@@ -5,7 +5,7 @@ use dist_algos::direct::{
 };
 use dist_algos::{AlgorithmTable, Partition, Source};
 use dist_transport::Rank;
-use dist_transport::direct::{GroupLayout, Reach};
+use dist_transport::shm_group::{GroupLayout, Reach};
 
 use super::{from_smallest, part};
 

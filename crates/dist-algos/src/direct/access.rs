@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use dist_transport::direct::{GroupLayout, MemoryArea, SlotUse};
+use dist_transport::shm_group::{GroupLayout, MemoryArea, SlotUse};
 use dist_transport::{LazyDeadline, Rank, Result};
 
 /// One rank's access to the memory that the ranks of a group share.
 ///
-/// The methods correspond to the methods of [`dist_transport::direct::Direct`] with the same names, where they are
+/// The methods correspond to the methods of [`dist_transport::shm_group::ShmGroup`] with the same names, where they are
 /// described. They are safe to call here. An implementation on real shared memory is only given to
 /// [`run`](super::run()) and [`signal_and_wait`](super::signal_and_wait). These get the steps of a checked plan and call the methods as
 /// the steps say.

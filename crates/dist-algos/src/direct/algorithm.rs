@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use dist_transport::direct::GroupLayout;
+use dist_transport::shm_group::GroupLayout;
 
 use super::schedule::PhaseStep;
 use super::{Crossovers, DirectSchedule, Ownership};

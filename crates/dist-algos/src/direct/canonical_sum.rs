@@ -1,6 +1,6 @@
 //! The sum of all ranks' contributions to a range of memory, in canonical order, computed by one rank.
 
-use dist_transport::direct::MemoryArea;
+use dist_transport::shm_group::MemoryArea;
 use dist_transport::{Rank, Result};
 
 use super::{DirectAccess, DirectPlan};

@@ -33,7 +33,7 @@ impl Ownership {
 /// ```
 /// use dist_algos::direct::{Crossovers, DirectCase, Ownership};
 /// use dist_algos::{ALGORITHMS, CollectiveKind};
-/// use dist_transport::direct::{GroupLayout, Reach};
+/// use dist_transport::shm_group::{GroupLayout, Reach};
 ///
 /// let (ownership, shared) = (Ownership::Borrowed, &GroupLayout::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
@@ -60,7 +60,7 @@ pub struct Crossovers {
     /// The size from which [`read_from_all`](super::read_from_all) replaces [`one_shot`](super::one_shot) on ordinary
     /// memory that other ranks may read. It applies to all_to_all and, with two ranks, all_gather, if the buffers of
     /// all ranks have at most 32 MiB together. The value is 1 MiB if the system copies
-    /// [fast](dist_transport::direct::GroupLayout::fast_attach); otherwise it is never chosen.
+    /// [fast](dist_transport::shm_group::GroupLayout::fast_attach); otherwise it is never chosen.
     pub read_ordinary: Option<usize>,
 }
 
@@ -101,7 +101,7 @@ fn parse_bytes(text: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use dist_transport::direct::{GroupLayout, Reach};
+    use dist_transport::shm_group::{GroupLayout, Reach};
     use rstest::rstest;
 
     use super::super::DirectCase;

@@ -8,7 +8,7 @@ use std::iter::Peekable;
 use std::time::Duration;
 
 use dist_transport::Rank;
-use dist_transport::direct::{MemoryArea, MemoryCosts};
+use dist_transport::shm_group::{MemoryArea, MemoryCosts};
 
 use super::run::pieces;
 use super::volume::{MovedBytes, PartBytes};

@@ -2,7 +2,7 @@
 //!
 //! If one rank computes something for all other ranks, there are two phases; otherwise there is one.
 
-use dist_transport::direct::{GroupLayout, MemoryArea, Reach};
+use dist_transport::shm_group::{GroupLayout, MemoryArea, Reach};
 
 use super::collective::BlockUse;
 use super::schedule::PhaseStep;

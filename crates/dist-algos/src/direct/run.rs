@@ -3,7 +3,7 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use dist_transport::direct::{CHANGED_MAX, MemoryArea};
+use dist_transport::shm_group::{CHANGED_MAX, MemoryArea};
 use dist_transport::{Combine, Error as TransportError, LazyDeadline, Rank};
 use smallvec::SmallVec;
 

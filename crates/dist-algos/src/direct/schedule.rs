@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use dist_transport::Rank;
-use dist_transport::direct::{GroupLayout, MemoryArea, SlotUse};
+use dist_transport::shm_group::{GroupLayout, MemoryArea, SlotUse};
 
 use super::cells::place_bytes;
 use super::collective::BlockUse;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use dist_transport::direct::MemoryArea;
+use dist_transport::shm_group::MemoryArea;
 
 use crate::Source;
 

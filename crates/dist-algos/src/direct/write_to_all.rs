@@ -1,6 +1,6 @@
 //! Schedules in which one rank reduces each part from the other ranks' own memory and writes the sum into that memory.
 
-use dist_transport::direct::MemoryArea;
+use dist_transport::shm_group::MemoryArea;
 
 use super::schedule::PhaseStep;
 use super::{

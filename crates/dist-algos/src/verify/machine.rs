@@ -130,7 +130,7 @@ impl Machine {
             let receives = exchange.receives.iter().map(|receive| (receive.from, rank));
             let pairs: SmallVec<[(usize, usize); 2]> = sends.chain(receives).collect();
             for (sender, receiver) in pairs {
-                if let Some(halves) = self.meet(sender, receiver) {
+                if let Some(halves) = self.matching_halves(sender, receiver) {
                     self.pass(sender, receiver, halves)?;
                     for rank in [sender, receiver] {
                         if self.complete(rank, &programs[rank])? {
@@ -145,7 +145,7 @@ impl Machine {
 
     /// Returns the halves of two exchanges between which a message can pass now. An exchange in place runs in
     /// lockstep, so the peer must be in one too.
-    fn meet(&self, sender: usize, receiver: usize) -> Option<(usize, usize)> {
+    fn matching_halves(&self, sender: usize, receiver: usize) -> Option<(usize, usize)> {
         let (ours, theirs) = (self.ranks[sender].exchange.as_ref()?, self.ranks[receiver].exchange.as_ref()?);
         let send = ours.sends.iter().position(|send| send.to == receiver)?;
         let receive = theirs.receives.iter().position(|receive| receive.from == sender)?;
@@ -154,15 +154,15 @@ impl Machine {
 
     /// Passes a message from the sender to the receiver.
     fn pass(&mut self, sender: usize, receiver: usize, halves: (usize, usize)) -> Result<()> {
-        const MET: &str = "the two have met in an exchange";
+        const MATCHED: &str = "the halves of two exchanges match";
         let left = self.ranks[sender].depth;
         let starts = self.ranks[sender].clock.later(self.ranks[receiver].clock);
-        let ours = self.ranks[sender].exchange.as_mut().expect(MET);
+        let ours = self.ranks[sender].exchange.as_mut().expect(MATCHED);
         let step = ours.step;
         let message = ours.sends.remove(halves.0);
         let ends = starts.after(ours.leaving);
         ours.ends = ours.ends.later(ends);
-        let theirs = self.ranks[receiver].exchange.as_mut().expect(MET);
+        let theirs = self.ranks[receiver].exchange.as_mut().expect(MATCHED);
         let receive = theirs.receives.remove(halves.1);
         theirs.ends = theirs.ends.later(ends);
         theirs.depth = theirs.depth.later(left.after(message.chunks.len()));

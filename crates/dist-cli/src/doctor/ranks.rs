@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_transport::direct::Reach;
 use dist_transport::process::{Config, Medium, ProcessTransport};
+use dist_transport::shm_group::Reach;
 use dist_transport::{LazyDeadline, Transport};
 
 use super::{Finding, machine};
@@ -59,7 +59,7 @@ fn here(members: &[usize], cores: usize, reach: Option<Reach>, config: &Config) 
 /// How far the ranks of a host reach into each other's memory; `None` if they share none.
 fn reach(host: &mut dyn Transport) -> Result<Option<Reach>, Error> {
     let runtime = host.runtime().clone();
-    Ok(host.direct(&LazyDeadline::within(&runtime, LIMIT))?.map(|direct| direct.shared().reach))
+    Ok(host.shm_group(&LazyDeadline::within(&runtime, LIMIT))?.map(|shm_group| shm_group.shared().reach))
 }
 
 fn ranks(members: &[usize], cores: usize) -> Finding {

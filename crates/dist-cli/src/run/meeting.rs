@@ -101,7 +101,7 @@ impl Meeting {
     /// which is returned.
     pub(super) fn tell_ended(&self, ranks: Vec<usize>, runtime: &Runtime) -> Result<Option<Task<()>>, Error> {
         if let Some(coordinator) = &self.coordinator {
-            ranks.into_iter().for_each(|rank| coordinator.note_ended(rank));
+            ranks.into_iter().for_each(|rank| coordinator.record_ended(rank));
             return Ok(None);
         }
         let Some(&first) = ranks.first() else { return Ok(None) };

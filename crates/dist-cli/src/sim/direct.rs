@@ -9,7 +9,7 @@ use dist_algos::direct::{
 };
 use dist_algos::{AlgorithmTable, Partition, Source};
 use dist_collectives::tuning::Operation;
-use dist_transport::direct::{GroupLayout, MemoryCosts, Reach};
+use dist_transport::shm_group::{GroupLayout, MemoryCosts, Reach};
 use serde::{Deserialize, Serialize};
 
 use super::fit;

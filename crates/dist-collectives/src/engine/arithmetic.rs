@@ -1,7 +1,7 @@
 //! The arithmetic of a reduction on one rank.
 
 use dist_algos::{ALGORITHMS, CollectiveKind, CostModel, Memory, Order, Partition, Placement};
-use dist_transport::direct::CHANGED_MAX;
+use dist_transport::shm_group::CHANGED_MAX;
 use dist_transport::{Combine, LazyDeadline};
 use smallvec::SmallVec;
 

@@ -3,7 +3,7 @@
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCase, DirectPlan, Ownership, RemoteAccess};
 use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind};
 use dist_transport::Cause;
-use dist_transport::direct::{GroupLayout, Reach};
+use dist_transport::shm_group::{GroupLayout, Reach};
 
 use super::direct_access::CheckedPlan;
 use super::plan_cache::{CallKey, Collective};
@@ -118,12 +118,12 @@ impl Engine {
             // A rank that is in another call is detected here as in any call.
             let call = self.call_of(operation, key, options.settings.order);
             self.announce(&call, &call.encode());
-            let direct =
-                self.transport.direct(&options.due).map_err(|source| Error::in_call(call, source))?;
+            let shm_group =
+                self.transport.shm_group(&options.due).map_err(|source| Error::in_call(call, source))?;
             // The memory is of no use if its owner numbers this rank differently.
-            let own = direct.filter(|direct| direct.rank() == self.rank);
+            let own = shm_group.filter(|shm_group| shm_group.rank() == self.rank);
             self.shared_memory =
-                own.map_or(SharedMemory::Nothing, |direct| SharedMemory::Memory(direct.shared()));
+                own.map_or(SharedMemory::Nothing, |shm_group| SharedMemory::Memory(shm_group.shared()));
             // From here on, calls state that the shared memory is known.
             self.invalidate_plans();
         }

@@ -1,7 +1,7 @@
 //! Executes checked plans on memory that ranks share: the only unsafe module of this crate.
 //!
 //! # Why this is sound
-//! This module upholds the contract of [`dist_transport::direct::Direct`]:
+//! This module upholds the contract of [`dist_transport::shm_group::ShmGroup`]:
 //!
 //! - **Steps.** [`CheckedPlan::new`] lets the verifier of direct schedules execute this plan for this number of
 //!   ranks. The verifier considers any two accesses of different ranks to the same memory, of which at least one is
@@ -14,14 +14,14 @@
 //!   ([`CallEntry::plan_digest`]). The check does not rely on a [`Transport`](crate::Transport) comparing fingerprints, and
 //!   the rank is read from the memory itself. Two different plans have equal digests with probability 2⁻⁶⁴.
 //! - **Memory that others read** is borrowed by the call. If the call fails or panics, the memory is
-//!   [abandoned](Direct::abandon) before the borrow ends.
+//!   [abandoned](ShmGroup::abandon) before the borrow ends.
 //! - **Memory that others write** is passed to the call by value. It is returned only when the call has ended.
 //!
 //! # Assumptions
 //! The other processes that map the memory belong to the job: each has proven that it knows the secret. They run
 //! the same version of this code on the plan that was agreed on. A process that writes into the memory outside of
 //! the plan can change the results of other ranks.
-#![allow(unsafe_code, reason = "memory that processes share is reached under the contract of `Direct`")]
+#![allow(unsafe_code, reason = "memory that processes share is reached under the contract of `ShmGroup`")]
 
 use std::collections::HashSet;
 use std::ops::{Deref, Range};
@@ -31,8 +31,8 @@ use dist_algos::direct::{
     self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, OwnMemory, ReductionKernel, verify,
 };
 use dist_algos::{Partition, RunError, Scratch};
-use dist_transport::direct::{
-    AbandonHandle, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, SlotUse,
+use dist_transport::shm_group::{
+    AbandonHandle, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup, SlotUse,
 };
 use dist_transport::{Error as TransportError, LazyDeadline, Rank, Result};
 
@@ -117,13 +117,13 @@ impl CheckedPlan {
     pub(super) fn signal_and_wait(
         &self,
         number: u64,
-        direct: &mut dyn Direct,
+        shm_group: &mut dyn ShmGroup,
         own: &mut [u8],
         arithmetic: (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
         scratch: &mut Scratch,
         due: &LazyDeadline<'_>,
     ) -> Result<(), RunError<TransportError>> {
-        let access = &mut CheckedAccess { direct, entry: self.entry(number) };
+        let access = &mut CheckedAccess { shm_group, entry: self.entry(number) };
         direct::signal_and_wait(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
     }
 
@@ -131,7 +131,7 @@ impl CheckedPlan {
     pub(super) fn run(
         &self,
         number: u64,
-        direct: &mut dyn Direct,
+        shm_group: &mut dyn ShmGroup,
         memory: &mut DirectMemory<'_>,
         kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
@@ -142,7 +142,7 @@ impl CheckedPlan {
             ExposedMemory::Read(bytes) => ExposedRegion::Read(bytes),
             ExposedMemory::OwnMemory => unreachable!("what is lent is not borrowed"),
         };
-        let mut entered = EnteredCall::enter(direct, self.entry_of_run(number), exposed, due)?;
+        let mut entered = EnteredCall::enter(shm_group, self.entry_of_run(number), exposed, due)?;
         self.do_steps(&mut entered.access(), memory, kernel, scratch, due)?;
         entered.end();
         Ok(())
@@ -154,7 +154,7 @@ impl CheckedPlan {
     pub(super) fn run_lent(
         &self,
         number: u64,
-        direct: &mut dyn Direct,
+        shm_group: &mut dyn ShmGroup,
         (mut lent, partition, piece_bytes): (Lent, Partition<'_>, usize),
         kernel: &mut ReductionKernel<'_>,
         scratch: &mut Scratch,
@@ -164,7 +164,7 @@ impl CheckedPlan {
         let part = partition.range(self.rank.index());
         let start = lent.bytes_mut()[part.clone()].as_mut_ptr();
         let entry = self.entry_of_run(number);
-        let mut entered = match EnteredCall::enter(&mut *direct, entry, ExposedRegion::Write(lent), due) {
+        let mut entered = match EnteredCall::enter(&mut *shm_group, entry, ExposedRegion::Write(lent), due) {
             Ok(entered) => entered,
             Err(error) => return (Err(error), None),
         };
@@ -176,7 +176,7 @@ impl CheckedPlan {
         let memory = &mut DirectMemory { own, partition, input: None, piece_bytes };
         let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
         entered.end();
-        (done, direct.reclaim())
+        (done, shm_group.reclaim())
     }
 
     #[inline(always)]
@@ -202,7 +202,7 @@ impl CheckedPlan {
 
 /// A call that this rank has entered. Dropping it returns the memory to the caller.
 struct EnteredCall<'a> {
-    direct: &'a mut dyn Direct,
+    shm_group: &'a mut dyn ShmGroup,
     entry: CallEntry,
     has_ended: bool,
 }
@@ -210,22 +210,22 @@ struct EnteredCall<'a> {
 impl<'a> EnteredCall<'a> {
     #[inline(always)]
     fn enter(
-        direct: &'a mut dyn Direct,
+        shm_group: &'a mut dyn ShmGroup,
         entry: CallEntry,
         exposed: ExposedRegion<'_>,
         due: &LazyDeadline<'_>,
     ) -> Result<Self, RunError<TransportError>> {
         // SAFETY: the contract is upheld as the module documentation says. The callers borrow the exposed memory
         // for longer than `Self` lives, or lend it.
-        let entered = unsafe { direct.enter(entry, exposed, due) };
+        let entered = unsafe { shm_group.enter(entry, exposed, due) };
         // If `enter` failed, nothing is exposed.
         entered.map_err(|source| RunError::Transport { step: 0, source })?;
-        Ok(Self { direct, entry, has_ended: false })
+        Ok(Self { shm_group, entry, has_ended: false })
     }
 
     #[inline(always)]
     fn access(&mut self) -> CheckedAccess<'_> {
-        CheckedAccess { direct: self.direct, entry: self.entry }
+        CheckedAccess { shm_group: self.shm_group, entry: self.entry }
     }
 
     /// Marks all steps as done, so that no rank accesses this rank's memory any more.
@@ -237,34 +237,34 @@ impl<'a> EnteredCall<'a> {
 impl Drop for EnteredCall<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.direct.abandon();
+            self.shm_group.abandon();
         }
     }
 }
 
 /// Access to shared memory for the runner of a checked plan.
 struct CheckedAccess<'a> {
-    direct: &'a mut dyn Direct,
+    shm_group: &'a mut dyn ShmGroup,
     entry: CallEntry,
 }
 
 impl direct::DirectAccess for CheckedAccess<'_> {
     fn shared(&self) -> GroupLayout {
-        self.direct.shared()
+        self.shm_group.shared()
     }
 
     fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.publish(place, offset, bytes) };
+        unsafe { self.shm_group.publish(place, offset, bytes) };
     }
 
     fn signal(&mut self) {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.signal() };
+        unsafe { self.shm_group.signal() };
     }
 
     fn wait(&mut self, rank: usize, signals: u32, due: &LazyDeadline<'_>) -> Result<()> {
-        self.direct.wait(rank, signals, due)
+        self.shm_group.wait(rank, signals, due)
     }
 
     #[inline(always)]
@@ -278,7 +278,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
     ) -> Result<()> {
         let entry = CallEntry { slots, ..self.entry };
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.signal_and_wait(entry, to, bytes, due) }
+        unsafe { self.shm_group.signal_and_wait(entry, to, bytes, due) }
     }
 
     #[inline(always)]
@@ -290,7 +290,7 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.view(rank, place, range, read) }
+        unsafe { self.shm_group.view(rank, place, range, read) }
     }
 
     #[inline(always)]
@@ -302,12 +302,12 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.view_all(place, there, len, read) }
+        unsafe { self.shm_group.view_all(place, there, len, read) }
     }
 
     fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.read(rank, place, offset, into) }
+        unsafe { self.shm_group.read(rank, place, offset, into) }
     }
 
     fn read_non_temporal(
@@ -318,20 +318,20 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         into: &mut [u8],
     ) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.read_non_temporal(rank, place, offset, into) }
+        unsafe { self.shm_group.read_non_temporal(rank, place, offset, into) }
     }
 
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        self.direct.copy(from, into);
+        self.shm_group.copy(from, into);
     }
 
     fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
-        self.direct.copy_non_temporal(from, into);
+        self.shm_group.copy_non_temporal(from, into);
     }
 
     fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.write(rank, place, offset, bytes) }
+        unsafe { self.shm_group.write(rank, place, offset, bytes) }
     }
 
     fn change(
@@ -342,15 +342,15 @@ impl direct::DirectAccess for CheckedAccess<'_> {
         change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
         // SAFETY: the module documentation says how the contract is upheld.
-        unsafe { self.direct.change(place, there, len, change) }
+        unsafe { self.shm_group.change(place, there, len, change) }
     }
 
     fn wake_waiters(&mut self) {
-        self.direct.wake_waiters();
+        self.shm_group.wake_waiters();
     }
 
     fn update_exposed(&mut self, memory: &[u8]) {
-        self.direct.update_exposed(memory);
+        self.shm_group.update_exposed(memory);
     }
 }
 
@@ -389,7 +389,7 @@ impl<T: Element> WindowBuffer<T> {
     /// Those of the transport, together with the buffer.
     pub(super) fn open(
         buffer: Buffer<T>,
-        direct: &mut dyn Direct,
+        shm_group: &mut dyn ShmGroup,
         rank: Rank,
         call: &Call,
         due: &LazyDeadline<'_>,
@@ -397,12 +397,12 @@ impl<T: Element> WindowBuffer<T> {
         let entry = CallEntry { rank, plan_digest: digest_of(call), signals: CLOSED, slots: SlotUse::Unused };
         let exposed = ExposedRegion::Read(bytemuck::cast_slice(&buffer[..]));
         // SAFETY: as said of this type.
-        if let Err(error) = unsafe { direct.enter(entry, exposed, due) } {
+        if let Err(error) = unsafe { shm_group.enter(entry, exposed, due) } {
             return Err((buffer, error));
         }
-        let (call, abandon) = (direct.call(), direct.abandon_handle());
+        let (call, abandon) = (shm_group.call(), shm_group.abandon_handle());
         let open = Self { shared: Some(WindowCall { call, abandon, has_closed: false }), buffer };
-        match open_with_others(direct, rank, due) {
+        match open_with_others(shm_group, rank, due) {
             Ok(()) => Ok(open),
             Err(error) => Err((open.into_buffer(), error)),
         }
@@ -414,16 +414,16 @@ impl<T: Element> WindowBuffer<T> {
     /// Those of the transport; `None` if the memory of the group is in another call by now.
     pub(super) fn read(
         &self,
-        direct: &mut dyn Direct,
+        shm_group: &mut dyn ShmGroup,
         (peer, start): (usize, usize),
         into: &mut [T],
     ) -> Result<(), Option<TransportError>> {
-        self.shared.as_ref().filter(|open| open.call == direct.call()).ok_or(None)?;
+        self.shared.as_ref().filter(|open| open.call == shm_group.call()).ok_or(None)?;
         let (offset, into) = (start * size_of::<T>(), bytemuck::cast_slice_mut(into));
         // SAFETY: the peer has signalled that its buffer may be read. It waits for this rank's second signal before it
         // uses the buffer again.
-        unsafe { direct.read(peer, MemoryArea::Exposed, offset, into) }?;
-        direct.wake_waiters();
+        unsafe { shm_group.read(peer, MemoryArea::Exposed, offset, into) }?;
+        shm_group.wake_waiters();
         Ok(())
     }
 
@@ -433,16 +433,16 @@ impl<T: Element> WindowBuffer<T> {
     /// As for [`read`](Self::read).
     pub(super) fn close(
         &mut self,
-        direct: &mut dyn Direct,
+        shm_group: &mut dyn ShmGroup,
         rank: Rank,
         due: &LazyDeadline<'_>,
     ) -> Result<(), Option<TransportError>> {
-        let open = self.shared.as_mut().filter(|open| open.call == direct.call() && !open.has_closed);
+        let open = self.shared.as_mut().filter(|open| open.call == shm_group.call() && !open.has_closed);
         let open = open.ok_or(None)?;
         // SAFETY: this rank reads no more, since `self` is closed or about to be dropped.
-        unsafe { direct.signal() };
-        others(rank).try_for_each(|peer| direct.wait(peer, CLOSED, due))?;
-        direct.wake_waiters();
+        unsafe { shm_group.signal() };
+        others(rank).try_for_each(|peer| shm_group.wait(peer, CLOSED, due))?;
+        shm_group.wake_waiters();
         open.has_closed = true;
         Ok(())
     }
@@ -455,16 +455,16 @@ impl<T: Element> WindowBuffer<T> {
 }
 
 /// Lets the other ranks read the exposed memory and waits until they have done the same.
-fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &LazyDeadline<'_>) -> Result<()> {
+fn open_with_others(shm_group: &mut dyn ShmGroup, rank: Rank, due: &LazyDeadline<'_>) -> Result<()> {
     // SAFETY: this rank's bytes may be read from here on.
-    unsafe { direct.signal() };
+    unsafe { shm_group.signal() };
     for peer in others(rank) {
-        direct.wait(peer, OPENED, due)?;
+        shm_group.wait(peer, OPENED, due)?;
         // Looks up the peer's memory now, within the deadline of the call, and not when something is read.
         // SAFETY: the peer has signalled that its memory may be read, and zero bytes are read.
-        unsafe { direct.read(peer, MemoryArea::Exposed, 0, &mut []) }?;
+        unsafe { shm_group.read(peer, MemoryArea::Exposed, 0, &mut []) }?;
     }
-    direct.wake_waiters();
+    shm_group.wake_waiters();
     Ok(())
 }
 

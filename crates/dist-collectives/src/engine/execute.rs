@@ -68,11 +68,11 @@ impl Engine {
         let kernels = (arithmetic.combine::<T>(), arithmetic.total::<T>(self.world_size()));
         let (call, checked) = self.plan_cache.get_mut(plan).direct_program();
         self.slot_generations.take(checked);
-        let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let shm_group = self.transport.shm_group(due).map_err(|source| Error::in_call(*call, source))?;
+        let Some(shm_group) = shm_group else { return Err(Error::Sharing) };
         let bytes = bytemuck::cast_slice_mut(own);
         checked
-            .signal_and_wait(call.number(), direct, bytes, kernels, &mut self.scratch, due)
+            .signal_and_wait(call.number(), shm_group, bytes, kernels, &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))?;
         arithmetic.finish(own);
         Ok(())
@@ -122,8 +122,8 @@ impl Engine {
     ) -> Result<()> {
         let (call, checked) = self.plan_cache.get_mut(plan).direct_program();
         self.slot_generations.take(checked);
-        let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let shm_group = self.transport.shm_group(due).map_err(|source| Error::in_call(*call, source))?;
+        let Some(shm_group) = shm_group else { return Err(Error::Sharing) };
         let kernel = &mut ReductionKernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
@@ -131,11 +131,11 @@ impl Engine {
         };
         let (number, scratch) = (call.number(), &mut self.scratch);
         let done = match memory {
-            DirectBuffer::Borrowed(memory) => checked.run(number, direct, memory, kernel, scratch, due),
+            DirectBuffer::Borrowed(memory) => checked.run(number, shm_group, memory, kernel, scratch, due),
             DirectBuffer::Lent(buffer, partition, piece_bytes) => {
                 let (kind, lent) = buffer.lend();
                 let lent = (lent, partition, piece_bytes);
-                let (done, lent) = checked.run_lent(number, direct, lent, kernel, scratch, due);
+                let (done, lent) = checked.run_lent(number, shm_group, lent, kernel, scratch, due);
                 if let Some(lent) = lent {
                     buffer.take_back(kind, lent);
                 }

@@ -4,7 +4,7 @@
 //! it no longer reads. The caller decides how long the window stays open.
 
 use dist_algos::direct::{DirectCollective, Ownership};
-use dist_transport::direct::Reach;
+use dist_transport::shm_group::Reach;
 use dist_transport::{Cause, Chain, LazyDeadline};
 
 use super::direct_access::WindowBuffer;
@@ -46,8 +46,8 @@ impl Engine {
         if rank.world_size() == 1 {
             return Ok((call, WindowBuffer::alone(buffer)));
         }
-        let opened = match self.transport.direct(&options.due) {
-            Ok(Some(direct)) => WindowBuffer::open(buffer, direct, rank, &call, &options.due)
+        let opened = match self.transport.shm_group(&options.due) {
+            Ok(Some(shm_group)) => WindowBuffer::open(buffer, shm_group, rank, &call, &options.due)
                 .map_err(|(buffer, source)| (buffer, Error::in_call(call, source))),
             Ok(None) => Err((buffer, Error::Sharing)),
             Err(source) => Err((buffer, Error::in_call(call, source))),
@@ -70,8 +70,8 @@ impl Engine {
         into: &mut [T],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        match self.transport.direct(due) {
-            Ok(Some(direct)) => open.read(direct, from, into).map_err(|error| of_window(call, error)),
+        match self.transport.shm_group(due) {
+            Ok(Some(shm_group)) => open.read(shm_group, from, into).map_err(|error| of_window(call, error)),
             Ok(None) => Err(Error::Sharing),
             Err(source) => Err(Error::in_call(*call, source)),
         }
@@ -87,8 +87,8 @@ impl Engine {
         if rank.world_size() == 1 {
             return Ok(());
         }
-        match self.transport.direct(due) {
-            Ok(Some(direct)) => open.close(direct, rank, due).map_err(|error| of_window(call, error)),
+        match self.transport.shm_group(due) {
+            Ok(Some(shm_group)) => open.close(shm_group, rank, due).map_err(|error| of_window(call, error)),
             Ok(None) => Err(Error::Sharing),
             Err(source) => Err(Error::in_call(*call, source)),
         }

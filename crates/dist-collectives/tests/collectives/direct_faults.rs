@@ -6,7 +6,7 @@ use std::time::Duration;
 use dist_algos::direct::{DirectAlgorithm, RemoteAccess, write_to_all};
 use dist_algos::{ALGORITHMS, CollectiveKind};
 use dist_collectives::{Buffer, Communicator, Error, ReduceOp};
-use dist_transport::direct::CALLS_MAX;
+use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
 

@@ -4,7 +4,7 @@ use dist_algos::direct::{DirectAlgorithm, DirectCollective, DirectPlan};
 use dist_algos::{Partition, Source};
 use dist_collectives::transport::Traffic;
 use dist_transport::Rank;
-use dist_transport::direct::{GroupLayout, Reach};
+use dist_transport::shm_group::{GroupLayout, Reach};
 use rstest::rstest;
 
 use crate::direct_calls::{all, call};

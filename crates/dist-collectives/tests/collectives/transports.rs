@@ -7,9 +7,9 @@ use std::time::Duration;
 use dist_collectives::transport::process::Medium;
 use dist_collectives::transport::{Fingerprint, Runtime};
 use dist_collectives::{Communicator, Config, ReduceOp};
-use dist_transport::direct::Direct;
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::{Coordinator, ProcessTransport};
+use dist_transport::shm_group::ShmGroup;
 use dist_transport::{LazyDeadline, Result, Transport};
 
 /// A transport that passes another call to its shared memory than the current one, or returns another group's
@@ -46,11 +46,11 @@ impl ForwardingTransport for Lying {
         }
     }
 
-    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         self.asked += 1;
         match &mut self.other {
-            Some(other) if self.asked > self.swaps_at => (**other).direct(due),
-            _ => self.inner.direct(due),
+            Some(other) if self.asked > self.swaps_at => (**other).shm_group(due),
+            _ => self.inner.shm_group(due),
         }
     }
 }
@@ -72,7 +72,7 @@ fn run<T: Send + 'static>(
             let due = inner.runtime().deadline(Duration::from_secs(60)).into();
             let other = swaps_at.map(|_| inner.fork(&[0, 1]).unwrap().unwrap()).map(|mut other| {
                 (*other).begin(&Fingerprint([2; Fingerprint::SIZE]));
-                (*other).direct(&due).unwrap().unwrap();
+                (*other).shm_group(&due).unwrap().unwrap();
                 other
             });
             let swaps_at = swaps_at.unwrap_or(usize::MAX);

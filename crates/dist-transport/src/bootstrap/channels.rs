@@ -96,7 +96,13 @@ impl Channels {
 
     /// Records that a channel was forked. Called after the new channel was entered. The members are numbered
     /// as in the world.
-    pub(crate) fn note_fork(&self, parent: ChannelId, number: u64, channel: ChannelId, members: Vec<usize>) {
+    pub(crate) fn record_fork(
+        &self,
+        parent: ChannelId,
+        number: u64,
+        channel: ChannelId,
+        members: Vec<usize>,
+    ) {
         if let Some(parent) = lock(&self.0).get_mut(&parent) {
             parent.forks = number + 1;
             parent.made.truncate(MADE_MAX - 1);
@@ -119,7 +125,7 @@ impl Channels {
     }
 
     /// Records the members that a peer has named for the fork that made this channel.
-    pub(crate) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
+    pub(crate) fn record_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
         if let Some(channel) = lock(&self.0).get_mut(&channel) {
             channel.other_members.insert(rank, members);
         }
@@ -149,7 +155,7 @@ impl Channels {
     }
 
     /// Records that a peer has left a channel, if this process is still in it.
-    pub(crate) fn note_left(&self, channel: ChannelId, rank: usize) {
+    pub(crate) fn record_left(&self, channel: ChannelId, rank: usize) {
         if let Some(channel) = lock(&self.0).get_mut(&channel) {
             channel.left.insert(rank);
         }
@@ -181,7 +187,7 @@ mod tests {
         let (channels, [first, second, third]) = (Channels::new(), line());
         let left = || [first, second, third].map(|origin| channels.has_left(&origin));
         let fork = |parent: ChannelId, number| {
-            channels.note_fork(parent, number, parent.child(number, &[0, 1]), vec![0, 1]);
+            channels.record_fork(parent, number, parent.child(number, &[0, 1]), vec![0, 1]);
         };
         assert_eq!(left(), [false; 3], "none was made yet");
         fork(ChannelId::WORLD, 1);
@@ -211,16 +217,16 @@ mod tests {
     fn other_members_are_told_of_the_fork_that_they_were_named_for() {
         let (channels, [first, second, third]) = (Channels::new(), line());
         let named = || [first, second, third].map(|origin| channels.named_instead(&origin));
-        channels.note_fork(ChannelId::WORLD, 2, first.channel(), vec![0, 1]);
+        channels.record_fork(ChannelId::WORLD, 2, first.channel(), vec![0, 1]);
         assert_eq!(named(), [None, None, None], "the first is the same, the others were not made");
         channels.enter(first.channel());
-        channels.note_fork(first.channel(), 0, first.channel().child(0, &[1, 0]), vec![1, 0]);
+        channels.record_fork(first.channel(), 0, first.channel().child(0, &[1, 0]), vec![1, 0]);
         assert_eq!(named(), [None, Some(vec![1, 0]), Some(vec![1, 0])]);
         (0..2 * MADE_MAX as u64).for_each(|number| {
-            channels.note_fork(first.channel(), number + 1, ChannelId::from_number(9), vec![0]);
+            channels.record_fork(first.channel(), number + 1, ChannelId::from_number(9), vec![0]);
         });
         assert_eq!(named(), [None, None, None], "it was long ago");
-        channels.note_other_members(first.channel(), 1, vec![1]);
+        channels.record_other_members(first.channel(), 1, vec![1]);
         assert_eq!(channels.other_members(first.channel(), 1), Some(vec![1]));
         assert_eq!(channels.other_members(first.channel(), 0), None);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::bookkeeping::{LIVENESS_BETWEEN_HOSTS, LIVENESS_ON_HOST};
 use crate::bootstrap::address;
 use crate::bootstrap::auth::Secret;
-use crate::direct::Reach;
+use crate::shm_group::Reach;
 use crate::{Error, Rank, Result};
 
 pub(crate) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);

@@ -11,9 +11,9 @@ use socket2::Socket;
 use crate::bootstrap::auth;
 use crate::bootstrap::channels::{DEPTH_MAX, Fork, ForkPath};
 use crate::bootstrap::host;
-use crate::direct::CALLS_MAX;
 use crate::error::NAMED_MAX;
 use crate::link::socket;
+use crate::shm_group::CALLS_MAX;
 use crate::{Abort, Cause, ChannelId, Fingerprint, Result};
 
 pub(crate) const FRAME_BYTES: usize = 256;

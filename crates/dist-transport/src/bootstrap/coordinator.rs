@@ -103,13 +103,13 @@ impl Coordinator {
 
     /// Records that the process of a rank has ended and cannot join any more, as a launcher sees it. Ranks
     /// that wait for it, or join later, are told at once.
-    pub fn note_ended(&self, rank: usize) {
+    pub fn record_ended(&self, rank: usize) {
         if let Ok(rank) = u32::try_from(rank) {
             self.ended.push(rank);
         }
     }
 
-    /// Like [`note_ended`](Self::note_ended) for a coordinator on another machine, called by a launcher that
+    /// Like [`record_ended`](Self::record_ended) for a coordinator on another machine, called by a launcher that
     /// started these ranks. The config of one of them says how to reach the coordinator, and for how long to
     /// try.
     ///

@@ -51,7 +51,7 @@ pub(crate) fn dial(
             Ok(memory) => return Ok(PeerLink::Shm(memory)),
             // A connection over the network would need a descriptor too.
             Err(WaitError::Failed(error)) if error.is_out_of_files() => return Err(error.into()),
-            Err(WaitError::Failed(reason)) => session.note_unshareable(peer, &reason),
+            Err(WaitError::Failed(reason)) => session.record_unshareable(peer, &reason),
             Err(over) => return Err(over),
         }
         if session.medium == Medium::Shm {
@@ -151,7 +151,7 @@ pub(crate) fn map_arena(
     peer: usize,
     number: u32,
     watch: ConnectionWait<'_>,
-) -> Result<crate::group::Mapping, WaitError<Error>> {
+) -> Result<crate::host_memory::Mapping, WaitError<Error>> {
     let (from, to) = (self::number(session.rank.index())?, self::number(peer)?);
     let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Arena(number) };
     let (stream, address) = connect_on_host(session, identity, watch)?;

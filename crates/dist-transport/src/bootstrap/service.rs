@@ -258,14 +258,14 @@ impl Service {
                     self.silent_by = runtime.deadline(self.session.liveness);
                     match frame {
                         Frame::Abort(abort) => self.session.abort_state.commit(abort),
-                        Frame::Left { rank } => self.session.note_left(rank as usize),
+                        Frame::Left { rank } => self.session.record_left(rank as usize),
                         Frame::Ask { rank, origin } => self.session.answer(rank, &origin),
                         Frame::LeftChannel { rank, channel } => {
-                            self.session.note_left_channel(channel, rank as usize);
+                            self.session.record_left_channel(channel, rank as usize);
                         }
                         Frame::OtherMembers { rank, channel, members } => {
                             let members = members.into_iter().map(|member| member as usize).collect();
-                            self.session.note_other_members(channel, rank as usize, members);
+                            self.session.record_other_members(channel, rank as usize, members);
                         }
                         _ => {}
                     }

@@ -19,12 +19,12 @@ use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::probe::Probes;
 use crate::cpu::tuning;
-use crate::direct::Reach;
-use crate::group::Heap;
+use crate::host_memory::Heap;
 use crate::link::message::LinkError;
 use crate::link::peer_link::PeerLink;
 use crate::link::socket;
 use crate::runtime::Task;
+use crate::shm_group::Reach;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
 /// The longest wait of a leaving process until its goodbye is sent.
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     pub(crate) heap: Arc<Heap>,
     /// The arenas of other ranks that this process has mapped.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(crate) arenas: Mutex<HashMap<(usize, u32), Arc<crate::group::Mapping>>>,
+    pub(crate) arenas: Mutex<HashMap<(usize, u32), Arc<crate::host_memory::Mapping>>>,
     pub(crate) abort_state: AbortState,
     pub(crate) arrivals: Arrivals,
     pub(crate) channels: Channels,
@@ -175,14 +175,14 @@ impl Session {
     }
 
     /// Records that a rank has left in order, and wakes threads that may wait for it.
-    pub(crate) fn note_left(&self, rank: usize) {
+    pub(crate) fn record_left(&self, rank: usize) {
         lock(&self.left).insert(rank);
         self.abort_state.wake_waiters();
     }
 
     /// Records that a rank has left a channel, and wakes threads that may wait for it there.
-    pub(crate) fn note_left_channel(&self, channel: ChannelId, rank: usize) {
-        self.channels.note_left(channel, rank);
+    pub(crate) fn record_left_channel(&self, channel: ChannelId, rank: usize) {
+        self.channels.record_left(channel, rank);
         self.abort_state.wake_waiters();
     }
 
@@ -203,8 +203,8 @@ impl Session {
 
     /// Records the other members that a rank has named for this channel's fork, and wakes threads that may
     /// wait for it.
-    pub(crate) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
-        self.channels.note_other_members(channel, rank, members);
+    pub(crate) fn record_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
+        self.channels.record_other_members(channel, rank, members);
         self.abort_state.wake_waiters();
     }
 
@@ -284,7 +284,7 @@ impl Session {
     }
 
     /// Records that memory cannot be shared with a rank, so that it is not tried again.
-    pub(crate) fn note_unshareable(&self, peer: usize, reason: &Error) {
+    pub(crate) fn record_unshareable(&self, peer: usize, reason: &Error) {
         if lock(&self.unshareable).insert(peer) {
             tracing::info!(peer, %reason, "no memory can be shared with this rank");
         }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::direct::{Direct, Reach};
 use crate::forwarding::ForwardingTransport;
+use crate::shm_group::{Reach, ShmGroup};
 use crate::{Allocation, LazyDeadline, Result, Transport};
 
 /// A kind of transport for [`conformance`](mod@crate::conformance) to check.
@@ -100,10 +100,10 @@ impl ForwardingTransport for CheckedTransport {
         Ok(fork.map(|inner| -> Box<dyn Transport> { Box::new(Self { inner, shared_memory }) }))
     }
 
-    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         let is_group = self.inner.rank().world_size() > 1;
-        let direct = (*self.inner).direct(due)?;
-        let reach = direct.as_ref().map(|direct| direct.shared().reach);
+        let shm_group = (*self.inner).shm_group(due)?;
+        let reach = shm_group.as_ref().map(|shm_group| shm_group.shared().reach);
         if is_group || reach.is_some() {
             assert!(
                 reach >= self.shared_memory,
@@ -116,7 +116,7 @@ impl ForwardingTransport for CheckedTransport {
                 "the fabric states that nothing is shared"
             );
         }
-        Ok(direct)
+        Ok(shm_group)
     }
 
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {

@@ -61,7 +61,7 @@ pub(super) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<
 
 /// Exchanges a byte between every pair: afterwards all connections of this rank are open. Other ranks may
 /// still be exchanging, and see the end of the job there.
-pub(super) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
+pub(super) fn exchange_a_byte_with_all(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
     for distance in 1..rank.world_size() {
         let outgoing = Outgoing { to: rank.plus(distance).index(), parts: &[&[0]] };
@@ -83,7 +83,7 @@ pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error 
 /// Exchanges with all ranks and then waits for the end of the job, which may come while others are still
 /// exchanging.
 pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
-    meet_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
+    exchange_a_byte_with_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
 }
 
 /// Waits until this rank has this abort record, whatever it proposed itself.

@@ -6,8 +6,8 @@ use crate::{Abort, Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Sink
 
 use super::backend::{Backend, Fabric, LONG};
 use super::calls::{
-    assert_one_contradicts, await_abort, meet_all, pass_round, receive, receive_within, send, soon, stand_by,
-    wait_in_vain,
+    assert_one_contradicts, await_abort, exchange_a_byte_with_all, pass_round, receive, receive_within, send,
+    soon, stand_by, wait_in_vain,
 };
 
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
@@ -43,12 +43,12 @@ pub(super) fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_i
             let error = match transport.rank().index() {
                 // The length differs too: the call is reported.
                 0 => {
-                    meet_all(transport).unwrap();
+                    exchange_a_byte_with_all(transport).unwrap();
                     transport.begin(&OURS);
                     receive_refused(transport, 1, 100, in_memory)
                 }
                 1 => {
-                    meet_all(transport).unwrap();
+                    exchange_a_byte_with_all(transport).unwrap();
                     transport.begin(&THEIRS);
                     send(transport, 0, &[7; 99]).unwrap();
                     wait_in_vain(transport, 0)
@@ -86,12 +86,12 @@ pub(super) fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte
             let transport = &mut *transport;
             let error = match transport.rank().index() {
                 0 => {
-                    meet_all(transport).unwrap();
+                    exchange_a_byte_with_all(transport).unwrap();
                     transport.begin(&OURS);
                     receive_refused(transport, 1, awaited, in_memory)
                 }
                 1 => {
-                    meet_all(transport).unwrap();
+                    exchange_a_byte_with_all(transport).unwrap();
                     transport.begin(&OURS);
                     send(transport, 0, &vec![7; sent]).unwrap();
                     wait_in_vain(transport, 0)
@@ -130,7 +130,7 @@ pub(super) fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(f
     fn check(backend: Backend, call: Fingerprint, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
-            meet_all(transport).unwrap();
+            exchange_a_byte_with_all(transport).unwrap();
             let odd = transport.rank().index() == 1;
             transport.begin(&if odd { call } else { OURS });
             let peer = transport.rank().right().index();
@@ -161,7 +161,7 @@ pub(super) fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fab
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
-            meet_all(&mut *transport).unwrap();
+            exchange_a_byte_with_all(&mut *transport).unwrap();
             let rank = transport.rank();
             if rank.index() == 0 {
                 for peer in 1..rank.world_size() {
@@ -204,7 +204,7 @@ pub(super) fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
-            meet_all(transport).unwrap();
+            exchange_a_byte_with_all(transport).unwrap();
             let rank = transport.rank();
             transport.begin(&OURS);
             if rank.index() == 0 {
@@ -245,7 +245,7 @@ pub(super) fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric:
         let program = |mut transport: Box<dyn Transport>| {
             let last = transport.rank().world_size() - 1;
             if transport.rank().index() == last {
-                meet_all(&mut *transport).unwrap();
+                exchange_a_byte_with_all(&mut *transport).unwrap();
                 let gives_up = AssertUnwindSafe(move || {
                     let _transport = transport;
                     std::panic::resume_unwind(Box::new("planted"));
@@ -281,7 +281,7 @@ pub(super) fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(
             if transport.rank().index() > from {
                 return (stand_by(transport, 0), await_abort(transport));
             }
-            meet_all(transport).unwrap();
+            exchange_a_byte_with_all(transport).unwrap();
             transport.begin(&OURS);
             let due = soon(transport);
             let mut memory = vec![7; LEN];

@@ -1,12 +1,12 @@
 //! Memory that ranks expose to each other.
 
-use crate::direct::{CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
+use crate::shm_group::{CHANGED_MAX, ExposedRegion, MemoryArea, Reach, SlotUse};
 use crate::{Error, Owned, Transport};
 
 use super::Unchecked;
 use super::backend::{Backend, Fabric};
 use super::calls::{call, pass_round, payload, soon};
-use super::direct::barrier;
+use super::shm_group::barrier;
 
 /// Every rank reads from every other's memory and writes into it, as far as it can reach. Returns the memory.
 fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: usize) -> Owned<u8> {
@@ -17,49 +17,49 @@ fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: 
     memory.fill(0);
     memory[place(me)].copy_from_slice(&payload(rank, number, len));
     transport.begin(&call(number as u64, 0));
-    let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return memory };
-    let reach = if is_allocated { Reach::Write } else { direct.shared().reach };
+    let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return memory };
+    let reach = if is_allocated { Reach::Write } else { shm_group.shared().reach };
     let mut kept = None;
     match reach {
         Reach::Slots => return memory,
         Reach::Read => {
-            direct.enter(2, SlotUse::Used, ExposedRegion::Read(&memory), &due).unwrap();
-            direct.update_exposed(&memory);
+            shm_group.enter(2, SlotUse::Used, ExposedRegion::Read(&memory), &due).unwrap();
+            shm_group.update_exposed(&memory);
             kept = Some(memory);
         }
-        Reach::Write => direct.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap(),
+        Reach::Write => shm_group.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap(),
     }
-    direct.signal();
+    shm_group.signal();
     let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
     for peer in others() {
-        direct.wait(peer.index(), 1, &due).unwrap();
+        shm_group.wait(peer.index(), 1, &due).unwrap();
         let expected = payload(peer, number, len);
         let mut seen = vec![0; len];
-        direct.read(peer.index(), MemoryArea::Exposed, place(peer.index()).start, &mut seen).unwrap();
+        shm_group.read(peer.index(), MemoryArea::Exposed, place(peer.index()).start, &mut seen).unwrap();
         assert!(seen == expected, "read from {peer}");
         let mut pieces = Vec::new();
         let view = &mut |at: usize, piece: &[u8]| {
             assert_eq!((at, at % 64), (pieces.len(), 0));
             pieces.extend_from_slice(piece);
         };
-        direct.view(peer.index(), MemoryArea::Exposed, place(peer.index()), view).unwrap();
+        shm_group.view(peer.index(), MemoryArea::Exposed, place(peer.index()), view).unwrap();
         assert!(pieces == expected, "view of {peer}");
         if reach == Reach::Write {
-            direct.write(peer.index(), MemoryArea::Exposed, half + place(me).start, &seen).unwrap();
+            shm_group.write(peer.index(), MemoryArea::Exposed, half + place(me).start, &seen).unwrap();
         }
-        let outside = direct.read(peer.index(), MemoryArea::Exposed, 2 * half, &mut [0]).unwrap_err();
+        let outside = shm_group.read(peer.index(), MemoryArea::Exposed, 2 * half, &mut [0]).unwrap_err();
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
     }
-    assert!(direct.reclaim().is_none(), "not every rank has signalled for the last time");
-    direct.signal();
-    others().for_each(|peer| direct.wait(peer.index(), 2, &due).unwrap());
-    direct.wake_waiters();
-    assert!(direct.is_finished());
+    assert!(shm_group.reclaim().is_none(), "not every rank has signalled for the last time");
+    shm_group.signal();
+    others().for_each(|peer| shm_group.wait(peer.index(), 2, &due).unwrap());
+    shm_group.wake_waiters();
+    assert!(shm_group.is_finished());
     if let Some(memory) = kept {
         return memory;
     }
-    let memory = direct.reclaim().unwrap().into_owned::<u8>().unwrap();
-    assert!(direct.reclaim().is_none(), "it is there once");
+    let memory = shm_group.reclaim().unwrap().into_owned::<u8>().unwrap();
+    assert!(shm_group.reclaim().is_none(), "it is there once");
     let own = payload(rank, number, len);
     for peer in others() {
         assert!(memory[half..][place(peer.index())] == own, "{peer} has written it back");
@@ -104,16 +104,16 @@ pub(super) fn lent_memory_is_returned_by_its_own_call_only(fabric: &'static dyn 
         let Some(mut memory) = memory else { return };
         memory.fill(7);
         transport.begin(&call(1, 0));
-        let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
-        direct.enter(1, SlotUse::Unused, ExposedRegion::Write(memory.lend()), &due).unwrap();
+        let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+        shm_group.enter(1, SlotUse::Unused, ExposedRegion::Write(memory.lend()), &due).unwrap();
         barrier(&mut *other).unwrap();
         let mut elsewhere = Unchecked::of(&mut *other, &due).unwrap().expect("as in the other group");
         assert!(elsewhere.is_finished() && elsewhere.reclaim().is_none());
-        assert!(direct.reclaim().is_none(), "nobody has signalled");
-        direct.signal();
-        direct.wait(1 - me, 1, &due).unwrap();
-        direct.wake_waiters();
-        let memory = direct.reclaim().unwrap().into_owned::<u8>().unwrap();
+        assert!(shm_group.reclaim().is_none(), "nobody has signalled");
+        shm_group.signal();
+        shm_group.wait(1 - me, 1, &due).unwrap();
+        shm_group.wake_waiters();
+        let memory = shm_group.reclaim().unwrap().into_owned::<u8>().unwrap();
         assert_eq!(memory[..1000], [7; 1000]);
         barrier(&mut *other).unwrap();
     };
@@ -130,21 +130,21 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Me
     let changed_by = |rank: usize| [u8::try_from(200 + rank).unwrap(); LEN];
     let parts: Vec<u8> = (0..world_size).flat_map(|part| contents(me, part)).collect();
     memory[..parts.len()].copy_from_slice(&parts);
-    let mut direct = Unchecked::of(transport, &due).unwrap().expect("as before");
+    let mut shm_group = Unchecked::of(transport, &due).unwrap().expect("as before");
     let mut kept = None;
     if place == MemoryArea::Exposed {
-        direct.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap();
+        shm_group.enter(2, SlotUse::Used, ExposedRegion::Write(memory.lend()), &due).unwrap();
     } else {
-        direct.enter(2, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
-        direct.publish(place, 0, &parts);
+        shm_group.enter(2, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+        shm_group.publish(place, 0, &parts);
         kept = Some(memory);
     }
-    direct.signal();
+    shm_group.signal();
     let others: Vec<usize> = (0..world_size).filter(|&peer| peer != me).collect();
-    others.iter().for_each(|&peer| direct.wait(peer, 1, &due).unwrap());
+    others.iter().for_each(|&peer| shm_group.wait(peer, 1, &due).unwrap());
     let mut seen: Vec<Vec<u8>> = Vec::new();
     let there: Vec<(usize, usize)> = others.iter().map(|&peer| (peer, me * LEN)).collect();
-    let changed = direct.change(place, &there, LEN, &mut |all| {
+    let changed = shm_group.change(place, &there, LEN, &mut |all| {
         for bytes in all {
             seen.push(bytes.to_vec());
             bytes.copy_from_slice(&changed_by(me));
@@ -154,23 +154,23 @@ fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Me
         assert!(seen.is_empty(), "nothing was done");
         for &(peer, offset) in &there {
             let mut bytes = vec![0; LEN];
-            direct.read(peer, place, offset, &mut bytes).unwrap();
+            shm_group.read(peer, place, offset, &mut bytes).unwrap();
             seen.push(bytes);
-            direct.write(peer, place, offset, &changed_by(me)).unwrap();
+            shm_group.write(peer, place, offset, &changed_by(me)).unwrap();
         }
     }
     assert!(seen.iter().eq(&others.iter().map(|&peer| contents(peer, me)).collect::<Vec<_>>()));
-    direct.signal();
-    others.iter().for_each(|&peer| direct.wait(peer, 2, &due).unwrap());
+    shm_group.signal();
+    others.iter().for_each(|&peer| shm_group.wait(peer, 2, &due).unwrap());
     let memory = match kept {
         Some(mut memory) => {
-            direct.read(me, place, 0, &mut memory[..parts.len()]).unwrap();
-            direct.wake_waiters();
+            shm_group.read(me, place, 0, &mut memory[..parts.len()]).unwrap();
+            shm_group.wake_waiters();
             memory
         }
         None => {
-            direct.wake_waiters();
-            direct.reclaim().unwrap().into_owned::<u8>().unwrap()
+            shm_group.wake_waiters();
+            shm_group.reclaim().unwrap().into_owned::<u8>().unwrap()
         }
     };
     for &peer in &others {
@@ -186,8 +186,8 @@ pub(super) fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fa
     for world_size in [2, CHANGED_MAX + 1, CHANGED_MAX + 2] {
         let program = |mut transport: Box<dyn Transport>| {
             let due = soon(&*transport);
-            let Some(direct) = transport.direct(&due).unwrap() else { return };
-            let reach = direct.shared().reach;
+            let Some(shm_group) = transport.shm_group(&due).unwrap() else { return };
+            let reach = shm_group.shared().reach;
             let bytes = 640 * transport.rank().world_size();
             let mut private = Owned::from(vec![0; bytes]);
             let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
@@ -219,20 +219,20 @@ pub(super) fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'st
         let (me, due) = (transport.rank().index(), soon(&*transport));
         let runtime = transport.runtime().clone();
         let allocated = transport.allocate(LEN).filter(|_| is_allocated).and_then(Owned::allocated);
-        let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
-        if allocated.is_none() && (is_allocated || direct.shared().reach == Reach::Slots) {
+        let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+        if allocated.is_none() && (is_allocated || shm_group.shared().reach == Reach::Slots) {
             return;
         }
         let mut memory = allocated.unwrap_or_else(|| Owned::from(vec![0; LEN]));
         memory.fill(1);
-        direct.enter(2, SlotUse::Used, ExposedRegion::Read(&memory), &due).unwrap();
-        direct.update_exposed(&memory);
-        direct.signal();
-        direct.wait(1 - me, 1, &due).unwrap();
+        shm_group.enter(2, SlotUse::Used, ExposedRegion::Read(&memory), &due).unwrap();
+        shm_group.update_exposed(&memory);
+        shm_group.signal();
+        shm_group.wait(1 - me, 1, &due).unwrap();
         if me == 0 {
-            direct.signal();
-            direct.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
-            direct.abandon();
+            shm_group.signal();
+            shm_group.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
+            shm_group.abandon();
             memory.fill(2);
             runtime.sleep(4 * short);
         } else {
@@ -245,10 +245,10 @@ pub(super) fn bytes_written_after_a_call_failed_are_no_result_of_it(fabric: &'st
                     assert!(bytes.iter().all(|&byte| byte == 1), "borrowed bytes have changed");
                 }
             };
-            let viewed = direct.view(0, MemoryArea::Exposed, 0..LEN, view);
+            let viewed = shm_group.view(0, MemoryArea::Exposed, 0..LEN, view);
             assert!(viewed.is_err() || seen.iter().all(|&byte| byte == 1), "{viewed:?} gave {}", seen[0]);
             let mut seen = vec![0; LEN];
-            let read = direct.read(0, MemoryArea::Exposed, 0, &mut seen);
+            let read = shm_group.read(0, MemoryArea::Exposed, 0, &mut seen);
             assert!(read.is_err() || seen.iter().all(|&byte| byte == 1), "{read:?} gave {}", seen[0]);
         }
     };
@@ -262,26 +262,26 @@ pub(super) fn memory_that_is_not_exposed_is_out_of_reach_without_harm(fabric: &'
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (peer, due) = (transport.rank().right().index(), soon(&*transport));
-        if let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() {
-            let shared = direct.shared();
+        if let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() {
+            let shared = shm_group.shared();
             for readable in [false, true] {
                 let exposed = if readable { ExposedRegion::Read(&[7; 100]) } else { ExposedRegion::Nothing };
-                direct.enter(1, SlotUse::Used, exposed, &due).unwrap();
-                direct.signal();
-                direct.wait(peer, 1, &due).unwrap();
+                shm_group.enter(1, SlotUse::Used, exposed, &due).unwrap();
+                shm_group.signal();
+                shm_group.wait(peer, 1, &due).unwrap();
                 let beyond = if readable { 100 } else { 0 };
                 let wrong = [
-                    direct.read(peer, MemoryArea::Exposed, beyond, &mut [0]),
-                    direct.read(peer, MemoryArea::FlagLine, shared.flag_line_bytes, &mut [0]),
-                    direct.read(peer, MemoryArea::EagerBuffer, shared.eager_bytes, &mut [0]),
-                    direct.read(peer, MemoryArea::Slot(shared.slots), 0, &mut [0]),
-                    direct.read(peer, MemoryArea::Slot(0), shared.slot_bytes, &mut [0]),
-                    direct.view(peer, MemoryArea::Exposed, 0..101, &mut |_, _| panic!("nothing is there")),
-                    direct.write(peer, MemoryArea::Exposed, 0, &[1]),
-                    direct.write(peer, MemoryArea::FlagLine, 0, &[1]),
-                    direct.write(peer, MemoryArea::EagerBuffer, 0, &[1]),
-                    direct.write(peer, MemoryArea::Slot(shared.slots), 0, &[1]),
-                    direct.write(peer, MemoryArea::Slot(0), shared.slot_bytes, &[1]),
+                    shm_group.read(peer, MemoryArea::Exposed, beyond, &mut [0]),
+                    shm_group.read(peer, MemoryArea::FlagLine, shared.flag_line_bytes, &mut [0]),
+                    shm_group.read(peer, MemoryArea::EagerBuffer, shared.eager_bytes, &mut [0]),
+                    shm_group.read(peer, MemoryArea::Slot(shared.slots), 0, &mut [0]),
+                    shm_group.read(peer, MemoryArea::Slot(0), shared.slot_bytes, &mut [0]),
+                    shm_group.view(peer, MemoryArea::Exposed, 0..101, &mut |_, _| panic!("nothing is there")),
+                    shm_group.write(peer, MemoryArea::Exposed, 0, &[1]),
+                    shm_group.write(peer, MemoryArea::FlagLine, 0, &[1]),
+                    shm_group.write(peer, MemoryArea::EagerBuffer, 0, &[1]),
+                    shm_group.write(peer, MemoryArea::Slot(shared.slots), 0, &[1]),
+                    shm_group.write(peer, MemoryArea::Slot(0), shared.slot_bytes, &[1]),
                 ];
                 for outcome in wrong {
                     assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");
@@ -295,10 +295,10 @@ pub(super) fn memory_that_is_not_exposed_is_out_of_reach_without_harm(fabric: &'
                 ];
                 for (place, offset) in nowhere {
                     let outcome =
-                        direct.change(place, &[(peer, offset)], 1, &mut |_| panic!("nothing is there"));
+                        shm_group.change(place, &[(peer, offset)], 1, &mut |_| panic!("nothing is there"));
                     assert!(matches!(outcome, Ok(false) | Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
-                direct.wake_waiters();
+                shm_group.wake_waiters();
             }
         }
         barrier(&mut *transport).unwrap();

@@ -6,7 +6,8 @@ use crate::{Abort, Cause, Error, Fingerprint, Rank, Transport};
 
 use super::backend::{Backend, Fabric, LONG};
 use super::calls::{
-    await_abort, meet_all, pass_round, payload, receive, receive_within, send, stand_by, wait_in_vain,
+    await_abort, exchange_a_byte_with_all, pass_round, payload, receive, receive_within, send, stand_by,
+    wait_in_vain,
 };
 
 /// Passes bytes that depend on the channel round the ring, and checks that the received bytes are of the same channel.
@@ -191,12 +192,12 @@ pub(super) fn an_error_in_a_group_ends_the_job_and_names_ranks_of_the_world(fabr
         let group = transport.fork(&[4, 2]).unwrap();
         let error = match group {
             Some(mut group) if group.rank().index() == 1 => {
-                meet_all(&mut *group).unwrap();
+                exchange_a_byte_with_all(&mut *group).unwrap();
                 group.begin(&call);
                 receive_within(&mut *group, 0, 1, backend.short()).unwrap_err()
             }
             Some(mut group) => {
-                meet_all(&mut *group).unwrap();
+                exchange_a_byte_with_all(&mut *group).unwrap();
                 wait_in_vain(&mut *group, 1)
             }
             None => stand_by(&mut *transport, 2),
@@ -221,7 +222,7 @@ pub(super) fn a_rank_that_nobody_waits_for_may_leave(fabric: &'static dyn Fabric
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
-            meet_all(&mut *transport).unwrap();
+            exchange_a_byte_with_all(&mut *transport).unwrap();
             let others: Vec<usize> = (1..world_size).collect();
             let group = transport.fork(&others).unwrap();
             drop(transport);

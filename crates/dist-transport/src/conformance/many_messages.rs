@@ -6,7 +6,8 @@ use crate::{Cause, Incoming, Outgoing, Rank, Sink, Transport};
 
 use super::backend::{Backend, Fabric};
 use super::calls::{
-    assert_one_contradicts, await_abort, call, meet_all, pass_round, payload, receive, send, soon,
+    assert_one_contradicts, await_abort, call, exchange_a_byte_with_all, pass_round, payload, receive, send,
+    soon,
 };
 
 /// Messages that every rank sends to every rank.
@@ -172,7 +173,7 @@ pub(super) fn a_peer_without_a_message_does_not_delay_another(fabric: &'static d
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             if is_connected {
-                meet_all(transport).unwrap();
+                exchange_a_byte_with_all(transport).unwrap();
             }
             let (rank, due) = (transport.rank().index(), soon(transport));
             if rank == silent {
@@ -245,7 +246,7 @@ pub(super) fn calls_of_ranks_that_wait_for_any_peer_are_compared_too(fabric: &'s
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             if is_connected {
-                meet_all(transport).unwrap();
+                exchange_a_byte_with_all(transport).unwrap();
             }
             let me = transport.rank().index();
             transport.begin(&call(1, u8::from(me == 1)));

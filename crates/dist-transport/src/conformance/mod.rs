@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use dist_transport::conformance::{self, Fabric, TransportProgram};
-//! use dist_transport::direct::Reach;
+//! use dist_transport::shm_group::Reach;
 //! use dist_transport::sim;
 //!
 //! struct Simulated;
@@ -34,12 +34,12 @@
 
 mod backend;
 mod calls;
-mod direct;
 mod errors;
 mod exposed;
 mod forks;
 mod many_messages;
 mod messages;
+mod shm_group;
 mod unchecked;
 mod waits;
 
@@ -53,7 +53,7 @@ macro_rules! conformance {
     // The promises, for one of the arms below.
     (@all $($arm:tt)*) => {
         $crate::conformance! { $($arm)* =>
-            direct {
+            shm_group {
                 all_ranks_of_a_group_share_memory_or_none_does
                 a_rank_that_waits_for_a_signal_sees_the_published_bytes
                 after_a_fused_barrier_every_rank_has_the_bytes_of_all

@@ -3,57 +3,59 @@
 
 use std::ops::Range;
 
-use crate::direct::{CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, SlotUse};
+use crate::shm_group::{
+    CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup, SlotUse,
+};
 use crate::{LazyDeadline, Rank, Result, Transport};
 
-/// The methods of [`Direct`] as safe functions, for programs that keep its contract without a checked plan:
+/// The methods of [`ShmGroup`] as safe functions, for programs that keep its contract without a checked plan:
 /// tests and measurements. Ranks agree on nothing beside the fingerprint when they enter a call.
 #[derive(Debug)]
-pub struct Unchecked<'a>(&'a mut dyn Direct);
+pub struct Unchecked<'a>(&'a mut dyn ShmGroup);
 
 impl<'a> Unchecked<'a> {
     /// Wraps the memory of a group.
     ///
     /// # Safety
-    /// Every call on the result, by this rank and by all others, keeps the contract of [`Direct`].
-    pub unsafe fn new(direct: &'a mut dyn Direct) -> Self {
-        Self(direct)
+    /// Every call on the result, by this rank and by all others, keeps the contract of [`ShmGroup`].
+    pub unsafe fn new(shm_group: &'a mut dyn ShmGroup) -> Self {
+        Self(shm_group)
     }
 
     /// Wraps the memory that the ranks of a simulated network share, if they do. Nothing there relies on a
     /// contract, since ranks see copies only.
     ///
     /// # Errors
-    /// As for [`Transport::direct`].
+    /// As for [`Transport::shm_group`].
     #[cfg(feature = "sim")]
     pub fn simulated(
         transport: &'a mut crate::sim::SimTransport,
         due: &LazyDeadline<'_>,
     ) -> Result<Option<Self>> {
-        Ok(transport.direct(due)?.map(Self))
+        Ok(transport.shm_group(due)?.map(Self))
     }
 
     /// Wraps the memory of a transport's group for the promises of this suite, which keep the contract.
     pub(super) fn of(transport: &'a mut dyn Transport, due: &LazyDeadline<'_>) -> Result<Option<Self>> {
-        Ok(transport.direct(due)?.map(Self))
+        Ok(transport.shm_group(due)?.map(Self))
     }
 
-    /// As [`Direct::shared`].
+    /// As [`ShmGroup::shared`].
     pub fn shared(&self) -> GroupLayout {
         self.0.shared()
     }
 
-    /// As [`Direct::rank`].
+    /// As [`ShmGroup::rank`].
     pub fn rank(&self) -> Rank {
         self.0.rank()
     }
 
-    /// As [`Direct::call`].
+    /// As [`ShmGroup::call`].
     pub fn call(&self) -> DirectCall {
         self.0.call()
     }
 
-    /// As [`Direct::enter`].
+    /// As [`ShmGroup::enter`].
     ///
     /// # Errors
     /// As there.
@@ -67,7 +69,7 @@ impl<'a> Unchecked<'a> {
         self.enter_with_digest(0, signals, slots, memory, due)
     }
 
-    /// As [`Direct::enter`], with this digest of what the ranks agree on.
+    /// As [`ShmGroup::enter`], with this digest of what the ranks agree on.
     ///
     /// # Errors
     /// As there.
@@ -84,19 +86,19 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.enter(entry, memory, due) }
     }
 
-    /// As [`Direct::publish`].
+    /// As [`ShmGroup::publish`].
     pub fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.publish(place, offset, bytes) };
     }
 
-    /// As [`Direct::signal`].
+    /// As [`ShmGroup::signal`].
     pub fn signal(&mut self) {
         // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.signal() };
     }
 
-    /// As [`Direct::wait`].
+    /// As [`ShmGroup::wait`].
     ///
     /// # Errors
     /// As there.
@@ -104,7 +106,7 @@ impl<'a> Unchecked<'a> {
         self.0.wait(rank, signals, due)
     }
 
-    /// As [`Direct::signal_and_wait`].
+    /// As [`ShmGroup::signal_and_wait`].
     ///
     /// # Errors
     /// As there.
@@ -119,7 +121,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.signal_and_wait(entry, to, bytes, due) }
     }
 
-    /// As [`Direct::view`].
+    /// As [`ShmGroup::view`].
     ///
     /// # Errors
     /// As there.
@@ -134,7 +136,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.view(rank, place, range, read) }
     }
 
-    /// As [`Direct::view_all`].
+    /// As [`ShmGroup::view_all`].
     ///
     /// # Errors
     /// As there.
@@ -149,7 +151,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.view_all(place, there, len, read) }
     }
 
-    /// As [`Direct::read`].
+    /// As [`ShmGroup::read`].
     ///
     /// # Errors
     /// As there.
@@ -158,7 +160,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.read(rank, place, offset, into) }
     }
 
-    /// As [`Direct::read_non_temporal`].
+    /// As [`ShmGroup::read_non_temporal`].
     ///
     /// # Errors
     /// As there.
@@ -173,17 +175,17 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.read_non_temporal(rank, place, offset, into) }
     }
 
-    /// As [`Direct::copy`].
+    /// As [`ShmGroup::copy`].
     pub fn copy(&mut self, from: &[u8], into: &mut [u8]) {
         self.0.copy(from, into);
     }
 
-    /// As [`Direct::copy_non_temporal`].
+    /// As [`ShmGroup::copy_non_temporal`].
     pub fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.0.copy_non_temporal(from, into);
     }
 
-    /// As [`Direct::write`].
+    /// As [`ShmGroup::write`].
     ///
     /// # Errors
     /// As there.
@@ -192,7 +194,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.write(rank, place, offset, bytes) }
     }
 
-    /// As [`Direct::change`].
+    /// As [`ShmGroup::change`].
     ///
     /// # Errors
     /// As there.
@@ -207,27 +209,27 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.change(place, there, len, change) }
     }
 
-    /// As [`Direct::wake_waiters`].
+    /// As [`ShmGroup::wake_waiters`].
     pub fn wake_waiters(&mut self) {
         self.0.wake_waiters();
     }
 
-    /// As [`Direct::update_exposed`].
+    /// As [`ShmGroup::update_exposed`].
     pub fn update_exposed(&mut self, memory: &[u8]) {
         self.0.update_exposed(memory);
     }
 
-    /// As [`Direct::is_finished`].
+    /// As [`ShmGroup::is_finished`].
     pub fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 
-    /// As [`Direct::reclaim`].
+    /// As [`ShmGroup::reclaim`].
     pub fn reclaim(&mut self) -> Option<Lent> {
         self.0.reclaim()
     }
 
-    /// As [`Direct::abandon`].
+    /// As [`ShmGroup::abandon`].
     pub fn abandon(&mut self) {
         self.0.abandon();
     }

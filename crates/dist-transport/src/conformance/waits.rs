@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use crate::direct::{ExposedRegion, SlotUse};
+use crate::shm_group::{ExposedRegion, SlotUse};
 use crate::{Abort, Activity, Cause, Error, Fingerprint, LazyDeadline, Transport};
 
 use super::Unchecked;
 use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
 use super::calls::{
-    await_abort, await_record, call, meet_all, receive, receive_within, send, soon, stand_by, wait_in_vain,
+    await_abort, await_record, call, exchange_a_byte_with_all, receive, receive_within, send, soon, stand_by,
+    wait_in_vain,
 };
-use super::direct::barrier;
+use super::shm_group::barrier;
 
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 
@@ -26,7 +27,7 @@ pub(super) fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dy
             let transport = &mut *transport;
             let error = match transport.rank().index() {
                 0 => {
-                    meet_all(transport).unwrap();
+                    exchange_a_byte_with_all(transport).unwrap();
                     receive_within(transport, 1, 1, expected).unwrap_err()
                 }
                 _ => stand_by(transport, 0),
@@ -65,7 +66,7 @@ pub(super) fn the_last_rank_of_a_chain_of_waits_is_named(fabric: &'static dyn Fa
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             if is_connected {
-                meet_all(transport).unwrap();
+                exchange_a_byte_with_all(transport).unwrap();
             }
             transport.begin(&OURS);
             let right = transport.rank().right().index();
@@ -103,7 +104,7 @@ pub(super) fn a_rank_that_waits_no_longer_is_named(fabric: &'static dyn Fabric) 
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             if is_connected {
-                meet_all(transport).unwrap();
+                exchange_a_byte_with_all(transport).unwrap();
             }
             transport.begin(&OURS);
             let mut error = None;
@@ -143,10 +144,10 @@ pub(super) fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fa
             let (me, long) = (group.rank().index(), soon(&*group));
             let short = group.runtime().deadline(backend.short());
             let due = if me == 0 { short.into() } else { long };
-            let mut direct = Unchecked::of(&mut *group, &due).unwrap()?;
-            direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+            let mut shm_group = Unchecked::of(&mut *group, &due).unwrap()?;
+            shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
             // The others wait for the first rank, which waits for one that does not signal.
-            let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody signals");
+            let error = shm_group.wait(usize::from(me == 0), 1, &due).expect_err("nobody signals");
             Some((error, await_abort(&*group)))
         };
         let [first, silent, _] = members;
@@ -178,10 +179,10 @@ pub(super) fn the_last_rank_of_a_chain_of_waits_in_shared_memory_is_named(fabric
             0 => transport.runtime().deadline(AFTER_ALL_WAIT).into(),
             _ => long,
         };
-        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
-        direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
+        let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return };
+        shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
         if rank.index() < 3 {
-            direct.wait(rank.right().index(), 1, &due).expect_err("nobody signals");
+            shm_group.wait(rank.right().index(), 1, &due).expect_err("nobody signals");
         }
         await_record(transport, &record);
     };
@@ -197,15 +198,15 @@ pub(super) fn a_rank_that_waits_no_longer_in_shared_memory_is_named(fabric: &'st
         transport.begin(&call(1, 0));
         let (rank, long, runtime) = (transport.rank(), soon(transport), transport.runtime().clone());
         let due = if rank.index() == 0 { runtime.deadline(AFTER_ALL_WAIT).into() } else { long };
-        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
-        direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
+        let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return };
+        shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due).unwrap();
         match rank.index() {
-            0 => drop(direct.wait(1, 1, &due).expect_err("it does not signal")),
-            1 => direct.wait(2, 1, &due).unwrap(),
+            0 => drop(shm_group.wait(1, 1, &due).expect_err("it does not signal")),
+            1 => shm_group.wait(2, 1, &due).unwrap(),
             _ => {
                 runtime.sleep(SAID);
-                direct.signal();
-                direct.wake_waiters();
+                shm_group.signal();
+                shm_group.wake_waiters();
             }
         }
         await_record(transport, &record);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::cpu::tuning;
-use crate::group::mapping::{copy_non_temporal, string};
+use crate::host_memory::mapping::{copy_non_temporal, string};
 
 /// The least number of bytes for which a copy is timed.
 pub(crate) const LONG_BYTES: usize = 32 << 10;

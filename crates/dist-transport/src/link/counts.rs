@@ -24,12 +24,12 @@ impl MessageCounts {
     }
 
     #[inline]
-    pub(crate) fn note_sent(&self, peer: usize) {
+    pub(crate) fn record_sent(&self, peer: usize) {
         increment(&self.0[peer].sent);
     }
 
     #[inline]
-    pub(crate) fn note_received(&self, peer: usize) {
+    pub(crate) fn record_received(&self, peer: usize) {
         increment(&self.0[peer].received);
     }
 

@@ -11,10 +11,10 @@ use std::sync::atomic::Ordering;
 use super::process_transport::{ProcessTransport, unconnected};
 use crate::bootstrap::auth;
 use crate::bootstrap::failure::PeerError;
-use crate::direct::Reach;
-use crate::group::GroupMemory;
+use crate::host_memory::GroupMemory;
 use crate::link::message::LinkError;
 use crate::link::shm::ShmLink;
+use crate::shm_group::Reach;
 use crate::{Activity, Incoming, LazyDeadline, Outgoing, Sink};
 
 /// The rank that creates the memory.

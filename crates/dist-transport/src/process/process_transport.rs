@@ -36,11 +36,11 @@ use super::group_agreement::GroupAgreement;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::Allocation;
 #[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::direct::Direct;
-#[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::group::ShmGroup;
+use crate::host_memory::MappedGroup;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use crate::link::shm::ShmLink;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use crate::shm_group::ShmGroup;
 
 /// One channel of a process that is connected to its peers by TCP or shared memory.
 #[derive(Debug)]
@@ -57,9 +57,10 @@ pub struct ProcessTransport {
     counts: Arc<MessageCounts>,
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
-    scratch: StagingBuffer,
+    /// The staging buffer for single messages.
+    staging: StagingBuffer,
     /// Staging buffers for messages that arrive at the same time.
-    scratches: Vec<StagingBuffer>,
+    staging_buffers: Vec<StagingBuffer>,
     /// The last calls, reported if this rank waits long.
     calls: CallHistory,
     wait_policy: WaitPolicy,
@@ -67,7 +68,7 @@ pub struct ProcessTransport {
     /// The shared memory of the group. The outer option is `None` until the ranks have agreed; the inner one
     /// is `None` if they share no memory.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    shm_group: Option<Option<Box<ShmGroup>>>,
+    shm_group: Option<Option<Box<MappedGroup>>>,
 }
 
 impl ProcessTransport {
@@ -102,8 +103,8 @@ impl ProcessTransport {
             members,
             children: 0,
             own: VecDeque::new(),
-            scratch: StagingBuffer::default(),
-            scratches: Vec::new(),
+            staging: StagingBuffer::default(),
+            staging_buffers: Vec::new(),
             calls: CallHistory::NONE,
             wait_policy: WaitPolicy::new(core_per_rank),
             traffic: Traffic::default(),
@@ -142,20 +143,20 @@ impl ProcessTransport {
             Self::open(self.membership.clone(), channel, origin, rank, members)
         });
         let channel = self.channel.child(number, members);
-        self.session().channels.note_fork(self.channel, number, channel, in_world);
+        self.session().channels.record_fork(self.channel, number, channel, in_world);
         Ok(child)
     }
 
     /// Returns the memory of the group, if its ranks have agreed to share some.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn known_direct(&self) -> Option<&dyn Direct> {
-        self.shm_group.as_ref()?.as_deref().map(|shm_group| -> &dyn Direct { shm_group })
+    pub(super) fn known_shm_group(&self) -> Option<&dyn ShmGroup> {
+        self.shm_group.as_ref()?.as_deref().map(|shm_group| -> &dyn ShmGroup { shm_group })
     }
 
-    /// Like [`known_direct`](Self::known_direct), but mutable.
+    /// Like [`known_shm_group`](Self::known_shm_group), but mutable.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn known_direct_mut(&mut self) -> Option<&mut dyn Direct> {
-        self.shm_group.as_mut()?.as_deref_mut().map(|shm_group| -> &mut dyn Direct { shm_group })
+    pub(super) fn known_shm_group_mut(&mut self) -> Option<&mut dyn ShmGroup> {
+        self.shm_group.as_mut()?.as_deref_mut().map(|shm_group| -> &mut dyn ShmGroup { shm_group })
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -192,7 +193,7 @@ impl ProcessTransport {
     /// Agrees with all ranks of the group whether they share memory, and how far they reach into each other's
     /// own memory.
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<ShmGroup>> {
+    fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<MappedGroup>> {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
         }
@@ -205,7 +206,7 @@ impl ProcessTransport {
             return Ok(None);
         };
         let (members, reports) = (self.members.clone(), (self.channel, self.calls, self.counts.clone()));
-        let mut shm_group = ShmGroup::new(memory, &self.membership, reports, rank, members);
+        let mut shm_group = MappedGroup::new(memory, &self.membership, reports, rank, members);
         let reach = shm_group.probe(reach, due)?;
         tracing::info!(channel, members = ?self.members, ?reach, "the ranks of the group share memory");
         Ok(Some(shm_group))
@@ -244,7 +245,7 @@ impl ProcessTransport {
             return Ok(());
         }
         let link = dial::dial(self.session(), self.members[peer], self.channel, watch)?;
-        self.counts.note_sent(peer);
+        self.counts.record_sent(peer);
         Ok(self.adopt(peer, link)?)
     }
 
@@ -264,7 +265,7 @@ impl ProcessTransport {
     #[cold]
     #[inline(never)]
     fn fail(&mut self, peer_error: PeerError, due: &LazyDeadline<'_>) -> Error {
-        self.scratch.clear();
+        self.staging.clear();
         self.links.iter_mut().flatten().for_each(PeerLink::cancel_offer);
         let (session, members) = (&*self.membership.session, &self.members);
         ErrorContext { session, members, channel: self.channel, call: self.call() }
@@ -290,7 +291,7 @@ impl ProcessTransport {
     /// Delivers this rank's own bytes to `sink`.
     fn pass_own(&mut self, bytes: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
         let abort_on_unwind = AbortOnUnwind { session: &self.membership.session, calls: &self.calls };
-        self.scratch.pass(bytes, sink);
+        self.staging.pass(bytes, sink);
         std::mem::forget(abort_on_unwind);
     }
 
@@ -311,13 +312,13 @@ impl ProcessTransport {
             (receive, message)
         });
         let counts = self.counts.clone();
-        self.drive(due, |links, scratch, waits| {
+        self.drive(due, |links, staging, waits| {
             let mut moved = false;
             if let Some((send, outbound)) = &mut outbound {
-                moved |= push((links, &counts), send, outbound, scratch, waits)?;
+                moved |= push((links, &counts), send, outbound, staging, waits)?;
             }
             if let Some((receive, inbound)) = &mut inbound {
-                moved |= pull((links, &counts), receive, inbound, scratch, waits)?;
+                moved |= pull((links, &counts), receive, inbound, staging, waits)?;
             }
             Ok(moved)
         })
@@ -341,21 +342,21 @@ impl ProcessTransport {
         let single_copy = pays_single_copy(sent, receives.iter().map(|receive| &**receive));
         let mut outbound: Few<_> =
             sends.map(|send| (send, Outbound::new(send.len(), &call).single_copy_if(single_copy))).collect();
-        // Messages that arrive at the same time cannot share one scratch buffer.
+        // Messages that arrive at the same time cannot share one staging buffer.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
-        let mut scratch = || self.scratches.pop().unwrap_or_default();
+        let mut staging = || self.staging_buffers.pop().unwrap_or_default();
         let mut inbound: Few<_> =
-            receives.into_iter().map(|receive| (message(receive), scratch(), receive)).collect();
+            receives.into_iter().map(|receive| (message(receive), staging(), receive)).collect();
         let peers = outbound.iter().map(|(send, _)| send.to);
         let peers: Few<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
         self.connect(&peers, due)?;
         let counts = self.counts.clone();
-        self.drive(due, |links, scratch, waits| {
+        self.drive(due, |links, staging, waits| {
             let mut moved = false;
             for (send, outbound) in &mut outbound {
                 // A message to the same peer that was not sent completely goes first.
                 if !waits.contains(&(Activity::Send, send.to)) {
-                    moved |= push((links, &counts), send, outbound, scratch, waits)?;
+                    moved |= push((links, &counts), send, outbound, staging, waits)?;
                 }
             }
             for (inbound, staged, receive) in &mut inbound {
@@ -365,7 +366,7 @@ impl ProcessTransport {
             }
             Ok(moved)
         })?;
-        self.scratches.extend(inbound.into_iter().map(|(_, scratch, _)| scratch));
+        self.staging_buffers.extend(inbound.into_iter().map(|(_, staging, _)| staging));
         Ok(())
     }
 
@@ -380,29 +381,29 @@ impl ProcessTransport {
         let mut outbound = Outbound::new(buffer.len(), &self.call());
         let mut inbound = Inbound::new(buffer.len(), &self.call());
         let counts = self.counts.clone();
-        self.drive(due, |links, scratch, waits| {
+        self.drive(due, |links, staging, waits| {
             let Some(link) = link_to(links, peer, waits) else { return Ok(false) };
             let mut moved = false;
             if !outbound.done() {
                 let had_begun = outbound.has_begun();
-                moved |= outbound.push(link, scratch, &[buffer]).map_err(sending(peer))?;
+                moved |= outbound.push(link, staging, &[buffer]).map_err(sending(peer))?;
                 if !had_begun && outbound.has_begun() {
-                    counts.note_sent(peer);
+                    counts.record_sent(peer);
                 }
             }
             if !inbound.done() {
-                let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
+                let came = inbound.pull_in_place(link, staging, &outbound, buffer, combine);
                 moved |= came.map_err(receiving(peer))?;
                 if inbound.done() {
-                    counts.note_received(peer);
+                    counts.record_received(peer);
                 }
             }
             if !outbound.done() {
                 waits.push((Activity::Send, peer));
             }
-            // While the scratch buffer is full, the next bytes have to wait until more of this rank's bytes
+            // While the staging buffer is full, the next bytes have to wait until more of this rank's bytes
             // have left.
-            if inbound.wants_more(link, scratch, &outbound) {
+            if inbound.wants_more(link, staging, &outbound) {
                 waits.push((Activity::Receive, peer));
             }
             Ok(moved)
@@ -489,7 +490,7 @@ impl ProcessTransport {
         loop {
             waits.clear();
             let abort_on_unwind = AbortOnUnwind { session: &self.membership.session, calls: &self.calls };
-            let moved = step(&mut self.links, &mut self.scratch, &mut waits);
+            let moved = step(&mut self.links, &mut self.staging, &mut waits);
             std::mem::forget(abort_on_unwind);
             let moved = moved?;
             if waits.is_empty() {
@@ -556,7 +557,7 @@ impl ProcessTransport {
             let has_left = session.has_left(self.channel, member);
             match session.arrivals.take(self.channel, member) {
                 Some(link) => {
-                    self.counts.note_received(peer);
+                    self.counts.record_received(peer);
                     self.adopt(peer, link).map_err(LinkError::Unconnected).map_err(unconnected(peer))?;
                     came = true;
                 }
@@ -806,7 +807,7 @@ impl Transport for ProcessTransport {
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         if self.shm_group.is_none() || self.session().abort_state.is_reached() {
             self.establish_once(due)?;
         }
@@ -893,7 +894,7 @@ fn push(
     (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
-    scratch: &mut StagingBuffer,
+    staging: &mut StagingBuffer,
     waits: &mut Waits,
 ) -> Result<bool, PeerError> {
     if outbound.done() {
@@ -901,9 +902,9 @@ fn push(
     }
     let Some(link) = link_to(links, send.to, waits) else { return Ok(false) };
     let had_begun = outbound.has_begun();
-    let moved = outbound.push(link, scratch, send.parts).map_err(sending(send.to))?;
+    let moved = outbound.push(link, staging, send.parts).map_err(sending(send.to))?;
     if !had_begun && outbound.has_begun() {
-        counts.note_sent(send.to);
+        counts.record_sent(send.to);
     }
     if !outbound.done() {
         waits.push((Activity::Send, send.to));
@@ -916,16 +917,16 @@ fn pull(
     (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
     receive: &mut Incoming<'_>,
     inbound: &mut Inbound,
-    scratch: &mut StagingBuffer,
+    staging: &mut StagingBuffer,
     waits: &mut Waits,
 ) -> Result<bool, PeerError> {
     if inbound.done() {
         return Ok(false);
     }
     let Some(link) = link_to(links, receive.from, waits) else { return Ok(false) };
-    let moved = inbound.pull(link, scratch, &mut receive.sink).map_err(receiving(receive.from))?;
+    let moved = inbound.pull(link, staging, &mut receive.sink).map_err(receiving(receive.from))?;
     if inbound.done() {
-        counts.note_received(receive.from);
+        counts.record_received(receive.from);
     } else {
         waits.push((Activity::Receive, receive.from));
     }

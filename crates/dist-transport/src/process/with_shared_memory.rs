@@ -10,11 +10,11 @@ use crate::bootstrap::auth;
 use crate::bootstrap::auth::Key;
 use crate::bootstrap::rendezvous_server::Worlds;
 use crate::bootstrap::session::Membership;
-use crate::direct::sealed::Sealed;
-use crate::direct::{
-    AbandonHandle, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea,
-};
 use crate::forwarding::ForwardingTransport;
+use crate::shm_group::sealed::Sealed;
+use crate::shm_group::{
+    AbandonHandle, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup,
+};
 use crate::{
     Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
@@ -25,7 +25,7 @@ use crate::{
 ///
 /// The ranks of a host connect over loopback, with a secret that the other transport's messages carry, so
 /// that only they are admitted. From then on they share memory like ranks of a [`ProcessTransport`]. Among ranks
-/// of one host, [`direct`](Transport::direct) returns the memory of the group, and
+/// of one host, [`shm_group`](Transport::shm_group) returns the memory of the group, and
 /// [`allocate`](Transport::allocate) returns memory that they can all map. The other transport may be any
 /// implementation: its errors cannot make safe code corrupt memory. Its ranks run in real time, as sockets
 /// do.
@@ -44,7 +44,7 @@ use crate::{
 ///     runtime.spawn("rank", move || {
 ///         let due = messages.runtime().deadline(Duration::from_secs(60)).into();
 ///         let mut transport = WithSharedMemory::join(messages, &due)?;
-///         let memory = transport.direct(&due)?;
+///         let memory = transport.shm_group(&due)?;
 ///         Ok::<_, dist_transport::Error>(memory.is_some())
 ///     })
 /// });
@@ -81,7 +81,7 @@ impl WithSharedMemory {
     /// its calls.
     ///
     /// # Errors
-    /// If a message fails, or the ranks of a host do not meet by the deadline. The job is then aborted.
+    /// If a message fails, or the ranks of a host do not all join by the deadline. The job is then aborted.
     pub fn join(messages: impl Transport + 'static, due: &LazyDeadline<'_>) -> Result<Self> {
         let mut joined = Self { messages: Box::new(messages), host: None, coordinator: None };
         match joined.form_host_group(due) {
@@ -219,12 +219,12 @@ impl HostGroup {
         places.filter(|places| !places.is_empty()).map_or((vec![own], false), |places| (places, true))
     }
 
-    fn memory(&self) -> &dyn Direct {
-        self.transport.known_direct().expect("it was looked at before it was given")
+    fn memory(&self) -> &dyn ShmGroup {
+        self.transport.known_shm_group().expect("it was looked at before it was given")
     }
 
-    fn memory_mut(&mut self) -> &mut dyn Direct {
-        self.transport.known_direct_mut().expect("it was looked at before it was given")
+    fn memory_mut(&mut self) -> &mut dyn ShmGroup {
+        self.transport.known_shm_group_mut().expect("it was looked at before it was given")
     }
 }
 
@@ -321,10 +321,10 @@ impl ForwardingTransport for WithSharedMemory {
         self.host.as_ref().map_or(messages, |host| messages + host.transport.traffic())
     }
 
-    fn direct(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         self.pass_aborts_on();
         let Some(host) = self.host.as_mut().filter(|host| host.is_all) else { return Ok(None) };
-        match host.transport.direct(due).map(|memory| memory.is_some()) {
+        match host.transport.shm_group(due).map(|memory| memory.is_some()) {
             Ok(true) => Ok(Some(host)),
             Ok(false) => Ok(None),
             Err(error) => Err(host.in_world(error)),
@@ -349,7 +349,7 @@ impl Drop for WithSharedMemory {
 impl Sealed for HostGroup {}
 
 /// The memory of the host's ranks. Errors name ranks by their numbers in the world.
-impl Direct for HostGroup {
+impl ShmGroup for HostGroup {
     fn shared(&self) -> GroupLayout {
         self.memory().shared()
     }
@@ -396,8 +396,8 @@ impl Direct for HostGroup {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         // SAFETY: as the caller has promised.
-        let met = unsafe { self.memory_mut().signal_and_wait(entry, to, bytes, due) };
-        met.map_err(|error| self.in_world(error))
+        let waited = unsafe { self.memory_mut().signal_and_wait(entry, to, bytes, due) };
+        waited.map_err(|error| self.in_world(error))
     }
 
     unsafe fn view(

@@ -11,11 +11,11 @@ use super::fault::{Fault, When};
 use super::link::{Link, Links};
 use super::random::{SplitMix64, mix};
 use super::scheduler::{Failure, Scheduler, Statistics};
-use super::shm_group::Segments;
+use super::sim_shm_group::Segments;
 use super::world::World;
 use super::{Outcome, SimTransport};
-use crate::direct::MemoryCosts;
 use crate::runtime::Executor;
+use crate::shm_group::MemoryCosts;
 use crate::{Rank, Runtime};
 
 /// A network in one process: its ranks, their hosts, its links, and the seed that decides everything else.
@@ -103,7 +103,7 @@ impl Network {
         self
     }
 
-    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A
+    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::shm_group). A
     /// signal costs as much as an empty message; reading and writing cost nothing.
     pub fn with_shared_memory(self) -> Self {
         self.with_shared_memory_costs(MemoryCosts::default())

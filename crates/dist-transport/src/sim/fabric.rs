@@ -214,8 +214,8 @@ impl SimFabric {
 
     /// Records the group that a rank has made by a fork. Wakes ranks that wait for it in a conflicting group
     /// of the same fork.
-    pub(super) fn note_fork(&self, parent: ChannelId, number: u64, made: SimForkedGroup) {
-        let woken = self.lock().note_fork(parent, number, made);
+    pub(super) fn record_fork(&self, parent: ChannelId, number: u64, made: SimForkedGroup) {
+        let woken = self.lock().record_fork(parent, number, made);
         wake(woken);
     }
 
@@ -510,7 +510,7 @@ impl FabricState {
         }
     }
 
-    fn note_fork(&mut self, parent: ChannelId, number: u64, made: SimForkedGroup) -> Vec<Waiter> {
+    fn record_fork(&mut self, parent: ChannelId, number: u64, made: SimForkedGroup) -> Vec<Waiter> {
         self.origins.insert(made.channel, (parent, number));
         let ForkRecord { made: all, differ } = self.made.entry((parent, number)).or_default();
         let overlap = |one: &SimForkedGroup, other: &SimForkedGroup| {

@@ -37,7 +37,7 @@ mod network_conditions;
 mod random;
 mod report;
 mod scheduler;
-mod shm_group;
+mod sim_shm_group;
 mod state;
 mod transport;
 mod waiting;

@@ -221,7 +221,7 @@ impl Scheduler {
         let turn = {
             let mut state = self.lock();
             if thread::panicking() {
-                state.note_panic(me);
+                state.record_panic(me);
             }
             state.switch(me, event, phase)
         };
@@ -293,7 +293,7 @@ impl Executor for Scheduler {
 
     fn panicked(&self, panic: &(dyn Any + Send)) {
         if let Some(me) = self.me().filter(|_| !panic.is::<Unwound>()) {
-            self.lock().note_panic_of_task(me, message(panic));
+            self.lock().record_panic_of_task(me, message(panic));
         }
     }
 }

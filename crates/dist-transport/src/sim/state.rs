@@ -210,12 +210,12 @@ impl SchedulerState {
     }
 
     /// Records that task `me` is panicking.
-    pub(super) fn note_panic(&mut self, me: usize) {
+    pub(super) fn record_panic(&mut self, me: usize) {
         self.tasks[me].panicking |= !self.ending;
     }
 
     /// Records the panic that the thread which joins task `me` will get.
-    pub(super) fn note_panic_of_task(&mut self, me: usize, message: String) {
+    pub(super) fn record_panic_of_task(&mut self, me: usize, message: String) {
         let task = &self.tasks[me];
         if !self.ending && task.process_state != ProcessState::Killed {
             self.first_panic.get_or_insert_with(|| format!("{} panicked: {message}", task.name));

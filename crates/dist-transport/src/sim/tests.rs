@@ -392,7 +392,7 @@ fn nothing_is_kept_of_channels_that_everyone_has_left() {
             let Some(mut group) = transport.fork(&members).unwrap() else { continue };
             // The last ranks of some groups leave before the memory there is used.
             if number % 3 == 0 || group.rank().index() == 0 {
-                assert!(group.direct(&due).unwrap().is_some());
+                assert!(group.shm_group(&due).unwrap().is_some());
             }
         }
         (transport.channels(), transport)

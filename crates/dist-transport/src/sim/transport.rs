@@ -9,13 +9,13 @@ use super::clock::Skew;
 use super::fabric::{CallMismatch, ChannelEnd, Found, Room, Sent, SimFabric, SimForkedGroup};
 use super::message::{SimMessage, Spoilt};
 use super::report::Position;
-use super::shm_group::SimShmGroup;
+use super::sim_shm_group::SimShmGroup;
 use super::waiting::WaitTarget;
 use super::world::World;
 use crate::bookkeeping::{self, CallHistory};
 use crate::check::{check_all, check_exchange, check_peer};
-use crate::direct::Direct;
 use crate::runtime::Unparker;
+use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming,
     LazyDeadline, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
@@ -451,7 +451,7 @@ impl Transport for SimTransport {
             channel: self.channel.child(number, members),
             members: in_world.clone(),
         };
-        self.fabric().note_fork(self.channel, number, made);
+        self.fabric().record_fork(self.channel, number, made);
         let Some((channel, rank)) = end else { return Ok(None) };
         let members = in_world.into();
         let child =
@@ -471,7 +471,7 @@ impl Transport for SimTransport {
         self.shm_group.as_ref().map_or(self.traffic, |shm_group| self.traffic + shm_group.traffic())
     }
 
-    fn direct(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn Direct>> {
+    fn shm_group(&mut self, _due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {
         let hosts = self.hosts();
         let alone = hosts.len() == 1 || hosts.iter().any(|&host| host != hosts[0]);
         let world = self.world.clone();
@@ -483,7 +483,7 @@ impl Transport for SimTransport {
             self.shm_group = Some(Box::new(SimShmGroup::new(self, segments)));
         }
         let call = self.call();
-        Ok(self.shm_group.as_deref_mut().map(|shm_group| -> &mut dyn Direct {
+        Ok(self.shm_group.as_deref_mut().map(|shm_group| -> &mut dyn ShmGroup {
             shm_group.begin(&call);
             shm_group
         }))

@@ -7,7 +7,7 @@ use super::clock::Skew;
 use super::fabric::SimFabric;
 use super::fault_injector::{Effects, ThreadAction};
 use super::scheduler::Scheduler;
-use super::shm_group::Segments;
+use super::sim_shm_group::Segments;
 use super::transport::SimTransport;
 use super::waiting::wake;
 use crate::runtime::Unparker;

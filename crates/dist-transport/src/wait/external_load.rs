@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::group::{self, GroupMemory};
+use crate::host_memory::{self, GroupMemory};
 use crate::{Rank, Runtime};
 
 /// The time for which one measurement is used.
@@ -50,7 +50,7 @@ impl ExternalLoad {
 /// Returns the processes of the ranks that were last seen on this rank's core.
 fn processes_here(memory: &GroupMemory, rank: Rank) -> SmallVec<[i32; 8]> {
     let me = rank.index();
-    let core = memory.note_core(me);
+    let core = memory.record_core(me);
     let number = |rank: usize| memory.process(rank).load(Ordering::Relaxed).cast_signed();
     let own = std::process::id().cast_signed();
     let mut processes = SmallVec::from_slice(&[own]);
@@ -68,5 +68,5 @@ fn processes_here(memory: &GroupMemory, rank: Rank) -> SmallVec<[i32; 8]> {
 }
 
 fn processor_time(processes: &[i32]) -> Option<Duration> {
-    processes.iter().map(|&process| group::processor_time(process).ok()).sum()
+    processes.iter().map(|&process| host_memory::processor_time(process).ok()).sum()
 }

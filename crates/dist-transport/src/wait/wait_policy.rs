@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use crate::Runtime;
 #[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::{Rank, group::GroupMemory, wait::external_load::ExternalLoad};
+use crate::{Rank, host_memory::GroupMemory, wait::external_load::ExternalLoad};
 
 /// The time that a rank spins before it sleeps: three times as long as a wake-up takes. With less, two ranks that
 /// each wake up after the other has looked would sleep in turns, block after block, although both work.
@@ -270,7 +270,7 @@ impl Oversubscribed {
         let is_persistent = self.record_measured_yield(now, now - before, lost);
         self.detection.measurement = measurement;
         if is_persistent {
-            memory.note_external_load();
+            memory.record_external_load();
         }
     }
 

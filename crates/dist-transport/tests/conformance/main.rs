@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, TransportProgram};
-use dist_transport::direct::Reach;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use dist_transport::process::WithSharedMemory;
 #[cfg(feature = "tcp")]
 use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
+use dist_transport::shm_group::Reach;
 use dist_transport::sim;
 use dist_transport::{Runtime, Transport};
 

@@ -122,18 +122,18 @@ pub(crate) fn sends_what_has_not_come(mut transport: SimTransport, bug: Bug) {
         let mut listener = into.join().unwrap();
         send(&mut *listener, rank.right().index(), word);
         exchange(&mut *out, rank.right().index(), 0, rank.left().index());
-        meet(&mut transport);
+        wait_for_all(&mut transport);
     } else {
         drop(into.join().unwrap());
         exchange(&mut *out, rank.right().index(), 0, rank.left().index());
-        meet(&mut transport);
+        wait_for_all(&mut transport);
         let expected: usize = (0..rank.world_size()).sum();
         assert_eq!(word, expected as u64);
     }
 }
 
 /// Every rank waits for every other.
-fn meet(transport: &mut dyn Transport) {
+fn wait_for_all(transport: &mut dyn Transport) {
     all_reduce(transport, &Mutation::default());
 }
 
@@ -149,7 +149,7 @@ pub(crate) fn forks_in_another_order(mut transport: SimTransport, bug: Bug) {
     for fork in &mut forks {
         all_reduce(&mut **fork, &Mutation::default());
     }
-    meet(&mut transport);
+    wait_for_all(&mut transport);
 }
 
 /// Two groups share a connection; each frame names its group.
@@ -195,7 +195,7 @@ pub(crate) fn confuses_numbers(mut transport: SimTransport, bug: Bug) {
         assert_eq!(receive(&mut *group, left), members[left] as u64);
         all_reduce(&mut *group, &Mutation::default());
     }
-    meet(&mut transport);
+    wait_for_all(&mut transport);
 }
 
 /// The root answers each rank; it may not leave before they have asked.
@@ -217,7 +217,7 @@ pub(crate) fn keeps_answers_as_they_come(mut transport: SimTransport, bug: Bug) 
     let rank = transport.rank();
     if rank.index() > 0 {
         send(&mut transport, 0, rank.index() as u64);
-        return meet(&mut transport);
+        return wait_for_all(&mut transport);
     }
     let (answers, mut waits) = transport.runtime().mailbox();
     let runtime = transport.runtime().clone();
@@ -231,7 +231,7 @@ pub(crate) fn keeps_answers_as_they_come(mut transport: SimTransport, bug: Bug) 
         kept.sort();
     }
     assert!(kept.is_sorted());
-    meet(&mut transport);
+    wait_for_all(&mut transport);
 }
 
 /// A thread sends from a buffer that the program fills again.

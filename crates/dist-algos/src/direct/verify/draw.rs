@@ -10,7 +10,7 @@ use crate::verify::table;
 ///
 /// ```
 /// use dist_algos::direct::{DirectPlan, DirectCollective, one_shot, verify::draw};
-/// use dist_transport::direct::{GroupLayout, Reach};
+/// use dist_transport::shm_group::{GroupLayout, Reach};
 ///
 /// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) };
 /// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, &one_shot::BROADCAST), 2, 4096, 4096, shared).unwrap();

@@ -2,7 +2,7 @@
 
 use std::iter::Peekable;
 
-use dist_transport::direct::{CALLS_MAX, MemoryArea};
+use dist_transport::shm_group::{CALLS_MAX, MemoryArea};
 use smallvec::SmallVec;
 
 use super::DirectReport;

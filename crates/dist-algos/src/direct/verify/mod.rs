@@ -8,7 +8,7 @@
 //! The verifier also proves that every rank ends with the result of the operation, with complete sums in canonical
 //! order, and that no rank waits for ever. All of this holds across consecutive calls. A call uses the slots of the
 //! call before the previous one, and the flag lines and eager buffers of the fourth call before. Only the rule of
-//! [`enter`](dist_transport::direct::Direct::enter) separates these uses. When a call ends, its memory belongs to the
+//! [`enter`](dist_transport::shm_group::ShmGroup::enter) separates these uses. When a call ends, its memory belongs to the
 //! caller again.
 //!
 //! ```
@@ -24,7 +24,7 @@ mod draw;
 mod machine;
 pub mod mutate;
 
-use dist_transport::direct::CALLS_MAX;
+use dist_transport::shm_group::CALLS_MAX;
 
 use super::schedule::PublishPlace;
 use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, RemoteAccess};
@@ -125,7 +125,7 @@ pub fn check(calls: &[DirectPrograms]) -> Result<DirectReport> {
 }
 
 /// Proves one call of a plan for any calls before and after it. That is enough for a program that runs the plan:
-/// the rule of [`enter`](dist_transport::direct::Direct::enter) separates the places of different calls, and a rank enters
+/// the rule of [`enter`](dist_transport::shm_group::ShmGroup::enter) separates the places of different calls, and a rank enters
 /// a call after it has left the one before.
 ///
 /// The steps are computed one at a time. At first a rank only uses the signals that it has waited for itself, so

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_transport::direct::MemoryArea;
+use dist_transport::shm_group::MemoryArea;
 
 use super::{DirectPrograms, check};
 use crate::direct::{DirectPlan, DirectStep, PartSet, PeerSet, SumTarget};

@@ -345,7 +345,7 @@ impl Watch {
                 None
             }
             Event::Signalled(signal) => {
-                self.note_stop(Stop::Signal(signal));
+                self.record_stop(Stop::Signal(signal));
                 Some(signal)
             }
         }
@@ -353,7 +353,7 @@ impl Watch {
 
     /// Somebody wants the job to end, by a signal or by taking no output: it is not started again. Whoever wanted it first
     /// decides about the code.
-    fn note_stop(&mut self, by: Stop) {
+    fn record_stop(&mut self, by: Stop) {
         self.stopped = self.stopped.or(Some(by));
     }
 
@@ -404,7 +404,7 @@ impl Watch {
         };
         if let Phase::Running = self.phase {
             // Another start would meet it too.
-            self.note_stop(Stop::Output(error.exit_code()));
+            self.record_stop(Stop::Output(error.exit_code()));
             self.code = self.stop_code();
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);

@@ -17,8 +17,8 @@ use crate::bootstrap::control::{ControlConnection, FRAME_BYTES, Frame, PeerInfo,
 use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
 use crate::bootstrap::session::lock;
-use crate::direct::CALLS_MAX;
 use crate::link::socket;
+use crate::shm_group::CALLS_MAX;
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
 /// The target of the coordinator's log lines. Programs that report aborts themselves filter by it.
@@ -531,7 +531,7 @@ impl RendezvousServer {
                     self.unreachable.push((abort, self.runtime.now()));
                 }
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
-                Ok(Some(Frame::Ended { rank: peer })) if peer != number => self.note_ended(peer as usize),
+                Ok(Some(Frame::Ended { rank: peer })) if peer != number => self.record_ended(peer as usize),
                 Ok(Some(Frame::Waiting { channel, wait, calls })) => {
                     member.waiting.retain(|_, (wait, _)| wait.on != number);
                     member.waiting.insert(channel, (wait, calls));
@@ -632,7 +632,7 @@ impl RendezvousServer {
 
     /// Records that a rank's process has ended. The rank may have left before, so its last frames are read
     /// first.
-    fn note_ended(&mut self, rank: usize) {
+    fn record_ended(&mut self, rank: usize) {
         if rank < self.slots.len() {
             self.read_frames(rank);
         }

@@ -38,7 +38,7 @@ pub(crate) struct Inbound {
     received: usize,
     pub(super) delivered: usize,
     source: MessageSource,
-    /// `true` if it may pass through the scratch buffer even if it is received into memory.
+    /// `true` if it may pass through the staging buffer even if it is received into memory.
     copied: bool,
 }
 
@@ -58,7 +58,7 @@ impl Inbound {
         }
     }
 
-    /// Disables the scratch buffer. Used for one of many messages, each of which would need its own.
+    /// Disables the staging buffer. Used for one of many messages, each of which would need its own.
     pub(crate) const fn straight(self) -> Self {
         Self { copied: false, ..self }
     }
@@ -68,13 +68,13 @@ impl Inbound {
     }
 
     /// Returns `true` if more can be received even if no more of `outbound` is sent. That is not so while the
-    /// scratch buffer is full of bytes that may not be delivered yet, nor, in shared memory, while the next
+    /// staging buffer is full of bytes that may not be delivered yet, nor, in shared memory, while the next
     /// bytes have to stay where they are.
-    pub(crate) fn wants_more(&self, link: &PeerLink, scratch: &StagingBuffer, outbound: &Outbound) -> bool {
+    pub(crate) fn wants_more(&self, link: &PeerLink, staging: &StagingBuffer, outbound: &Outbound) -> bool {
         let missing = self.filled < HEADER_BYTES || self.received < self.length;
         missing
             && match link {
-                PeerLink::Socket(_) => !scratch.is_full(),
+                PeerLink::Socket(_) => !staging.is_full(),
                 PeerLink::Shm(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
             }
     }
@@ -88,18 +88,18 @@ impl Inbound {
         }
     }
 
-    /// Receives and delivers the bytes that have arrived, through `scratch` if the pieces are unaligned.
+    /// Receives and delivers the bytes that have arrived, through `staging` if the pieces are unaligned.
     /// Returns `true` if anything arrived.
     pub(crate) fn pull(
         &mut self,
         link: &mut PeerLink,
-        scratch: &mut StagingBuffer,
+        staging: &mut StagingBuffer,
         sink: &mut Sink<'_>,
     ) -> Result<bool, LinkError> {
         match (link, sink) {
             (PeerLink::Socket(stream), Sink::Into(memory)) if self.copied => {
-                let came = self.refill(stream, scratch)?;
-                self.deliver(scratch, self.length, &mut |offset, bytes| {
+                let came = self.refill(stream, staging)?;
+                self.deliver(staging, self.length, &mut |offset, bytes| {
                     memory[offset..][..bytes.len()].copy_from_slice(bytes);
                 });
                 Ok(came)
@@ -111,8 +111,8 @@ impl Inbound {
                 Ok(came)
             }
             (PeerLink::Socket(stream), Sink::Each(sink)) => {
-                let came = self.refill(stream, scratch)?;
-                self.deliver(scratch, self.length, sink);
+                let came = self.refill(stream, staging)?;
+                self.deliver(staging, self.length, sink);
                 Ok(came)
             }
             (PeerLink::Shm(memory), sink) => {
@@ -124,11 +124,11 @@ impl Inbound {
                         self.get(memory, address, &mut into[start..][..piece])?
                     }
                     (_, Sink::Into(into)) => {
-                        self.pull_from_memory(memory, scratch, self.length, &mut |offset, bytes| {
+                        self.pull_from_memory(memory, staging, self.length, &mut |offset, bytes| {
                             crate::cpu::copy(bytes, &mut into[offset..][..bytes.len()]);
                         })?
                     }
-                    (_, Sink::Each(sink)) => self.pull_from_memory(memory, scratch, self.length, sink)?,
+                    (_, Sink::Each(sink)) => self.pull_from_memory(memory, staging, self.length, sink)?,
                 };
                 Ok(came || moved)
             }
@@ -140,7 +140,7 @@ impl Inbound {
     pub(crate) fn pull_in_place(
         &mut self,
         link: &mut PeerLink,
-        scratch: &mut StagingBuffer,
+        staging: &mut StagingBuffer,
         outbound: &Outbound,
         memory: &mut [u8],
         combine: &mut Combine<'_>,
@@ -149,12 +149,12 @@ impl Inbound {
         let mut sink = |offset: usize, bytes: &[u8]| combine(&mut memory[offset..][..bytes.len()], bytes);
         match link {
             PeerLink::Socket(stream) => {
-                let came = self.refill(stream, scratch)?;
-                Ok(self.deliver(scratch, limit, &mut sink) || came)
+                let came = self.refill(stream, staging)?;
+                Ok(self.deliver(staging, limit, &mut sink) || came)
             }
             PeerLink::Shm(memory) => {
                 let came = self.open(memory)?;
-                Ok(self.pull_from_memory(memory, scratch, limit, &mut sink)? || came)
+                Ok(self.pull_from_memory(memory, staging, limit, &mut sink)? || came)
             }
         }
     }
@@ -193,12 +193,12 @@ impl Inbound {
         Ok(true)
     }
 
-    /// Delivers the next piece, up to `limit` from the start of the message, in place or through `scratch`.
+    /// Delivers the next piece, up to `limit` from the start of the message, in place or through `staging`.
     /// Returns `true` if there was one.
     fn pull_from_memory(
         &mut self,
         memory: &mut ShmLink,
-        scratch: &mut StagingBuffer,
+        staging: &mut StagingBuffer,
         limit: usize,
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<bool, LinkError> {
@@ -224,11 +224,11 @@ impl Inbound {
                 }
             }
             MessageSource::SingleCopy(address) => {
-                let room = scratch.room();
+                let room = staging.room();
                 let piece = (limit - start).min(room.len());
                 if self.get(memory, address, &mut room[..piece])? {
-                    scratch.stage(piece);
-                    sink(start, scratch.take(piece));
+                    staging.stage(piece);
+                    sink(start, staging.take(piece));
                 }
             }
         }
@@ -252,21 +252,21 @@ impl Inbound {
         Ok(copied)
     }
 
-    /// Receives into the scratch buffer, the header first.
-    fn refill(&mut self, stream: &Socket, scratch: &mut StagingBuffer) -> Result<bool, LinkError> {
+    /// Receives into the staging buffer, the header first.
+    fn refill(&mut self, stream: &Socket, staging: &mut StagingBuffer) -> Result<bool, LinkError> {
         let missing = HEADER_BYTES - self.filled;
         let wanted = missing + self.length - self.received;
-        let room = scratch.room();
+        let room = staging.room();
         let count = wanted.min(room.len());
         if count == 0 {
             return Ok(false);
         }
         let Some(count) = arrived(socket::receive(stream, &mut room[..count])?)? else { return Ok(false) };
-        scratch.stage(count);
+        staging.stage(count);
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
-            self.header.copy_from_slice(scratch.take(HEADER_BYTES));
+            self.header.copy_from_slice(staging.take(HEADER_BYTES));
             self.check()?;
         }
         Ok(true)
@@ -275,19 +275,19 @@ impl Inbound {
     /// Delivers staged bytes, up to `limit` from the start of the message. Returns `true` if there were any.
     fn deliver(
         &mut self,
-        scratch: &mut StagingBuffer,
+        staging: &mut StagingBuffer,
         limit: usize,
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> bool {
         if self.filled < HEADER_BYTES {
             return false;
         }
-        let staged = scratch.staged();
+        let staged = staging.staged();
         let whole =
             if self.received == self.length { staged } else { staged / CacheLine::BYTES * CacheLine::BYTES };
         let ready = whole.min(limit.saturating_sub(self.delivered));
         if ready > 0 {
-            sink(self.delivered, scratch.take(ready));
+            sink(self.delivered, staging.take(ready));
             self.delivered += ready;
         }
         ready > 0

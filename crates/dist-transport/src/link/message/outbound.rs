@@ -67,11 +67,11 @@ impl Outbound {
     pub(crate) fn push(
         &mut self,
         link: &mut PeerLink,
-        scratch: &mut StagingBuffer,
+        staging: &mut StagingBuffer,
         parts: &[&[u8]],
     ) -> Result<bool, LinkError> {
         match link {
-            PeerLink::Socket(stream) => self.push_to_socket(stream, scratch, parts),
+            PeerLink::Socket(stream) => self.push_to_socket(stream, staging, parts),
             PeerLink::Shm(memory) => self.push_to_memory(memory, parts),
         }
     }
@@ -146,11 +146,11 @@ impl Outbound {
     fn push_to_socket(
         &mut self,
         stream: &Socket,
-        scratch: &mut StagingBuffer,
+        staging: &mut StagingBuffer,
         parts: &[&[u8]],
     ) -> Result<bool, LinkError> {
         let sent = if self.total <= COPIED_BYTES_MAX {
-            let message = &mut scratch.outgoing;
+            let message = &mut staging.outgoing;
             message.clear();
             message.extend_from_slice(&self.header);
             parts.iter().for_each(|announce_other_size| message.extend_from_slice(announce_other_size));

@@ -40,12 +40,12 @@ fn single_copy(len: usize) -> Outbound {
 /// Moves a message from one side to the other. Returns whether it was offered as a single copy first.
 fn pass([from, to]: &mut [PeerLink; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
     let (mut outbound, mut inbound) = (single_copy(sent.len()), Inbound::new(sent.len(), &CALL));
-    let mut scratch = StagingBuffer::default();
+    let mut staging = StagingBuffer::default();
     outbound.push(from, &mut StagingBuffer::default(), &[sent]).unwrap();
     let was_lent = outbound.single_copy == SingleCopy::Offered;
     while !(outbound.done() && inbound.done()) {
         let moved = !outbound.done() && outbound.push(from, &mut StagingBuffer::default(), &[sent]).unwrap();
-        let came = !inbound.done() && inbound.pull(to, &mut scratch, sink).unwrap();
+        let came = !inbound.done() && inbound.pull(to, &mut staging, sink).unwrap();
         assert!(moved || came, "neither side can go on");
     }
     was_lent
@@ -112,8 +112,8 @@ fn a_single_copy_is_combined_no_further_than_own_bytes_were_sent() {
     own.push(&mut links[1], &mut StagingBuffer::default(), &[&memory]).unwrap();
     let left = own.payload_sent();
     assert!(left < MIB, "the ring has no room for all");
-    let mut scratch = StagingBuffer::default();
-    while inbound.pull_in_place(&mut links[1], &mut scratch, &own, &mut memory, &mut combine).unwrap() {}
+    let mut staging = StagingBuffer::default();
+    while inbound.pull_in_place(&mut links[1], &mut staging, &own, &mut memory, &mut combine).unwrap() {}
     assert!(memory[..left].iter().zip(&sent).all(|(ours, theirs)| *ours == theirs.wrapping_add(1)));
     assert!(memory[left..].iter().all(|&byte| byte == 1));
 }
@@ -148,15 +148,15 @@ fn a_message_that_gets_out_of_reach_midway_continues_through_the_ring() {
     let mut received = vec![0; sent.len()];
     let mut sink = Sink::Into(&mut received);
     let (mut outbound, mut inbound) = (single_copy(sent.len()), Inbound::new(sent.len(), &CALL));
-    let scratch = &mut StagingBuffer::default();
-    outbound.push(&mut from, scratch, &[&sent]).unwrap();
-    inbound.pull(&mut to, scratch, &mut sink).unwrap();
+    let staging = &mut StagingBuffer::default();
+    outbound.push(&mut from, staging, &[&sent]).unwrap();
+    inbound.pull(&mut to, staging, &mut sink).unwrap();
     assert!(inbound.delivered > 0 && inbound.delivered < sent.len());
     memory(&mut to).get_no_more();
     while !inbound.done() {
-        inbound.pull(&mut to, scratch, &mut sink).unwrap();
+        inbound.pull(&mut to, staging, &mut sink).unwrap();
         if !outbound.done() {
-            outbound.push(&mut from, scratch, &[&sent]).unwrap();
+            outbound.push(&mut from, staging, &[&sent]).unwrap();
         }
     }
     assert!(outbound.done());
@@ -172,18 +172,18 @@ fn a_cancelled_message_is_not_received(#[case] begun: bool) {
     let mut received = vec![0; sent.len()];
     let mut sink = Sink::Into(&mut received);
     let mut inbound = Inbound::new(sent.len(), &CALL);
-    let scratch = &mut StagingBuffer::default();
-    single_copy(sent.len()).push(&mut from, scratch, &[&sent]).unwrap();
+    let staging = &mut StagingBuffer::default();
+    single_copy(sent.len()).push(&mut from, staging, &[&sent]).unwrap();
     if begun {
-        inbound.pull(&mut to, scratch, &mut sink).unwrap();
+        inbound.pull(&mut to, staging, &mut sink).unwrap();
     }
     from.cancel_offer();
     // It is no end of the peer, which may have been told so by the rank that made its call fail.
-    while inbound.pull(&mut to, scratch, &mut sink).unwrap() {}
+    while inbound.pull(&mut to, staging, &mut sink).unwrap() {}
     assert!(!inbound.done());
     drop(from);
     to.end_sleep();
-    let link_error = inbound.pull(&mut to, scratch, &mut sink);
+    let link_error = inbound.pull(&mut to, staging, &mut sink);
     assert!(matches!(link_error, Err(LinkError::Closed)), "{link_error:?}");
 }
 
@@ -192,12 +192,12 @@ fn a_message_offered_by_a_dead_peer_is_not_received() {
     let [mut from, mut to] = pair();
     let sent = bytes(MIB);
     let mut received = vec![0; MIB];
-    let scratch = &mut StagingBuffer::default();
-    single_copy(MIB).push(&mut from, scratch, &[&sent]).unwrap();
+    let staging = &mut StagingBuffer::default();
+    single_copy(MIB).push(&mut from, staging, &[&sent]).unwrap();
     drop(from);
     let (mut inbound, mut sink) = (Inbound::new(MIB, &CALL), Sink::Into(&mut received));
     let link_error = loop {
-        match inbound.pull(&mut to, scratch, &mut sink) {
+        match inbound.pull(&mut to, staging, &mut sink) {
             Ok(_) => assert!(!inbound.done()),
             Err(link_error) => break link_error,
         }
@@ -208,13 +208,13 @@ fn a_message_offered_by_a_dead_peer_is_not_received() {
 #[test]
 fn a_sender_that_waits_for_an_acknowledgement_learns_that_the_peer_is_gone() {
     let [mut from, to] = pair();
-    let (sent, scratch) = (bytes(MIB), &mut StagingBuffer::default());
+    let (sent, staging) = (bytes(MIB), &mut StagingBuffer::default());
     let mut outbound = single_copy(MIB);
-    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    outbound.push(&mut from, staging, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
     drop(to);
     from.end_sleep();
-    let link_error = outbound.push(&mut from, scratch, &[&sent]);
+    let link_error = outbound.push(&mut from, staging, &[&sent]);
     assert!(matches!(link_error, Err(LinkError::Closed)), "{link_error:?}");
 }
 
@@ -222,9 +222,9 @@ fn a_sender_that_waits_for_an_acknowledgement_learns_that_the_peer_is_gone() {
 fn a_sender_that_sleeps_until_its_message_is_copied_is_woken() {
     let [mut from, mut to] = pair();
     let (sent, mut received) = (bytes(MIB), vec![0; MIB]);
-    let scratch = &mut StagingBuffer::default();
+    let staging = &mut StagingBuffer::default();
     let mut outbound = single_copy(MIB);
-    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    outbound.push(&mut from, staging, &[&sent]).unwrap();
     assert!(from.prepare_sleep(Activity::Send), "nobody has taken it");
     let watch = |link: &PeerLink| {
         let mut watched = [socket::watch(link, link.events(Activity::Send))];
@@ -233,11 +233,11 @@ fn a_sender_that_sleeps_until_its_message_is_copied_is_woken() {
     assert!(!watch(&from));
     let mut inbound = Inbound::new(MIB, &CALL);
     while !inbound.done() {
-        inbound.pull(&mut to, scratch, &mut Sink::Into(&mut received)).unwrap();
+        inbound.pull(&mut to, staging, &mut Sink::Into(&mut received)).unwrap();
     }
     assert!(watch(&from));
     from.end_sleep();
     assert!(!from.prepare_sleep(Activity::Send), "it was taken");
-    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    outbound.push(&mut from, staging, &[&sent]).unwrap();
     assert!(outbound.done() && received == sent);
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use socket2::Socket;
 
 use crate::bootstrap::control::UnixSocketName;
-use crate::group::Heap;
+use crate::host_memory::Heap;
 
 pub(crate) const ACCEPTED: u8 = 1;
 

@@ -12,7 +12,7 @@ use rustix::net::{
 use socket2::Socket;
 
 use super::segment::{self, Ends, Nonce};
-use crate::group::{Heap, Mapping};
+use crate::host_memory::{Heap, Mapping};
 
 /// The bytes that are sent on the socket, one at a time.
 const REFUSED: u8 = 0;

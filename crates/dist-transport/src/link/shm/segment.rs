@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::cursor::{Consumed, Produced};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::CopyPolicy;
-use crate::group::mapping::Pages;
-use crate::group::{Core, Mapping, PAGE_BYTES};
+use crate::host_memory::mapping::Pages;
+use crate::host_memory::{Core, Mapping, PAGE_BYTES};
 
 /// Bytes of a ring: as many as the L2 cache of a core holds. Bytes that the other side has read are slow to
 /// overwrite while they are still in its cache.

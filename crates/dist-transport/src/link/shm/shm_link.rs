@@ -10,7 +10,7 @@ use super::offer::{FILE, GOODBYE, SharedSegment, WAKE, receive_with_file, send_b
 use super::segment::{Broken, Consumer, Ends, FASTBOX_BYTES, Fastboxes, Producer, RING_BYTES, Sleep};
 use super::single_copy;
 use crate::cpu::CacheLine;
-use crate::group::{peer_of, read_process};
+use crate::host_memory::{peer_of, read_process};
 
 /// Bytes that are read at once from the peer's socket.
 const HEARD_BYTES: usize = 64;

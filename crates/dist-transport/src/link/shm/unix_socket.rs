@@ -10,7 +10,7 @@ use std::io;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::bootstrap::control::UnixSocketName;
-use crate::group::peer_of;
+use crate::host_memory::peer_of;
 
 const BACKLOG: i32 = 1024;
 

@@ -1,4 +1,6 @@
-//! Direct access to memory that the ranks of one host share, beside exchanging messages.
+//! The memory that all ranks of a group on one host share, beside their messages.
+//!
+//! An algorithm or a call is *direct* if it uses this memory instead of messages.
 #![allow(
     unsafe_code,
     reason = "the trait gives access to memory that other processes write, under a contract"
@@ -10,7 +12,7 @@ use std::ops::Range;
 pub use crate::owned::Lent;
 use crate::{LazyDeadline, Rank, Result};
 
-/// The most ranks whose memory one [`change`](Direct::change) or one [`view_all`](Direct::view_all) reaches.
+/// The most ranks whose memory one [`change`](ShmGroup::change) or one [`view_all`](ShmGroup::view_all) reaches.
 pub const CHANGED_MAX: usize = 7;
 
 /// The most calls that ranks may be in at the same time. Two ranks are always fewer than this many calls
@@ -30,7 +32,7 @@ pub const CALLS_MAX: usize = 4;
 /// reads that came before it.
 ///
 /// Slots are double-buffered. Flag lines and eager buffers are quadruple-buffered: they are reused after
-/// [`CALLS_MAX`] calls. Before a rank reuses a slot, [`enter`](Direct::enter) waits until every rank has
+/// [`CALLS_MAX`] calls. Before a rank reuses a slot, [`enter`](ShmGroup::enter) waits until every rank has
 /// signalled in the previous call. Before it reuses a flag line or an eager buffer, it waits for the call
 /// three before. A transport may wait for more ranks if that is faster.
 ///
@@ -48,13 +50,13 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// 1. **One plan.** In each call all ranks execute one plan that was checked for this number of ranks. If two
 ///    ranks access the same byte and one of them writes, one access comes before a signal and the other after
-///    a [`wait`](Direct::wait) for that signal. [`CallEntry::plan_digest`] identifies the plan, and waits
+///    a [`wait`](ShmGroup::wait) for that signal. [`CallEntry::plan_digest`] identifies the plan, and waits
 ///    compare it.
 /// 2. **Memory exposed for reading** ([`ExposedRegion::Read`]) is not freed, and is written only as the plan
-///    says, until [`is_finished`](Direct::is_finished) returns `true` or [`abandon`](Direct::abandon) has
+///    says, until [`is_finished`](ShmGroup::is_finished) returns `true` or [`abandon`](ShmGroup::abandon) has
 ///    returned.
 /// 3. **Lent memory** ([`ExposedRegion::Write`]) belongs to the call. Its owner reads and writes only what
-///    the plan assigns to this rank, until [`reclaim`](Direct::reclaim) returns the memory.
+///    the plan assigns to this rank, until [`reclaim`](ShmGroup::reclaim) returns the memory.
 /// 4. Other processes that have the memory mapped run this crate, keep this contract, and write nothing else
 ///    there.
 ///
@@ -62,8 +64,8 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// ```compile_fail,E0133
 /// # use dist_transport::Result;
-/// # use dist_transport::direct::{Direct, MemoryArea};
-/// fn look(direct: &mut dyn Direct) -> Result<()> {
+/// # use dist_transport::shm_group::{MemoryArea, ShmGroup};
+/// fn look(direct: &mut dyn ShmGroup) -> Result<()> {
 ///     direct.view(0, MemoryArea::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}"))
 /// }
 /// ```
@@ -72,8 +74,8 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// ```compile_fail,E0133
 /// # use dist_transport::Result;
-/// # use dist_transport::direct::{Direct, MemoryArea};
-/// fn change(direct: &mut dyn Direct) -> Result<()> {
+/// # use dist_transport::shm_group::{MemoryArea, ShmGroup};
+/// fn change(direct: &mut dyn ShmGroup) -> Result<()> {
 ///     direct.write(0, MemoryArea::Exposed, 0, &[1; 64])
 /// }
 /// ```
@@ -82,8 +84,8 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// ```
 /// # use dist_transport::Result;
-/// # use dist_transport::direct::{Direct, MemoryArea};
-/// fn look(direct: &mut dyn Direct) -> Result<()> {
+/// # use dist_transport::shm_group::{MemoryArea, ShmGroup};
+/// fn look(direct: &mut dyn ShmGroup) -> Result<()> {
 ///     // SAFETY: rank 0 has published it before a signal that was waited for.
 ///     unsafe { direct.view(0, MemoryArea::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}")) }
 /// }
@@ -93,8 +95,8 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// ```compile_fail,E0382
 /// # use dist_transport::{LazyDeadline, Owned};
-/// # use dist_transport::direct::{Direct, CallEntry, ExposedRegion};
-/// fn lend(direct: &mut dyn Direct, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) {
+/// # use dist_transport::shm_group::{CallEntry, ExposedRegion, ShmGroup};
+/// fn lend(direct: &mut dyn ShmGroup, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) {
 ///     let lent = memory.lend();
 ///     // SAFETY: the ranks keep to the contract.
 ///     unsafe { direct.enter(entry, ExposedRegion::Write(lent), due) }.unwrap();
@@ -106,8 +108,8 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// ```
 /// # use dist_transport::{LazyDeadline, Owned};
-/// # use dist_transport::direct::{Direct, CallEntry, ExposedRegion};
-/// fn lend(direct: &mut dyn Direct, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) -> Option<Owned<u64>> {
+/// # use dist_transport::shm_group::{CallEntry, ExposedRegion, ShmGroup};
+/// fn lend(direct: &mut dyn ShmGroup, entry: CallEntry, due: &LazyDeadline<'_>, memory: Owned<u64>) -> Option<Owned<u64>> {
 ///     let lent = memory.lend();
 ///     // SAFETY: the ranks keep to the contract.
 ///     unsafe { direct.enter(entry, ExposedRegion::Write(lent), due) }.unwrap();
@@ -115,7 +117,7 @@ pub const CALLS_MAX: usize = 4;
 ///     direct.reclaim().and_then(|lent| lent.into_owned().ok())
 /// }
 /// ```
-pub trait Direct: sealed::Sealed + fmt::Debug {
+pub trait ShmGroup: sealed::Sealed + fmt::Debug {
     /// Returns the layout of the shared memory, which is the same on all ranks.
     fn shared(&self) -> GroupLayout;
 
@@ -128,7 +130,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// Enters the next call, which [`begin`](crate::Transport::begin) has announced, and exposes `memory` in
     /// it.
     ///
-    /// [Lent](ExposedRegion::Write) memory stays with the group until [`reclaim`](Direct::reclaim) returns
+    /// [Lent](ExposedRegion::Write) memory stays with the group until [`reclaim`](ShmGroup::reclaim) returns
     /// it. If it is never reclaimed, it is never freed.
     ///
     /// # Errors
@@ -138,7 +140,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// If `entry` names another rank than this one, or has no signals.
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn enter(
         &mut self,
         entry: CallEntry,
@@ -147,20 +149,20 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     ) -> Result<()>;
 
     /// Copies bytes into this rank's flag line, its eager buffer or one of its slots. Other ranks see them
-    /// after the next [`signal`](Direct::signal).
+    /// after the next [`signal`](ShmGroup::signal).
     ///
     /// # Panics
     /// If the bytes do not fit, or `place` is [`MemoryArea::Exposed`].
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]);
 
     /// Signals to the other ranks that this rank has done its steps so far. Sleeping ranks are woken when
-    /// this rank begins to wait, at the latest by [`wake_waiters`](Direct::wake_waiters).
+    /// this rank begins to wait, at the latest by [`wake_waiters`](ShmGroup::wake_waiters).
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn signal(&mut self);
 
     /// Waits until `rank` has signalled this many times in the current call. The first wait for a rank in a
@@ -177,13 +179,13 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// It is one method so that the clock is read only if a rank has to wait.
     ///
     /// # Errors
-    /// As for [`enter`](Direct::enter), [`write`](Direct::write) and [`wait`](Direct::wait).
+    /// As for [`enter`](ShmGroup::enter), [`write`](ShmGroup::write) and [`wait`](ShmGroup::wait).
     ///
     /// # Panics
-    /// As for [`enter`](Direct::enter) and [`publish`](Direct::publish).
+    /// As for [`enter`](ShmGroup::enter) and [`publish`](ShmGroup::publish).
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn signal_and_wait(
         &mut self,
         entry: CallEntry,
@@ -222,7 +224,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// If `rank` has not exposed this range, or the system fails to read it.
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn view(
         &mut self,
         rank: usize,
@@ -241,7 +243,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// If `there` has more than [`CHANGED_MAX`] elements.
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn view_all(
         &mut self,
         place: MemoryArea,
@@ -253,20 +255,20 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// Copies bytes that `rank` has published or exposed, from `offset` on.
     ///
     /// # Errors
-    /// As for [`view`](Direct::view).
+    /// As for [`view`](ShmGroup::view).
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn read(&mut self, rank: usize, place: MemoryArea, offset: usize, into: &mut [u8]) -> Result<()>;
 
-    /// Like [`read`](Direct::read), with non-temporal stores if possible. Use it for bytes that are not used
+    /// Like [`read`](ShmGroup::read), with non-temporal stores if possible. Use it for bytes that are not used
     /// again before they would leave the caches. Destination lines are then not fetched first.
     ///
     /// # Errors
-    /// As for [`read`](Direct::read).
+    /// As for [`read`](ShmGroup::read).
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn read_non_temporal(
         &mut self,
         rank: usize,
@@ -283,7 +285,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         crate::cpu::copy(from, into);
     }
 
-    /// Like [`copy`](Direct::copy), with non-temporal stores if possible.
+    /// Like [`copy`](ShmGroup::copy), with non-temporal stores if possible.
     fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy(from, into);
     }
@@ -294,23 +296,23 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     /// If `rank` has no such slot or has lent no such memory, or the system fails to write it.
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()>;
 
     /// Calls `change` with equally long mutable ranges of slots, or of lent memory, of several ranks. Each
     /// element of `there` is a rank and an offset; the slices come in the same order.
     ///
     /// Returns `false` and does nothing if a range is not mapped here, or if there are more than
-    /// [`CHANGED_MAX`]. The caller then uses [`view`](Direct::view) and [`write`](Direct::write).
+    /// [`CHANGED_MAX`]. The caller then uses [`view`](ShmGroup::view) and [`write`](ShmGroup::write).
     ///
     /// # Errors
-    /// As for [`write`](Direct::write).
+    /// As for [`write`](ShmGroup::write).
     ///
     /// # Panics
     /// If two ranges overlap. For [`MemoryArea::Exposed`] also if the ranks do not ascend, or one is this rank.
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     unsafe fn change(
         &mut self,
         _place: MemoryArea,
@@ -333,7 +335,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
     fn is_finished(&self) -> bool;
 
     /// Returns the memory that was [lent](ExposedRegion::Write) in the last call, with the bytes that others
-    /// wrote, if the call is [finished](Direct::is_finished). Otherwise the memory stays lent and is never
+    /// wrote, if the call is [finished](ShmGroup::is_finished). Otherwise the memory stays lent and is never
     /// freed.
     fn reclaim(&mut self) -> Option<Lent>;
 
@@ -344,12 +346,12 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
         self.abandon_handle().now();
     }
 
-    /// Returns a handle that [abandons](Direct::abandon) the current call later, from any place in the
+    /// Returns a handle that [abandons](ShmGroup::abandon) the current call later, from any place in the
     /// program.
     fn abandon_handle(&self) -> AbandonHandle;
 }
 
-/// Abandons one call of a group's memory; see [`Direct::abandon`].
+/// Abandons one call of a group's memory; see [`ShmGroup::abandon`].
 pub struct AbandonHandle(Box<dyn FnMut() + Send + Sync>);
 
 impl AbandonHandle {
@@ -372,7 +374,7 @@ impl fmt::Debug for AbandonHandle {
 
 pub(crate) mod sealed {
     #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
-    /// Keeps other crates from implementing [`Direct`](super::Direct), whose `unsafe` contract relies on the
+    /// Keeps other crates from implementing [`ShmGroup`](super::ShmGroup), whose `unsafe` contract relies on the
     /// implementations of this crate.
     pub trait Sealed {}
 }
@@ -501,7 +503,7 @@ pub enum ExposedRegion<'a> {
     /// Other ranks may read this memory. If the call fails for this rank, their later reads return errors.
     Read(&'a [u8]),
     /// Other ranks may read and write this memory, even long after the call has failed. It belongs to the
-    /// call, which [returns it](Direct::reclaim).
+    /// call, which [returns it](ShmGroup::reclaim).
     Write(Lent),
 }
 

@@ -24,8 +24,8 @@ use super::generation::Generation;
 use super::mapping::{self, Mapping, Pages};
 use super::remote_region::RemoteRegion;
 use crate::cpu::CacheLine;
-use crate::direct::{CALLS_MAX, CHANGED_MAX, GroupLayout, MemoryArea, Reach};
 use crate::link::shm::segment::Nonce;
+use crate::shm_group::{CALLS_MAX, CHANGED_MAX, GroupLayout, MemoryArea, Reach};
 use crate::{Fingerprint, Rank};
 
 const SLOTS: usize = GroupLayout::on_host(Reach::Slots).slots;
@@ -158,7 +158,7 @@ impl GroupMemory {
     /// `ready` returns `true`.
     pub(crate) fn sleep(&self, me: usize, awaited: usize, limit: Duration, ready: impl FnOnce() -> bool) {
         let (sleeping, wake_count) = (self.sleeping(me), self.wake_count(me));
-        let before = futex::prepare_sleep(sleeping, wake_count, sleeper_of(awaited));
+        let before = futex::prepare_sleep(sleeping, wake_count, futex::awaited_word(awaited));
         if !ready() {
             futex::sleep(wake_count, before, limit);
         }
@@ -169,7 +169,7 @@ impl GroupMemory {
     #[inline]
     pub(crate) fn wake_sleepers(&self, me: Rank) {
         futex::fence_after_signal::<AtomicU32>();
-        let signaller = sleeper_of(me.index());
+        let signaller = futex::awaited_word(me.index());
         let mut peer = me;
         for _ in 1..me.world_size() {
             peer = peer.right();
@@ -196,7 +196,7 @@ impl GroupMemory {
     }
 
     /// Records the core of this rank, for ranks that could let it run there.
-    pub(crate) fn note_core(&self, me: usize) -> Core {
+    pub(crate) fn record_core(&self, me: usize) -> Core {
         Core::record(self.core(me))
     }
 
@@ -250,7 +250,7 @@ impl GroupMemory {
     }
 
     /// Records that external load uses the ranks' cores.
-    pub(crate) fn note_external_load(&self) {
+    pub(crate) fn record_external_load(&self) {
         self.external_load().store(1, Ordering::Relaxed);
     }
 
@@ -441,12 +441,6 @@ impl Core {
     }
 }
 
-/// Returns a rank as the words of sleeping ranks store it: the rank plus 1.
-#[inline]
-fn sleeper_of(rank: usize) -> u32 {
-    u32::try_from(rank + 1).expect("ranks travel as 32 bits")
-}
-
 const fn block(rank: usize) -> usize {
     PAGE_BYTES + rank * BLOCK_BYTES
 }
@@ -503,7 +497,7 @@ mod tests {
             let region = RemoteRegion { len: 77, writable: true, origin };
             memory.expose(rank, generation, region);
             memory.leave(rank);
-            memory.note_external_load();
+            memory.record_external_load();
             assert_eq!(memory.region(rank, generation), region);
             assert_eq!(memory.call(rank, generation), Fingerprint([9; 48]));
             assert_eq!(memory.region(rank, other), RemoteRegion::NOTHING);

@@ -1,7 +1,7 @@
 //! Generations of calls: the flag lines, eager buffers and slots of each, and the comparison of calls.
 
 use crate::Fingerprint;
-use crate::direct::CALLS_MAX;
+use crate::shm_group::CALLS_MAX;
 
 /// The generation of a call: its index among the calls that may be active, and whether it is the first or the
 /// second of two consecutive rounds.

@@ -15,9 +15,9 @@ use rstest::rstest;
 
 use super::super::generation::is_same_call;
 use super::*;
-use crate::direct::CALLS_MAX;
 use crate::link::shm::cursor::{Consumed, Produced};
 use crate::link::shm::segment::RING_BYTES;
+use crate::shm_group::CALLS_MAX;
 
 impl FutexWord for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {

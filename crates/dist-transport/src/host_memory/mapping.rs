@@ -27,7 +27,7 @@ use super::PAGE_BYTES;
 use super::address_colouring::{self, HASHED_BYTES};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::copy_to_reader;
-use crate::direct::CHANGED_MAX;
+use crate::shm_group::CHANGED_MAX;
 
 /// The time at which the system allocates a segment's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,22 +1,23 @@
 //! Memory that all ranks of a group share. A transport without it keeps these promises trivially.
 
-use crate::direct::{CALLS_MAX, ExposedRegion, MemoryArea, SlotUse};
+use crate::shm_group::{CALLS_MAX, ExposedRegion, MemoryArea, SlotUse};
 use crate::{Abort, Cause, Error, Fingerprint, LazyDeadline, Result, Transport};
 
 use super::Unchecked;
 use super::backend::{Backend, Fabric, LONG};
 use super::calls::{
-    assert_one_contradicts, await_abort, call, meet_all, payload, receive_within, soon, wait_in_vain,
+    assert_one_contradicts, await_abort, call, exchange_a_byte_with_all, payload, receive_within, soon,
+    wait_in_vain,
 };
 
 /// Every rank signals once, and waits for every other.
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
-    let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(()) };
-    direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due)?;
-    direct.signal();
-    (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &due))?;
-    direct.wake_waiters();
+    let Some(mut shm_group) = Unchecked::of(transport, &due)? else { return Ok(()) };
+    shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due)?;
+    shm_group.signal();
+    (1..rank.world_size()).try_for_each(|distance| shm_group.wait(rank.plus(distance).index(), 1, &due))?;
+    shm_group.wake_waiters();
     Ok(())
 }
 
@@ -24,10 +25,10 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
     transport.begin(&call);
-    let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
-    direct.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due)?;
-    direct.signal();
-    direct.wake_waiters();
+    let Some(mut shm_group) = Unchecked::of(transport, &due)? else { return Ok(false) };
+    shm_group.enter(1, SlotUse::Unused, ExposedRegion::Nothing, &due)?;
+    shm_group.signal();
+    shm_group.wake_waiters();
     Ok(true)
 }
 
@@ -40,11 +41,11 @@ pub(super) fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dy
             // Each rank has done something else before.
             transport.begin(&call(0, u8::from(transport.rank().index() == 1)));
             transport.begin(&call(1, 0));
-            let shared = transport.direct(&due).unwrap().map(|direct| direct.shared());
+            let shared = transport.shm_group(&due).unwrap().map(|shm_group| shm_group.shared());
             transport.begin(&call(2, 0));
-            assert_eq!(transport.direct(&due).unwrap().map(|direct| direct.shared()), shared);
+            assert_eq!(transport.shm_group(&due).unwrap().map(|shm_group| shm_group.shared()), shared);
             // Other ranks may still be agreeing.
-            meet_all(&mut *transport).unwrap();
+            exchange_a_byte_with_all(&mut *transport).unwrap();
             shared
         };
         backend.check(world_size, program, |shared| assert!(shared.iter().all(|one| *one == shared[0])));
@@ -57,36 +58,36 @@ pub(super) fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number as u64, 0));
-        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
-        let shared = direct.shared();
+        let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return };
+        let shared = shm_group.shared();
         let sheet = (MemoryArea::EagerBuffer, 0, shared.eager_bytes);
         let places =
             [(MemoryArea::FlagLine, 0, shared.flag_line_bytes), sheet, (MemoryArea::Slot(0), 64, 1000)];
         let last = (MemoryArea::Slot(shared.slots - 1), 0, shared.slot_bytes);
-        direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+        shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         for (place, offset, len) in places.into_iter().chain([last]) {
             let bytes = payload(rank, number, len);
-            direct.publish(place, offset, &bytes[..len / 2]);
-            direct.publish(place, offset + len / 2, &bytes[len / 2..]);
+            shm_group.publish(place, offset, &bytes[..len / 2]);
+            shm_group.publish(place, offset + len / 2, &bytes[len / 2..]);
         }
-        direct.signal();
+        shm_group.signal();
         for distance in 1..rank.world_size() {
             let peer = rank.minus(distance);
-            direct.wait(peer.index(), 1, &due).unwrap();
+            shm_group.wait(peer.index(), 1, &due).unwrap();
             for (place, offset, len) in places.into_iter().chain([last]) {
                 let mut read = vec![0; len];
-                direct.read(peer.index(), place, offset, &mut read).unwrap();
+                shm_group.read(peer.index(), place, offset, &mut read).unwrap();
                 assert!(read == payload(peer, number, len), "{place:?} of {peer} in call {number}");
                 let mut seen = Vec::new();
                 let view = &mut |at: usize, piece: &[u8]| {
                     assert_eq!((at, at % 64), (seen.len(), 0));
                     seen.extend_from_slice(piece);
                 };
-                direct.view(peer.index(), place, offset..offset + len, view).unwrap();
+                shm_group.view(peer.index(), place, offset..offset + len, view).unwrap();
                 assert_eq!(seen, read);
             }
         }
-        direct.wake_waiters();
+        shm_group.wake_waiters();
     }
     for world_size in [2, 3, 5] {
         let program = |mut transport: Box<dyn Transport>| {
@@ -101,10 +102,10 @@ pub(super) fn a_rank_that_waits_for_a_signal_sees_the_published_bytes(fabric: &'
 /// slots, and in each other's slots.
 pub(super) fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    fn meet(transport: &mut dyn Transport, number: usize) {
+    fn run_fused_barrier(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number as u64, 0));
-        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
+        let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return };
         let (place, shift, len) = match number % 4 {
             0 => (MemoryArea::FlagLine, 0, 40),
             1 => (MemoryArea::Slot(0), 0, 1000),
@@ -112,11 +113,11 @@ pub(super) fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'st
             _ => (MemoryArea::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
-        direct.signal_and_wait((rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
+        shm_group.signal_and_wait((rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
         for distance in 0..rank.world_size() {
             let peer = rank.plus(distance);
             let mut read = vec![0; len];
-            direct.read(peer.plus(shift).index(), place, 0, &mut read).unwrap();
+            shm_group.read(peer.plus(shift).index(), place, 0, &mut read).unwrap();
             assert!(read == payload(peer, number, len), "{place:?} of {peer} in call {number}");
         }
         let others: Vec<_> = (1..rank.world_size()).map(|distance| rank.minus(distance)).collect();
@@ -124,14 +125,14 @@ pub(super) fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'st
         let expected: Vec<_> = others.iter().map(|&peer| payload(peer, number, len)[8..].to_vec()).collect();
         let mut seen = Vec::new();
         let view = &mut |all: &[&[u8]]| seen.extend(all.iter().map(|one| one.to_vec()));
-        direct.view_all(place, &there, len - 8, view).unwrap();
+        shm_group.view_all(place, &there, len - 8, view).unwrap();
         assert!(seen == expected, "{place:?} of all in call {number}");
-        let nothing = direct.view_all(MemoryArea::Exposed, &there, 1, &mut |all| assert!(all.is_empty()));
+        let nothing = shm_group.view_all(MemoryArea::Exposed, &there, 1, &mut |all| assert!(all.is_empty()));
         assert!(there.is_empty() || matches!(nothing, Err(Error::OutOfReach { .. })), "{nothing:?}");
     }
     for world_size in [1, 2, 4] {
         let program = |mut transport: Box<dyn Transport>| {
-            (1..20).for_each(|number| meet(&mut *transport, number));
+            (1..20).for_each(|number| run_fused_barrier(&mut *transport, number));
             barrier(&mut *transport).unwrap();
         };
         backend.check(world_size, program, drop);
@@ -145,23 +146,23 @@ pub(super) fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dy
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number, 0));
-        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
+        let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return };
         let signals = u32::try_from(rank.world_size()).unwrap();
-        direct.enter(signals, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+        shm_group.enter(signals, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
         let mut word = number + rank.index() as u64;
         for signal in 1..=signals {
             let slot = MemoryArea::Slot(signal as usize % 2);
-            direct.publish(slot, 8, &word.to_le_bytes());
-            direct.signal();
+            shm_group.publish(slot, 8, &word.to_le_bytes());
+            shm_group.signal();
             // Neither neighbour may be more than a slot ahead.
             for peer in [rank.left(), rank.right()] {
-                direct.wait(peer.index(), signal, &due).unwrap();
+                shm_group.wait(peer.index(), signal, &due).unwrap();
             }
             let mut theirs = [0; 8];
-            direct.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
+            shm_group.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
             word = u64::from_le_bytes(theirs) + 1;
         }
-        direct.wake_waiters();
+        shm_group.wake_waiters();
         assert_eq!(word, number + rank.index() as u64 + u64::from(signals));
     }
     for world_size in [2, 3, 4] {
@@ -192,20 +193,20 @@ pub(super) fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'s
         let (rank, due) = (transport.rank(), soon(&*transport));
         for number in 1..=CALLS {
             transport.begin(&call(number, 0));
-            let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+            let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
             let place = place_in(number);
-            direct.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &due).unwrap();
+            shm_group.enter(1, SlotUse::of(place), ExposedRegion::Nothing, &due).unwrap();
             if rank.index() == 0 {
-                direct.publish(place, 0, &number.to_le_bytes());
-                direct.signal();
+                shm_group.publish(place, 0, &number.to_le_bytes());
+                shm_group.signal();
             } else {
-                direct.signal();
-                direct.wait(0, 1, &due).unwrap();
+                shm_group.signal();
+                shm_group.wait(0, 1, &due).unwrap();
                 let mut read = [0; 8];
-                direct.read(0, place, 0, &mut read).unwrap();
+                shm_group.read(0, place, 0, &mut read).unwrap();
                 assert_eq!(u64::from_le_bytes(read), number);
             }
-            direct.wake_waiters();
+            shm_group.wake_waiters();
         }
         barrier(&mut *transport).unwrap();
     };
@@ -223,7 +224,7 @@ pub(super) fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'s
             barrier(transport)?;
             transport.begin(&call(1, u8::from(transport.rank().index() == 1)));
             let due = soon(transport);
-            let shares = transport.direct(&due)?.is_some();
+            let shares = transport.shm_group(&due)?.is_some();
             barrier(transport).map(|()| shares)
         }
         let program = |mut transport: Box<dyn Transport>| match disagree(&mut *transport) {
@@ -272,7 +273,7 @@ pub(super) fn contradicting_calls_are_reported_by_ranks_that_ran_ahead(fabric: &
     fn disagree(transport: &mut dyn Transport) -> Result<()> {
         barrier(transport)?;
         let due = soon(transport);
-        if transport.direct(&due)?.is_none() {
+        if transport.shm_group(&due)?.is_none() {
             return Ok(());
         }
         if transport.rank().index() == 1 {
@@ -292,10 +293,10 @@ pub(super) fn contradicting_calls_are_reported_by_ranks_that_ran_ahead(fabric: &
 /// Waits for the second rank, and returns whether there is memory to do so.
 fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
     let due = soon(transport);
-    let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
-    direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due)?;
-    direct.signal();
-    direct.wait(1, 1, &due).map(|()| true)
+    let Some(mut shm_group) = Unchecked::of(transport, &due)? else { return Ok(false) };
+    shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due)?;
+    shm_group.signal();
+    shm_group.wait(1, 1, &due).map(|()| true)
 }
 
 /// Returns why the job was aborted, if the second rank was waited for in memory, and the wait ended before
@@ -323,7 +324,7 @@ fn check_end(
         let met = barrier(&mut *transport);
         let due = soon(&*transport);
         if transport.rank().index() == 1 {
-            let shares = transport.direct(&due).unwrap().is_some();
+            let shares = transport.shm_group(&due).unwrap().is_some();
             if shares {
                 end(transport);
             }
@@ -346,7 +347,7 @@ pub(super) fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric
     fn lose_the_second(transport: &mut dyn Transport) -> Result<bool> {
         barrier(transport)?;
         let due = soon(transport);
-        if transport.direct(&due)?.is_none() {
+        if transport.shm_group(&due)?.is_none() {
             return Ok(false);
         }
         let mut group = transport.fork(&[0, 1, 2])?.expect("all are in it");
@@ -381,18 +382,18 @@ pub(super) fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, due) = (transport.rank(), soon(transport));
-        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return Vec::new() };
-        direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
-        direct.publish(MemoryArea::FlagLine, 0, &number.to_le_bytes());
-        direct.signal();
+        let Some(mut shm_group) = Unchecked::of(transport, &due).unwrap() else { return Vec::new() };
+        shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, &due).unwrap();
+        shm_group.publish(MemoryArea::FlagLine, 0, &number.to_le_bytes());
+        shm_group.signal();
         let hear = |peer| {
-            direct.wait(peer, 1, &due).unwrap();
+            shm_group.wait(peer, 1, &due).unwrap();
             let mut word = [0; 8];
-            direct.read(peer, MemoryArea::FlagLine, 0, &mut word).unwrap();
+            shm_group.read(peer, MemoryArea::FlagLine, 0, &mut word).unwrap();
             u64::from_le_bytes(word)
         };
         let heard = (0..rank.world_size()).filter(|&peer| peer != rank.index()).map(hear).collect();
-        direct.wake_waiters();
+        shm_group.wake_waiters();
         heard
     }
     let program = |mut transport: Box<dyn Transport>| {
@@ -416,21 +417,21 @@ pub(super) fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (me, due) = (transport.rank().index(), soon(&*transport));
-        if let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() {
-            look_at_itself(&mut direct, me, &due);
+        if let Some(mut shm_group) = Unchecked::of(&mut *transport, &due).unwrap() {
+            look_at_itself(&mut shm_group, me, &due);
         }
         barrier(&mut *transport).unwrap();
     };
     backend.check(2, program, drop);
 }
 
-fn look_at_itself(direct: &mut Unchecked<'_>, me: usize, due: &LazyDeadline<'_>) {
-    direct.enter(1, SlotUse::Used, ExposedRegion::Nothing, due).unwrap();
-    direct.publish(MemoryArea::Slot(0), 128, b"hello");
+fn look_at_itself(shm_group: &mut Unchecked<'_>, me: usize, due: &LazyDeadline<'_>) {
+    shm_group.enter(1, SlotUse::Used, ExposedRegion::Nothing, due).unwrap();
+    shm_group.publish(MemoryArea::Slot(0), 128, b"hello");
     let mut seen = [0; 5];
-    direct.read(me, MemoryArea::Slot(0), 128, &mut seen).unwrap();
+    shm_group.read(me, MemoryArea::Slot(0), 128, &mut seen).unwrap();
     assert_eq!(&seen, b"hello");
-    direct.signal();
-    direct.wait(me, 1, due).unwrap();
-    direct.wake_waiters();
+    shm_group.signal();
+    shm_group.wait(me, 1, due).unwrap();
+    shm_group.wake_waiters();
 }

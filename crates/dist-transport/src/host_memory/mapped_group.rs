@@ -1,5 +1,5 @@
-//! The shared memory of a group in use: calls, signals, waits, and copies.
-#![allow(unsafe_code, reason = "mapped memory is reached under the contract of `Direct`")]
+//! The `ShmGroup` of processes, in memory that all of them map: calls, signals, waits and copies.
+#![allow(unsafe_code, reason = "mapped memory is reached under the contract of `ShmGroup`")]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ use crate::bootstrap::{auth, dial};
 use crate::cpu::CacheLine;
 use crate::cpu::copy_policy::{CopyPolicy, LONG_BYTES};
 use crate::cpu::tuning;
-use crate::direct::sealed::Sealed;
-use crate::direct::{
-    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent,
-    MemoryArea, Reach, SlotUse,
-};
-use crate::group::{self, Generation, GroupMemory, Mapping, Process, RegionOrigin, RemoteRegion};
+use crate::host_memory::{self, Generation, GroupMemory, Mapping, Process, RegionOrigin, RemoteRegion};
 use crate::link::counts::MessageCounts;
 use crate::link::message::LinkError;
 use crate::runtime::{Unparker, Wake};
+use crate::shm_group::sealed::Sealed;
+use crate::shm_group::{
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent,
+    MemoryArea, Reach, ShmGroup, SlotUse,
+};
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{Activity, ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Owned, Rank, Result, Traffic};
 
-/// One rank's handle on its group's shared memory.
+/// One rank's handle on the mapped memory of its group.
 ///
 /// The system lets one process access another's memory depending on users, namespaces, capabilities and
 /// filters, and does not say whether it will. So every rank reads a random number from every other rank and
 /// writes it back. If one access fails anywhere, no rank uses it. A rank that finds the number has the right
 /// process. It keeps a descriptor of the process, because the number of an ended process may be reused.
 #[derive(Debug)]
-pub(crate) struct ShmGroup {
+pub(crate) struct MappedGroup {
     memory: Arc<GroupMemory>,
     membership: Arc<Membership>,
     channel: ChannelId,
@@ -69,7 +69,8 @@ pub(crate) struct ShmGroup {
     lent: Option<Lent>,
     /// The number of this memory within the process.
     group: u64,
-    scratch: Vec<CacheLine>,
+    /// Memory for the bytes that one system call reads from another process.
+    piece_buffer: Vec<CacheLine>,
     copy_policy: CopyPolicy,
     traffic: Traffic,
 }
@@ -128,7 +129,7 @@ struct GroupPeer {
     process: Option<Arc<Process>>,
 }
 
-impl ShmGroup {
+impl MappedGroup {
     pub(crate) fn new(
         memory: GroupMemory,
         membership: &Arc<Membership>,
@@ -160,7 +161,7 @@ impl ShmGroup {
             deadline: session.runtime.deadline(WAITING_LIMIT),
             lent: None,
             group: DirectCall::next_group(),
-            scratch: Vec::new(),
+            piece_buffer: Vec::new(),
             copy_policy: CopyPolicy::default(),
             traffic: Traffic::default(),
             members,
@@ -214,7 +215,8 @@ impl ShmGroup {
         }
         let fingerprint = self.calls.current();
         let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_signals));
-        let (generation, hash) = (Generation::of(number), group::hash(fingerprint).wrapping_add(plan_digest));
+        let (generation, hash) =
+            (Generation::of(number), host_memory::hash(fingerprint).wrapping_add(plan_digest));
         // The first signal publishes all of this. Nobody needs the old contents, because all ranks have left
         // that call.
         self.memory.set_call(me, generation, fingerprint);
@@ -229,7 +231,7 @@ impl ShmGroup {
     /// Copies bytes that a rank has published or exposed, with `copy` if they are mapped.
     ///
     /// # Safety
-    /// See the contract of [`Direct`].
+    /// See the contract of [`ShmGroup`].
     #[inline]
     unsafe fn read_by(
         &mut self,
@@ -252,7 +254,7 @@ impl ShmGroup {
                 copy(unsafe { mapping.bytes(offset, into.len()) }, into);
             }
             Located::Process(process, address) => {
-                group::read_process(process, address, into)
+                host_memory::read_process(process, address, into)
                     .map_err(|error| self.system_error(rank, error))?;
             }
         }
@@ -345,7 +347,7 @@ impl ShmGroup {
         let Entered { hash, base } = self.entered[generation.index()];
         let found = || self.memory.hash(rank, generation).load(Ordering::Acquire);
         let in_line_before = || self.memory.signals(rank, generation.before_next()).load(Ordering::Acquire);
-        if group::is_same_call((hash, base), found, in_line_before) {
+        if host_memory::is_same_call((hash, base), found, in_line_before) {
             return Ok(());
         }
         let link_error = LinkError::Mismatch { theirs: self.memory.call(rank, generation) };
@@ -407,7 +409,7 @@ impl ShmGroup {
     fn shorten_slices(&mut self) {
         if !self.uses_short_slices && self.memory.has_external_load() {
             self.uses_short_slices = true;
-            if let Err(error) = group::request_short_slices(SHORT_SLICE) {
+            if let Err(error) = host_memory::request_short_slices(SHORT_SLICE) {
                 tracing::debug!(%error, "the system grants no short scheduler slices");
             }
         }
@@ -450,7 +452,7 @@ impl ShmGroup {
     /// Returns `true` if a rank of the group that is behind this one waits for this core.
     fn is_wanted(&self) -> bool {
         let (memory, call) = (&*self.memory, &self.current);
-        let core = memory.note_core(self.rank.index());
+        let core = memory.record_core(self.rank.index());
         let come = call.base + u64::from(call.signalled);
         self.others().any(|peer| {
             memory.waits_for_core(peer, core) && memory.look(peer, call.generation(), come, 1).is_none()
@@ -495,7 +497,7 @@ impl ShmGroup {
     /// Calls `read` with memory that a rank has exposed.
     ///
     /// # Safety
-    /// See the contract of [`Direct`](crate::direct::Direct).
+    /// See the contract of [`ShmGroup`](crate::shm_group::ShmGroup).
     #[inline(never)]
     unsafe fn view_exposed(
         &mut self,
@@ -509,16 +511,16 @@ impl ShmGroup {
                 read(0, unsafe { mapping.bytes(offset, range.len()) });
             }
             Located::Process(process, address) => {
-                let mut scratch = std::mem::take(&mut self.scratch);
-                scratch.resize(PIECE_BYTES / CacheLine::BYTES, CacheLine::ZERO);
-                let pieces: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
+                let mut piece_buffer = std::mem::take(&mut self.piece_buffer);
+                piece_buffer.resize(PIECE_BYTES / CacheLine::BYTES, CacheLine::ZERO);
+                let pieces: &mut [u8] = bytemuck::cast_slice_mut(&mut piece_buffer);
                 let outcome = (0..range.len()).step_by(PIECE_BYTES).try_for_each(|start| {
                     let piece = &mut pieces[..PIECE_BYTES.min(range.len() - start)];
-                    group::read_process(process, address + start as u64, piece)?;
+                    host_memory::read_process(process, address + start as u64, piece)?;
                     read(start, piece);
                     Ok(())
                 });
-                self.scratch = scratch;
+                self.piece_buffer = piece_buffer;
                 outcome.map_err(|error| self.system_error(rank, error))?;
             }
         }
@@ -528,7 +530,7 @@ impl ShmGroup {
     /// Copies bytes into memory that a rank has lent.
     ///
     /// # Safety
-    /// See the contract of [`Direct`](crate::direct::Direct).
+    /// See the contract of [`ShmGroup`](crate::shm_group::ShmGroup).
     #[inline(never)]
     unsafe fn write_lent(&mut self, rank: usize, range: &Range<usize>, bytes: &[u8]) -> Result<()> {
         match self.locate(rank, range, true)? {
@@ -630,7 +632,7 @@ impl ShmGroup {
             reads &= self.reach_into(peer, |number, address| {
                 // Opened before the number is read, so that the number is not found in another process.
                 process = Process::open(number).ok();
-                group::read_process(number, address, &mut found)
+                host_memory::read_process(number, address, &mut found)
             });
             reads &= found == told;
             // Nothing is written unless this was the peer's memory.
@@ -694,9 +696,9 @@ impl ShmGroup {
     }
 }
 
-impl Sealed for ShmGroup {}
+impl Sealed for MappedGroup {}
 
-impl Direct for ShmGroup {
+impl ShmGroup for MappedGroup {
     fn shared(&self) -> GroupLayout {
         GroupLayout { fast_attach: tuning().copies_by_system, ..GroupLayout::on_host(self.reach) }
     }
@@ -858,11 +860,11 @@ impl Direct for ShmGroup {
         into: &mut [u8],
     ) -> Result<()> {
         // SAFETY: as the caller has promised.
-        unsafe { self.read_by(group::copy_non_temporal, (rank, place, offset), into) }
+        unsafe { self.read_by(host_memory::copy_non_temporal, (rank, place, offset), into) }
     }
 
     fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
-        group::copy_non_temporal(from, into);
+        host_memory::copy_non_temporal(from, into);
     }
 
     unsafe fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -917,7 +919,7 @@ impl Direct for ShmGroup {
                 }
                 let places = places.iter().map(|(mapping, offset)| (&**mapping, *offset));
                 // SAFETY: as the caller has promised; the arenas are of several other ranks, who share none.
-                unsafe { group::change(places, len, change) };
+                unsafe { host_memory::change(places, len, change) };
             }
         }
         let bytes = (there.len() * len) as u64;
@@ -951,7 +953,7 @@ impl Direct for ShmGroup {
     }
 }
 
-impl Drop for ShmGroup {
+impl Drop for MappedGroup {
     fn drop(&mut self) {
         // Comes before the exposed memory is used for something else.
         if self.current.signalled < self.current.signals {

@@ -45,8 +45,15 @@ impl FutexWord for AtomicU32 {
     }
 }
 
-/// Announces that a rank is about to sleep for another, numbered from 1. The rank then checks its condition
-/// once more, and sleeps while the wake count is the returned number.
+/// Returns the word that a rank stores while it sleeps for a signal of `rank`: the number of `rank` plus 1, because 0
+/// means that nobody sleeps.
+#[inline]
+pub(super) fn awaited_word(rank: usize) -> u32 {
+    u32::try_from(rank + 1).expect("ranks travel as 32 bits")
+}
+
+/// Announces that a rank is about to sleep for another one, given as its [`awaited_word`]. The rank then checks its
+/// condition once more, and sleeps while the wake count is the returned number.
 pub(super) fn prepare_sleep<W: FutexWord>(sleeping: &W, wake_count: &W, awaited: u32) -> u32 {
     let before = wake_count.load(Ordering::Acquire);
     sleeping.store(awaited, Ordering::Relaxed);
@@ -54,7 +61,7 @@ pub(super) fn prepare_sleep<W: FutexWord>(sleeping: &W, wake_count: &W, awaited:
     before
 }
 
-/// The fence between a signal and the looks at sleeping ranks.
+/// Orders a signal before the checks for sleeping ranks.
 pub(super) fn fence_after_signal<W: FutexWord>() {
     W::fence();
 }
@@ -74,8 +81,8 @@ pub(super) fn claim_wake<W: FutexWord>(sleeping: &W, wake_count: &W, signaller: 
     was_asleep
 }
 
-/// Sleeps while the wake count is `before`, for at most `limit`. It may return early, so the caller looks
-/// again.
+/// Sleeps while the wake count is `before`, for at most `limit`. It may return early, so the caller checks its
+/// condition again.
 pub(super) fn sleep(wake_count: &AtomicU32, before: u32, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
     let _ = futex::wait(wake_count, futex::Flags::empty(), before, limit.as_ref());

@@ -2,8 +2,8 @@
 //!
 //! Signals therefore take the time of messages, and are delayed, lost with their rank and reported like
 //! messages. Reads and writes cost what [`MemoryCosts`] says. Other ranks see a copy of exposed memory: the
-//! owner [updates](Direct::update_exposed) it, and gets the bytes that others wrote when it
-//! [reclaims](Direct::reclaim) the memory. So nothing here relies on the contract of the `unsafe` methods.
+//! owner [updates](ShmGroup::update_exposed) it, and gets the bytes that others wrote when it
+//! [reclaims](ShmGroup::reclaim) the memory. So nothing here relies on the contract of the `unsafe` methods.
 #![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe mismatch")]
 
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use super::transport::SimTransport;
 use crate::cpu::CacheLine;
-use crate::direct::sealed::Sealed;
-use crate::direct::{
-    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, Direct, DirectCall, ExposedRegion, GroupLayout, Lent,
-    MemoryArea, MemoryCosts, Reach,
+use crate::shm_group::sealed::Sealed;
+use crate::shm_group::{
+    AbandonHandle, CALLS_MAX, CHANGED_MAX, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent,
+    MemoryArea, MemoryCosts, Reach, ShmGroup,
 };
 use crate::{ChannelId, Deadline, Error, Fingerprint, LazyDeadline, Rank, Result, Traffic, Transport};
 
@@ -225,7 +225,7 @@ impl SimShmGroup {
 
 impl Sealed for SimShmGroup {}
 
-impl Direct for SimShmGroup {
+impl ShmGroup for SimShmGroup {
     fn shared(&self) -> GroupLayout {
         SHARED
     }
