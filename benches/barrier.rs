@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn barrier(criterion: &mut Criterion) {
     let operations = [Operation::Barrier];
-    benches::bench(criterion, &operations, &["ring", "dissemination"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["ring", "dissemination"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = barrier }

@@ -11,7 +11,7 @@ fn binomial(criterion: &mut Criterion) {
         Operation::Gather,
         Operation::Scatter,
     ];
-    benches::bench(criterion, &operations, &["binomial"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["binomial"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = binomial }

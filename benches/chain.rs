@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn chain(criterion: &mut Criterion) {
     let operations = [Operation::Broadcast];
-    benches::bench(criterion, &operations, &["chain"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["chain"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = chain }

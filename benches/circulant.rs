@@ -11,7 +11,7 @@ fn circulant(criterion: &mut Criterion) {
         Operation::Broadcast,
         Operation::AllToAll,
     ];
-    benches::bench(criterion, &operations, &["circulant", "bruck", "scatter_circulant"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["circulant", "bruck", "scatter_circulant"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = circulant }

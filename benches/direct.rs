@@ -14,7 +14,7 @@ fn direct(criterion: &mut Criterion) {
         Operation::Barrier,
     ];
     let forms = ["direct/one_shot", "direct/staged", "direct/read_from_all", "direct/write_to_all"];
-    benches::bench(criterion, &operations, &forms);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &forms);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = direct }

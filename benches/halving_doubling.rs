@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn halving_doubling(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter];
-    benches::bench(criterion, &operations, &["halving_doubling"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["halving_doubling"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = halving_doubling }

@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn knomial(criterion: &mut Criterion) {
     let operations = [Operation::Broadcast];
-    benches::bench(criterion, &operations, &["knomial"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["knomial"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = knomial }

@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn linear(criterion: &mut Criterion) {
     let operations = [Operation::Gather, Operation::Scatter];
-    benches::bench(criterion, &operations, &["linear"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["linear"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = linear }

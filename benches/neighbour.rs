@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn neighbour(criterion: &mut Criterion) {
     let operations = [Operation::AllGather];
-    benches::bench(criterion, &operations, &["neighbour_exchange"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["neighbour_exchange"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = neighbour }

@@ -7,6 +7,7 @@ fn pairwise(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::Reduce, Operation::AllToAll];
     benches::bench(
         criterion,
+        benches::ALGORITHMS,
         &operations,
         &["pairwise", "pairwise_circulant", "pairwise_gather", "windowed"],
     );

@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn recursive_doubling(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::AllGather, Operation::Scan];
-    benches::bench(criterion, &operations, &["recursive_doubling"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["recursive_doubling"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = recursive_doubling }

@@ -5,7 +5,7 @@ use dist_collectives::tuning::Operation;
 
 fn ring(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather];
-    benches::bench(criterion, &operations, &["ring"]);
+    benches::bench(criterion, benches::ALGORITHMS, &operations, &["ring"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = ring }

@@ -13,6 +13,7 @@ fn two_level(criterion: &mut Criterion) {
     ];
     benches::bench(
         criterion,
+        benches::ALGORITHMS,
         &operations,
         &["two_level", "two_level/parts/ring", "two_level/leaders/recursive_doubling", "two_level/binomial"],
     );

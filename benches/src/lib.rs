@@ -7,9 +7,11 @@
 mod world;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
+use dist_collectives::algorithms::AlgorithmTable;
 use dist_collectives::tuning::{Algorithm, Operation};
 use std::time::Duration;
 
+pub use dist_collectives::algorithms::ALGORITHMS;
 pub use world::{Case, Network, World};
 
 const RANKS: [usize; 2] = [2, 4];
@@ -21,11 +23,11 @@ pub fn quick() -> Criterion {
     criterion.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800))
 }
 
-/// Benches every algorithm of these operations that has one of these names.
+/// Benches every algorithm of these operations that has one of these names in a table.
 ///
 /// # Panics
 /// If ranks cannot be started, or a call fails: there is nothing to measure then.
-pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]) {
+pub fn bench(criterion: &mut Criterion, table: AlgorithmTable<'_>, operations: &[Operation], names: &[&str]) {
     for network in [Network::Tcp, Network::Shm, Network::Sim] {
         for ranks in RANKS {
             let mut world = World::start(network, ranks);
@@ -36,7 +38,8 @@ pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]
                     Algorithm::TwoLevel(two) => two.supports(&hosts),
                     Algorithm::Direct(_) => network == Network::Shm,
                 };
-                let named = operation.algorithms().filter(|algorithm| names.contains(&algorithm.name()));
+                let named =
+                    operation.algorithms_in(table).filter(|algorithm| names.contains(&algorithm.name()));
                 for algorithm in named.filter(serves) {
                     points(criterion, &mut world, algorithm);
                 }

@@ -1,6 +1,6 @@
 //! A test suite for implementations of [`RingTransport`].
 //!
-//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm of this crate. It
+//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm of a table. It
 //! panics at the first broken promise and names it.
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use dist_transport::{Incoming, LazyDeadline, Outgoing, Rank, Runtime, Sink};
 
-use crate::{ALGORITHMS, CollectiveKind, Memory, MessageAlgorithm, Partition, RingTransport, Scratch, run};
+use crate::{
+    AlgorithmTable, CollectiveKind, Memory, MessageAlgorithm, Partition, RingTransport, Scratch, run,
+};
 
 /// The world sizes to check: one rank, a pair, odd numbers and a power of two.
 const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
@@ -17,18 +19,23 @@ const LENGTHS: [usize; 6] = [0, 1, 63, 64, 1000, 400_001];
 /// The time limit of a world.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Checks a kind of link. `connect` returns the links of a new world of this size, one per rank, in rank order.
-/// Every rank runs on a thread of `runtime`, whose clock determines the deadlines.
+/// Checks a kind of link with the all_reduce algorithms of `table`, for example
+/// [`ALGORITHMS`](crate::ALGORITHMS). `connect` returns the links of a new world of this size, one per rank, in rank
+/// order. Every rank runs on a thread of `runtime`, whose clock determines the deadlines.
 ///
 /// # Panics
 /// If a promise is broken.
-pub fn check<L: RingTransport + Send + 'static>(runtime: &Runtime, connect: impl Fn(usize) -> Vec<L>) {
+pub fn check<L: RingTransport + Send + 'static>(
+    table: AlgorithmTable<'static>,
+    runtime: &Runtime,
+    connect: impl Fn(usize) -> Vec<L>,
+) {
     for world_size in WORLDS {
         let links = connect(world_size);
         assert_eq!(links.len(), world_size, "there is a link for each rank");
         let start = |(index, link): (usize, L)| {
             assert_eq!(Some(link.rank()), Rank::new(index, world_size), "links come in rank order");
-            let mut end = RankUnderTest { link, runtime: runtime.clone() };
+            let mut end = RankUnderTest { link, table, runtime: runtime.clone() };
             runtime.spawn("rank", move || end.promises()).unwrap()
         };
         let tasks: Vec<_> = links.into_iter().enumerate().map(start).collect();
@@ -40,6 +47,7 @@ pub fn check<L: RingTransport + Send + 'static>(runtime: &Runtime, connect: impl
 
 struct RankUnderTest<L> {
     link: L,
+    table: AlgorithmTable<'static>,
     runtime: Runtime,
 }
 
@@ -58,7 +66,7 @@ impl<L: RingTransport> RankUnderTest<L> {
         }
         self.order();
         self.all_at_once();
-        for algorithm in ALGORITHMS.messages().filter(|it| it.collective == CollectiveKind::AllReduce) {
+        for algorithm in self.table.messages().filter(|it| it.collective == CollectiveKind::AllReduce) {
             for elements in [0, 1, 7, 1000] {
                 self.all_reduce(algorithm, elements);
             }

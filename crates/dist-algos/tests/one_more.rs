@@ -116,6 +116,15 @@ fn the_new_algorithm_is_drawn_and_described() {
     assert!(page.contains("\n### all_reduce: star\n"));
 }
 
+#[cfg(feature = "conformance")]
+#[test]
+fn the_new_algorithm_is_executed_by_the_conformance_suite() {
+    static STARS: [Algorithm; 1] = [Algorithm::Messages(&STAR)];
+    let runtime = dist_transport::Runtime::system();
+    let connect = |world_size| dist_transport::sim::network(&runtime, world_size);
+    dist_algos::conformance::check(AlgorithmTable::new(&STARS), &runtime, connect);
+}
+
 #[test]
 fn the_new_algorithm_is_found_by_its_name() {
     with_star(|table| assert_eq!(table.find(CollectiveKind::AllReduce, "star"), Ok((&STAR).into())));

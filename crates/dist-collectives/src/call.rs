@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind};
+use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CollectiveKind};
 use dist_transport::Fingerprint;
 
 use crate::history::{HistoryDigest, is_internal, user_calls_before};
@@ -94,7 +94,15 @@ impl Operation {
 
     /// Returns the algorithms of the operation; none if it has only one.
     pub fn algorithms(self) -> impl Iterator<Item = Algorithm> + Clone {
-        self.collective().into_iter().flat_map(|kind| ALGORITHMS.of(kind))
+        self.algorithms_in(ALGORITHMS)
+    }
+
+    /// Returns the algorithms that a table lists for the operation.
+    pub fn algorithms_in<'a>(
+        self,
+        table: AlgorithmTable<'a>,
+    ) -> impl Iterator<Item = Algorithm> + Clone + use<'a> {
+        self.collective().into_iter().flat_map(move |kind| table.of(kind))
     }
 
     /// Returns the algorithm of the operation with this name.
@@ -288,6 +296,11 @@ impl Call {
     /// The count and the sender of a message are left out, so all messages of a type have the same encoding. A
     /// message contains no digest of earlier calls, because the other ranks do not know of it.
     pub fn encode(&self) -> Fingerprint {
+        self.encode_with(ALGORITHMS)
+    }
+
+    /// Encodes the call like [`encode`](Self::encode), with the number that its algorithm has in this table.
+    pub(crate) fn encode_with(&self, table: AlgorithmTable<'_>) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
         let (count, root, past) = match self.operation {
             Operation::Message => (0, None, HistoryDigest::default()),
@@ -303,7 +316,7 @@ impl Call {
         bytes[44] = code(&Operation::ALL, Some(self.operation)) | (u8::from(self.started) << 7);
         bytes[45] = code(&DType::ALL, self.dtype) | (code(&ReduceKind::ALL, self.op) << 4);
         bytes[46] = code(&ReductionOrder::ALL, self.order) | (VERSION << 2);
-        bytes[47] = code_of_algorithm(self.algorithm) | (u8::from(self.after_agreement) << 7);
+        bytes[ALGORITHM] = code_of_algorithm(table, self.algorithm) | (u8::from(self.after_agreement) << 7);
         Fingerprint(bytes)
     }
 
@@ -345,7 +358,7 @@ impl Call {
             return None;
         }
         let operation = decoded(&Operation::ALL, bytes[44] & 0x7f)??;
-        let algorithm = match bytes[47] & 0x7f {
+        let algorithm = match bytes[ALGORITHM] & 0x7f {
             0 => None,
             code => Some(operation.algorithms().nth(usize::from(code) - 1)?),
         };
@@ -369,7 +382,7 @@ impl Call {
             order: decoded(&ReductionOrder::ALL, bytes[46] & 3)?,
             part,
             past: HistoryDigest::from_bytes(word(bytes, PAST.start)),
-            after_agreement: bytes[47] >> 7 == 1,
+            after_agreement: bytes[ALGORITHM] >> 7 == 1,
         };
         // Other bytes belong to a version that this one does not know.
         (call.encode() == *fingerprint).then_some(call)
@@ -430,6 +443,9 @@ const VERSION: u8 = 5;
 /// The position of the history digest.
 const PAST: Range<usize> = 16..24;
 
+/// The position of the algorithm, which shares its byte with a flag.
+pub(crate) const ALGORITHM: usize = 47;
+
 const _: () = assert!(DType::ALL.len() < 16 && ReduceKind::ALL.len() < 16 && ReductionOrder::ALL.len() < 4);
 
 /// Returns the value's position in the list, counted from 1; 0 for none.
@@ -439,10 +455,10 @@ fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
     })
 }
 
-/// Returns the algorithm's position among all algorithms of its operation, counted from 1; 0 for none.
-pub(crate) fn code_of_algorithm(algorithm: Option<Algorithm>) -> u8 {
+/// Returns the algorithm's position among the table's algorithms of its operation, counted from 1; 0 for none.
+pub(crate) fn code_of_algorithm(table: AlgorithmTable<'_>, algorithm: Option<Algorithm>) -> u8 {
     algorithm.map_or(0, |algorithm| {
-        let position = ALGORITHMS.of(algorithm.collective()).position(|other| other == algorithm);
+        let position = table.of(algorithm.collective()).position(|other| other == algorithm);
         small(1 + position.expect("calls use algorithms of the table"))
     })
 }

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dist_algos::{Algorithm, CostModel, Hosts};
+use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::{
@@ -87,7 +87,7 @@ pub(crate) enum WorkerState {
 impl Communicator {
     /// Creates a communicator of the group that a transport connects.
     pub fn new(transport: impl Transport + 'static) -> Self {
-        Self::with_settings(Box::new(transport), Settings::default(), History::NEW)
+        Self::with_table(Box::new(transport), ALGORITHMS)
     }
 
     /// Joins the world that the environment variables describe: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`
@@ -153,14 +153,32 @@ impl Communicator {
         Ok((comm, medium))
     }
 
-    fn with_settings(mut transport: Box<dyn Transport>, settings: Settings, history: History) -> Self {
+    /// Creates a communicator that chooses from this table of algorithms. Forks, subgroups and the worker use the same
+    /// table.
+    fn with_table(transport: Box<dyn Transport>, table: AlgorithmTable<'static>) -> Self {
+        Self::with_settings(transport, table, Settings::default(), History::NEW)
+    }
+
+    /// Creates a communicator of the ranks of this group, with the settings that a child inherits.
+    fn child(&self, transport: Box<dyn Transport>) -> Self {
+        let (settings, history) = (self.settings.of_child(), self.engine.history().of_child());
+        Self::with_settings(transport, self.engine.algorithms(), settings, history)
+    }
+
+    fn with_settings(
+        mut transport: Box<dyn Transport>,
+        table: AlgorithmTable<'static>,
+        settings: Settings,
+        history: History,
+    ) -> Self {
         let all: Vec<usize> = (0..transport.rank().world_size()).collect();
         let worker = match transport.fork(&all) {
             Ok(forked) => WorkerState::Idle(forked.expect(OF_ALL)),
             Err(error) => WorkerState::Unavailable(error.into()),
         };
         let (runtime, channel) = (transport.runtime().clone(), transport.channel());
-        Self { engine: Engine::new(transport, channel, history), settings, runtime, worker, announced: 0 }
+        let engine = Engine::new(transport, channel, history, table);
+        Self { engine, settings, runtime, worker, announced: 0 }
     }
 
     /// Runs an operation of the engine with the options of a call that begins now.
@@ -325,8 +343,7 @@ impl Communicator {
     pub fn fork(&mut self) -> Result<Self> {
         let all: Vec<usize> = (0..self.world_size()).collect();
         let transport = self.engine.fork(&all)?.expect(OF_ALL);
-        let history = self.engine.history().of_child();
-        let mut forked = Self::with_settings(transport, self.settings.of_child(), history);
+        let mut forked = self.child(transport);
         forked.engine.set_levels(self.engine.levels().cloned());
         Ok(forked)
     }
@@ -350,8 +367,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_create_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let Some(transport) = self.engine.fork(members)? else { return Ok(None) };
-        let history = self.engine.history().of_child();
-        let mut group = Self::with_settings(transport, self.settings.of_child(), history);
+        let mut group = self.child(transport);
         match self.engine.levels().map(|levels| levels.of(members)) {
             Some(SubgroupHosts::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
             Some(SubgroupHosts::OneHost { inside }) => group.settings.model = inside,
@@ -363,9 +379,9 @@ impl Communicator {
     /// Returns the worker and starts it if necessary. If that fails, the job is aborted, because peers would wait
     /// for this rank.
     pub(crate) fn worker(&mut self) -> Result<&mut Worker> {
-        let channel = self.channel();
+        let (channel, algorithms) = (self.channel(), self.engine.algorithms());
         let (worker, failed) = match mem::replace(&mut self.worker, WorkerState::Starting) {
-            WorkerState::Idle(transport) => match Worker::new(transport, channel) {
+            WorkerState::Idle(transport) => match Worker::new(transport, channel, algorithms) {
                 Ok(worker) => (WorkerState::Running(worker), None),
                 Err((transport, error)) => (WorkerState::Idle(transport), Some(error)),
             },
@@ -553,5 +569,44 @@ impl Drop for Scoped<'_> {
                 settings.force(operation, before);
             }
         }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use dist_algos::{Cost, MessageAlgorithm, pairwise};
+    use dist_transport::sim;
+
+    use super::*;
+    use crate::ReduceOp;
+
+    /// An all_reduce that no other table has. It is chosen because it declares no cost.
+    static STAR: MessageAlgorithm =
+        MessageAlgorithm { name: "star", cost: |_| Cost::NOTHING, ..pairwise::ALL_REDUCE };
+
+    static WITH_STAR: [Algorithm; 2] =
+        [Algorithm::Messages(&pairwise::ALL_REDUCE), Algorithm::Messages(&STAR)];
+
+    fn chosen(comm: &Communicator) -> &'static str {
+        comm.algorithm(Operation::AllReduce, 8).unwrap().unwrap().name()
+    }
+
+    #[test]
+    fn an_algorithm_that_only_the_passed_table_has_is_chosen_and_executed() {
+        let sums = sim::run(1, 3, |transport| {
+            let mut comm = Communicator::with_table(Box::new(transport), AlgorithmTable::new(&WITH_STAR));
+            assert_eq!(chosen(&comm), "star");
+            let mut forked = comm.fork().unwrap();
+            assert_eq!(chosen(&forked), "star");
+            let mut sum = [comm.rank() as u64 + 1];
+            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            forked.start_all_reduce(sum.to_vec(), ReduceOp::Sum).wait().unwrap()[0]
+        });
+        assert_eq!(sums.results, [18; 3]);
+    }
+
+    #[test]
+    fn an_algorithm_outside_the_table_is_not_chosen() {
+        drop(sim::run(1, 3, |transport| assert_ne!(chosen(&Communicator::new(transport)), "star")));
     }
 }

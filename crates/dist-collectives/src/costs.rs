@@ -64,17 +64,18 @@ impl Communicator {
             }
             Some(_) => {}
             None => {
-                let form =
+                let direct =
                     self.engine.direct_algorithm(operation, bytes, ownership, self.settings.crossovers);
-                if let Some(form) = form {
-                    return Ok(Some(form.into()));
+                if let Some(direct) = direct {
+                    return Ok(Some(direct.into()));
                 }
             }
         }
         let Some(collective) = operation.collective() else { return Ok(None) };
         let (placement, levels) = (self.engine.placement(), self.engine.levels());
         let at_once = self.engine.bytes_at_once(operation, bytes);
-        let chosen = self.settings.choose(collective, placement, at_once, levels)?;
+        let chosen =
+            self.settings.choose(self.engine.algorithms(), collective, placement, at_once, levels)?;
         Ok(Some(chosen.algorithm()))
     }
 

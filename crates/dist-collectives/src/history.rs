@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_algos::Algorithm;
+use dist_algos::{Algorithm, AlgorithmTable};
 
 use crate::call::code_of_algorithm;
 use crate::digest::digest;
@@ -196,8 +196,8 @@ impl HistoryEvent {
     const FORK: Self = Self { digest: CHILD, code: FORK_CODE };
 
     /// Returns the event of a call. Calls that differ in more than their number have different digests.
-    pub(crate) fn of(call: &Call) -> Self {
-        let bytes = call.without_history().encode().0;
+    pub(crate) fn of(call: &Call, table: AlgorithmTable<'_>) -> Self {
+        let bytes = call.without_history().encode_with(table).0;
         let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
         // Uses three bits of a sum and not of the digest: roots, types and counts that are close to each other
         // always differ in the sum.
@@ -251,8 +251,13 @@ impl StartedOperation {
     }
 
     /// Adds the order and the forced algorithm, if there is one.
-    pub(crate) fn done_by(self, order: ReductionOrder, forced: Option<Algorithm>) -> Self {
-        self.with(5, order as u64).with(6, u64::from(code_of_algorithm(forced)))
+    pub(crate) fn done_by(
+        self,
+        order: ReductionOrder,
+        forced: Option<Algorithm>,
+        table: AlgorithmTable<'_>,
+    ) -> Self {
+        self.with(5, order as u64).with(6, u64::from(code_of_algorithm(table, forced)))
     }
 
     pub(crate) const fn operation(&self) -> Operation {

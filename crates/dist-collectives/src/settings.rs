@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_algos::direct::Crossovers;
-use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind, CostModel, Placement};
+use dist_algos::{Algorithm, AlgorithmTable, CollectiveKind, CostModel, Placement};
 
 use crate::two_level::{ChosenAlgorithm, HostLevels};
 use crate::{Error, Operation, ReductionOrder, Result};
@@ -54,10 +54,11 @@ impl Settings {
         self.forced[operation as usize]
     }
 
-    /// Chooses the algorithm of an operation on this many bytes. Every rank chooses for itself, from values that
-    /// all ranks have in common. The choice is part of the call, which the ranks compare.
+    /// Chooses the algorithm of an operation on this many bytes from a table. Every rank chooses for itself, from
+    /// values that all ranks have in common. The choice is part of the call, which the ranks compare.
     pub(crate) fn choose(
         &self,
+        table: AlgorithmTable<'_>,
         collective: CollectiveKind,
         placement: Placement,
         bytes: usize,
@@ -65,22 +66,23 @@ impl Settings {
     ) -> Result<ChosenAlgorithm> {
         match self.forced(collective.into()) {
             Some(algorithm) => self.check_forced(algorithm, placement.ranks, levels),
-            None => Ok(self.suggest(collective, placement, bytes, levels)),
+            None => Ok(self.suggest(table, collective, placement, bytes, levels)),
         }
     }
 
     fn suggest(
         &self,
+        table: AlgorithmTable<'_>,
         collective: CollectiveKind,
         placement: Placement,
         bytes: usize,
         levels: Option<&Arc<HostLevels>>,
     ) -> ChosenAlgorithm {
         let (model, least) = (&self.model, self.order.least());
-        let flat = ALGORITHMS.suggest(collective, placement, bytes, least, model);
+        let flat = table.suggest(collective, placement, bytes, least, model);
         let flat = flat.expect("every operation has a canonical algorithm for every world");
         let two_level = levels.and_then(|levels| {
-            let (two, time) = levels.suggest(collective, bytes, least, model)?;
+            let (two, time) = levels.suggest(table, collective, bytes, least, model)?;
             let faster = time < flat.picoseconds(placement, bytes, model);
             faster.then(|| ChosenAlgorithm::TwoLevel(two, Arc::clone(levels)))
         });

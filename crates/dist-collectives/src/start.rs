@@ -400,7 +400,7 @@ impl Communicator {
         work: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
         let forced = self.settings.forced(started.operation());
-        let started = started.done_by(self.settings.order, forced);
+        let started = started.done_by(self.settings.order, forced, self.engine.algorithms());
         let history = self.engine.count_started(&started);
         self.start_messages(buffer, move |engine, buffer, options| {
             engine.continue_at(&history);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dist_algos::hierarchical::TwoLevelAlgorithm;
 use dist_algos::{
-    ALGORITHMS, Algorithm, CollectiveKind, CostModel, Hosts, MessageAlgorithm, Order, Phases, Step,
+    Algorithm, AlgorithmTable, CollectiveKind, CostModel, Hosts, MessageAlgorithm, Order, Phases, Step,
 };
 use dist_transport::Rank;
 
@@ -36,16 +36,17 @@ impl HostLevels {
         }
     }
 
-    /// Returns the cheapest two-level algorithm that reduces in this order or a stricter one, and its predicted
-    /// time.
+    /// Returns the cheapest two-level algorithm of a table that reduces in this order or a stricter one, and its
+    /// predicted time.
     pub(crate) fn suggest(
         &self,
+        table: AlgorithmTable<'_>,
         collective: CollectiveKind,
         bytes: usize,
         order: Order,
         across: &CostModel,
     ) -> Option<(&'static TwoLevelAlgorithm, u128)> {
-        ALGORITHMS.suggest_two_level(collective, &self.hosts, bytes, order, [&self.inside, across])
+        table.suggest_two_level(collective, &self.hosts, bytes, order, [&self.inside, across])
     }
 }
 

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use dist_algos::AlgorithmTable;
 use dist_transport::runtime::{Deadline, Mailbox, Task};
 use dist_transport::{Cause, ChannelId, Runtime, Traffic, Transport};
 
@@ -52,10 +53,12 @@ fn spins(transport: &dyn Transport) -> u32 {
 }
 
 impl Worker {
-    /// Starts the thread for the communicator with this channel. If that fails, the transport is returned.
+    /// Starts the thread for the communicator with this channel and this table of algorithms. If that fails, the
+    /// transport is returned.
     pub(crate) fn new(
         mut transport: Box<dyn Transport>,
         channel: ChannelId,
+        algorithms: AlgorithmTable<'static>,
     ) -> Result<Self, (Box<dyn Transport>, Error)> {
         let runtime = transport.runtime().clone();
         let rank = transport.rank().index();
@@ -69,7 +72,7 @@ impl Worker {
         let (hand_over, mut handed_over) = runtime.mailbox();
         let work = move || {
             let Ok(transport) = handed_over.receive(None) else { return };
-            let mut engine = Engine::new(transport, channel, History::of_worker());
+            let mut engine = Engine::new(transport, channel, History::of_worker(), algorithms);
             while let Ok(queued) = queue.receive_after_looks(spins, None) {
                 queued(&mut engine);
             }

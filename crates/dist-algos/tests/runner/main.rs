@@ -378,6 +378,8 @@ fn a_failing_transport_names_its_step() {
 #[test]
 fn links_of_mailboxes_and_simulated_transports_keep_what_links_promise() {
     let runtime = Runtime::system();
-    dist_algos::conformance::check(&runtime, |world_size| link::network(&runtime, world_size));
-    dist_algos::conformance::check(&runtime, |world_size| dist_transport::sim::network(&runtime, world_size));
+    dist_algos::conformance::check(ALGORITHMS, &runtime, |world_size| link::network(&runtime, world_size));
+    dist_algos::conformance::check(ALGORITHMS, &runtime, |world_size| {
+        dist_transport::sim::network(&runtime, world_size)
+    });
 }

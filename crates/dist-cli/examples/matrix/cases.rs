@@ -1,7 +1,8 @@
-//! The cases of the matrix: what is done, by which algorithm, in which order, with which elements.
+//! The cases of the matrix: an operation, an algorithm, an order and an element type each.
 
 use std::fmt;
 
+use dist_collectives::algorithms::AlgorithmTable;
 use dist_collectives::tuning::{Algorithm, Operation};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
 
@@ -9,15 +10,15 @@ use dist_collectives::{DType, ReduceOp, ReductionOrder};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) action: Action,
-    /// None where there is nothing to choose, or where the choice is the library's.
+    /// `None` if the library chooses, or if there is only one.
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) order: ReductionOrder,
     pub(crate) dtype: DType,
-    /// Means nothing where nothing is reduced.
+    /// Ignored if nothing is reduced.
     pub(crate) op: ReduceOp,
 }
 
-/// What is called.
+/// The call of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     AllReduce,
@@ -30,7 +31,7 @@ pub(crate) enum Action {
     /// An all_reduce along one axis of a mesh.
     MeshAllReduce,
     ReduceScatter,
-    /// In parts of different sizes, as all that end so.
+    /// A reduce_scatter of parts of different sizes, like all calls that end in `V`.
     ReduceScatterV,
     Reduce,
     Scan,
@@ -89,34 +90,34 @@ impl Action {
     }
 }
 
-/// An algorithm and the strictest order that it keeps in the world at hand.
-type Way = (Option<Algorithm>, ReductionOrder);
+/// An algorithm, or `None` for the library's choice, and the strictest order that it keeps in this world.
+type AlgorithmAndOrder = (Option<Algorithm>, ReductionOrder);
 
-const CHOSEN: [Way; 2] = [(None, ReductionOrder::Canonical), (None, ReductionOrder::Any)];
+const CHOSEN: [AlgorithmAndOrder; 2] = [(None, ReductionOrder::Canonical), (None, ReductionOrder::Any)];
 
 impl Case {
-    /// Every case of a world.
-    pub(crate) fn all(world_size: usize) -> Vec<Self> {
-        let n = world_size;
+    /// Returns every case of a world, with the algorithms of a table.
+    pub(crate) fn all(table: AlgorithmTable<'_>, world_size: usize) -> Vec<Self> {
+        let ways = |operation| ways(table, operation, world_size);
         let reducing = [
-            (Action::AllReduce, ways(Operation::AllReduce, n)),
+            (Action::AllReduce, ways(Operation::AllReduce)),
             (Action::StartAllReduce, CHOSEN.to_vec()),
             (Action::SubgroupAllReduce, CHOSEN.to_vec()),
             (Action::SplitAllReduce, CHOSEN[..1].to_vec()),
             (Action::MeshAllReduce, CHOSEN[..1].to_vec()),
-            (Action::ReduceScatter, ways(Operation::ReduceScatter, n)),
-            (Action::ReduceScatterV, ways(Operation::ReduceScatter, n)),
-            (Action::Reduce, ways(Operation::Reduce, n)),
-            (Action::Scan, ways(Operation::Scan, n)),
-            (Action::ExclusiveScan, ways(Operation::ExclusiveScan, n)),
+            (Action::ReduceScatter, ways(Operation::ReduceScatter)),
+            (Action::ReduceScatterV, ways(Operation::ReduceScatter)),
+            (Action::Reduce, ways(Operation::Reduce)),
+            (Action::Scan, ways(Operation::Scan)),
+            (Action::ExclusiveScan, ways(Operation::ExclusiveScan)),
         ];
         let moving = [
-            (Action::AllGather, ways(Operation::AllGather, n)),
-            (Action::AllGatherV, ways(Operation::AllGather, n)),
-            (Action::Broadcast, ways(Operation::Broadcast, n)),
-            (Action::Gather, ways(Operation::Gather, n)),
-            (Action::Scatter, ways(Operation::Scatter, n)),
-            (Action::AllToAll, ways(Operation::AllToAll, n)),
+            (Action::AllGather, ways(Operation::AllGather)),
+            (Action::AllGatherV, ways(Operation::AllGather)),
+            (Action::Broadcast, ways(Operation::Broadcast)),
+            (Action::Gather, ways(Operation::Gather)),
+            (Action::Scatter, ways(Operation::Scatter)),
+            (Action::AllToAll, ways(Operation::AllToAll)),
             (Action::AllToAllV, CHOSEN[..1].to_vec()),
             (Action::Message, CHOSEN[..1].to_vec()),
         ];
@@ -125,7 +126,7 @@ impl Case {
             for dtype in DType::ALL {
                 let ops = ReduceOp::PLAIN.into_iter().filter(|&op| op.supports(dtype) && action.has(op));
                 for op in ops {
-                    // What is done to pairs of elements is not the algorithms' matter: two are enough for each.
+                    // Algorithms treat all reductions alike, so two of them are enough for each algorithm.
                     let both = matches!(op, ReduceOp::Sum | ReduceOp::Max);
                     let ways = ways.iter().filter(|(algorithm, _)| both || algorithm.is_none());
                     cases.extend(ways.map(|&way| Self::new(action, way, dtype, op)));
@@ -137,21 +138,22 @@ impl Case {
                 cases.extend(ways.iter().map(|&way| Self::new(action, way, dtype, ReduceOp::Sum)));
             }
         }
-        let barriers = ways(Operation::Barrier, n);
+        let barriers = ways(Operation::Barrier);
         let barriers = barriers.into_iter().map(|way| (Action::Barrier, way));
         let barriers = barriers.chain([(Action::MonitoredBarrier, CHOSEN[0])]);
         cases.extend(barriers.map(|(action, way)| Self::new(action, way, DType::U8, ReduceOp::Sum)));
         cases
     }
 
-    fn new(action: Action, (algorithm, order): Way, dtype: DType, op: ReduceOp) -> Self {
+    fn new(action: Action, (algorithm, order): AlgorithmAndOrder, dtype: DType, op: ReduceOp) -> Self {
         Self { action, algorithm, order, dtype, op }
     }
 }
 
-/// The library's choice in every order, and every algorithm by messages that serves the world.
-fn ways(operation: Operation, world_size: usize) -> Vec<Way> {
-    let by_messages = operation.algorithms().filter(|it| matches!(it, Algorithm::Messages(_)));
+/// Returns the library's choice in every order, and every algorithm of the table that sends messages and supports the
+/// world.
+fn ways(table: AlgorithmTable<'_>, operation: Operation, world_size: usize) -> Vec<AlgorithmAndOrder> {
+    let by_messages = operation.algorithms_in(table).filter(|it| matches!(it, Algorithm::Messages(_)));
     let way = |algorithm: Algorithm| {
         let canonical = algorithm.keeps(ReductionOrder::Canonical.least(), world_size);
         let order = if canonical { ReductionOrder::Canonical } else { ReductionOrder::Any };

@@ -1,9 +1,7 @@
 //! Operations in which every rank sends a part to every other rank.
 
 use dist_algos::direct::DirectCollective;
-use dist_algos::{
-    ALGORITHMS, Algorithm, CollectiveKind, CostModel, Memory, MessageAlgorithm, Order, Source, all_to_all,
-};
+use dist_algos::{Algorithm, CollectiveKind, CostModel, Memory, MessageAlgorithm, Order, Source, all_to_all};
 use dist_transport::LazyDeadline;
 
 use super::arithmetic::Arithmetic;
@@ -122,7 +120,7 @@ impl Engine {
         // This choice is not part of a fingerprint, so it must not depend on the cost model of a rank.
         let model = &CostModel::default();
         let (kind, bytes) = (CollectiveKind::AllToAll, size_of_val(sent));
-        let algorithm = ALGORITHMS.suggest(kind, self.placement, bytes, Order::Canonical, model);
+        let algorithm = self.algorithms.suggest(kind, self.placement, bytes, Order::Canonical, model);
         let algorithm = algorithm.expect("every operation has an algorithm for every world");
         let (layout, own) = (RankLayout::even(1, self.world_size()), self.rank.index());
         let partition = layout.partition::<u64>();

@@ -1,6 +1,6 @@
 //! The arithmetic of a reduction on one rank.
 
-use dist_algos::{ALGORITHMS, CollectiveKind, CostModel, Memory, Order, Partition, Placement};
+use dist_algos::{CollectiveKind, CostModel, Memory, Order, Partition, Placement};
 use dist_transport::shm_group::CHANGED_MAX;
 use dist_transport::{Combine, LazyDeadline};
 use smallvec::SmallVec;
@@ -77,7 +77,8 @@ impl Engine {
     ) -> Result<()> {
         let world_size = self.world_size();
         let (kind, ranks) = (CollectiveKind::AllReduce, Placement::dedicated(world_size));
-        let algorithm = ALGORITHMS.suggest(kind, ranks, value.len(), Order::Canonical, &CostModel::default());
+        let (order, model) = (Order::Canonical, &CostModel::default());
+        let algorithm = self.algorithms.suggest(kind, ranks, value.len(), order, model);
         let algorithm = algorithm.expect("every operation has a canonical algorithm for every world");
         let partition = Partition::new(1, value.len(), algorithm.chunks(world_size))
             .expect("the sizes of values divide 64");

@@ -1,7 +1,7 @@
 //! Operations of ranks that share memory. They run direct schedules instead of sending messages.
 
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCase, DirectPlan, Ownership, RemoteAccess};
-use dist_algos::{ALGORITHMS, Algorithm, CollectiveKind};
+use dist_algos::{Algorithm, AlgorithmTable, CollectiveKind};
 use dist_transport::Cause;
 use dist_transport::shm_group::{GroupLayout, Reach};
 
@@ -55,7 +55,8 @@ impl Engine {
         let Some(shared) = self.shared_memory(operation, key, options)? else { return Ok(None) };
         let world_size = self.world_size();
         let crossovers = options.settings.crossovers;
-        let suggest = || suggest(kind, world_size, key.bytes, (key.ownership, &shared), crossovers);
+        let table = self.algorithms;
+        let suggest = || suggest(table, kind, world_size, key.bytes, (key.ownership, &shared), crossovers);
         let Some(algorithm) = forced.or_else(suggest) else { return Ok(None) };
         let part_bytes_max = part_bytes_max(algorithm.parts(world_size));
         let block_bytes = (algorithm.block_bytes)(key.bytes);
@@ -88,8 +89,14 @@ impl Engine {
         crossovers: Crossovers,
     ) -> Option<&'static DirectAlgorithm> {
         let SharedMemory::Memory(shared) = &self.shared_memory else { return None };
-        let algorithm =
-            suggest(operation.collective()?, self.world_size(), bytes, (ownership, shared), crossovers);
+        let algorithm = suggest(
+            self.algorithms,
+            operation.collective()?,
+            self.world_size(),
+            bytes,
+            (ownership, shared),
+            crossovers,
+        );
         algorithm.filter(|_| !self.uses_hierarchical())
     }
 
@@ -117,7 +124,7 @@ impl Engine {
         if let SharedMemory::Unknown = self.shared_memory {
             // A rank that is in another call is detected here as in any call.
             let call = self.call_of(operation, key, options.settings.order);
-            self.announce(&call, &call.encode());
+            self.announce(&call, &call.encode_with(self.algorithms));
             let shm_group =
                 self.transport.shm_group(&options.due).map_err(|source| Error::in_call(call, source))?;
             // The memory is of no use if its owner numbers this rank differently.
@@ -134,8 +141,10 @@ impl Engine {
     }
 }
 
-/// Returns the fastest algorithm of an operation on a buffer of this many bytes, for ranks that share this memory.
+/// Returns the fastest direct algorithm of a table for an operation on a buffer of this many bytes, among ranks that
+/// share this memory.
 fn suggest(
+    table: AlgorithmTable<'_>,
     collective: CollectiveKind,
     world_size: usize,
     bytes: usize,
@@ -143,7 +152,7 @@ fn suggest(
     crossovers: Crossovers,
 ) -> Option<&'static DirectAlgorithm> {
     let case = DirectCase { world_size, bytes, ownership: ownership.expected(), shared, crossovers };
-    ALGORITHMS.suggest_direct(collective, &case)
+    table.suggest_direct(collective, &case)
 }
 
 /// Returns `true` if an algorithm can use memory of this kind.

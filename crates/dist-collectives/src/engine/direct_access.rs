@@ -30,11 +30,11 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use dist_algos::direct::{
     self, DirectMemory, DirectPlan, DirectStep, ExposedMemory, OwnMemory, ReductionKernel, verify,
 };
-use dist_algos::{Partition, RunError, Scratch};
+use dist_algos::{AlgorithmTable, Partition, RunError, Scratch};
 use dist_transport::shm_group::{
     AbandonHandle, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup, SlotUse,
 };
-use dist_transport::{Error as TransportError, LazyDeadline, Rank, Result};
+use dist_transport::{Error as TransportError, Fingerprint, LazyDeadline, Rank, Result};
 
 use crate::digest::digest;
 use crate::{Buffer, Call, Element};
@@ -77,15 +77,15 @@ fn is_proven(plan: &DirectPlan) -> bool {
 }
 
 impl CheckedPlan {
-    /// Returns the checked plan of a call; `None` if it is not proven.
-    pub(super) fn new(plan: DirectPlan, rank: Rank, call: &Call) -> Option<Self> {
+    /// Returns the checked plan of a call; `None` if it is not proven. `table` numbers the call's algorithm.
+    pub(super) fn new(plan: DirectPlan, rank: Rank, call: &Call, table: AlgorithmTable<'_>) -> Option<Self> {
         let plan = plan.with_generation(0);
         if plan.world_size() != rank.world_size() || !is_proven(&plan) {
             return None;
         }
         let steps: Vec<_> = plan.schedule(rank).take(STEPS_MAX + 1).collect();
         let steps = if steps.len() > STEPS_MAX { Vec::new() } else { steps };
-        let agreed = digest([digest_of(&call.without_history()), plan.digest()]);
+        let agreed = digest([digest_of(&call.without_history().encode_with(table)), plan.digest()]);
         Some(Self { plan, rank, steps, agreed })
     }
 
@@ -394,7 +394,12 @@ impl<T: Element> WindowBuffer<T> {
         call: &Call,
         due: &LazyDeadline<'_>,
     ) -> Result<Self, (Buffer<T>, TransportError)> {
-        let entry = CallEntry { rank, plan_digest: digest_of(call), signals: CLOSED, slots: SlotUse::Unused };
+        let entry = CallEntry {
+            rank,
+            plan_digest: digest_of(&call.encode()),
+            signals: CLOSED,
+            slots: SlotUse::Unused,
+        };
         let exposed = ExposedRegion::Read(bytemuck::cast_slice(&buffer[..]));
         // SAFETY: as said of this type.
         if let Err(error) = unsafe { shm_group.enter(entry, exposed, due) } {
@@ -484,9 +489,8 @@ impl Drop for WindowCall {
     }
 }
 
-/// Returns a digest of a call.
-fn digest_of(call: &Call) -> u64 {
-    let bytes = call.encode().0;
+/// Returns a digest of an encoded call.
+fn digest_of(Fingerprint(bytes): &Fingerprint) -> u64 {
     digest(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))))
 }
 

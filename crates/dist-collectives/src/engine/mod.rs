@@ -22,7 +22,7 @@ mod window;
 
 use std::sync::Arc;
 
-use dist_algos::{Memory, Partition, Placement, RunError, Scratch, Step};
+use dist_algos::{AlgorithmTable, Memory, Partition, Placement, RunError, Scratch, Step};
 use dist_transport::{
     Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Transport,
 };
@@ -82,6 +82,8 @@ pub(crate) struct Engine {
     rank: Rank,
     /// The channel of the communicator. Started operations use it in their calls too.
     channel: u64,
+    /// The algorithms that calls are compiled with; the same on every rank.
+    algorithms: AlgorithmTable<'static>,
     history: History,
     scratch: Scratch,
     shared_memory: SharedMemory,
@@ -104,8 +106,14 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Creates the engine of the communicator with this channel and this history.
-    pub(crate) fn new(mut transport: Box<dyn Transport>, channel: ChannelId, history: History) -> Self {
+    /// Creates the engine of the communicator with this channel and this history, which chooses from this table of
+    /// algorithms.
+    pub(crate) fn new(
+        mut transport: Box<dyn Transport>,
+        channel: ChannelId,
+        history: History,
+        algorithms: AlgorithmTable<'static>,
+    ) -> Self {
         transport.set_call_formatter(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
         let on_one_host = hosts.iter().all(|host| *host == hosts[0]);
@@ -116,6 +124,7 @@ impl Engine {
             placement: Placement { ranks, cores },
             transport,
             channel: channel.get(),
+            algorithms,
             history,
             scratch: Scratch::new(),
             shared_memory: SharedMemory::Unknown,
@@ -134,6 +143,10 @@ impl Engine {
 
     const fn world_size(&self) -> usize {
         self.rank.world_size()
+    }
+
+    pub(crate) const fn algorithms(&self) -> AlgorithmTable<'static> {
+        self.algorithms
     }
 
     pub(crate) const fn placement(&self) -> Placement {
@@ -194,8 +207,8 @@ impl Engine {
 
     /// Counts the call. Every message from here on belongs to it.
     fn begin(&mut self, call: Call) -> Call {
-        self.announce(&call, &call.encode());
-        self.history.add_call(HistoryEvent::of(&call));
+        self.announce(&call, &call.encode_with(self.algorithms));
+        self.history.add_call(HistoryEvent::of(&call, self.algorithms));
         call
     }
 

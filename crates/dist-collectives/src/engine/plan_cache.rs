@@ -3,8 +3,8 @@
 use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
 use dist_algos::scan::Extent;
 use dist_algos::{
-    Algorithm, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, RunError, Source, Step,
-    ValidatedSteps,
+    Algorithm, AlgorithmTable, Chunks, CollectiveKind, CostModel, MessageAlgorithm, Phases, RunError, Source,
+    Step, ValidatedSteps,
 };
 use dist_transport::{Fingerprint, Transport};
 
@@ -12,6 +12,7 @@ use super::direct::SharedMemory;
 use super::direct_access::CheckedPlan;
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine};
+use crate::call::ALGORITHM;
 use crate::digest::digest;
 use crate::history::{History, HistoryEvent};
 use crate::two_level::ChosenAlgorithm;
@@ -185,16 +186,15 @@ pub(super) struct CompiledSchedule {
 }
 
 impl CompiledCall {
-    fn new(key: CallKey, preferences: Preferences, program: Program, call: Call) -> Self {
-        Self {
-            key,
-            preferences,
-            program,
-            next: call.encode(),
-            event: HistoryEvent::of(&call),
-            call,
-            follower: 0,
-        }
+    fn new(
+        key: CallKey,
+        preferences: Preferences,
+        program: Program,
+        call: Call,
+        table: AlgorithmTable<'_>,
+    ) -> Self {
+        let (next, event) = (call.encode_with(table), HistoryEvent::of(&call, table));
+        Self { key, preferences, program, next, event, call, follower: 0 }
     }
 
     #[inline(always)]
@@ -212,7 +212,11 @@ impl CompiledCall {
         self.call =
             Call { sequence: history.sequence(), part: history.part(), past: history.past(), ..self.call };
         self.call.patch(&mut self.next);
-        debug_assert_eq!(self.next, self.call.encode(), "it differs by its number and its past only");
+        debug_assert_eq!(
+            self.next.0[..ALGORITHM],
+            Call { algorithm: None, ..self.call }.encode().0[..ALGORITHM],
+            "the patched call is encoded like any other"
+        );
         transport.begin(&self.next);
         history.add_call(self.event);
     }
@@ -389,11 +393,11 @@ impl Engine {
         let Some(plan) = self.direct_plan(key, part_bytes_max, options)? else { return Ok(None) };
         let (operation, algorithm) = (key.collective.kind().into(), Algorithm::Direct(plan.algorithm()));
         let call = Call { algorithm: Some(algorithm), ..self.call_of(operation, key, preferences.order) };
-        match CheckedPlan::new(plan, self.rank, &call) {
+        match CheckedPlan::new(plan, self.rank, &call, self.algorithms) {
             Some(checked) => {
                 let program =
                     if plan.is_fused() { Program::Fused(checked) } else { Program::Direct(checked) };
-                Ok(Some(CompiledCall::new(*key, preferences, program, call)))
+                Ok(Some(CompiledCall::new(*key, preferences, program, call, self.algorithms)))
             }
             None if preferences.forced.is_some() => {
                 Err(Error::Unsupported { algorithm, world_size: self.world_size() })
@@ -412,7 +416,8 @@ impl Engine {
         let (kind, world_size, model) = (key.collective.kind(), self.world_size(), options.settings.model);
         let operation = Operation::from(kind);
         let block_bytes = self.bytes_at_once(operation, key.bytes);
-        let chosen = options.settings.choose(kind, self.placement, block_bytes, self.levels.as_ref())?;
+        let (table, placement) = (self.algorithms, self.placement);
+        let chosen = options.settings.choose(table, kind, placement, block_bytes, self.levels.as_ref())?;
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = self.call_of(operation, key, preferences.order);
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
@@ -423,7 +428,7 @@ impl Engine {
         let steps = ValidatedSteps::new(self.rank, steps, [chunks, world_size])
             .map_err(|source| Self::failed(&mut *self.transport, &call, RunError::Schedule(source)))?;
         let schedule = CompiledSchedule { model, chunks, block_bytes, steps, sums_complete, owned };
-        Ok(CompiledCall::new(*key, preferences, Program::Messages(schedule), call))
+        Ok(CompiledCall::new(*key, preferences, Program::Messages(schedule), call, self.algorithms))
     }
 
     /// Returns the steps of this rank: those until the sums are complete, the chunks whose sums the rank then
