@@ -140,7 +140,7 @@ impl Chunks {
 
     /// Returns the chunks that are `by` further in a ring of `within` chunks. Returns `None` if the chunks are
     /// neither consecutive in the ring nor all before its end.
-    pub(crate) fn turned(self, by: usize, within: usize) -> Option<Self> {
+    pub(crate) fn rotated(self, by: usize, within: usize) -> Option<Self> {
         if self.is_contiguous() {
             return Some(Self::wrapping((self.start + by) % within, self.count, within));
         }
@@ -311,12 +311,12 @@ mod tests {
             for by in 0..6 {
                 let mut expected: Vec<usize> = arc.indices().map(|index| (index + by) % 6).collect();
                 expected.sort_unstable();
-                assert_eq!(arc.turned(by, 6).map(indices), Some(expected), "{arc:?} by {by}");
+                assert_eq!(arc.rotated(by, 6).map(indices), Some(expected), "{arc:?} by {by}");
             }
         }
         let strided = Chunks::strided(0, 2, 3);
-        assert_eq!(strided.turned(1, 6), Some(Chunks::strided(1, 2, 3)));
-        assert_eq!(strided.turned(2, 6), None);
+        assert_eq!(strided.rotated(1, 6), Some(Chunks::strided(1, 2, 3)));
+        assert_eq!(strided.rotated(2, 6), None);
     }
 
     #[test]

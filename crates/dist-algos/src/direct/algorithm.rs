@@ -5,8 +5,9 @@ use std::hash::{Hash, Hasher};
 
 use dist_transport::shm_group::GroupLayout;
 
-use super::schedule::PhaseStep;
-use super::{Crossovers, DirectSchedule, Ownership};
+use super::collective::Division;
+use super::step_context::{PhaseStep, StepContext};
+use super::{Crossovers, Ownership};
 use crate::CollectiveKind;
 
 /// The record of an algorithm for ranks that share memory.
@@ -33,8 +34,9 @@ pub struct DirectAlgorithm {
     pub rounds: fn(usize) -> usize,
     /// Returns how many times every rank signals for a plan with this many blocks.
     pub signals: fn(usize) -> usize,
-    /// Returns the step at a position, counted from 0, in a round.
-    pub step: fn(&DirectSchedule, usize, usize) -> PhaseStep,
+    /// Returns the step of a rank at a position in a round. The arguments are the rank's view of the call, the round and
+    /// the position, both counted from 0.
+    pub step: fn(&StepContext, usize, usize) -> PhaseStep,
 }
 
 /// The values that the choice of an algorithm for ranks that share memory depends on.
@@ -61,15 +63,6 @@ pub enum RemoteAccess {
     Read,
     /// Other ranks read and write it.
     Write,
-}
-
-/// The partition of the memory that an algorithm works on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Division {
-    /// The memory is one part.
-    Whole,
-    /// There is one part for each rank.
-    PerRank,
 }
 
 impl DirectAlgorithm {

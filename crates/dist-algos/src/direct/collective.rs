@@ -1,6 +1,6 @@
 //! The collective operations of ranks that share memory.
 
-use super::{Division, PartSet, PeerSet};
+use super::{PartSet, PeerSet};
 use crate::{CollectiveKind, Source};
 
 /// A collective operation, as a direct schedule executes it.
@@ -33,6 +33,15 @@ pub enum DirectCollective {
     AllToAll,
     /// No rank leaves before all ranks have entered.
     Barrier,
+}
+
+/// The partition of the memory that an algorithm works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// The memory is one part.
+    Whole,
+    /// There is one part for each rank.
+    PerRank,
 }
 
 /// A rank's use of a block that other ranks have published.

@@ -21,20 +21,22 @@ mod run;
 mod schedule;
 pub mod staged;
 mod step;
+mod step_context;
 pub mod verify;
 mod volume;
 pub mod write_to_all;
 
 pub use access::DirectAccess;
-pub use algorithm::{DirectAlgorithm, DirectCase, Division, RemoteAccess};
+pub use algorithm::{DirectAlgorithm, DirectCase, RemoteAccess};
 pub use choice::{Crossovers, CrossoversError, Ownership};
-pub use collective::DirectCollective;
+pub use collective::{DirectCollective, Division};
 pub use price::DirectCosts;
 pub use run::{
     DirectMemory, ExposedMemory, OwnMemory, ReductionKernel, SumKernel, exposed_memory, run, signal_and_wait,
 };
-pub use schedule::{DirectPlan, DirectSchedule, PhaseStep};
+pub use schedule::{DirectPlan, DirectSchedule};
 pub use step::{DirectStep, PartSet, PeerSet, SumTarget};
+pub use step_context::{PhaseStep, StepContext};
 
 /// The size of a block of a large buffer.
 const BLOCK_BYTES: usize = 256 << 10;

@@ -3,8 +3,8 @@
 //! With more than one block it is a pipeline: the next block is published before a block is used.
 
 use super::collective::BlockUse;
-use super::schedule::{PhaseStep, SLOTS, signals};
-use super::{BLOCK_BYTES, DirectAlgorithm, DirectSchedule, DirectStep, Division, PeerSet, RemoteAccess};
+use super::step_context::{PhaseStep, SLOTS, signals};
+use super::{BLOCK_BYTES, DirectAlgorithm, DirectStep, Division, PeerSet, RemoteAccess, StepContext};
 use crate::CollectiveKind;
 
 /// All_reduce: every rank reduces everything.
@@ -53,35 +53,32 @@ fn pipelined_block_bytes(bytes: usize) -> usize {
 }
 
 /// Round `i` publishes block `i`, copies this rank's own part of it, and uses block `i − 1`.
-fn step(schedule: &DirectSchedule, round: usize, phase: usize) -> PhaseStep {
-    let (plan, rank) = (schedule.plan(), schedule.rank().index());
-    let blocks = plan.blocks();
+fn step(context: &StepContext, round: usize, phase: usize) -> PhaseStep {
+    let blocks = context.blocks();
     match phase {
-        0 => free(schedule, round),
-        1 if round < blocks => {
-            PhaseStep::of(plan.publishes(rank).map(|parts| schedule.publish(parts, round)))
-        }
+        0 => wait_for_slot(context, round),
+        1 if round < blocks => PhaseStep::of(context.publishes().map(|parts| context.publish(parts, round))),
         2 if round < blocks => PhaseStep::DirectStep(DirectStep::Signal),
-        3 if round < blocks => schedule.kept(round),
+        3 if round < blocks => context.keep(round),
         1..=3 => PhaseStep::Nothing,
         _ if round == 0 => PhaseStep::EndOfRound,
-        _ => schedule.used(phase - 4, round - 1, plan.where_published(round - 1), signals(round)),
+        _ => context.use_block(phase - 4, round - 1, context.published.area(round - 1), signals(round)),
     }
 }
 
-/// Waits before a slot is written again: the ranks that use its content have signalled in the second round
-/// after.
-fn free(schedule: &DirectSchedule, round: usize) -> PhaseStep {
-    let (collective, blocks) = (schedule.plan().collective(), schedule.plan().blocks());
+/// Returns the wait before a slot is written again. The ranks that use its content have signalled in the second round
+/// after it was written.
+fn wait_for_slot(context: &StepContext, round: usize) -> PhaseStep {
+    let (collective, blocks) = (context.collective(), context.blocks());
     if round < SLOTS || round >= blocks {
         return PhaseStep::Nothing;
     }
     // A rank that waits for all other ranks in each round has already done so in the round before.
     let awaits_all = matches!(
-        collective.uses(schedule.rank().index()),
+        collective.uses(context.rank().index()),
         BlockUse::Reduce(_) | BlockUse::Take(PeerSet::Others)
     );
     let users =
-        collective.users(schedule.rank().index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
+        collective.users(context.rank().index()).filter(|users| !(awaits_all && *users == PeerSet::Others));
     PhaseStep::of(users.map(|ranks| DirectStep::Wait { ranks, signals: signals(round + 3 - SLOTS) }))
 }

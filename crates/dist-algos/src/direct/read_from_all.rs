@@ -5,10 +5,10 @@
 use dist_transport::shm_group::{GroupLayout, MemoryArea, Reach};
 
 use super::collective::BlockUse;
-use super::schedule::PhaseStep;
+use super::step_context::PhaseStep;
 use super::{
-    BLOCK_BYTES, DirectAlgorithm, DirectCase, DirectSchedule, DirectStep, Division, Ownership, PeerSet,
-    RemoteAccess, SumTarget,
+    BLOCK_BYTES, DirectAlgorithm, DirectCase, DirectStep, Division, Ownership, PeerSet, RemoteAccess,
+    StepContext, SumTarget,
 };
 use crate::CollectiveKind;
 
@@ -44,12 +44,12 @@ const fn at_once(collective: CollectiveKind) -> DirectAlgorithm {
         block_bytes: |_| BLOCK_BYTES,
         rounds: |_| 1,
         signals: |_| 2,
-        step: |schedule, _, phase| read_at_once(schedule, phase),
+        step: |context, _, phase| read_at_once(context, phase),
     }
 }
 
 const fn in_two_phases(collective: CollectiveKind) -> DirectAlgorithm {
-    let step = |schedule: &DirectSchedule, _, phase| read_in_two_phases(schedule, phase);
+    let step = |context: &StepContext, _, phase| read_in_two_phases(context, phase);
     DirectAlgorithm { signals: |_| 3, step, ..at_once(collective) }
 }
 
@@ -76,9 +76,9 @@ const fn read_ordinary_from(shared: &GroupLayout) -> usize {
 const COPIED_BYTES_MAX: usize = 32 << 20;
 
 /// Every rank reduces its part of all ranks' memory; then the other ranks copy the sums.
-fn read_in_two_phases(schedule: &DirectSchedule, phase: usize) -> PhaseStep {
-    let rank = schedule.rank().index();
-    let takes = schedule.takers().map_or(0, |_| schedule.rank().world_size() - 1);
+fn read_in_two_phases(context: &StepContext, phase: usize) -> PhaseStep {
+    let rank = context.rank().index();
+    let takes = context.takers().map_or(0, |_| context.rank().world_size() - 1);
     match phase {
         0 | 3 => PhaseStep::DirectStep(DirectStep::Signal),
         1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
@@ -89,28 +89,28 @@ fn read_in_two_phases(schedule: &DirectSchedule, phase: usize) -> PhaseStep {
             into: SumTarget::Buffer,
         }),
         _ if phase < 4 + 2 * takes => {
-            let from = schedule.rank().plus(1 + (phase - 4) / 2).index();
+            let from = context.rank().plus(1 + (phase - 4) / 2).index();
             PhaseStep::DirectStep(match phase % 2 {
                 0 => DirectStep::Wait { ranks: PeerSet::One(from), signals: 2 },
                 _ => DirectStep::Take { from, part: from, block: 0, of: MemoryArea::Exposed, into: from },
             })
         }
-        _ => schedule.leave(phase - 4 - 2 * takes, 3),
+        _ => context.leave(phase - 4 - 2 * takes, 3),
     }
 }
 
 /// Every rank gets its result directly from the other ranks' memory.
-fn read_at_once(schedule: &DirectSchedule, phase: usize) -> PhaseStep {
-    let uses = match schedule.plan().collective().uses(schedule.rank().index()) {
+fn read_at_once(context: &StepContext, phase: usize) -> PhaseStep {
+    let uses = match context.collective().uses(context.rank().index()) {
         BlockUse::Nothing => 0,
         BlockUse::Wait => 1,
         BlockUse::Reduce(_) | BlockUse::Take(PeerSet::One(_)) => 2,
-        BlockUse::Take(PeerSet::Others) => 2 * (schedule.rank().world_size() - 1),
+        BlockUse::Take(PeerSet::Others) => 2 * (context.rank().world_size() - 1),
     };
     match phase {
         0 => PhaseStep::DirectStep(DirectStep::Signal),
-        1 => schedule.kept(0),
-        _ if phase < 2 + uses => schedule.used(phase - 2, 0, MemoryArea::Exposed, 1),
-        _ => schedule.leave(phase - uses - 2, 2),
+        1 => context.keep(0),
+        _ if phase < 2 + uses => context.use_block(phase - 2, 0, MemoryArea::Exposed, 1),
+        _ => context.leave(phase - uses - 2, 2),
     }
 }

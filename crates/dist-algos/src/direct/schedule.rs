@@ -6,9 +6,9 @@ use dist_transport::Rank;
 use dist_transport::shm_group::{GroupLayout, MemoryArea, SlotUse};
 
 use super::cells::place_bytes;
-use super::collective::BlockUse;
 use super::digest::Digest;
-use super::{DirectAlgorithm, DirectCollective, DirectStep, PartSet, PeerSet, RemoteAccess, SumTarget};
+use super::step_context::{PhaseStep, PublishPlace, SLOTS, StepContext, signals};
+use super::{DirectAlgorithm, DirectCollective, DirectStep, RemoteAccess};
 use crate::Source;
 
 /// The plan of a direct call, from which the schedules of all ranks are computed.
@@ -21,14 +21,6 @@ pub struct DirectPlan {
     published: PublishPlace,
     generation: usize,
     leaves_caches: bool,
-}
-
-/// The place where data for other ranks is published, if it is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum PublishPlace {
-    FlagLine,
-    EagerBuffer,
-    Slot,
 }
 
 impl DirectPlan {
@@ -187,11 +179,7 @@ impl DirectPlan {
     /// Returns the place where a block is published.
     #[inline]
     pub(super) const fn where_published(&self, block: usize) -> MemoryArea {
-        match self.published {
-            PublishPlace::FlagLine => MemoryArea::FlagLine,
-            PublishPlace::EagerBuffer => MemoryArea::EagerBuffer,
-            PublishPlace::Slot => MemoryArea::Slot(block % SLOTS),
-        }
+        self.published.area(block)
     }
 
     /// Returns the location of a cell for other ranks: the rank whose memory holds it, and its place in a slot.
@@ -254,39 +242,21 @@ impl DirectPlan {
         signals((self.algorithm.signals)(self.blocks))
     }
 
-    /// Returns the parts that a rank publishes of each block.
-    pub(super) fn publishes(&self, rank: usize) -> Option<PartSet> {
-        self.collective.publishes(self.algorithm.division, rank)
-    }
-
     /// Returns the steps of this rank.
     pub const fn schedule(self, rank: Rank) -> DirectSchedule {
-        DirectSchedule { plan: self, rank, round: 0, phase: 0 }
+        let Self { collective, algorithm, blocks, published, .. } = self;
+        let context = StepContext { collective, division: algorithm.division, blocks, published, rank };
+        DirectSchedule { plan: self, context, round: 0, phase: 0 }
     }
 }
-
-/// The number of slots in a pipeline: one for the block that is published, one for each block that others may still
-/// use, and one more. Without the last one a rank would wait for others that wait for this rank.
-pub(super) const SLOTS: usize = 4;
 
 /// The iterator over all steps of one rank, which needs no allocation.
 #[derive(Clone, Debug)]
 pub struct DirectSchedule {
     plan: DirectPlan,
-    rank: Rank,
+    context: StepContext,
     round: usize,
     phase: usize,
-}
-
-/// The step at a position in a round.
-#[derive(Clone, Copy, Debug)]
-pub enum PhaseStep {
-    /// A step.
-    DirectStep(DirectStep),
-    /// There is no step for this rank in this round.
-    Nothing,
-    /// There are no more steps in this round.
-    EndOfRound,
 }
 
 impl DirectSchedule {
@@ -297,81 +267,7 @@ impl DirectSchedule {
 
     /// Returns the rank.
     pub const fn rank(&self) -> Rank {
-        self.rank
-    }
-
-    /// Copies this rank's own part of a block, while the input is in the cache and no rank waits for this one.
-    pub(super) fn kept(&self, block: usize) -> PhaseStep {
-        PhaseStep::of(
-            self.plan.collective.keeps(self.rank.index()).map(|part| DirectStep::Keep { part, block }),
-        )
-    }
-
-    /// Returns the steps that use one block, which is available after this many signals.
-    pub(super) fn used(&self, index: usize, block: usize, of: MemoryArea, signals: u32) -> PhaseStep {
-        let rank = self.rank.index();
-        let step = match (self.plan.collective.uses(rank), index) {
-            (BlockUse::Wait | BlockUse::Reduce(_), 0) => {
-                Some(DirectStep::Wait { ranks: PeerSet::Others, signals })
-            }
-            (BlockUse::Reduce(part), 1) => {
-                Some(DirectStep::Reduce { part, block, of, into: SumTarget::Buffer })
-            }
-            (BlockUse::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
-                let (part, into) = self.plan.collective.taken(rank, from);
-                match index % 2 {
-                    0 => DirectStep::Wait { ranks: PeerSet::One(from), signals },
-                    _ => DirectStep::Take { from, part, block, of, into },
-                }
-            }),
-            _ => None,
-        };
-        step.map_or(PhaseStep::EndOfRound, PhaseStep::DirectStep)
-    }
-
-    /// Signals for the last time, and waits until no other rank accesses this rank's memory any more.
-    pub(super) fn leave(&self, index: usize, signals: u32) -> PhaseStep {
-        match index {
-            0 => PhaseStep::DirectStep(DirectStep::Signal),
-            1 => PhaseStep::of(
-                self.plan
-                    .collective
-                    .users(self.rank.index())
-                    .map(|ranks| DirectStep::Wait { ranks, signals }),
-            ),
-            _ => PhaseStep::EndOfRound,
-        }
-    }
-
-    pub(super) fn publish(&self, parts: PartSet, block: usize) -> DirectStep {
-        DirectStep::Publish {
-            parts,
-            block,
-            of: self.plan.collective.source(),
-            place: self.plan.where_published(block),
-        }
-    }
-
-    /// Returns the ranks whose sums this rank copies.
-    pub(super) fn takers(&self) -> Option<PeerSet> {
-        let takes = self.plan.collective.root().is_none_or(|root| root == self.rank.index());
-        takes.then_some(PeerSet::Others)
-    }
-
-    pub(super) fn peer(&self, peers: PeerSet, index: usize) -> Option<usize> {
-        match peers {
-            PeerSet::One(peer) => (index == 0).then_some(peer),
-            PeerSet::Others => {
-                (index + 1 < self.rank.world_size()).then(|| self.rank.plus(index + 1).index())
-            }
-        }
-    }
-}
-
-impl PhaseStep {
-    /// Returns the step, if there is one.
-    pub fn of(step: Option<DirectStep>) -> Self {
-        step.map_or(Self::Nothing, Self::DirectStep)
+        self.context.rank()
     }
 }
 
@@ -381,9 +277,9 @@ impl Iterator for DirectSchedule {
     fn next(&mut self) -> Option<DirectStep> {
         let DirectPlan { algorithm, blocks, .. } = self.plan;
         while self.round < (algorithm.rounds)(blocks) {
-            let at = (algorithm.step)(self, self.round, self.phase);
+            let step = (algorithm.step)(&self.context, self.round, self.phase);
             self.phase += 1;
-            match at {
+            match step {
                 PhaseStep::DirectStep(step) => return Some(step),
                 PhaseStep::Nothing => {}
                 PhaseStep::EndOfRound => (self.round, self.phase) = (self.round + 1, 0),
@@ -406,7 +302,3 @@ const fn leaves_caches(collective: DirectCollective, world_size: usize, part_byt
 /// The size of the last-level cache on the measured host. For buffers that fit, non-temporal stores take up to
 /// twice as long; for larger buffers they take a fifth less.
 const CACHED_BYTES_MAX: usize = 32 << 20;
-
-pub(super) fn signals(count: usize) -> u32 {
-    u32::try_from(count).expect("memory has fewer than 2^32 blocks")
-}

@@ -1,9 +1,9 @@
 //! Staged schedules: one rank reduces each part of the published data and writes the sum back, from where the other
 //! ranks copy it.
 
-use super::schedule::{PhaseStep, signals};
+use super::step_context::{PhaseStep, signals};
 use super::{
-    BLOCK_BYTES, DirectAlgorithm, DirectCase, DirectSchedule, DirectStep, Division, PeerSet, RemoteAccess,
+    BLOCK_BYTES, DirectAlgorithm, DirectCase, DirectStep, Division, PeerSet, RemoteAccess, StepContext,
     SumTarget,
 };
 use crate::CollectiveKind;
@@ -40,31 +40,28 @@ const fn staged(collective: CollectiveKind, fits: fn(&DirectCase<'_>) -> bool) -
 ///
 /// Sums are written back to the contributions. Writing cache lines that this core has just read from another
 /// core is cheaper than writing own lines that all other cores have read.
-fn step(schedule: &DirectSchedule, round: usize, phase: usize) -> PhaseStep {
-    let plan = schedule.plan();
-    let (collective, blocks) = (plan.collective(), plan.blocks());
-    let rank = schedule.rank().index();
-    let last = blocks + usize::from(schedule.takers().is_some());
+fn step(context: &StepContext, round: usize, phase: usize) -> PhaseStep {
+    let (collective, blocks) = (context.collective(), context.blocks());
+    let rank = context.rank().index();
+    let last = blocks + usize::from(context.takers().is_some());
     match phase {
-        0 if round < blocks => {
-            PhaseStep::of(plan.publishes(rank).map(|parts| schedule.publish(parts, round)))
-        }
+        0 if round < blocks => PhaseStep::of(context.publishes().map(|parts| context.publish(parts, round))),
         1 if round >= 1 && round <= last => {
             PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: signals(round) })
         }
         2 if round >= 1 && round <= blocks => {
-            let of = plan.where_published(round - 1);
+            let of = context.published.area(round - 1);
             let into = collective.wants_sum(rank).map_or(SumTarget::Buffer, SumTarget::Back);
             PhaseStep::DirectStep(DirectStep::Reduce { part: rank, block: round - 1, of, into })
         }
         0..=2 => PhaseStep::Nothing,
         _ => {
-            let takers = schedule.takers().filter(|_| round >= 2);
-            let peer = takers.and_then(|peers| schedule.peer(peers, phase - 3));
-            let count = takers.map_or(0, |_| schedule.rank().world_size() - 1);
+            let takers = context.takers().filter(|_| round >= 2);
+            let peer = takers.and_then(|peers| context.peer(peers, phase - 3));
+            let count = takers.map_or(0, |_| context.rank().world_size() - 1);
             match peer {
                 Some(part) => {
-                    let (block, of) = (round - 2, plan.where_published(round - 2));
+                    let (block, of) = (round - 2, context.published.area(round - 2));
                     PhaseStep::DirectStep(DirectStep::Take { from: rank, part, block, of, into: part })
                 }
                 None if phase == 3 + count && round <= blocks => PhaseStep::DirectStep(DirectStep::Signal),

@@ -2,9 +2,9 @@
 
 use dist_transport::shm_group::MemoryArea;
 
-use super::schedule::PhaseStep;
+use super::step_context::PhaseStep;
 use super::{
-    BLOCK_BYTES, DirectAlgorithm, DirectSchedule, DirectStep, Division, Ownership, PeerSet, RemoteAccess,
+    BLOCK_BYTES, DirectAlgorithm, DirectStep, Division, Ownership, PeerSet, RemoteAccess, StepContext,
     SumTarget,
 };
 use crate::CollectiveKind;
@@ -23,12 +23,12 @@ pub static ALL_REDUCE: DirectAlgorithm = DirectAlgorithm {
     block_bytes: |_| BLOCK_BYTES,
     rounds: |_| 1,
     signals: |_| 2,
-    step: |schedule, _, phase| write_to_all(schedule, phase),
+    step: |context, _, phase| write_to_all(context, phase),
 };
 
 /// Every rank reduces its part of all ranks' memory and writes the sum into their memory.
-fn write_to_all(schedule: &DirectSchedule, phase: usize) -> PhaseStep {
-    let part = schedule.rank().index();
+fn write_to_all(context: &StepContext, phase: usize) -> PhaseStep {
+    let part = context.rank().index();
     match phase {
         0 => PhaseStep::DirectStep(DirectStep::Signal),
         1 => PhaseStep::DirectStep(DirectStep::Wait { ranks: PeerSet::Others, signals: 1 }),
@@ -38,6 +38,6 @@ fn write_to_all(schedule: &DirectSchedule, phase: usize) -> PhaseStep {
             of: MemoryArea::Exposed,
             into: SumTarget::Back(PeerSet::Others),
         }),
-        _ => schedule.leave(phase - 3, 2),
+        _ => context.leave(phase - 3, 2),
     }
 }

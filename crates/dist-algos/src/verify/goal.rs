@@ -38,7 +38,7 @@ pub enum Goal {
     /// Every message has the same length on both ends for any sizes of chunks.
     AllToAll,
     /// Chunk `j` of rank `r`, which was for rank `r + j`, is from rank `r − j`, modulo the world size.
-    AllToAllTurned,
+    AllToAllRotated,
     /// Rank `r` has the sum of the ranks up to it.
     Scan(Extent),
     /// No rank ends before every rank has begun.
@@ -77,7 +77,7 @@ impl Goal {
     /// Returns the goal of an algorithm in a world of this size, for this root. The root is ignored if the operation has none.
     pub fn of(algorithm: &MessageAlgorithm, world_size: usize, root: usize) -> Self {
         match (algorithm.collective, algorithm.sends_from(world_size)) {
-            (CollectiveKind::AllToAll, Source::Buffer) => Self::AllToAllTurned,
+            (CollectiveKind::AllToAll, Source::Buffer) => Self::AllToAllRotated,
             (collective, _) => Self::of_collective(collective, root),
         }
     }
@@ -105,7 +105,7 @@ impl Goal {
         let peers = world_size.saturating_sub(1);
         let moved = match self {
             Self::AllReduce => 2 * peers,
-            Self::ReduceScatter | Self::AllGather | Self::AllToAll | Self::AllToAllTurned => peers,
+            Self::ReduceScatter | Self::AllGather | Self::AllToAll | Self::AllToAllRotated => peers,
             Self::Gather { .. } | Self::Scatter { .. } => peers,
             Self::Broadcast { .. } | Self::Reduce { .. } | Self::Scan(_) if peers > 0 => world_size,
             Self::Broadcast { .. } | Self::Reduce { .. } | Self::Scan(_) | Self::Barrier => 0,
@@ -130,7 +130,7 @@ impl Goal {
             _ if self.reduces() => Some(Piece { rank, chunk: 0 }),
             Self::AllGather | Self::Gather { .. } | Self::AllToAll => (rank == chunk).then_some(own),
             Self::Broadcast { root } => (rank == root).then_some(own),
-            Self::AllToAllTurned => Some(Piece { rank, chunk: (rank + chunk) % world_size }),
+            Self::AllToAllRotated => Some(Piece { rank, chunk: (rank + chunk) % world_size }),
             _ => None,
         }
     }
@@ -159,7 +159,7 @@ impl Goal {
             Self::Gather { root } if rank == root => piece(chunk, chunk),
             Self::Scatter { root } if rank == chunk && rank != root => piece(root, chunk),
             Self::AllToAll => piece(chunk, rank),
-            Self::AllToAllTurned => piece((rank + world_size - chunk) % world_size, rank),
+            Self::AllToAllRotated => piece((rank + world_size - chunk) % world_size, rank),
             _ => RequiredContent::Anything,
         }
     }

@@ -2,7 +2,7 @@
 
 use dist_transport::Rank;
 
-use super::symmetry::are_turned;
+use super::rotation::are_rotated;
 use super::{Goal, RankProgram, Report, check, check_roots};
 use crate::{Chunks, CollectiveKind, Cost, Error, MessageAlgorithm, Order, Result, Source};
 
@@ -82,7 +82,7 @@ pub fn prove_world(algorithm: &MessageAlgorithm, world_size: usize) -> Result<Pr
         proof.add(&prove_programs(algorithm, &first, 0)?);
         for root in roots.skip(1) {
             let programs = programs(algorithm, world_size, root);
-            if !are_turned(algorithm.chunks(world_size), &first, &programs, root) {
+            if !are_rotated(algorithm.chunks(world_size), &first, &programs, root) {
                 proof.add(&prove_programs(algorithm, &programs, root)?);
             }
         }

@@ -29,6 +29,7 @@ mod messages;
 pub mod mutate;
 mod parallel;
 mod report;
+mod rotation;
 pub mod symmetry;
 mod two_level;
 

@@ -12,101 +12,11 @@ use smallvec::{SmallVec, smallvec};
 
 use super::goal::{Piece, RequiredContent};
 use super::messages::{check_cost, program};
+use super::rotation::{ChunkNumbering, Rotation};
 use super::{Goal, RankProgram};
 use crate::{
-    ChunkLocation, Chunks, Cost, Error, MessageAlgorithm, Messages, OnArrival, ReceiveHalf, Result, SendHalf,
-    Source, Step,
+    ChunkLocation, Cost, Error, MessageAlgorithm, Messages, OnArrival, ReceiveHalf, Result, Source, Step,
 };
-
-/// The relation between the chunk numbers of different ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChunkNumbering {
-    /// Chunk `c` of one rank corresponds to chunk `c + 1` of the next rank.
-    Rotating(usize),
-    /// Chunks have the same number on all ranks.
-    Fixed,
-}
-
-/// The rotation from rank 0 to another rank.
-#[derive(Clone, Copy, Debug)]
-struct Rotation {
-    by: usize,
-    world_size: usize,
-    numbering: ChunkNumbering,
-}
-
-impl Rotation {
-    fn rank(self, rank: usize) -> usize {
-        (rank + self.by) % self.world_size
-    }
-
-    fn chunk(self, chunk: usize) -> usize {
-        match self.numbering {
-            ChunkNumbering::Rotating(chunks) => (chunk + self.by) % chunks,
-            ChunkNumbering::Fixed => chunk,
-        }
-    }
-
-    fn chunks(self, chunks: Chunks) -> Option<Chunks> {
-        match self.numbering {
-            ChunkNumbering::Rotating(within) => chunks.turned(self.by, within),
-            ChunkNumbering::Fixed => Some(chunks),
-        }
-    }
-
-    fn step(self, step: Step) -> Option<Step> {
-        Some(match step {
-            Step::Exchange { send, receive } => {
-                let send = match send {
-                    Some(half) => {
-                        Some(SendHalf { to: self.rank(half.to), chunks: self.chunks(half.chunks)?, ..half })
-                    }
-                    None => None,
-                };
-                let receive = match receive {
-                    Some(half) => {
-                        let (from, chunks) = (self.rank(half.from), self.chunks(half.chunks)?);
-                        Some(ReceiveHalf { from, chunks, ..half })
-                    }
-                    None => None,
-                };
-                Step::Exchange { send, receive }
-            }
-            Step::Combine { chunk, from, into } => Step::Combine { chunk: self.chunk(chunk), from, into },
-            Step::Copy { chunk, from, into } => Step::Copy { chunk: self.chunk(chunk), from, into },
-            Step::Window { .. } => step,
-        })
-    }
-
-    /// Returns `true` if one program is the rotation of another.
-    fn is_of(self, turned: &RankProgram, program: &RankProgram) -> bool {
-        let finish = match (turned.finish, program.finish) {
-            (Some(turned), Some(finish)) => {
-                turned.after == finish.after && Some(turned.owned) == self.chunks(finish.owned)
-            }
-            (turned, finish) => turned == finish,
-        };
-        finish
-            && turned.steps.len() == program.steps.len()
-            && turned.steps.iter().zip(&program.steps).all(|(turned, step)| Some(*turned) == self.step(*step))
-    }
-}
-
-/// Returns `true` if these programs for a root are those for root 0, rotated by the root. Then they are correct if
-/// those are, except for the order of additions.
-pub(super) fn are_turned(
-    chunks: usize,
-    first: &[RankProgram],
-    programs: &[RankProgram],
-    root: usize,
-) -> bool {
-    let world_size = programs.len();
-    let circles = [ChunkNumbering::Fixed, ChunkNumbering::Rotating(chunks)];
-    circles.into_iter().any(|numbering| {
-        let rotation = Rotation { by: root, world_size, numbering };
-        (0..world_size).all(|rank| rotation.is_of(&programs[rotation.rank(rank)], &first[rank]))
-    })
-}
 
 /// Proves the schedules for a large world, if every rank does what rank 0 does, and returns their cost. Returns
 /// `None` if ranks do different things.
@@ -123,14 +33,14 @@ pub fn prove(algorithm: &MessageAlgorithm, world_size: usize) -> Result<Option<C
         Goal::AllReduce | Goal::ReduceScatter | Goal::AllGather | Goal::AllToAll if chunks == world_size => {
             ChunkNumbering::Rotating(chunks)
         }
-        Goal::AllToAllTurned | Goal::Barrier => ChunkNumbering::Fixed,
+        Goal::AllToAllRotated | Goal::Barrier => ChunkNumbering::Fixed,
         _ => return Ok(None),
     };
     let own = program(algorithm, rank, 0);
-    let turned = |other: Rank| {
+    let rotated = |other: Rank| {
         Rotation { by: other.index(), world_size, numbering }.is_of(&program(algorithm, other, 0), &own)
     };
-    if !Rank::all(world_size).skip(1).all(turned) {
+    if !Rank::all(world_size).skip(1).all(rotated) {
         return Ok(None);
     }
     let mut one = RepresentativeRank::new(goal, chunks, world_size, numbering);
@@ -205,11 +115,11 @@ impl RepresentativeRank {
                     receive
                         .chunks
                         .indices()
-                        .map(|chunk| self.buffer[forth.chunk(chunk)].turned(back))
+                        .map(|chunk| self.buffer[forth.chunk(chunk)].rotated(back))
                         .collect()
                 }
             };
-            arriving.push((receive, contents, self.heard.turned(back.by)));
+            arriving.push((receive, contents, self.heard.rotated(back.by)));
             self.cost.sent_max += send.chunks.len();
             self.cost.path += send.chunks.len();
             let message = Messages::new(1, send.chunks.len());
@@ -228,7 +138,7 @@ impl RepresentativeRank {
     }
 
     fn input(&self, chunk: usize, back: Rotation) -> Content {
-        self.goal.input(0, chunk).map_or(Content::Nothing, |piece| Content::Piece(piece).turned(back))
+        self.goal.input(0, chunk).map_or(Content::Nothing, |piece| Content::Piece(piece).rotated(back))
     }
 
     fn receive(&mut self, step: usize, chunk: usize, content: Content, then: OnArrival) -> Result<()> {
@@ -286,13 +196,13 @@ impl RepresentativeRank {
 }
 
 impl Content {
-    fn turned(&self, rotation: Rotation) -> Self {
+    fn rotated(&self, rotation: Rotation) -> Self {
         match self {
             Self::Nothing => Self::Nothing,
             Self::Piece(piece) => {
                 Self::Piece(Piece { rank: rotation.rank(piece.rank), chunk: rotation.rank(piece.chunk) })
             }
-            Self::Sum(ranks, finished) => Self::Sum(ranks.turned(rotation.by), *finished),
+            Self::Sum(ranks, finished) => Self::Sum(ranks.rotated(rotation.by), *finished),
         }
     }
 }
@@ -310,16 +220,16 @@ impl CyclicRanks {
         Self { runs: smallvec![rank..rank + 1], world_size }
     }
 
-    fn turned(&self, by: usize) -> Self {
-        let mut turned = Self { runs: SmallVec::new(), world_size: self.world_size };
+    fn rotated(&self, by: usize) -> Self {
+        let mut rotated = Self { runs: SmallVec::new(), world_size: self.world_size };
         for run in &self.runs {
             let (start, end) = (run.start + by, run.end + by);
             let within = |rank: usize| rank.min(self.world_size);
             let beyond = |rank: usize| rank.saturating_sub(self.world_size);
-            turned.runs.extend([within(start)..within(end), beyond(start)..beyond(end)]);
+            rotated.runs.extend([within(start)..within(end), beyond(start)..beyond(end)]);
         }
-        turned.normalize();
-        turned
+        rotated.normalize();
+        rotated
     }
 
     fn add(&mut self, other: &Self) {
@@ -371,7 +281,7 @@ impl CyclicRanks {
 mod tests {
     use super::*;
     use crate::verify::prove_world;
-    use crate::{ALGORITHMS, all_to_all, barrier, binomial, circulant, ring};
+    use crate::{ALGORITHMS, Chunks, SendHalf, all_to_all, barrier, binomial, circulant, ring};
 
     fn set(ranks: &[usize]) -> CyclicRanks {
         let mut set = CyclicRanks { runs: SmallVec::new(), world_size: 7 };
@@ -383,14 +293,14 @@ mod tests {
     fn sets_in_a_ring_rotate_and_intersect() {
         let runs = set(&[5, 6, 0, 2]);
         assert_eq!(runs.runs.as_slice(), [0..1, 2..3, 5..7]);
-        assert_eq!(runs.turned(1), set(&[6, 0, 1, 3]));
-        assert_eq!(runs.turned(0), runs);
+        assert_eq!(runs.rotated(1), set(&[6, 0, 1, 3]));
+        assert_eq!(runs.rotated(0), runs);
         assert_eq!(runs.shared(&set(&[1, 3, 6])), Some(6));
         assert_eq!(runs.shared(&set(&[1, 3, 4])), None);
         assert_eq!((runs.missing(), set(&[1]).missing()), (Some(1), Some(0)));
         let mut all = runs;
         all.add(&set(&[1, 3, 4]));
-        assert!(all.is_full() && all == all.turned(3));
+        assert!(all.is_full() && all == all.rotated(3));
     }
 
     #[test]

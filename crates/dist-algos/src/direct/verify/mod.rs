@@ -26,7 +26,7 @@ pub mod mutate;
 
 use dist_transport::shm_group::CALLS_MAX;
 
-use super::schedule::PublishPlace;
+use super::step_context::PublishPlace;
 use super::{DirectAlgorithm, DirectCollective, DirectPlan, DirectStep, RemoteAccess};
 use crate::Result;
 pub use draw::draw;
@@ -79,14 +79,14 @@ pub fn plans(
         |&blocks| DirectPlan::in_blocks((collective, algorithm), world_size, blocks, PublishPlace::Slot);
     let mut plans: Vec<DirectPlan> = blocks.iter().map(in_slots).collect();
     let in_line = algorithm.is_one_shot && algorithm.places(world_size) == 1;
-    let turned = collective.rooted_at(world_size - 1);
+    let at_last_rank = collective.rooted_at(world_size - 1);
     let short =
         |collective, published| DirectPlan::in_blocks((collective, algorithm), world_size, 1, published);
-    plans.insert(2, short(turned, if in_line { PublishPlace::FlagLine } else { PublishPlace::Slot }));
+    plans.insert(2, short(at_last_rank, if in_line { PublishPlace::FlagLine } else { PublishPlace::Slot }));
     if in_line && collective.root().is_some() {
-        plans.insert(3, short(turned, PublishPlace::EagerBuffer));
+        plans.insert(3, short(at_last_rank, PublishPlace::EagerBuffer));
         let one_root = [collective].into_iter().cycle().take(CALLS_MAX + 1);
-        let two_roots = [collective, turned].into_iter().cycle().take(CALLS_MAX + 1);
+        let two_roots = [collective, at_last_rank].into_iter().cycle().take(CALLS_MAX + 1);
         for published in [PublishPlace::EagerBuffer, PublishPlace::FlagLine] {
             plans.extend(
                 one_root.clone().chain(two_roots.clone()).map(|collective| short(collective, published)),
