@@ -55,4 +55,4 @@ pub use window::Window;
 use call::Call;
 use kernel::combine;
 use reduce_op::ReduceKind;
-use tuning::*;
+use tuning::{CostCache, Crossovers, Operation, Ownership, crossovers_from_env};

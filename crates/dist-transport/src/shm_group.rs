@@ -18,8 +18,8 @@ pub const CHANGED_MAX: usize = 7;
 /// The most calls that ranks may be in at the same time. Two ranks are always fewer than this many calls
 /// apart.
 ///
-/// The window of four calls, and eager buffers for each of them, let a root or a contributor run ahead on an
-/// oversubscribed host, which saves switches between ranks. Without both, 4 ranks on 2 cores of a Xeon take
+/// The window of four calls, and an eager buffer for each of them, stay because they let a root or a
+/// contributor run ahead on an oversubscribed host, which saves switches between ranks. Without both, 4 ranks on 2 cores of a Xeon take
 /// 1.5 times as long for a broadcast of 8 B and of 1 KiB, and 1.4 times for 16 KiB. A reduce takes 1.7, 1.8
 /// and 1.6 times as long (2026-11-28). Eight calls gave no more.
 pub const CALLS_MAX: usize = 4;

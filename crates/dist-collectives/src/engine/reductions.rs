@@ -29,11 +29,7 @@ impl Engine {
             let ownership = buffer.ownership();
             let mut wide = self.widened(widening, buffer.elements(), ownership)?;
             let done = self.all_reduce(wide.buffer(), op, &options.in_place_of::<T>());
-            if done.is_ok() {
-                (widening.narrow)(wide.elements(), buffer.elements());
-            }
-            self.wide.keep(wide);
-            return done;
+            return self.narrowed(widening, wide, done.map(|()| 0), buffer.elements());
         }
         let (len, collective) = (buffer.elements().len(), Collective::Direct(DirectCollective::AllReduce));
         let key =
@@ -65,11 +61,8 @@ impl Engine {
         if let Some(widening) = widening::<T>(op) {
             let mut wide = self.widened(widening, buffer, Ownership::Borrowed)?;
             let done = self.reduce(wide.elements(), op, root, &options.in_place_of::<T>());
-            if done.is_ok() && self.rank.index() == root {
-                (widening.narrow)(wide.elements(), buffer);
-            }
-            self.wide.keep(wide);
-            return done;
+            let result = if self.rank.index() == root { buffer } else { &mut [] };
+            return self.narrowed(widening, wide, done.map(|()| 0), result);
         }
         let collective = Collective::Direct(DirectCollective::Reduce { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
@@ -93,10 +86,10 @@ impl Engine {
         Self::check_op::<T>(op)?;
         if let Some(widening) = widening::<T>(op) {
             let mut wide = self.widened(widening, input, ownership)?;
+            let start = layout.range(self.rank.index()).start;
             let done = self.reduce_scatter_in(wide.buffer(), layout, op, &options.in_place_of::<T>());
-            let done = done.map(|part| (widening.narrow)(part, output));
-            self.wide.keep(wide);
-            return done;
+            let done = done.map(|_| start);
+            return self.narrowed(widening, wide, done, output);
         }
         // Elements that are scaled first are copied, since the input must not change.
         let (of, ownership) = match op {
@@ -136,11 +129,12 @@ impl Engine {
         };
         let ownership = buffer.ownership();
         let mut wide = self.widened(widening, buffer.elements(), ownership)?;
-        let own = &mut buffer.into_elements()[layout.range(self.rank.index())];
+        let range = layout.range(self.rank.index());
+        let own = &mut buffer.into_elements()[range.clone()];
         let done = self.reduce_scatter_in(wide.buffer(), layout, op, &options.in_place_of::<T>());
-        let done = done.map(|part| (widening.narrow)(part, own));
-        self.wide.keep(wide);
-        done.map(|()| own)
+        let done = done.map(|_| range.start);
+        self.narrowed(widening, wide, done, own)?;
+        Ok(own)
     }
 
     /// Returns this rank's part of the buffer, which holds the result.

@@ -56,7 +56,7 @@ impl WidenedBuffers {
     }
 
     /// Keeps the memory for the next call.
-    pub(super) fn keep(&mut self, wide: WidenedElements) {
+    fn keep(&mut self, wide: WidenedElements) {
         *self.of_kind(wide.ownership) = Some(wide.elements);
     }
 }
@@ -80,6 +80,20 @@ impl Engine {
         let mut memory = memory.inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))?;
         (widening.widen)(elements, &mut memory);
         Ok(WidenedElements { elements: memory, ownership })
+    }
+
+    /// Ends an operation on widened elements. If it succeeded, rounds the result to the caller's type: as many elements
+    /// as `into` has, from the index on that `done` holds.
+    pub(super) fn narrowed<T: Element>(
+        &mut self,
+        widening: Widening<T>,
+        wide: WidenedElements,
+        done: Result<usize>,
+        into: &mut [T],
+    ) -> Result<()> {
+        let done = done.map(|start| (widening.narrow)(&wide.elements[start..][..into.len()], into));
+        self.wide.keep(wide);
+        done
     }
 }
 

@@ -875,11 +875,12 @@ impl WaitState {
 /// Returns `true` if other ranks should send single copies to this rank: it receives at least 1 MiB, and at
 /// least as many bytes as it sends.
 ///
-/// Through the ring each byte is copied twice, by both sides at once if neither has other work. On a Xeon
-/// with 2 cores, a sendrecv then takes 1.9 to 2.1 times as long for 1 MiB, 1.6 times for 4 MiB and 1.9 to 2
-/// times for 16 MiB. A pingpong takes as long either way (2026-11-28). No user
-/// function may run meanwhile, because it could end the call while other ranks still copy; so all receives go
-/// into memory.
+/// Single-copy sends stay because the ring copies each byte twice, on both sides. Without them, on a Xeon with
+/// 2 cores, a sendrecv takes 1.9 to 2.1 times as long for 1 MiB, 1.6 times for 4 MiB and 1.9 to 2 times for
+/// 16 MiB. A pingpong takes 0.8 to 1.2 times as long (2026-11-28).
+///
+/// A function of the user could end the call while other ranks still copy. So every receive must go into
+/// memory.
 fn pays_single_copy<'a, 'b: 'a>(
     sent: usize,
     mut receives: impl Iterator<Item = &'a Incoming<'b>> + Clone,

@@ -10,10 +10,11 @@
 //! ranks then ask for short scheduler slices, so that a woken rank gets a core after one short slice instead
 //! of several milliseconds. Without external load, ranks run better without short slices.
 //!
-//! Detection of external load gains nothing on a host without other work. Beside another busy process on each
-//! core, 4 ranks on 2 cores of a Xeon take longer without it: 1.04 to 1.65 times as long for an all_reduce of
-//! 64 KiB, and 1.25 to 1.76 times for 1 MiB. Those are medians of three series of 2026-11-28. A rule without
-//! CPU times, which does not yield for as long as a yield took, makes 8 B take 2 to 4 times as long.
+//! Detection of external load stays because of busy hosts; without other work it gains nothing. Beside another
+//! busy process on each core, 4 ranks on 2 cores of a Xeon take longer without it: 1.04 to 1.65 times as long
+//! for an all_reduce of 64 KiB, and 1.25 to 1.76 times for 1 MiB. Those are medians of three series of
+//! 2026-11-28. A rule that needs no CPU times was tried: do not yield for as long as the last yield took. With
+//! it, 8 B take 2 to 4 times as long.
 
 use std::time::Duration;
 
