@@ -8,9 +8,9 @@ use crate::tidy;
 pub(crate) const HELP: &str = "\
 cargo xtask book [--write]
 
-Checks the guide in docs/book, which is all that cargo xtask tidy says of its pages, and builds it with mdBook
-into target/book. Its blocks of Rust are tested by cargo test -p book.
-  --write   first write the page that is generated, the reference of distctl; a test fails while it is another";
+Checks the guide in docs/book as cargo xtask tidy does, and builds it with mdBook into target/book. The Rust
+code of its pages is tested by cargo test -p book.
+  --write   first generate the reference of distctl; a test fails if that page is out of date";
 
 /// The version of mdBook that builds the book; .ci/run installs it.
 const INSTALL: &str = "cargo install mdbook --version 0.5.4 --locked --no-default-features --features search";

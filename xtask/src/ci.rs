@@ -8,20 +8,20 @@ use crate::{book, members, test, tidy};
 pub(crate) const HELP: &str = "\
 cargo xtask ci
 
-Runs these steps, and stops at the first that fails:
-  fmt       rustfmt, as rustfmt.toml says
-  clippy    every target of every default member; warnings are errors
+Runs these steps and stops at the first that fails:
+  fmt       rustfmt with rustfmt.toml
+  clippy    all targets of all default members; warnings are errors
   tidy      cargo xtask tidy
   docs      rustdoc; warnings are errors
-  book      the guide, if mdBook is installed; tidy checks its pages, and test its code
-  crates    clippy for each crate alone, with combinations of its features; its dependencies
-  packages  cargo package, which needs all metadata of every crate
-  deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
+  book      builds the guide if mdBook is installed; tidy checks its pages, and test runs its code
+  crates    clippy for each crate alone, with combinations of its features; checks its dependencies
+  packages  cargo package, which needs complete metadata of every crate
+  deny      cargo-deny if it is installed: bans, licences, sources; advisories if a database is installed
   test      cargo xtask test
-  features  tests of crates alone without the features that change what is tested
+  features  tests of single crates without the features that change what is tested
   demo      two steps of the program that cargo demo runs
 
-It covers the default members. .ci/run installs cargo-deny and mdBook, which are needed beyond Rust and a C
+It covers the default members. .ci/run installs cargo-deny and mdBook, which are needed besides Rust and a C
 compiler, and runs this command and then cargo xtask burn.";
 
 pub(crate) fn run() -> Result<(), Failure> {

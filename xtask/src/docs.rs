@@ -5,7 +5,7 @@ use crate::command::{Failure, cargo, output};
 pub(crate) const HELP: &str = "\
 cargo xtask docs
 
-Writes docs/algorithms.md from the schedules themselves. A test of dist-algos fails while the page is another.";
+Generates docs/algorithms.md from the schedules. A test of dist-algos fails if the page is out of date.";
 
 const PAGE: &str = "docs/algorithms.md";
 

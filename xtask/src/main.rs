@@ -22,20 +22,20 @@ use command::{Failure, print_help};
 const HELP: &str = "\
 cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
 
-  ci       what must pass before a change lands: fmt, clippy, tidy, docs, each crate alone, cargo-deny, test
-  test     every test there is: units, documents, properties, simulation, processes, then the matrix
-  matrix   transport x ranks x algorithm x dtype x operation in real processes   [--filter TEXT]
-  sim      programs under many seeds and random faults, simulated                [--seeds N]
-  predict  predicted beside measured times, here and on links made slow or long  [--filter NAME]
-  compare  times beside those of other libraries, in the same run           [--ops LIST]
-  burn     dist-burn, which no plain build has: clippy, docs, tests
-  mpi      dist-mpi, which no plain build has, with each installed MPI: clippy, docs, tests, jobs of mpirun
-  bench    criterion benches, one file per algorithm                             [--filter TEXT]
-  book     check the guide and build it into target/book                   [--write]
-  docs     write docs/algorithms.md anew from the schedules
-  tidy     layer order, headers, unsafe, names, words, lengths; links and sentences of pages   [--words]
+  ci       run all checks: fmt, clippy, tidy, docs, each crate alone, cargo-deny, test
+  test     run all tests: unit, documentation, property, simulation and process tests, then the matrix
+  matrix   check every transport, number of ranks, algorithm, type and operation in processes  [--filter TEXT]
+  sim      run programs on the simulated network under many seeds with random faults           [--seeds N]
+  predict  compare predicted with measured times, on this host and on slowed links             [--filter NAME]
+  compare  compare times with those of other libraries, measured in the same run               [--ops LIST]
+  burn     check and test dist-burn, which is no default member
+  mpi      check and test dist-mpi, which is no default member, with each installed MPI
+  bench    run the criterion benches, one file per algorithm                                   [--filter TEXT]
+  book     check the guide and build it into target/book                                       [--write]
+  docs     generate docs/algorithms.md from the schedules
+  tidy     check layers, headers, unsafe, names, words, lengths, and the links of pages        [--words]
 
-Alone: cargo demo trains a small model on 2 processes; distctl (crates/dist-cli) starts and measures jobs.";
+Also: cargo demo trains a small model on 2 processes; distctl (crates/dist-cli) starts and measures jobs.";
 
 fn main() -> ExitCode {
     match run(lexopt::Parser::from_env()) {

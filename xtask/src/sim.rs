@@ -6,16 +6,16 @@ use crate::members;
 pub(crate) const HELP: &str = "\
 cargo xtask sim [--seeds N] [--first N] [--size]
 
-Runs each program of crates/dist-parallel/examples/explore (collectives, groups that overlap, operations
-under way at once, training with whole and with sharded models, by a pipeline, with checkpoints) under so
-many seeds (500), from the first on (0). The seed decides in which order threads run, whether ranks share
-memory and, in three runs of four, what goes wrong: ranks die, stall or are slow, messages are late, hosts
-are cut off. Every rank must end with the right result or an error, and all that one coordinator told of
-the end must name the same culprit; what a training has saved by then must lead where one comes that was
-not interrupted. A failure is printed with its seed, what went wrong, and what every rank waited for;
---seeds 1 --first SEED does it again.
---size runs large worlds instead, and says how long they take: 1000 ranks must do an all_reduce of 1 MiB, and
-64 ranks 20 steps of training, in 10 s each and in 4 GiB.";
+Runs each program of crates/dist-parallel/examples/explore on the simulated network, under N seeds (500) from
+the first one (0) on. The programs are collectives, overlapping groups, concurrent operations, and training
+with replicated and sharded models, as a pipeline, and with checkpoints.
+The seed determines the order of threads, whether ranks share memory, and in three of four runs the faults:
+ranks die, stall or are slow, messages are late, hosts are cut off.
+Every rank must end with the right result or with an error. All ranks that the same coordinator informed must
+report the same cause. Training that continues from a checkpoint must give the result of a run without faults.
+A failure is printed with its seed and the state of every rank; --seeds 1 --first SEED repeats it.
+--size runs large worlds instead and prints their times. An all_reduce of 1 MiB among 1000 ranks, and 20 steps
+of training on 64 ranks, must each take at most 10 s and 4 GiB.";
 
 pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     let (mut seeds, mut first, mut size) = (500_u64, 0_u64, false);

@@ -1,7 +1,7 @@
 //! A test suite for implementations of [`RingTransport`].
 //!
-//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm of a table. It
-//! panics at the first broken promise and names it.
+//! [`check`] moves messages of all sizes, one by one and many at once, and runs every all_reduce algorithm of a table.
+//! It panics at the first broken promise and names it.
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
 use std::time::Duration;

@@ -73,7 +73,7 @@ impl MessageAlgorithm {
         (self.order)(world_size)
     }
 
-    /// Returns `true` if it reduces in this order or a stricter one, or does not reduce.
+    /// Returns `true` if the algorithm reduces in this order or a stricter one, or reduces nothing.
     pub fn keeps(&self, order: Order, world_size: usize) -> bool {
         self.order(world_size).is_none_or(|own| own >= order)
     }

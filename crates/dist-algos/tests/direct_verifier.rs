@@ -210,7 +210,8 @@ fn slots_that_are_used_again_too_early_are_a_race(
     }
 }
 
-/// A pipeline that publishes a block while others use the one before needs three slots at least. With two, each rank would wait for the others to use a block that they can only use after they have waited for it in turn.
+/// A pipeline that publishes a block while others use the one before needs three slots at least. With two, each rank
+/// would wait for the others to use a block that they can only use after they have waited for it in turn.
 #[test]
 fn a_pipeline_of_two_slots_waits_for_ever() {
     let with_waits = |slots: usize| {

@@ -39,23 +39,23 @@ struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Start a program once per rank on this machine, and end all ranks when one fails
+    /// Start a program once for each rank on this machine, and end all ranks when one fails
     Run(run::Arguments),
-    /// Measure a collective in this job, or in a job of its own
+    /// Measure a collective in the current job, or start a job to measure it
     Bench(bench::Arguments),
-    /// Measure anew what messages take here, which the choice of algorithms goes by
+    /// Measure the costs of messages here again; algorithms are chosen by these costs
     Tune(tune::Arguments),
-    /// Tell what ranks find here, how fast they reach each other, and what could be better
+    /// Report the environment of the ranks, the speed between them, and what could be improved
     Doctor(doctor::Arguments),
-    /// Kill, stop or hold up a rank of job after job, and see that the others hear of it as they should
+    /// Start jobs in which one rank is killed, stopped or delayed, and check the errors of the other ranks
     Chaos(chaos::Arguments),
-    /// Prove every schedule for every world size up to a bound, and reject changed ones
+    /// Prove every schedule for all world sizes up to a limit, and check that wrong schedules are rejected
     Verify(verify::Arguments),
-    /// Predict how long collectives take on a network that need not exist
+    /// Predict the times of collectives on a network that you describe
     Sim(Box<sim::Arguments>),
     /// Print completions for a shell
     Completions(reference::CompletionsArguments),
-    /// Print the manual page, or write one for each command
+    /// Print the manual page, or write one page for each command
     Man(reference::ManArguments),
     /// Print the page of the guide that lists all commands
     #[command(hide = true)]

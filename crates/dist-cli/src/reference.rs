@@ -13,14 +13,14 @@ use crate::{Error, variables};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArguments {
-    /// The shell to complete for
+    /// Shell
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArguments {
-    /// Write one page for each command into this folder; without it, the page of distctl is printed
+    /// Write one page for each command to this folder, instead of printing the page of distctl
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
 }

@@ -25,62 +25,62 @@ enum Reader {
 pub(crate) const VARIABLES: [Variable; 12] = [
     Variable {
         name: "DIST_COORDINATOR",
-        meaning: "Who hosts the coordinator: external (the launcher) or rank0",
+        meaning: "Host of the coordinator: external (the launcher) or rank0",
         reader: Reader::Programs,
     },
     Variable {
         name: "DIST_COSTS",
-        meaning: "The file of measured costs, or off; rank 0's counts",
+        meaning: "File of measured costs, or off; the value of rank 0 counts",
         reader: Reader::Ranks,
     },
     Variable {
         name: "DIST_CROSSOVERS",
-        meaning: "From how many bytes on an algorithm of shared memory is used",
+        meaning: "Sizes in bytes from which each algorithm of shared memory is used",
         reader: Reader::Ranks,
     },
     Variable {
         name: "DIST_HOST_ID",
-        meaning: "Ranks with the same text are on one machine; else the machine's boot id decides",
+        meaning: "Name of the machine: ranks with the same name share memory [default: the machine's boot id]",
         reader: Reader::Ranks,
     },
     Variable {
         name: "DIST_JOB_ID",
-        meaning: "The name of the job, the same on all its machines",
+        meaning: "Name of the job, the same on all its machines",
         reader: Reader::Run,
     },
     Variable {
         name: "DIST_LIVENESS",
-        meaning: "How many seconds a process or a host may be silent, at least 2",
+        meaning: "Seconds without a heartbeat after which a process or a host counts as failed, at least 2",
         reader: Reader::Ranks,
     },
     Variable {
         name: "DIST_LOG",
-        meaning: "What distctl logs, written as RUST_LOG is",
+        meaning: "Log filter of distctl, in the syntax of RUST_LOG",
         reader: Reader::Everything,
     },
     Variable {
         name: "DIST_PORT",
-        meaning: "The port of the coordinator in place of MASTER_PORT, under other launchers",
+        meaning: "Port of the coordinator instead of MASTER_PORT, under other launchers",
         reader: Reader::Programs,
     },
     Variable {
         name: "DIST_RESTART",
-        meaning: "How often the job was started before; distctl run sets it for the program",
+        meaning: "Number of restarts of the job; distctl run sets it for the program",
         reader: Reader::Programs,
     },
     Variable {
         name: "DIST_SECRET_FILE",
-        meaning: "A file with the secret of the job, readable by its owner only, or fd:N",
+        meaning: "File with the secret of the job, readable by its owner only, or fd:N",
         reader: Reader::Run,
     },
     Variable {
         name: "DIST_SHM_CMA",
-        meaning: "How far ranks reach into each other's memory: on, read or off",
+        meaning: "Access of ranks to each other's memory: on, read or off",
         reader: Reader::Ranks,
     },
     Variable {
         name: "DIST_TRANSPORT",
-        meaning: "What messages go through: auto, shm or tcp",
+        meaning: "Transport of messages: auto, shm or tcp",
         reader: Reader::Ranks,
     },
 ];

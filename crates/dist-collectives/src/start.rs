@@ -256,7 +256,7 @@ impl Communicator {
         receive_counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
         let input = input.into();
-        let len = self.engine.check_dealt(input.len(), &send_counts, &receive_counts);
+        let len = self.engine.check_part_counts(input.len(), &send_counts, &receive_counts);
         self.start_into(
             StartedOperation::of::<T>(Operation::AllToAll, 0),
             input,

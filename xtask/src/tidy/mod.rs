@@ -21,17 +21,18 @@ pub(crate) const HELP: &str = "\
 cargo xtask tidy [--words [--seed N]]
 
 Checks what neither the compiler nor clippy does:
-  layers     a crate's manifest names only crates below it (not for tests); frameworks at home
-  members    every crate is a default member, or is listed as one that has a step of its own
-  headers    every .rs file begins with //! or with its README, every crate has a README
-  unsafe     nowhere but in the files that are listed for it; every crate takes the workspace's lints
+  layers     crates depend only on crates below them (except for tests); only dist-candle and dist-burn
+             depend on their frameworks
+  members    every crate is a default member, or is listed as one that CI checks in a step of its own
+  headers    every .rs file begins with //! or includes its README, and every crate has a README
+  unsafe     only the listed files contain unsafe; every crate uses the lints of the workspace
   names      no file is called utils, common, helpers, types, base, manager, misc; no glob re-exports
-  words      names and comments use the field's terms; a type name once in crates that use each other
+  words      names and comments use the field's terms; crates that use each other share no type name;
              --words prints figures of each crate and ten comments to judge, drawn by the seed
-  top level  nothing in the root folder but what belongs there
-  links      a link in a Markdown page leads to a file that is there, and to a heading of it
-  sentences  in the guide and README.md: 20 words on average at most, and none above 40
-  guide      every page is listed, its Rust is tested, the cargo commands that it names exist
+  top level  the root folder contains only the listed files
+  links      links in Markdown pages lead to existing files and headings
+  sentences  in the guide and README.md: at most 20 words on average, and none above 40
+  guide      every page is listed, its Rust is tested, and the cargo commands that it names exist
   lengths    warns of files over 500 lines and functions over 70";
 
 /// One thing that a rule found.

@@ -9,8 +9,8 @@ use dist_transport::{LazyDeadline, Rank, Result};
 ///
 /// The methods correspond to the methods of [`dist_transport::shm_group::ShmGroup`] with the same names, where they are
 /// described. They are safe to call here. An implementation on real shared memory is only given to
-/// [`run`](super::run()) and [`signal_and_wait`](super::signal_and_wait). These get the steps of a checked plan and call the methods as
-/// the steps say.
+/// [`run`](super::run()) and [`signal_and_wait`](super::signal_and_wait). These get the steps of a checked plan and
+/// call the methods as the steps say.
 pub trait DirectAccess {
     /// Returns the layout of the shared memory; it is the same on all ranks.
     fn shared(&self) -> GroupLayout;

@@ -34,8 +34,8 @@ pub struct DirectAlgorithm {
     pub rounds: fn(usize) -> usize,
     /// Returns how many times every rank signals for a plan with this many blocks.
     pub signals: fn(usize) -> usize,
-    /// Returns the step of a rank at a position in a round. The arguments are the rank's view of the call, the round and
-    /// the position, both counted from 0.
+    /// Returns the step of a rank at a position in a round. The arguments are the rank's view of the call, the round
+    /// and the position, both counted from 0.
     pub step: fn(&StepContext, usize, usize) -> PhaseStep,
 }
 

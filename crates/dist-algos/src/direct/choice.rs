@@ -51,8 +51,8 @@ pub struct Crossovers {
     /// all_reduce with two ranks, 32 KiB with more; 4 MiB for reduce with more than two ranks, where only the root
     /// reduces.
     pub staged: Option<usize>,
-    /// The size from which [`write_to_all`](super::write_to_all) replaces both on allocated memory. Measured: 8 KiB with
-    /// two ranks, 16 KiB with more.
+    /// The size from which [`write_to_all`](super::write_to_all) replaces both on allocated memory. Measured: 8 KiB
+    /// with two ranks, 16 KiB with more.
     pub write_to_all: Option<usize>,
     /// The size from which [`read_from_all`](super::read_from_all) replaces [`one_shot`](super::one_shot) on allocated
     /// memory, for reduce_scatter, all_to_all and, with two ranks, all_gather. Measured: 1 MiB.

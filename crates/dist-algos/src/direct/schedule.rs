@@ -224,8 +224,9 @@ impl DirectPlan {
             && self.blocks == 1
     }
 
-    /// Returns `true` if the contributions are added in one loop, if there is such a loop. Each rank begins with
-    /// its own contribution, followed by those of the ranks whose numbers differ by exclusive or with 1, 2, 3 and so on. For a power of two that is canonical order, in which only the sides of sums are exchanged. With two ranks it
+    /// Returns `true` if the contributions are added in one loop, if there is such a loop. Each rank begins with its
+    /// own contribution, followed by those of the ranks whose numbers differ by exclusive or with 1, 2, 3 and so on.
+    /// For a power of two that is canonical order, in which only the sides of sums are exchanged. With two ranks it
     /// adds one contribution to the other.
     pub(super) const fn adds_at_once(&self) -> bool {
         self.is_fused() && matches!(self.world_size, 4 | 8)

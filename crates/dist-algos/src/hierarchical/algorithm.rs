@@ -7,10 +7,11 @@ use dist_transport::Rank;
 use super::{LevelCosts, Steps};
 use crate::{CollectiveKind, Hosts, MessageAlgorithm, Order, Phases, Step};
 
-/// The record of a two-level algorithm: an operation inside each host and between hosts. It needs to know the host
-/// of each rank.
+/// The record of a two-level algorithm, which works inside each host and between hosts. Its schedules depend on the
+/// host of each rank.
 ///
-/// The fields are what an algorithm declares. The functions are given the algorithm [between hosts](Self::across).
+/// The fields are what an algorithm declares. The first argument of its functions is the algorithm
+/// [between hosts](Self::across). Callers use the methods of the same names.
 ///
 /// ```
 /// use dist_algos::{Hosts, hierarchical};
@@ -30,15 +31,16 @@ pub struct TwoLevelAlgorithm {
     pub supports: fn(&MessageAlgorithm, &Hosts) -> bool,
     /// Returns the number of chunks of the memory.
     pub chunks: fn(&MessageAlgorithm, &Hosts) -> usize,
-    /// Returns the class of the reduction order, or a weaker class; `None` if nothing is reduced.
+    /// Returns a class of reduction order that the algorithm keeps at least; `None` if nothing is reduced.
     pub order: fn(&MessageAlgorithm, &Hosts) -> Option<Order>,
-    /// Returns the cost for supported hosts, with the most expensive root.
+    /// Returns the cost for supported hosts and the most expensive root.
     pub cost: fn(&MessageAlgorithm, &Hosts) -> LevelCosts,
-    /// Returns the schedule of a rank, for this root; `None` if the hosts belong to another world.
+    /// Returns the schedule of a rank for a root; `None` if the hosts belong to another world.
     pub phases: TwoLevelPhases,
 }
 
-/// Returns the schedule of a rank; see [`TwoLevelAlgorithm::phases`].
+/// The type of [`TwoLevelAlgorithm::phases`]. The arguments are the algorithm between hosts, the rank, the hosts and
+/// the root.
 pub type TwoLevelPhases = for<'a> fn(&MessageAlgorithm, Rank, &'a Hosts, usize) -> Option<Phases<Steps<'a>>>;
 
 impl TwoLevelAlgorithm {
@@ -52,18 +54,18 @@ impl TwoLevelAlgorithm {
         (self.chunks)(self.across, hosts)
     }
 
-    /// Returns the class of the reduction order, or a weaker class; `None` if nothing is reduced. It is canonical only
-    /// if [`Hosts::order`] is canonical.
+    /// Returns a class of reduction order that the algorithm keeps at least; `None` if nothing is reduced. It is
+    /// canonical only if [`Hosts::order`] is canonical.
     pub fn order(&self, hosts: &Hosts) -> Option<Order> {
         (self.order)(self.across, hosts)
     }
 
-    /// Returns `true` if it reduces in this order or a stricter one, or does not reduce.
+    /// Returns `true` if the algorithm reduces in this order or a stricter one, or reduces nothing.
     pub fn keeps(&self, order: Order, hosts: &Hosts) -> bool {
         self.order(hosts).is_none_or(|own| own >= order)
     }
 
-    /// Returns the cost for supported hosts, with the most expensive root.
+    /// Returns the cost for supported hosts and the most expensive root.
     pub fn cost(&self, hosts: &Hosts) -> LevelCosts {
         (self.cost)(self.across, hosts)
     }

@@ -44,8 +44,10 @@ pub static PARTS_RING: TwoLevelAlgorithm = by_parts("two_level/parts/ring", &rin
 pub static PARTS_PAIRWISE: TwoLevelAlgorithm =
     by_parts("two_level/parts/pairwise_circulant", &pairwise::ALL_REDUCE);
 
-/// Returns an all_reduce in which the first rank of each host, to which the whole buffer is reduced, communicates with
-/// other hosts by this algorithm. It supports any hosts and uses one connection between two of them.
+/// Returns an all_reduce in which one rank of each host communicates with other hosts.
+///
+/// Each host reduces the whole buffer to its first rank. These ranks execute the algorithm `across`, and then broadcast
+/// the result inside their hosts. Any hosts are supported, and two hosts need one connection between them.
 pub const fn by_leaders(name: &'static str, across: &'static MessageAlgorithm) -> TwoLevelAlgorithm {
     TwoLevelAlgorithm {
         collective: CollectiveKind::AllReduce,
@@ -63,9 +65,11 @@ pub const fn by_leaders(name: &'static str, across: &'static MessageAlgorithm) -
     }
 }
 
-/// Returns an all_reduce in which all ranks communicate with other hosts by this algorithm, each for its part of the
-/// buffer: a reduce_scatter on the host comes before and an all_gather after. It moves the fewest bytes, and all hosts
-/// must have the same number of ranks.
+/// Returns an all_reduce in which every rank communicates with other hosts, for its part of the buffer.
+///
+/// A reduce_scatter inside each host gives each rank one part. The ranks with the same part execute the algorithm
+/// `across`. Then an all_gather inside each host collects the parts. It moves the fewest bytes. All hosts must have the
+/// same number of ranks.
 pub const fn by_parts(name: &'static str, across: &'static MessageAlgorithm) -> TwoLevelAlgorithm {
     TwoLevelAlgorithm {
         collective: CollectiveKind::AllReduce,

@@ -1,5 +1,5 @@
-//! Two-level barrier: each rank signals the first rank of its host, these ranks signal each other, and then the ranks of
-//! their hosts.
+//! The two-level barrier: each rank signals the first rank of its host, the first ranks execute a barrier, and then
+//! they signal the ranks of their hosts.
 
 use dist_transport::Rank;
 

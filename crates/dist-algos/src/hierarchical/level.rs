@@ -1,8 +1,8 @@
-//! A schedule of some ranks, on chunks of the whole world's buffer.
+//! A level of a two-level schedule: a schedule among some ranks, on chunks of the whole buffer.
 
 use crate::{Chunks, Hosts, ReceiveHalf, Schedule, SendHalf, Step};
 
-/// One rank's steps of a two-level schedule: the steps of one level after the other.
+/// The iterator over one rank's steps of a two-level schedule: the steps of one level after those of another.
 #[derive(Debug)]
 pub struct Steps<'a> {
     levels: [LevelSchedule<'a>; 3],
@@ -21,20 +21,20 @@ pub(super) struct LevelSchedule<'a> {
 pub(super) enum LevelRanks<'a> {
     /// The ranks of one host.
     Members(&'a [usize]),
-    /// The rank at one place of every host.
+    /// The ranks at one place of every host, for example all second ranks.
     Places { hosts: &'a Hosts, place: usize },
-    /// The leader of every host; on the root's host, the root.
+    /// One leader of every host: the root on its own host, and the first rank on the others.
     Leaders { hosts: &'a Hosts, root: usize },
 }
 
 /// The mapping from chunks of a level to chunks of the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ChunkMap {
-    /// `each` consecutive chunks.
+    /// Chunk `c` becomes the `each` consecutive chunks from `first + c * each` on.
     Neighbours { first: usize, each: usize },
-    /// One chunk; chunks of the level are `step` chunks apart.
+    /// Chunk `c` becomes chunk `first + c * step`.
     Apart { first: usize, step: usize },
-    /// The chunk with the same index, and every chunk at a multiple of the period after it.
+    /// Chunk `c` becomes the `times` chunks `c`, `c + period`, `c + 2 * period` and so on.
     Repeated { period: usize, times: usize },
 }
 
@@ -82,7 +82,7 @@ impl Iterator for LevelSchedule<'_> {
 }
 
 impl LevelRanks<'_> {
-    /// Returns the rank in the world of a rank of the level.
+    /// Returns the number in the world of a rank of the level.
     fn rank(self, number: usize) -> usize {
         match self {
             Self::Members(members) => members[number],
@@ -97,6 +97,7 @@ impl ChunkMap {
     /// Maps each chunk of the level to the chunk of the buffer with the same index.
     pub(super) const SAME: Self = Self::Neighbours { first: 0, each: 1 };
 
+    /// Returns the chunks of the buffer for these chunks of the level.
     pub(super) const fn of(self, chunks: Chunks) -> Chunks {
         match self {
             Self::Neighbours { first, each } => chunks.magnified(first, each),

@@ -1,8 +1,8 @@
 //! Two-level schedules: first inside each host, then between hosts, then inside each host again.
 //!
-//! Fewer messages and bytes go between hosts than in a schedule that ignores hosts. Two-level schedules consist of
-//! this crate's other schedules with renumbered ranks and chunks. They return `None` for a rank of another world
-//! than that of the hosts. Roots outside the world are taken modulo its size.
+//! Fewer messages and bytes go between hosts than in a schedule that ignores hosts. A two-level schedule consists of
+//! other schedules of this crate, whose ranks and chunks are renumbered. For a rank of another world than that of the
+//! hosts, there is no schedule. Roots outside the world are taken modulo its size.
 
 mod algorithm;
 mod all_reduce;
@@ -28,8 +28,8 @@ pub use rooted::{
 };
 pub use scattered::{ALL_GATHER, REDUCE_SCATTER};
 
-/// The maximum cost of a two-level schedule, in its own chunks. If hosts have different numbers of ranks, the
-/// smaller ones wait for the larger.
+/// The costs of a two-level schedule inside and between hosts, in chunks of that schedule. If hosts have different
+/// numbers of ranks, the cost inside hosts is that of the largest host, for which the others wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LevelCosts {
     /// The cost inside hosts.
@@ -39,8 +39,8 @@ pub struct LevelCosts {
 }
 
 impl LevelCosts {
-    /// Returns the time for a buffer with these sizes, if messages inside hosts and between hosts have different
-    /// costs.
+    /// Returns the time for a buffer of `buffer_bytes` bytes in `chunks` chunks. The models are those of messages
+    /// inside and between hosts.
     pub fn picoseconds(
         &self,
         inside: &CostModel,

@@ -10,16 +10,17 @@ use crate::{Chunks, Hosts, Phases, Schedule};
 pub(super) struct HostPosition<'a> {
     rank: Rank,
     hosts: &'a Hosts,
-    /// The rank among the ranks of its host.
+    /// The rank among the ranks of its host, as a rank of the level inside hosts.
     pub(super) inside: Rank,
-    /// The host of the rank, as a number among the hosts.
+    /// The host of the rank among all hosts, as a rank of the level between hosts.
     pub(super) across: Rank,
     pub(super) root: usize,
-    /// The place of the leader of its host.
+    /// The place of its host's leader on that host.
     pub(super) lead: usize,
 }
 
 impl<'a> HostPosition<'a> {
+    /// Returns the position of a rank; `None` if the hosts belong to another world.
     pub(super) fn of(rank: Rank, hosts: &'a Hosts, root: usize) -> Option<Self> {
         if rank.world_size() != hosts.world_size() {
             return None;
@@ -31,17 +32,18 @@ impl<'a> HostPosition<'a> {
         Some(Self { rank, hosts, inside, across, root, lead })
     }
 
-    /// Maps one chunk to the whole buffer.
+    /// Returns the map of a level with one chunk, which is the whole buffer of this many chunks.
     pub(super) const fn whole(chunks: usize) -> ChunkMap {
         ChunkMap::Neighbours { first: 0, each: chunks }
     }
 
+    /// Returns a schedule among the ranks of this rank's host.
     pub(super) fn among_members(&self, schedule: Schedule, chunk_map: ChunkMap) -> LevelSchedule<'a> {
         let ranks = LevelRanks::Members(self.hosts.members(self.across.index()));
         LevelSchedule { schedule, ranks, chunk_map }
     }
 
-    /// Returns a schedule in which only the leaders of hosts take part.
+    /// Returns a schedule among the leaders of hosts. For other ranks it is empty.
     pub(super) fn among_leaders(&self, schedule: Schedule) -> LevelSchedule<'a> {
         let leads = self.inside.index() == self.lead;
         let schedule = if leads { schedule } else { Schedule::nothing(self.rank) };
@@ -52,6 +54,7 @@ impl<'a> HostPosition<'a> {
         }
     }
 
+    /// Returns a schedule among the ranks at this rank's place on their hosts.
     pub(super) const fn among_places(&self, schedule: Schedule, chunk_map: ChunkMap) -> LevelSchedule<'a> {
         LevelSchedule {
             schedule,
@@ -60,11 +63,12 @@ impl<'a> HostPosition<'a> {
         }
     }
 
+    /// Returns an empty schedule.
     pub(super) const fn nothing(&self) -> LevelSchedule<'a> {
         self.among_places(Schedule::nothing(self.rank), ChunkMap::SAME)
     }
 
-    /// Returns a schedule of one phase.
+    /// Returns a schedule without a second phase.
     pub(super) const fn one_phase(&self, levels: [LevelSchedule<'a>; 3]) -> Phases<Steps<'a>> {
         let nothing = [self.nothing(), self.nothing(), self.nothing()];
         Phases { first: Steps::new(levels), owned: Chunks::NONE, second: Steps::new(nothing) }

@@ -20,7 +20,8 @@ pub static REDUCE_BINOMIAL: TwoLevelAlgorithm = reduce("two_level/binomial", &bi
 /// A reduce with [`pairwise::REDUCE`] between hosts.
 pub static REDUCE_PAIRWISE: TwoLevelAlgorithm = reduce("two_level/pairwise_gather", &pairwise::REDUCE);
 
-/// Returns a broadcast with this algorithm between hosts: first to one rank of each host, then to the other ranks.
+/// Returns a broadcast with this algorithm between hosts: first to the leader of each host, then inside each host. The
+/// leader is the root on its own host, and the first rank on the others.
 pub const fn broadcast(name: &'static str, across: &'static MessageAlgorithm) -> TwoLevelAlgorithm {
     TwoLevelAlgorithm {
         collective: CollectiveKind::Broadcast,
@@ -34,8 +35,8 @@ pub const fn broadcast(name: &'static str, across: &'static MessageAlgorithm) ->
     }
 }
 
-/// Returns a reduce with this algorithm between hosts: first to one rank of each host (the root on its own host), then
-/// between hosts.
+/// Returns a reduce with this algorithm between hosts: first inside each host to its leader, then from the leaders to
+/// the root. The leader is the root on its own host, and the first rank on the others.
 pub const fn reduce(name: &'static str, across: &'static MessageAlgorithm) -> TwoLevelAlgorithm {
     TwoLevelAlgorithm {
         collective: CollectiveKind::Reduce,

@@ -9,7 +9,8 @@ use crate::{
     CollectiveKind, Hosts, MessageAlgorithm, Phases, halving_doubling, pairwise, recursive_doubling, ring,
 };
 
-/// A reduce_scatter. It is [`ALL_GATHER`] backwards, so that every host sends one sum of each chunk to each other host.
+/// A reduce_scatter: first inside each host, then among the ranks at the same place of all hosts. So a host sends each
+/// chunk of another host once, as the sum of its ranks. It is [`ALL_GATHER`] backwards.
 pub static REDUCE_SCATTER: TwoLevelAlgorithm = TwoLevelAlgorithm {
     collective: CollectiveKind::ReduceScatter,
     name: "two_level",
@@ -30,7 +31,7 @@ pub static REDUCE_SCATTER: TwoLevelAlgorithm = TwoLevelAlgorithm {
     phases: reduce_scatter,
 };
 
-/// An all_gather. First each rank gathers the chunks of the ranks at its place on other hosts, so that every chunk goes
+/// An all_gather: first among the ranks at the same place of all hosts, then inside each host. So every chunk is sent
 /// to every other host once.
 pub static ALL_GATHER: TwoLevelAlgorithm = TwoLevelAlgorithm {
     collective: CollectiveKind::AllGather,
@@ -87,13 +88,14 @@ fn all_gather<'a>(
     ]))
 }
 
-/// Returns the algorithm by which this many ranks reduce and scatter. The chunks of its messages need not be
-/// consecutive.
+/// Returns the reduce_scatter for this many ranks: halving-doubling for powers of two, and `otherwise` for others. The
+/// chunks of a message need not be consecutive.
 pub(super) const fn scattering(ranks: usize, otherwise: &MessageAlgorithm) -> &MessageAlgorithm {
     if ranks.is_power_of_two() { &halving_doubling::REDUCE_SCATTER } else { otherwise }
 }
 
-/// Returns the algorithm by which this many ranks gather. The chunks of its messages need not be consecutive.
+/// Returns the all_gather for this many ranks: recursive doubling for powers of two, and `otherwise` for others. The
+/// chunks of a message need not be consecutive.
 pub(super) const fn gathering(ranks: usize, otherwise: &MessageAlgorithm) -> &MessageAlgorithm {
     if ranks.is_power_of_two() { &recursive_doubling::ALL_GATHER } else { otherwise }
 }

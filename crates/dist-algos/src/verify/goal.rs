@@ -74,7 +74,8 @@ pub(super) enum RequiredContent {
 }
 
 impl Goal {
-    /// Returns the goal of an algorithm in a world of this size, for this root. The root is ignored if the operation has none.
+    /// Returns the goal of an algorithm in a world of this size, for this root. The root is ignored if the operation
+    /// has none.
     pub fn of(algorithm: &MessageAlgorithm, world_size: usize, root: usize) -> Self {
         match (algorithm.collective, algorithm.sends_from(world_size)) {
             (CollectiveKind::AllToAll, Source::Buffer) => Self::AllToAllRotated,

@@ -27,37 +27,37 @@ const BYTES_DEFAULT: &str = "8,1K,64K,1M,16M,128M";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// What to measure
+    /// Operation to measure
     #[arg(value_name = "OP", value_parser = Operation::parser())]
     operation: Operation,
-    /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
+    /// Number of processes [default: 2; inside a job, the size of the job]
     #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
-    /// What messages go through; auto unless DIST_TRANSPORT says otherwise
+    /// Transport of messages [default: DIST_TRANSPORT, or auto]
     #[arg(long, value_enum)]
     transport: Option<TransportName>,
-    /// Sizes of each rank's input, as in 8,1K,1M
+    /// Sizes of each rank's input, for example 8,1K,1M
     #[arg(long, value_delimiter = ',', default_value = BYTES_DEFAULT, value_parser = crate::parse::bytes)]
     bytes: Vec<usize>,
-    /// The type of the elements
+    /// Type of the elements
     #[arg(long, default_value = "f32", value_parser = crate::parse::dtype())]
     dtype: DType,
-    /// What reductions do
+    /// Reduction
     #[arg(long, default_value = "sum", value_parser = crate::parse::reduce_op())]
     op: ReduceOp,
-    /// The algorithm, by its name (a wrong one is answered with those that there are); auto chooses by size and number of ranks
+    /// Name of the algorithm, or auto to choose by size and number of ranks; an unknown name lists all names
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: String,
-    /// In which order elements may be reduced
+    /// Order in which elements are reduced
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
-    /// Whose memory an all_reduce works on, or reduce_scatter, all_gather and all_to_all read
+    /// Memory that an all_reduce works on, and that reduce_scatter, all_gather and all_to_all read
     #[arg(long, value_enum, default_value = "private")]
     buffers: BufferKind,
-    /// How ranks begin a sample
+    /// Start of a sample on all ranks
     #[arg(long, value_enum, default_value = "barrier")]
     start: Start,
-    /// At most so many samples of each size, at least 1
+    /// Maximum number of samples of each size
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=1000))]
     samples: u32,
     #[command(flatten)]
@@ -68,11 +68,11 @@ pub(crate) struct Arguments {
 /// operations work on the caller's memory in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BufferKind {
-    /// The operation's, ordinary memory
+    /// A buffer of the operation in ordinary memory
     Private,
-    /// The operation's, in memory that the ranks of a host share
+    /// A buffer of the operation in memory that the ranks of a host share
     Shared,
-    /// The caller's, into which no other rank may write
+    /// A slice of the caller, into which no other rank may write
     Borrowed,
 }
 
@@ -96,13 +96,13 @@ impl BufferKind {
 
 #[derive(Debug, clap::Args)]
 struct Switches {
-    /// From 64 KiB on, rewrite the buffer before each call, outside the measured time
+    /// Rewrite buffers of 64 KiB and more before each call, outside the measured time
     #[arg(long)]
     touch: bool,
-    /// Before a point is measured, compare a result with what it must be; a wrong one is not measured
+    /// Check a result before each measurement; if it is wrong, the point is not measured
     #[arg(long)]
     check: bool,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }

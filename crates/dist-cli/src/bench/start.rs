@@ -12,9 +12,9 @@ use dist_collectives::{Communicator, Result};
 /// When ranks begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Start {
-    /// Each when it leaves a barrier
+    /// Each rank starts when it leaves a barrier
     Barrier,
-    /// All at the same time, by clocks that were compared before
+    /// All ranks start at the same time, by clocks that are compared first
     Clock,
 }
 

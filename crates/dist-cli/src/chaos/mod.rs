@@ -23,19 +23,19 @@ use verdict::Verdict;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many processes each job has: 2 at the least, for somebody has to hear of a fault
+    /// Number of processes of each job, at least 2
     #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = crate::parse::several_ranks)]
     ranks: usize,
-    /// How many jobs are started, each with one fault
+    /// Number of jobs, each with one fault
     #[arg(long, value_name = "N", default_value = "20")]
     faults: u64,
-    /// What decides which faults there are, and when
+    /// Seed that selects the faults and their times
     #[arg(long, value_name = "SEED", default_value = "1")]
     seed: u64,
-    /// What messages go through; auto unless DIST_TRANSPORT says otherwise
+    /// Transport of messages [default: DIST_TRANSPORT, or auto]
     #[arg(long, value_enum, value_name = "NAME")]
     transport: Option<TransportName>,
-    /// One JSON object for each fault and one for all, instead of a table
+    /// Print one JSON object for each fault and one for the whole run, instead of a table
     #[arg(long)]
     json: bool,
     /// The fault of the job that this process is a rank of

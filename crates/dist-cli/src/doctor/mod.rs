@@ -15,10 +15,10 @@ use crate::run::in_a_job;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
+    /// Number of processes [default: 2; inside a job, the size of the job]
     #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }

@@ -11,9 +11,9 @@ pub(super) const CORES: &str = "DISTCTL_CORES";
 /// What `distctl run` binds ranks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
-    /// An equal share of the cores that distctl may use; one core each, in turns, if there are more ranks than cores
+    /// An equal share of the cores that distctl may use; with more ranks than cores, ranks share cores evenly
     Cores,
-    /// Nothing: the system moves them as it likes
+    /// Not bound: the system chooses the cores
     None,
 }
 

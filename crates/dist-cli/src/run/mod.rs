@@ -34,31 +34,31 @@ use secret::{SecretFile, own_name};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many processes to start, on each machine
+    /// Number of processes to start on each machine
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = crate::parse::ranks)]
     ranks: usize,
-    /// On how many machines the job runs: start distctl on each of them, with one DIST_SECRET_FILE
+    /// Number of machines: start distctl on each of them, with the same DIST_SECRET_FILE
     #[arg(long, value_name = "N", value_parser = crate::parse::nodes, requires_all = ["node_rank", "rdzv"])]
     nnodes: Option<usize>,
-    /// Which of them this is, from 0 on
+    /// Number of this machine, counted from 0
     #[arg(long, value_name = "K", requires = "nnodes")]
     node_rank: Option<usize>,
-    /// Where all ranks meet: an address of machine 0, and a port that is free there
+    /// Address of the coordinator: an address of machine 0 and a port that is free there
     #[arg(long, value_name = "HOST:PORT", requires = "nnodes", value_parser = Address::parse)]
     rdzv: Option<Address>,
-    /// How often to start the job again when it fails; on several machines, HOST:PORT and as many ports after it are used
+    /// Maximum number of restarts after a failure; on several machines, each restart uses the next port after HOST:PORT
     #[arg(long, value_name = "R", default_value = "0")]
     max_restarts: u16,
-    /// Keep each rank's output in this folder too, as r0.log, r1.log ...
+    /// Also write the output of each rank to this folder, as r0.log, r1.log ...
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// How long a rank may take to end when it is asked to, before it is killed
+    /// Time that a rank has to end after SIGTERM, before it is killed
     #[arg(long, value_name = "SECONDS", default_value = "5", allow_negative_numbers = true, value_parser = crate::parse::seconds)]
     grace: Duration,
-    /// Begin each line with its rank, as in `[r3]`; this is what a terminal gets anyway
+    /// Begin each line of output with its rank, as in `[r3]`; always done on a terminal
     #[arg(long)]
     tag: bool,
-    /// What each rank is bound to
+    /// Cores that each rank is bound to
     #[arg(long, value_enum, default_value = "cores", value_name = "WHAT")]
     bind: Bind,
     /// The program and its arguments

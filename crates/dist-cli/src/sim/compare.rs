@@ -23,31 +23,31 @@ use crate::{Error, operation};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// Files with lines of distctl bench --json; ranks that share this host measured them
+    /// Files with lines of distctl bench --json, measured by ranks that share this host
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// What the predictions are made from; without it, what comes closest to the measurements
+    /// File with the model for the predictions [default: the best fit to the measurements]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
-    /// Write the model that comes closest into this file
+    /// Write the fitted model to this file
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     fit_to: Option<PathBuf>,
-    /// What work in shared memory costs, from which direct schedules are predicted
+    /// File with the costs of work in shared memory, for predictions of direct schedules
     #[arg(long, value_name = "FILE")]
     pace: Option<PathBuf>,
-    /// Write the pace that comes closest to the lines of direct schedules into this file
+    /// Write the costs of work in shared memory that fit the direct schedules best to this file
     #[arg(long, value_name = "FILE", conflicts_with = "pace")]
     pace_to: Option<PathBuf>,
-    /// How fast a core reduces, where lines of single messages do not tell
+    /// Speed at which a core reduces, which single messages do not show
     #[arg(long, value_name = "SPEED", conflicts_with = "model", value_parser = crate::quantity::speed)]
     reduce: Option<f64>,
-    /// How many cores the ranks shared; those of this machine unless said otherwise
+    /// Number of cores that the ranks shared [default: those of this machine]
     #[arg(long, value_name = "C", value_parser = super::ranks)]
     cores: Option<usize>,
-    /// Every rank was on a host of its own
+    /// Every rank ran on its own host
     #[arg(long)]
     apart: bool,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }

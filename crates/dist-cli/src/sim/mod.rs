@@ -40,37 +40,37 @@ pub(crate) struct Arguments {
 /// What else can be predicted.
 #[derive(Debug, clap::Subcommand)]
 enum Other {
-    /// Predict steps of training on more and more ranks
+    /// Predict the time of a training step for increasing numbers of ranks
     Train(train::Arguments),
-    /// Show who computes what when in a step of a pipeline
+    /// Show the timeline of a pipeline step: the action of each rank at each time
     Pipeline(pipeline::Arguments),
-    /// Put what was measured beside what is predicted, from a model or from what comes closest to it
+    /// Compare measured with predicted times, from a model or from the best fit to the measurements
     Compare(compare::Arguments),
 }
 
 #[derive(Debug, clap::Args)]
 struct CollectiveArguments {
-    /// What to predict
+    /// Operation to predict
     #[arg(value_name = "OP", required = true, value_parser = crate::operation::collective())]
     operation: Option<Operation>,
-    /// How many ranks, as in 8 or 2,64,1000000
+    /// Numbers of ranks, for example 8 or 2,64,1000000
     #[arg(long, value_name = "N", required = true, value_delimiter = ',', value_parser = ranks)]
     ranks: Vec<usize>,
-    /// Sizes of each rank's input, as in 8,1K,1M
+    /// Sizes of each rank's input, for example 8,1K,1M
     #[arg(long, value_delimiter = ',', default_value = "1M", value_parser = crate::parse::bytes)]
     bytes: Vec<usize>,
-    /// The algorithm, by its name; all of them, or auto for the one that would be chosen
+    /// Name of the algorithm, all for all of them, or auto for the one that would be chosen
     #[arg(long, default_value = "all", value_name = "NAME")]
     algorithm: String,
-    /// In which order elements may be reduced: the choice is among algorithms that keep it
+    /// Order in which elements are reduced; only algorithms that keep it are predicted
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     #[command(flatten)]
     world: WorldArguments,
-    /// A file with what work costs in memory that ranks of a host share: predicts direct schedules too, on one host
+    /// File with the costs of work in shared memory; predicts direct schedules too, on one host
     #[arg(long, value_name = "FILE")]
     pace: Option<PathBuf>,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }

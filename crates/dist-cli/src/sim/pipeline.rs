@@ -19,37 +19,37 @@ use crate::quantity::rounded;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// How the work is ordered: gpipe, 1f1b, interleaved, zb1p or zbv; several to compare them
+    /// Schedule: gpipe, 1f1b, interleaved, zb1p or zbv; several to compare them
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "1f1b", value_parser = kind)]
     schedule: Vec<ScheduleKind>,
-    /// Into how many stages the model is cut
+    /// Number of stages of the model
     #[arg(long, value_name = "S", value_parser = stages)]
     stages: usize,
-    /// How many ranks have them; as many as there are stages, or half as many for interleaved and zbv, if nothing is said
+    /// Number of ranks [default: the number of stages, or half of it for interleaved and zbv]
     #[arg(long, value_name = "P", value_parser = super::ranks)]
     ranks: Option<usize>,
-    /// Into how many micro-batches a step is cut
+    /// Number of micro-batches of a step
     #[arg(long, value_name = "M", value_parser = micro_batches)]
     micro_batches: usize,
-    /// What the forward of a micro-batch takes in a stage
+    /// Time of the forward of a micro-batch in a stage
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
     forward: Duration,
-    /// What the gradient of a stage's input takes
+    /// Time of the gradient of a stage's input
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
     input_gradient: Duration,
-    /// What the gradients of a stage's parameters take; a whole backward takes both
+    /// Time of the gradients of a stage's parameters; a whole backward takes both times
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
     weight_gradient: Duration,
-    /// What a message takes from rank to rank
+    /// Time of a message from rank to rank
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = time)]
     message: Duration,
-    /// Print what every rank does, messages included, and not when
+    /// Print the actions of each rank, messages included, without times
     #[arg(long)]
     actions: bool,
-    /// Draw it into this file, if all schedules together have at most 100000 pairs of a stage and a micro-batch
+    /// Draw the timeline into this file; all schedules together may have 100000 pairs of a stage and a micro-batch
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// One JSON object per line instead of text
+    /// Print one JSON object per line instead of text
     #[arg(long)]
     json: bool,
 }

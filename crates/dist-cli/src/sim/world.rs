@@ -12,52 +12,52 @@ use crate::{Error, quantity};
 /// Where no file says otherwise: 10 GbE and TCP.
 #[derive(Debug, clap::Args)]
 pub(super) struct WorldArguments {
-    /// How long a byte is on its way between hosts
+    /// Latency between hosts
     #[arg(long, value_name = "TIME", default_value = "25us", value_parser = quantity::time)]
     latency: f64,
-    /// How fast the link between hosts is
+    /// Bandwidth between hosts
     #[arg(long, value_name = "SPEED", default_value = "10Gbps", value_parser = quantity::speed)]
     bandwidth: f64,
-    /// What each end of a message costs its rank
+    /// CPU time of the sender and of the receiver for each message
     #[arg(long, value_name = "TIME", default_value = "2us", value_parser = quantity::time)]
     overhead: f64,
-    /// How fast a core sends or receives
+    /// Speed at which a core sends or receives
     #[arg(long, value_name = "SPEED", default_value = "5GB/s", value_parser = quantity::speed)]
     copy: f64,
-    /// How fast a core reduces
+    /// Speed at which a core reduces
     #[arg(long, value_name = "SPEED", default_value = "10GB/s", value_parser = quantity::speed)]
     reduce: f64,
-    /// On how many hosts the ranks are, equally many on each; one host per rank unless said otherwise
+    /// Number of hosts, with equally many ranks on each [default: one host per rank]
     #[arg(long, value_name = "H", value_parser = super::ranks)]
     hosts: Option<usize>,
-    /// The same, by how many ranks are on each host; fewer ranks than that are on one
+    /// Number of ranks on each host, instead of --hosts; fewer ranks than that are on one host
     #[arg(long, value_name = "R", conflicts_with = "hosts", value_parser = super::ranks)]
     ranks_per_host: Option<usize>,
-    /// In how many racks the hosts are, equally many in each; one unless said otherwise
+    /// Number of racks, with equally many hosts in each [default: 1]
     #[arg(long, value_name = "K", value_parser = super::ranks)]
     racks: Option<usize>,
-    /// How much longer a byte is on its way from one rack to another
+    /// Additional latency between racks
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = quantity::time)]
     rack_latency: f64,
-    /// How fast the link between a rack and the others is, which its hosts share
+    /// Bandwidth from a rack to the others, which the hosts of the rack share
     #[arg(long, value_name = "SPEED", default_value = "40Gbps", value_parser = quantity::speed)]
     rack_bandwidth: f64,
-    /// How long a byte is on its way between ranks of a host
+    /// Latency between ranks of a host
     #[arg(long, value_name = "TIME", default_value = "5us", value_parser = quantity::time)]
     local_latency: f64,
-    /// How fast the link between ranks of a host is
+    /// Bandwidth between ranks of a host
     #[arg(long, value_name = "SPEED", default_value = "40Gbps", value_parser = quantity::speed)]
     local_bandwidth: f64,
-    /// How many cores the ranks of a host share; one each unless said otherwise
+    /// Number of cores that the ranks of a host share [default: one per rank]
     #[arg(long, value_name = "C", value_parser = super::ranks)]
     cores: Option<usize>,
-    /// A rank that begins late, as in 5:+3ms, or works slowly, as in 5:x2
+    /// Rank that begins late, for example 5:+3ms, or works slowly, for example 5:x2
     #[arg(long, value_name = "RANK:HOW", value_parser = straggler)]
     straggler: Vec<Straggler>,
-    /// A file with the links of single pairs of hosts
+    /// File with the links of single pairs of hosts
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
-    /// A file with what was measured, instead of latency, bandwidth, overhead, copy and reduce
+    /// File with a fitted model, instead of --latency, --bandwidth, --overhead, --copy and --reduce
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 }

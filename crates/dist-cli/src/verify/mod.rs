@@ -18,13 +18,13 @@ use task::{Proofs, Task};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Prove every world of up to N ranks; at least 2
+    /// Prove all worlds of up to N ranks, at least 2
     #[arg(long, value_name = "N", default_value = "64", value_parser = crate::parse::several_ranks)]
     max_ranks: usize,
-    /// The seed that selects some larger worlds, which are proven too
+    /// Seed that selects some larger worlds, which are proven too
     #[arg(long, value_name = "SEED", default_value = "0")]
     seed: u64,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }

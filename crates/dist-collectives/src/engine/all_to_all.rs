@@ -8,7 +8,7 @@ use super::arithmetic::Arithmetic;
 use super::memory::{CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
-use super::{CallOptions, Engine, copy, room};
+use super::{CallOptions, Engine, copy, reserve};
 use crate::digest::digest;
 use crate::{Call, Element, Error, Operation, Result};
 
@@ -45,7 +45,7 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let operation = Operation::AllToAll;
-        let received = self.check_dealt(input.len(), send_counts, receive_counts)?;
+        let received = self.check_part_counts(input.len(), send_counts, receive_counts)?;
         Self::check_length(operation, "output", received, output.len())?;
         let algorithm = match options.settings.forced(operation) {
             None => &all_to_all::WINDOWED,
@@ -55,7 +55,7 @@ impl Engine {
         let mut settings = *options.settings;
         settings.force(operation, Some(Algorithm::Messages(algorithm)));
         let options = &CallOptions { settings: &settings, ..options.clone() };
-        // All ranks agree that their parts are uneven, and on nothing else.
+        // The key has no lengths, because they differ between the ranks. They are compared below.
         let sizes = digest((options.sizes != 0).then_some(options.sizes));
         let key = CallKey::of::<T>(Collective::UnevenAllToAll, 0, 0, sizes);
         let plan = self.compile(&key, |_| 0, options)?;
@@ -67,8 +67,9 @@ impl Engine {
         self.run_compiled(plan, memory, &Arithmetic::NONE, &options.due)
     }
 
-    /// Returns the length that this rank receives if an input of this length is split by these counts.
-    pub(crate) fn check_dealt(
+    /// Checks the counts, and that the input has the length of all sent parts. Returns the length of all received
+    /// parts.
+    pub(crate) fn check_part_counts(
         &self,
         input: usize,
         send_counts: &[usize],
@@ -81,13 +82,14 @@ impl Engine {
         Ok(received)
     }
 
-    /// Returns `true` if an algorithm forwards parts through other ranks. All parts must then have the same length.
+    /// Returns `true` if an algorithm sends parts through other ranks, as Bruck's does. All parts must then have the
+    /// same length.
     fn forwards(&self, algorithm: &MessageAlgorithm) -> bool {
         algorithm.sends_from(self.world_size()) == Source::Buffer
     }
 
-    /// Runs an algorithm that forwards parts through other ranks. `run` gets memory in which the parts that travel
-    /// together lie in the order of that algorithm.
+    /// Runs an algorithm that forwards parts through other ranks. `run` gets a rotated copy of the input: first this
+    /// rank's own part, then the part for the next rank, and so on.
     fn forward<T: Element>(
         &mut self,
         layout: &RankLayout,
@@ -97,7 +99,7 @@ impl Engine {
     ) -> Result<()> {
         let rank = self.rank();
         let mut memory = std::mem::take(&mut self.copy);
-        let parts = room(&mut memory, input.len(), &mut *self.transport)?;
+        let parts = reserve(&mut memory, input.len(), &mut *self.transport)?;
         for place in 0..rank.world_size() {
             copy(&input[layout.range(rank.plus(place).index())], &mut parts[layout.range(place)]);
         }
@@ -109,7 +111,7 @@ impl Engine {
         done
     }
 
-    /// Exchanges one number with every rank, as a part of this call.
+    /// Sends one number to every rank and receives one from every rank, as a part of this call.
     fn exchange_numbers(
         &mut self,
         call: &Call,
@@ -117,7 +119,7 @@ impl Engine {
         received: &mut [u64],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        // This choice is not part of a fingerprint, so it must not depend on the cost model of a rank.
+        // The ranks do not compare this choice, so it must not depend on settings that may differ, like the cost model.
         let model = &CostModel::default();
         let (kind, bytes) = (CollectiveKind::AllToAll, size_of_val(sent));
         let algorithm = self.algorithms.suggest(kind, self.placement, bytes, Order::Canonical, model);
@@ -137,8 +139,8 @@ impl Engine {
         self.run_in(call, steps, memory, &mut nothing_to_combine, due)
     }
 
-    /// Sends every rank the length that it is going to receive. If a rank expects another length, all ranks learn
-    /// it.
+    /// Sends every rank the length that it is going to receive. If a rank expects another length, all ranks return the
+    /// same error.
     fn compare_counts(
         &mut self,
         call: &Call,
@@ -166,13 +168,14 @@ impl Engine {
     }
 }
 
-/// The combine function of schedules that only copy.
+/// The combine function of schedules that only copy, which is never called.
 fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
 
-/// A disagreement is a tuple of sender, receiver, sent length and expected length. This value is greater than any
-/// disagreement.
+/// No disagreement. A disagreement is the sender, the receiver, the sent length and the expected length; this value is
+/// greater than any of them.
 const NO_DISAGREEMENT: [u64; 4] = [u64::MAX; 4];
 
+/// Combines two disagreements: keeps the one that compares less.
 fn keep_lesser(into: &mut [u8], from: &[u8]) {
     let read = |bytes: &[u8]| bytemuck::pod_read_unaligned::<[u64; 4]>(bytes);
     if read(from) < read(into) {

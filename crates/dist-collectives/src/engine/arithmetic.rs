@@ -19,7 +19,7 @@ pub(super) struct Arithmetic {
 }
 
 impl Engine {
-    /// Refuses an operation that this rank can recognise as invalid.
+    /// Checks that the element type supports the reduction, and that the weight of a weighted mean is valid.
     pub(super) fn check_op<T: Element>(op: ReduceOp) -> Result<()> {
         if !op.supports(T::DTYPE) {
             return Err(Error::Unreducible { op: op.kind(), dtype: T::DTYPE });
@@ -32,7 +32,8 @@ impl Engine {
         }
     }
 
-    /// Returns the arithmetic of the call of this plan that has begun. For a weighted mean, the weights of all ranks are added first.
+    /// Returns the arithmetic of the current call, which uses this plan. For a weighted mean, the weights of all ranks
+    /// are added first.
     #[inline]
     pub(super) fn arithmetic<T: Element>(
         &mut self,
@@ -67,7 +68,8 @@ impl Engine {
 }
 
 impl Engine {
-    /// Reduces one small value of every rank in canonical order, as part of the current call.
+    /// Reduces one small value of every rank in canonical order, as part of the current call. All ranks get the
+    /// result.
     pub(super) fn agree(
         &mut self,
         call: &Call,
@@ -130,12 +132,12 @@ impl Arithmetic {
             if at_once && self.divisor.is_none() {
                 return sum_into_all(&mut all);
             }
-            let (len, few) = (all[0].len(), NEAR_BYTES / all.len() / size_of::<T>());
-            for start in (0..len).step_by(few) {
-                let range = start..len.min(start + few);
+            let (len, elements) = (all[0].len(), COMBINED_BYTES / all.len() / size_of::<T>());
+            for start in (0..len).step_by(elements) {
+                let range = start..len.min(start + elements);
                 let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
                     all.iter_mut().map(|one| &mut one[range.clone()]).collect();
-                // One addition is one loop too; the other slices are overwritten afterwards.
+                // Two slices need one addition only. The second slice is overwritten below.
                 if at_once && all.len() > 2 {
                     sum_into_all(&mut all);
                 } else {
@@ -153,7 +155,7 @@ impl Arithmetic {
         self.divisor.is_some()
     }
 
-    /// Completes sums, for example divides by the number of ranks. Only the owner of a sum calls this.
+    /// Finishes sums, for example divides them by the number of ranks. Only the rank that owns a sum calls this.
     #[inline]
     pub(super) fn finish<T: Element>(&self, sums: &mut [T]) {
         if let (Some(divisor), Some(scaling)) = (self.divisor, T::SCALING) {
@@ -162,6 +164,7 @@ impl Arithmetic {
     }
 }
 
+/// Returns the function that combines two slices of elements, given as bytes.
 fn combine_bytes<T: Element>(op: ReduceOp) -> impl FnMut(&mut [u8], &[u8]) {
     move |into, from| combine::<T>(op, bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from))
 }
@@ -184,6 +187,6 @@ fn divides(total: f64, dtype: DType) -> bool {
     rounded > 0.0 && rounded.is_finite()
 }
 
-/// Bytes of all ranks together that are combined at a time if there is no single loop. The results are then still
-/// in the cache when they overwrite the inputs.
-const NEAR_BYTES: usize = 16 << 10;
+/// Bytes of all ranks together that are combined at a time if there is no single loop for all ranks. The results are
+/// then still in the cache when they are copied over the inputs.
+const COMBINED_BYTES: usize = 16 << 10;

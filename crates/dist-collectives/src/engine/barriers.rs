@@ -18,9 +18,12 @@ impl Engine {
         self.execute(plan, CallOperands::of(nothing), None, options)
     }
 
-    /// Every rank reports to rank 0 and waits for its answer: a bit mask of the absent ranks. Before that, rank 0
-    /// tells each rank that it is present, and the rank answers how long it can wait. The answer is sent at once,
-    /// so that a rank with a short deadline is heard in time.
+    /// Waits for all ranks; if some are absent, every rank that came gets their numbers.
+    ///
+    /// 1. Every other rank sends an empty report to rank 0.
+    /// 2. Rank 0 confirms each report as soon as it arrives, and the rank replies with the time until its deadline.
+    ///    Rank 0 then waits no longer than the rank with the shortest deadline can.
+    /// 3. Rank 0 sends a bit mask of the absent ranks to the ranks that came.
     pub(crate) fn monitored_barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
         let (operation, order) = (Operation::MonitoredBarrier, options.settings.order);
         let call = self.begin(self.call_of(operation, &of_nothing(options), order));
@@ -28,7 +31,7 @@ impl Engine {
             return Err(Error::Late);
         }
         let mut word = vec![0; self.world_size().div_ceil(8)];
-        if self.rank().index() == COUNTING {
+        if self.rank().index() == COUNTING_RANK {
             self.count_ranks(&call, &mut word, &options.due)?;
         } else {
             self.report(&call, &mut word, &options.due)?;
@@ -39,21 +42,22 @@ impl Engine {
         if ranks.is_empty() { Ok(()) } else { Err(Error::Absent { ranks }) }
     }
 
-    /// Waits for the other ranks, but keeps enough time to tell the ranks that came.
+    /// Waits for the other ranks, and marks the absent ones in `word`. Keeps enough time to send the result to the
+    /// ranks that came.
     fn count_ranks(&mut self, call: &Call, word: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
         let runtime = self.transport.runtime().clone();
-        let share_of = |patience| runtime.deadline(share_of_waiting(patience));
+        let share_of = |limit| runtime.deadline(share_of_waiting(limit));
         let mut end = share_of(runtime.remaining(due.deadline()));
-        let mut absent: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
+        let mut absent: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING_RANK).collect();
         let mut came = Vec::new();
         while !absent.is_empty() {
-            let newcomers = self.welcome(call, &mut absent, end, due)?;
+            let newcomers = self.receive_reports(call, &mut absent, end, due)?;
             if newcomers.is_empty() {
                 break;
             }
-            for (rank, patience) in newcomers {
+            for (rank, time_left) in newcomers {
                 // This rank may have less time left than the ranks before it.
-                end = end.earlier(share_of(patience));
+                end = end.earlier(share_of(time_left));
                 came.push(rank);
             }
         }
@@ -61,14 +65,14 @@ impl Engine {
             word[rank / 8] |= 1 << (rank % 8);
         }
         for &rank in &came {
-            self.tell(call, rank, word, due)?;
+            self.send_bytes(call, rank, word, due)?;
         }
         if let Some(&first) = absent.first() {
             // Each rank confirms that it received the result, because nobody receives anything in an aborted job.
-            let _heard = came.iter().try_for_each(|&rank| self.take(call, rank, &mut [], due));
+            let _heard = came.iter().try_for_each(|&rank| self.receive_bytes(call, rank, &mut [], due));
             // A wait with a deadline that has already passed ends the job, with the absent rank as the cause.
             let over = self.transport.runtime().deadline(Duration::ZERO).into();
-            if self.take(call, first, &mut [], &over).is_ok() {
+            if self.receive_bytes(call, first, &mut [], &over).is_ok() {
                 let late = self.in_world(first);
                 self.transport
                     .abort(Cause::gave_up(format_args!("rank {late} came to the barrier too late")));
@@ -77,9 +81,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until `end` for absent ranks to report and returns after the first report. Removes the ranks that
-    /// reported from the absent ones, and returns how long each of them can wait.
-    fn welcome(
+    /// Waits until `until` for the first report of an absent rank, and receives all reports that have arrived. Removes
+    /// their ranks from `absent`, and returns each of them with the time until its deadline.
+    fn receive_reports(
         &mut self,
         call: &Call,
         absent: &mut Vec<usize>,
@@ -93,37 +97,40 @@ impl Engine {
         let mut came = std::mem::replace(absent, silent);
         came.retain(|rank| !absent.contains(rank));
         for &rank in &came {
-            self.take(call, rank, &mut [], due)?;
-            self.tell(call, rank, &[], due)?;
+            self.receive_bytes(call, rank, &mut [], due)?;
+            self.send_bytes(call, rank, &[], due)?;
         }
-        let patience = |rank| {
+        let time_left = |rank| {
             let mut nanoseconds = [0; 8];
-            self.take(call, rank, &mut nanoseconds, due)?;
+            self.receive_bytes(call, rank, &mut nanoseconds, due)?;
             Ok((rank, Duration::from_nanos(u64::from_le_bytes(nanoseconds))))
         };
-        came.into_iter().map(patience).collect()
+        came.into_iter().map(time_left).collect()
     }
 
+    /// Reports to the counting rank, and receives the bit mask of absent ranks into `word`.
     fn report(&mut self, call: &Call, word: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
-        let here = self.tell(call, COUNTING, &[], due).and_then(|()| self.take(call, COUNTING, &mut [], due));
-        here.map_err(|error| self.who_is_absent(call, error))?;
-        let patience = self.transport.runtime().remaining(due.deadline()).as_nanos();
-        let nanoseconds = u64::try_from(patience).unwrap_or(u64::MAX);
-        self.tell(call, COUNTING, &nanoseconds.to_le_bytes(), due)?;
-        self.take(call, COUNTING, word, due)?;
+        let here = self
+            .send_bytes(call, COUNTING_RANK, &[], due)
+            .and_then(|()| self.receive_bytes(call, COUNTING_RANK, &mut [], due));
+        here.map_err(|error| self.absent_counting_rank(call, error))?;
+        let time_left = self.transport.runtime().remaining(due.deadline()).as_nanos();
+        let nanoseconds = u64::try_from(time_left).unwrap_or(u64::MAX);
+        self.send_bytes(call, COUNTING_RANK, &nanoseconds.to_le_bytes(), due)?;
+        self.receive_bytes(call, COUNTING_RANK, word, due)?;
         if word.iter().any(|&bits| bits != 0) {
-            self.tell(call, COUNTING, &[], due)?;
-            // Nothing arrives and the job ends. A rank that learns before that this rank has left would report this
-            // rank as the cause.
-            let _ended = self.take(call, COUNTING, &mut [], due);
+            self.send_bytes(call, COUNTING_RANK, &[], due)?;
+            // Nothing arrives, and this wait ends with the job. If this rank returned earlier, another rank could
+            // report it as the cause because it has left.
+            let _ended = self.receive_bytes(call, COUNTING_RANK, &mut [], due);
         }
         Ok(())
     }
 
-    /// Returns `true` if this call was given up before this rank reached it. Either the counting rank waited for
-    /// this rank in vain, or other ranks did.
+    /// Returns `true` if the job was aborted in this call before this rank reached it, because a rank had waited too
+    /// long for this one or for another.
     fn is_given_up(&self, call: &Call) -> bool {
-        let [own, counting] = [self.rank().index(), COUNTING].map(|rank| self.in_world(rank));
+        let [own, counting] = [self.rank().index(), COUNTING_RANK].map(|rank| self.in_world(rank));
         let of_this_call = self.transport.aborted().filter(|abort| abort.call == call.encode());
         of_this_call.is_some_and(|Abort { cause, rank, reporter, .. }| match cause {
             Cause::TimedOut => reporter == counting || rank == own,
@@ -132,10 +139,10 @@ impl Engine {
         })
     }
 
-    /// Reports the counting rank as absent if it has not reached this call. Other ranks may have waited for the
-    /// counting rank in another call.
-    fn who_is_absent(&self, call: &Call, error: Error) -> Error {
-        let counting = self.in_world(COUNTING);
+    /// Converts a timeout while waiting for the counting rank: it is absent from this barrier. An abort that belongs to
+    /// another call is returned unchanged.
+    fn absent_counting_rank(&self, call: &Call, error: Error) -> Error {
+        let counting = self.in_world(COUNTING_RANK);
         let elsewhere =
             matches!(&error, Error::Aborted { reported, .. } if reported.as_deref() != Some(call));
         if !elsewhere && error.is_timeout() && error.peer() == Some(counting) {
@@ -145,12 +152,18 @@ impl Engine {
         }
     }
 
-    fn tell(&mut self, call: &Call, to: usize, bytes: &[u8], due: &LazyDeadline<'_>) -> Result<()> {
+    fn send_bytes(&mut self, call: &Call, to: usize, bytes: &[u8], due: &LazyDeadline<'_>) -> Result<()> {
         let sent = self.transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, due);
         sent.map_err(|source| Error::in_call(*call, source))
     }
 
-    fn take(&mut self, call: &Call, from: usize, bytes: &mut [u8], due: &LazyDeadline<'_>) -> Result<()> {
+    fn receive_bytes(
+        &mut self,
+        call: &Call,
+        from: usize,
+        bytes: &mut [u8],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
         let incoming = Incoming { from, len: bytes.len(), sink: Sink::Into(bytes) };
         let received = self.transport.exchange(None, Some(incoming), due);
         received.map_err(|source| Error::in_call(*call, source))
@@ -166,9 +179,9 @@ const fn of_nothing(options: &CallOptions<'_>) -> CallKey {
 }
 
 /// The rank that the others report to.
-const COUNTING: usize = 0;
+const COUNTING_RANK: usize = 0;
 
-/// Returns the share of a time limit that the counting rank spends waiting.
+/// Returns how long the counting rank waits within a time limit: three quarters of it.
 fn share_of_waiting(limit: Duration) -> Duration {
     limit / 4 * 3
 }

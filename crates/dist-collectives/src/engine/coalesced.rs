@@ -1,14 +1,14 @@
-//! Many buffers as one operation.
+//! One operation on many buffers.
 
 use std::ops::DerefMut;
 
-use super::{CallOptions, Engine, copy, room};
+use super::{CallOptions, Engine, copy, reserve};
 use crate::digest::digest;
 use crate::{Element, Result};
 
 impl Engine {
-    /// Runs `operation` on all buffers together. They are copied one after the other into memory that is kept
-    /// between calls. A single buffer is used where it is.
+    /// Runs `operation` once on all buffers. They are copied into contiguous memory that is kept between calls, and
+    /// back. A single buffer is not copied.
     pub(crate) fn coalesced<T: Element, B: DerefMut<Target = [T]>>(
         &mut self,
         buffers: &mut [B],
@@ -21,7 +21,7 @@ impl Engine {
         }
         let mut memory = std::mem::take(&mut self.copy);
         let len = buffers.iter().map(|buffer| buffer.len()).sum();
-        let packed = room(&mut memory, len, &mut *self.transport)?;
+        let packed = reserve(&mut memory, len, &mut *self.transport)?;
         each(buffers, packed, |buffer, place| copy(buffer, place));
         let done = operation(self, packed, options);
         if done.is_ok() {
@@ -32,7 +32,7 @@ impl Engine {
     }
 }
 
-/// Calls the function with every buffer and its range.
+/// Calls `function` with each buffer and its place in `packed`.
 fn each<T, B: DerefMut<Target = [T]>>(
     buffers: &mut [B],
     mut packed: &mut [T],

@@ -1,4 +1,4 @@
-//! Operations that copy elements of some ranks to all ranks, or to one rank.
+//! Operations that copy elements without reducing them: broadcast, all_gather, gather and scatter.
 
 use dist_algos::direct::DirectCollective;
 use dist_algos::{MessageAlgorithm, Source};
@@ -6,7 +6,7 @@ use dist_algos::{MessageAlgorithm, Source};
 use super::memory::{CallBuffer, CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective, PlanId};
 use super::rank_layout::RankLayout;
-use super::{CallOptions, Engine, copy, partition, room};
+use super::{CallOptions, Engine, copy, partition, reserve};
 use crate::{Element, Operation, Result};
 
 impl Engine {
@@ -73,7 +73,7 @@ impl Engine {
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = match rank.index() {
             index if index == root => output,
-            _ => room(&mut memory, passing.total(), &mut *self.transport)?,
+            _ => reserve(&mut memory, passing.total(), &mut *self.transport)?,
         };
         let all = CallOperands::in_parts(buffer, &passing).with_input(input, &own);
         let done = self.execute(plan, all, None, options);
@@ -104,7 +104,7 @@ impl Engine {
             return self.execute(plan, memory, None, options);
         }
         let mut memory = std::mem::take(&mut self.copy);
-        let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
+        let buffer = reserve(&mut memory, passing.total(), &mut *self.transport)?;
         let all = CallOperands::in_parts(&mut *buffer, &passing).with_input(sent, &source);
         let done = self.execute(plan, all, None, options);
         if done.is_ok() {
@@ -119,7 +119,7 @@ impl Engine {
         done
     }
 
-    /// Compiles a gather or a scatter and returns the algorithm too.
+    /// Compiles a gather or a scatter. Returns the plan and its algorithm.
     fn compile_rooted<T: Element>(
         &mut self,
         collective: Collective,

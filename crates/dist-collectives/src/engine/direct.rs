@@ -1,4 +1,4 @@
-//! Operations of ranks that share memory. They run direct schedules instead of sending messages.
+//! The choice of direct plans: collectives of ranks that share memory, executed without messages.
 
 use dist_algos::direct::{Crossovers, DirectAlgorithm, DirectCase, DirectPlan, Ownership, RemoteAccess};
 use dist_algos::{Algorithm, AlgorithmTable, CollectiveKind};
@@ -13,18 +13,18 @@ use crate::{Error, Operation, Result};
 /// The memory that the ranks of the group share.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SharedMemory {
-    /// The ranks have not found out yet. They do so in the first operation that needs to know.
+    /// Not known yet. The ranks find out together, in the first operation that needs to know.
     Unknown,
     Nothing,
     Memory(GroupLayout),
 }
 
-/// Counts how often the slots were reused by direct calls. Direct calls use two sets of slots in turn.
+/// The generations of the two sets of slots that direct calls use in turn. Each reuse of a set is a new generation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SlotGenerations([usize; 2]);
 
 impl SlotGenerations {
-    /// Gives the plan of the next call the current generation of the slots.
+    /// Sets the generation of the slots in the plan of the next call, and counts the generations that the call uses.
     #[inline(always)]
     pub(super) const fn take(&mut self, checked: &mut CheckedPlan) {
         let Self([now, next]) = *self;
@@ -34,7 +34,7 @@ impl SlotGenerations {
 }
 
 impl Engine {
-    /// Returns the direct plan of an operation; `None` if the operation is done by messages.
+    /// Returns the direct plan of an operation; `None` if messages are to be used.
     pub(super) fn direct_plan(
         &mut self,
         key: &CallKey,
@@ -71,7 +71,8 @@ impl Engine {
             return Ok(Some(plan));
         }
         if is_open(key.ownership.expected()) {
-            // The other ranks can reach this memory and wait for this rank.
+            // This rank could not get shared memory, and uses a substitute. The other ranks may have got theirs, so
+            // they execute the direct plan and wait for this rank.
             let error = Error::OutOfReach { operation, bytes: key.bytes };
             self.transport.abort(Cause::gave_up(&error));
             return Err(error);
@@ -79,8 +80,8 @@ impl Engine {
         forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: Algorithm::Direct(direct) }))
     }
 
-    /// Returns the direct algorithm that would be chosen for an operation, as far as this rank knows the shared
-    /// memory.
+    /// Returns the direct algorithm that would be chosen for an operation. Returns `None` if the ranks share no memory,
+    /// or do not know it yet.
     pub(crate) fn direct_algorithm(
         &self,
         operation: Operation,
@@ -100,7 +101,8 @@ impl Engine {
         algorithm.filter(|_| !self.uses_hierarchical())
     }
 
-    /// Checks that a requested algorithm supports memory of this kind, as far as this rank knows the shared memory.
+    /// Checks that a forced algorithm can access memory of this kind. Succeeds if the ranks do not know their shared
+    /// memory yet.
     pub(crate) fn check_direct(&self, direct: &'static DirectAlgorithm, ownership: Ownership) -> Result<()> {
         let algorithm = Algorithm::Direct(direct);
         match self.shared_memory {
@@ -113,8 +115,8 @@ impl Engine {
         }
     }
 
-    /// Returns the memory that the ranks share. The ranks find it out in the first operation of a group that needs
-    /// to know.
+    /// Returns the layout of the memory that the ranks share; `None` if they share none. The first operation of a group
+    /// that needs to know establishes the memory on all ranks.
     pub(super) fn shared_memory(
         &mut self,
         operation: Operation,
@@ -122,16 +124,16 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<Option<GroupLayout>> {
         if let SharedMemory::Unknown = self.shared_memory {
-            // A rank that is in another call is detected here as in any call.
+            // The transport compares this call, so a rank in another call is detected here too.
             let call = self.call_of(operation, key, options.settings.order);
             self.announce(&call, &call.encode_with(self.algorithms));
             let shm_group =
                 self.transport.shm_group(&options.due).map_err(|source| Error::in_call(call, source))?;
-            // The memory is of no use if its owner numbers this rank differently.
+            // A transport may number the ranks differently in its shared memory. Such memory is not used.
             let own = shm_group.filter(|shm_group| shm_group.rank() == self.rank);
             self.shared_memory =
                 own.map_or(SharedMemory::Nothing, |shm_group| SharedMemory::Memory(shm_group.shared()));
-            // From here on, calls state that the shared memory is known.
+            // Calls state whether the shared memory is known, so earlier plans have the wrong fingerprint.
             self.invalidate_plans();
         }
         match self.shared_memory {
@@ -155,7 +157,7 @@ fn suggest(
     table.suggest_direct(collective, &case)
 }
 
-/// Returns `true` if an algorithm can use memory of this kind.
+/// Returns `true` if other ranks can access memory of this kind as the algorithm needs.
 const fn reaches(algorithm: &DirectAlgorithm, ownership: Ownership, reach: Reach) -> bool {
     match (algorithm.remote_access, ownership) {
         (RemoteAccess::Nothing, _) | (_, Ownership::Allocated) => true,

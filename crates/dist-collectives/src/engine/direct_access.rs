@@ -3,16 +3,17 @@
 //! # Why this is sound
 //! This module upholds the contract of [`dist_transport::shm_group::ShmGroup`]:
 //!
-//! - **Steps.** [`CheckedPlan::new`] lets the verifier of direct schedules execute this plan for this number of
-//!   ranks. The verifier considers any two accesses of different ranks to the same memory, of which at least one is
-//!   a write. It proves that one access precedes a signal and that the other follows a wait for that signal. It also
-//!   proves that no rank accesses the memory of another rank whose part of the call is over. If the proof fails,
-//!   there is no checked plan and the operation goes by messages. [`dist_algos::direct::run()`] and
-//!   [`signal_and_wait`](dist_algos::direct::signal_and_wait) execute the steps of the plan for this rank and nothing else.
+//! - **Steps.** [`CheckedPlan::new`] lets the verifier of direct schedules execute this plan for this number of ranks.
+//!   The verifier considers any two accesses of different ranks to the same memory, of which at least one is a write.
+//!   It proves that one access precedes a signal and that the other follows a wait for that signal. It also proves that
+//!   no rank accesses the memory of another rank whose part of the call is over. If the proof fails, there is no
+//!   checked plan and the operation uses messages. [`dist_algos::direct::run()`] and
+//!   [`signal_and_wait`](dist_algos::direct::signal_and_wait) execute the steps of the plan for this rank and nothing
+//!   else.
 //! - **One plan on all ranks.** Every rank publishes a digest of the plan, the call and the call's number. It is
 //!   compared with the digest of every other rank before anything else is read that the other rank wrote
-//!   ([`CallEntry::plan_digest`]). The check does not rely on a [`Transport`](crate::Transport) comparing fingerprints, and
-//!   the rank is read from the memory itself. Two different plans have equal digests with probability 2⁻⁶⁴.
+//!   ([`CallEntry::plan_digest`]). The check does not rely on a [`Transport`](crate::Transport) comparing fingerprints,
+//!   and the rank is read from the memory itself. Two different plans have equal digests with probability 2⁻⁶⁴.
 //! - **Memory that others read** is borrowed by the call. If the call fails or panics, the memory is
 //!   [abandoned](ShmGroup::abandon) before the borrow ends.
 //! - **Memory that others write** is passed to the call by value. It is returned only when the call has ended.
@@ -53,7 +54,8 @@ pub(super) struct CheckedPlan {
 /// Plans that were proven in this process, for any rank. Each plan is proven once.
 static PROVEN: LazyLock<Mutex<HashSet<DirectPlan>>> = LazyLock::new(Mutex::default);
 
-/// Returns `true` if a plan is proven for any calls before and after it.
+/// Returns `true` if a plan is proven, whatever calls come before and after it. Proves it if no plan of this process
+/// did so before.
 fn is_proven(plan: &DirectPlan) -> bool {
     let shortened = plan.shortened();
     let mut proven = PROVEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +72,7 @@ fn is_proven(plan: &DirectPlan) -> bool {
             proven.insert(shortened)
         }
         Err(error) => {
-            tracing::error!(?plan, %error, "a plan is not proven: its operation goes by messages");
+            tracing::error!(?plan, %error, "a plan is not proven: its operation uses messages");
             false
         }
     }
@@ -104,7 +106,7 @@ impl CheckedPlan {
     #[inline(always)]
     const fn entry(&self, number: u64) -> CallEntry {
         let generation = self.plan.generation() as u64;
-        // Any odd factors serve: consecutive calls of one plan get different values.
+        // With odd factors, consecutive calls of one plan get different values.
         let agreed = self
             .agreed
             .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -140,7 +142,7 @@ impl CheckedPlan {
         let exposed = match direct::exposed_memory(&self.plan, self.rank, memory) {
             ExposedMemory::Nothing => ExposedRegion::Nothing,
             ExposedMemory::Read(bytes) => ExposedRegion::Read(bytes),
-            ExposedMemory::OwnMemory => unreachable!("what is lent is not borrowed"),
+            ExposedMemory::OwnMemory => unreachable!("memory that other ranks write is lent"),
         };
         let mut entered = EnteredCall::enter(shm_group, self.entry_of_run(number), exposed, due)?;
         self.do_steps(&mut entered.access(), memory, kernel, scratch, due)?;
@@ -200,7 +202,7 @@ impl CheckedPlan {
     }
 }
 
-/// A call that this rank has entered. Dropping it returns the memory to the caller.
+/// A call that this rank has entered. If it is dropped before its [end](Self::end), the call is abandoned.
 struct EnteredCall<'a> {
     shm_group: &'a mut dyn ShmGroup,
     entry: CallEntry,
@@ -228,7 +230,7 @@ impl<'a> EnteredCall<'a> {
         CheckedAccess { shm_group: self.shm_group, entry: self.entry }
     }
 
-    /// Marks all steps as done, so that no rank accesses this rank's memory any more.
+    /// Marks the call as complete: no rank accesses this rank's memory any more.
     fn end(mut self) {
         self.has_ended = true;
     }
@@ -373,8 +375,9 @@ struct WindowCall {
     has_closed: bool,
 }
 
-/// Number of signals of each rank in such a call.
+/// The number of signals of a rank that has opened its window.
 const OPENED: u32 = 1;
+/// The number of signals of a rank that has closed its window.
 const CLOSED: u32 = 2;
 
 impl<T: Element> WindowBuffer<T> {
@@ -383,7 +386,7 @@ impl<T: Element> WindowBuffer<T> {
         Self { shared: None, buffer }
     }
 
-    /// Lets the other ranks read a buffer and waits until theirs may be read.
+    /// Exposes a buffer for reading, and waits until every other rank has done the same.
     ///
     /// # Errors
     /// Those of the transport, together with the buffer.
@@ -401,7 +404,7 @@ impl<T: Element> WindowBuffer<T> {
             slots: SlotUse::Unused,
         };
         let exposed = ExposedRegion::Read(bytemuck::cast_slice(&buffer[..]));
-        // SAFETY: as said of this type.
+        // SAFETY: the documentation of this type says how the contract is upheld.
         if let Err(error) = unsafe { shm_group.enter(entry, exposed, due) } {
             return Err((buffer, error));
         }
@@ -416,7 +419,7 @@ impl<T: Element> WindowBuffer<T> {
     /// Copies elements of another rank's buffer, from `start` on.
     ///
     /// # Errors
-    /// Those of the transport; `None` if the memory of the group is in another call by now.
+    /// Those of the transport; `None` if the memory of the group is already in another call.
     pub(super) fn read(
         &self,
         shm_group: &mut dyn ShmGroup,
@@ -432,7 +435,7 @@ impl<T: Element> WindowBuffer<T> {
         Ok(())
     }
 
-    /// Waits until no rank reads any more. After an error, drop the buffer.
+    /// Waits until no rank reads any more. After an error, drop this window.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -459,7 +462,7 @@ impl<T: Element> WindowBuffer<T> {
     }
 }
 
-/// Lets the other ranks read the exposed memory and waits until they have done the same.
+/// Signals that the other ranks may read the exposed memory, and waits until they have signalled the same.
 fn open_with_others(shm_group: &mut dyn ShmGroup, rank: Rank, due: &LazyDeadline<'_>) -> Result<()> {
     // SAFETY: this rank's bytes may be read from here on.
     unsafe { shm_group.signal() };
@@ -494,6 +497,7 @@ fn digest_of(Fingerprint(bytes): &Fingerprint) -> u64 {
     digest(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))))
 }
 
+/// Returns the other ranks, counted upwards from this one.
 fn others(rank: Rank) -> impl Iterator<Item = usize> {
     (1..rank.world_size()).map(move |distance| rank.plus(distance).index())
 }

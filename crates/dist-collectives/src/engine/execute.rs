@@ -12,7 +12,7 @@ use super::plan_cache::{PlanId, Program};
 use super::{CallOptions, Engine, copy, partition};
 use crate::{Buffer, Element, Error, ReduceOp, Result};
 
-/// The memory of a direct call.
+/// The buffer of a direct call.
 enum DirectBuffer<'m, 'a, T> {
     /// Memory that other ranks only read.
     Borrowed(&'m mut DirectMemory<'a>),
@@ -21,8 +21,8 @@ enum DirectBuffer<'m, 'a, T> {
 }
 
 impl Engine {
-    /// Begins the next call of a compiled kind and executes it. `op` is the reduction of the call, if it has one.
-    /// After an error the contents of the buffer are unspecified.
+    /// Begins the next call of this plan and executes it. `op` is the reduction of the call, if it has one. After an
+    /// error the contents of the buffer are unspecified.
     #[inline(always)]
     pub(super) fn execute<T: Element>(
         &mut self,
@@ -78,8 +78,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Executes any other direct call. If the algorithm writes into memory of other ranks, the buffer is lent to
-    /// them while the call lasts.
+    /// Executes a direct call step by step. If the algorithm writes into the memory of other ranks, the buffer is lent
+    /// to them during the call.
     #[inline(always)]
     fn run_direct<T: Element>(
         &mut self,
@@ -112,6 +112,7 @@ impl Engine {
         }
     }
 
+    /// Executes the steps of a direct call on this buffer.
     #[inline(never)]
     fn run_on<T: Element>(
         &mut self,

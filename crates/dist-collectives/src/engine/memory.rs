@@ -1,11 +1,11 @@
-//! The memory of a call on this rank, and whose it is.
+//! The memory that a call works on, with the [`Ownership`] that decides how other ranks may access it.
 
 use dist_algos::direct::Ownership;
 
 use super::rank_layout::RankLayout;
 use crate::{Buffer, Element};
 
-/// The memory that a call works on. [`Ownership`] says whose it is.
+/// The memory that a call works on.
 #[derive(Debug)]
 pub(super) struct CallOperands<'a, T> {
     /// The memory that the call changes.

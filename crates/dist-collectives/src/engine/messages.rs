@@ -69,8 +69,8 @@ impl Engine {
         done.map_err(|source| Error::in_call(call, source))
     }
 
-    /// Begins messages with one peer. They have no sequence number: messages between two ranks keep their order,
-    /// and the transport compares lengths. Details of a single message are only used in this rank's errors.
+    /// Begins messages of `T`. They have no sequence number, because messages between two ranks keep their order and
+    /// the transport compares their lengths. Only errors of this rank show `count` and `sender`.
     fn begin_messages<T: Element>(&mut self, count: usize, sender: Option<usize>) -> Call {
         let call = Call {
             channel: self.channel,

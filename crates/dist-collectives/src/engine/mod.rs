@@ -46,9 +46,9 @@ pub(crate) struct CallOptions<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) due: LazyDeadline<'a>,
     /// A digest of further values that the ranks must agree on: the lengths of many buffers or the shape of an
-    /// array. Else 0.
+    /// array. 0 if there are none.
     pub(crate) sizes: u64,
-    /// The type of the caller's elements, if the call works on elements of another type instead.
+    /// The type of the caller's elements, if the call works on a copy of another type.
     dtype: Option<DType>,
 }
 
@@ -69,18 +69,19 @@ impl<'a> CallOptions<'a> {
         Self { sizes, ..self }
     }
 
-    /// Returns the type of the caller's elements if the call works on elements of `T`.
+    /// Returns the type of the caller's elements, for a call that works on elements of `T`.
     #[inline(always)]
     fn dtype<T: Element>(&self) -> DType {
         self.dtype.unwrap_or(T::DTYPE)
     }
 }
 
+/// Executes the calls of a communicator, or of its worker, on one transport.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,
     rank: Rank,
-    /// The channel of the communicator. Started operations use it in their calls too.
+    /// The channel of the communicator. The worker's calls name it too, although they use another channel.
     channel: u64,
     /// The algorithms that calls are compiled with; the same on every rank.
     algorithms: AlgorithmTable<'static>,
@@ -89,17 +90,17 @@ pub(crate) struct Engine {
     shared_memory: SharedMemory,
     slot_generations: SlotGenerations,
     plan_cache: PlanCache,
-    /// The fingerprint of the last messages and the type of their elements. All messages of one type have the same
-    /// fingerprint.
+    /// The element type and the fingerprint of the last messages. All messages of one type have the same fingerprint.
     messages: Option<(DType, Fingerprint)>,
     /// The hosts of the ranks, if two-level algorithms are enabled.
     levels: Option<Arc<HostLevels>>,
     /// `true` if all ranks of the group run on one host.
     on_one_host: bool,
-    /// The ranks and cores of that host. On several hosts, messages take longer than the work of the cores.
+    /// The ranks, and the cores of their host. On several hosts it states one core per rank, because messages take
+    /// longer than the work of the cores.
     placement: Placement,
-    /// Memory for a copy of an input that must not change, or for data that is only forwarded. Its type is `u64` so
-    /// that every element type is aligned.
+    /// Memory for a copy of an input that must not change, or for data that this rank only forwards. It consists of
+    /// `u64` so that elements of every type are aligned.
     copy: Vec<u64>,
     /// Memory for the partial sums of means that are not computed in the type of the elements.
     wide: WidenedBuffers,
@@ -170,8 +171,9 @@ impl Engine {
         self.levels = levels;
     }
 
-    /// Creates a transport among these ranks of the group; `None` if this rank is not among them. Later calls state
-    /// that the fork was made: a rank that forks alone would use other channels than its peers from then on.
+    /// Creates a transport among these ranks of the group; `None` if this rank is not one of them. The fork is added to
+    /// the history, which later calls compare. So a rank that forked alone, and uses other channels from then on, is
+    /// detected.
     pub(crate) fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
         let forked = self.transport.fork(members).map_err(|source| Error::Members(source.into()))?;
         self.history.add_fork();
@@ -183,41 +185,44 @@ impl Engine {
         &self.history
     }
 
-    /// Counts an operation that is started. Returns the history before it, which the worker's engine continues.
+    /// Adds a started operation to the history. Returns the history before it, from which the worker continues.
     pub(crate) fn count_started(&mut self, started: &StartedOperation) -> History {
         let before = self.history;
         self.history.add_call(HistoryEvent::started(started));
         before
     }
 
-    /// Returns the history of this communicator, for calls that the user does not make.
+    /// Returns the history, to mark calls that the user has not made.
     pub(crate) const fn history_mut(&mut self) -> &mut History {
         &mut self.history
     }
 
-    /// Continues with the operation that was started when the communicator had this history.
+    /// Continues the worker's history with an operation. `history` is that of the communicator when the operation was
+    /// started.
     pub(crate) const fn continue_at(&mut self, history: &History) {
         self.history.continue_at(history);
     }
 
-    /// Returns the rank in the world that has sent a message which this rank has not received, if there is one.
+    /// Returns a rank whose message this rank has not received, by its number in the world; `None` if all were
+    /// received.
     pub(crate) fn unread(&mut self) -> Option<usize> {
         self.transport.unread().map(|peer| self.in_world(peer))
     }
 
-    /// Counts the call. Every message from here on belongs to it.
+    /// Begins a call: adds it to the history, and tells the transport that the following messages belong to it.
     fn begin(&mut self, call: Call) -> Call {
         self.announce(&call, &call.encode_with(self.algorithms));
         self.history.add_call(HistoryEvent::of(&call, self.algorithms));
         call
     }
 
+    /// Tells the transport that the following messages belong to this call.
     fn announce(&mut self, call: &Call, encoded: &Fingerprint) {
         tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
         self.transport.begin(encoded);
     }
 
-    /// Runs steps that are not compiled, as a part of this call.
+    /// Executes steps without a plan, as a part of this call.
     fn run_in(
         &mut self,
         call: &Call,
@@ -230,7 +235,7 @@ impl Engine {
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
-    /// Converts the error of a failed run. Errors that only this rank knows are reported to the other ranks.
+    /// Converts the error of a run. If only this rank knows the error, the job is aborted, so that all ranks learn it.
     #[cold]
     fn failed(transport: &mut dyn Transport, call: &Call, error: RunError<dist_transport::Error>) -> Error {
         match error {
@@ -311,14 +316,15 @@ impl Drop for Engine {
     }
 }
 
+/// Returns the partition of `len` elements into parts of nearly equal size.
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, size_of::<T>(), parts)
         .expect("a slice exists, elements divide 64 and a world has a rank")
 }
 
-/// Returns the first `len` elements of memory that is kept between calls. If there is not enough memory, the job is
-/// aborted, because other ranks wait.
-fn room<'m, T: Element>(
+/// Returns the first `len` elements of memory that is kept between calls, and enlarges the memory if necessary. If
+/// there is not enough memory, the job is aborted, because other ranks wait.
+fn reserve<'m, T: Element>(
     memory: &'m mut Vec<u64>,
     len: usize,
     transport: &mut dyn Transport,

@@ -27,9 +27,9 @@ pub(super) struct CallKey {
     pub(super) count: usize,
     pub(super) sizes: u64,
     pub(super) op: Option<ReduceKind>,
-    /// Bytes of the buffer that holds every rank's part.
+    /// Bytes of the buffer, or of the parts of all ranks together.
     pub(super) bytes: usize,
-    /// Whose the memory is that other ranks may access.
+    /// The ownership of the memory that other ranks may access.
     pub(super) ownership: Ownership,
 }
 
@@ -85,13 +85,13 @@ impl CallKey {
         Self { dtype: Some(options.dtype::<T>()), ..key }
     }
 
-    /// Adds a reduction of elements of `T`, or of the caller's elements that they stand for.
+    /// Adds a reduction, and the type of the caller's elements.
     #[inline]
     pub(super) fn reducing<T: Element>(self, op: ReduceOp, options: &CallOptions<'_>) -> Self {
         Self { op: Some(op.kind()), dtype: Some(options.dtype::<T>()), ..self }
     }
 
-    /// Sets whose the memory is.
+    /// Sets the ownership of the memory.
     #[inline]
     pub(super) const fn on(self, ownership: Ownership) -> Self {
         Self { ownership, ..self }
@@ -148,18 +148,18 @@ pub(super) struct CompiledCall {
     pub(super) key: CallKey,
     preferences: Preferences,
     pub(super) program: Program,
-    /// The last call of this kind, or the next one if there was none.
+    /// The last call of this kind; before the first one, the first one.
     pub(super) call: Call,
-    /// The next call of this kind, encoded. Its sequence number and history are those that it has if the calls
-    /// follow one another in the same order as before.
+    /// The next call of this kind, encoded. Its sequence number and history are right if the plans are used in the same
+    /// order as before.
     next: Fingerprint,
     /// The event that the call adds to the history.
     event: HistoryEvent,
-    /// The index of the plan that followed this one last.
+    /// The index of the plan that was used after this one the last time.
     follower: usize,
 }
 
-/// The way in which a call is executed. All ranks choose the same.
+/// The program of a compiled call. All ranks have the same kind of program.
 #[derive(Debug)]
 pub(super) enum Program {
     /// On shared memory, as one fused barrier.
@@ -169,19 +169,20 @@ pub(super) enum Program {
     Messages(CompiledSchedule),
 }
 
-/// The schedule of this rank for a call by messages. It has a few steps for each other rank at most, for example in
-/// a ring (130 kB among 512 ranks).
+/// The schedule of this rank for a call by messages. The longest schedules have a few steps for each other rank, for
+/// example a ring: 130 kB with 512 ranks.
 #[derive(Debug)]
 pub(super) struct CompiledSchedule {
     /// The cost model that the algorithm was chosen by. Direct plans do not depend on it.
     model: CostModel,
     pub(super) chunks: usize,
-    /// The number of bytes that the steps are executed on at a time.
+    /// The steps are executed on blocks of this many bytes, one block after the other.
     pub(super) block_bytes: usize,
-    /// The steps that bring sums to their owners, then all other steps.
+    /// The steps until the sums are complete, then the other steps.
     pub(super) steps: ValidatedSteps,
+    /// The number of steps until the sums are complete.
     pub(super) sums_complete: usize,
-    /// The chunks whose sums this rank owns after the first steps, and finishes.
+    /// The chunks whose complete sums this rank owns. It finishes them before it continues.
     pub(super) owned: Chunks,
 }
 
@@ -221,18 +222,17 @@ impl CompiledCall {
         history.add_call(self.event);
     }
 
-    /// Patches sequence number and history in the encoded next call. They are right unless another call comes
-    /// between.
+    /// Patches the sequence number and the history in the encoded next call, assuming that this plan is used next.
     ///
-    /// This is done long before the call begins. If a part of the bytes was written just before they are copied,
-    /// the copy waits until all earlier stores have left the core (a failed store-to-load forwarding).
+    /// This is done long before the call begins. If some of the bytes were written just before all are copied, the copy
+    /// would wait until the stores have left the core (a failed store-to-load forwarding).
     #[inline]
     fn expect(&mut self, history: &History) {
         let (sequence, part, past) = (history.sequence(), history.part(), history.past());
         Call { sequence, part, past, ..self.call }.patch(&mut self.next);
     }
 
-    /// Returns `true` if the operation reads its input where it is. Otherwise the input is copied into the buffer.
+    /// Returns `true` if the program reads the input in place. Otherwise the caller copies the input into the buffer.
     pub(super) fn reads_input(&self) -> bool {
         match &self.program {
             Program::Fused(_) => false,
@@ -265,7 +265,7 @@ impl CompiledCall {
         schedule
     }
 
-    /// Returns the algorithm, if the call goes by messages and the algorithm treats all ranks alike.
+    /// Returns the algorithm, if the call sends messages and the algorithm treats all ranks alike.
     pub(super) const fn message_algorithm(&self) -> Option<&'static MessageAlgorithm> {
         match self.call.algorithm {
             Some(Algorithm::Messages(algorithm)) => Some(algorithm),
@@ -298,7 +298,7 @@ impl PlanCache {
             self.all[index] = compiled;
             self.oldest = (index + 1) % COMPILED_CALLS_MAX;
         }
-        // Holds until another call has followed this one.
+        // Until another plan is used after this one, it is expected to follow itself.
         self.all[index].follower = index;
         PlanId(index)
     }
@@ -331,8 +331,8 @@ impl Engine {
         self.plan_cache = PlanCache::default();
     }
 
-    /// Returns the plan of the calls with this key, and compiles it if it is not cached. `part_bytes_max` returns
-    /// the size of the largest part if the memory is divided into this many parts.
+    /// Returns the plan of the calls with this key, and compiles it if it is not cached. `part_bytes_max` returns the
+    /// size of the largest part, given the number of parts.
     #[inline(always)]
     pub(super) fn compile(
         &mut self,
@@ -367,6 +367,7 @@ impl Engine {
         tracing::trace!(rank = self.rank.index(), channel = call.channel, "{call}");
     }
 
+    /// Compiles a call and adds it to the cache.
     #[inline(never)]
     fn compile_anew(
         &mut self,
@@ -382,7 +383,7 @@ impl Engine {
         Ok(self.plan_cache.insert(compiled))
     }
 
-    /// Compiles a call on shared memory; `None` if it goes by messages.
+    /// Compiles a call on shared memory; `None` if messages are to be used.
     fn compile_direct(
         &mut self,
         key: &CallKey,
@@ -431,8 +432,8 @@ impl Engine {
         Ok(CompiledCall::new(*key, preferences, Program::Messages(schedule), call, self.algorithms))
     }
 
-    /// Returns the steps of this rank: those until the sums are complete, the chunks whose sums the rank then
-    /// finishes, and the other steps.
+    /// Returns the steps of this rank until the sums are complete, the chunks whose sums it then finishes, and the
+    /// other steps.
     fn phases(&self, chosen: &ChosenAlgorithm, collective: Collective, chunks: usize) -> Phases<Vec<Step>> {
         let (rank, root) = (self.rank, collective.root().unwrap_or_default());
         let phases = chosen.phases(rank, root);

@@ -26,8 +26,8 @@ enum PartSizes {
 }
 
 impl Engine {
-    /// Returns the layout with these counts, or with equal parts as long as this rank's. Checks the lengths of this
-    /// rank's part and, if given, of the whole buffer; errors name them.
+    /// Returns the layout with these counts, or, without counts, with parts that are as long as this rank's. Checks the
+    /// lengths of this rank's part and of the whole buffer, if it is given. The names are for errors.
     #[inline]
     pub(crate) fn layout(
         &self,
@@ -44,7 +44,7 @@ impl Engine {
         Ok(RankLayout::counted(counts))
     }
 
-    /// Returns the length of all parts together, if [`layout`](Self::layout) accepts these counts.
+    /// Checks counts as [`layout`](Self::layout) does. Returns the length of all parts together.
     pub(crate) fn check_counts(
         &self,
         operation: Operation,
@@ -76,7 +76,8 @@ impl RankLayout {
         Self { sizes: PartSizes::Even(part), held: 0..world_size, world_size }
     }
 
-    /// Returns the layout with one count for each rank, whose [total](Engine::total) does not overflow.
+    /// Returns the layout of parts with these lengths, one for each rank. Their sum must not overflow, as
+    /// [`Engine::total`] checks.
     pub(super) fn counted(counts: &[usize]) -> Self {
         let mut borders = vec![0; counts.len() + 1];
         for (rank, &count) in counts.iter().enumerate() {
@@ -140,7 +141,7 @@ impl RankLayout {
             .expect("a slice is as long as these parts, and elements divide 64")
     }
 
-    /// Returns the count for the call: the elements of one part, or of all parts if they differ.
+    /// Returns the count that the call states: the elements of one part, or of all parts if their sizes differ.
     pub(super) fn count(&self) -> usize {
         match self.sizes {
             PartSizes::Even(part) => part,
@@ -148,7 +149,7 @@ impl RankLayout {
         }
     }
 
-    /// Returns the digest for the call, combined with `sizes`. Ranks with different sizes get different digests.
+    /// Returns the digest that the call states: of the sizes of the parts, if they differ, and of `sizes`.
     pub(super) fn digest(&self, sizes: u64) -> u64 {
         match &self.sizes {
             PartSizes::Even(_) => sizes,

@@ -1,4 +1,4 @@
-//! Operations that combine elements of different ranks.
+//! Operations that reduce elements of all ranks: all_reduce, reduce, reduce_scatter and scan.
 
 use dist_algos::Source;
 use dist_algos::direct::{DirectCollective, Ownership};
@@ -9,7 +9,7 @@ use super::memory::{CallBuffer, CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
 use super::wide::widening;
-use super::{CallOptions, Engine, copy, partition, room};
+use super::{CallOptions, Engine, copy, partition, reserve};
 use crate::{Element, Error, Operation, ReduceOp, Result};
 
 /// Bytes per rank of the blocks in which the ranks of one host reduce. Two ranks over TCP reduced 128 MiB fastest
@@ -39,9 +39,9 @@ impl Engine {
         self.execute(plan, CallOperands::of(buffer), Some(op), options)
     }
 
-    /// Returns how many bytes an operation's algorithm processes at once. This is the whole buffer, except for an
-    /// all_reduce of ranks that all run on one host. There rounds cost little, and a block is sent, reduced and
-    /// received again while it is in the cache.
+    /// Returns how many bytes an operation's algorithm processes at a time. It is the whole buffer, except for an
+    /// all_reduce on one host. There a round costs little, and a block is sent, reduced and received again while it is
+    /// in the cache.
     pub(crate) fn bytes_at_once(&self, operation: Operation, bytes: usize) -> usize {
         match operation {
             Operation::AllReduce if self.on_one_host => bytes.min(BLOCK_BYTES_OF_RANK * self.world_size()),
@@ -91,7 +91,7 @@ impl Engine {
             let done = done.map(|_| start);
             return self.narrowed(widening, wide, done, output);
         }
-        // Elements that are scaled first are copied, since the input must not change.
+        // Elements that must be scaled first are copied, because the input must not change.
         let (of, ownership) = match op {
             ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_) => (Source::Buffer, Ownership::Borrowed),
             _ => (Source::Input, ownership),
@@ -105,7 +105,7 @@ impl Engine {
             return self.execute(plan, memory, Some(op), options);
         }
         let mut memory = std::mem::take(&mut self.copy);
-        let copied = room(&mut memory, input.len(), &mut *self.transport)?;
+        let copied = reserve(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, copied);
         let done = self.execute(plan, CallOperands::in_parts(&mut *copied, layout), Some(op), options);
         let done = done.map(|()| copy(&copied[layout.range(self.rank.index())], output));
@@ -113,7 +113,7 @@ impl Engine {
         done
     }
 
-    /// Returns this rank's part of the buffer, which holds the result.
+    /// Reduces parts in place. Returns this rank's part of the buffer, which holds the result.
     pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
         buffer: impl Into<CallBuffer<'a, T>>,
@@ -137,7 +137,8 @@ impl Engine {
         Ok(own)
     }
 
-    /// Returns this rank's part of the buffer, which holds the result.
+    /// Reduces parts in place, in their own element type. Returns this rank's part of the buffer, which holds the
+    /// result.
     fn reduce_scatter_in<'a, T: Element>(
         &mut self,
         buffer: CallBuffer<'a, T>,

@@ -1,7 +1,7 @@
 //! Means of `f16`, whose partial sums are computed as `f32`.
 //!
-//! The elements are converted to `f32` memory that the engine keeps. The operation runs on it as on any `f32`, and
-//! its result is rounded to `f16` once. No algorithm and no transport is involved; the call that the ranks agree on
+//! The elements are converted to `f32`, in memory that the engine keeps. The operation runs on them like on any `f32`,
+//! and its result is rounded to `f16` once. Algorithms and transports see only `f32`. The call that the ranks compare
 //! still names `f16`.
 
 use dist_algos::direct::Ownership;
@@ -18,7 +18,7 @@ pub(super) fn widening<T: Element>(op: ReduceOp) -> Option<Widening<T>> {
     T::WIDENING.filter(|_| op.partial_dtype(T::DTYPE) != T::DTYPE)
 }
 
-/// The `f32` memory of each kind that is kept between calls.
+/// The `f32` memory that is kept between calls: ordinary memory, and memory that the ranks of a host share.
 #[derive(Debug, Default)]
 pub(super) struct WidenedBuffers {
     ordinary: Option<Buffer<f32>>,
@@ -29,7 +29,7 @@ pub(super) struct WidenedBuffers {
 #[derive(Debug)]
 pub(super) struct WidenedElements {
     elements: Buffer<f32>,
-    /// Whose the memory of the caller's elements is.
+    /// The ownership of the memory of the caller's elements.
     ownership: Ownership,
 }
 
@@ -62,8 +62,8 @@ impl WidenedBuffers {
 }
 
 impl Engine {
-    /// Returns these elements as `f32`, in memory that is owned in the same way. If there is not enough
-    /// memory, the job is aborted, because other ranks wait.
+    /// Converts elements to `f32`, in memory of the same ownership. If there is not enough memory, the job is aborted,
+    /// because other ranks wait.
     pub(super) fn widened<T: Element>(
         &mut self,
         widening: Widening<T>,
@@ -98,7 +98,7 @@ impl Engine {
 }
 
 impl<'a> CallOptions<'a> {
-    /// Returns the options of a call that works on `f32` in place of elements of this type.
+    /// Returns the options of a call that works on `f32` for a caller with elements of `T`.
     pub(super) fn in_place_of<T: Element>(&self) -> Self {
         Self { dtype: Some(T::DTYPE), ..self.clone() }
     }

@@ -13,12 +13,13 @@ use super::{CallOptions, Engine};
 use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
 
 impl Engine {
-    /// Returns `true` if every rank can read the other ranks' memory of the kind that they ask for.
+    /// Returns `true` if a window can be opened on all ranks. Each rank passes the kind of its own memory. This is a
+    /// collective.
     pub(crate) fn can_open(&mut self, here: Ownership, options: &CallOptions<'_>) -> Result<bool> {
-        // An algorithm that the caller forced for its reductions must not apply here.
+        // The caller may have forced an algorithm for its own reductions. It must not apply here.
         let settings = options.settings.of_child();
         let options = &CallOptions { settings: &settings, ..options.clone() };
-        // If the ranks do not know their shared memory yet, they find out as part of the following call.
+        // If the ranks do not know their shared memory yet, they establish it as part of this all_reduce.
         let collective = Collective::Direct(DirectCollective::AllReduce);
         let minimum =
             CallKey { op: Some(ReduceKind::Min), ..CallKey::of::<u8>(collective, 1, 1, options.sizes) };
@@ -29,7 +30,7 @@ impl Engine {
         Ok(all[0] == 1)
     }
 
-    /// Lets the other ranks read a buffer and waits until theirs may be read.
+    /// Opens a window: exposes this rank's buffer for reading, and waits until every other rank has done the same.
     pub(crate) fn open_window<T: Element>(
         &mut self,
         buffer: Buffer<T>,
@@ -62,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Copies elements of another rank's buffer, from an index on.
+    /// Copies elements of another rank's buffer. `from` is the rank and the index of the first element.
     pub(crate) fn read_window<T: Element>(
         &mut self,
         (call, open): (&Call, &WindowBuffer<T>),
@@ -77,7 +78,7 @@ impl Engine {
         }
     }
 
-    /// Waits until no rank reads any more.
+    /// Closes a window: waits until no rank reads any more.
     pub(crate) fn close_window<T: Element>(
         &mut self,
         (call, open): (&Call, &mut WindowBuffer<T>),
@@ -113,7 +114,7 @@ const fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
     CallKey::of::<T>(Collective::Direct(DirectCollective::Barrier), len, 0, options.sizes)
 }
 
-/// Converts an error of a window. There is none from the transport if the memory is in another call.
+/// Converts an error of a window. `None` means that the shared memory is already in another call.
 fn of_window(call: &Call, error: Option<dist_transport::Error>) -> Error {
     error.map_or(Error::Sharing, |source| Error::in_call(*call, source))
 }

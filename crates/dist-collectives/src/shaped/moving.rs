@@ -166,7 +166,7 @@ impl Communicator {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
-        let received = self.engine.check_dealt(input.len(), send_counts, receive_counts)?;
+        let received = self.engine.check_part_counts(input.len(), send_counts, receive_counts)?;
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received))?;
         let (elements, slice) = (shape::elements(input), slice(&mut output));
         self.call(|engine, options| {

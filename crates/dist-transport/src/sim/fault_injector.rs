@@ -9,44 +9,53 @@ use super::network_conditions::{Delay, NetworkPartition, PacketLoss};
 use super::waiting::Waiter;
 use crate::runtime::Unparker;
 
-/// The planned faults, and the ends of lasting ones.
+/// The planned faults, and the ends of faults that last for a while.
 #[derive(Debug, Default)]
 pub(super) struct FaultInjector {
     pub(super) faults: Vec<(When, Fault)>,
     pub(super) ends: Vec<(Duration, FaultEnd)>,
-    /// Operations of each rank so far.
+    /// The number of operations of each rank so far.
     pub(super) operations: Vec<u64>,
-    /// The faults that have happened.
+    /// Descriptions of the faults that have happened.
     pub(super) happened: Vec<String>,
     /// Wakes the thread that waits for the next event.
     pub(super) timer: Option<Unparker>,
 }
 
+/// The end of a fault that lasts for a while.
 #[derive(Debug, PartialEq)]
 pub(super) enum FaultEnd {
+    /// This rank, which stalled, continues.
     Resume(usize),
+    /// A network partition ends.
     Partition,
 }
 
-/// Effects to perform after the lock of the network is released.
+/// The effects of faults on threads. They are performed after the lock of the network is released.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct Effects {
-    /// The ranks whose threads have to unwind, to stop, or to continue.
+    /// Ranks, each with the change to its threads.
     pub(super) thread_actions: Vec<(usize, ThreadAction)>,
+    /// Threads that wait for something that has happened.
     pub(super) woken: Vec<Waiter>,
+    /// The thread that waits for the next event, if that event has changed.
     pub(super) timer: Option<Unparker>,
 }
 
+/// A change to the threads of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ThreadAction {
+    /// They unwind, because the rank was killed.
     Unwind,
-    StandStill { for_ever: bool },
-    GoOn,
+    /// They stop, because the rank stalls.
+    Stop { for_ever: bool },
+    /// They continue after a stall.
+    Continue,
 }
 
 impl FabricState {
-    /// Counts an operation of this rank, and injects the faults that were planned for it.
+    /// Counts an operation of a rank, and injects the faults that are planned for this operation.
     pub(super) fn count_operation(&mut self, rank: usize, now: Duration) -> Effects {
         let count = &mut self.injector.operations[rank];
         *count += 1;
@@ -54,7 +63,7 @@ impl FabricState {
         self.inject(now, |when| when == current)
     }
 
-    /// Applies everything that is due by now, and returns the time of the next event.
+    /// Applies the faults and the ends of faults that are due. Returns the effects, and the time of the next event.
     pub(super) fn apply_due(&mut self, now: Duration, timer: Unparker) -> (Effects, Option<Duration>) {
         let mut effects = self.inject(now, |when| matches!(when, When::At(time) if time <= now));
         let (due, later) =
@@ -65,7 +74,7 @@ impl FabricState {
             self.control.watch(now);
             if let FaultEnd::Resume(rank) = end {
                 self.control.resume(rank, now, &self.conditions);
-                effects.thread_actions.push((rank, ThreadAction::GoOn));
+                effects.thread_actions.push((rank, ThreadAction::Continue));
             }
         }
         if self.control.next_look().is_some_and(|look| look <= now) {
@@ -81,20 +90,21 @@ impl FabricState {
         (effects, planned.chain(ends).chain(self.control.next_look()).min())
     }
 
-    /// Injects the faults that are due.
+    /// Injects the planned faults for whose time or operation `due` returns `true`.
     fn inject(&mut self, now: Duration, due: impl Fn(When) -> bool) -> Effects {
         let mut effects = Effects::default();
         while let Some(next) = self.injector.faults.iter().position(|(when, _)| due(*when)) {
             let (_, fault) = self.injector.faults.remove(next);
             self.injector.happened.push(format!("at {now:?} {fault}"));
             self.apply(fault, now, &mut effects);
-            // Two faults at the same time wake it once.
+            // The thread takes its unparker back when it waits again, so two faults at the same time wake it once.
             effects.timer = effects.timer.or_else(|| self.injector.timer.take());
         }
         effects.woken.extend(self.wake_if_known());
         effects
     }
 
+    /// Applies one fault to the network, and adds its effects on threads.
     fn apply(&mut self, fault: Fault, now: Duration, effects: &mut Effects) {
         let end = |lasts: Option<Duration>| lasts.map_or(NEVER, |lasts| now.saturating_add(lasts));
         match fault {
@@ -107,7 +117,7 @@ impl FabricState {
             Fault::Stall { rank, lasts } => {
                 self.control.watch(now);
                 self.control.stall(rank);
-                effects.thread_actions.push((rank, ThreadAction::StandStill { for_ever: lasts.is_none() }));
+                effects.thread_actions.push((rank, ThreadAction::Stop { for_ever: lasts.is_none() }));
                 self.injector.ends.extend(lasts.map(|_| (end(lasts), FaultEnd::Resume(rank))));
             }
             Fault::Slow { rank, pause } => self.conditions.pauses.push((rank, pause)),

@@ -55,8 +55,8 @@ impl World {
             for (rank, action) in effects.thread_actions {
                 match action {
                     ThreadAction::Unwind => scheduler.kill(rank),
-                    ThreadAction::StandStill { for_ever } => scheduler.stall(rank, for_ever),
-                    ThreadAction::GoOn => scheduler.resume(rank),
+                    ThreadAction::Stop { for_ever } => scheduler.stall(rank, for_ever),
+                    ThreadAction::Continue => scheduler.resume(rank),
                 }
             }
         }

@@ -8,8 +8,8 @@
 //! The verifier also proves that every rank ends with the result of the operation, with complete sums in canonical
 //! order, and that no rank waits for ever. All of this holds across consecutive calls. A call uses the slots of the
 //! call before the previous one, and the flag lines and eager buffers of the fourth call before. Only the rule of
-//! [`enter`](dist_transport::shm_group::ShmGroup::enter) separates these uses. When a call ends, its memory belongs to the
-//! caller again.
+//! [`enter`](dist_transport::shm_group::ShmGroup::enter) separates these uses. When a call ends, its memory belongs to
+//! the caller again.
 //!
 //! ```
 //! use dist_algos::direct::{DirectCollective, staged, verify};
@@ -124,9 +124,9 @@ pub fn check(calls: &[DirectPrograms]) -> Result<DirectReport> {
     Ok(machine.report())
 }
 
-/// Proves one call of a plan for any calls before and after it. That is enough for a program that runs the plan:
-/// the rule of [`enter`](dist_transport::shm_group::ShmGroup::enter) separates the places of different calls, and a rank enters
-/// a call after it has left the one before.
+/// Proves one call of a plan for any calls before and after it. That is enough for a program that runs the plan: the
+/// rule of [`enter`](dist_transport::shm_group::ShmGroup::enter) separates the places of different calls, and a rank
+/// enters a call after it has left the one before.
 ///
 /// The steps are computed one at a time. At first a rank only uses the signals that it has waited for itself, so
 /// that the time grows with the square of the number of ranks. Only if that fails, the knowledge of the signalling

@@ -29,39 +29,39 @@ use timeline::{Collectives, Rounds, Step};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// How many parameters the model has, as in 100M or 7B
+    /// Number of parameters of the model, for example 100M or 7B
     #[arg(long, value_name = "P", value_parser = count)]
     params: u64,
-    /// How training is spread; several to compare them
+    /// Training strategy; several to compare them
     #[arg(long, value_enum, value_delimiter = ',', default_value = "ddp")]
     strategy: Vec<Strategy>,
-    /// How many ranks, as in 1,2,4 or 1..64, which doubles
+    /// Numbers of ranks, for example 1,2,4, or 1..64 for the powers of two
     #[arg(long, value_name = "N", default_value = "1..1024", value_parser = ranks)]
     ranks: Ranks,
-    /// What one rank computes for in a step: a third of it forward, the rest backward
+    /// Computing time of one rank in a step: one third forward, two thirds backward
     #[arg(long, value_name = "TIME", value_parser = quantity::time)]
     compute: f64,
-    /// In how many micro-batches, one after the other
+    /// Number of micro-batches of a step
     #[arg(long, value_name = "K", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
     micro_batches: u32,
-    /// How large buckets of gradients are
+    /// Size of a gradient bucket
     #[arg(long, value_name = "BYTES", default_value = "25M", value_parser = bucket)]
     bucket_bytes: usize,
-    /// Into how many units the model is cut where parameters are sharded
+    /// Number of units of the model, if parameters are sharded
     #[arg(long, value_name = "U", default_value = "24", value_parser = units)]
     units: usize,
-    /// Bytes of a parameter, and of a gradient: 2 (bf16), 4 or 8; the optimizer keeps two numbers of as many, or of 4
+    /// Bytes of a parameter and of a gradient: 2 (bf16), 4 or 8; the optimizer keeps two numbers of this size, but at least 4 bytes each
     #[arg(long = "element-bytes", value_name = "BYTES", default_value = "4", value_parser = element)]
     element: FloatType,
-    /// In which order elements may be reduced
+    /// Order in which elements are reduced
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     #[command(flatten)]
     world: WorldArguments,
-    /// Draw efficiency over ranks into this file
+    /// Draw the efficiency by number of ranks into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// One JSON object per line instead of a table
+    /// Print one JSON object per line instead of a table
     #[arg(long)]
     json: bool,
 }
@@ -69,15 +69,15 @@ pub(super) struct Arguments {
 /// How parameters, gradients and the optimizer's state are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Strategy {
-    /// Every rank has everything; gradients are reduced by bucket
+    /// Every rank has all parameters; gradients are reduced in buckets
     Ddp,
-    /// The optimizer's state is sharded
+    /// The state of the optimizer is sharded
     Zero1,
-    /// Gradients too
+    /// Gradients are sharded too
     Zero2,
-    /// Parameters too, gathered unit by unit
+    /// Parameters are sharded too, and gathered unit by unit
     Fsdp,
-    /// Everything is sharded among the ranks of each host, and gradients are reduced across
+    /// Everything is sharded among the ranks of each host, and gradients are reduced between hosts
     Hybrid,
 }
 
