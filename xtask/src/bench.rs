@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the criterion benches.
+//! `cargo xtask bench`: runs the criterion benches.
 
 use crate::command::{Failure, cargo, show};
 

@@ -1,4 +1,4 @@
-//! `cargo xtask book`: the guide.
+//! `cargo xtask book`: checks and builds the guide.
 
 use std::process::{Command, Stdio};
 

@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: what must pass before a change lands.
+//! `cargo xtask ci`: runs all checks that must pass before a change lands.
 
 use std::process::Stdio;
 
@@ -48,7 +48,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Each crate with the combinations of features that it is checked with.
+/// The combinations of features with which each crate is checked.
 const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-transport", &["", "tcp", "sim", "tcp,sim", "shm", "shm,sim", "conformance"]),
     ("dist-algos", &["", "conformance"]),

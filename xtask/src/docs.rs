@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: pages that are made of the code.
+//! `cargo xtask docs`: generates pages from the code.
 
 use crate::command::{Failure, cargo, output};
 

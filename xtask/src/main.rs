@@ -1,4 +1,4 @@
-//! The developer's tool: everything that is done to this workspace is a subcommand here.
+//! The developer's tool: checks, tests, measurements and generated pages of this workspace.
 
 mod bench;
 mod book;
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The names of all commands, as the help lists them.
+/// Returns the names of all commands that the help lists.
 pub(crate) fn commands() -> impl Iterator<Item = &'static str> {
     HELP.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
 }
@@ -101,7 +101,8 @@ fn with_filter(
     }
 }
 
-/// The value of `--filter`, empty if it is not given; `None` when help was asked for and printed.
+/// Parses the arguments and returns the value of `--filter`, which is empty if it is not given. Returns `None` if help was
+/// requested, and prints it.
 fn parse(mut arguments: lexopt::Parser, help: &str, takes_filter: bool) -> Result<Option<String>, Failure> {
     let mut filter = String::new();
     while let Some(argument) = arguments.next()? {

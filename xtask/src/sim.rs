@@ -1,4 +1,4 @@
-//! `cargo xtask sim`: programs under many seeds, on the simulated network.
+//! `cargo xtask sim`: runs programs on the simulated network, under many seeds.
 
 use crate::command::{Failure, cargo, print_help, show};
 use crate::members;
@@ -34,7 +34,7 @@ pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     explore("--release --package dist-parallel", &arguments)
 }
 
-/// Runs a number of seeds that takes seconds, with what the tests have built, for `cargo xtask test`.
+/// Runs as many seeds as take a few seconds, with the programs that the tests have built, for `cargo xtask test`.
 pub(crate) fn run_some() -> Result<(), Failure> {
     explore(&members::all_features()?, "100 0")
 }

@@ -86,8 +86,8 @@ pub const fn windowed(rank: Rank) -> Schedule {
     })
 }
 
-/// Moves chunk `j` of the buffer of rank `r`, which is for rank `r + j` at first. At the end it is from rank `r −
-/// j`, modulo the world size. It takes ⌈log₂ p⌉ rounds of at most half the buffer, and all chunks must have the
+/// Returns Bruck's schedule. Chunk `j` of the buffer of rank `r` is for rank `r + j` at first; at the end it is from
+/// rank `r − j`, modulo the world size. It takes ⌈log₂ p⌉ rounds of at most half the buffer. All chunks must have the
 /// same length.
 pub const fn bruck(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(bruck_step(rank, round)))

@@ -44,7 +44,8 @@ pub const fn ring(rank: Rank) -> Schedule {
     Schedule::new(rank, steps, |rank, _, index| Some(ring_step(rank, index)))
 }
 
-/// In round k every rank tells the rank 2^k to its right which ranks have entered. ⌈log₂ p⌉ rounds.
+/// Returns the dissemination barrier. In round `k` every rank sends an empty message to the rank 2^k to its right,
+/// which then knows of all ranks that had entered. It takes ⌈log₂ p⌉ rounds.
 pub const fn dissemination(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(dissemination_step(rank, round)))
 }

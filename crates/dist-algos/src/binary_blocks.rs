@@ -13,7 +13,8 @@ pub(crate) struct RankBlock {
 }
 
 impl RankBlock {
-    /// Returns the block of a rank, which belongs to the highest digit in which the world size and the rank differ.
+    /// Returns the block of a rank. A block belongs to a binary digit of the world size that is 1, and has as many
+    /// ranks as the digit's value.
     pub(crate) const fn of(rank: Rank) -> Self {
         let bits = (rank.index() ^ rank.world_size()).ilog2() as usize;
         Self { start: rank.index() >> bits << bits, bits }
@@ -89,7 +90,7 @@ impl BlockAssignment {
     }
 }
 
-/// Returns how many numbers below `world_size` have the same last digits as `start`.
+/// Returns how many numbers below `world_size` have the same last `digits` binary digits as `start`.
 pub(crate) const fn strided_count(world_size: usize, start: usize, digits: usize) -> usize {
     (world_size - start).div_ceil(1 << digits)
 }

@@ -106,9 +106,9 @@ pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), broadcast_step)
 }
 
-/// Moves chunk `r` of every other rank `r` to the root's buffer. A rank that forwards no chunks
-/// ([`MessageAlgorithm::held`]) sends from its input; the others have their own chunk in the buffer. A
-/// root outside the world is taken modulo its size.
+/// Returns a gather: chunk `r` of rank `r` is copied to the root's buffer. Ranks that forward chunks of others have
+/// their own chunk in the buffer. The other ranks send from their input ([`MessageAlgorithm::held`]). A root outside
+/// the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), gather_step)
 }
@@ -118,8 +118,8 @@ pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), scatter_step)
 }
 
-/// Returns the chunks that pass through the buffer of a rank in [`gather`]: those of all ranks that it gathers
-/// from, and its own if there are others.
+/// Returns the chunks that pass through the buffer of a rank in [`gather`]: those that it forwards, and its own if it
+/// forwards any.
 fn gather_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root {
         return Chunks::all(rank.world_size());
@@ -134,9 +134,9 @@ fn scatter_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root { Chunks::NONE } else { subtree(rank, root) }
 }
 
-/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
-/// rank, which is the root of a scatter. The most expensive root is in the smallest block, because larger blocks
-/// are moved as a whole.
+/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks that the rank with the
+/// most traffic sends: the root of a scatter. The most expensive root is in the smallest block, because larger blocks
+/// are sent as a whole.
 const fn rooted_cost(world_size: usize) -> Cost {
     let (peers, rounds, whole_tree) = (world_size - 1, log2_ceil(world_size), world_size.next_power_of_two());
     let mut moved = world_size - (1 << world_size.trailing_zeros());
@@ -199,8 +199,9 @@ enum Edge {
     Down(usize, Chunks),
 }
 
-/// Returns the edge of a rank. At a level, a block of ranks consists of two halves, and the rank that keeps the sum
-/// of one half also keeps the sum of the block.
+/// Returns the edge that a rank has in the tree at a level, if it has one. The edge connects the two halves of a
+/// block of ranks, each represented by one rank: the root, if the half contains it, and otherwise the first rank of
+/// the half.
 fn edge(rank: Rank, root: usize, level: usize) -> Option<Edge> {
     let half = 1 << level;
     let start = rank.index() / half / 2 * half * 2;

@@ -35,8 +35,8 @@ const fn cost(world_size: usize) -> Cost {
 /// The number of chunks of the buffer.
 const CHUNKS: usize = 32;
 
-/// Copies the buffer of `root`, in the chunks of [`BROADCAST`], to every rank. The
-/// chain begins at the root and goes to the right. A root outside the world is taken modulo its size.
+/// Returns a broadcast along a chain of ranks, which begins at the root and goes to the right. The buffer is sent in
+/// the chunks of [`BROADCAST`]. A root outside the world is taken modulo its size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     let steps = if rank.world_size() == 1 { 0 } else { CHUNKS + 1 };
     Schedule::rooted(rank, root, steps, broadcast_step)

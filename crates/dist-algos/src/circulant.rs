@@ -120,8 +120,8 @@ pub const fn gather(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), gather_step)
 }
 
-/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
-/// rank, which is the root of a scatter.
+/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks that the rank with the
+/// most traffic sends: the root of a scatter.
 pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     let (peers, rounds) = (world_size - 1, log2_ceil(world_size));
     Cost {
@@ -134,7 +134,8 @@ pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
     }
 }
 
-/// Before a round, a rank has the sums of `far` chunks, beginning with its own. It sends those from `near` on.
+/// Returns a step of the reduce_scatter. Before it, a rank has the sums of `far` chunks, beginning with its own
+/// chunk. It sends the chunks from `near` on.
 const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
     let (near, far) = distances(rank, round);
     let (to, from) = (rank.plus(near).index(), rank.minus(near).index());
@@ -153,8 +154,8 @@ const fn bruck_step(rank: Rank, round: usize) -> Step {
     grow(rank, near, far)
 }
 
-/// A rank has its own chunk and the following ones, `near` in all. It receives the chunks up to `far` from the rank
-/// whose run begins with them.
+/// Returns a step of the all_gather. Before it, a rank has `near` chunks, beginning with its own. It receives the
+/// following ones, up to `far`, from the rank that has them.
 const fn grow(rank: Rank, near: usize, far: usize) -> Step {
     let (to, from) = (rank.minus(near).index(), rank.plus(near).index());
     let (sent, received) = (run(rank, 0, far - near), run(rank, near, far - near));
@@ -206,7 +207,7 @@ const fn distances(rank: Rank, round: usize) -> (usize, usize) {
     (world_size.div_ceil(2 << round), world_size.div_ceil(1 << round))
 }
 
-/// Returns a run of chunks in the ring that begins `first` chunks after the rank's own.
+/// Returns a run of `count` chunks in the ring of chunks, which begins `first` chunks after the rank's own.
 const fn run(rank: Rank, first: usize, count: usize) -> Chunks {
     Chunks::wrapping(rank.plus(first).index(), count, rank.world_size())
 }

@@ -81,8 +81,8 @@ impl Cost {
         }
     }
 
-    /// Returns the cost of a tree of whole buffers whose root sends in this many rounds, and whose deepest rank is
-    /// `depth` messages away from it.
+    /// Returns the cost of a tree in which each message is the whole buffer. The root sends in `rounds` rounds, and
+    /// the deepest rank is `depth` messages away from it.
     pub(crate) const fn tree(world_size: usize, rounds: usize, depth: usize) -> Self {
         let peers = world_size - 1;
         let (all, depth) = (Messages::new(peers, peers), Messages::new(depth, depth));

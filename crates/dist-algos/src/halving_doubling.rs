@@ -109,8 +109,11 @@ const fn cost(world_size: usize) -> Cost {
     }
 }
 
-/// Moves chunk `r` of the sum to rank `r`; there are as many chunks as ranks. If a rank of the largest block has a
-/// counterpart in the smaller ones, it has two sums at the end and sends one to the counterpart.
+/// Returns a reduce_scatter by halving. There are as many chunks as ranks, and rank `r` ends with the sum of chunk
+/// `r`.
+///
+/// The largest block computes all sums. Ranks of that block that have a counterpart in a smaller block compute two,
+/// and send the counterpart its sum in the last step.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
     Schedule::new(rank, reduce_steps(rank) + 1, |rank, _, index| reduce_scatter_step(rank, index))
 }
@@ -191,8 +194,8 @@ fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
     }
 }
 
-/// Returns a step of a block: its rounds of halving, the messages from the next smaller block, and the messages to
-/// the next larger one, whose last rank gets its data first.
+/// Returns a step of the first phase. A rank first halves with ranks of its block. Then it receives a message of the
+/// next smaller block, and sends messages to the next larger block, whose last rank gets its data first.
 fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> {
     let block = RankBlock::of(rank);
     if index < block.bits {
@@ -213,8 +216,8 @@ fn reduce_step(rank: Rank, deal: BlockAssignment, index: usize) -> Option<Step> 
     Some(Step::send(to, chunks))
 }
 
-/// Returns a step from single chunks back to all. Every level has one message between the largest block and a
-/// smaller one that begins there, then one round of doubling.
+/// Returns a step of the second phase, from single chunks to all chunks. At each level a rank of the largest block
+/// sends a message to a smaller block that begins at this level, then one round of doubling follows.
 fn gather_step(rank: Rank, index: usize) -> Option<Step> {
     let block = RankBlock::of(rank);
     let level = levels(rank.world_size()) - index / 2;
@@ -242,7 +245,7 @@ fn serve(rank: Rank, block: RankBlock, level: usize) -> Option<Step> {
     Some(Step::send(served.start + place, chunks))
 }
 
-/// Returns the rank of the same block that differs in one digit.
+/// Returns the rank of the same block whose number differs in one binary digit.
 const fn across(rank: Rank, digit: usize) -> Rank {
     let distance = 1 << digit;
     if rank.index() & distance == 0 { rank.plus(distance) } else { rank.minus(distance) }

@@ -113,16 +113,16 @@ impl Hosts {
         self.regular().filter(|_| self.members.is_sorted())
     }
 
-    /// Returns the order of a reduction that is canonical on every host and canonical between hosts. It is
-    /// canonical if the hosts are subtrees of T(p). That is the case if each host has 2^k consecutive ranks; the
-    /// last one may have fewer.
+    /// Returns the order of a reduction that is canonical on every host and between the hosts. It is canonical if
+    /// every host is a subtree of T(p): each host has 2^k consecutive ranks, and the last one may have fewer.
+    /// Otherwise it is uniform.
     pub fn order(&self) -> Order {
         let subtrees = self.members.is_sorted() && self.are_subtrees(0..self.count());
         if subtrees { Order::Canonical } else { Order::Uniform }
     }
 
-    /// Returns `true` if T over these hosts splits them at the same ranks as T over their ranks. The ranks of each
-    /// host are consecutive.
+    /// Returns `true` if the canonical tree over these hosts splits at the same ranks as the canonical tree over
+    /// their ranks. The ranks of each host are consecutive.
     fn are_subtrees(&self, hosts: Range<usize>) -> bool {
         if hosts.len() < 2 {
             return true;

@@ -34,8 +34,8 @@ pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, levels(rank.world_size()) * CHILDREN, broadcast_step)
 }
 
-/// Returns the number of messages of the root, which is also the length of the longest chain: its children on the
-/// highest level, and three on every other level.
+/// Returns the number of messages that the root sends: one to each child on the highest level, and three on every
+/// other level. The longest chain of messages has the same length.
 const fn rounds(world_size: usize) -> usize {
     match levels(world_size) {
         0 => 0,

@@ -45,8 +45,8 @@ pub const fn gather(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, rank.world_size() - 1, gather_step)
 }
 
-/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks sent by the busiest
-/// rank, which is the root of a scatter.
+/// Returns the cost of [`scatter`]. It is also the cost of [`gather`], except for the chunks that the rank with the
+/// most traffic sends: the root of a scatter.
 const fn cost(world_size: usize) -> Cost {
     let peers = world_size - 1;
     Cost {

@@ -83,7 +83,7 @@ impl MessageAlgorithm {
         if world_size <= 1 { Cost::NOTHING } else { (self.cost)(world_size) }
     }
 
-    /// Returns the memory that ranks can send their data from in a reduce_scatter or an all_to_all.
+    /// Returns the memory from which ranks can send their data in a reduce_scatter or an all_to_all.
     ///
     /// From an input, ranks send only their own data and no sums, so the input does not change. The buffer then only
     /// needs to hold what the rank ends with.
@@ -91,8 +91,8 @@ impl MessageAlgorithm {
         (self.sends_from)(world_size)
     }
 
-    /// Returns how many chunks a rank copies beside its steps: chunks of its input if the steps change their memory,
-    /// and chunks of the result.
+    /// Returns how many chunks a rank copies besides its steps: its input, if the steps change the memory that they
+    /// work on, and the result.
     pub fn copied(&self, world_size: usize) -> usize {
         match (self.collective, self.sends_from(world_size)) {
             (CollectiveKind::ReduceScatter, Source::Buffer) => self.chunks(world_size),

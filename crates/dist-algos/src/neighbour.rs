@@ -43,8 +43,8 @@ const fn all_gather_step(rank: Rank, round: usize) -> Step {
     Step::exchange(SendHalf::buffer(peer, sent), ReceiveHalf::replace(peer, received))
 }
 
-/// Returns the pair of chunks that a rank receives in a round. The pairs come from the left and from the right in
-/// turn, from increasing distances. Even ranks begin on the left.
+/// Returns the pair of chunks that a rank receives in a round. Pairs come alternately from the left and the right, at
+/// increasing distances. Even ranks begin with the left.
 const fn pair(rank: Rank, round: usize) -> Chunks {
     let (pairs, own, distance) = (rank.world_size() / 2, rank.index() / 2, round.div_ceil(2));
     let to_the_left = rank.index().is_multiple_of(2) != round.is_multiple_of(2);

@@ -102,8 +102,8 @@ impl Merge {
         Self { own, held: SmallVec::new() }
     }
 
-    /// Returns the exchange with the ranks at this distance. The arriving contribution is reduced into its sibling
-    /// if that is complete, otherwise it is stored in a free slot.
+    /// Returns the exchange with the ranks at this distance. If the sibling of the arriving contribution is complete,
+    /// the contribution is reduced into it; otherwise it is stored in a free slot.
     fn receive(&mut self, rank: Rank, distance: usize) -> Step {
         let (from, to) = (left_by(rank, distance), left_by(rank, rank.world_size() - distance));
         let leaf = TreeNode { level: 0, index: from }.topmost(rank.world_size());
@@ -124,7 +124,7 @@ impl Merge {
         Some(Step::Combine { chunk: rank.index(), from, into })
     }
 
-    /// Adds a new node to its sibling, or stores it in a slot of its own.
+    /// Adds a node to the tree: reduces it into its sibling, or stores it in a slot.
     fn add(&mut self, node: TreeNode, world_size: usize) -> (ChunkLocation, OnArrival) {
         self.add_to(node.sibling(), world_size).unwrap_or_else(|| {
             let slot = (0..=self.held.len()).find(|&slot| self.held.iter().all(|&(_, other)| other != slot));
@@ -155,8 +155,8 @@ impl TreeNode {
         Self { level: self.level + 1, index: self.index / 2 }
     }
 
-    /// Returns the highest node over the same ranks: a left child without a right sibling equals its parent. The
-    /// root has no sibling and stays as it is.
+    /// Returns the highest node that covers the same ranks. A left child without a right sibling covers the same
+    /// ranks as its parent. The root has no parent.
     fn topmost(self, world_size: usize) -> Self {
         let mut node = self;
         while node.index > 0 && node.index.is_multiple_of(2) && (node.index + 1) << node.level >= world_size {

@@ -50,9 +50,9 @@ impl<'a> Partition<'a> {
         Some(Self { elements, element_size, boundaries: Boundaries::Even { parts }, parts, first: 0 })
     }
 
-    /// Creates a partition in which chunk `i` has the elements `borders[i] .. borders[i + 1]`. Borders begin with 0
-    /// and ascend, and there is one more border than chunks. Returns `None` if they do not, if the element size
-    /// does not divide 64, or if the size in bytes overflows.
+    /// Creates a partition in which chunk `i` has the elements `borders[i] .. borders[i + 1]`. The borders begin with
+    /// 0 and ascend. Returns `None` if they do not, if the element size does not divide 64, or if the size in bytes
+    /// overflows.
     ///
     /// ```
     /// use dist_algos::Partition;
@@ -125,8 +125,8 @@ impl<'a> Partition<'a> {
         self.border(chunk)..self.border(chunk.saturating_add(1))
     }
 
-    /// Returns the byte range from the first chunk of the set to its last. If the set is contiguous, it contains
-    /// nothing else.
+    /// Returns the byte range from the first chunk of a set to its last one. If the set is not contiguous, the range
+    /// also contains other chunks.
     #[inline]
     pub fn span(&self, chunks: Chunks) -> Range<usize> {
         self.border(chunks.first())..self.border(chunks.end())

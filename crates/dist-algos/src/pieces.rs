@@ -47,7 +47,7 @@ pub(crate) fn split<'a>(
     }
 }
 
-/// Returns the pieces that are sent, if nothing is received into the buffer.
+/// Returns the pieces of the buffer that are sent, for a step that receives nothing into the buffer.
 pub(crate) fn read<'a>(buffer: &'a [u8], partition: &Partition<'_>, chunks: Chunks) -> Pieces<'a> {
     ranges(partition, chunks).map(|range| &buffer[range]).collect()
 }

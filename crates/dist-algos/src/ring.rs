@@ -67,7 +67,8 @@ pub const fn all_gather(rank: Rank) -> Schedule {
     Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(all_gather_step(rank, index)))
 }
 
-/// Chunk c starts at the right neighbour of rank c and goes once around the ring to rank c.
+/// Returns a step of the ring. Chunk `c` starts at the right neighbour of rank `c`, goes once around the ring and
+/// ends at rank `c`.
 const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
     let sent = Chunks::one(left_by(rank, index + 1));
     let received = Chunks::one(left_by(rank, index + 2));
@@ -75,7 +76,7 @@ const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
     Step::exchange(SendHalf::buffer(right, sent), ReceiveHalf::reduce(left, received))
 }
 
-/// Chunk c starts at rank c and goes once around the ring.
+/// Returns a step of the ring. Chunk `c` starts at rank `c` and goes once around the ring.
 const fn all_gather_step(rank: Rank, index: usize) -> Step {
     let sent = Chunks::one(left_by(rank, index));
     let received = Chunks::one(left_by(rank, index + 1));

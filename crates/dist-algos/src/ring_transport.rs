@@ -36,8 +36,8 @@ pub trait RingTransport {
         due: &LazyDeadline<'_>,
     ) -> Result<(), Self::Error>;
 
-    /// Sends all of `buffer` to `peer`, which does the same, and passes each range of `buffer` with the peer's
-    /// bytes for it to `combine`.
+    /// Sends all of `buffer` to `peer`, which sends equally many bytes. Calls `combine` with each range of `buffer`
+    /// and the peer's bytes for that range.
     ///
     /// The default implementation receives the whole message beside the buffer and then combines it. A transport
     /// that knows which bytes have left can combine them as they arrive, in half the time.

@@ -123,7 +123,7 @@ pub fn run_validated<T: RingTransport + ?Sized>(
     run_steps(transport, &valid.steps[range], memory, reduce, scratch, due, |_, _| Ok(()))
 }
 
-/// Executes the steps of this rank in order, on memory with the partition that the schedule was made for.
+/// Executes the steps of this rank in order, on memory with the partition of the schedule.
 ///
 /// `reduce` adds its second argument into its first. It gets whole elements if the partition knows their size. If
 /// the buffer is aligned for elements of that size, both arguments are too.
@@ -182,8 +182,8 @@ struct ExchangeRunner<'a, 'memory, 'reduce, T: ?Sized> {
 }
 
 impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
-    /// Executes an exchange that [`Step::in_place`] recognises. A small all_reduce consists of such steps only, so
-    /// this path does no work that only other steps need.
+    /// Executes an exchange of the kind that [`Step::in_place`] recognises. A small all_reduce consists of such
+    /// steps, so this path avoids all other work.
     #[inline(always)]
     fn exchange_in_place(
         &mut self,
@@ -253,7 +253,7 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         exchange.receive(receive.then, places, self.reduce)
     }
 
-    /// Receives data beside the buffer that then replaces the data that is sent.
+    /// Executes an exchange in which the received data replaces the data that is sent, by way of a second buffer.
     fn swap(&mut self, index: usize, send: SendHalf, receive: ReceiveHalf) -> Result<(), RunError<T::Error>> {
         let Memory { buffer, partition, .. } = &mut *self.memory;
         let arrived = self.scratch.staged(partition.bytes_of(receive.chunks));
@@ -402,7 +402,7 @@ impl<T: RingTransport + ?Sized> PieceExchange<'_, T> {
     }
 }
 
-/// Returns the pieces of a message, if nothing is received into the buffer.
+/// Returns the pieces of a message, for a step that receives nothing into the buffer.
 fn outgoing<'a>(
     buffer: &'a [u8],
     partition: Partition<'_>,

@@ -73,7 +73,8 @@ pub const fn recursive_doubling(rank: Rank, extent: Extent) -> Schedule {
     }
 }
 
-/// Returns a step: first the result is copied out of the buffer, then there are rounds, then it is copied back.
+/// Returns a step of a scan: first the own contribution is copied out of the buffer, then the rounds follow, then the
+/// result is copied back.
 fn step(rank: Rank, extent: Extent, index: usize) -> Option<Step> {
     let apart = result(rank) == RESULT;
     let copy = |from, into| Some(Step::Copy { chunk: 0, from, into });

@@ -132,8 +132,8 @@ impl Step {
         Self::Exchange { send: Some(send), receive: Some(receive) }
     }
 
-    /// Returns a step in which both ranks send the same chunks to each other and reduce the arriving ones into
-    /// them.
+    /// Returns a step in which two ranks send each other the same chunks and reduce the received chunks into their
+    /// own.
     pub const fn exchange_in_place(peer: usize, chunks: Chunks) -> Self {
         Self::exchange(SendHalf::buffer(peer, chunks), ReceiveHalf::reduce(peer, chunks))
     }
@@ -148,8 +148,8 @@ impl Step {
         }
     }
 
-    /// Returns the peer and the chunks of the only kind of exchange whose halves may share chunks: consecutive
-    /// chunks go to a peer, and the same peer's data for them is reduced into them.
+    /// Returns the peer and the chunks, if this step exchanges contiguous chunks with one peer and reduces the peer's
+    /// chunks into them.
     #[inline]
     pub fn in_place(self) -> Option<(usize, Chunks)> {
         let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return None };
@@ -175,7 +175,7 @@ impl Step {
         in_buffer && receive.then == OnArrival::Replace && send.chunks == receive.chunks
     }
 
-    /// Returns everything that the step sends and receives.
+    /// Returns all halves of the step: what it sends, and what it receives.
     pub(crate) fn halves(self, rank: Rank) -> Halves {
         match self {
             Self::Exchange { send, receive } => (send.into_iter().collect(), receive.into_iter().collect()),

@@ -49,8 +49,8 @@ impl<T: Element> Buffer<T> {
         (self.elements.len() >= len).then_some(Self { len, ..self })
     }
 
-    /// Allocates ordinary memory in place of shared memory, if there is none left. Other ranks may have shared
-    /// memory and choose algorithms for it.
+    /// Allocates ordinary memory as a [substitute](Ownership::Substitute) for shared memory that this rank could not
+    /// get.
     pub(crate) fn standing_in(len: usize) -> Result<Self> {
         Ok(Self { ownership: Ownership::Substitute, ..Self::zeroed(len)? })
     }
@@ -61,7 +61,7 @@ impl<T: Element> Buffer<T> {
         (elements.len() >= len).then_some(Self { elements, len, ownership: Ownership::Allocated })
     }
 
-    /// Returns whose the memory is.
+    /// Returns the ownership of the memory.
     #[inline(always)]
     pub(crate) const fn ownership(&self) -> Ownership {
         self.ownership

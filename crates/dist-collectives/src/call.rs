@@ -243,8 +243,9 @@ impl Call {
         self.operation != Operation::Announced && is_internal(self.sequence)
     }
 
-    /// Returns what differs between the calls of two ranks, and what to do. `one` and `other` name the ranks.
-    /// Returns `None` if they differ only in what a call does not show: earlier calls, or sizes of parts.
+    /// Returns a message about the first difference between the calls of two ranks, with advice. `one` and `other`
+    /// name the ranks. Returns `None` if only earlier calls or the sizes of parts differ, which a call contains as
+    /// digests.
     pub(crate) fn difference((one, first): (&str, &Self), (other, second): (&str, &Self)) -> Option<String> {
         const SAME_CALLS: &str = "all ranks must make the same calls in the same order";
         let (what, of_first, of_second, advice) = first.field_that_differs(second)?;
@@ -256,7 +257,8 @@ impl Call {
         Some(format!("{what} differ: {one} has {of_first}, {other} has {of_second}; {advice}"))
     }
 
-    /// Returns the first field that differs, in both calls, and the name of the argument that it comes from.
+    /// Returns the first field in which two calls differ: its name, its value in both calls, and the name of the
+    /// argument that sets it.
     fn field_that_differs(&self, other: &Self) -> Option<(&'static str, String, String, &'static str)> {
         fn differ<T: PartialEq>(one: T, other: T, text: impl Fn(T) -> String) -> Option<(String, String)> {
             (one != other).then(|| (text(one), text(other)))
@@ -320,8 +322,7 @@ impl Call {
         Fingerprint(bytes)
     }
 
-    /// Patches the number and the history in the already encoded fingerprint of a call that differs in nothing
-    /// else.
+    /// Patches the number and the history in an encoded fingerprint of the same call.
     #[inline]
     pub(crate) fn patch(&self, Fingerprint(bytes): &mut Fingerprint) {
         let (number, past) = (self.number().to_le_bytes(), self.past.to_bytes());

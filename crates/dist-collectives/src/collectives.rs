@@ -376,9 +376,9 @@ impl Communicator {
         self.call(|engine, options| engine.barrier(&options))
     }
 
-    /// Waits like [`barrier`](Self::barrier), and reports the absent ranks. If not all ranks come within three
-    /// quarters of the timeout, the ranks that came get the list of those that did not, and the job ends. Rank 0
-    /// exchanges messages with every rank, so it takes longer than a barrier. Use it to find out what is wrong.
+    /// Waits for all ranks like [`barrier`](Self::barrier), and reports absent ranks. If ranks are missing after
+    /// three quarters of the timeout, the ranks that came get their list, and the job ends. It takes longer than a
+    /// barrier, because rank 0 exchanges messages with every rank. Use it to find the cause of a hang.
     ///
     /// If rank 0 itself does not come, the other ranks only learn that, at the end of the timeout. Only rank 0
     /// knows about the other absent ranks.

@@ -308,8 +308,8 @@ impl Communicator {
         Scoped { communicator: self, before: SavedSetting::Order(before) }
     }
 
-    /// Returns the communicator with this algorithm for its operation while the guard lives. A call that the
-    /// algorithm does not support, or not in the requested order, is refused. Other operations are not affected.
+    /// Returns the communicator with a forced algorithm, until the guard is dropped. The algorithm applies to its own
+    /// operation only. A call is refused if the algorithm does not support it or does not keep the requested order.
     ///
     /// An algorithm is given by the path of its record or by its [name](Operation::algorithm):
     ///
@@ -331,9 +331,9 @@ impl Communicator {
         Scoped { communicator: self, before: SavedSetting::Algorithm(operation, before) }
     }
 
-    /// Creates another communicator of the same ranks, for another thread. Nothing is communicated. Every rank of
-    /// the group must make the same forks and subgroups at the same positions among its calls. If a rank does not,
-    /// the next collective call of this communicator or of its forks is an
+    /// Creates another communicator of the same ranks, for another thread. Nothing is communicated. Every rank of the
+    /// group must make the same forks and subgroups at the same positions among its calls. If a rank does not, the
+    /// next collective call of this communicator or of its forks fails with an
     /// [`Error::Mismatch`](crate::Error::Mismatch).
     ///
     /// # Errors
@@ -402,9 +402,8 @@ impl Communicator {
         }
     }
 
-    /// Announces that this rank begins work that consists of many calls, perhaps of several communicators: a
-    /// training step, a checkpoint. All ranks must announce the same kinds of work in the same order. Nothing is
-    /// sent.
+    /// Announces the start of an operation that consists of many calls, perhaps of several communicators: a training
+    /// step or a checkpoint. All ranks must announce the same kinds of operation in the same order. Nothing is sent.
     ///
     /// Ranks that wait for each other in calls of different communicators would only notice at the deadline. The
     /// announcement finds this earlier. If two ranks wait for long, in any calls, and have announced different
@@ -465,9 +464,9 @@ impl Communicator {
         alloc(&mut *self.engine.transport, len)
     }
 
-    /// Ends the communicator when every rank has called this. It compares all calls of the ranks, as a
-    /// [`barrier`](Self::barrier) does, and reports differences up to the last call. It waits for the operations
-    /// that were [started](Self::start_all_reduce).
+    /// Ends the communicator after every rank has called this. It compares all calls of the ranks up to the last one,
+    /// as a [`barrier`](Self::barrier) does, and reports differences. It waits for operations that were
+    /// [started](Self::start_all_reduce).
     ///
     /// A program need not call it. Without it, nothing reports that the last calls differed if their messages never
     /// met, and a message that was never received is only logged.

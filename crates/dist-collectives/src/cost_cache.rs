@@ -25,7 +25,7 @@ impl CostCache {
         Self { path: Some(path.into()) }
     }
 
-    /// Stores nothing.
+    /// Creates a cache that stores nothing.
     pub const fn disabled() -> Self {
         Self { path: None }
     }
@@ -74,7 +74,7 @@ impl CostCache {
         cache.get(topology).copied()
     }
 
-    /// Stores these costs in place of earlier ones. If two processes do this at the same time, the costs of one of
+    /// Stores these costs and replaces earlier ones. If two processes do this at the same time, the costs of one of
     /// them may be lost.
     ///
     /// # Errors
@@ -171,8 +171,8 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Returns `true` if there is no file yet, or if this type wrote it. Malformed lines in such a file may be dropped.
-/// Other files, and devices, must not be replaced.
+/// Returns `true` if the file does not exist yet, or was written by this type. Other files, and devices, must not be
+/// replaced. Malformed lines in a file of this type may be dropped.
 fn is_ours(path: &Path) -> io::Result<bool> {
     match fs::metadata(path) {
         Ok(found) => Ok(found.is_file() && {

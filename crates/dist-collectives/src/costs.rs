@@ -184,7 +184,8 @@ impl Communicator {
         Ok(costs)
     }
 
-    /// Returns `true` if a large message that is reduced takes far less time now than these costs say.
+    /// Returns `true` if a large message with a reduction takes less than three quarters of the time that these costs
+    /// predict.
     fn are_too_high(&mut self, costs: &CostModel) -> Result<bool> {
         let mut times = [0; CHECKS + 1];
         for time in &mut times[..CHECKS] {
@@ -211,10 +212,7 @@ impl Communicator {
         Ok((self.runtime().now() - start) / rounds)
     }
 
-    /// Returns the extra time to reduce [`LARGE`] bytes instead of receiving them. To reduce, pieces are copied
-    /// into the cache and added from there; to receive, they are copied to their destination. Vectors that are
-    /// allocated one after the other start a few bytes apart in their pages, unlike a transport's memory. Hence
-    /// [`copy`], which is fast for any relative alignment.
+    /// Returns the extra time to reduce [`LARGE`] bytes instead of receiving them.
     fn time_per_reduction(&self) -> Duration {
         let (mut into, from) = (vec![0.0_f32; LARGE / 4], vec![1.0_f32; LARGE / 4]);
         let mut scratch = vec![0.0_f32; PIECE / 4];
@@ -238,8 +236,8 @@ impl Communicator {
     }
 }
 
-/// Returns `true` if this time is less than three quarters of the time that these costs predict for one large
-/// message that is reduced. If the clock does not advance, the result is `false`.
+/// Returns `true` if `time` is less than three quarters of the predicted time of one large message with a reduction.
+/// A clock that does not advance gives `false`.
 fn is_far_less(picoseconds: u64, costs: &CostModel) -> bool {
     let [round, byte, reduced] = [costs.round_ps, costs.byte_ps, costs.reduced_byte_ps].map(u128::from);
     let cache = round + LARGE as u128 * (byte + reduced);

@@ -475,7 +475,8 @@ fn because(
     }
 }
 
-/// Returns why the job was aborted, as text. If two ranks were in different calls, it says what differs.
+/// Returns a message about the cause of an abort. If two ranks were in different calls, it says in what the calls
+/// differ.
 pub fn explain(abort: &Abort) -> String {
     let calls = match &abort.cause {
         Cause::Mismatch { theirs } => Call::decode(theirs).zip(Call::decode(&abort.call)),
@@ -488,7 +489,7 @@ pub fn explain(abort: &Abort) -> String {
         .map_or_else(|| abort.to_string(), |difference| format!("{abort}: {difference}"))
 }
 
-/// Returns the beginning of a message about two calls that differ: what differs, if the calls show it.
+/// Returns the beginning of a message about two calls that differ: the first visible difference, or nothing.
 fn lead(one: (&str, &Call), other: (&str, &Call)) -> String {
     Call::difference(one, other).map_or_else(String::new, |difference| difference + ": ")
 }

@@ -205,8 +205,7 @@ impl HistoryEvent {
         Self::new((call.operation, call.started), sum, digest(words))
     }
 
-    /// Returns the event of an operation that is started. The worker knows the whole call and adds it to its own
-    /// history.
+    /// Returns the event of an operation when it is started. The worker adds the executed call to its own history.
     pub(crate) fn started(started: &StartedOperation) -> Self {
         let words = started.words;
         let sum = words.iter().fold(0, |sum: u8, word| sum.wrapping_add(word.to_le_bytes()[0]));
@@ -250,7 +249,7 @@ impl StartedOperation {
         self.with(4, op.kind() as u64 + 1)
     }
 
-    /// Adds the order and the forced algorithm, if there is one.
+    /// Adds the order and the forced algorithm, if there is one. `table` numbers the algorithm.
     pub(crate) fn done_by(
         self,
         order: ReductionOrder,

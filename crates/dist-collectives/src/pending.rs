@@ -121,8 +121,8 @@ impl<B> Pending<B> {
 }
 
 impl<B> RunningOperation<B> {
-    /// Returns the outcome of the operation if it ends until then. If its own deadline passes before it could
-    /// begin, the job is aborted, which also ends the operations before it.
+    /// Waits for the outcome of the operation until a deadline. If the operation could not begin before its own
+    /// deadline, the job is aborted, which also ends the operations before it.
     fn receive(&mut self, spins: u32, until: Option<Deadline>) -> Result<OperationResult<B>, Unavailable> {
         if let Some(StartClaim { deadline, .. }) = self.claim {
             let first = until.map_or(deadline, |until| until.earlier(deadline));

@@ -408,7 +408,7 @@ impl Communicator {
         })
     }
 
-    /// Passes messages to the worker in the same way; they are not counted.
+    /// Passes messages to the worker like [`start`](Self::start). Messages are not part of the history.
     pub(crate) fn start_messages<B: Send + 'static>(
         &mut self,
         buffer: B,

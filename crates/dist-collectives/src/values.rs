@@ -371,8 +371,7 @@ fn decode_all<V: DeserializeOwned>(mut bytes: &[u8], counts: &[usize], ranks: &[
     counts.iter().zip(ranks).map(&mut decode_next).collect()
 }
 
-/// Returns the number that a rank sends before its bytes: the number of bytes, or a code that is no valid length
-/// for the reason why there are none.
+/// Returns the number that a rank sends before its bytes: their length, or a code for the reason why there are none.
 fn announcement(encoded: &Encoded) -> u64 {
     encoded.as_ref().map_or_else(|&(problem, _)| code(problem), |bytes| bytes.len() as u64)
 }

@@ -55,8 +55,8 @@ impl Communicator {
         self.call(|engine, options| engine.can_open(buffer.ownership(), &options))
     }
 
-    /// Lets all ranks read each other's buffers, which have the same length, until they close their windows. Every
-    /// rank calls this, if [`can_open`](Self::can_open) returned `true`.
+    /// Opens a window on all ranks: every rank can read the buffers of the others, which have the same length, until
+    /// all have closed their windows. Every rank calls this, if [`can_open`](Self::can_open) returned `true`.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and if a rank's buffer cannot be read by another one. The buffer is

@@ -123,8 +123,8 @@ impl Worker {
         Pending::running(RunningOperation { result, spins: self.spins, runtime, abort_handle, claim })
     }
 
-    /// Returns a claim for the operation that is started now, if it may have to wait beyond its deadline. If no
-    /// earlier operation has a later deadline, all of them end in time and no claim is needed.
+    /// Returns a claim for an operation that is started now, if it might not begin before its deadline. No claim is
+    /// needed if no earlier operation has a later deadline, because all of them end in time.
     fn claim(&mut self, deadline: Deadline) -> Option<StartClaim> {
         let all_have_ended = self.completed().count == self.started;
         self.started += 1;

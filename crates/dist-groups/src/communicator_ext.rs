@@ -46,8 +46,8 @@ pub trait CommunicatorExt {
     #[doc(alias = "new_subgroups")]
     fn split_by_host(&mut self) -> Result<Group>;
 
-    /// Creates the group of the ranks that have the same position on their hosts as this rank, numbered by host. If
-    /// all hosts have [equally many ranks](Hosts::regular), it has one rank of each host; otherwise some hosts may
+    /// Creates the group of the ranks with the same position on their hosts as this rank, numbered by host. If all
+    /// hosts have [equally many ranks](Hosts::regular), it contains one rank of each host; otherwise some hosts may
     /// be missing. Nothing is communicated.
     ///
     /// # Errors

@@ -22,8 +22,9 @@ pub struct Abort {
 
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
-    /// Follows a chain of waits to its last rank, if the cause is a timeout. `waits_for` returns the rank
-    /// that another one waits for in a call. If the ranks wait in a cycle, the record stays as it is.
+    /// Returns this record with the last rank in a chain of waits as its rank, if the cause is a timeout.
+    /// `waits_for` returns the rank for which another one waits in a call. If the ranks wait in a cycle, the
+    /// record does not change.
     #[must_use]
     pub(crate) fn followed(self, waits_for: impl Fn(usize, &Fingerprint) -> Option<usize>) -> Self {
         if self.cause != Cause::TimedOut || self.call == Fingerprint::NONE {
@@ -152,7 +153,7 @@ impl Cause {
         Self::NotInTime { missing, count, limit: Duration::from_millis(limit) }
     }
 
-    /// Creates the cause of a program that gives up. The reason is shortened to one line.
+    /// Creates the cause for a rank whose program gave up. The reason is shortened to one line.
     pub fn gave_up(why: impl fmt::Display) -> Self {
         let mut why = why.to_string().replace(char::is_control, " ");
         if why.len() > Self::WHY_BYTES {

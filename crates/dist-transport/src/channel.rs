@@ -23,8 +23,8 @@ impl ChannelId {
         Self((hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns the id under which [announced](crate::Transport::announce) calls of this channel are compared.
-    /// Announced calls have their own numbers.
+    /// Returns the channel id under which [announced](crate::Transport::announce) calls of this channel are
+    /// compared. It is another id, because announced calls have their own numbers.
     #[must_use]
     pub const fn of_announcements(self) -> Self {
         Self(self.0 ^ 0xa5a5_5a5a_c3c3_3c3c)

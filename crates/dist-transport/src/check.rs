@@ -2,14 +2,14 @@
 
 use crate::{Error, Incoming, Outgoing, Rank, Result, Sink};
 
-/// Refuses a peer that is not in the group.
+/// Returns an error if a peer is not in the group.
 pub(crate) fn check_peer(rank: Rank, peer: usize) -> Result<()> {
     let world_size = rank.world_size();
     if peer < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank: peer, world_size }) }
 }
 
-/// Refuses an exchange that names a peer outside the group, or whose receive buffer is not as long as the
-/// message.
+/// Returns an error if an exchange names a peer outside the group, or if its receive buffer does not have the
+/// length of the message.
 pub(crate) fn check_exchange(
     (rank, members): (Rank, &[usize]),
     send: Option<&Outgoing<'_>>,

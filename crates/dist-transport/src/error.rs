@@ -23,7 +23,7 @@ pub enum Activity {
 }
 
 impl Activity {
-    /// Returns what gives it more time.
+    /// Returns advice on how to set a longer time limit.
     const fn longer(self) -> &'static str {
         match self {
             Self::Rendezvous => "set a longer time with Config::with_timeout",
@@ -448,7 +448,7 @@ fn first_of(ranks: &[usize]) -> String {
     first_of_many(ranks, ranks.len())
 }
 
-/// Returns the first ones of a list of ranks as text, and how many more there are if there are `count` in all.
+/// Returns the first ranks of a list as text, followed by the number of further ranks if there are more.
 pub(crate) fn first_of_many(ranks: &[usize], count: usize) -> String {
     let named = &ranks[..ranks.len().min(NAMED_MAX)];
     match count.saturating_sub(named.len()) {

@@ -56,8 +56,8 @@ impl Fingerprint {
         u64::from_le_bytes(self.0[..8].try_into().expect("8 bytes"))
     }
 
-    /// Returns the first pair of calls that contradict each other, one of ours and one of theirs. Later pairs
-    /// may follow from it.
+    /// Returns the first pair of calls that contradict each other: a call of ours and one of theirs. Later
+    /// contradictions may follow from it.
     #[cfg(any(feature = "tcp", feature = "sim"))]
     pub(crate) fn contradiction(ours: &[Self], theirs: &[Self]) -> Option<(Self, Self)> {
         let pairs = ours.iter().flat_map(|ours| theirs.iter().map(move |theirs| (*ours, *theirs)));

@@ -23,8 +23,8 @@ pub(crate) trait Bytes: Send + Sync + fmt::Debug {
 }
 
 impl Allocation {
-    /// Allocates ordinary, zeroed memory of this process, for transports without shared memory. Returns
-    /// `None` if there is not enough.
+    /// Allocates zeroed memory of this process only, for transports without shared memory. Returns `None` if
+    /// there is not enough memory.
     pub fn private(len: usize) -> Option<Self> {
         let mut lines = Vec::new();
         lines.try_reserve_exact(len.div_ceil(CacheLine::BYTES)).ok()?;
@@ -115,7 +115,7 @@ impl<T: Pod + Send> Owned<T> {
         self.lend_first(len)
     }
 
-    /// Lends the first `len` elements to other ranks; the rest of the memory goes with them.
+    /// Lends the first `len` elements to other ranks. The call owns the whole memory.
     ///
     /// # Panics
     /// If there are fewer.

@@ -403,9 +403,9 @@ pub struct DirectCall {
 }
 
 impl DirectCall {
-    /// Returns the number for the memory of the next group.
+    /// Returns a new number for the memory of a group. No other group of this process has it.
     #[cfg(any(all(feature = "shm", target_os = "linux"), feature = "sim"))]
-    pub(crate) fn next_group() -> u64 {
+    pub(crate) fn new_group_number() -> u64 {
         use std::sync::atomic::{AtomicU64, Ordering};
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         GROUPS.fetch_add(1, Ordering::Relaxed)

@@ -125,8 +125,8 @@ pub trait Transport: Send + fmt::Debug {
     /// panicked. An earlier abort is kept.
     fn abort(&mut self, cause: Cause);
 
-    /// Returns why the job was aborted, if it was. The record is the same on every rank once the coordinator
-    /// has decided. Until then it is what this rank has noticed itself.
+    /// Returns the abort record of the job, if it was aborted. After the coordinator has committed a record, it
+    /// is the same on every rank. Until then it is what this rank itself has noticed.
     fn aborted(&self) -> Option<Abort>;
 
     /// Returns the traffic of this transport so far.

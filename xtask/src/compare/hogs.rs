@@ -1,9 +1,9 @@
-//! Processes that burn time beside a measurement, as strangers on the same machine do.
+//! Busy processes beside a measurement, as external load.
 
 use std::io;
 use std::process::{Child, Command};
 
-/// As many as were asked for; they end when this is dropped.
+/// Busy processes, which are killed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Hogs(Vec<Child>);
 

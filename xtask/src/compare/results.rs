@@ -1,4 +1,4 @@
-//! Measured lines, as tables with ratios and as a picture.
+//! The results of measurements, as tables with ratios and as a chart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use super::picture::{Axis, Chart, Curve, LineStyle, Scale};
 use super::plan::Plan;
 use crate::command::Failure;
 
-/// What is looked at of a line.
+/// One result: a line of output.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) peer: String,
@@ -18,13 +18,13 @@ pub(super) struct Line {
     pub(super) operation: String,
     pub(super) ranks: usize,
     pub(super) bytes: usize,
-    /// Not every library says it.
+    /// `None` for libraries that do not report it.
     pub(super) touch: Option<bool>,
     median_us: f64,
 }
 
 impl Line {
-    /// The line of this text; `None` if it is none.
+    /// Parses a line of output; `None` if it is not a result.
     pub(super) fn read(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
         let word = |name: &str| value[name].as_str().map(str::to_owned);
@@ -41,8 +41,8 @@ impl Line {
     }
 }
 
-/// The lines of what a library's program printed that a plan asks for, as of this library and transport. Whoever measures
-/// several ways of his has the quickest one for each size.
+/// Returns the results in a program's output that the plan asks for, marked with this library and transport. If a program
+/// measures several methods, only the fastest one of each size counts.
 pub(super) fn wanted(text: &str, plan: &Plan, peer: Peer, transport: &str) -> String {
     let mut quickest = BTreeMap::<_, (f64, String)>::new();
     for text in text.lines() {
@@ -60,17 +60,17 @@ pub(super) fn wanted(text: &str, plan: &Plan, peer: Peer, transport: &str) -> St
     quickest.into_values().map(|(_, text)| text + "\n").collect()
 }
 
-/// What one table is about: transport, operation, ranks.
+/// The subject of one table: transport, operation, ranks.
 type Subject = (String, String, usize);
-/// Times of all rounds by size.
+/// The times of all rounds, by size.
 type Row = BTreeMap<usize, Vec<f64>>;
 
-/// All that was measured, by subject and library.
+/// All results, by subject and library.
 #[derive(Debug, Default)]
 pub(super) struct Results(BTreeMap<Subject, BTreeMap<String, Row>>);
 
 impl Results {
-    /// The lines of a text that a plan asks for.
+    /// Reads the results in a text that the plan asks for.
     pub(super) fn read(text: &str, plan: &Plan) -> Self {
         let mut results = Self::default();
         for line in text.lines().filter_map(Line::read).filter(|line| plan.includes(line)) {
@@ -80,12 +80,12 @@ impl Results {
         results
     }
 
-    /// One table for each subject, in Markdown: the median of all rounds, the lowest and the highest behind it.
+    /// Returns one Markdown table for each subject: the median of all rounds, then the lowest and the highest time.
     pub(super) fn tables(&self) -> String {
         self.0.iter().map(|(subject, rows)| table(subject, rows)).collect()
     }
 
-    /// The bus bandwidth of the first subject.
+    /// Returns a chart of the bus bandwidth of the first subject.
     pub(super) fn picture(&self) -> Result<String, Failure> {
         let nothing = || Failure::Check("nothing was measured that could be drawn".to_owned());
         let ((transport, operation, ranks), rows) = self.0.first_key_value().ok_or_else(nothing)?;
@@ -138,7 +138,7 @@ fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) 
     text + "\n"
 }
 
-/// How many times as long as ours another's time is, and whose that is.
+/// Returns a row with the ratio of another library's time to ours for each size, and the name of that library.
 fn ratios<'a>(
     (what, whose, of): (&str, Peer, Of),
     sizes: &BTreeSet<usize>,
@@ -153,11 +153,11 @@ fn ratios<'a>(
     format!("\n| {what} / {}{note} | {} |", whose.name(), cells.collect::<Vec<_>>().join(" | "))
 }
 
-/// What stands for the times of all rounds.
+/// The statistic that represents the times of all rounds.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Median,
-    /// Where the machine changes between rounds, each has this in its best state, and the medians are of any.
+    /// The lowest time. If the speed of the machine changes between rounds, it compares the libraries at the best speed.
     Lowest,
 }
 
@@ -170,7 +170,7 @@ impl Of {
     }
 }
 
-/// The fastest other library at a size, among those between processes.
+/// Returns the fastest other library at a size, among those whose ranks are processes.
 fn best_peer(rows: &BTreeMap<String, Row>, bytes: usize, of: Of) -> Option<(&str, f64)> {
     let no_peers = [Peer::Ours, Peer::OursShared, Peer::Burn, Peer::Limit].map(Peer::name);
     let peers = rows.iter().filter(|(peer, _)| !no_peers.contains(&&***peer));
@@ -186,7 +186,7 @@ fn cell(times: &[f64]) -> String {
     }
 }
 
-/// Three digits that count.
+/// Formats a number with three significant digits.
 pub(super) fn number(value: f64) -> String {
     match value {
         ..10.0 => format!("{value:.2}"),
@@ -199,14 +199,14 @@ fn lowest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// The middle one; the lower of two.
+/// Returns the median; the lower of the two middle times if their number is even.
 pub(super) fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[(sorted.len() - 1) / 2]
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes with a unit.
 pub(crate) fn size(bytes: usize) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -225,7 +225,7 @@ fn whole_size(bytes: f64) -> String {
     size(bytes.round() as usize)
 }
 
-/// As `distctl bench` has it.
+/// Returns the factor from algorithm bandwidth to bus bandwidth, as in `distctl bench`.
 fn bus_factor(operation: &str, ranks: usize) -> f64 {
     let n = ranks as f64;
     match operation {

@@ -1,4 +1,4 @@
-//! Training steps of ours and PyTorch's: what an exchange of gradients adds to a step, and the memory that it needs.
+//! Compares steps of training with PyTorch: the time that the exchange of gradients adds, and the memory that it needs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,15 +15,15 @@ use super::results::{median, number};
 use super::sources;
 use crate::command::{Failure, cargo, line, output};
 
-/// One process by itself; all of them, side by side; and together.
+/// The modes: one process alone, all processes without communication, and three strategies.
 const MODES: [&str; 5] = ["alone", "local", "ddp", "zero2", "fsdp"];
 
-/// Lets glibc keep what was freed, whosever program it is: else it gives pieces of more than 32 MiB back to the system each
-/// time, and taking them anew can be half of a step.
+/// Makes glibc keep freed memory, in all programs. Otherwise it returns pieces of more than 32 MiB to the system each time,
+/// and allocating them again can take half of a step.
 const KEPT_MEMORY: [(&str, &str); 2] =
     [("MALLOC_MMAP_THRESHOLD_", "2000000000"), ("MALLOC_TRIM_THRESHOLD_", "8000000000")];
 
-/// Lets everyone train every model in every way, in turns.
+/// Measures every model with every library and mode, in turns.
 pub(super) fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failure> {
     let what = "--package dist-cli --bin distctl --package dist-candle --example step_time";
     output(&mut cargo(&format!("build --quiet --release {what}")))?;
@@ -45,7 +45,7 @@ pub(super) fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Resul
     Ok(())
 }
 
-/// Ours in every way, over each transport that makes a difference, and PyTorch's.
+/// Returns the commands for this library in every mode, over the transports that matter for the mode, and for PyTorch.
 fn commands(plan: &Plan, programs: &Programs<'_>, model: &str, ranks: usize) -> Vec<Command> {
     let mut commands = Vec::new();
     for mode in MODES.into_iter().filter(|_| plan.wants("dist")) {
@@ -71,17 +71,17 @@ fn commands(plan: &Plan, programs: &Programs<'_>, model: &str, ranks: usize) -> 
     commands
 }
 
-/// Medians of all rounds: time of a step in microseconds, and memory in MiB.
+/// The measurements of all rounds: times of a step in microseconds, and memory in MiB.
 #[derive(Debug, Default)]
 struct Cell {
     times: Vec<f64>,
     peaks: Vec<f64>,
 }
 
-/// By number of ranks and model, library and transport, and way to train.
+/// Measurements by number of ranks and model, by library and transport, and by mode.
 type Cells = BTreeMap<(usize, String), BTreeMap<String, BTreeMap<String, Cell>>>;
 
-/// What the lines say, in Markdown: times with what they are longer than side by side, and memory.
+/// Returns Markdown tables: times, with the difference to processes without communication, and memory.
 pub(super) fn tables(text: &str, plan: &Plan) -> String {
     let mut tables = String::new();
     for &ranks in &plan.ranks {
@@ -101,7 +101,7 @@ pub(super) fn tables(text: &str, plan: &Plan) -> String {
     tables
 }
 
-/// The lines of so many ranks, and those of one rank alone.
+/// Reads the results of this many ranks, and those of one rank alone.
 fn read(text: &str, plan: &Plan, ranks: usize) -> Cells {
     let mut cells = Cells::new();
     for value in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A switch, and the frames that it keeps.
+/// A network switch that delays frames.
 #[derive(Debug)]
 pub(super) struct Forwarder {
     socket: UdpSocket,
     delay: Duration,
     ports: Vec<SocketAddr>,
-    /// Where each Ethernet address was last seen.
+    /// The port at which each Ethernet address was last seen.
     homes: HashMap<[u8; 6], SocketAddr>,
     kept: VecDeque<Kept>,
 }
@@ -29,18 +29,18 @@ struct Kept {
     from: SocketAddr,
 }
 
-/// Before a frame, VXLAN has eight bytes of its own; a frame begins with the addresses of receiver and sender.
+/// The positions of the receiver's and the sender's address. A VXLAN header of eight bytes precedes the frame.
 const RECEIVER: std::ops::Range<usize> = 8..14;
 const SENDER: std::ops::Range<usize> = 14..20;
 
 /// The longest packet that UDP can carry.
 const PACKET_MAX: usize = 65_536;
 
-/// Packets that are kept at most; what comes beyond is lost, as in any switch.
+/// The maximum number of delayed packets. Further packets are lost, as in any switch.
 const KEPT_MAX: usize = 65_536;
 
 impl Forwarder {
-    /// A switch between hosts at these addresses, which packets come from whatever their ports.
+    /// Creates a switch between hosts at these addresses. Packets are recognised by the address alone, from any port.
     pub(super) fn new(socket: UdpSocket, delay: Duration, ports: Vec<SocketAddr>) -> Self {
         Self { socket, delay, ports, homes: HashMap::new(), kept: VecDeque::new() }
     }
@@ -48,7 +48,7 @@ impl Forwarder {
     /// Forwards until the socket fails.
     ///
     /// # Errors
-    /// The socket's.
+    /// The error of the socket.
     pub(super) fn run(mut self) -> io::Result<()> {
         self.socket.set_nonblocking(true)?;
         let mut packet = vec![0; PACKET_MAX];
@@ -68,7 +68,7 @@ impl Forwarder {
         }
     }
 
-    /// Until a packet comes or one has been kept for long enough.
+    /// Waits until a packet arrives, or a delayed packet is due.
     fn wait(&self) -> io::Result<()> {
         let left = self.kept.front().map(|kept| kept.due.saturating_duration_since(now()));
         let left = left.map(|left| Timespec {
@@ -95,12 +95,12 @@ impl Forwarder {
     }
 }
 
-/// Fills in the checksum of a TCP segment in an IPv4 packet: it is left to the network device, and between
-/// namespaces there is none that does it.
+/// Computes the checksum of a TCP segment in an IPv4 packet. The system leaves that to the network device, but the devices
+/// between namespaces do not do it.
 fn fill_in_checksum(packet: &mut [u8]) {
     const IPV4: [u8; 2] = [0x08, 0x00];
     const TCP: u8 = 6;
-    /// Where the checksum is in a segment.
+    /// The position of the checksum in a segment.
     const PLACE: usize = 16;
     let Some((frame, ip)) = packet.split_at_mut_checked(RECEIVER.start + 14) else { return };
     if !frame.ends_with(&IPV4) || ip.len() < 20 || ip[9] != TCP {
@@ -120,7 +120,7 @@ fn fill_in_checksum(packet: &mut [u8]) {
     segment[PLACE..PLACE + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// The sum of 16-bit words; a last odd byte is followed by a zero.
+/// Returns the sum of 16-bit words. An odd last byte counts as a word with a zero.
 fn sum(bytes: &[u8]) -> u64 {
     let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     bytes.chunks(2).map(word).sum()
@@ -131,7 +131,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// `None` where there is nothing to receive, or no place to send to.
+/// Returns `None` if the call would block.
 fn unless_blocked<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -149,7 +149,7 @@ mod tests {
 
     const TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
 
-    /// A frame in a packet, with a byte of content.
+    /// Returns a packet that contains a frame with one byte of content.
     fn packet(receiver: u8, sender: u8, content: u8) -> Vec<u8> {
         [[0; 8].as_slice(), &[receiver; 6], &[sender; 6], &[content]].concat()
     }

@@ -12,42 +12,42 @@ use super::forward::Forwarder;
 use super::private;
 use crate::command::{Failure, line, output};
 
-/// Some hosts on one switch. They are gone when this is dropped.
+/// Hosts on one switch, as network namespaces. They are removed when this is dropped.
 pub(super) struct Hosts {
     count: usize,
     shape: Shape,
-    /// What keeps packets, if links are long.
+    /// The process that delays packets, if the links have a latency.
     forwarder: Option<Child>,
 }
 
-/// What links are like.
+/// The shape of links.
 #[derive(Clone, Copy)]
 pub(super) enum Shape {
-    /// Held to a rate, with no more than so much at once, as `tc` has them.
+    /// A limited rate and the burst size, in the notation of `tc`.
     Rate(&'static str, &'static str),
-    /// So many milliseconds long.
+    /// A latency in milliseconds.
     Latency(u64),
 }
 
-/// What all names begin with.
+/// The prefix of all names.
 const PREFIX: &str = "dist-predict";
-/// The first three numbers of the addresses of links, and of what lies on top of them where they are long.
+/// The first three numbers of the addresses of links, and of the VXLAN on top of links with a latency.
 const LINKS: &str = "10.213.77";
 const ABOVE: &str = "10.213.78";
-/// The last number of the switch's address.
+/// The last number of the address of the switch.
 const SWITCH: u8 = 254;
 const VXLAN_PORT: u16 = 4789;
 const PORT: u16 = 29_777;
-/// What most systems have, whatever this one has.
+/// The congestion control of most systems, for comparable results.
 const CONGESTION_CONTROL: &str = "congctl cubic";
-/// Else a connection that no sample has used for a retransmission time-out begins with ten packets again, which says how
-/// long the bench paused between samples.
+/// Keeps the congestion window of idle connections. Otherwise a connection that was idle for a retransmission time-out
+/// starts with ten packets again, and the result depends on the pauses between samples.
 const KEEPS_WINDOWS: &str = "net.ipv4.tcp_slow_start_after_idle=0";
-/// Bytes that TCP hands down in one piece.
+/// The maximum size of a piece that TCP passes to the device.
 const GSO_MAX: u32 = 16_384;
 
 impl Hosts {
-    /// Why this machine cannot have such hosts, if it cannot.
+    /// Returns the reason why this machine cannot create such hosts; `None` if it can.
     pub(super) fn missing() -> Option<&'static str> {
         let works = |program: &str, arguments: &[&str]| {
             let mut command = Command::new(program);
@@ -65,7 +65,7 @@ impl Hosts {
         None
     }
 
-    /// So many, with links of this shape in both directions.
+    /// Creates this many hosts, with links of this shape in both directions.
     pub(super) fn new(count: usize, shape: Shape) -> Result<Self, Failure> {
         let mut hosts = Self { count, shape, forwarder: None };
         hosts.remove();
@@ -86,7 +86,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Makes a host and its link.
+    /// Creates a host and its link.
     fn connect(&self, host: usize) -> Result<(), Failure> {
         let (name, switch, number) = (self.name(host), self.switch(), host + 1);
         ip(&format!("netns add {name}"))?;
@@ -120,12 +120,12 @@ impl Hosts {
         ip(&format!("-n {name} route change {route} {CONGESTION_CONTROL}"))
     }
 
-    /// The address of a host that ranks use.
+    /// Returns the address of a host for its ranks.
     fn address(&self, host: usize) -> String {
         format!("{}.{}", self.network().0, host + 1)
     }
 
-    /// The first three numbers of the addresses that ranks use, and the device that they are of.
+    /// Returns the first three numbers of the addresses for ranks, and the network device.
     const fn network(&self) -> (&'static str, &'static str) {
         match self.shape {
             Shape::Rate(..) => (LINKS, "out"),
@@ -133,7 +133,7 @@ impl Hosts {
         }
     }
 
-    /// Runs one rank of `distctl bench` on each host; what rank 0 prints.
+    /// Runs one rank of `distctl bench` on each host. Returns the output of rank 0.
     pub(super) fn run(&self, program: &Path, folder: &Path, arguments: &[&str]) -> Result<String, Failure> {
         let secret = folder.join("secret");
         private(&secret, &format!("{:032x}{:032x}", std::process::id(), PORT))?;
@@ -157,7 +157,7 @@ impl Hosts {
         format!("{PREFIX}-{host}")
     }
 
-    /// Their links go with them.
+    /// Removes the hosts, and with them their links.
     fn remove(&self) {
         for name in (0..self.count).map(|host| self.name(host)).chain([self.switch()]) {
             // What is not there need not be removed.
@@ -179,7 +179,7 @@ impl Drop for Hosts {
     }
 }
 
-/// Runs the commands of all ranks, to the end of each that could be started; what that of rank 0 prints.
+/// Runs the commands of all ranks, and waits for all that could be started. Returns the output of rank 0.
 fn run_all(command: impl Fn(usize) -> Command, count: usize) -> Result<String, Failure> {
     let mut others = Vec::new();
     let started = (1..count).try_for_each(|rank| -> Result<(), Failure> {
@@ -198,10 +198,11 @@ fn run_all(command: impl Fn(usize) -> Command, count: usize) -> Result<String, F
     Ok(lines)
 }
 
-/// The command by which this program becomes what keeps packets.
+/// The command by which this program delays packets.
 pub(crate) const FORWARD: &str = "forward-packets";
 
-/// Keeps packets between so many hosts for so many milliseconds each; called on the switch.
+/// Delays the packets between hosts. The arguments are the number of hosts and the delay in milliseconds. It runs on the
+/// switch.
 pub(crate) fn forward(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     let mut number = || -> Result<u64, Failure> {
         let value = arguments.value()?.to_string_lossy().into_owned();

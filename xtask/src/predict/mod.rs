@@ -1,4 +1,4 @@
-//! `cargo xtask predict`: what is measured here beside what is predicted for it.
+//! `cargo xtask predict`: compares predictions with measurements on this machine.
 
 mod forward;
 mod hosts;
@@ -39,18 +39,18 @@ Namespaces need root, ip and tc; otherwise they are skipped with a reason. Use a
 
 const OPERATIONS: [&str; 5] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"];
 
-/// What links are measured by.
+/// The operation that measures the latency of links.
 const PING_PONG: &str = "pingpong";
 
-/// What the model of ranks that share this host is fitted to: single messages between two of them, and for what a
-/// collective costs beside its messages, a barrier of two, which is one message each way.
+/// The operations to which the model of ranks on this host is fitted: single messages between two ranks, and a barrier of
+/// two ranks for the cost of a collective besides its messages.
 const MESSAGES: [&str; 4] = [PING_PONG, "sendrecv", "stream", BARRIER];
 const BARRIER: &str = "barrier";
-/// It has one size, so that as much time as for others goes into samples.
+/// The arguments of the barrier. It has one size only, so it gets more samples.
 const BARRIER_ARGUMENTS: [&str; 5] = [BARRIER, "--algorithm", "dissemination", "--samples", "200"];
 const MESSAGE_SIZES: &str = "8,1K,16K,64K,256K,1M,4M,16M";
 
-/// Where ranks are, and what is between them.
+/// A place to measure: the ranks, and the network between them.
 struct Place {
     name: &'static str,
     between: Between,
@@ -58,34 +58,34 @@ struct Place {
     sizes: &'static str,
 }
 
-/// On links that are slow or long, calls differ little.
+/// The number of samples on slowed links, where times vary little.
 const SAMPLES: &str = "5";
 
-/// What is measured first and does not count: for some tenths of a second after a start, the system may have all ranks on
-/// one core.
+/// Sizes that are measured first and do not count. For some tenths of a second after the start, the system may run all
+/// ranks on one core.
 const SETTLING: &str = "64K,64K,64K";
 
-/// How often what was disturbed is measured again.
+/// How often a disturbed measurement is repeated.
 const TRIES: usize = 2;
 
-/// A message that takes so many times as long as the fastest ever is disturbed.
+/// A measurement is disturbed if a message takes this many times as long as the fastest one.
 const DISTURBED: f64 = 1.3;
 
-/// What is between ranks.
+/// The network between ranks.
 enum Between {
-    /// They share this host, and messages go through this.
+    /// The ranks share this host, and use this medium.
     Medium(&'static str),
     Links(Links),
 }
 
-/// Links between hosts of their own.
+/// Links between hosts, with one rank each.
 struct Links {
     shape: Shape,
-    /// What a byte takes, if it is held to anything.
+    /// The time of a byte, if the bandwidth is limited.
     byte_ns: Option<f64>,
 }
 
-/// Of the bytes of a frame, so many are data.
+/// The bytes of a full frame per byte of data.
 const FRAME: f64 = 1514.0 / 1448.0;
 
 impl Place {
@@ -95,7 +95,7 @@ impl Place {
         Self { name: rate, between: Between::Links(links), ranks: &[2, 4], sizes }
     }
 
-    /// What a byte takes is not held to anything, so only small sizes can be predicted.
+    /// Returns a place with this latency. Its bandwidth is not limited, so only small sizes can be predicted.
     const fn long(name: &'static str, milliseconds: u64) -> Self {
         let links = Links { shape: Shape::Latency(milliseconds), byte_ns: None };
         Self { name, between: Between::Links(links), ranks: &[2, 4], sizes: "8,1K,8K" }
@@ -123,7 +123,7 @@ const PLACES: [Place; 7] = [
     Place::long("50ms", 50),
 ];
 
-/// What was asked for: all of what is not said.
+/// The options. Without an option, all of its values are measured.
 #[derive(Default)]
 struct Wish {
     place: Option<String>,
@@ -135,7 +135,7 @@ struct Wish {
 }
 
 impl Wish {
-    /// `None` when help was asked for and printed.
+    /// Parses the arguments. Returns `None` if help was requested, and prints it.
     fn parse(mut arguments: lexopt::Parser) -> Result<Option<Self>, Failure> {
         let mut wish = Self::default();
         while let Some(argument) = arguments.next()? {
@@ -213,7 +213,7 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What measures, and where that is kept.
+/// The program that measures, and the folder of its results.
 struct Bench {
     program: PathBuf,
     folder: PathBuf,
@@ -230,12 +230,12 @@ impl Bench {
         self.folder.join(name)
     }
 
-    /// What was measured of an operation, or will be.
+    /// Returns the file with the results of an operation.
     fn lines(&self, place: &Place, ranks: usize, operation: &str) -> PathBuf {
         self.path(&format!("{}-{ranks}-{operation}.jsonl", place.name))
     }
 
-    /// Measures what is wanted of a place, and keeps it.
+    /// Measures the requested operations of a place, and stores the results.
     fn measure(&self, place: &Place, wish: &Wish) -> Result<(), Failure> {
         let (messages, sizes) = match &place.between {
             Between::Medium(_) => (&MESSAGES[..], MESSAGE_SIZES),
@@ -269,15 +269,15 @@ impl Bench {
         Ok(())
     }
 
-    /// Adds to what is kept.
+    /// Appends lines to a file.
     fn keep(&self, path: &Path, lines: &str) -> Result<(), Failure> {
         let mut file = OpenOptions::new().create(true).append(true).open(path)?;
         Ok(file.write_all(lines.as_bytes())?)
     }
 
-    /// Measures, on this host as often as it takes until the machine is as fast before and after as it has ever been
-    /// seen to be: for minutes at a time, the cores of a virtual machine may be several times as far apart. Nothing, if
-    /// it is not.
+    /// Measures an operation. On this host, repeats the measurement until a message before and after it is about as fast
+    /// as ever. The cores of a virtual machine may be several times as far apart for minutes. Returns nothing if all
+    /// tries were disturbed.
     fn steady(
         &self,
         place: &Place,
@@ -300,7 +300,7 @@ impl Bench {
         Ok(String::new())
     }
 
-    /// How long a message between two ranks of this host takes now, in microseconds.
+    /// Measures the current time of a message between two ranks of this host, in microseconds.
     fn probe(&self, place: &Place) -> Result<f64, Failure> {
         let text = self.bench(place, None, 2, (&[PING_PONG, "--samples", "5"], "64K"))?;
         let line: Value = serde_json::from_str(&text).map_err(std::io::Error::from)?;
@@ -311,15 +311,15 @@ impl Bench {
         Ok(us)
     }
 
-    /// The least that it has ever taken.
+    /// Returns the lowest time of such a message so far.
     fn fastest(&self, place: &Place) -> f64 {
         let path = self.path(&format!("{}.fastest", place.name));
         let kept = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         kept.unwrap_or(f64::INFINITY)
     }
 
-    /// What was measured beside messages that took about the least, which may have been found out only afterwards, in
-    /// a file of its own.
+    /// Writes the results that were not disturbed to a separate file, and returns its path. A later, faster message can
+    /// show that an earlier result was disturbed.
     fn undisturbed(&self, place: &Place, path: &Path) -> Result<PathBuf, Failure> {
         let limit = DISTURBED * self.fastest(place);
         let mut lines = String::new();
@@ -364,8 +364,8 @@ impl Bench {
         Ok(output(&mut command)?.lines().filter_map(name).collect())
     }
 
-    /// All that is kept of a place, beside predictions: from what fits single messages best between ranks that share
-    /// this host; from what links are and the work of such ranks, where they have hosts of their own.
+    /// Compares all results of a place with predictions. On this host they come from the model that fits single messages
+    /// best. Between hosts they come from the links, and from the CPU time of ranks on this host.
     fn compare(&self, place: &Place) -> Result<Vec<Line>, Failure> {
         let kept = |names: &[&str]| -> Result<Vec<PathBuf>, Failure> {
             let of_ranks = |&ranks| names.iter().map(move |name| self.lines(place, ranks, name));
@@ -394,7 +394,7 @@ impl Bench {
         Ok(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(std::io::Error::from)?)
     }
 
-    /// How fast a core reduces: what `distctl tune` finds, the quickest of several tries, of now and of before.
+    /// Returns the speed at which a core reduces: the highest that `distctl tune` has measured, now or earlier.
     fn reduce_speed(&self, place: &Place) -> Result<String, Failure> {
         let Between::Medium(medium) = place.between else { return Ok(String::new()) };
         let mut command = self.distctl();
@@ -408,7 +408,7 @@ impl Bench {
         Ok(format!("{}GB/s", 1e3 / byte_ps))
     }
 
-    /// Writes down what links are, beside the work of ranks of this host.
+    /// Writes a model with these links and the CPU time of ranks on this host.
     fn write_model(&self, place: &Place, links: &Links, path: &Path) -> Result<(), Failure> {
         let text = fs::read_to_string(self.path("loopback.model"))
             .map_err(|_| Failure::Check("nothing is fitted yet: --filter loopback comes first".to_owned()))?;
@@ -424,7 +424,7 @@ impl Bench {
         Ok(fs::write(path, model.to_string())?)
     }
 
-    /// What a message of 8 bytes took, from one end to the other.
+    /// Returns the measured time of a message of 8 bytes in one direction.
     fn trip_us(&self, place: &Place) -> Result<Option<f64>, Failure> {
         let mut trips = Vec::new();
         for &ranks in place.ranks {
@@ -439,7 +439,7 @@ impl Bench {
     }
 }
 
-/// Lines of what was measured beside a message that took so long.
+/// Adds the time of the probe message to each result.
 fn with_probe(lines: &str, us: f64) -> Result<String, Failure> {
     let noted = lines.lines().map(|line| -> Result<String, Failure> {
         let mut value: Value = serde_json::from_str(line).map_err(std::io::Error::from)?;
@@ -449,7 +449,7 @@ fn with_probe(lines: &str, us: f64) -> Result<String, Failure> {
     noted.collect()
 }
 
-/// A file that only this user may read, as secrets are.
+/// Writes a file that only this user may read, for a secret.
 fn private(path: &Path, text: &str) -> Result<(), Failure> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;

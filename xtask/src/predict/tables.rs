@@ -14,7 +14,7 @@ pub(super) struct Line {
     algorithm: String,
     measured_us: f64,
     predicted_us: f64,
-    /// Whether the prediction is held to the bounds.
+    /// `true` if the error bounds apply to the prediction.
     bound: bool,
 }
 
@@ -24,7 +24,7 @@ impl Line {
     }
 }
 
-/// The table of a place, and what it comes to.
+/// Returns the table of a place, and a summary.
 pub(super) fn of(place: &str, lines: &[Line]) -> String {
     if lines.is_empty() {
         return format!("{place}: nothing is kept\n");
@@ -58,13 +58,13 @@ pub(super) fn of(place: &str, lines: &[Line]) -> String {
     text + "\n" + &sums(place, lines)
 }
 
-/// Measured / predicted, in parentheses where nothing is promised.
+/// Formats the measured and the predicted time; in parentheses if no error bound applies.
 fn cell(line: &Line) -> String {
     let (measured, predicted) = (time(line.measured_us), time(line.predicted_us));
     if line.bound { format!("{measured} / {predicted}") } else { format!("({measured} / {predicted})") }
 }
 
-/// Milliseconds, to three digits.
+/// Formats a time in milliseconds, with three significant digits.
 fn time(us: f64) -> String {
     let ms = us / 1e3;
     let digits = match ms {
@@ -78,7 +78,8 @@ fn time(us: f64) -> String {
     format!("{ms:.digits$}")
 }
 
-/// Errors and choices, for each number of ranks, of what is held to the bounds and of the rest.
+/// Returns the errors and the quality of choices for each number of ranks, separately for points with error bounds and
+/// without.
 fn sums(place: &str, lines: &[Line]) -> String {
     let mut worlds: BTreeMap<(usize, bool), Vec<&Line>> = BTreeMap::new();
     for line in lines {
@@ -104,10 +105,10 @@ fn sums(place: &str, lines: &[Line]) -> String {
     text + "\n"
 }
 
-/// A choice is good if it takes no more than so much longer than the fastest.
+/// A choice is good if it is slower than the fastest algorithm by at most this factor.
 const GOOD: f64 = 0.1;
 
-/// How much slower than the fastest each algorithm was that was predicted to be the fastest.
+/// Returns, for each point, how much slower than the fastest the algorithm was that was predicted to be the fastest.
 fn losses(lines: &[&Line]) -> Vec<f64> {
     let mut points: BTreeMap<(&str, usize), Vec<&Line>> = BTreeMap::new();
     for line in lines {

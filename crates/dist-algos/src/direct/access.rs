@@ -102,8 +102,8 @@ pub trait DirectAccess {
     /// If `rank` has no such slot and has lent no such memory, or the system fails to write it.
     fn write(&mut self, rank: usize, place: MemoryArea, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Passes bytes in slots or lent memory of several ranks to `change`, all of them in place. Returns `false` and
-    /// does nothing if that is impossible.
+    /// Passes ranges of several ranks' slots or lent memory to `change`, without a copy. Returns `false` and does
+    /// nothing if they are not all mapped.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -120,7 +120,8 @@ pub trait DirectAccess {
     /// Wakes the ranks that sleep until this rank signals.
     fn wake_waiters(&mut self) {}
 
-    /// Updates, before a signal, the content of the memory that is exposed for reading.
+    /// Updates the copy of the exposed memory that other ranks see, before a signal. Only simulated memory needs
+    /// this.
     fn update_exposed(&mut self, _memory: &[u8]) {}
 }
 

@@ -80,8 +80,8 @@ impl DirectAlgorithm {
         }
     }
 
-    /// Returns the number of places in a slot. If there is one, every part uses it; otherwise each part has its own
-    /// place.
+    /// Returns the number of places in a slot. If there is one place, all parts use it in turn; otherwise each part
+    /// has its own place.
     #[inline]
     pub const fn places(&self, world_size: usize) -> usize {
         match self.collective {

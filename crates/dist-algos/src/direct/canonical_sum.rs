@@ -32,7 +32,7 @@ pub(super) struct RemoteCell {
 }
 
 impl RemoteCell {
-    /// Returns the rank whose memory holds the contribution of `rank`, and its byte offset there.
+    /// Returns the location of the contribution of `rank`: the rank whose memory holds it, and its byte offset there.
     #[inline(always)]
     pub(super) const fn of_rank(&self, plan: &DirectPlan, rank: usize) -> (usize, usize) {
         let (holder, place) = plan.cell_location(rank, self.cell, self.of);
@@ -52,7 +52,7 @@ enum SumLocation {
 }
 
 impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum<'_, A, C> {
-    /// Computes T(p) of all ranks in this rank's own memory.
+    /// Computes the canonical sum T(p) of all ranks' contributions in this rank's own memory.
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {

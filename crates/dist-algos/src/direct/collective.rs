@@ -133,7 +133,7 @@ impl DirectCollective {
         }
     }
 
-    /// Returns a rank's use of the other ranks' data, in one phase.
+    /// Returns a rank's use of the data of other ranks, in operations of one phase.
     pub(super) fn uses(self, rank: usize) -> BlockUse {
         match self {
             Self::AllReduce => BlockUse::Reduce(0),
@@ -146,7 +146,7 @@ impl DirectCollective {
         }
     }
 
-    /// Returns the part of its input that a rank copies for itself.
+    /// Returns the part of its input that a rank copies to its own buffer.
     pub(super) fn keeps(self, rank: usize) -> Option<usize> {
         (self.source() == Source::Input).then_some(rank)
     }
@@ -171,7 +171,7 @@ impl DirectCollective {
         }
     }
 
-    /// Returns the part that a rank copies from another one, and the part of its own buffer that it becomes.
+    /// Returns which part a rank copies from another one, and the part of its own buffer to which it is copied.
     pub(super) const fn taken(self, rank: usize, from: usize) -> (usize, usize) {
         match self {
             Self::Broadcast { .. } => (0, 0),

@@ -46,13 +46,14 @@ const fn per_rank(collective: CollectiveKind) -> DirectAlgorithm {
 /// The minimum size of a block, if a buffer is divided into several blocks.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
-/// Returns the size of a block of data that goes in one direction. Readers begin with the first block while the second
-/// one is written, and no slot is written twice.
+/// Returns the size of a block for operations with a root, whose data goes in one direction. Readers use the first
+/// block while the second one is written, and no slot is written twice.
 fn pipelined_block_bytes(bytes: usize) -> usize {
     bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES)
 }
 
-/// Round `i` publishes block `i`, copies this rank's own part of it, and uses block `i − 1`.
+/// Returns a step of the pipeline. Round `i` publishes block `i`, copies this rank's own part of it, and uses block
+/// `i − 1` of the other ranks.
 fn step(context: &StepContext, round: usize, phase: usize) -> PhaseStep {
     let blocks = context.blocks();
     match phase {

@@ -28,8 +28,8 @@ pub struct DirectCosts {
 }
 
 impl DirectPlan {
-    /// Returns the time until the last rank has finished, if all ranks begin at once on memory with these
-    /// partitions. Reductions are assumed to be sums, for which there is a [loop](super::SumKernel) over all ranks.
+    /// Returns the time until the last rank has finished, if all ranks start at the same time on memory with these
+    /// partitions. Reductions count as sums with a [loop](super::SumKernel) over all ranks.
     pub fn duration(
         self,
         partition: Partition<'_>,
@@ -72,7 +72,8 @@ impl DirectClock {
         self.owed_ps %= 1000;
     }
 
-    /// Executes a step. Returns `false` if it has to wait for a signal that was not given yet.
+    /// Executes a step and advances the clock of its rank. Returns `false` if the step waits for a signal that was
+    /// not given yet.
     fn does(
         &mut self,
         step: DirectStep,
@@ -124,9 +125,8 @@ impl DirectClock {
     }
 }
 
-/// Returns the number of contributions to T(count) of the ranks from `start` on that are copied before the next is
-/// added. Also returns `true` if the sum is still in the memory of one other rank: two such sums are added in
-/// scratch memory.
+/// Returns the number of contributions that are copied in the sum T(count) of the ranks from `start` on. Also returns
+/// `true` if the sum is then still in the memory of another rank; two such sums are added in scratch memory.
 fn copied(me: usize, start: usize, count: usize) -> (u64, bool) {
     if count == 1 {
         return (0, start != me);

@@ -169,8 +169,8 @@ struct DirectRunner<'a, 'm, 'k, A: ?Sized> {
     due: &'a LazyDeadline<'a>,
 }
 
-/// Returns the distance between two places in a slot, if they fit into the slots and everything fits into its
-/// place.
+/// Returns the distance between two places in a slot. Returns `None` if the places do not fit into the slots, or the
+/// data does not fit into its place.
 #[inline]
 fn place_bytes(
     access: &(impl DirectAccess + ?Sized),
@@ -308,8 +308,8 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
         Ok(())
     }
 
-    /// Computes the sum of all contributions in place and leaves it in each of them. Returns `false` and does
-    /// nothing if that is impossible.
+    /// Computes the sum of all contributions, without a copy, and writes it over each of them. Returns `false` and
+    /// does nothing if the memory of the ranks is not all mapped.
     fn complete_there(&mut self, own: Range<usize>, there: RemoteCell) -> Result<bool, TransportError> {
         let Self { access, memory, kernel, rank, plan, .. } = self;
         if rank.world_size() > CHANGED_MAX + 1 {
@@ -360,8 +360,8 @@ impl<A: DirectAccess + ?Sized> DirectRunner<'_, '_, '_, A> {
     }
 }
 
-/// Returns the memory that other ranks may read. For an all_gather it is only the rank's own part, wherever that
-/// lies.
+/// Returns the memory that other ranks may read. For an all_gather it is only this rank's own part, of the input or
+/// of the buffer.
 #[inline]
 fn contribution<'m>(
     plan: &DirectPlan,
@@ -430,7 +430,7 @@ impl OwnMemory<'_> {
     }
 }
 
-/// Divides a range into pieces of this many bytes; there are none if it is empty.
+/// Divides a range into pieces of `piece_bytes` bytes. An empty range has no pieces.
 pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let piece_bytes = piece_bytes.max(64);
     let mut start = 0;

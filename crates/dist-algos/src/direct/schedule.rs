@@ -121,7 +121,7 @@ impl DirectPlan {
         }
     }
 
-    /// Returns the use of slots that the ranks declare when they enter the call.
+    /// Returns the use of slots by the call, which the ranks declare when they enter it.
     #[inline]
     pub const fn use_of_slots(&self) -> SlotUse {
         if self.slots() == 0 { SlotUse::Unused } else { SlotUse::Used }
@@ -134,8 +134,8 @@ impl DirectPlan {
         Self { generation, ..self }
     }
 
-    /// Returns a number that distinguishes this plan from plans with which it cannot run together. It is the same
-    /// in every process.
+    /// Returns a number that is equal for plans that can be executed together, and different for others. It is the
+    /// same in every process.
     ///
     /// The generation of the slots is left out. The memory of a rank's own parts for a reduce_scatter or an
     /// all_gather is left out too, because each rank chooses it freely: its signals and waits, and the memory that
@@ -182,7 +182,7 @@ impl DirectPlan {
         self.published.area(block)
     }
 
-    /// Returns the location of a cell for other ranks: the rank whose memory holds it, and its place in a slot.
+    /// Returns the location of a cell that other ranks read: the rank whose memory holds it, and its place in a slot.
     ///
     /// Two ranks alternate in the use of the cells that they have for each other alone: each rank writes into the
     /// cell that it has read before. A processor does that several times faster than it writes memory that other
@@ -215,8 +215,8 @@ impl DirectPlan {
             && (self.world_size == 2 || self.places() > 1)
     }
 
-    /// Returns `true` if every rank only publishes its data, waits for all other ranks, and perhaps reduces their
-    /// data. [`signal_and_wait`](super::signal_and_wait) does that in one step.
+    /// Returns `true` if every rank only publishes its data, waits for all other ranks, and reduces their data if the
+    /// operation is a reduction. [`signal_and_wait`](super::signal_and_wait) does that in one step.
     #[inline]
     pub const fn is_fused(&self) -> bool {
         matches!(self.collective, DirectCollective::AllReduce | DirectCollective::Barrier)
@@ -224,15 +224,17 @@ impl DirectPlan {
             && self.blocks == 1
     }
 
-    /// Returns `true` if the contributions are added in one loop, if there is such a loop. Each rank begins with its
-    /// own contribution, followed by those of the ranks whose numbers differ by exclusive or with 1, 2, 3 and so on.
-    /// For a power of two that is canonical order, in which only the sides of sums are exchanged. With two ranks it
-    /// adds one contribution to the other.
+    /// Returns `true` if the contributions are added in one loop over all ranks, for element types that have such a
+    /// loop.
+    ///
+    /// Each rank begins with its own contribution. The contributions of the ranks follow whose numbers differ from
+    /// its own by exclusive or with 1, 2, 3 and so on. If the number of ranks is a power of two, this is the
+    /// canonical order, except that the two sides of a sum may be exchanged, which changes no bit.
     pub(super) const fn adds_at_once(&self) -> bool {
         self.is_fused() && matches!(self.world_size, 4 | 8)
     }
 
-    /// Returns `true` if a rank copies so much data into its buffer that non-temporal stores are faster.
+    /// Returns `true` if the data exceeds the caches, so that ranks copy it with non-temporal stores.
     pub const fn leaves_caches(&self) -> bool {
         self.leaves_caches
     }

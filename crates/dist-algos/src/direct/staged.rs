@@ -18,8 +18,7 @@ pub static REDUCE: DirectAlgorithm = staged(CollectiveKind::Reduce, |case| {
     case.bytes >= case.crossovers.staged.unwrap_or(if case.world_size == 2 { usize::MAX } else { 4 << 20 })
 });
 
-/// Returns the algorithm of an operation, with a function that returns `true` if it is faster if one rank reduces each
-/// part than if every rank reduces everything.
+/// Returns the staged algorithm of an operation. `fits` returns `true` if it is faster than one-shot.
 const fn staged(collective: CollectiveKind, fits: fn(&DirectCase<'_>) -> bool) -> DirectAlgorithm {
     DirectAlgorithm {
         collective,
@@ -35,8 +34,8 @@ const fn staged(collective: CollectiveKind, fits: fn(&DirectCase<'_>) -> bool) -
     }
 }
 
-/// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies the returned sums of
-/// block `i − 2`.
+/// Returns a step of the pipeline. Round `i` publishes block `i`, reduces this rank's part of block `i − 1`, and
+/// copies the sums of block `i − 2` that the other ranks have written back.
 ///
 /// Sums are written back to the contributions. Writing cache lines that this core has just read from another
 /// core is cheaper than writing own lines that all other cores have read.

@@ -10,7 +10,7 @@ use crate::{ChunkLocation, Chunks, MessageAlgorithm, OnArrival, ReceiveHalf, Sen
 /// Maximum number of rounds of a drawing; of more rounds, the middle is left out.
 const ROUNDS_MAX: usize = 12;
 
-/// Returns a table with a column for each rank and a line for each round of messages.
+/// Returns a drawing of a schedule: a table with a column for each rank and a line for each round of messages.
 ///
 /// - `→2 0-3` sends chunks 0 to 3 to rank 2, `→2 i1` sends chunk 1 of the input.
 /// - `←2 =1` receives chunk 1 from rank 2 and replaces the content, `←2 +1` reduces it into the content. `←2 s0=1`

@@ -83,7 +83,7 @@ impl Forest {
         self.contributors[tree.0].are_first(count)
     }
 
-    /// Returns T(p) over the `count` ranks from `start` on; there is at least one.
+    /// Returns the canonical tree T(count) over the `count` ranks from `start` on; `count` is at least 1.
     pub(super) fn canonical(&mut self, start: usize, count: usize) -> SumId {
         if count == 1 {
             return self.leaf(Piece { rank: start, chunk: 0 });

@@ -100,8 +100,8 @@ impl Goal {
         }
     }
 
-    /// Returns the fewest rounds and bytes for this goal; one schedule may not be able to achieve both. Rounds
-    /// assume that ranks send one message at a time: with several messages in flight at once, there can be fewer.
+    /// Returns the least number of rounds and of bytes for this goal. No schedule need reach both at once. The rounds
+    /// assume that a rank sends one message at a time.
     pub const fn lower_bound(self, world_size: usize) -> LowerBound {
         let peers = world_size.saturating_sub(1);
         let moved = match self {
@@ -119,7 +119,7 @@ impl Goal {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce { .. } | Self::Scan(_))
     }
 
-    /// Returns `true` if there is an input.
+    /// Returns `true` if ranks have an input besides the buffer.
     pub(super) const fn has_input(self) -> bool {
         matches!(self, Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll)
     }
@@ -165,9 +165,9 @@ impl Goal {
         }
     }
 
-    /// Returns `true` if a message is what its receiver expects and has the same length. Chunk `d` of the input of
-    /// rank `s` in an all_to_all is as long as chunk `s` of the buffer of rank `d`. Otherwise chunks with the same
-    /// number have the same length.
+    /// Returns `true` if a message has the chunks that its receiver expects, with the same length. In an all_to_all,
+    /// chunk `d` of the input of rank `s` is as long as chunk `s` of the buffer of rank `d`. Otherwise chunks with
+    /// the same number have the same length.
     pub(super) fn agree(
         self,
         sender: usize,

@@ -44,7 +44,7 @@ pub fn prove(algorithm: &MessageAlgorithm, world_size: usize, root: usize) -> Re
     prove_programs(algorithm, &programs(algorithm, world_size, root), root)
 }
 
-/// Proves programs, one for each rank, in place of the algorithm's own.
+/// Proves these programs, one for each rank, as if they were those of the algorithm.
 ///
 /// # Errors
 /// As for [`prove`].
@@ -117,8 +117,8 @@ fn check_held(algorithm: &MessageAlgorithm, programs: &[RankProgram], root: usiz
     Ok(())
 }
 
-/// Compares the declared properties of an algorithm with the proven ones. For some roots they are better. An algorithm
-/// that declares no order is chosen for any order, as if it had declared the canonical one.
+/// Compares the declared properties of an algorithm with the proven ones. With some roots an algorithm may cost less
+/// than it declares. An algorithm that declares no order must be canonical, because it is chosen for any order.
 fn check_claims(algorithm: &MessageAlgorithm, world_size: usize, report: &Report) -> Result<()> {
     let has_root = algorithm.collective.is_rooted();
     let holds = |found, claimed| found == claimed || has_root && found < claimed;

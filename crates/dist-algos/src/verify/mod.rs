@@ -138,7 +138,7 @@ fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
             return Err(Error::LeavesEarly { rank, absent });
         }
     }
-    let order = results(goal, chunks, machine)?;
+    let order = check_final_content(goal, chunks, machine)?;
     let clocks = || machine.ranks.iter().map(|state| state.clock);
     let depths = || machine.ranks.iter().map(|state| state.depth);
     Ok(Report {
@@ -157,7 +157,7 @@ fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
 }
 
 /// Checks the final content of every chunk and finds the class of the reduction order.
-fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Order>> {
+fn check_final_content(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Order>> {
     let Machine { forest, ranks, .. } = machine;
     let mut sums = ResultSums::new(ranks.len(), chunks);
     for (rank, state) in ranks.iter().enumerate() {

@@ -101,8 +101,8 @@ impl Score {
         })
     }
 
-    /// Tries every mutant of an algorithm in a world of this size, with the first and with the last root. An original
-    /// that is not proven is left out, because other checks report it.
+    /// Tries all mutants of an algorithm in a world of this size, with the first and with the last root. Schedules
+    /// whose original is not proven are left out, because other checks report them.
     pub fn of_roots(algorithm: &MessageAlgorithm, world_size: usize) -> impl Iterator<Item = Self> {
         let mut roots = vec![0, algorithm.collective.roots(world_size).end - 1];
         roots.dedup();

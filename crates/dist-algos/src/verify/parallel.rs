@@ -37,7 +37,7 @@ pub fn on_all_cores<T: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Calls a function on every core, on no more than `threads_max` of them, and returns the results together.
+/// Calls a function on one thread per core, on at most `threads_max` threads. Returns all results.
 fn on_each_core<R: Send>(threads_max: usize, work: &(impl Fn() -> Vec<R> + Sync)) -> Vec<R> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(threads_max);
     thread::scope(|scope| {

@@ -18,8 +18,8 @@ use crate::{
     ChunkLocation, Cost, Error, MessageAlgorithm, Messages, OnArrival, ReceiveHalf, Result, Source, Step,
 };
 
-/// Proves the schedules for a large world, if every rank does what rank 0 does, and returns their cost. Returns
-/// `None` if ranks do different things.
+/// Proves the schedules for a large world in which every rank does the same as rank 0, rotated. Returns their cost,
+/// or `None` if ranks do different things.
 ///
 /// # Errors
 /// The error of rank 0, or if the algorithm does not have the declared properties.

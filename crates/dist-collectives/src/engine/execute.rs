@@ -232,9 +232,9 @@ impl Engine {
     }
 }
 
-/// Returns how many bytes of other ranks' memory are summed at a time. If the kernel copies the bytes, larger pieces
-/// need fewer system calls, and the copied bytes still fit into the second-level cache. If the bytes are read in
-/// place, the sums stay in the first-level cache until they are written to all ranks.
+/// Returns the size of the pieces in which other ranks' memory is summed. If the kernel copies the bytes, larger
+/// pieces need fewer system calls, and the copied bytes still fit into the second-level cache. If the bytes are read
+/// in place, the sums stay in the first-level cache until they are written to all ranks.
 const fn piece_bytes(ownership: Ownership) -> usize {
     match ownership {
         Ownership::Allocated => 16 << 10,

@@ -60,9 +60,8 @@ pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
     is_sum && all::COUNTS.contains(&count)
 }
 
-/// Sums all slices in canonical order and leaves the sums in all of them, in one loop over the memory of all ranks.
-/// If the memory belongs to other cores, it takes as little as half of the time of adding two at a time and copying
-/// the sums.
+/// Sums all slices in canonical order, in one loop, and writes the sums into all of them. If the memory belongs to
+/// other cores, this takes as little as half of the time of adding two slices at a time and copying the sums.
 ///
 /// # Panics
 /// If the lengths differ, or there is no loop for this number of slices.
@@ -97,8 +96,8 @@ pub(crate) fn combine_into_first<T: Element>(op: ReduceOp, all: &mut [&mut [T]])
     }
 }
 
-/// Divides sums by the number of summands, rounding once (in `f32` for half types): the last step of a mean.
-/// Returns `false` and does nothing for integers, which have no mean.
+/// Divides sums by the number of summands, as the last step of a mean. It rounds once; half types are divided as
+/// `f32`. Returns `false` and does nothing for integers, which have no mean.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "a count of ranks or batches is far below 2^24")]
 pub fn divide_by_count<T: Element>(sums: &mut [T], count: usize) -> bool {

@@ -250,8 +250,8 @@ mod x86_64 {
                 _mm256_cmp_ps::<_CMP_UNORD_Q>(self.lower, self.upper)
             }
 
-            /// Rounds up if more than half of the last place is dropped, or exactly half and that place is odd.
-            /// Both are represented as signed numbers, because there is no comparison of unsigned ones.
+            /// Rounds to the nearest value, and ties to even. The comparison uses signed numbers, because the
+            /// processor has no instruction for unsigned ones.
             #[inline]
             #[target_feature(enable = "avx2")]
             fn rounded(&self) -> __m256i {
@@ -401,8 +401,8 @@ mod x86_64 {
     mod tests {
         use super::*;
 
-        /// Checks that every half summed with others gives the bits of the scalar rule, for vectors that this
-        /// processor supports but does not choose. The last numbers are within a loop iteration.
+        /// Checks that vector sums of every half have the bits of the scalar rule. It covers all vector widths that
+        /// this processor supports, not only the chosen one. The last numbers fill a part of a loop iteration only.
         fn has_the_bits_of_the_rule<T: Scalar + bytemuck::Pod>(
             half: fn(u16) -> T,
             sum: impl Fn(&mut [T], &[T]),

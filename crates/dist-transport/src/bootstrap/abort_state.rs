@@ -36,7 +36,7 @@ impl AbortState {
         Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// Adds a waker that is used when the job is aborted, until it is removed.
+    /// Adds a waker for a thread that sleeps outside this type. An abort wakes it, until it is removed.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(crate) fn add_sleeper(&self, channel: ChannelId, sleeper: Unparker) {
         lock(&self.sleepers).insert(channel, sleeper);
@@ -62,8 +62,8 @@ impl AbortState {
         self.waker.watch()
     }
 
-    /// Proposes this process's record, which holds until the coordinator commits one. Returns `false` if
-    /// there is a record already.
+    /// Proposes this process's abort record. It holds until the coordinator commits a record. Returns `false`
+    /// if there is a record already.
     pub(crate) fn propose(&self, abort: &Abort) -> bool {
         let mut record = lock(&self.record);
         let first = record.is_none();
@@ -80,7 +80,7 @@ impl AbortState {
         self.announce();
     }
 
-    /// Makes this process's record final, because nobody will change it.
+    /// Makes this process's record final. The caller knows that the coordinator will not commit another one.
     pub(crate) fn finalize(&self) {
         self.is_final.store(true, Ordering::Release);
         self.wake_waiters();
@@ -92,8 +92,7 @@ impl AbortState {
         self.wait_until(runtime, deadline, is_final).flatten()
     }
 
-    /// Waits until `look` returns a value. Calls it again after every wake-up. Returns `None` at the
-    /// deadline.
+    /// Waits until `look` returns a value, and calls it after every wake-up. Returns `None` at the deadline.
     pub(crate) fn wait_until<T>(
         &self,
         runtime: &Runtime,
@@ -122,8 +121,8 @@ impl AbortState {
         lock(&self.waiting).values().for_each(Unparker::unpark);
     }
 
-    /// Registers this thread to be woken whenever it should look again, until the guard is dropped. A look
-    /// after the registration misses nothing.
+    /// Registers this thread to be woken by every change, until the guard is dropped. A check after the
+    /// registration cannot miss a change.
     pub(crate) fn wake(&self, sleeper: Unparker) -> WakeGuard<'_> {
         let thread = thread::current().id();
         lock(&self.waiting).insert(thread, sleeper);

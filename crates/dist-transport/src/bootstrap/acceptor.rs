@@ -159,8 +159,8 @@ impl Acceptor {
         self.refused
     }
 
-    /// Takes the error for which a process of the job could not be admitted, if this process or its system
-    /// may open no more files.
+    /// Returns and clears the error of a connection that could not be accepted because there was no free file
+    /// descriptor.
     pub(crate) fn take_out_of_files(&mut self) -> Option<io::Error> {
         self.out_of_files.take()
     }
@@ -258,7 +258,8 @@ impl Acceptor {
         self.spare.is_some()
     }
 
-    /// Frees a descriptor for one more connection: drops a handshake, or closes the spare descriptor.
+    /// Frees a file descriptor for one more connection: drops a pending handshake, or closes the spare
+    /// descriptor.
     fn give_up_a_file(&mut self, error: io::Error, admitted: &mut Vec<Admitted>) {
         if !self.pending.is_empty() {
             self.drop_one(admitted);
@@ -267,7 +268,7 @@ impl Acceptor {
         }
     }
 
-    /// Records that there is no descriptor for a process of the job.
+    /// Records that a process of the job could not be accepted because there was no free file descriptor.
     fn run_out_of_files(&mut self, error: io::Error) {
         self.out_of_files.get_or_insert(error);
         self.exhausted = Some(self.runtime.deadline(EXHAUSTED_LIMIT));
@@ -379,9 +380,9 @@ impl Acceptor {
         }
     }
 
-    /// Returns `true` if the process at the other end may belong to the job, judging by its user. If the key
-    /// is no secret, anybody who knows the job's name knows the key. A Unix socket was checked when it was
-    /// accepted.
+    /// Returns `true` if the process at the other end may belong to the job, as far as its user shows. If the
+    /// key is no secret, everybody who knows the job's name has it, so the user must be the same. On a Unix
+    /// socket this was checked before.
     fn is_of_this_user(&mut self, stream: &Socket) -> bool {
         if self.key.is_secret() || self.kind == ListenerKind::CoordinatorHost {
             return true;

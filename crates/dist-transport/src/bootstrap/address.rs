@@ -19,8 +19,8 @@ pub(crate) fn split(address: &str) -> Option<(&str, u16)> {
     Some((without_brackets(host), port.parse().ok()?)).filter(|_| is_clear && is_number)
 }
 
-/// Returns the host as it is written before a port: an IPv6 address in brackets. Returns `None` if it is
-/// malformed.
+/// Returns the host in the form that precedes a port: an IPv6 address gets brackets, as in `[::1]`. Returns
+/// `None` if the host is malformed.
 pub(crate) fn before_port(host: &str) -> Option<String> {
     let bare = without_brackets(host);
     if !is_host(bare) || (bare != host && !is_ipv6(bare)) {
@@ -54,8 +54,8 @@ fn is_host(host: &str) -> bool {
     is_ipv6(host) || is_name && (!ends_in_number || is_ipv4())
 }
 
-/// Returns `true` if these are one to three numbers, the last of which stands for all remaining bytes, as in
-/// `127.1`.
+/// Returns `true` for a short form of an IPv4 address, which has one to three numbers, as `127.1` for
+/// 127.0.0.1.
 fn is_short_ipv4(host: &str) -> bool {
     let numbers: Option<Vec<u32>> = host.split('.').map(|number| number.parse().ok()).collect();
     let Some((last, first)) = numbers.as_ref().and_then(|numbers| numbers.split_last()) else { return false };

@@ -102,8 +102,8 @@ impl Secret {
         Self::parse(&origin, &bytes)
     }
 
-    /// Generates a random secret. Also returns the text that gives the same secret through
-    /// [`from_file`](Self::from_file) on the other ranks.
+    /// Generates a random secret, and the text from which [`from_file`](Self::from_file) reads it on the other
+    /// ranks.
     ///
     /// # Errors
     /// If the system has no randomness left.
@@ -136,8 +136,8 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// Derives the key of a job. Without a secret it is derived from the job's name. That separates jobs of
-    /// one host, but admits anybody who knows the name.
+    /// Derives the key of a job from its secret and its name. Without a secret, the key keeps the jobs of one
+    /// host apart, but admits everybody who knows the name.
     pub(crate) fn new(secret: Option<&Secret>, job: &str) -> Self {
         let mut hash = Sha256::new();
         match secret {
@@ -149,7 +149,7 @@ impl Key {
         Self { mac, is_secret: secret.is_some() }
     }
 
-    /// Returns `true` if only processes that have the job's secret know this key.
+    /// Returns `true` if the key was derived from a secret.
     pub(crate) fn is_secret(&self) -> bool {
         self.is_secret
     }
@@ -279,7 +279,8 @@ impl Responder {
         Ok(Identity::decode(hello).map(|identity| Self { key, identity, hello: *hello, nonce }))
     }
 
-    /// Returns the claimed identity. Nothing of it is proven before [`accepts`](Self::accepts).
+    /// Returns the identity that the other side claims. It is not proven before [`accepts`](Self::accepts)
+    /// returns `true`.
     pub(crate) fn claim(&self) -> Identity {
         self.identity
     }
@@ -300,7 +301,7 @@ impl Responder {
     }
 }
 
-/// Returns random bytes that nobody can guess.
+/// Returns bytes from the system's secure random generator.
 pub(crate) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)

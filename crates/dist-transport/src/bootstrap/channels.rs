@@ -110,9 +110,9 @@ impl Channels {
         }
     }
 
-    /// Returns the members that this process has named, if another process named the members of the channel
-    /// with this path for the same fork. Returns `None` if both named the same members, if this process has
-    /// not forked yet, or if it does not remember.
+    /// Returns the members that this process has named for a fork, if another process has named others for the
+    /// same fork. Returns `None` if both agree, if this process has not made the fork yet, or if it has
+    /// forgotten it.
     pub(crate) fn named_instead(&self, origin: &ForkPath) -> Option<Vec<usize>> {
         let here = lock(&self.0);
         let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
@@ -154,7 +154,7 @@ impl Channels {
         nearest.is_none_or(|(parent, fork)| parent.forks > u64::from(fork.number))
     }
 
-    /// Records that a peer has left a channel, if this process is still in it.
+    /// Records that a peer has left a channel. Does nothing if this process has left that channel too.
     pub(crate) fn record_left(&self, channel: ChannelId, rank: usize) {
         if let Some(channel) = lock(&self.0).get_mut(&channel) {
             channel.left.insert(rank);

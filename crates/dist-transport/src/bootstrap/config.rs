@@ -123,8 +123,8 @@ impl Config {
         Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// Returns `true` if the environment says that this process is a rank. If not,
-    /// [`from_env`](Self::from_env) returns a world of one.
+    /// Returns `true` if the environment describes a rank of a job. Otherwise [`from_env`](Self::from_env)
+    /// returns a world of one rank.
     pub fn is_in_env() -> bool {
         Variables(|name: &str| env::var(name).ok()).names_of_rank().is_some()
     }
@@ -305,15 +305,15 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         value.parse().map_err(|_| Error::InvalidVariable { name, value, expected: "a number" })
     }
 
-    /// Returns the coordinator's host as it is written before a port.
+    /// Returns the coordinator's host from `MASTER_ADDR`, in the form that precedes a port.
     fn host(&self) -> Result<String> {
         let (name, expected) = ("MASTER_ADDR", address::HOST);
         let value = self.required(name)?;
         address::before_port(&value).ok_or(Error::InvalidVariable { name, value, expected })
     }
 
-    /// Returns a name that is compared between processes. Surrounding blanks or line ends are errors, because
-    /// they would be hard to see.
+    /// Reads a name that is compared between processes. Blanks at its ends and control characters are errors,
+    /// because they would be hard to see.
     fn name(&self, name: &'static str) -> Result<Option<String>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         if value.trim() == value && !value.contains(char::is_control) {
@@ -323,8 +323,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Err(Error::InvalidVariable { name, value, expected })
     }
 
-    /// Returns the secret that `DIST_SECRET_FILE` names. An empty variable is an error, because the user
-    /// meant to set a secret.
+    /// Reads the secret from the file that `DIST_SECRET_FILE` names. An empty variable is an error, because the
+    /// user intended to set a secret.
     fn secret(&self) -> Result<Option<Secret>> {
         let name = "DIST_SECRET_FILE";
         let Some(value) = (self.0)(name) else { return Ok(None) };

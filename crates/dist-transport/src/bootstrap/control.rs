@@ -175,8 +175,9 @@ impl PeerInfo {
         self.unix_socket.is_some()
     }
 
-    /// Adapts the address for a process that listens at `own`. The number of an interface is valid on its own
-    /// host only. All ranks reach each other through the interface by which they reached the coordinator.
+    /// Adapts the address for a process that listens at `own`. The number of a network interface is valid on
+    /// its own host only. All ranks reach each other through the interface by which they reached the
+    /// coordinator.
     pub(crate) fn reach_from(&mut self, own: SocketAddr) {
         if let (SocketAddr::V6(theirs), SocketAddr::V6(own)) = (&mut self.address, own)
             && theirs.scope_id() != 0

@@ -95,23 +95,23 @@ impl Coordinator {
         lock(&self.abort_state).clone()
     }
 
-    /// Returns how many ranks still need the coordinator: those that have not left or gone since all joined;
-    /// 0 before that.
+    /// Returns the number of ranks that still need the coordinator. Before all ranks have joined it is 0.
+    /// Afterwards it counts the ranks that have not left or failed.
     pub fn present(&self) -> usize {
         self.present.all.load(Ordering::Acquire)
     }
 
-    /// Records that the process of a rank has ended and cannot join any more, as a launcher sees it. Ranks
-    /// that wait for it, or join later, are told at once.
+    /// Records that a launcher has seen the process of a rank end, so that the rank cannot join any more. Ranks
+    /// that wait for it, or join later, get an error at once.
     pub fn record_ended(&self, rank: usize) {
         if let Ok(rank) = u32::try_from(rank) {
             self.ended.push(rank);
         }
     }
 
-    /// Like [`record_ended`](Self::record_ended) for a coordinator on another machine, called by a launcher that
-    /// started these ranks. The config of one of them says how to reach the coordinator, and for how long to
-    /// try.
+    /// Reports ended ranks like [`record_ended`](Self::record_ended) to a coordinator on another machine. A
+    /// launcher calls it for the ranks that it started. The config of one of them contains the address and the
+    /// time limit.
     ///
     /// # Errors
     /// If the coordinator cannot be reached.
@@ -119,17 +119,19 @@ impl Coordinator {
         rendezvous::tell_ended(config, ranks)
     }
 
-    /// Serves for [`LATE_RANKS_LIMIT`] after its rank has given up, so that ranks which join late are told why.
+    /// Serves for [`LATE_RANKS_LIMIT`] after the hosting rank has given up, so that ranks which join late get
+    /// the reason.
     pub(crate) fn serve_late_ranks(mut self, runtime: &Runtime) {
         if let Some(task) = self.task.take() {
             self.task = task.join_by(runtime.deadline(LATE_RANKS_LIMIT)).err();
         }
     }
 
-    /// Serves until every rank has left or is gone; after an abort only until they should have received it.
-    /// If the remaining ranks are threads of this process, it waits no longer than that either, because the
-    /// thread that drops rank 0 may hold them too. The coordinator's thread then continues until they have
-    /// left, or the process ends.
+    /// Serves until every rank has left or failed. After an abort it serves only until the ranks should have
+    /// received the record.
+    ///
+    /// If all remaining ranks are threads of this process, the limit is the same, because the thread that drops
+    /// rank 0 may own them. The coordinator's thread then serves on until they have left, or the process ends.
     pub(crate) fn serve_until_left(mut self, runtime: &Runtime) {
         let mut limit = runtime.deadline(LATE_RANKS_LIMIT);
         while let Some(task) = self.task.take() {

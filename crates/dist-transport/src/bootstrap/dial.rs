@@ -170,7 +170,7 @@ fn connect_error(action: &'static str, address: SocketAddr, source: io::Error) -
     Error::Address { activity: Activity::Connect, action, address: address.to_string(), source }
 }
 
-/// Returns `true` if a connection failed because no packet reaches the other host or comes back.
+/// Returns `true` if a connection failed because packets are lost, in either direction.
 pub(crate) fn is_unreached(error: &Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
     let unreached =
@@ -335,7 +335,8 @@ fn check_connected(stream: &Socket) -> io::Result<()> {
     if is_loop(stream) { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
 }
 
-/// Returns `true` if both ends of a connection are the same socket.
+/// Returns `true` if both ends of a connection are the same socket. A connection to a local port without a
+/// listener can end so.
 fn is_loop(stream: &Socket) -> bool {
     let address = |end: io::Result<SockAddr>| end.ok().and_then(|end| end.as_socket());
     let ours = address(stream.local_addr());
@@ -381,7 +382,7 @@ fn prove(
     }
 }
 
-/// Checks that the connected process belongs to this user.
+/// Checks that the connected process belongs to the same user as this process.
 fn check_user(stream: &Socket, activity: Activity, address: SocketAddr) -> Result<()> {
     let other = match user::of_peer(stream) {
         Ok(user) if user == rustix::process::geteuid().as_raw() => return Ok(()),
@@ -413,8 +414,8 @@ pub(crate) struct HangUps {
 }
 
 impl HangUps {
-    /// Counts one more. A peer that hangs up too often without having proven anything has refused this
-    /// process.
+    /// Counts a connection that the peer closed. After too many that proved nothing, the peer counts as
+    /// refusing this process.
     pub(crate) fn count(
         &mut self,
         was_challenged: bool,
@@ -432,7 +433,7 @@ impl HangUps {
         Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
     }
 
-    /// Returns the error for a passed deadline, which says so if the other side is flooded.
+    /// Returns the error for a passed deadline. It says so if the listener of the other side is overloaded.
     pub(crate) fn late(&self, identity: Identity, address: SocketAddr, limit: Duration) -> WaitError<Error> {
         let (activity, address) = (activity_of(identity), address.to_string());
         match self.proven {

@@ -93,9 +93,9 @@ impl ErrorContext<'_> {
         self.committed_error(&own, error)
     }
 
-    /// Returns the error of this rank's call, or [`Error::Aborted`] if the coordinator has committed another abort
-    /// record than `own`. The peer may itself have been waiting; the committed record then names the rank that
-    /// delayed all others.
+    /// Returns the error of this rank's call: [`Error::Aborted`] if the coordinator has committed another abort
+    /// record than `own`, and the error of `own` otherwise. The peer may itself have been waiting; the
+    /// committed record then names the rank that delayed all others.
     fn committed_error(&self, own: &Abort, error: Error) -> Error {
         match (self.session.why_ended(), error) {
             (Some(word), error) if word == *own => error,
@@ -109,8 +109,8 @@ impl ErrorContext<'_> {
         }
     }
 
-    /// Waits until the coordinator has told why the connection with this rank broke, or that the rank has
-    /// left. Either says more than a broken connection. The rank is numbered as in the world.
+    /// Waits until the coordinator has reported why the connection with a rank broke, or that the rank has
+    /// left. Both explain more than the broken connection. The rank is numbered as in the world.
     fn wait_for_reason(&self, peer: usize, deadline: Deadline) {
         let (session, runtime) = (self.session, &self.session.runtime);
         let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));
@@ -119,9 +119,9 @@ impl ErrorContext<'_> {
     }
 }
 
-/// Returns `true` if the coordinator may know the reason. A connection breaks or is refused if the peer dies,
-/// but also if the peer gave up because of another rank. If this process lacks a resource, that is the reason
-/// itself, and the other ranks wait for it.
+/// Returns `true` if the coordinator may know the reason of an error. A connection breaks if the peer dies, but
+/// also if the peer gave up because of another rank. If this process lacks a resource, that is the reason
+/// itself.
 fn may_be_explained(link_error: &LinkError) -> bool {
     match link_error {
         LinkError::Closed | LinkError::Io(_) => true,

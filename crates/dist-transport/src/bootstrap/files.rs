@@ -29,7 +29,7 @@ pub(crate) fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Returns how many files this process has open, as far as the system says.
+/// Returns the number of files that this process has open; `None` if the system does not report it.
 fn count_open() -> u64 {
     let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
     // One of them is the folder itself.

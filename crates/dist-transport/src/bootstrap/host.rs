@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use crate::bootstrap::control::{Cores, ProcessId};
 
-/// Returns a number that processes have in common if and only if they run on one host. It is derived from the
-/// user's name for the host, else from Linux's boot id, else from the node name.
+/// Returns the id of this host. Processes have equal ids if and only if they run on one host. It is derived
+/// from the name that the user has set, else from Linux's boot id, else from the node name.
 pub(crate) fn id(name: Option<&str>) -> u64 {
     let boot = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     let system = || rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -44,7 +44,7 @@ pub(crate) const fn watch_process(_process: ProcessId) -> Option<OwnedFd> {
     None
 }
 
-/// Returns a number that all processes of this PID namespace have in common, and no others. Linux numbers
+/// Returns an id of this process's PID namespace, which no other namespace of any host has. Linux numbers
 /// namespaces anew at every boot, so the boot id is part of it.
 fn pid_namespace() -> Option<u64> {
     let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;

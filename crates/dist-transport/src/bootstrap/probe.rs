@@ -22,12 +22,13 @@ const PROBE_AFTER_MAX: Duration = Duration::from_millis(1500);
 /// The shortest and the longest time for one connection attempt, before a new one is started.
 const ATTEMPT_LIMITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 
-/// Returns the silence after which a side is probed, given its silence limit.
+/// Returns how long a side may be silent before it is probed, given the silence limit after which it counts as
+/// lost.
 pub(crate) fn probe_after(limit: Duration) -> Duration {
     (limit / 2).min(PROBE_AFTER_MAX)
 }
 
-/// Returns the time for one connection attempt to a host, given its silence limit.
+/// Returns the time limit of one connection attempt to a host, given its silence limit.
 pub(crate) fn attempt_limit(limit: Duration) -> Duration {
     let [least, most] = ATTEMPT_LIMITS;
     (limit / 4).clamp(least, most)
@@ -49,8 +50,8 @@ impl Probes {
     }
 }
 
-/// Probes a rank of another host, as long as this is called again within two heartbeats. The coordinator is
-/// told if the rank does not answer for the silence limit.
+/// Starts to probe a rank of another host, or continues. The probing ends two heartbeats after the last call.
+/// If the rank does not answer within the silence limit, the coordinator is informed.
 pub(crate) fn rank(session: &Arc<Session>, peer: usize) {
     let Some(limit) = session.silence_limit(peer) else { return };
     let waited_until = session.runtime.deadline(2 * HEARTBEAT);
@@ -87,7 +88,7 @@ pub(crate) fn coordinator(session: &Arc<Session>, address: SocketAddr) {
     }
 }
 
-/// Returns `true` if the coordinator answers before it would count as gone.
+/// Returns `true` if the coordinator answers a probe before it would count as lost.
 fn answers_in_time(session: &Session, address: SocketAddr) -> bool {
     let deadline = session.runtime.deadline(session.liveness);
     while !is_over(session) && !session.runtime.expired(deadline) {
@@ -98,8 +99,8 @@ fn answers_in_time(session: &Session, address: SocketAddr) -> bool {
     false
 }
 
-/// Probes a rank. Returns `true` when nobody waits for it any more, and `false` if it has not answered for
-/// too long.
+/// Probes a rank repeatedly. Returns `false` if it has not answered for too long, and `true` when no thread
+/// waits for it any more.
 fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
     let (runtime, peer_info) = (&session.runtime, session.peer_infos[peer]);
     let Ok(number) = dial::number(peer) else { return true };

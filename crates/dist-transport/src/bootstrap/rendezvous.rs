@@ -104,8 +104,8 @@ fn new_session(
     }))
 }
 
-/// Returns `true` if an error of this rank ends the job. Other ranks may be about to join, and would find
-/// nobody who tells them.
+/// Returns `true` if an error of this rank ends the job for all ranks. A coordinator in this process then
+/// serves for a while longer, because other ranks may be about to join.
 const fn concerns_all(error: &Error) -> bool {
     matches!(
         error,
@@ -113,8 +113,8 @@ const fn concerns_all(error: &Error) -> bool {
     )
 }
 
-/// Warns if some ranks are reachable from their own machine only. They share that machine: the first of them
-/// speaks for all.
+/// Logs a warning if some ranks can be reached from their own machine only. Of those ranks, the first one logs
+/// it.
 fn warn_if_parted(rank: usize, peer_infos: &[PeerInfo]) {
     let Some((inside, outside)) = parted_by_loopback(peer_infos).filter(|&(inside, _)| inside == rank) else {
         return;
@@ -126,7 +126,7 @@ fn warn_if_parted(rank: usize, peer_infos: &[PeerInfo]) {
     ));
 }
 
-/// Tells the coordinator that the processes of these ranks have ended.
+/// Informs the coordinator that the processes of these ranks have ended.
 pub(crate) fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
     let runtime = Runtime::system();
     let deadline = runtime.deadline(config.timeout);
@@ -251,8 +251,8 @@ fn start_coordinator(
     Ok(coordinator)
 }
 
-/// Returns `true` if a name resolves to loopback without saying so, as a machine's own name often does on
-/// that machine.
+/// Returns `true` if a name resolves to a loopback address although it does not look like one. A machine's own
+/// name often does so on that machine.
 fn leads_to_loopback(name: &str, address: SocketAddr) -> bool {
     let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
     let says_so = name.parse::<SocketAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
@@ -270,7 +270,7 @@ fn parted_by_loopback(peer_infos: &[PeerInfo]) -> Option<(usize, usize)> {
     Some((inside, outside))
 }
 
-/// Connects to the coordinator, and retries until it is there.
+/// Connects to the coordinator, and retries until it answers or the deadline passes.
 fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Socket> {
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
@@ -399,7 +399,7 @@ impl Introduction<'_> {
         })
     }
 
-    /// Takes what the coordinator has told. Returns an error if this rank cannot join.
+    /// Handles a frame of the coordinator. Returns an error if this rank cannot join.
     fn take(&mut self, frame: Frame) -> Result<()> {
         let ours = self.config.rank.world_size();
         match frame {
@@ -436,7 +436,7 @@ impl Introduction<'_> {
         Ok(())
     }
 
-    /// Returns the previous world, of which the coordinator has named the ranks that are still there.
+    /// Returns the previous world of this coordinator, whose remaining ranks the coordinator has named.
     fn previous_world(&mut self) -> PreviousWorld {
         PreviousWorld(if self.missing.is_empty() { None } else { Some(self.missing_error()) })
     }

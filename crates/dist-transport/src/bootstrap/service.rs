@@ -51,7 +51,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Creates the service for the network listener, and for the host's Unix socket if there is one.
+    /// Creates the service thread's state, with the network listener and the host's Unix socket, if there is
+    /// one.
     pub(crate) fn new(
         session: Arc<Session>,
         listener: TcpListener,
@@ -151,8 +152,8 @@ impl Service {
         socket::poll(&mut watched, next).map(drop)
     }
 
-    /// Watches the process of the next rank of this host that has not left, so that every rank is watched by
-    /// one. Also watches rank 0 if it hosts the coordinator.
+    /// Starts to watch the process of the next rank on this host that has not left. So each rank is watched by
+    /// one other rank. Also watches rank 0 if rank 0 hosts the coordinator.
     fn watch_processes(&mut self) {
         let session = &*self.session;
         let me = session.rank;
@@ -177,8 +178,8 @@ impl Service {
         }
     }
 
-    /// Returns the ranks whose processes have ended since the last call. The coordinator is told; it knows
-    /// whether they had left before.
+    /// Returns the ranks whose processes have ended since the last call, and informs the coordinator, which
+    /// knows whether they had left before.
     fn take_ended(&mut self) -> Vec<usize> {
         let has_ended = |process: &OwnedFd| {
             let mut watched = [socket::watch(process, PollFlags::IN)];
@@ -193,8 +194,8 @@ impl Service {
         ended
     }
 
-    /// Probes the coordinator with a new connection, if it is on another host and nothing has arrived from it
-    /// for a while. Its answer proves that both sides live.
+    /// Probes the coordinator with a new connection, if it runs on another host and has been silent for a
+    /// while. An answer proves that the coordinator lives and that packets arrive.
     fn probe_coordinator(&mut self) {
         let Some(address) = self.far_coordinator.filter(|_| self.connected) else { return };
         let (runtime, limit) = (&self.session.runtime, self.session.liveness);
@@ -298,8 +299,8 @@ impl Service {
     }
 }
 
-/// Returns the address for this process's listener: the interface that reached the coordinator, in the form
-/// that other ranks are told.
+/// Returns the address of this process's listener that other ranks are to use: on the network interface that
+/// reached the coordinator.
 pub(crate) fn listener_address(line: &Socket) -> io::Result<SocketAddr> {
     let address = line.local_addr()?.as_socket();
     let mut address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -121,9 +121,11 @@ impl Session {
         }
     }
 
-    /// Returns why the job ended, if it has, as all ranks are told. A failed call waits a moment for the
-    /// coordinator, which may have committed another record than this process has seen. If rank 0 hosts the
-    /// coordinator, its own calls fail after the others were told, since its process may end then.
+    /// Returns the abort record if the job has ended.
+    ///
+    /// A failed call waits a moment for the coordinator, which may have committed another record than the one
+    /// that this process has seen. If rank 0 hosts the coordinator, its own calls fail only after the other
+    /// ranks were informed, because its process may end then.
     pub(crate) fn why_ended(&self) -> Option<Abort> {
         let seen = self.abort_state.get()?;
         let hosts = self.coordinator == CoordinatorHost::RankZero && self.rank.index() == 0;
@@ -132,7 +134,7 @@ impl Session {
         Some(word.unwrap_or(seen))
     }
 
-    /// Tells the coordinator that no packet has reached a rank, or come back, for the silence limit. If the
+    /// Informs the coordinator that no packet has reached a rank, or come back, for the silence limit. If the
     /// coordinator knows that the rank lives, it aborts the job.
     pub(crate) fn report_unreachable(&self, rank: usize) {
         let reporter = self.rank.index();
@@ -174,13 +176,13 @@ impl Session {
         lock(&self.announced).remove(&channel.of_announcements());
     }
 
-    /// Records that a rank has left in order, and wakes threads that may wait for it.
+    /// Records that a rank has left in order, and wakes threads that may wait for the rank.
     pub(crate) fn record_left(&self, rank: usize) {
         lock(&self.left).insert(rank);
         self.abort_state.wake_waiters();
     }
 
-    /// Records that a rank has left a channel, and wakes threads that may wait for it there.
+    /// Records that a rank has left a channel, and wakes threads that may wait for the rank on that channel.
     pub(crate) fn record_left_channel(&self, channel: ChannelId, rank: usize) {
         self.channels.record_left(channel, rank);
         self.abort_state.wake_waiters();
@@ -193,7 +195,7 @@ impl Session {
         lock(&self.left).contains(&rank) || self.channels.was_left_by(channel, rank)
     }
 
-    /// Asks a rank whether it has left a channel.
+    /// Sends a rank the question whether it has left a channel.
     pub(crate) fn ask(&self, rank: usize, origin: Option<ForkPath>) {
         if let (Some(origin), Ok(rank)) = (origin, u32::try_from(rank)) {
             self.outgoing.push(Frame::Ask { rank, origin });
@@ -208,8 +210,8 @@ impl Session {
         self.abort_state.wake_waiters();
     }
 
-    /// Answers a rank that asks whether this one has left a channel. Answers if it has left, or if it never
-    /// was there because it named other members for that fork.
+    /// Answers the question of a rank whether this rank has left a channel. Answers if it has, or if it named
+    /// other members for that fork; otherwise nothing is sent.
     pub(crate) fn answer(&self, rank: u32, origin: &ForkPath) {
         if let Some(members) = self.channels.named_instead(origin) {
             let members = members.into_iter().map(|member| u32::try_from(member).unwrap_or(u32::MAX));
@@ -267,8 +269,8 @@ impl Session {
         self.ranks_on_host().count() <= Cores::total(self.ranks_on_host().map(|peer_info| peer_info.cores))
     }
 
-    /// Returns `true` if all of these ranks are on one host and may share memory there, as far as is known.
-    /// Every one of them gets the same answer.
+    /// Returns `true` if all of these ranks run on one host and may share memory there. Every one of these
+    /// ranks gets the same result.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(crate) fn may_all_share(&self, members: &[usize]) -> bool {
         let peer_infos = || members.iter().map(|&member| &self.peer_infos[member]);
@@ -418,7 +420,7 @@ pub(crate) struct LongWait {
 }
 
 impl LongWait {
-    /// Restarts the wait because something has arrived. The wait is now for `peer`, by its number in the
+    /// Restarts the wait, because something has arrived. From now on it waits for `peer`, by its number in the
     /// world.
     pub(crate) fn renew(&mut self, session: &Session, channel: ChannelId, calls: &CallHistory, peer: usize) {
         (self.due, self.began) = (None, None);
@@ -434,8 +436,8 @@ impl LongWait {
         *self.due.get_or_insert_with(|| runtime.deadline(limit))
     }
 
-    /// Returns `true` if that time has passed. The wait is then reported, unless the same report was sent
-    /// before.
+    /// Returns `true` if the wait has lasted long enough to be reported. It is then reported to the
+    /// coordinator, unless the same report was sent before.
     pub(crate) fn report_if_due(
         &mut self,
         session: &Session,
@@ -453,7 +455,7 @@ impl LongWait {
         is_due
     }
 
-    /// Returns how long nothing has arrived.
+    /// Returns how long nothing has arrived in this wait.
     pub(crate) fn lasted(&self, runtime: &Runtime) -> Duration {
         self.began.map_or(Duration::ZERO, |began| runtime.now().saturating_sub(began))
     }
@@ -482,8 +484,8 @@ impl LongWait {
 pub(crate) struct Arrivals(Mutex<HashMap<(ChannelId, usize), PeerLink>>);
 
 impl Arrivals {
-    /// Stores a connection until it is taken. A peer that connects once more has given up its earlier
-    /// connection.
+    /// Stores a connection until a call takes it. An earlier connection of the same peer is replaced, because
+    /// the peer has given it up.
     pub(crate) fn put(&self, channel: ChannelId, peer: usize, link: PeerLink, abort_state: &AbortState) {
         lock(&self.0).insert((channel, peer), link);
         abort_state.wake_waiters();
@@ -510,12 +512,12 @@ impl Arrivals {
     }
 }
 
-/// Returns a rank's number in the world as it is sent.
+/// Returns a rank's number in the world in the form that messages carry.
 pub(crate) fn number(rank: usize) -> u32 {
     u32::try_from(rank).expect("ranks are numbered by this type")
 }
 
-/// Returns this deadline, or one `limit` from now if that is later.
+/// Returns this deadline, or the time `limit` from now if that is later.
 pub(crate) fn at_least(runtime: &Runtime, deadline: Deadline, limit: Duration) -> Deadline {
     if runtime.remaining(deadline) < limit { runtime.deadline(limit) } else { deadline }
 }

@@ -58,8 +58,8 @@ struct Excess {
 }
 
 impl Excess {
-    /// Returns the excess of a process that has this many threads of its own and whose pool would have `pool` threads. A process
-    /// with fewer threads has no such pool: it computes in another way, or not yet.
+    /// Returns the excess if a process has at least `pool` threads and its share of the cores is smaller. A
+    /// process with fewer threads has no such pool: it computes in another way, or has not started to.
     fn find(threads: usize, pool: usize, cores: usize, ranks: usize) -> Option<Self> {
         let share = (cores / ranks).max(1);
         (pool > share && threads >= pool).then_some(Self { pool, share, cores, ranks })

@@ -64,7 +64,7 @@ mod linux {
         Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
 
-    /// Asks for one socket by netlink.
+    /// Asks the kernel for one socket by netlink.
     fn ask(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
         let socket = rustix::net::socket_with(
             AddressFamily::NETLINK,
@@ -132,7 +132,7 @@ mod linux {
         Err(io::ErrorKind::NotFound.into())
     }
 
-    /// Looks for the socket in the list of all sockets.
+    /// Searches the system's list of all sockets for a socket.
     fn in_list(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u32>> {
         // The socket of the other end may be an IPv6 socket although its addresses are IPv4.
         let lists: &[&str] =

@@ -59,8 +59,8 @@ pub(super) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<
     Ok(received)
 }
 
-/// Exchanges a byte between every pair: afterwards all connections of this rank are open. Other ranks may
-/// still be exchanging, and see the end of the job there.
+/// Exchanges a byte with every other rank. Afterwards this rank has all its connections. An abort may find
+/// other ranks still in this function.
 pub(super) fn exchange_a_byte_with_all(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
     for distance in 1..rank.world_size() {
@@ -72,7 +72,8 @@ pub(super) fn exchange_a_byte_with_all(transport: &mut dyn Transport) -> Result<
     Ok(())
 }
 
-/// Waits for an error of `peer`, which sends nothing: the error must wake the wait.
+/// Waits for a message of `peer`, which sends nothing, and returns the error that ends the wait. The error must
+/// come before the deadline.
 pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
     let due = soon(transport);
     let error = receive(transport, peer, 1).expect_err("nobody sends this byte");
@@ -80,8 +81,8 @@ pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error 
     error
 }
 
-/// Exchanges with all ranks and then waits for the end of the job, which may come while others are still
-/// exchanging.
+/// Exchanges a byte with all ranks and then waits for the end of the job. The job may also end while ranks
+/// still exchange.
 pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
     exchange_a_byte_with_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
 }
@@ -96,7 +97,7 @@ pub(super) fn await_record(transport: &dyn Transport, record: &Abort) {
     }
 }
 
-/// Returns the record of an abort whose error this rank has already seen, or soon will.
+/// Waits until this rank has the abort record of the job, and returns it.
 pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     let runtime = transport.runtime();
     let due = soon(transport);
@@ -109,7 +110,8 @@ pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     }
 }
 
-/// Asserts that all ends have the same reason: the second rank is in a call that contradicts another's.
+/// Asserts that all ranks have the same abort record: the second rank is in a call that contradicts that of
+/// another one.
 pub(super) fn assert_one_contradicts(ends: impl IntoIterator<Item = (Error, Abort)>) {
     for (error, abort) in ends {
         let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };

@@ -13,8 +13,8 @@ use super::calls::{
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 const THEIRS: Fingerprint = Fingerprint([2; Fingerprint::SIZE]);
 
-/// Receives a message that must be refused. The memory of a failed receive may hold anything; a function must
-/// not be called.
+/// Receives a message that must be refused, and returns the error. The memory of a failed receive is
+/// unspecified, and a delivery function must not be called.
 fn receive_refused(transport: &mut dyn Transport, from: usize, len: usize, in_memory: bool) -> Error {
     if in_memory {
         return receive(transport, from, len).unwrap_err();

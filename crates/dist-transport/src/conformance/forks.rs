@@ -10,7 +10,8 @@ use super::calls::{
     wait_in_vain,
 };
 
-/// Passes bytes that depend on the channel round the ring, and checks that the received bytes are of the same channel.
+/// Sends bytes that depend on the channel around the ring, and checks that the received bytes are those of the
+/// same channel.
 fn pass_own(transport: &mut dyn Transport, salt: usize) {
     let rank = transport.rank();
     for round in 0..20 {

@@ -197,7 +197,7 @@ pub(super) fn a_peer_without_a_message_does_not_delay_another(fabric: &'static d
     }
 }
 
-/// Returns the peers that have sent nothing within this time.
+/// Returns the peers that have sent no message within this time.
 fn look(transport: &mut dyn Transport, peers: &[usize], time: Duration) -> Vec<usize> {
     let due = transport.runtime().deadline(time).into();
     transport.wait_any_peer(peers, &due).unwrap()

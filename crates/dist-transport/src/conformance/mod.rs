@@ -59,8 +59,8 @@ macro_rules! conformance {
                 after_a_fused_barrier_every_rank_has_the_bytes_of_all
                 each_signal_of_a_call_publishes_earlier_writes
                 bytes_that_a_rank_is_still_reading_are_not_overwritten
-                all_ranks_in_shared_memory_whose_calls_differ_are_told
-                differing_calls_are_noticed_even_if_nobody_waits_in_them
+                all_ranks_in_shared_memory_get_the_error_of_differing_calls
+                differing_calls_in_shared_memory_are_noticed_even_if_nobody_waits
                 contradicting_calls_are_reported_by_ranks_that_ran_ahead
                 a_rank_that_leaves_shared_memory_is_named
                 a_rank_that_leaves_a_group_before_it_shares_memory_is_named

@@ -21,7 +21,7 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     Ok(())
 }
 
-/// Takes part in a call in which it waits for nobody. Returns `false` if there is no shared memory.
+/// Makes a call in which this rank waits for nobody. Returns `false` if the ranks share no memory.
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
     transport.begin(&call);
@@ -142,7 +142,8 @@ pub(super) fn after_a_fused_barrier_every_rank_has_the_bytes_of_all(fabric: &'st
 /// Each signal of a call publishes the bytes written before it.
 pub(super) fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    /// A number goes round: each rank adds one to the number that its left neighbour has written.
+    /// Passes a number around the ring in shared memory: each rank adds one to the number that its left
+    /// neighbour has published.
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number, 0));
@@ -178,7 +179,7 @@ pub(super) fn each_signal_of_a_call_publishes_earlier_writes(fabric: &'static dy
 pub(super) fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     const CALLS: u64 = 240;
-    /// Returns the place in which the first rank, which waits for nobody, publishes in a call.
+    /// Returns the memory area in which the first rank publishes in a call. That rank waits for nobody.
     fn place_in(number: u64) -> MemoryArea {
         match number % 60 {
             0..20 => MemoryArea::FlagLine,
@@ -215,11 +216,11 @@ pub(super) fn bytes_that_a_rank_is_still_reading_are_not_overwritten(fabric: &'s
     }
 }
 
-/// All ranks in shared memory whose calls differ are told.
-pub(super) fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'static dyn Fabric) {
+/// All ranks get an error if their calls in shared memory differ.
+pub(super) fn all_ranks_in_shared_memory_get_the_error_of_differing_calls(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 4] {
-        /// Returns whether there was memory to disagree in.
+        /// Makes a call that differs on one rank, and a barrier. Returns `true` if the ranks share memory.
         fn disagree(transport: &mut dyn Transport) -> Result<bool> {
             barrier(transport)?;
             transport.begin(&call(1, u8::from(transport.rank().index() == 1)));
@@ -238,11 +239,11 @@ pub(super) fn all_ranks_in_shared_memory_whose_calls_differ_are_told(fabric: &'s
     }
 }
 
-/// Ranks whose calls differ are told even if none of them waits for another in these calls.
-pub(super) fn differing_calls_are_noticed_even_if_nobody_waits_in_them(fabric: &'static dyn Fabric) {
+/// Ranks whose calls in shared memory differ get an error, even if no rank waits for another one in these calls.
+pub(super) fn differing_calls_in_shared_memory_are_noticed_even_if_nobody_waits(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    /// Makes calls in which nobody waits, all but the first equal, and one barrier, unless the difference is
-    /// noticed before it.
+    /// Makes some calls in which nobody waits, of which the first differs on one rank, and then a barrier.
+    /// Returns `true` if the ranks share memory.
     fn disagree(transport: &mut dyn Transport, calls: u64) -> Result<bool> {
         barrier(transport)?;
         for number in 1..=calls {

@@ -22,8 +22,8 @@ impl<'a> Unchecked<'a> {
         Self(shm_group)
     }
 
-    /// Wraps the memory that the ranks of a simulated network share, if they do. Nothing there relies on a
-    /// contract, since ranks see copies only.
+    /// Wraps the memory that the ranks of a simulated network share; `None` if they share none. This is safe,
+    /// because ranks of a simulation see only copies.
     ///
     /// # Errors
     /// As for [`Transport::shm_group`].
@@ -40,22 +40,22 @@ impl<'a> Unchecked<'a> {
         Ok(transport.shm_group(due)?.map(Self))
     }
 
-    /// As [`ShmGroup::shared`].
+    /// Calls [`ShmGroup::shared`].
     pub fn shared(&self) -> GroupLayout {
         self.0.shared()
     }
 
-    /// As [`ShmGroup::rank`].
+    /// Calls [`ShmGroup::rank`].
     pub fn rank(&self) -> Rank {
         self.0.rank()
     }
 
-    /// As [`ShmGroup::call`].
+    /// Calls [`ShmGroup::call`].
     pub fn call(&self) -> DirectCall {
         self.0.call()
     }
 
-    /// As [`ShmGroup::enter`].
+    /// Calls [`ShmGroup::enter`].
     ///
     /// # Errors
     /// As there.
@@ -69,7 +69,7 @@ impl<'a> Unchecked<'a> {
         self.enter_with_digest(0, signals, slots, memory, due)
     }
 
-    /// As [`ShmGroup::enter`], with this digest of what the ranks agree on.
+    /// Calls [`ShmGroup::enter`] with this digest of the plan.
     ///
     /// # Errors
     /// As there.
@@ -86,19 +86,19 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.enter(entry, memory, due) }
     }
 
-    /// As [`ShmGroup::publish`].
+    /// Calls [`ShmGroup::publish`].
     pub fn publish(&mut self, place: MemoryArea, offset: usize, bytes: &[u8]) {
         // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.publish(place, offset, bytes) };
     }
 
-    /// As [`ShmGroup::signal`].
+    /// Calls [`ShmGroup::signal`].
     pub fn signal(&mut self) {
         // SAFETY: the caller of `new` guarantees the contract of every call.
         unsafe { self.0.signal() };
     }
 
-    /// As [`ShmGroup::wait`].
+    /// Calls [`ShmGroup::wait`].
     ///
     /// # Errors
     /// As there.
@@ -106,7 +106,7 @@ impl<'a> Unchecked<'a> {
         self.0.wait(rank, signals, due)
     }
 
-    /// As [`ShmGroup::signal_and_wait`].
+    /// Calls [`ShmGroup::signal_and_wait`].
     ///
     /// # Errors
     /// As there.
@@ -121,7 +121,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.signal_and_wait(entry, to, bytes, due) }
     }
 
-    /// As [`ShmGroup::view`].
+    /// Calls [`ShmGroup::view`].
     ///
     /// # Errors
     /// As there.
@@ -136,7 +136,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.view(rank, place, range, read) }
     }
 
-    /// As [`ShmGroup::view_all`].
+    /// Calls [`ShmGroup::view_all`].
     ///
     /// # Errors
     /// As there.
@@ -151,7 +151,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.view_all(place, there, len, read) }
     }
 
-    /// As [`ShmGroup::read`].
+    /// Calls [`ShmGroup::read`].
     ///
     /// # Errors
     /// As there.
@@ -160,7 +160,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.read(rank, place, offset, into) }
     }
 
-    /// As [`ShmGroup::read_non_temporal`].
+    /// Calls [`ShmGroup::read_non_temporal`].
     ///
     /// # Errors
     /// As there.
@@ -175,17 +175,17 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.read_non_temporal(rank, place, offset, into) }
     }
 
-    /// As [`ShmGroup::copy`].
+    /// Calls [`ShmGroup::copy`].
     pub fn copy(&mut self, from: &[u8], into: &mut [u8]) {
         self.0.copy(from, into);
     }
 
-    /// As [`ShmGroup::copy_non_temporal`].
+    /// Calls [`ShmGroup::copy_non_temporal`].
     pub fn copy_non_temporal(&mut self, from: &[u8], into: &mut [u8]) {
         self.0.copy_non_temporal(from, into);
     }
 
-    /// As [`ShmGroup::write`].
+    /// Calls [`ShmGroup::write`].
     ///
     /// # Errors
     /// As there.
@@ -194,7 +194,7 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.write(rank, place, offset, bytes) }
     }
 
-    /// As [`ShmGroup::change`].
+    /// Calls [`ShmGroup::change`].
     ///
     /// # Errors
     /// As there.
@@ -209,27 +209,27 @@ impl<'a> Unchecked<'a> {
         unsafe { self.0.change(place, there, len, change) }
     }
 
-    /// As [`ShmGroup::wake_waiters`].
+    /// Calls [`ShmGroup::wake_waiters`].
     pub fn wake_waiters(&mut self) {
         self.0.wake_waiters();
     }
 
-    /// As [`ShmGroup::update_exposed`].
+    /// Calls [`ShmGroup::update_exposed`].
     pub fn update_exposed(&mut self, memory: &[u8]) {
         self.0.update_exposed(memory);
     }
 
-    /// As [`ShmGroup::is_finished`].
+    /// Calls [`ShmGroup::is_finished`].
     pub fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 
-    /// As [`ShmGroup::reclaim`].
+    /// Calls [`ShmGroup::reclaim`].
     pub fn reclaim(&mut self) -> Option<Lent> {
         self.0.reclaim()
     }
 
-    /// As [`ShmGroup::abandon`].
+    /// Calls [`ShmGroup::abandon`].
     pub fn abandon(&mut self) {
         self.0.abandon();
     }

@@ -19,7 +19,7 @@ impl Generation {
         self.0 % CALLS_MAX
     }
 
-    /// Returns the generation of the call before the next one with the same index.
+    /// Returns the generation of the call before the next call that has the same index.
     pub(crate) const fn before_next(self) -> Self {
         Self((self.0 + CALLS_MAX - 1) % GENERATIONS)
     }
@@ -40,7 +40,7 @@ impl Generation {
 /// The number of generations: two rounds of calls.
 const GENERATIONS: usize = 2 * CALLS_MAX;
 
-/// Returns `true` if a rank that has signalled in a call was in the same call as this one. `hash` is the hash
+/// Returns `true` if a rank that has signalled in a call was in the same call as this rank. `hash` is the hash
 /// of this rank's call, and `signalled_before` the number of signals before that call.
 ///
 /// If another hash is found, it may be that of the next call with the same index. The rank has then signalled

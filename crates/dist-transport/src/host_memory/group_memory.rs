@@ -105,8 +105,8 @@ impl GroupMemory {
         calls.map(|call| self.signals(rank, Generation::of(call)).load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
-    /// Looks `times` times, with pauses, for at least `wanted` signals of a rank, and returns their number.
-    /// The loads acquire: everything that the rank wrote before the signal is visible.
+    /// Polls the signal count of a rank up to `times` times, with pauses, until it is at least `wanted`.
+    /// Returns the count. The loads have acquire order: all writes of the rank before the signal are visible.
     #[inline]
     pub(crate) fn look(&self, rank: usize, generation: Generation, wanted: u64, times: usize) -> Option<u64> {
         let signals = self.signals(rank, generation);
@@ -195,7 +195,7 @@ impl GroupMemory {
         futex::wake(wake_count);
     }
 
-    /// Records the core of this rank, for ranks that could let it run there.
+    /// Records the core on which this rank runs. A rank on the same core can then yield to it.
     pub(crate) fn record_core(&self, me: usize) -> Core {
         Core::record(self.core(me))
     }
@@ -235,7 +235,7 @@ impl GroupMemory {
         self.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
     }
 
-    /// Records that a call has failed for a rank, before anything that the rank does next.
+    /// Records that a call has failed for a rank. The record is visible before any later write of the rank.
     pub(crate) fn fail(&self, rank: usize) {
         self.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
         // Pairs with the fence in `has_failed`: a rank that reads later writes also reads this flag.
@@ -280,7 +280,8 @@ impl GroupMemory {
         unsafe { self.mapping.word(at) }
     }
 
-    /// Returns bytes that a rank has published. Returns `None` if there is no such place.
+    /// Returns the bytes that a rank has published in a memory area. Returns `None` if the area does not have
+    /// these bytes.
     ///
     /// # Safety
     /// Nobody writes the bytes while they are borrowed.
@@ -297,7 +298,7 @@ impl GroupMemory {
         Some(unsafe { self.mapping.bytes(at, range.len()) })
     }
 
-    /// Prefetches published bytes of a rank, if there is such a place, before they are read.
+    /// Prefetches bytes that a rank has published, which are read soon.
     #[inline]
     pub(crate) fn fetch(&self, rank: usize, generation: Generation, place: MemoryArea, range: Range<usize>) {
         if let Some(at) = self.place(rank, generation, place, &range) {
@@ -305,8 +306,7 @@ impl GroupMemory {
         }
     }
 
-    /// Prefetches a place of this rank for writing, if there is such a place, which takes its lines back from
-    /// other cores.
+    /// Prefetches bytes of this rank for writing, which takes their cache lines back from other cores.
     #[inline]
     pub(crate) fn claim(&self, me: usize, generation: Generation, place: MemoryArea, range: Range<usize>) {
         if let Some(at) = self.place(me, generation, place, &range) {
@@ -314,7 +314,8 @@ impl GroupMemory {
         }
     }
 
-    /// Calls `write` with bytes of a place of this rank. Returns `None` if there is no such place.
+    /// Calls `write` with the bytes of a memory area of this rank. Returns `None` if the area does not have
+    /// these bytes.
     ///
     /// # Safety
     /// As for [`Mapping::fill`].
@@ -332,7 +333,7 @@ impl GroupMemory {
         Some(())
     }
 
-    /// Copies bytes into a place of a rank. Returns `None` if there is no such place.
+    /// Copies bytes into a memory area of a rank. Returns `None` if the area does not have room for them.
     ///
     /// # Safety
     /// As for [`Mapping::copy_in`].

@@ -91,7 +91,8 @@ impl Heap {
         }
     }
 
-    /// Returns the pages of some aged memory to the system. Returns `false` if there is none.
+    /// Returns the pages of some memory to the system that has been free for a while. Returns `false` if there
+    /// is none.
     pub(crate) fn return_some(&self) -> bool {
         let mut arenas = self.arenas();
         let found = arenas.iter_mut().enumerate().find_map(|(number, arena)| {
@@ -186,9 +187,8 @@ impl Arena {
     }
 }
 
-/// Returns pages to the system; they read as zeros from then on. Returns `true` if the system has taken them.
-/// Nobody writes there, because lent memory is never free. Nobody reads there, because memory that others may
-/// read is detached.
+/// Returns pages to the system, if it takes them; they read as zeros from then on. No rank accesses them: lent
+/// memory is never free, and memory that others may read is detached first.
 fn return_pages(file: &OwnedFd, range: &Range<usize>) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let returned = rustix::fs::fallocate(file, flags, range.start as u64, range.len() as u64);

@@ -160,7 +160,7 @@ impl MappedGroup {
             compared: 1,
             deadline: session.runtime.deadline(WAITING_LIMIT),
             lent: None,
-            group: DirectCall::next_group(),
+            group: DirectCall::new_group_number(),
             piece_buffer: Vec::new(),
             copy_policy: CopyPolicy::default(),
             traffic: Traffic::default(),
@@ -179,7 +179,7 @@ impl MappedGroup {
         self.traffic
     }
 
-    /// Returns how many signals this rank has given, over all calls.
+    /// Returns the number of signals that this rank has given, over all calls.
     pub(crate) fn signals(&self) -> u64 {
         self.current.base + u64::from(self.current.signalled)
     }
@@ -261,8 +261,8 @@ impl MappedGroup {
         self.check_not_failed(rank)
     }
 
-    /// Fails if the call has failed for a rank meanwhile. Bytes read from its exposed memory are then
-    /// invalid, because the rank may have written there.
+    /// Returns an error if the current call has failed for a rank. Bytes that were read from its exposed memory
+    /// are then invalid, because the rank may have written there since.
     fn check_not_failed(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
             Err(self.fail(self.current.generation(), (rank, LinkError::Closed), self.by_now()))
@@ -340,7 +340,7 @@ impl MappedGroup {
         Ok(())
     }
 
-    /// Checks that a rank which has signalled in one of the last calls was in the same call as this one.
+    /// Checks that a rank which has signalled in one of the last calls was in the same call as this rank.
     #[cold]
     fn compare(&self, rank: usize, call: usize, due: &LazyDeadline<'_>) -> Result<()> {
         let generation = Generation::of(call);
@@ -415,8 +415,8 @@ impl MappedGroup {
         }
     }
 
-    /// Sleeps until the signal is there, the peer leaves, the job is aborted, or the deadline passes. Reports
-    /// a long wait.
+    /// Sleeps until the signal arrives, the peer leaves, the job is aborted, or the deadline passes. A long
+    /// wait is reported to the coordinator.
     fn sleep(&self, signal: AwaitedSignal, deadline: Deadline, long: &mut LongWait) {
         let session = &*self.membership.session;
         let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
@@ -437,7 +437,7 @@ impl MappedGroup {
         long.report_if_due(session, self.channel, &self.calls, wait);
     }
 
-    /// Fails if the job is aborted, or if the peer has left without the signal.
+    /// Returns an error if the job is aborted, or if the peer has left without giving the signal.
     fn look_at_end(&self, signal: AwaitedSignal) -> Result<Option<u64>, LinkError> {
         if let Some(abort) = self.membership.session.abort_state.get() {
             return Err(LinkError::Aborted(abort));
@@ -449,7 +449,7 @@ impl MappedGroup {
         signal.look(&self.memory, 1).map(Some).ok_or(LinkError::Goodbye)
     }
 
-    /// Returns `true` if a rank of the group that is behind this one waits for this core.
+    /// Returns `true` if a rank of the group that is behind this one needs this core to run.
     fn is_wanted(&self) -> bool {
         let (memory, call) = (&*self.memory, &self.current);
         let core = memory.record_core(self.rank.index());
@@ -476,7 +476,8 @@ impl MappedGroup {
         RemoteRegion { len: bytes.len() as u64, writable, origin: self.origin(bytes) }
     }
 
-    /// Stores the region for the other ranks, unless they have it from the last call with the same index.
+    /// Publishes the exposed region for the other ranks, unless it is unchanged since the last call with the
+    /// same index.
     #[inline]
     fn store_region(&mut self, region: RemoteRegion) {
         let generation = self.current.generation();
@@ -607,7 +608,8 @@ impl MappedGroup {
         Ok(self.reach)
     }
 
-    /// Returns the least access: of this rank to the memory of all others, and of the others to its own.
+    /// Returns the access to ordinary memory that works in both directions: from this rank to all others, and
+    /// from all others to this rank.
     fn try_reach(&mut self, limit: Reach, due: &LazyDeadline<'_>) -> Result<Reach> {
         let [number, ..]: [u64; 4] = bytemuck::pod_read_unaligned(&auth::random_bytes()?);
         let me = self.rank.index();
@@ -1006,8 +1008,8 @@ enum Located {
     Process(i32, u64),
 }
 
-/// Delays a rank by 15 to 30 ns between its signal and its first look for the other of two ranks, which
-/// signals at the same time. An earlier look would take the cache line away from the core that is about to
+/// Delays one of two ranks by 15 to 30 ns between its own signal and its first look for the other's. Both
+/// signal at the same time, and an earlier look would take the cache line away from the core that is about to
 /// write it.
 ///
 /// `spin_loop` would take too long. The delay is the measured cost of this many stores to the stack.

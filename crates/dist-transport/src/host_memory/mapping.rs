@@ -138,7 +138,7 @@ impl Mapping {
         unsafe { place.cast().as_ref() }
     }
 
-    /// Returns an atomic word, such as a futex.
+    /// Returns a 32-bit word of the mapping as an atomic, for example for a futex.
     ///
     /// # Safety
     /// All processes access these four bytes as an `AtomicU32` only.
@@ -226,8 +226,8 @@ impl Mapping {
         std::array::from_fn(|index| unsafe { self.counter(offset + 8 * index) }.load(Ordering::Relaxed))
     }
 
-    /// Makes the pages of these bytes private to this process. Its later writes are not visible to others;
-    /// other mappings keep the old bytes. Until anybody writes, it reads the old bytes.
+    /// Makes the pages of these bytes private to this process. They keep their content; later writes are
+    /// visible to this process only, and other mappings keep the old bytes.
     ///
     /// # Safety
     /// No thread of this process writes these pages meanwhile, and nobody else does from here on.

@@ -58,9 +58,7 @@ impl Process {
         Ok(ended > 0)
     }
 
-    /// Copies into the process's memory, if it has not ended. The process could end between that check and the
-    /// copy, and its id could be given to another process of this user. That does not happen in practice: only
-    /// microseconds pass, and the system uses all other ids first.
+    /// Copies bytes into the memory of the process, if it has not ended.
     ///
     /// # Errors
     /// If it has ended, the system does not allow it, or there is no such memory.
@@ -76,8 +74,8 @@ impl Process {
     }
 }
 
-/// Returns a pointer to an address of this process. A copy there is no system call, so that a race detector
-/// sees it.
+/// Returns a pointer for an address in this process's own memory. Such a copy needs no system call, so a race
+/// detector can see it.
 #[cfg(dist_one_mapping)]
 fn address_here(pid: i32, address: u64) -> Option<*mut u8> {
     let is_here = pid == std::process::id().cast_signed() && address >= 4096;
@@ -127,8 +125,8 @@ unsafe fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> 
     })
 }
 
-/// Returns the process at the other end of a Unix socket, and its user, by their ids here. A process of
-/// another namespace has id 0, for which `rustix` has no value.
+/// Returns the ids of the process at the other end of a Unix socket and of its user. A process in another PID
+/// namespace has id 0, for which `rustix` returns `None`.
 pub(crate) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("some bytes");
@@ -162,8 +160,8 @@ pub(crate) fn processor_time(pid: i32) -> io::Result<Duration> {
     Ok(Duration::new(seconds.expect("since it began"), nanoseconds.expect("less than a second")))
 }
 
-/// Calls `step` with the number of finished bytes and the rest until all bytes are done, because one system call may
-/// copy fewer bytes than it is asked to.
+/// Calls `step` with the number of transferred bytes and the rest, until all bytes are transferred. A system
+/// call may transfer fewer bytes than requested.
 fn transfer(
     address: u64,
     len: usize,

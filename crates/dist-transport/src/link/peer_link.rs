@@ -42,7 +42,7 @@ impl PeerLink {
         }
     }
 
-    /// Returns `true` if anything has arrived that was not received yet, including a goodbye.
+    /// Returns `true` if unread bytes have arrived, including those of a goodbye.
     pub(crate) fn has_arrived(&mut self) -> Result<bool, LinkError> {
         match self {
             Self::Socket(stream) => match socket::peek(stream)? {

@@ -89,7 +89,8 @@ pub(crate) fn listen_on_any(
     Ok((listener, address))
 }
 
-/// Returns `true` if an address belongs to another machine, or to a family that this machine does not have.
+/// Returns `true` if a socket could not be opened because its address belongs to another machine, or to an address
+/// family that this machine does not support.
 fn is_elsewhere(error: &Error) -> bool {
     let Error::Address { source, .. } = error else { return false };
     source.kind() == io::ErrorKind::AddrNotAvailable
@@ -157,7 +158,7 @@ pub(crate) fn send_all(stream: &Socket, bytes: &[u8]) -> io::Result<()> {
     if send(stream, bytes)? == Some(bytes.len()) { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Sends as much as the connection takes without waiting. Returns `None` if it takes nothing now.
+/// Sends as many bytes as the connection accepts without waiting. Returns `None` if it accepts none now.
 pub(crate) fn send(stream: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
     would_block(rustix::net::send(stream, bytes, SEND_FLAGS))
 }
@@ -167,8 +168,8 @@ pub(crate) fn send_pieces(stream: &Socket, pieces: &[IoSlice<'_>]) -> io::Result
     would_block(rustix::net::sendmsg(stream, pieces, &mut SendAncillaryBuffer::default(), SEND_FLAGS))
 }
 
-/// Receives the bytes that have arrived, without waiting. Returns `None` if there are none, and 0 at the end
-/// of the connection.
+/// Receives the bytes that have arrived, without waiting. Returns `None` if there are none, and 0 at the end of
+/// the connection.
 pub(crate) fn receive(stream: &Socket, room: &mut [u8]) -> io::Result<Option<usize>> {
     would_block(rustix::net::recv(stream, room, RecvFlags::empty()).map(|(count, _)| count))
 }
@@ -202,8 +203,8 @@ fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// Waits until one of these is ready. Returns `false` if `limit` passes first. An interruption counts as
-/// ready: the caller looks again.
+/// Waits until one of these sockets is ready. Returns `false` if `limit` passes first. After an interruption it
+/// returns `true`, so the caller tries again.
 pub(crate) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).ok();
     match rustix::event::poll(watched, limit.as_ref()) {

@@ -119,7 +119,7 @@ impl GroupAgreement<'_, '_> {
         CREATOR + 1..self.world_size
     }
 
-    /// Returns the link to a rank if it goes through shared memory.
+    /// Returns the link to a rank if it is a shared-memory link.
     fn link(&mut self, peer: usize) -> Option<&mut ShmLink> {
         self.transport.shm_link(peer)
     }

@@ -114,8 +114,8 @@ impl ProcessTransport {
         }
     }
 
-    /// Returns the medium that messages of this group use, as far as this rank knows. It is [`Medium::Auto`] if
-    /// the medium differs between pairs, and the configured medium for a group of one.
+    /// Returns the medium of this group's messages, as far as this rank knows. It is [`Medium::Auto`] if pairs
+    /// of ranks may use different media, and the configured medium for a group of one.
     pub fn medium(&self) -> Medium {
         if self.members.len() == 1 {
             return self.session().medium;
@@ -190,8 +190,8 @@ impl ProcessTransport {
         Ok(())
     }
 
-    /// Agrees with all ranks of the group whether they share memory, and how far they reach into each other's
-    /// own memory.
+    /// Agrees with all ranks of the group whether they share memory, and which access they have to each other's
+    /// ordinary memory.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     fn establish_shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<MappedGroup>> {
         if !self.session().may_all_share(&self.members) {
@@ -212,7 +212,7 @@ impl ProcessTransport {
         Ok(Some(shm_group))
     }
 
-    /// Returns the link to a peer if it goes through shared memory.
+    /// Returns the link to a peer if it is a shared-memory link.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn shm_link(&mut self, peer: usize) -> Option<&mut ShmLink> {
         match self.links[peer].as_mut()? {
@@ -221,9 +221,9 @@ impl ProcessTransport {
         }
     }
 
-    /// Opens the missing connections to those of `peers` that this rank dials. That needs only the peer's
-    /// service thread. A peer that dials this rank does so when it enters this call; only its own messages
-    /// wait for that.
+    /// Opens the missing connections to those of `peers` that this rank dials. It needs only the service thread
+    /// of the peer. A peer that dials this rank does so when it enters this call, and only messages of that
+    /// peer wait for it.
     #[inline]
     pub(super) fn connect(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
         let connected = peers.iter().all(|&peer| self.links[peer].is_some());
@@ -288,7 +288,7 @@ impl ProcessTransport {
         Ok(())
     }
 
-    /// Delivers this rank's own bytes to `sink`.
+    /// Delivers the bytes that this rank has sent to itself.
     fn pass_own(&mut self, bytes: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
         let abort_on_unwind = AbortOnUnwind { session: &self.membership.session, calls: &self.calls };
         self.staging.pass(bytes, sink);
@@ -410,8 +410,8 @@ impl ProcessTransport {
         })
     }
 
-    /// Opens the connections to these peers that this rank dials, as far as they answer in time. Each peer
-    /// has at least [`ANSWER_LIMIT`] to answer, however short the deadline is.
+    /// Opens the connections to those of these peers that this rank dials and that answer in time. Each peer
+    /// has at least [`ANSWER_LIMIT`] to answer, even if the deadline is shorter.
     ///
     /// The answer to the last handshake message may take twice the liveness limit. By then the coordinator
     /// would have found a peer that does not answer to be dead. Giving up earlier could leave a connection
@@ -434,8 +434,8 @@ impl ProcessTransport {
         Ok(())
     }
 
-    /// Waits until a message of one of these peers has arrived, or until the deadline. Returns the peers of
-    /// which none has arrived.
+    /// Waits until a message of one of these peers has arrived, or until the deadline. Returns the peers
+    /// without a message.
     fn wait_for_message(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>, PeerError> {
         let (me, mut waiting) = (self.rank.index(), WaitState::default());
         let is_new = |links: &[Option<PeerLink>], peer: usize| peer != me && links[peer].is_none();
@@ -477,8 +477,8 @@ impl ProcessTransport {
         Ok(has_arrived)
     }
 
-    /// Moves messages as far as possible, again and again, with waits in between. `step` moves what it can
-    /// without waiting, lists the unfinished parts, and returns `true` if something moved and more may
+    /// Moves messages until all are complete, and waits in between. `step` moves everything that can move
+    /// without waiting and lists the unfinished parts. It returns `true` if something moved and more may
     /// follow.
     fn drive(
         &mut self,
@@ -501,7 +501,7 @@ impl ProcessTransport {
         }
     }
 
-    /// Waits for a moment until one of `waits` may continue, unless something has just moved.
+    /// Waits until one of `waits` may continue. Returns at once if something has just moved.
     #[inline(never)]
     fn wait(
         &mut self,
@@ -547,7 +547,7 @@ impl ProcessTransport {
         }
     }
 
-    /// Takes the awaited connections that peers have opened meanwhile. Returns `true` if there were any.
+    /// Takes connections that awaited peers have opened meanwhile. Returns `true` if there were any.
     fn take_arrivals(&mut self, waits: &Waits) -> Result<bool, PeerError> {
         let mut came = false;
         for &(_, peer) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
@@ -581,8 +581,8 @@ impl ProcessTransport {
         })
     }
 
-    /// Sleeps until one of `waits` may continue, the job is aborted, or the deadline passes. `is_any` says
-    /// that one of them is enough; otherwise all are needed.
+    /// Sleeps until one of `waits` may continue, the job is aborted, or the deadline passes. If `is_any`, one
+    /// connection is enough; otherwise all are needed.
     fn sleep(
         &mut self,
         waits: &Waits,
@@ -637,7 +637,7 @@ impl ProcessTransport {
         Ok(())
     }
 
-    /// Returns how many signals this rank has given in the group's shared memory.
+    /// Returns the number of signals that this rank has given in the group's shared memory.
     fn signals(&self) -> u64 {
         #[cfg(all(feature = "shm", target_os = "linux"))]
         if let Some(Some(shm_group)) = &self.shm_group {
@@ -646,7 +646,7 @@ impl ProcessTransport {
         0
     }
 
-    /// Probes ranks of other hosts from which nothing has arrived for too long.
+    /// Probes ranks of other hosts that have been silent for too long.
     fn probe(&self, waits: &Waits, long: &LongWait) {
         let session = &self.membership.session;
         for &(_, peer) in waits {

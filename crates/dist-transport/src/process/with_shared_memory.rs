@@ -147,7 +147,7 @@ impl WithSharedMemory {
         Ok(offer)
     }
 
-    /// Returns a handle that tells the ranks of this host of an abort which the other transport has noticed.
+    /// Returns a handle through which the other transport can report its own abort to the ranks of this host.
     pub fn host_abort(&self) -> HostAbort {
         HostAbort(
             self.host.as_ref().map_or_else(Weak::new, |host| Arc::downgrade(host.transport.membership())),
@@ -210,8 +210,8 @@ impl HostGroup {
         }
     }
 
-    /// Returns the members of a group by their numbers on this host. If they are not all here, returns only
-    /// this rank.
+    /// Returns the numbers on this host of these members, and `true`. If some run on other hosts, returns only
+    /// this rank, and `false`.
     fn places(&self, members: &[usize]) -> (Vec<usize>, bool) {
         let place = |member: &usize| self.in_world.iter().position(|here| here == member);
         let places: Option<Vec<usize>> = members.iter().map(place).collect();

@@ -165,8 +165,8 @@ impl Runtime {
         self.0.yield_now();
     }
 
-    /// Marks a point between two effects that other threads can see. A simulated runtime may run other
-    /// threads here.
+    /// Lets a simulated runtime run other threads between two effects that other threads can see. A real
+    /// runtime does nothing.
     pub fn interleave(&self) {
         self.0.interleave();
     }
@@ -210,7 +210,7 @@ pub trait Executor: Send + Sync {
     fn name(&self) -> &'static str;
     /// Returns the time since the clock began.
     fn now(&self) -> Duration;
-    /// Like [`now`](Self::now), but may be a few milliseconds old if that is faster to read.
+    /// Returns a time like [`now`](Self::now), which may be a few milliseconds old if that is faster to read.
     fn now_or_shortly_before(&self) -> Duration {
         self.now()
     }

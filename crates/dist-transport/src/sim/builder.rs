@@ -114,15 +114,14 @@ impl Network {
         Self { shared_memory: Some(costs), ..self }
     }
 
-    /// Makes [`allocate`](crate::Transport::allocate) fail for this rank, as if the system had no shared
-    /// memory left.
+    /// Makes [`allocate`](crate::Transport::allocate) fail for this rank, as if there were no shared memory
+    /// left.
     pub fn without_heap(mut self, rank: usize) -> Self {
         self.without_heap.push(rank);
         self
     }
 
-    /// Sets the link between the ranks of one host. Each rank has its own such link to the others, as with
-    /// memory.
+    /// Sets the link between the ranks of one host. As with memory, each rank has its own link to the others.
     pub fn with_memory_link(mut self, link: Link) -> Self {
         self.links.memory = link;
         self
@@ -177,13 +176,13 @@ impl Network {
         self
     }
 
-    /// Injects this many random faults. The seed decides which, to whom and when.
+    /// Injects this many random faults. The seed determines their kinds, ranks and times.
     pub fn with_random_faults(self, count: usize) -> Self {
         Self { random_faults: count, ..self }
     }
 
-    /// Connects the caller's own threads, which may be real ones: one transport per rank, in rank order.
-    /// Faults and clocks work only with [`run`](Self::run).
+    /// Connects the caller's own threads, which may be real ones. Returns one transport per rank, in rank
+    /// order. Faults and clocks work only with [`run`](Self::run).
     pub fn connect(&self, runtime: &Runtime) -> Vec<SimTransport> {
         let calm = Self { faults: Vec::new(), random_faults: 0, ..self.clone() };
         let world = calm.world(runtime.clone(), None);
@@ -221,7 +220,7 @@ impl Network {
     }
 
     /// Returns the failure of the first of these seeds under which `program` fails: a rank panics, or threads
-    /// wait forever. The program asserts everything else itself.
+    /// wait forever. The program itself asserts that its results are right.
     ///
     /// ```
     /// use std::time::Duration;

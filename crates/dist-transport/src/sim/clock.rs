@@ -42,7 +42,7 @@ fn nanos_of(time: Duration) -> i128 {
     i128::try_from(time.as_nanos()).expect("a duration has fewer than 94 bits of nanoseconds")
 }
 
-/// The longest duration, for anything beyond about 584 years.
+/// Returns a duration in nanoseconds, at most about 584 years.
 fn nanos(nanos: i128) -> Duration {
     u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
 }

@@ -77,8 +77,8 @@ impl Control {
         self.ranks[rank].status == RankStatus::Dead
     }
 
-    /// Proposes an abort, as far as the reporter's message reaches. If the reporter knows a record already,
-    /// that is the error.
+    /// Proposes an abort to the ranks that the reporter can reach. Returns the known record as the error if the
+    /// reporter has one already.
     pub(super) fn propose(
         &mut self,
         abort: Abort,
@@ -94,7 +94,7 @@ impl Control {
         Ok(())
     }
 
-    /// Starts to look for heartbeats for a while, because something has happened.
+    /// Watches heartbeats for a while, because a fault has happened.
     pub(super) fn watch(&mut self, now: Duration) {
         if self.next_heartbeat.is_none() {
             // All have sent heartbeats until now.
@@ -188,7 +188,7 @@ impl Control {
         }
     }
 
-    /// Sends everybody's heartbeats, if it is time, and looks for silent ranks.
+    /// Sends the heartbeats of all ranks if they are due, and looks for silent ranks.
     pub(super) fn look(&mut self, now: Duration, conditions: &NetworkConditions) {
         let is_heartbeat = self.next_heartbeat.is_some_and(|beat| beat <= now);
         if is_heartbeat {
@@ -297,7 +297,8 @@ impl Control {
 }
 
 impl RankControl {
-    /// Gives up the coordinator, which a rank or the launcher hosts, and ends the job for this rank.
+    /// Ends the job for this rank, because it has lost the coordinator, which `coordinator_rank` or the
+    /// launcher hosts.
     fn lose_coordinator(&mut self, rank: usize, coordinator_rank: Option<usize>) {
         self.heard = None;
         let abort = match coordinator_rank {
@@ -310,8 +311,8 @@ impl RankControl {
     }
 }
 
-/// Returns how long two processes may hear nothing of each other before one counts as lost: on one host, or on
-/// different hosts.
+/// Returns how long two processes may be silent before one counts as lost. The limit on one host differs from
+/// that between hosts.
 pub(super) const fn silence_limit(is_within_host: bool) -> Duration {
     if is_within_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS }
 }

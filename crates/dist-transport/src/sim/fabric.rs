@@ -224,8 +224,8 @@ impl SimFabric {
         self.lock().count_operation(world_rank, now)
     }
 
-    /// Applies everything that is due by now. Returns the time of the next event; the unparker is used if
-    /// that changes.
+    /// Applies all events that are due. Returns the time of the next event. If that time changes, the unparker
+    /// is used.
     pub(super) fn apply_due(&self, now: Duration, timer: Unparker) -> (Effects, Option<Duration>) {
         self.lock().apply_due(now, timer)
     }
@@ -297,8 +297,8 @@ impl SimFabric {
         Sent::Queued
     }
 
-    /// Looks for a message of `from`. If there is none, registers the unparker for what the rank waits `on`.
-    /// `calls` are the last calls of the looking rank.
+    /// Looks for a message of `from`. If there is none, registers the unparker, which is used when `on` may
+    /// have happened. `calls` are the last calls of the looking rank.
     pub(super) fn look(
         &self,
         end: ChannelEnd,
@@ -398,8 +398,8 @@ impl SimFabric {
         Room::Waiter { look_again }
     }
 
-    /// Aborts the job, as far as the reporter's message reaches, and returns the record. If the reporter
-    /// knows a record already, that is the error.
+    /// Aborts the job for the ranks that the reporter can reach, and returns the record. Returns the known
+    /// record as the error if the reporter has one already.
     pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<Abort, Abort> {
         let (record, woken) = {
             let state = &mut *self.lock();
@@ -487,7 +487,8 @@ impl FabricState {
         }
     }
 
-    /// Returns the waiting ranks, if more ranks know the abort record than at the last call.
+    /// Returns the waiting ranks, if more ranks know the abort record than at the last call. They have to be
+    /// woken.
     pub(super) fn wake_if_known(&mut self) -> Vec<Waiter> {
         let known_by = (0..self.transports.len()).filter(|&rank| self.control.known(rank).is_some()).count();
         if std::mem::replace(&mut self.known_by, known_by) == known_by {
@@ -587,8 +588,8 @@ impl FabricState {
         })
     }
 
-    /// Returns the awaited rank, if it waits for this one in another call, and nothing is in flight between
-    /// them. For example, one waits for a message of `send_recv`, the other for a signal in shared memory.
+    /// Returns the awaited rank, if it waits for this rank in another call and no message is in flight between
+    /// them. For example, one waits for a message of `send_recv`, and the other for a signal in shared memory.
     fn crossing(&self, end: ChannelEnd, on: WaitTarget) -> Option<CallMismatch> {
         let WaitTarget::Message(peer) = on else { return None };
         let call = |rank: usize| self.channels[&end.call_channel][rank].position.call;
@@ -620,7 +621,7 @@ impl FabricState {
         })
     }
 
-    /// Returns `true` if this rank can never send or receive here again.
+    /// Returns `true` if this rank can never send or receive on this channel again.
     fn has_left(&self, end: ChannelEnd) -> bool {
         let gone = self.transports[end.world_rank] == 0 || self.is_gone(end.channel, end.rank);
         // A rank that died has said no goodbye.
@@ -667,7 +668,7 @@ impl FabricState {
         woken
     }
 
-    /// Drops a channel that nobody can use any more.
+    /// Removes a channel that no rank can use any more.
     fn forget(&mut self, channel: ChannelId) {
         let ranks = self.channels[&channel].len();
         if (0..ranks).all(|rank| self.is_gone(channel, rank)) {

@@ -99,11 +99,11 @@ impl Links {
         Self { hosts, racks, memory, host, rack, between: HashMap::new(), busy: HashMap::new() }
     }
 
-    /// Sends a message, and returns when its last byte arrives.
+    /// Sends a message over these links, and returns the arrival time of its last byte.
     ///
-    /// The message goes through its links without being stored in between: it occupies each link as soon as
-    /// its first byte is there and the link is free for as long as it takes. A link does not stay idle for a
-    /// message that was sent earlier and reaches it later.
+    /// A message is not stored between the links. It occupies each link for its transfer time, from the moment
+    /// when its first byte has arrived and the link is free. A link is not kept idle for a message that was
+    /// sent earlier and arrives later.
     pub(super) fn carry(
         &mut self,
         (from, to): (usize, usize),

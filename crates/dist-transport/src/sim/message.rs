@@ -62,8 +62,8 @@ impl SimMessage {
         &bytemuck::cast_slice(&self.lines)[..self.len]
     }
 
-    /// Splits the message as [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
-    /// 64 KiB, so that even short messages come in several.
+    /// Splits the message into pieces as [`Sink::Each`](crate::Sink::Each) promises. Their sizes double from 64
+    /// bytes to 64 KiB, so that even a short message has several pieces.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let len = self.len;
         let mut end = 0;

@@ -59,8 +59,8 @@ impl NetworkConditions {
         !self.partitions.iter().any(|partition| now < partition.until && partition.separates(from, to))
     }
 
-    /// Returns the time at which the first partition that separates these ranks now began; `None` if there is none. One
-    /// direction suffices.
+    /// Returns the start of the first current partition that separates these ranks in either direction; `None`
+    /// if there is none.
     pub(super) fn partitioned_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
         let separates = |partition: &&NetworkPartition| {
             partition.separates(one, other) || partition.separates(other, one)
@@ -73,7 +73,7 @@ impl NetworkConditions {
             .min()
     }
 
-    /// Returns the arrival time of a message that is sent now and would arrive at `arrives` without faults.
+    /// Returns the arrival time of a message that is sent now. Without faults it would arrive at `arrives`.
     pub(super) fn arrival(
         &self,
         (from, to): (usize, usize),

@@ -111,7 +111,8 @@ impl Segment {
 }
 
 impl RankMemory {
-    /// Returns a place as it is in this call, extended to `end`. Returns `None` if the place is too small.
+    /// Returns the bytes of a memory area in this call, and extends them to `end`. Returns `None` if the area
+    /// is smaller.
     fn place(&mut self, call: usize, place: MemoryArea, end: usize) -> Option<&mut Vec<u8>> {
         let call_memory = &mut self.calls[call % CALLS_MAX];
         let (bytes, max) = match place {
@@ -144,7 +145,7 @@ impl SimShmGroup {
             seen: vec![0; ranks],
             broken: None,
             lent: None,
-            group: DirectCall::next_group(),
+            group: DirectCall::new_group_number(),
             traffic: Traffic::default(),
             costs: segments.costs,
             owed_ps: 0,
@@ -208,7 +209,7 @@ impl SimShmGroup {
         Error::OutOfReach { peer: self.signals.members()[rank], start: range.start, end: range.end }
     }
 
-    /// Calls `work` with a range of a place of a rank, as it is in the current call.
+    /// Calls `work` with a range of a rank's memory area in the current call.
     fn with<T>(
         &self,
         rank: usize,

@@ -226,7 +226,7 @@ impl SchedulerState {
         self.first_panic.take()
     }
 
-    /// Ends task `me`, with a panic if there is a message.
+    /// Ends task `me`. A message means that the task has panicked.
     pub(super) fn end(&mut self, me: usize, panic: Option<String>) -> Handover {
         self.record(me, Event::End);
         self.live.retain(|&task| task != me);
@@ -296,7 +296,7 @@ impl SchedulerState {
         }
     }
 
-    /// Gives the turn to a task that can run. Moves the clock if there is none.
+    /// Chooses the task that runs next. Advances the clock if no task can run now.
     pub(super) fn choose(&mut self) -> Handover {
         loop {
             if !self.ready.is_empty() {
@@ -319,8 +319,8 @@ impl SchedulerState {
         Handover::Given(self.tasks[task].thread.clone())
     }
 
-    /// Handles the case that no task can run: moves the clock, or begins the end. Returns `false` if nothing
-    /// is left to do.
+    /// Handles a state in which no task can run: advances the clock, or ends the run. Returns `false` if all
+    /// tasks have ended.
     fn resolve_standstill(&mut self) -> bool {
         if self.live.is_empty() {
             return false;

@@ -68,7 +68,8 @@ impl SimTransport {
         transport
     }
 
-    /// Creates a channel of the same ranks for the signals of the same calls. It is no fork.
+    /// Creates a channel with the same ranks, for the signals of this channel's calls. It does not count as a
+    /// fork.
     pub(super) fn signal_channel(&self, number: u64) -> Self {
         let channel = self.channel.child(number, &self.members);
         let clock = (self.runtime.clone(), self.skew);
@@ -92,7 +93,7 @@ impl SimTransport {
         &self.world.fabric
     }
 
-    /// Returns how many channels the network knows.
+    /// Returns the number of channels that the network has.
     #[cfg(test)]
     pub(super) fn channels(&self) -> usize {
         self.fabric().channels()
@@ -198,7 +199,7 @@ impl SimTransport {
         Err(self.timeout(Activity::Receive, peer, deadline))
     }
 
-    /// Waits for a message of this peer. Returns `false` if there is none at the deadline.
+    /// Waits for a message of a peer. Returns `false` if there is none by the deadline.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         loop {
             let Found::Nothing { look_again } = self.look_for_message(peer, WaitTarget::Message(peer))?
@@ -212,8 +213,8 @@ impl SimTransport {
         }
     }
 
-    /// Looks for a message of this peer. If there is none, this thread is woken when what it waits `on` may
-    /// be there. The result contains the arrival time of a message in flight.
+    /// Looks for a message of a peer. If there is none, this thread is woken when `on` may have happened. The
+    /// result contains the arrival time of a message in flight.
     fn look_for_message(&self, peer: usize, on: WaitTarget) -> Result<Found> {
         let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
         let from = (self.end(peer), on);

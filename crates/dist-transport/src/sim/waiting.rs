@@ -35,7 +35,7 @@ impl WaitTarget {
         matches!(self, Self::AnyMessage(_)) || self == Self::Message(rank)
     }
 
-    /// Returns `true` if anything of this rank may end the wait.
+    /// Returns `true` if an event of this rank may end the wait.
     pub(super) fn may_be_of(self, rank: usize) -> bool {
         matches!(self, Self::AnyMessage(_)) || self.peer() == rank
     }

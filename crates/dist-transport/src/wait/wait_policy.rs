@@ -116,8 +116,8 @@ impl WaitPolicy {
         }
     }
 
-    /// Returns `true` if the rank should look again without reading the clock, which takes longer than a look
-    /// at memory. With fewer cores than ranks, that is not so if the awaited peer `may_share_core`.
+    /// Returns `true` if the rank should poll again without reading the clock, which takes longer than polling
+    /// memory. On an oversubscribed host the result is `false` if the awaited peer `may_share_core`.
     pub(crate) fn spin_again(&self, wait: &mut Wait, may_share_core: impl FnOnce() -> bool) -> bool {
         wait.looks = wait.looks.wrapping_add(1);
         std::hint::spin_loop();
@@ -136,14 +136,16 @@ impl WaitPolicy {
         }
     }
 
-    /// Yields the core, perhaps to nobody. If that took long, does not yield again for a while.
+    /// Yields the core to any thread that waits for it. If the yield took long, the next yields are skipped for
+    /// a while.
     pub(crate) fn yield_core(&mut self, before: Duration, runtime: &Runtime) {
         runtime.yield_now();
         let now = runtime.now();
         self.record_yield(now, now - before);
     }
 
-    /// Yields the core to a rank of the group that is behind, and detects external load.
+    /// Yields the core to a rank of the group that is behind. Detects external load by the time that the yield
+    /// takes.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(crate) fn yield_to_rank(&mut self, group: (&GroupMemory, Rank), before: Duration, runtime: &Runtime) {
         match self {
@@ -275,8 +277,8 @@ impl Oversubscribed {
         }
     }
 
-    /// Records a yield that `lasted` until `now`. If it was too long and measured, `lost` returns how long no
-    /// rank had the core. Returns `true` if ranks should ask for short slices.
+    /// Records a yield that took `lasted`, until `now`. If it took too long, and a measurement was running,
+    /// `lost` returns how long no rank had the core. Returns `true` if ranks should ask for short slices.
     fn record_measured_yield(
         &mut self,
         now: Duration,

@@ -40,13 +40,13 @@ impl SignalClock {
         self.signals[rank] = self.signals[rank].max(signals);
     }
 
-    /// Adds everything that another rank knew.
+    /// Merges the signals that another rank knew.
     pub(super) fn learn(&mut self, known: &KnownSignals) {
         self.floor = self.floor.max(known.floor);
         known.above.iter().for_each(|&(rank, signals)| self.learn_of(rank, signals));
     }
 
-    /// Returns what is known now.
+    /// Returns the signals that this rank knows now.
     pub(super) fn known(&self) -> KnownSignals {
         let floor = self.floor.max(self.signals.iter().copied().min().unwrap_or(0));
         let above = self.signals.iter().copied().enumerate().filter(|&(_, signals)| signals > floor);

@@ -167,7 +167,7 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Records that the caller has filled the memory; earlier accesses of the caller do not matter.
+    /// Records the writes of the caller before a call: it fills the memory that the call reads.
     fn begin(&mut self, plan: &DirectPlan, rank: usize) -> Result<()> {
         let at = CallPosition { plan, rank, step: 0 };
         for (location, held) in brought(plan, rank, self.calls) {
@@ -234,7 +234,8 @@ impl DirectMachine {
         state.signalled.push((known, state.rounds + 1));
     }
 
-    /// Adds the knowledge of a rank at one of its signals. Returns `false` if it has not signalled yet.
+    /// Merges the vector clock that `peer` had at its signal number `signals` into the clock of `rank`. Returns
+    /// `false` if the peer has not given that signal yet.
     fn acquire(&mut self, rank: usize, peer: usize, signals: usize) -> bool {
         if self.ranks[rank].clock.of(peer) >= signals {
             return true;
@@ -318,7 +319,7 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Returns the error of a rank that waits for a signal that never comes.
+    /// Returns an error if a rank waits for a signal that is never given.
     fn deadlock(
         &self,
         programs: &mut [Peekable<impl Iterator<Item = DirectStep>>],
@@ -340,8 +341,8 @@ impl DirectMachine {
         Err(Error::Deadlock { rank, step, peer, peer_step, blocked })
     }
 
-    /// Ends the call of a rank: it must have given all signals and have the promised result, and its memory belongs
-    /// to the caller again.
+    /// Ends the call of a rank. Checks that it has given all signals and has the right result. Its memory then
+    /// belongs to the caller again.
     fn end(&mut self, at: &CallPosition<'_>) -> Result<()> {
         let CallPosition { plan, rank, step: steps } = *at;
         let got = self.ranks[rank].clock.of(rank) - self.base();
@@ -367,14 +368,14 @@ impl DirectMachine {
         Ok(())
     }
 
-    /// Checks that a rank knows that every other rank has entered this call.
+    /// Checks that a rank knows, by signals, that every other rank has entered this call.
     fn has_waited(&self, rank: usize) -> Result<()> {
         let absent = (0..self.ranks.len())
             .find(|&peer| peer != rank && self.ranks[rank].clock.of(peer) <= self.base());
         absent.map_or(Ok(()), |absent| Err(Error::LeavesEarly { rank, absent }))
     }
 
-    /// Checks that everything that the step names exists.
+    /// Checks that the parts, blocks, ranks and places that a step names exist.
     fn validate(&self, at: &CallPosition<'_>, step: DirectStep) -> Result<()> {
         let (world_size, parts) = (self.ranks.len(), at.plan.parts());
         let (rank, index) = (at.rank, at.step);

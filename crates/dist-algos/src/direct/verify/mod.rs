@@ -61,9 +61,9 @@ impl DirectPrograms {
     }
 }
 
-/// Returns calls that show everything that an algorithm can do. There are pipelines shorter and longer than the
-/// number of slots, and short calls with other roots between them. If ranks can run ahead, there are enough calls
-/// in a row to reuse every place. The result is empty if the algorithm does not support the operation.
+/// Returns sequences of calls that together use every feature of an algorithm. Some are pipelines that are shorter or
+/// longer than the number of slots. Others are short calls with different roots, enough in a row to reuse every
+/// place. The result is empty if the algorithm does not support the operation.
 pub fn plans(
     collective: DirectCollective,
     algorithm: &'static DirectAlgorithm,
@@ -102,7 +102,7 @@ pub fn plans(
     plans
 }
 
-/// Proves that these calls, executed one after the other, do what they promise.
+/// Proves that these calls, executed one after the other, are free of races and give the right results.
 ///
 /// # Errors
 /// The first error that is found, with the rank and the step in its call.
@@ -124,9 +124,9 @@ pub fn check(calls: &[DirectPrograms]) -> Result<DirectReport> {
     Ok(machine.report())
 }
 
-/// Proves one call of a plan for any calls before and after it. That is enough for a program that runs the plan: the
-/// rule of [`enter`](dist_transport::shm_group::ShmGroup::enter) separates the places of different calls, and a rank
-/// enters a call after it has left the one before.
+/// Proves one call of a plan, for any calls before and after it. That suffices for a program, because
+/// [`enter`](dist_transport::shm_group::ShmGroup::enter) keeps the places of different calls apart, and a rank enters
+/// a call only after it has left the one before.
 ///
 /// The steps are computed one at a time. At first a rank only uses the signals that it has waited for itself, so
 /// that the time grows with the square of the number of ranks. Only if that fails, the knowledge of the signalling

@@ -102,8 +102,8 @@ impl Score<DirectMutant> {
     }
 }
 
-/// Returns the program with one step changed, if the mutation applies to that step. Copying twice or waiting twice
-/// is slower but correct, so it is no mutant. The same holds for swapping steps that do not depend on each other.
+/// Returns the program with one changed step; `None` if the mutation does not apply to that step. Mutants that are
+/// slower but correct are left out: a second copy or wait, and swapped steps that do not depend on each other.
 fn changed(
     program: &[DirectStep],
     index: usize,
@@ -127,9 +127,9 @@ fn changed(
     (steps != program).then_some(steps)
 }
 
-/// Returns `true` if a step may come after the next one. Signalling later or waiting earlier is slower but correct
-/// if the program ends. Copies of different blocks are independent, and so are a wait for one rank and a copy from
-/// another.
+/// Returns `true` if a program stays correct when a step is moved behind the next one. A later signal or an earlier
+/// wait is slower but correct if the program ends. Copies of different blocks are independent, and so are a wait for
+/// one rank and a copy from another.
 fn may_follow(step: DirectStep, next: DirectStep) -> bool {
     match (step, next) {
         (DirectStep::Signal, _) => true,

@@ -123,7 +123,8 @@ struct OtherSize {
 }
 
 impl OtherSize {
-    /// Returns `true` if all ranks have been told, including those that only the other size has.
+    /// Returns `true` if every rank has received the announcement, including ranks that exist only in the other
+    /// world size.
     fn is_told_to_all(&self, world_size: usize) -> bool {
         self.told.len() >= world_size.max(self.size as usize)
     }
@@ -140,7 +141,7 @@ enum RankSlot {
 }
 
 impl RankSlot {
-    /// Returns `true` if a rank has joined and was not told the result yet.
+    /// Returns `true` if a rank has joined and has not received the result yet.
     fn is_expectant(&self) -> bool {
         matches!(self, Self::Joined(member) if member.answer_by.is_some())
     }
@@ -202,7 +203,7 @@ impl RendezvousServer {
         Self { ended_here: Some(ended), ..self }
     }
 
-    /// Waits for an event and handles it. Returns `true` if there is nothing more to do.
+    /// Waits for one event and handles it. Returns `true` if the server can stop.
     pub(crate) fn run_once(&mut self, stop: &Waker) -> bool {
         let ready = match self.wait(stop) {
             Ok(ready) => ready,
@@ -245,20 +246,20 @@ impl RendezvousServer {
         self.is_over() && self.arriving.is_empty() || self.cannot_start() || stopped
     }
 
-    /// Returns `true` if the only world here can never start, and all ranks have been told.
+    /// Returns `true` if the server's only world can never start, and all ranks have been informed.
     fn cannot_start(&self) -> bool {
         let all_told = self.other_size.as_ref().is_some_and(|other| other.is_told_to_all(self.slots.len()));
         self.worlds == Worlds::One && !self.started && all_told
     }
 
-    /// Returns `true` if no rank is left of the only world here. With worlds in turn, another rank may always
-    /// join.
+    /// Returns `true` if the server's only world has ended. A server of several worlds is never over, because
+    /// another rank may join.
     fn is_over(&self) -> bool {
         self.worlds == Worlds::One && self.started && self.members().next().is_none()
     }
 
-    /// Ends the world when all ranks have left or are gone. The next world may then begin, if the coordinator serves
-    /// several.
+    /// Ends the world when all its ranks have left or failed. The next world may then begin, if the server
+    /// serves several.
     fn end_world(&mut self) {
         match self.worlds {
             Worlds::One => {
@@ -276,7 +277,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Waits for an event. Returns the ranks whose connections have bytes or take more.
+    /// Waits for an event. Returns the ranks whose connections are ready to read or to write.
     fn wait(&self, stop: &Waker) -> io::Result<Vec<usize>> {
         let mut watched = vec![stop.watch()];
         watched.extend(self.ended_here.iter().map(|ended| ended.waker.watch()));
@@ -312,7 +313,8 @@ impl RendezvousServer {
         next.chain(silences).min().unwrap_or(HEARTBEAT)
     }
 
-    /// Counts the ranks that have not left, also for the hosting process.
+    /// Counts the ranks that have not left, and publishes the number for the process that hosts the
+    /// coordinator.
     fn count_present(&self) -> usize {
         let present = self.members().count();
         let here = host::process();
@@ -349,7 +351,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Aborts the job because a rank has connected and there is no descriptor for it.
+    /// Aborts the job because a rank could not be accepted: there was no free file descriptor.
     fn run_out_of_files(&mut self, error: &io::Error) {
         let missing =
             self.slots.iter().position(|slot| !matches!(slot, RankSlot::Joined(_))).unwrap_or_default();
@@ -381,8 +383,8 @@ impl RendezvousServer {
         }
     }
 
-    /// Aborts the job if ranks wait for a rank to join whose process has ended. If that rank has waited in vain for
-    /// others to join, these are the cause.
+    /// Aborts the job if ranks wait for a rank to join whose process has ended. If that process ended because
+    /// it had waited in vain for others to join, those ranks are the cause.
     fn abort_if_awaited_rank_ended(&mut self) {
         self.ended.extend(self.ended_here.iter().flat_map(|ended| ended.take()));
         if self.started || self.members().next().is_none() {
@@ -459,12 +461,13 @@ impl RendezvousServer {
         }
     }
 
-    /// Returns why no world can start here any more: a rank could not join, or an earlier world was aborted.
+    /// Returns why no world of this server can start any more: a rank could not join, or an earlier world was
+    /// aborted.
     fn aborted_for_all(&self) -> Option<Abort> {
         lock(&self.abort_state).clone().filter(|_| self.worlds == Worlds::InTurn || !self.started)
     }
 
-    /// Tells the joined ranks that this rank expects a world of another size, so they cannot start.
+    /// Informs the joined ranks that this rank expects a world of another size, so that they cannot start.
     fn announce_other_size(&mut self, rank: u32, size: u32) {
         // Ranks that were told of another size before need not be told of this one.
         let mut told = self.other_size.take().map(|other| other.told).unwrap_or_default();
@@ -563,7 +566,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Forwards a frame to a rank, unless it has left.
+    /// Forwards a frame to a rank that has not left.
     fn pass_on(&mut self, to: u32, frame: Frame) {
         if let Some(RankSlot::Joined(member)) = self.slots.get_mut(to as usize) {
             // A broken connection is noticed when it is read.
@@ -571,7 +574,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Tells the others which ranks have left, since they may wait for a connection of theirs.
+    /// Informs the other ranks which ranks have left, because they may wait for a connection of one of them.
     fn send_departures(&mut self) {
         let departures = std::mem::take(&mut self.departures);
         if !departures.is_empty() {
@@ -598,9 +601,9 @@ impl RendezvousServer {
         }
     }
 
-    /// Aborts the job if the reporter and the rank that it waits for wait for each other, in two calls, and
-    /// neither has sent what the other needs. For example, one waits for a message of `send_recv`, the other
-    /// for a signal in shared memory.
+    /// Aborts the job if the reporter and another rank wait for each other in different calls, and neither has
+    /// sent what the other needs. For example, one waits for a message of `send_recv`, and the other for a
+    /// signal in shared memory.
     fn compare_waits(&mut self, reporter: usize, channel: ChannelId) {
         let Some((ours, [call, ..])) = self.wait_of(reporter, channel) else { return };
         let rank = ours.on as usize;
@@ -618,8 +621,8 @@ impl RendezvousServer {
         member.waiting.get(&channel).copied()
     }
 
-    /// Handles a rank that is gone without a goodbye. Before the start it may join again; after the start the
-    /// job is aborted.
+    /// Handles a rank whose connection broke without a goodbye. Before the start it may join again; after the
+    /// start the job is aborted.
     fn lose(&mut self, rank: usize, cause: Cause) {
         if self.started {
             self.slots[rank] = RankSlot::Left;
@@ -662,8 +665,8 @@ impl RendezvousServer {
         Some(wait.on as usize).filter(|&on| on != rank)
     }
 
-    /// Notices ranks from which nothing had arrived for too long at `looked_at`. Frames that have arrived
-    /// since are not seen yet.
+    /// Aborts the job if nothing has arrived from a rank for too long at `looked_at`. Frames that have arrived
+    /// since then were not read yet and do not count.
     fn watch_silence(&mut self, looked_at: Duration) {
         let slept = looked_at.saturating_sub(std::mem::replace(&mut self.last_look, looked_at));
         if slept > 2 * HEARTBEAT {
@@ -684,8 +687,8 @@ impl RendezvousServer {
         }
     }
 
-    /// Aborts the job because two ranks cannot reach each other, if both live: the reported one has sent a
-    /// heartbeat since, or recently. Otherwise it counts as silent before long, and that is the cause.
+    /// Aborts the job because two ranks cannot reach each other. Both must be alive: the reported one has sent
+    /// a heartbeat recently. Otherwise it will soon count as silent, which is then the cause.
     fn judge_unreachable(&mut self, now: Duration) {
         let slots = &self.slots;
         let is_certain = |(abort, reported): &mut (Abort, Duration)| match slots.get(abort.rank) {
@@ -709,7 +712,7 @@ impl RendezvousServer {
         }
     }
 
-    /// Tells ranks whose timeout has passed which ranks are missing.
+    /// Informs ranks whose timeout has passed which ranks are missing.
     fn answer_expired(&mut self) {
         if self.runtime.expired(self.next_heartbeat) {
             self.next_heartbeat = self.runtime.deadline(HEARTBEAT);
@@ -718,7 +721,7 @@ impl RendezvousServer {
         self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
     }
 
-    /// Tells the first waiting rank of each host every 5 s which ranks are missing, for its user to read.
+    /// Sends the list of missing ranks to the first waiting rank of each host, every 5 s, for its log.
     fn tell_who_is_missing(&mut self) {
         let runtime = self.runtime.clone();
         let is_due = |member: &Member| member.answer_by.is_some() && runtime.expired(member.notice_at);
@@ -742,13 +745,14 @@ impl RendezvousServer {
         }
     }
 
-    /// Returns the ranks that have not joined. If all have joined, but not at the same time, returns those that have left again.
+    /// Returns the ranks that have not joined. If all have joined, but not at the same time, returns those that
+    /// have left again.
     fn missing(&self) -> Vec<u32> {
         let missing = those(&self.slots, |slot| matches!(slot, RankSlot::Empty));
         if missing.is_empty() { those(&self.slots, |slot| !slot.is_expectant()) } else { missing }
     }
 
-    /// Tells some joined ranks which ranks are [missing](Self::missing).
+    /// Sends the [missing](Self::missing) ranks to some of the joined ranks.
     fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
         let missing = self.missing();
         let refused = self.acceptor.refused();
@@ -772,7 +776,7 @@ impl RendezvousServer {
     }
 }
 
-/// Returns the ranks whose slots match.
+/// Returns the ranks whose slots satisfy a condition.
 fn those(slots: &[RankSlot], is_meant: impl Fn(&RankSlot) -> bool) -> Vec<u32> {
     (0..).zip(slots).filter(|(_, slot)| is_meant(slot)).map(|(rank, _)| rank).collect()
 }

@@ -58,7 +58,7 @@ impl Inbound {
         }
     }
 
-    /// Disables the staging buffer. Used for one of many messages, each of which would need its own.
+    /// Disables the staging buffer for this message. It is one of many, and each would need its own buffer.
     pub(crate) const fn straight(self) -> Self {
         Self { copied: false, ..self }
     }
@@ -67,9 +67,9 @@ impl Inbound {
         self.filled == HEADER_BYTES && self.delivered == self.length
     }
 
-    /// Returns `true` if more can be received even if no more of `outbound` is sent. That is not so while the
-    /// staging buffer is full of bytes that may not be delivered yet, nor, in shared memory, while the next
-    /// bytes have to stay where they are.
+    /// Returns `true` if more of this message can be received before more of `outbound` is sent. Over a socket
+    /// it cannot if the staging buffer is full. In shared memory it cannot if the next bytes may not be
+    /// delivered yet, because they stay in the ring.
     pub(crate) fn wants_more(&self, link: &PeerLink, staging: &StagingBuffer, outbound: &Outbound) -> bool {
         let missing = self.filled < HEADER_BYTES || self.received < self.length;
         missing
@@ -135,8 +135,8 @@ impl Inbound {
         }
     }
 
-    /// Like [`pull`](Self::pull), but combines into the memory whose own bytes `outbound` sends, and never
-    /// ahead of them.
+    /// Receives like [`pull`](Self::pull), but combines the bytes into memory whose own bytes `outbound` sends.
+    /// Bytes that were not sent yet are not changed.
     pub(crate) fn pull_in_place(
         &mut self,
         link: &mut PeerLink,
@@ -236,9 +236,9 @@ impl Inbound {
         Ok(self.delivered > start)
     }
 
-    /// Copies the next bytes of a single-copy message. Returns `false` if they are out of reach, and then
-    /// come through the ring. Also returns `false` if the peer has cancelled the message because its call
-    /// failed; then nothing more arrives until this rank is told.
+    /// Copies the next bytes of a single-copy message. Returns `false` if they are out of reach, in which case
+    /// they arrive through the ring. Also returns `false` if the peer has cancelled the message because its
+    /// call failed; then nothing arrives until this rank gets the error.
     fn get(&mut self, memory: &mut ShmLink, address: u64, into: &mut [u8]) -> Result<bool, LinkError> {
         let copied = memory.get_message(address.wrapping_add(self.delivered as u64), into);
         let taken = self.delivered + if copied { into.len() } else { 0 };

@@ -108,7 +108,7 @@ pub(crate) fn is_goodbye(start: &[u8; START_BYTES]) -> bool {
     goodbye()[..START_BYTES] == *start
 }
 
-/// Returns the goodbye message, which says that nothing more will come.
+/// Returns the goodbye message, which is the last one on a connection.
 pub(crate) fn goodbye() -> [u8; HEADER_BYTES] {
     encode(GOODBYE, &Fingerprint::NONE)
 }

@@ -63,7 +63,7 @@ impl Outbound {
         self.sent.saturating_sub(HEADER_BYTES)
     }
 
-    /// Sends as much as the link takes. Returns `true` if it took something.
+    /// Sends as many bytes as the link accepts now. Returns `true` if it accepted any.
     pub(crate) fn push(
         &mut self,
         link: &mut PeerLink,
@@ -121,7 +121,7 @@ impl Outbound {
         header
     }
 
-    /// Copies and publishes as much as there is room for, up to the size that the peer should wait for.
+    /// Copies as many bytes as there is room for into the ring and publishes them, up to the size of a piece.
     fn push_piece(&mut self, memory: &mut ShmLink, parts: &[&[u8]]) -> Result<bool, LinkError> {
         let wanted = (self.total - self.sent).min(PUBLISH_BYTES_MAX);
         let count = memory.room(wanted)?.min(wanted);

@@ -21,8 +21,8 @@ pub(crate) struct Produced {
 }
 
 impl Produced {
-    /// Returns how many bytes there is room for. The consumer's counter is read only if there seems to be
-    /// less room than `wanted`. Returns `None` if the counter is invalid.
+    /// Returns how many bytes can be written. The consumer's counter is read only if there seems to be less
+    /// room than `wanted`. Returns `None` if the counter is invalid.
     pub(crate) fn room(&mut self, wanted: usize, consumed: impl FnOnce() -> u64) -> Option<usize> {
         if self.free() < wanted {
             let now = consumed();
@@ -66,8 +66,8 @@ pub(crate) struct Consumed {
 }
 
 impl Consumed {
-    /// Returns the range of the next bytes: at most `max`, and contiguous. The producer's counter is read
-    /// only if nothing seems to be there. Returns `None` if the counter is invalid.
+    /// Returns the range of the next contiguous bytes to read, at most `max`. The producer's counter is read
+    /// only if no bytes seem to be there. Returns `None` if the counter is invalid.
     pub(crate) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
             let counted = produced();

@@ -26,7 +26,8 @@ pub(super) const FILE: u8 = 4;
 #[derive(Debug)]
 pub(crate) struct SharedSegment(pub(super) Ends);
 
-/// Creates memory and offers it to the authenticated peer, which answers with [`ACCEPTED`] or something else.
+/// Creates shared memory and offers it to the authenticated peer. The peer answers with [`ACCEPTED`] or
+/// [`REFUSED`].
 ///
 /// # Errors
 /// If the system has no memory left, or the peer is gone.
@@ -36,8 +37,8 @@ pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<SharedSegment>
     Ok(SharedSegment(ends))
 }
 
-/// Takes the memory that the authenticated peer offers, and answers it. Returns `None` if the memory cannot
-/// be used; the peer is told.
+/// Takes the shared memory that the authenticated peer offers, and answers. Returns `None` if this process
+/// cannot map the memory.
 ///
 /// # Errors
 /// `WouldBlock` if nothing is offered yet; `EMFILE` if this process may open no more files; otherwise if the
@@ -56,8 +57,8 @@ pub(crate) fn take(socket: &Socket) -> io::Result<Option<SharedSegment>> {
     Ok(ends.map(SharedSegment))
 }
 
-/// Passes an arena of this process's heap to the authenticated peer. Passes nothing if there is no arena with
-/// this number.
+/// Sends the descriptor of an arena of this process's heap to the authenticated peer. Does nothing if no arena
+/// has this number.
 ///
 /// # Errors
 /// If the peer is gone.
@@ -128,7 +129,7 @@ fn receive_any(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Passed)>
     Ok((message.bytes, passed))
 }
 
-/// Like [`receive_with_file`], for bytes that come with a descriptor.
+/// Receives bytes that come with a file descriptor, like [`receive_with_file`].
 ///
 /// # Errors
 /// `EMFILE` if this process may open no more files; `WouldBlock` if nothing has arrived yet.

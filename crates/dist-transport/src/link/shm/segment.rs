@@ -201,7 +201,7 @@ impl Consumer {
         Ok(unsafe { self.mapping.bytes(self.ring.offset(place.start), place.len()) })
     }
 
-    /// Consumes these bytes, rounded up to whole cache lines. Returns `true` if room was given back.
+    /// Consumes this many bytes, rounded up to whole cache lines. Returns `true` if the producer got new room.
     pub(super) fn advance(&mut self, bytes: usize) -> bool {
         let given_back = self.cursor.advance(bytes.next_multiple_of(CacheLine::BYTES));
         if let Some(count) = given_back {
@@ -215,7 +215,7 @@ impl Consumer {
         self.cursor.next_grain()
     }
 
-    /// Consumes a cache line that the other side has skipped. Returns `true` if room was given back.
+    /// Consumes a cache line that the producer has skipped. Returns `true` if the producer got new room.
     pub(super) fn skip(&mut self) -> bool {
         self.cursor.skip();
         self.advance(CacheLine::BYTES)
@@ -349,8 +349,7 @@ impl Sleep {
         unsafe { self.mapping.word((5 + side) * COUNTER_STEP + CORE_AT) }
     }
 
-    /// Returns `true` if the other side was on this core when it last waited. Records that this side waits
-    /// here.
+    /// Returns `true` if the other side last waited on the core of this side. Records the core of this side.
     pub(super) fn shares_core(&self) -> bool {
         Core::record(self.core(self.mine)).is_recorded(self.core(self.theirs))
     }

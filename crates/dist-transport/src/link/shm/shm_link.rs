@@ -98,8 +98,8 @@ impl ShmLink {
         self.outgoing.write(ahead, bytes);
     }
 
-    /// Sends a message of this many bytes through a fastbox, with its header. Returns `false` if no fastbox
-    /// is here, or something does not fit.
+    /// Sends a message of this many bytes, with its header, through a fastbox. Returns `false` if no fastbox is
+    /// free, or the message does not fit.
     pub(crate) fn put_in_fastbox(
         &mut self,
         about: &[u8],
@@ -160,8 +160,8 @@ impl ShmLink {
     }
 
     /// Offers a message as a single copy: writes its header and its address for the peer. Returns `false` if
-    /// messages are not offered, or there is no room. A message that fits into the ring is not offered,
-    /// because its sender would have to wait for the peer.
+    /// single copies are not used, or the ring has no room for the header. A message that fits into the ring is
+    /// not offered, because its sender would have to wait for the peer.
     pub(crate) fn offer_message(&mut self, header: &[u8], message: &[u8]) -> Result<bool, StreamEnd> {
         let bytes = header.len() + CacheLine::BYTES;
         if !self.offers_single_copy || message.len() < RING_BYTES || self.room(bytes)? < bytes {
@@ -177,8 +177,8 @@ impl ShmLink {
         Ok(true)
     }
 
-    /// Returns how many bytes of an offered message the peer has copied, once it has acknowledged. If it
-    /// copied fewer, the rest goes through the ring, and later messages do too.
+    /// Returns how many bytes of an offered message the peer has copied; `None` until it acknowledges. If it
+    /// copied fewer than all, the rest goes through the ring, and later messages are not offered.
     pub(crate) fn acked(&mut self, bytes: usize) -> Result<Option<usize>, StreamEnd> {
         let Some(acked) = single_copy::acked(self.outgoing.single_copy()) else {
             return self.ended.map_or(Ok(None), Err);
@@ -196,7 +196,7 @@ impl ShmLink {
         }
     }
 
-    /// Returns the address of the message whose header was read last.
+    /// Returns the address of the offered message whose header was read last.
     pub(crate) fn receive_offer(&mut self) -> Result<u64, StreamEnd> {
         let place = self.peek(CacheLine::BYTES)?;
         let address = place.first_chunk().copied().map(u64::from_ne_bytes).ok_or(StreamEnd::Broken)?;
@@ -216,8 +216,8 @@ impl ShmLink {
         copied.is_ok()
     }
 
-    /// Acknowledges the copied bytes. Returns `false` if the peer has cancelled the offer, and nothing
-    /// counts.
+    /// Acknowledges copied bytes. Returns `false` if the peer has cancelled the offer, so that the copy is not
+    /// valid.
     pub(crate) fn ack_offer(&mut self, acked: usize) -> Result<bool, StreamEnd> {
         // Checks that the peer lives: another process may have the number of an ended one.
         self.read_control();
@@ -282,13 +282,13 @@ impl ShmLink {
         matches!(ready, Ok(false))
     }
 
-    /// Announces that this side is awake, and reads what the peer has sent on the socket.
+    /// Announces that this side is awake, and reads control messages of the peer from the socket.
     pub(crate) fn end_sleep(&mut self) {
         self.sleep.end();
         self.read_control();
     }
 
-    /// Reads what the peer has sent on the socket.
+    /// Reads control messages of the peer from the socket.
     fn read_control(&mut self) {
         let mut said = [0; HEARD_BYTES];
         for _ in 0..HEARD_MAX {
@@ -309,12 +309,12 @@ impl ShmLink {
         }
     }
 
-    /// Passes a descriptor to the peer, before a message that says so.
+    /// Sends a file descriptor to the peer, before a message that announces it.
     pub(crate) fn pass(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         send_file(&self.socket, &[FILE], file)
     }
 
-    /// Takes the descriptor that the peer has passed, after a message that says so.
+    /// Receives a file descriptor from the peer, after a message that announced it.
     pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
         self.read_control();
         self.file.take()
@@ -325,7 +325,7 @@ impl ShmLink {
         peer_of(&self.socket).map(|(process, _)| process)
     }
 
-    /// Tells the peer that nothing more will come.
+    /// Sends the goodbye: this side sends nothing more.
     pub(crate) fn say_goodbye(&self) {
         // A peer that misses it sees the end of the connection.
         let _ = send_byte(&self.socket, GOODBYE);

@@ -40,8 +40,8 @@ pub(super) fn offer<W: AckWord>(word: &W) {
     word.store(OPEN, Ordering::Relaxed);
 }
 
-/// Returns how many bytes the receiver has copied, once it has acknowledged. The sender may then write there
-/// again.
+/// Returns how many bytes the receiver has copied; `None` until it acknowledges. Afterwards the sender may
+/// write to the message again.
 pub(super) fn acked<W: AckWord>(word: &W) -> Option<u64> {
     let word = word.load(Ordering::Acquire);
     (word != OPEN).then_some(word)
@@ -53,7 +53,7 @@ pub(super) fn ack<W: AckWord>(word: &W, acked: u64) -> bool {
     word.change(OPEN, acked)
 }
 
-/// Cancels an open offer. The sender may then write there again.
+/// Cancels an open offer. Afterwards the sender may write to the message again.
 pub(super) fn cancel<W: AckWord>(word: &W) {
     word.change(OPEN, CANCELLED);
 }

@@ -23,8 +23,8 @@ pub(crate) fn listen(name: UnixSocketName) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Connects to the process with this socket, if it belongs to this user. The error is `WouldBlock` if too
-/// many processes connect.
+/// Connects to the process that listens on this socket, if it belongs to this user. The error is `WouldBlock`
+/// if its queue of connections is full.
 pub(crate) fn connect(name: UnixSocketName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -35,7 +35,7 @@ pub(crate) fn connect(name: UnixSocketName) -> io::Result<Socket> {
     }
 }
 
-/// Returns `true` if the process on the other side belongs to this process's user.
+/// Returns `true` if the process at the other end belongs to the user of this process.
 pub(crate) fn is_ours(socket: &Socket) -> io::Result<bool> {
     let (_, user) = peer_of(socket)?;
     Ok(user == rustix::process::geteuid().as_raw())
