@@ -1,4 +1,4 @@
-//! Benches of algorithms that know of hosts: two ranks on each, so they say.
+//! Benches of two-level algorithms, with two ranks on each simulated host.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

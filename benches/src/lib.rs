@@ -1,4 +1,4 @@
-//! What the benches share: worlds of threads, and one bench per operation, transport, number of ranks and size.
+//! The harness of the benches: worlds of threads, and one bench per operation, transport, number of ranks and size.
 //!
 //! A bench is called ALGORITHM/OPERATION/TRANSPORT/RANKS/BYTES. Its time is that of one call on the slowest rank,
 //! calls back to back after a barrier. The ranks are threads of one process, over real TCP connections, over shared
@@ -17,7 +17,7 @@ pub use world::{Case, Network, World};
 const RANKS: [usize; 2] = [2, 4];
 const BYTES: [usize; 3] = [64, 64 << 10, 1 << 20];
 
-/// Quick, and still honest: each point warms up, and has 20 samples.
+/// Returns the configuration of all benches: a short warm-up, and 20 samples in 0.8 s.
 pub fn quick() -> Criterion {
     let criterion = Criterion::default().sample_size(20).without_plots();
     criterion.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800))
@@ -26,7 +26,7 @@ pub fn quick() -> Criterion {
 /// Benches every algorithm of these operations that has one of these names in a table.
 ///
 /// # Panics
-/// If ranks cannot be started, or a call fails: there is nothing to measure then.
+/// If ranks cannot be started, or a call fails.
 pub fn bench(criterion: &mut Criterion, table: AlgorithmTable<'_>, operations: &[Operation], names: &[&str]) {
     for network in [Network::Tcp, Network::Shm, Network::Sim] {
         for ranks in RANKS {

@@ -1,4 +1,4 @@
-//! Ranks as threads that do what they are told and say how long it took.
+//! A world of ranks on threads, which execute calls and report their times.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use dist_transport::process::{Config, Coordinator, Medium, ProcessTransport};
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 use dist_transport::{Runtime, sim};
 
-/// What connects the ranks.
+/// The network between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
     /// TCP connections over loopback.
@@ -20,7 +20,7 @@ pub enum Network {
 }
 
 impl Network {
-    /// The name, in lower case.
+    /// Returns the name in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -29,7 +29,7 @@ impl Network {
         }
     }
 
-    /// What messages between processes go through; `None` on the simulated network.
+    /// Returns the medium of messages; `None` on the simulated network.
     fn medium(self) -> Option<Medium> {
         match self {
             Self::Tcp => Some(Medium::Tcp),
@@ -39,23 +39,23 @@ impl Network {
     }
 }
 
-/// What is measured: an algorithm, and the bytes of each rank's input.
+/// A point to measure: an algorithm, and the bytes of each rank's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// The algorithm, and with it the operation.
+    /// The algorithm, which determines the operation.
     pub algorithm: Algorithm,
     /// Bytes of each rank's input, of `f32`.
     pub bytes: usize,
 }
 
-/// Ranks on threads of their own, until it is dropped.
+/// A world of ranks, each on its own thread. The threads end when it is dropped.
 #[derive(Debug)]
 pub struct World {
     network: Network,
     orders: Vec<Mailbox<(Case, u64)>>,
     times: Receiver<Duration>,
     tasks: Vec<Task<()>>,
-    /// Where the ranks met, and who tells them of each other's end.
+    /// The coordinator of worlds over TCP and shared memory.
     _coordinator: Option<Coordinator>,
 }
 
@@ -102,7 +102,7 @@ impl World {
         Hosts::new(&hosts)
     }
 
-    /// What connects the ranks.
+    /// The network between the ranks.
     pub fn network(&self) -> Network {
         self.network
     }

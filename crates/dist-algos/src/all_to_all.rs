@@ -72,14 +72,14 @@ const fn bruck_cost(world_size: usize) -> Cost {
 /// enough to leave a receiver some buffer space.
 pub const WINDOW: usize = 4;
 
-/// Moves chunk `d` of the input of rank `s` to chunk `s` of the buffer of rank `d`, for every other rank. It
-/// exchanges with one peer after the other, in p − 1 rounds. If p is a power of two, a rank sends to the rank that
-/// it receives from.
+/// Returns an all_to_all with one peer after the other, in p − 1 rounds. Chunk `d` of the input of rank `s` becomes
+/// chunk `s` of the buffer of rank `d`; a rank's own chunk is not copied. If p is a power of two, a rank sends to the
+/// rank from which it receives.
 pub const fn pairwise(rank: Rank) -> Schedule {
     Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(pairwise_step(rank, index)))
 }
 
-/// Like [`pairwise`], with [`WINDOW`] peers at a time.
+/// Returns an all_to_all like [`pairwise`], with [`WINDOW`] peers at a time.
 pub const fn windowed(rank: Rank) -> Schedule {
     Schedule::new(rank, (rank.world_size() - 1).div_ceil(WINDOW), |rank, _, index| {
         Some(windowed_step(rank, index))

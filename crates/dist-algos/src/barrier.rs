@@ -32,8 +32,8 @@ pub static DISSEMINATION: MessageAlgorithm = MessageAlgorithm {
     ..MessageAlgorithm::NOTHING
 };
 
-/// Passes a token around the ring twice. When it returns to rank 0, all ranks have entered; the second time it
-/// releases every rank, up to the last one. 2p − 1 rounds.
+/// Returns a barrier that passes a token around the ring twice, in 2p − 1 rounds. When the token returns to rank 0,
+/// all ranks have entered. The second time it releases every rank.
 pub const fn ring(rank: Rank) -> Schedule {
     let steps = match (rank.index(), rank.world_size()) {
         (_, 1) => 0,

@@ -94,14 +94,14 @@ const fn all_reduce_cost(world_size: usize) -> Cost {
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
 
-/// Moves the sum of the whole buffer, which is one chunk, to `root`. On other ranks the buffer holds a partial sum
-/// afterwards. A root outside the world is taken modulo its size.
+/// Returns a reduce along a binomial tree: `root` gets the sum of the whole buffer, which is one chunk. On other
+/// ranks the buffer holds a partial sum afterwards. A root outside the world is taken modulo its size.
 pub const fn reduce(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), reduce_step)
 }
 
-/// Copies the buffer of `root`, which is one chunk, to every rank. A root outside the world is taken modulo its
-/// size.
+/// Returns a broadcast along a binomial tree: the buffer of `root`, which is one chunk, is copied to every rank. A
+/// root outside the world is taken modulo its size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), broadcast_step)
 }
@@ -113,7 +113,8 @@ pub const fn gather(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), gather_step)
 }
 
-/// Moves chunk `r` of the root's input to every other rank `r`. A root outside the world is taken modulo its size.
+/// Returns a scatter along a binomial tree: chunk `r` of the root's input is sent to every other rank `r`. A root
+/// outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), scatter_step)
 }

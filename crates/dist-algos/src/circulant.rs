@@ -93,29 +93,32 @@ pub(crate) const fn all_gather_cost(world_size: usize) -> Cost {
     Cost::alike(world_size, log2_ceil(world_size), world_size - 1, 0)
 }
 
-/// Moves chunk `r` of the sum to rank `r`, in ⌈log₂ p⌉ rounds. The other chunks hold partial sums afterwards.
+/// Returns a reduce_scatter in ⌈log₂ p⌉ rounds: rank `r` gets the sum of chunk `r`. The other chunks hold partial
+/// sums afterwards.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(reduce_scatter_step(rank, round)))
 }
 
-/// Copies chunk `r` of rank `r` to every rank, in ⌈log₂ p⌉ rounds. It is [`reduce_scatter`] backwards.
+/// Returns an all_gather in ⌈log₂ p⌉ rounds: chunk `r` of rank `r` is copied to every rank. It is [`reduce_scatter`]
+/// backwards.
 pub const fn all_gather(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, index| Some(all_gather_step(rank, index)))
 }
 
-/// Like [`all_gather`], over distances 1, 2, 4, …
+/// Returns Bruck's all_gather. It is like [`all_gather`], with distances of 1, 2, 4 and so on between the ranks that
+/// exchange.
 pub const fn bruck(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), |rank, _, round| Some(bruck_step(rank, round)))
 }
 
-/// Moves chunk `r` of the root's buffer to every rank `r`, in ⌈log₂ p⌉ rounds. A rank with a run of chunks sends
-/// the farther half to the first rank of that half. A root outside the world is taken modulo its size.
+/// Returns a scatter in ⌈log₂ p⌉ rounds: chunk `r` of the root's buffer is sent to rank `r`. A rank with a run of
+/// chunks sends the farther half to the first rank of that half. A root outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), scatter_step)
 }
 
-/// Moves chunk `r` of every rank `r` to the root; it is [`scatter`] backwards. The other chunks of other ranks are
-/// lost. A root outside the world is taken modulo its size.
+/// Returns a gather in ⌈log₂ p⌉ rounds, which is [`scatter`] backwards: chunk `r` of rank `r` is sent to the root.
+/// The other chunks of other ranks are overwritten. A root outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, log2_ceil(rank.world_size()), gather_step)
 }

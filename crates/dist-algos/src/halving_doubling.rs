@@ -48,8 +48,9 @@ pub const fn chunks(world_size: usize) -> usize {
     1 << levels(world_size)
 }
 
-/// Moves every chunk of the sum to the rank of the largest block that [`owned`] names. The sets of chunks are
-/// contiguous, because chunks are assigned in bit-reversed order.
+/// Returns the first phase of an all_reduce: every chunk of the sum is computed on one rank of the largest block,
+/// which [`owned`] returns. The chunks of a message are contiguous, because chunks are assigned in bit-reversed
+/// order.
 pub const fn reduce(rank: Rank) -> Schedule {
     Schedule::new(rank, reduce_steps(rank), |rank, _, index| reduce_step(rank, BlockAssignment::Runs, index))
 }
@@ -63,7 +64,8 @@ pub const fn owned(rank: Rank) -> Chunks {
     }
 }
 
-/// Copies every chunk from the rank that [`owned`] names to every rank.
+/// Returns the second phase of an all_reduce: every chunk is copied from the rank that [`owned`] returns to every
+/// rank.
 pub const fn gather(rank: Rank) -> Schedule {
     Schedule::new(rank, 2 * levels(rank.world_size()) + 1, |rank, _, index| gather_step(rank, index))
 }

@@ -28,8 +28,8 @@ const BITS: usize = 2;
 /// The number of a parent's children on one level.
 const CHILDREN: usize = (1 << BITS) - 1;
 
-/// Copies the buffer of `root`, which is one chunk, to every rank. A root outside the world is taken modulo its
-/// size.
+/// Returns a broadcast along a k-nomial tree: the buffer of `root`, which is one chunk, is copied to every rank. A
+/// root outside the world is taken modulo its size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, levels(rank.world_size()) * CHILDREN, broadcast_step)
 }

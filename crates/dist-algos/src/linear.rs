@@ -33,14 +33,14 @@ pub static SCATTER: MessageAlgorithm = MessageAlgorithm {
     ..MessageAlgorithm::NOTHING
 };
 
-/// Moves chunk `r` of the root's input to the buffer of every other rank `r`. A root outside the world is taken
-/// modulo its size.
+/// Returns a scatter in which the root sends chunk `r` of its input to every other rank `r`, one after the other. A
+/// root outside the world is taken modulo its size.
 pub const fn scatter(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, rank.world_size() - 1, scatter_step)
 }
 
-/// Moves chunk `r` of the input of every other rank `r` to the root's buffer. A root outside the world is taken
-/// modulo its size.
+/// Returns a gather in which the root receives chunk `r` from every other rank `r`, one after the other. A root
+/// outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     Schedule::rooted(rank, root, rank.world_size() - 1, gather_step)
 }

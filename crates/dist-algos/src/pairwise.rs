@@ -66,8 +66,8 @@ const fn cost(world_size: usize) -> Cost {
     Cost::alike(world_size, world_size - 1, world_size - 1, world_size - 1)
 }
 
-/// Moves chunk `r` of the sum to rank `r`, in p − 1 rounds of one chunk. The other chunks do not change. At most
-/// 2⌈log₂ p⌉ slots are used.
+/// Returns a reduce_scatter in p − 1 rounds of one chunk: rank `r` gets the sum of chunk `r`. The other chunks do not
+/// change. At most 2⌈log₂ p⌉ slots are used.
 pub fn reduce_scatter(rank: Rank) -> Schedule {
     let (mut merge, mut distance) = (Merge::new(rank), 0);
     Schedule::iterated(std::iter::from_fn(move || {

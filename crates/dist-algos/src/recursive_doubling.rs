@@ -56,8 +56,8 @@ const fn cost(world_size: usize) -> Cost {
     }
 }
 
-/// Moves the sum of the whole buffer, which is one chunk, to every rank, except those that [`owned`] reports as
-/// inactive.
+/// Returns the first phase of an all_reduce: every rank gets the sum of the whole buffer, which is one chunk, except
+/// the ranks that [`owned`] reports as inactive.
 pub const fn reduce(rank: Rank) -> Schedule {
     let fold = Fold::new(rank.world_size());
     Schedule::new(rank, 1 + fold.rounds(), |rank, _, index| reduce_step(rank, index))
@@ -71,7 +71,7 @@ pub const fn owned(rank: Rank) -> Chunks {
     }
 }
 
-/// Sends the result to the inactive ranks.
+/// Returns the second phase of an all_reduce: the inactive ranks receive the result.
 pub const fn release(rank: Rank) -> Schedule {
     Schedule::new(rank, 1, |rank, _, _| Fold::new(rank.world_size()).release(rank, WHOLE))
 }

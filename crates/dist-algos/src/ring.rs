@@ -56,13 +56,14 @@ const fn order(world_size: usize) -> Order {
     if world_size <= 2 { Order::Canonical } else { Order::Any }
 }
 
-/// Moves chunk `r` of the sum to rank `r`, in p − 1 rounds of one chunk. The other chunks hold partial sums
-/// afterwards.
+/// Returns a reduce_scatter around the ring, in p − 1 rounds of one chunk: rank `r` gets the sum of chunk `r`. The
+/// other chunks hold partial sums afterwards.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
     Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(reduce_scatter_step(rank, index)))
 }
 
-/// Copies chunk `r` of rank `r` to every rank, in p − 1 rounds of one chunk.
+/// Returns an all_gather around the ring, in p − 1 rounds of one chunk: chunk `r` of rank `r` is copied to every
+/// rank.
 pub const fn all_gather(rank: Rank) -> Schedule {
     Schedule::new(rank, rank.world_size() - 1, |rank, _, index| Some(all_gather_step(rank, index)))
 }

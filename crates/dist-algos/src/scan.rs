@@ -60,7 +60,8 @@ const COPY: usize = 2;
 /// Maximum number of steps in a round.
 const PARTS: usize = 4;
 
-/// Replaces the buffer, which is one chunk, by the sum of the ranks up to this one.
+/// Returns a scan: the buffer, which is one chunk, is replaced by the sum over the ranks before this one. An
+/// inclusive scan adds this rank's own contribution.
 pub const fn recursive_doubling(rank: Rank, extent: Extent) -> Schedule {
     let steps = log2_ceil(rank.world_size()) * PARTS + 2;
     match extent {

@@ -295,8 +295,9 @@ impl Communicator {
         self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
     }
 
-    /// Exchanges like [`all_to_all`](Self::all_to_all), but this rank sends `send_counts[d]` elements to rank `d`
-    /// and expects `receive_counts[s]` from rank `s`. The ranks first tell each other how much they send.
+    /// Exchanges like [`all_to_all`](Self::all_to_all), with parts of any length. This rank sends `send_counts[d]`
+    /// elements to rank `d` and expects `receive_counts[s]` elements from rank `s`. The ranks first exchange and
+    /// compare these counts.
     ///
     /// ```
     /// use dist_collectives::{Communicator, Error};
