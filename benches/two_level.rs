@@ -1,4 +1,4 @@
-//! Benches of two-level algorithms, with two ranks on each simulated host.
+//! Benches of two-level algorithms, with two ranks on each declared host.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -96,23 +96,23 @@ impl World {
         Self { network, orders, times, tasks, _coordinator: coordinator }
     }
 
-    /// As if every two neighbours had a host, for algorithms of two levels; the others do not know of it.
+    /// Returns the declared hosts for two-level algorithms: two neighbouring ranks on each.
     pub fn hosts(ranks: usize) -> Hosts {
         let hosts: Vec<u64> = (0..ranks).map(|rank| rank as u64 / 2).collect();
         Hosts::new(&hosts)
     }
 
-    /// The network between the ranks.
+    /// Returns the network between the ranks.
     pub fn network(&self) -> Network {
         self.network
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.orders.len()
     }
 
-    /// How long the calls took on the slowest rank.
+    /// Makes this many calls and returns their time on the slowest rank.
     ///
     /// # Panics
     /// If a call failed.

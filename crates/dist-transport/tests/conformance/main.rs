@@ -181,7 +181,7 @@ impl Fabric for MemoryBeside {
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod memory_beside {
     dist_transport::conformance! { super::MemoryBeside =>
-        direct {
+        shm_group {
             all_ranks_of_a_group_share_memory_or_none_does
             a_rank_that_waits_for_a_signal_sees_the_published_bytes
             after_a_fused_barrier_every_rank_has_the_bytes_of_all
