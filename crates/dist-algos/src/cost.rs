@@ -176,11 +176,11 @@ impl CostModel {
     /// [measured](Self::round_ps) cost is that of a round in which every rank sends a message and waits once.
     /// Schedules in which all ranks do the same therefore have the same cost as with one core per rank.
     ///
-    /// This second model stays because the choice by [`picoseconds`](Self::picoseconds) is slower on such a host.
-    /// With 4 ranks over TCP on 2 cores of a Xeon, that choice takes 1.1 to 1.5 times as long for a broadcast, 1.4 to
-    /// 1.9 times for a gather, 1.0 to 1.3 times for a scatter, and 1.3 and 1.5 times for an all_to_all of 8 B and
-    /// 1 KiB. Those are lowest times of three rounds of 2026-11-28, from 8 B to 1 MiB. The models differ for trees: a
-    /// tree has few rounds, but as many messages as a root that sends to every rank itself.
+    /// This second model stays because the choice by [`picoseconds`](Self::picoseconds) is slower on such a host. It was
+    /// measured with 4 ranks over TCP on 2 cores of a Xeon, from 8 B to 1 MiB (lowest times of three rounds, 2026-11-28).
+    /// That choice takes 1.1 to 1.5 times as long for a broadcast, and 1.4 to 1.9 times for a gather. A scatter takes 1.0
+    /// to 1.3 times as long, and an all_to_all of 8 B and 1 KiB 1.3 and 1.5 times. The models differ for trees: a tree
+    /// has few rounds, but as many messages as a root that sends to every rank itself.
     pub(crate) fn picoseconds_on(
         &self,
         placement: Placement,

@@ -587,7 +587,8 @@ mod tests {
         [Algorithm::Messages(&pairwise::ALL_REDUCE), Algorithm::Messages(&STAR)];
 
     fn chosen(comm: &Communicator) -> &'static str {
-        comm.algorithm(Operation::AllReduce, 8).unwrap().unwrap().name()
+        let algorithm = comm.algorithm(Operation::AllReduce, 8).expect("no algorithm is forced");
+        algorithm.expect("an all_reduce has algorithms").name()
     }
 
     #[test]
