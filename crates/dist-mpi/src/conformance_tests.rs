@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, TransportProgram};
-use dist_transport::direct::Reach;
 use dist_transport::runtime::Task;
+use dist_transport::shm_group::Reach;
 use dist_transport::{Runtime, Transport};
 
 use crate::MpiTransport;
@@ -117,7 +117,7 @@ mod messages {
 /// Promises about shared memory. An abort has a separate record on either side, so promises of one record are left out.
 mod with_memory {
     dist_transport::conformance! { super::WithMemory =>
-        direct {
+        shm_group {
             all_ranks_of_a_group_share_memory_or_none_does
             after_a_fused_barrier_every_rank_has_the_bytes_of_all
             groups_share_memory_of_their_own

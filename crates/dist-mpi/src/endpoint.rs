@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use dist_transport::direct::CALLS_MAX;
+use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::{
     Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
