@@ -29,7 +29,8 @@ const STRATEGIES: [ShardingStrategy; 5] = [
 
 /// Token numbers and a mask.
 fn input(micro_batch: usize) -> Result<List> {
-    let tokens: Vec<u32> = (0..6).map(|index| (index * (micro_batch as u32 + 3)) % 7).collect();
+    let step = u32::try_from(micro_batch).map_err(candle_core::Error::wrap)? + 3;
+    let tokens: Vec<u32> = (0..6).map(|index| index * step % 7).collect();
     let mask: Vec<u8> = (0..6).map(|index| u8::from(index != micro_batch)).collect();
     Ok(vec![Tensor::from_vec(tokens, 6, &Device::Cpu)?, Tensor::from_vec(mask, 6, &Device::Cpu)?])
 }

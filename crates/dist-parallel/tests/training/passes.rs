@@ -8,7 +8,7 @@ use dist_parallel::fsdp::{Fsdp, FsdpOptions, ShardingStrategy};
 use dist_parallel::local_sgd::{LocalSgd, LocalSgdOptions};
 use dist_parallel::model::{Pass, Ready, Saved, Slot};
 use dist_parallel::optim::{Sgd, SgdOptions};
-use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind};
+use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
 use dist_parallel::{Block, BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use rstest::rstest;
@@ -199,7 +199,7 @@ fn a_pipeline_tells_every_stage_the_pass_of_each_micro_batch(
         let beside: Vec<usize> = (0..pipelines).map(|pipeline| pipeline * stages + stage).collect();
         let beside = world.subgroup(&beside).unwrap().unwrap();
         let schedule = kind.schedule(stages, MICRO_BATCHES / pipelines).unwrap();
-        let ranges = if stages == 1 { vec![0..2] } else { vec![0..1, 1..2] };
+        let ranges = split_into_stages(2, stages).unwrap();
         let (model, seen) = model();
         let mut pipeline = Pipeline::new(own, model, schedule, &ranges, PlainVectors).unwrap();
         pipeline.reduce_over(beside).unwrap();
