@@ -185,34 +185,6 @@ fn gradients(ddp: &Ddp<Sequence<Rows>>) -> Vec<Option<Vec<u32>>> {
     (0..ddp.model().infos().len()).map(of).collect()
 }
 
-#[rstest]
-fn accumulated_micro_batches_count_as_those_of_one_larger_step(#[values(1, 2, 3)] ranks: usize) {
-    let run = move |parts: &'static [usize], last: usize| {
-        let program = move |transport| {
-            let mut ddp = Ddp::new(Communicator::new(transport), model(1), options(30)).unwrap();
-            let rank = ddp.rank();
-            let mut done = 0;
-            // A rank's micro-batches have the numbers from 100 times its rank on, in every division.
-            let mut next = |_| {
-                let (input, target) = micro_batch(100 * rank, done);
-                done += 1;
-                Ok((input, squared_error(target)))
-            };
-            for part in parts {
-                ddp.accumulate(part * ranks, &mut next).unwrap();
-            }
-            let report = ddp.step(last * ranks, &mut next).unwrap();
-            assert_eq!(report.micro_batches, 6 * ranks);
-            (gradients(&ddp), report.loss.to_bits())
-        };
-        sim::run(3, ranks, program).results
-    };
-    let whole = run(&[], 6);
-    assert_eq!(run(&[3], 3), whole);
-    assert_eq!(run(&[1, 2, 0, 2], 1), whole);
-    assert_eq!(run(&[4, 2], 0), whole, "a step may be all that is communicated");
-}
-
 /// The reports of some micro-batches omit some parameters.
 #[rstest]
 fn a_missing_gradient_of_a_micro_batch_counts_as_zero(#[values(1, 2, 4)] ranks: usize) {

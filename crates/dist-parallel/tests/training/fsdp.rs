@@ -259,32 +259,6 @@ fn batch_of(step: usize) -> impl Fn(usize) -> Result<(Rows, Loss), dist_parallel
 
 type Loss = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), dist_parallel::BoxError>>;
 
-#[rstest]
-fn accumulated_rounds_count_as_those_of_one_larger_step(#[values(0, 1, 2, 3)] strategy: usize) {
-    // Each rank computes its micro-batches in the order of the calls, regardless of their numbers.
-    let run = |parts: &'static [usize]| {
-        let program = move |transport| {
-            let options = FsdpOptions::new(ALL[strategy]);
-            let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
-            let (rank, mut done) = (fsdp.rank(), 0);
-            let mut next = |_| {
-                done += 1;
-                batch_of(100 * rank)(done)
-            };
-            let (last, before) = parts.split_last().unwrap();
-            before.iter().for_each(|part| fsdp.accumulate(2 * part, &mut next).unwrap());
-            let report = fsdp.step(2 * last, &mut next).unwrap();
-            fsdp.update(&mut adamw()).unwrap();
-            (report.loss.to_bits(), report.micro_batches, bits(&fsdp.into_parts().unwrap().1))
-        };
-        sim::run(4, 2, program).results
-    };
-    let whole = run(&[6]);
-    assert_eq!(run(&[3, 3]), whole);
-    assert_eq!(run(&[1, 2, 0, 2, 1]), whole);
-    assert_eq!(run(&[4, 2, 0]), whole, "a step may be all that is communicated");
-}
-
 #[test]
 fn gathering_ahead_is_used_once() {
     let outcome = sim::run(1, 2, |transport| {

@@ -108,42 +108,6 @@ fn models_are_trained_the_same_on_ranks_that_run_out_at_different_times() {
 }
 
 #[test]
-fn accumulated_micro_batches_count_in_a_join() {
-    let outcome = sim::run(1, 2, |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let infos = vec![ParamInfo::new("w", [1], FloatType::F32)];
-        let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
-        ddp.accumulate_with(2, |_, _, ready| ready(0, Values::F32(&[1.0])).map(|()| 1.0)).unwrap();
-        let report = ddp.join_with(rank, |_, _, ready| ready(0, Values::F32(&[7.0])).map(|()| 7.0));
-        let report = report.unwrap().unwrap();
-        assert_eq!(ddp.gradient(0), Some(Values::F32(&[3.0])));
-        (report.loss, report.micro_batches)
-    });
-    assert_eq!(outcome.results, [(3.0, 3); 2]);
-}
-
-#[test]
-fn a_join_and_a_step_in_one_step_is_an_error_on_every_rank_and_training_continues() {
-    let outcome = sim::run(1, 3, |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
-        let refused = match rank {
-            2 => ddp.join_with(2, |_, _, _| Ok(0.0)).map(drop),
-            _ => ddp.step_with(6, |_, _, _| Ok(0.0)).map(drop),
-        };
-        (refused, ddp.step_with(3, |_, _, _| Ok(0.0)).map(drop))
-    });
-    for (refused, next) in &outcome.results {
-        let told = refused.as_ref().unwrap_err().to_string();
-        let asked = "a join with its own micro-batches, rank 0 for a step of 6 micro-batches";
-        assert_eq!(told, format!("the ranks called for different steps: rank 2 for {asked}"));
-        assert!(next.is_ok());
-    }
-}
-
-#[test]
 fn a_rank_that_stops_without_joining_is_named() {
     let results = run_at_once(3, |comm| {
         let rank = comm.rank();
@@ -376,26 +340,6 @@ fn sharded_models_are_trained_the_same_on_ranks_that_run_out(#[values(0, 1, 2, 3
 }
 
 #[rstest]
-fn accumulated_micro_batches_count_in_a_sharded_join(
-    #[values(0, 1, 2, 3, 4)] strategy: usize,
-    #[values(false, true)] more: bool,
-) {
-    let outcome = sim::run(1, 4, move |transport| {
-        let comm = Communicator::new(transport);
-        let own = if more { comm.rank() } else { 0 };
-        let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(STRATEGIES[strategy])).unwrap();
-        let batch = |value: f32| move |_| Ok((vec![value; 3], move |output| Ok((value, output))));
-        fsdp.accumulate(4, batch(1.0)).unwrap();
-        let report = fsdp.join(own, batch(6.0)).unwrap().unwrap();
-        let part =
-            fsdp.gradient(0).map(|(_, values)| values == Values::F32(&vec![report.loss; values.len()]));
-        assert_ne!(part, Some(false));
-        (report.loss, report.micro_batches, fsdp.join(0, batch(9.0)).unwrap().is_none())
-    });
-    assert_eq!(outcome.results, [if more { (4.0, 10, true) } else { (1.0, 4, true) }; 4]);
-}
-
-#[rstest]
 fn sharded_ranks_that_join_divide_by_the_weight(#[values(0, 1, 2, 3, 4)] strategy: usize) {
     let outcome = sim::run(1, 4, move |transport| {
         let comm = Communicator::new(transport);
@@ -411,25 +355,4 @@ fn sharded_ranks_that_join_divide_by_the_weight(#[values(0, 1, 2, 3, 4)] strateg
     });
     // Of three tokens on rank 2 and four on rank 3.
     assert_eq!(outcome.results, [(4.0 / 7.0, 2); 4]);
-}
-
-#[test]
-fn a_join_and_a_step_in_one_sharded_step_is_an_error_on_every_rank_and_training_continues() {
-    let results = run_at_once(3, |comm| {
-        let rank = comm.rank();
-        let options = FsdpOptions::new(ShardingStrategy::FullShard);
-        let mut fsdp = Fsdp::new(comm, Echo::model(), &options).unwrap();
-        let batch = |_| Ok((vec![1.0; 3], |output| Ok((1.0, output))));
-        let refused = match rank {
-            2 => fsdp.join(2, batch).map(drop),
-            _ => fsdp.step(6, batch).map(drop),
-        };
-        (refused, fsdp.join(rank, batch).unwrap().map(|report| report.micro_batches))
-    });
-    for (refused, next) in &results {
-        let told = refused.as_ref().unwrap_err().to_string();
-        let asked = "a join with its own micro-batches, rank 0 for a step of 6 micro-batches";
-        assert_eq!(told, format!("the ranks called for different steps: rank 2 for {asked}"));
-        assert_eq!(*next, Some(3));
-    }
 }

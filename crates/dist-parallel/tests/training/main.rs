@@ -22,7 +22,6 @@ mod join;
 mod local_sgd;
 mod local_sgd_counts;
 mod not_finite;
-mod panicked;
 mod passes;
 mod plain;
 #[cfg(feature = "tcp")]
@@ -31,5 +30,6 @@ mod same_bits;
 mod sequence;
 mod settings;
 mod simulation;
+mod strategies;
 mod trainer;
 mod weighted;

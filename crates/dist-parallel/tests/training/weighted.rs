@@ -109,39 +109,6 @@ fn weighted_micro_batches_are_not_mixed_with_others(#[case] first: Call, #[case]
     assert!(matches!(&results[0], Err(Error::PartlyWeighted)), "{results:?}");
 }
 
-/// Each would use another divisor.
-#[test]
-fn weights_on_only_some_ranks_are_an_error_and_training_continues() {
-    let results = run_at_once(2, |comm| {
-        let rank = comm.rank();
-        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
-        let refused = match rank {
-            0 => ddp.step_with(4, |_, _, _| Ok(1.0)).map(drop),
-            _ => ddp.step_with(4, |_, _, _| Ok((1.0, 7))).map(drop),
-        };
-        (refused, ddp.step_with(2, |_, _, _| Ok(1.0)).map(|report| report.loss))
-    });
-    for (refused, next) in &results {
-        let told = refused.as_ref().unwrap_err().to_string();
-        let asked = "a step of 4 micro-batches with weights, rank 0 for a step of 4 micro-batches";
-        assert_eq!(told, format!("the ranks called for different steps: rank 1 for {asked}"));
-        assert!(matches!(next, Ok(1.0)), "{results:?}");
-    }
-}
-
-#[test]
-fn micro_batches_of_weight_0_are_refused_and_training_continues() {
-    let results = run_at_once(2, |comm| {
-        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
-        let refused = ddp.step_with(4, |_, _, _| Ok((1.0, 0))).map(drop);
-        (refused, ddp.step_with(4, |_, _, _| Ok((1.0, 4))).unwrap().loss)
-    });
-    for (refused, loss) in &results {
-        assert!(matches!(refused, Err(Error::ZeroWeight { micro_batches: 4 })), "{refused:?}");
-        assert_eq!(*loss, 0.25);
-    }
-}
-
 /// Returns the loss and the gradient of all values of a micro-batch of `tokens` tokens.
 fn of_tokens(index: usize) -> impl FnOnce(Rows) -> Result<((f32, u64), Rows), BoxError> {
     let (_, target) = micro_batch(0, index);
@@ -196,29 +163,6 @@ fn sharded_training_divides_by_the_weight_like_one_process(
         (bits(&model), report.loss.to_bits(), report.micro_batches)
     });
     assert!(outcome.results.iter().all(|result| *result == alone.results[0]), "{:?}", outcome.results);
-}
-
-#[test]
-fn sharded_training_refuses_zero_and_partial_weights_and_continues() {
-    let results = run_at_once(2, |comm| {
-        let rank = comm.rank();
-        let options = FsdpOptions::new(ShardingStrategy::FullShard);
-        let mut fsdp = Fsdp::new(comm, model(7), &options).unwrap();
-        let nothing = |index| {
-            let loss = squared_error(micro_batch(0, index).1);
-            Ok((input(index), move |output| loss(output).map(|(loss, gradient)| ((loss, 0), gradient))))
-        };
-        let refused = fsdp.step(2, nothing).unwrap_err();
-        assert!(matches!(refused, Error::ZeroWeight { micro_batches: 2 }), "{refused}");
-        let plain = |index| Ok((input(index), squared_error(micro_batch(0, index).1)));
-        let weighted = |index| Ok((input(index), of_tokens(index)));
-        let differ = if rank == 0 { fsdp.step(2, plain) } else { fsdp.step(2, weighted) }.unwrap_err();
-        assert!(differ.to_string().contains("rank 1 for a step of 2 micro-batches with weights"), "{differ}");
-        assert!(fsdp.step(2, plain).unwrap().loss.is_finite());
-        fsdp.accumulate(2, plain).unwrap();
-        fsdp.step(2, weighted).map(drop)
-    });
-    assert!(results.iter().all(|result| matches!(result, Err(Error::PartlyWeighted))), "{results:?}");
 }
 
 #[test]
