@@ -259,6 +259,15 @@ pub enum Error {
         /// The number of ranks.
         ranks: usize,
     },
+    /// A communication hook with a strategy that does not sum whole gradients over all ranks.
+    #[error(
+        "a communication hook sums whole gradients over all ranks, but {strategy:?} reduce-scatters them; use NoShard or \
+         Ddp, or no hook"
+    )]
+    HookWithShards {
+        /// The strategy.
+        strategy: crate::fsdp::ShardingStrategy,
+    },
     /// The units do not cover all blocks of the model, or a unit has no block.
     #[error("units of {sizes:?} blocks do not cover a model with {blocks} blocks")]
     Units {

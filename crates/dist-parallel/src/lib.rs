@@ -13,6 +13,7 @@ pub mod compress;
 mod config;
 pub mod data;
 mod ddp;
+mod engine;
 mod error;
 mod evaluation;
 mod flat;

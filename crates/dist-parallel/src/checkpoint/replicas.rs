@@ -1,59 +1,8 @@
-//! The state of a rank of [`Ddp`], or of local SGD after a synchronisation point: all values, equal on every rank.
+//! The state of a rank of local SGD after a synchronisation point: all values, equal on every rank.
 
 use super::{Chunk, ShardMetadata, Shards, Slice};
 use crate::local_sgd::SyncedModel;
-use crate::{Communicator, Ddp, Error, ParamInfo, Params, Result, Values, ValuesMut, params};
-
-impl<M: Params> Shards for Ddp<M> {
-    fn infos(&self) -> &[ParamInfo] {
-        self.model().infos()
-    }
-
-    fn parameters(&self) -> ShardMetadata<Chunk> {
-        everything(self.communicator(), chunks(self.model()))
-    }
-
-    fn slices(&self) -> ShardMetadata<Slice> {
-        everything(self.communicator(), trained(self.model()))
-    }
-
-    fn unsaved(&self) -> Option<String> {
-        accumulated(self.accumulated())
-    }
-
-    fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        params::read(self.model(), chunk.parameter, f)
-    }
-
-    fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        write(self.model_mut(), chunk, f)
-    }
-
-    fn updates(&self) -> u64 {
-        self.updates_hash()
-    }
-
-    fn check_alike(&mut self) -> Result<()> {
-        self.check_updates()
-    }
-
-    fn loaded(&mut self) -> Result<()> {
-        self.reset()
-    }
-
-    fn steps(&self) -> u64 {
-        self.passes.steps()
-    }
-
-    fn set_steps(&mut self, steps: u64) {
-        let pass = self.passes.set_steps(steps);
-        self.model_mut().begin_forward(pass);
-    }
-
-    fn communicator_mut(&mut self) -> &mut Communicator {
-        self.communicator_mut()
-    }
-}
+use crate::{Communicator, Error, ParamInfo, Params, Result, Values, ValuesMut, params};
 
 impl<M: Params> Shards for SyncedModel<'_, M> {
     fn infos(&self) -> &[ParamInfo] {

@@ -1,8 +1,7 @@
 //! Gradient accumulation: micro-batches that are computed before their step.
 
-use super::{Compute, Ddp, StepReport, forward_backward, weighted};
-use crate::gradients::Role;
-use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
+use super::{Ddp, StepReport, forward_backward, round};
+use crate::step_consensus::STEP;
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -22,10 +21,7 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
-        self.begin();
-        let result = self.accumulate_share(micro_batches, C::WEIGHTED, &mut weighted(compute));
-        self.computes = false;
-        self.or_abort(result)
+        self.engine.accumulate(micro_batches, C::WEIGHTED, &mut round(compute))
     }
 
     /// Accumulates like [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
@@ -54,25 +50,7 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// Nothing was accumulated, and the errors of [`step_with`](Self::step_with).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        self.comm.announce(STEP, "synchronise");
-        self.begin();
-        let descriptor = StepDescriptor::new(TrainingCall::Step, self.micro_batches, self.weighted);
-        self.synchronise_after(0..0, descriptor, &mut |_, _, _| unreachable!("the range is empty"))
-    }
-
-    /// Adds this rank's share of these micro-batches to the accumulated gradients.
-    fn accumulate_share(
-        &mut self,
-        micro_batches: usize,
-        weighted: bool,
-        compute: &mut Compute<'_, M>,
-    ) -> Result<()> {
-        self.check_weighted(weighted)?;
-        for index in self.share(micro_batches) {
-            let pass = self.passes.in_step(self.number_in_step(TrainingCall::Accumulate, index));
-            self.run((index, pass), compute, Role::Inner)?;
-        }
-        (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
-        Ok(())
+        self.engine.world.announce(STEP, "synchronise");
+        self.engine.synchronise()
     }
 }

@@ -1,7 +1,8 @@
 //! Evaluation: forward passes without a backward.
 
 use super::{Ddp, StepReport};
-use crate::{Block, BoxError, Loss, Params, Result, evaluation};
+use crate::engine::Engine;
+use crate::{Block, BoxError, Error, Loss, Params, Result};
 
 impl<M: Params> Ddp<M> {
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank calls this with
@@ -22,14 +23,19 @@ impl<M: Params> Ddp<M> {
     pub fn evaluate<A, C: Loss>(
         &mut self,
         micro_batches: usize,
-        input: impl FnMut(usize) -> Result<A, BoxError>,
-        loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+        mut input: impl FnMut(usize) -> Result<A, BoxError>,
+        mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport>
     where
         M: Block<A>,
     {
-        self.comm.announce("evaluate", "evaluate");
-        let Self { comm, model, passes, updates, .. } = self;
-        evaluation::evaluate(comm, (model, passes), updates, micro_batches, input, loss)
+        self.engine.announce("evaluate");
+        let mut round = |engine: &mut Engine<M>, index: Option<usize>| {
+            let index = index.expect("without shards, every round of a rank has a micro-batch");
+            let given = input(index).map_err(Error::compute)?;
+            let (output, _) = engine.model.forward(given).map_err(Error::compute)?;
+            Ok(loss(index, output).map_err(Error::compute)?.weighted())
+        };
+        self.engine.evaluate(micro_batches, C::WEIGHTED, &mut round)
     }
 }

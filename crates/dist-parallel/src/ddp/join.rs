@@ -1,8 +1,8 @@
 //! Steps of ranks with different numbers of micro-batches.
 
-use super::{Ddp, StepReport, forward_backward, weighted};
-use crate::step_consensus::{STEP, StepDescriptor, TrainingCall};
-use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
+use super::{Ddp, StepReport, forward_backward, round};
+use crate::step_consensus::STEP;
+use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
     /// Computes the mean gradients of the micro-batches that the ranks have: `own` on this rank, 0 if it has run out.
@@ -67,14 +67,8 @@ impl<M: Params> Ddp<M> {
         own: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
-        self.comm.announce(STEP, "join");
-        self.begin();
-        let descriptor = StepDescriptor::new(TrainingCall::Join, 0, C::WEIGHTED);
-        match self.synchronise_after(0..own, descriptor, &mut weighted(compute)) {
-            Ok(report) => Ok(Some(report)),
-            Err(Error::NoMicroBatches) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.engine.world.announce(STEP, "join");
+        self.engine.join(own, C::WEIGHTED, &mut round(compute))
     }
 
     /// Joins like [`join_with`](Self::join_with), for a model that is a [`Block`], with a `batch` like that of

@@ -8,24 +8,19 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::Communicator;
 
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
-use crate::buffers::Buffers;
-use crate::flat;
-use crate::fsdp::{bytes_sent, share};
-use crate::gradients::{GradientLayout, GradientMemory, Gradients, ReduceGroups, Role, Scatter};
-use crate::hook_worker::HookWorker;
+use crate::engine::{Agreement, Engine, GradientSetup, InitialValues, delegate_shards};
+use crate::fsdp::{FsdpOptions, Plan, Precision, ShardingStrategy, Units};
+use crate::gradients::{GradientLayout, GradientMemory};
 use crate::loss::WeightedLoss;
-use crate::pass::Passes;
-use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
-use crate::tree::TreeSum;
-use crate::unreported::{Unreported, without_gradient};
-use crate::updates::Updates;
+use crate::step_consensus::{STEP, TrainingCall};
+use crate::unreported::without_gradient;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, Error, Loss, Optimizer, Params, Pass, Ready,
-    Result, Values, ValuesMut, agreement, mutation_check, norm, params,
+    Result, Values, agreement, mutation_check, norm, params,
 };
 
 /// Distributed data-parallel training (DDP).
@@ -75,23 +70,7 @@ use crate::{
 ///
 /// Accumulated gradients are then dropped, but a hook keeps its residuals. The next step can follow.
 pub struct Ddp<M> {
-    comm: Communicator,
-    model: M,
-    gradients: Gradients,
-    /// The sum of this rank's losses since the last synchronisation, and their total weight.
-    losses: TreeSum<f32>,
-    count: u64,
-    buffers: Buffers,
-    /// The worker that runs the communication hook, if there is a hook.
-    hook_worker: Option<HookWorker>,
-    /// The number of micro-batches of all ranks since the last synchronisation.
-    micro_batches: usize,
-    weighted: bool,
-    pub(crate) passes: Passes,
-    updates: Updates,
-    unreported: Unreported,
-    /// `true` while this rank computes gradients. It stays `true` if the computation panics.
-    computes: bool,
+    engine: Engine<M>,
 }
 
 /// Settings of [`Ddp`].
@@ -100,13 +79,22 @@ pub struct Ddp<M> {
 pub struct DdpOptions {
     /// The size limits of buckets.
     pub bucket_bytes: BucketBytes,
+    /// The types of master parameters and reduced gradients. Only [`update`](Ddp::update) uses master parameters: it
+    /// replaces the model's values by theirs. The types do not change the division into buckets.
+    pub precision: Precision,
 }
 
 impl DdpOptions {
     /// Returns these options with other size limits of buckets.
     #[must_use]
     pub const fn with_bucket_bytes(self, bucket_bytes: BucketBytes) -> Self {
-        Self { bucket_bytes }
+        Self { bucket_bytes, ..self }
+    }
+
+    /// Returns these options with other types.
+    #[must_use]
+    pub const fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
     }
 }
 
@@ -161,43 +149,30 @@ impl<M: Params> Ddp<M> {
     ) -> Result<Self> {
         let name = hook.as_ref().map_or_else(|| "none".to_owned(), |hook| hook.name());
         let sizes = agreement::setting("the sizes of buckets", options.bucket_bytes);
-        agreement::check(&mut comm, model.infos(), &[sizes, ("the hook".to_owned(), name)])?;
-        params::validate(model.infos())?;
-        let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
-        let layout = GradientLayout::of_plan(model.infos(), &plan, 1);
-        let tensors = layout.tensors(model.infos());
-        let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
-        let gradients = Gradients::new(layout, Scatter::Never, GradientMemory::OfEachBucket, keeps_residual);
-        let hook_worker = hook.map(|hook| HookWorker::start(&mut comm, hook, tensors)).transpose();
-        let begun = broadcast(&mut comm, &mut model).and(hook_worker);
-        let hook_worker = or_abort(&mut comm, begun)?;
+        let types = agreement::setting("the precision", options.precision);
+        agreement::check(&mut comm, model.infos(), &[sizes, types, ("the hook".to_owned(), name)])?;
+        let unsharded = FsdpOptions::new(ShardingStrategy::NoShard)
+            .with_units(Units::OneForAll)
+            .with_precision(options.precision);
+        let plan = Plan::new(model.infos(), &[0, model.infos().len()], comm.world_size(), &unsharded)?;
+        let buckets = BucketPlan::new(model.infos(), options.bucket_bytes);
+        let layout = GradientLayout::of_plan(model.infos(), &buckets, options.precision.reduce, 1);
         tracing::debug!(
             parameters = model.infos().len(),
-            buckets = gradients.bucket_count(),
+            buckets = buckets.buckets().len(),
             "training begins"
         );
-        let buffers = Buffers::new(model.infos());
-        Ok(Self {
-            comm,
-            model,
-            gradients,
-            losses: TreeSum::new(),
-            count: 0,
-            buffers,
-            hook_worker,
-            micro_batches: 0,
-            weighted: false,
-            passes: Passes::default(),
-            updates: Updates::new(),
-            unreported: Unreported::default(),
-            computes: false,
-        })
+        let told = broadcast(&mut comm, &mut model);
+        or_abort(&mut comm, told)?;
+        let setup =
+            GradientSetup { layout, memory: GradientMemory::OfEachBucket, hook, agreement: Agreement::AtEnd };
+        Ok(Self { engine: Engine::start(comm, model, plan, setup, InitialValues::Broadcast)? })
     }
 
     /// Returns this rank's share of a number of micro-batches: a contiguous range. The shares of two ranks differ by
     /// one at most.
     pub fn share(&self, micro_batches: usize) -> Range<usize> {
-        share(micro_batches, self.comm.world_size(), self.comm.rank())
+        self.engine.share(micro_batches)
     }
 
     /// Computes the mean gradients of `micro_batches` micro-batches of all ranks, accumulated ones included.
@@ -218,16 +193,15 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        self.comm.announce(STEP, "step");
-        self.begin();
-        let descriptor =
-            StepDescriptor::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
-        self.synchronise_after(self.share(micro_batches), descriptor, &mut weighted(compute))
+        self.engine.world.announce(STEP, "step");
+        self.engine.begin_to_compute();
+        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED);
+        self.engine.step(descriptor, micro_batches, &mut round(compute))
     }
 
     /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
-        self.gradients.mean(parameter)
+        self.engine.gradients.mean(parameter)
     }
 
     /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
@@ -235,7 +209,9 @@ impl<M: Params> Ddp<M> {
     /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.model.infos(), |parameter| self.gradients.mean(parameter).is_some())
+        without_gradient(self.engine.model.infos(), |parameter| {
+            self.engine.gradients.mean(parameter).is_some()
+        })
     }
 
     /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. The number of a slice
@@ -245,8 +221,7 @@ impl<M: Params> Ddp<M> {
     /// The model does not hand out its parameters, or the optimizer fails. [`StepPanicked`](Error::StepPanicked) if a
     /// step has panicked and no step has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        let result = self.try_update(optimizer);
-        self.or_abort(result)
+        self.engine.update(optimizer)
     }
 
     /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
@@ -271,9 +246,9 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// The model does not hand out its parameters.
     pub fn for_each_parameter(&self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        let own = self.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
+        let own = self.engine.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
         own.map(|(parameter, _)| parameter).try_for_each(|parameter| {
-            params::read(&self.model, parameter, &mut |values| f(parameter, values))
+            params::read(&self.engine.model, parameter, &mut |values| f(parameter, values))
         })
     }
 
@@ -281,7 +256,7 @@ impl<M: Params> Ddp<M> {
     /// how training is distributed. It is infinite or NaN if a gradient is.
     pub fn gradient_norm(&self) -> f64 {
         norm::gradient_norm(
-            self.gradients.parameters().filter_map(|parameter| self.gradients.mean(parameter)),
+            self.engine.gradients.parameters().filter_map(|parameter| self.engine.gradients.mean(parameter)),
         )
     }
 
@@ -291,7 +266,7 @@ impl<M: Params> Ddp<M> {
     pub fn clip_gradients(&mut self, max: f64) -> f64 {
         let norm = self.gradient_norm();
         if let Some(factor) = self.clipping(norm, max) {
-            self.gradients.scale(factor);
+            self.engine.gradients.scale(factor);
         }
         norm
     }
@@ -299,8 +274,7 @@ impl<M: Params> Ddp<M> {
     /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
     /// communication. All ranks call it with the same factor, and the next step compares it.
     pub fn scale_gradients(&mut self, factor: f64) {
-        self.updates.record_scaling(factor);
-        self.gradients.scale(factor);
+        self.engine.scale_gradients(factor);
     }
 
     /// Returns the factor by which gradients of this norm must be [scaled](crate::ValuesMut::scale) so that their
@@ -309,7 +283,7 @@ impl<M: Params> Ddp<M> {
     /// Use this in a loop that holds the gradients itself and clips all of them on every rank. The next step compares
     /// `max` between ranks, as after [`clip_gradients`](Self::clip_gradients).
     pub fn clipping(&mut self, norm: f64, max: f64) -> Option<f64> {
-        self.updates.record_clipping(max);
+        self.engine.updates.record_clipping(max);
         norm::factor(norm, max)
     }
 
@@ -323,11 +297,11 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// The model does not hand out its parameters.
     pub fn compare_parameters(&mut self) -> Result<()> {
-        let trained: Vec<usize> = self.gradients.parameters().collect();
-        let checksum = |parameter| Ok((parameter, mutation_check::checksum(&self.model, parameter)?));
+        let trained: Vec<usize> = self.engine.gradients.parameters().collect();
+        let checksum = |parameter| Ok((parameter, mutation_check::checksum(&self.engine.model, parameter)?));
         let checksums = trained.into_iter().map(checksum).collect();
-        let checksums = self.or_abort(checksums)?;
-        self.updates.record_parameters(checksums);
+        let checksums = self.engine.or_abort(checksums)?;
+        self.engine.updates.record_parameters(checksums);
         Ok(())
     }
 
@@ -335,241 +309,73 @@ impl<M: Params> Ddp<M> {
     /// takes its [share](Self::share). All ranks call this equally often before the same step. If digests differ, the
     /// step fails on every rank with [`BatchesDiffer`](Error::BatchesDiffer).
     pub fn compare_batches(&mut self, digest: u64) {
-        self.updates.record_batch(digest);
+        self.engine.updates.record_batch(digest);
     }
 
     /// Returns the description of the forward of a micro-batch that the next call computes, for a loop that runs
     /// forwards before it calls [`step_with`](Self::step_with).
     pub const fn next_pass(&self, micro_batch: usize) -> Pass {
-        self.passes.in_step(self.micro_batches + micro_batch)
+        self.engine.passes.in_step(self.engine.micro_batches + micro_batch)
     }
 
     /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
     /// is always in training mode, an evaluation never.
     pub fn train(&mut self) {
-        let pass = self.passes.set_training(true);
-        self.model.begin_forward(pass);
+        self.engine.set_training(true);
     }
 
     /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
     pub fn eval(&mut self) {
-        let pass = self.passes.set_training(false);
-        self.model.begin_forward(pass);
+        self.engine.set_training(false);
     }
 
     /// Returns the model.
     pub const fn model(&self) -> &M {
-        &self.model
+        &self.engine.model
     }
 
     /// Returns the model, for example to evaluate it. If you change its parameters, change them alike on every rank.
     pub const fn model_mut(&mut self) -> &mut M {
-        &mut self.model
+        &mut self.engine.model
     }
 
     /// Returns this rank's number.
     pub fn rank(&self) -> usize {
-        self.comm.rank()
+        self.engine.world.rank()
     }
 
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
-        self.comm.world_size()
+        self.engine.world.world_size()
     }
 
     /// Returns the communicator.
     pub const fn communicator(&self) -> &Communicator {
-        &self.comm
+        &self.engine.world
     }
 
     /// Returns the communicator, for other messages between the ranks.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.comm
+        &mut self.engine.world
     }
 
     /// Ends the training and returns the communicator and the model.
     pub fn into_parts(self) -> (Communicator, M) {
-        (self.comm, self.model)
-    }
-
-    /// Computes these micro-batches of this rank, and then the mean gradients of all ranks. The caller has called
-    /// [`begin`](Self::begin).
-    fn synchronise_after(
-        &mut self,
-        share: Range<usize>,
-        descriptor: StepDescriptor,
-        compute: &mut Compute<'_, M>,
-    ) -> Result<StepReport> {
-        let runtime = self.comm.runtime().clone();
-        let (started, sent_before) = (runtime.now(), self.bytes_sent());
-        let result = self.attempt(share, descriptor, compute);
-        self.computes = false;
-        let (ReducedStep { loss, micro_batches }, exposed) = self.or_abort(result)?;
-        (self.micro_batches, self.weighted) = (0, false);
-        let Self { unreported, model, gradients, passes, .. } = self;
-        model.begin_forward(passes.end_step());
-        unreported
-            .warn_once(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
-        let elapsed = runtime.now().saturating_sub(started);
-        let bytes_sent = self.bytes_sent() - sent_before;
-        Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
-    }
-
-    /// Starts to compute gradients. If an earlier computation panicked and the caller caught that, its unfinished
-    /// gradients are dropped.
-    fn begin(&mut self) {
-        if std::mem::replace(&mut self.computes, true) {
-            self.forget();
-        }
-        self.gradients.begin_step();
-        if let Some(hook_worker) = &mut self.hook_worker {
-            hook_worker.follow(&self.comm);
-        }
-    }
-
-    /// Runs the part of a step that can fail. Returns the result and the time that this rank waited for others.
-    fn attempt(
-        &mut self,
-        share: Range<usize>,
-        descriptor: StepDescriptor,
-        compute: &mut Compute<'_, M>,
-    ) -> Result<(ReducedStep, Duration)> {
-        self.check_weighted(descriptor.weighted)?;
-        for index in share.clone() {
-            let pass = self.passes.in_step(self.number_in_step(descriptor.call, index));
-            self.run((index, pass), compute, Role::new(true, index + 1 == share.end))?;
-        }
-        let mut waited = Duration::ZERO;
-        let mut groups = reduce(&mut self.comm, self.hook_worker.as_ref(), &mut waited);
-        self.gradients.start_reductions(&mut groups)?;
-        let waiting = self.comm.runtime().now();
-        let reduced = self.finish(descriptor)?;
-        self.updates.record_step();
-        self.buffers.synchronise([&mut self.comm], &mut self.model)?;
-        Ok((reduced, self.comm.runtime().now().saturating_sub(waiting)))
-    }
-
-    /// Waits for the reductions and divides the sums by the total weight.
-    fn finish(&mut self, descriptor: StepDescriptor) -> Result<ReducedStep> {
-        let Self { comm, model, gradients, hook_worker, updates, .. } = self;
-        let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        let (computed, count) = (gradients.ended(), std::mem::take(&mut self.count));
-        let numbers = StepConsensus::encode(computed, count, descriptor, updates, gradients.used());
-        let loss = comm.start_all_reduce(vec![loss], ReduceOp::Sum);
-        let numbers = comm.start_all_reduce(numbers, ReduceOp::Sum);
-        // If the ranks agree on an unweighted step, the divisor is known before the counts arrive.
-        let mut waited = Duration::ZERO;
-        let known = descriptor.call == TrainingCall::Step && !descriptor.weighted;
-        let known = Some(descriptor.micro_batches).filter(|_| known);
-        if let Some(count) = known {
-            gradients.finish(count, &mut reduce(comm, hook_worker.as_ref(), &mut waited))?;
-        }
-        let mut loss = [flat::wait(loss)?[0]];
-        let numbers = flat::wait(numbers)?;
-        let consensus = StepConsensus::decode(&numbers);
-        if !consensus.agrees(comm.world_size()) {
-            return Err(descriptor.differ(comm, updates, model.infos()));
-        }
-        let counted = consensus.divisor(descriptor)?;
-        if known.is_none() {
-            gradients.finish(counted, &mut reduce(comm, hook_worker.as_ref(), &mut waited))?;
-        }
-        gradients.set_used(consensus.used());
-        ValuesMut::F32(&mut loss).divide(counted);
-        Ok(ReducedStep { loss: loss[0], micro_batches: consensus.micro_batches() })
-    }
-
-    /// Returns the number of a micro-batch of a call in its step.
-    fn number_in_step(&self, call: TrainingCall, index: usize) -> usize {
-        let in_call = match call {
-            TrainingCall::Join => index * self.world_size() + self.rank(),
-            _ => index,
-        };
-        self.micro_batches + in_call
-    }
-
-    /// Returns a hash of this rank's updates, which is equal on all ranks that have updated alike.
-    pub(crate) const fn updates_hash(&self) -> u64 {
-        self.updates.hash()
-    }
-
-    /// Returns an error unless all ranks have updated their parameters alike. Every rank calls this.
-    pub(crate) fn check_updates(&mut self) -> Result<()> {
-        self.updates.check(&mut [&mut self.comm], self.model.infos())
-    }
-
-    /// Returns an error unless all accumulated micro-batches have a weight, or none has.
-    const fn check_weighted(&self, weighted: bool) -> Result<()> {
-        if self.micro_batches > 0 && self.weighted != weighted {
-            return Err(Error::PartlyWeighted);
-        }
-        Ok(())
-    }
-
-    /// Returns the number of bytes that were sent for all steps so far.
-    fn bytes_sent(&self) -> u64 {
-        bytes_sent(&self.comm) + self.hook_worker.as_ref().map_or(0, HookWorker::bytes_sent)
-    }
-
-    /// Computes one micro-batch. If it is the last one, its buckets are reduced as they become final.
-    fn run(&mut self, (index, pass): (usize, Pass), compute: &mut Compute<'_, M>, role: Role) -> Result<()> {
-        let Self { comm, model, gradients, buffers, hook_worker, .. } = self;
-        let mut waited = Duration::ZERO;
-        let mut groups = reduce(comm, hook_worker.as_ref(), &mut waited);
-        let number = gradients.ended();
-        buffers.record_forward();
-        model.begin_forward(pass);
-        gradients.begin(number, role);
-        let mut ready = |parameter: usize, values: Values<'_>| {
-            Ok(gradients.report(number, parameter, values, &mut groups)?)
-        };
-        let (loss, count) = compute(model, index, &mut ready).map_err(Error::compute)?;
-        gradients.end(number, &mut groups)?;
-        self.losses.add(number, loss, |left, right| *left += right);
-        self.count = self.count.saturating_add(count);
-        Ok(())
-    }
-
-    fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        if self.computes {
-            return Err(Error::StepPanicked);
-        }
-        self.updates.record_update(optimizer);
-        for parameter in self.gradients.parameters() {
-            let Some(gradient) = self.gradients.mean(parameter) else { continue };
-            params::write(&mut self.model, parameter, |values| {
-                optimizer.update(parameter, values, gradient)
-            })?;
-        }
-        Ok(())
-    }
-
-    /// On an error that other ranks do not get, aborts the job and drops all gradients.
-    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        or_abort(&mut self.comm, result).inspect_err(|_| self.forget())
-    }
-
-    /// Drops all gradients. A hook keeps its residuals.
-    fn forget(&mut self) {
-        self.gradients.forget();
-        (self.losses, self.count) = (TreeSum::new(), 0);
-        (self.micro_batches, self.weighted) = (0, false);
+        (self.engine.world, self.engine.model)
     }
 
     /// Returns the number of micro-batches of all ranks that were accumulated and that no step has used.
     pub(crate) const fn accumulated(&self) -> usize {
-        self.micro_batches
+        self.engine.micro_batches
     }
 
     /// Drops all gradients and residuals, as at the start of the training.
     pub(crate) fn reset(&mut self) -> Result<()> {
-        self.forget();
-        self.updates.forget();
-        self.computes = false;
-        self.gradients.forget_residuals();
-        self.hook_worker.as_ref().map_or(Ok(()), HookWorker::forget)
+        self.engine.reset()
     }
 }
+
+delegate_shards!(<M: Params> Ddp<M>);
 
 impl<M: Params> Ddp<M> {
     /// Takes a step like [`step_with`](Self::step_with), for a model that is a [`Block`]. `batch` returns the input
@@ -602,8 +408,8 @@ impl<M: Params> Ddp<M> {
     where
         M: Block<A>,
     {
-        self.model.begin_forward(self.passes.outside());
-        let (output, _) = self.model.forward(input).map_err(Error::compute)?;
+        self.engine.model.begin_forward(self.engine.passes.outside());
+        let (output, _) = self.engine.model.forward(input).map_err(Error::compute)?;
         Ok(output)
     }
 }
@@ -623,36 +429,23 @@ where
     Ok(loss)
 }
 
-/// Wraps `compute` so that it returns the loss with its weight.
-fn weighted<M, C: Loss>(
+/// Returns the round that computes a micro-batch with `compute`.
+fn round<M: Params, C: Loss>(
     mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
-) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
-    move |model, index, ready| Ok(compute(model, index, ready)?.weighted())
-}
-
-/// Computes a micro-batch and reports its gradients.
-type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> + 'a;
-
-/// The result of the reductions of a step.
-#[derive(Debug, Clone, Copy)]
-struct ReducedStep {
-    /// The mean loss.
-    loss: f32,
-    /// The number of micro-batches that all ranks have computed.
-    micro_batches: usize,
-}
-
-/// Returns the groups that gradients are reduced over: every rank has a replica of the model.
-fn reduce<'a>(
-    comm: &'a mut Communicator,
-    hook_worker: Option<&'a HookWorker>,
-    waited: &'a mut Duration,
-) -> ReduceGroups<'a> {
-    ReduceGroups::new(None, Some(comm), hook_worker, waited)
+) -> impl FnMut(&mut Engine<M>, Option<usize>) -> Result<WeightedLoss> {
+    move |engine, index| {
+        let index = index.expect("without shards, every round of a rank has a micro-batch");
+        let Engine { model, gradients, groups, .. } = engine;
+        let number = gradients.ended();
+        let mut ready = |parameter: usize, values: Values<'_>| {
+            Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
+        };
+        Ok(compute(model, index, &mut ready).map_err(Error::compute)?.weighted())
+    }
 }
 
 impl<M> fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Ddp({:?}, {} buckets)", self.comm, self.gradients.bucket_count())
+        write!(f, "Ddp({:?}, {} buckets)", self.engine.world, self.engine.gradients.bucket_count())
     }
 }

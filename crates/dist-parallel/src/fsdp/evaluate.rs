@@ -1,11 +1,9 @@
 //! Evaluation of a sharded model: forward passes without a backward.
 
 use super::Fsdp;
-use super::order::UnitAction;
-use super::step::MicroBatchPass;
-use crate::evaluation::EvaluationLosses;
+use crate::engine::Engine;
 use crate::step_consensus::STEP;
-use crate::{BoxError, Error, Loss, Params, Result, StepDescriptor, StepReport, TrainingCall};
+use crate::{BoxError, Error, Loss, Params, Result, Sequence, StepReport};
 
 impl<A> Fsdp<A> {
     /// Runs the model forward on this rank's own input, to evaluate it. Every rank calls this equally often, because
@@ -15,17 +13,15 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// A block or communication fails.
     pub fn forward(&mut self, input: A) -> Result<A> {
-        self.announce("forward");
-        let result = self.try_forward(input);
-        self.or_abort(result)
-    }
-
-    fn try_forward(&mut self, input: A) -> Result<A> {
-        self.follow();
-        self.model.begin_forward(self.passes.outside());
-        let output = self.forward_through(&self.forward_alone(), Some(input))?;
-        self.parameters.rest(&mut self.groups)?;
-        Ok(output.expect("forward gives an output for an input"))
+        self.engine.announce("forward");
+        let Self { engine, actions } = self;
+        engine.follow();
+        engine.model.begin_forward(engine.passes.outside());
+        let result = actions.forward_alone(engine, Some(input)).and_then(|output| {
+            engine.parameters.rest(&mut engine.groups)?;
+            Ok(output.expect("forward gives an output for an input"))
+        });
+        engine.or_abort(result)
     }
 
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Every rank calls this with
@@ -48,7 +44,7 @@ impl<A> Fsdp<A> {
     ///
     /// # Errors
     /// There are no micro-batches or their weight is 0: every rank gets this error and training can continue. The
-    /// ranks called for different evaluations: every rank gets this error, and accumulated gradients are dropped.
+    /// ranks called for different evaluations: every rank gets this error, and training can continue.
     /// `input`, `loss`, a block or communication fails: the job is aborted.
     #[doc(alias = "eval")]
     pub fn evaluate<C: Loss>(
@@ -57,53 +53,13 @@ impl<A> Fsdp<A> {
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
         mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        self.world.announce(STEP, "evaluate");
-        self.reported(|fsdp| match fsdp.try_to_evaluate(micro_batches, &mut input, &mut loss) {
-            // Every rank gets this error, and nothing has changed.
-            Err(error @ (Error::NoMicroBatches | Error::ZeroWeight { .. })) => Err(error),
-            result => fsdp.or_abort(result).map(|loss| (loss, micro_batches)),
+        self.engine.world.announce(STEP, "evaluate");
+        let Self { engine, actions } = self;
+        engine.evaluate(micro_batches, C::WEIGHTED, &mut |engine: &mut Engine<Sequence<A>>, index| {
+            let given = index.map(&mut input).transpose().map_err(Error::compute)?;
+            let output = actions.forward_alone(engine, given)?;
+            let (Some(index), Some(output)) = (index, output) else { return Ok((-0.0, 0)) };
+            Ok(loss(index, output).map_err(Error::compute)?.weighted())
         })
-    }
-
-    fn try_to_evaluate<C: Loss>(
-        &mut self,
-        micro_batches: usize,
-        input: &mut impl FnMut(usize) -> Result<A, BoxError>,
-        loss: &mut impl FnMut(usize, A) -> Result<C, BoxError>,
-    ) -> Result<f32> {
-        self.agree(StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED), 0)?;
-        self.follow();
-        let assignment = self.plan.assignment(self.world.rank());
-        let actions = self.forward_alone();
-        let mut losses = EvaluationLosses::new(micro_batches);
-        for round in 0..assignment.rounds(micro_batches) {
-            let index = assignment.micro_batch(micro_batches, round);
-            self.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
-            let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
-            let output = self.forward_through(&actions, given)?;
-            if let (Some(index), Some(output)) = (index, output) {
-                losses.add(index, loss(index, output).map_err(Error::compute)?);
-            }
-        }
-        self.parameters.rest(&mut self.groups)?;
-        self.model.begin_forward(self.passes.outside());
-        losses.mean(&mut self.world)
-    }
-
-    /// Returns the actions of a forward without a backward.
-    fn forward_alone(&self) -> Vec<UnitAction> {
-        self.plan.uses().forward(&self.plan.layout, false)
-    }
-
-    /// Runs a forward with an input, or the part of the other ranks' forward that needs this rank.
-    fn forward_through(&mut self, actions: &[UnitAction], input: Option<A>) -> Result<Option<A>> {
-        let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
-        // A prefetch has already executed the first actions.
-        let taken = self.prefetched.take().unwrap_or(0);
-        for &action in &actions[taken..] {
-            self.act(action, &mut pass)?;
-            pass.saved.clear();
-        }
-        Ok(pass.current)
     }
 }

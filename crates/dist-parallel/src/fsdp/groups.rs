@@ -7,6 +7,7 @@ use dist_collectives::Communicator;
 use super::options::Degrees;
 use crate::flat::{Flat, PendingFlat};
 use crate::gradients::ReduceGroups;
+use crate::hook_worker::HookWorker;
 use crate::{Error, Result};
 
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(crate) struct Groups {
     pub(crate) replicas: Communicator,
     /// The ranks that keep a shard each between forward and backward.
     pub(crate) reshard_group: Option<Communicator>,
+    /// The worker that sums over the replicas in place of an all-reduce.
+    pub(crate) hook: Option<HookWorker>,
     /// The time that this rank has waited since the last [`take_waited`](Self::take_waited).
     waited: Duration,
 }
@@ -39,6 +42,7 @@ impl Groups {
             shards: group(world, &neighbours(rank, shards))?,
             replicas: group(world, &copies)?,
             reshard_group: reshard_group.map(|count| group(world, &neighbours(rank, count))).transpose()?,
+            hook: None,
             waited: Duration::ZERO,
         })
     }
@@ -47,6 +51,9 @@ impl Groups {
     pub(crate) fn follow(&mut self, world: &Communicator) {
         let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.reshard_group.as_mut()];
         groups.into_iter().flatten().for_each(|group| follow(group, world));
+        if let Some(hook) = &mut self.hook {
+            hook.follow(world);
+        }
     }
 
     pub(crate) fn wait(&mut self, pending: PendingFlat) -> Result<Flat> {
@@ -63,13 +70,15 @@ impl Groups {
 
     /// Returns the groups that gradients are reduced over.
     pub(crate) fn reduce(&mut self) -> ReduceGroups<'_> {
-        ReduceGroups::new(Some(&mut self.shards), Some(&mut self.replicas), None, &mut self.waited)
+        let Self { shards, replicas, hook, waited, .. } = self;
+        ReduceGroups::new(Some(shards), Some(replicas), hook.as_ref(), waited)
     }
 
     /// Returns the number of bytes that this rank has sent to its groups.
     pub(crate) fn bytes_sent(&self) -> u64 {
         let groups = [Some(&self.shards), Some(&self.replicas), self.reshard_group.as_ref()];
-        groups.into_iter().flatten().map(bytes_sent).sum()
+        let of_hook = self.hook.as_ref().map_or(0, HookWorker::bytes_sent);
+        groups.into_iter().flatten().map(bytes_sent).sum::<u64>() + of_hook
     }
 
     /// Returns the number of these bytes that belong to asynchronous operations: parameters and gradients.

@@ -10,36 +10,27 @@ mod order;
 mod parameters;
 mod plan;
 mod shard_buffer;
-mod shards;
 mod step;
 
 use std::fmt;
 use std::ops::Range;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::Communicator;
 
 pub(crate) use assignment::share;
-pub(crate) use groups::{bytes_sent, follow};
-pub(crate) use layout::{FlatParameter, Layout, ShardChunk};
+pub(crate) use groups::{Groups, bytes_sent, follow};
+pub(crate) use layout::{FlatParameter, Layout, ReplicatedParameter, ShardChunk};
 pub use memory::MemoryEstimate;
+pub(crate) use options::Degrees;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
+pub(crate) use parameters::Parameters;
 pub use plan::Plan;
 
-use crate::abort::or_abort;
-use crate::broadcast::{broadcast_bucket, coalesced};
-use crate::buffers::Buffers;
+use crate::engine::{Agreement, Engine, Given, GradientSetup, InitialValues, delegate_shards};
 use crate::flat::Flat;
-use crate::gradients::{GradientLayout, GradientMemory, Gradients};
-use crate::norm::{SquareRange, SumOfSquares};
-use crate::pass::Passes;
-use crate::unreported::{Unreported, without_gradient};
-use crate::updates::Updates;
-use crate::{
-    Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params,
-};
-use groups::Groups;
-use order::UnitAction;
-use parameters::Parameters;
+use crate::gradients::{GradientLayout, GradientMemory};
+use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, params};
+use step::BlockActions;
 
 /// Sharded data-parallel training.
 ///
@@ -81,32 +72,8 @@ use parameters::Parameters;
 /// abort it: [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
-    parameters: Parameters,
-    gradients: Gradients,
-    buffers: Buffers,
-    groups: Groups,
-    /// The model's parameters, with the types of the master values that the optimizer updates.
-    kept: Vec<ParamInfo>,
-    /// The group of all ranks.
-    world: Communicator,
-    model: Sequence<A>,
-    plan: Plan,
-    forward: Vec<UnitAction>,
-    backward: Vec<UnitAction>,
-    /// The number of actions of the next forward that a prefetch has executed.
-    prefetched: Option<usize>,
-    /// The number of micro-batches of all ranks since the last step.
-    micro_batches: usize,
-    weighted: bool,
-    /// The weight of this rank's micro-batches.
-    count: u64,
-    /// This rank's losses since the last step, one per round.
-    losses: Vec<f32>,
-    passes: Passes,
-    updates: Updates,
-    unreported: Unreported,
-    /// `true` while this rank computes gradients. It stays `true` if the computation panics.
-    computes: bool,
+    engine: Engine<Sequence<A>>,
+    actions: BlockActions,
 }
 
 impl<A> Fsdp<A> {
@@ -116,7 +83,23 @@ impl<A> Fsdp<A> {
     /// Parameters or options differ between ranks, or the options cannot divide the ranks: every rank gets the error.
     /// Communication fails.
     pub fn new(comm: Communicator, model: Sequence<A>, options: &FsdpOptions) -> Result<Self> {
-        Self::begin(comm, model, options, InitialValues::OfRank0)
+        Self::begin(comm, model, options, None, InitialValues::OfRank0)
+    }
+
+    /// Starts training like [`new`](Self::new), with a communication hook that sums the gradients of each unit over all
+    /// ranks, for example compressed, as in [`Ddp::with_hook`](crate::Ddp::with_hook).
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new), and hooks with different names on different ranks.
+    /// [`HookWithShards`](Error::HookWithShards) on every rank unless the strategy is
+    /// [`NoShard`](ShardingStrategy::NoShard).
+    pub fn with_hook(
+        comm: Communicator,
+        model: Sequence<A>,
+        options: &FsdpOptions,
+        hook: impl BucketHook + 'static,
+    ) -> Result<Self> {
+        Self::begin(comm, model, options, Some(Box::new(hook)), InitialValues::OfRank0)
     }
 
     /// Starts training like [`new`](Self::new), with initial values of which no rank ever holds more than one unit.
@@ -134,68 +117,41 @@ impl<A> Fsdp<A> {
         mut values: impl FnMut(usize, ValuesMut<'_>),
     ) -> Result<Self> {
         let checksums = vec![0; model.infos().len()];
-        Self::begin(comm, model, options, InitialValues::Given(Given { values: &mut values, checksums }))
+        let given = InitialValues::Given(Given { values: &mut values, checksums });
+        Self::begin(comm, model, options, None, given)
     }
 
     fn begin(
         mut world: Communicator,
-        mut model: Sequence<A>,
+        model: Sequence<A>,
         options: &FsdpOptions,
-        mut first: InitialValues<'_>,
+        hook: Option<Box<dyn BucketHook>>,
+        first: InitialValues<'_>,
     ) -> Result<Self> {
         let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
         let starts = agreement::setting("the list of the blocks' first parameters", model.starts());
-        let settings = [options.settings().as_slice(), &[starts]].concat();
+        let name = hook.as_ref().map_or_else(|| "none".to_owned(), |hook| hook.name());
+        let settings = [options.settings().as_slice(), &[starts, ("the hook".to_owned(), name)]].concat();
         agreement::check(&mut world, model.infos(), &settings)?;
         let plan = plan?;
-        let mut groups = Groups::new(&mut world, plan.degrees, plan.reshard_group)?;
-        let (degrees, precision) = (plan.degrees, options.precision);
-        let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
-        let mut fill =
-            |model: &mut _, flat_param: &_, whole: &mut _| first.fill(&mut world, model, flat_param, whole);
-        let parameters = filled.and_then(|()| {
-            Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill)
-        });
-        let parameters = or_abort(&mut world, parameters)?;
-        first.check(&mut world, model.infos())?;
-        let buckets = GradientLayout::of_units(model.infos(), &plan.layout, precision);
-        let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
-            let flat_param =
-                location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
-            let dtype = flat_param.map_or(info.dtype, |flat_param| flat_param.master_dtype(precision));
-            ParamInfo { dtype, ..info.clone() }
-        });
-        Ok(Self {
-            parameters,
-            gradients: Gradients::new(buckets, degrees.scatter(), GradientMemory::shared(), false),
-            buffers: Buffers::new(model.infos()),
-            groups,
-            kept: kept.collect(),
-            world,
-            model,
-            forward: plan.uses().forward(&plan.layout, true),
-            backward: plan.uses().backward(&plan.layout),
-            plan,
-            prefetched: None,
-            micro_batches: 0,
-            weighted: false,
-            count: 0,
-            losses: Vec::new(),
-            passes: Passes::default(),
-            updates: Updates::new(),
-            unreported: Unreported::default(),
-            computes: false,
-        })
+        if hook.is_some() && options.strategy != ShardingStrategy::NoShard {
+            return Err(Error::HookWithShards { strategy: options.strategy });
+        }
+        let layout = GradientLayout::of_units(model.infos(), &plan.layout, options.precision);
+        let setup = GradientSetup {
+            layout,
+            memory: GradientMemory::shared(),
+            hook,
+            agreement: Agreement::BeforeRounds,
+        };
+        let actions = BlockActions::new(&plan);
+        Ok(Self { engine: Engine::start(world, model, plan, setup, first)?, actions })
     }
 
     /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter. `None` if the rank
     /// has no shard of it, or if no micro-batch of the last step had a gradient.
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
-        let location = (*self.plan.layout.locations.get(parameter)?)?;
-        let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
-        let chunk = flat_param.chunk(location.place, self.groups.shards.rank())?;
-        let values = self.gradients.mean_of_chunk(chunk.parameter, chunk.at, chunk.len)?;
-        Some((chunk.offset..chunk.offset + chunk.len, values))
+        self.engine.gradient(parameter)
     }
 
     /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient on any
@@ -203,7 +159,7 @@ impl<A> Fsdp<A> {
     /// have forgotten to report them.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
-        without_gradient(self.model.infos(), |parameter| self.gradients.used()[parameter])
+        self.engine.without_gradient()
     }
 
     /// Returns the Euclidean norm of all gradients as one vector. It is rounded once, so its bits do not depend on
@@ -213,28 +169,8 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// Communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
-        self.announce("gradient_norm");
-        self.norm()
-    }
-
-    fn norm(&mut self) -> Result<f64> {
-        let ended = self.check_ended();
-        self.or_abort(ended)?;
-        let precision = self.plan.options.precision;
-        let range = SquareRange::of(
-            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)),
-        );
-        let mut sum = SumOfSquares::new(range);
-        let rank = self.groups.shards.rank();
-        for chunk in self.plan.layout.flat_params().flat_map(|(_, flat_param)| flat_param.chunks(rank)) {
-            let mean = self.gradients.mean_of_chunk(chunk.parameter, chunk.at, chunk.len);
-            mean.into_iter().for_each(|mean| sum.add(mean));
-        }
-        let mut encoded = sum.encode();
-        self.follow();
-        let added = self.groups.shards.all_reduce(&mut encoded, ReduceOp::Sum);
-        self.or_abort(added.map_err(Error::communication))?;
-        Ok(SumOfSquares::root(range, &encoded))
+        self.engine.announce("gradient_norm");
+        self.engine.gradient_norm()
     }
 
     /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. Nothing
@@ -244,20 +180,14 @@ impl<A> Fsdp<A> {
     /// Communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        self.announce("clip_gradients");
-        let norm = self.norm()?;
-        self.updates.record_clipping(max);
-        if let Some(factor) = norm::factor(norm, max) {
-            self.gradients.scale(factor);
-        }
-        Ok(norm)
+        self.engine.announce("clip_gradients");
+        self.engine.clip_gradients(max)
     }
 
     /// Scales all gradients by a factor, for example that of a [`LossScaler`](crate::optim::LossScaler). It needs no
     /// communication. All ranks call it with the same factor, and the next step compares it.
     pub fn scale_gradients(&mut self, factor: f64) {
-        self.updates.record_scaling(factor);
-        self.gradients.scale(factor);
+        self.engine.scale_gradients(factor);
     }
 
     /// Updates the parameters by their gradients. Parameters without a gradient stay unchanged. Every rank calls
@@ -268,9 +198,8 @@ impl<A> Fsdp<A> {
     /// The optimizer or communication fails. [`StepPanicked`](Error::StepPanicked) if a step has panicked and no step
     /// has succeeded since.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        self.announce("update");
-        let result = self.try_update(optimizer);
-        self.or_abort(result)
+        self.engine.announce("update");
+        self.engine.update(optimizer)
     }
 
     /// [Updates](Self::update) the parameters if the norm of the gradients is finite, and returns `true`. Otherwise
@@ -283,36 +212,12 @@ impl<A> Fsdp<A> {
     /// The errors of [`update`](Self::update).
     #[doc(alias = "skip_nan")]
     pub fn update_if_finite(&mut self, optimizer: &mut dyn Optimizer) -> Result<bool> {
-        self.announce("update_if_finite");
-        let is_finite = self.norm()?.is_finite();
+        self.engine.announce("update_if_finite");
+        let is_finite = self.engine.gradient_norm()?.is_finite();
         if is_finite {
-            let updated = self.try_update(optimizer);
-            self.or_abort(updated)?;
+            self.engine.update(optimizer)?;
         }
         Ok(is_finite)
-    }
-
-    fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        self.check_ended()?;
-        self.updates.record_update(optimizer);
-        let Self { parameters, gradients, model, plan, groups, .. } = self;
-        let rank = groups.shards.rank();
-        for (place, flat_param) in plan.layout.flat_params() {
-            for chunk in flat_param.chunks(rank) {
-                let Some(mean) = gradients.mean_of_chunk(chunk.parameter, chunk.at, chunk.len) else {
-                    continue;
-                };
-                parameters.change(place, chunk, model, |values| {
-                    if mean.dtype() == values.dtype() {
-                        return optimizer.update(chunk.parameter, values, mean);
-                    }
-                    let mut converted = Flat::zeros(values.dtype(), mean.len());
-                    converted.slice_mut(0, mean.len()).convert_from(mean);
-                    optimizer.update(chunk.parameter, values, converted.slice(0, mean.len()))
-                })?;
-            }
-        }
-        self.all_gather_updates(|flat_param| flat_param.trainable)
     }
 
     /// Sets this rank's shard of all parameters from one flat slice. It contains the shards of the parameters one
@@ -322,79 +227,19 @@ impl<A> Fsdp<A> {
     /// The number or the type of the values is wrong: the error says what is expected, and the job is aborted,
     /// because other ranks may already use their new values. Communication fails.
     pub fn set_shard(&mut self, values: Values<'_>) -> Result<()> {
-        self.announce("set_shard");
-        let result = self.try_set_shard(values).and_then(|()| self.all_gather_updates(|_| true));
-        self.or_abort(result)
-    }
-
-    fn try_set_shard(&mut self, values: Values<'_>) -> Result<()> {
-        let (expected_len, precision) = (self.shard_len(), self.plan.options.precision);
-        let (got_len, got) = (values.len(), values.dtype());
-        let mut dtypes =
-            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
-        let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
-        if (expected, expected_len) != (got, got_len) {
-            return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
-        }
-        let mut rest = values;
-        for (place, chunk) in self.chunks() {
-            self.parameters
-                .change(place, chunk, &mut self.model, |mut own| own.copy_from(rest.part(0..chunk.len)))?;
-            rest = rest.part(chunk.len..rest.len());
-        }
-        Ok(())
+        self.engine.announce("set_shard");
+        self.engine.set_shard(values)
     }
 
     /// Returns the number of parameter values in this rank's shard.
     pub fn shard_len(&self) -> usize {
-        self.chunks().iter().map(|(_, chunk)| chunk.len).sum()
+        self.engine.shard_len()
     }
 
     /// Returns the bytes of parameters and gradients that this rank has sent since the training began. Values that
     /// others read in its memory are not counted.
     pub fn tensor_bytes_sent(&self) -> u64 {
-        self.groups.tensor_bytes_sent()
-    }
-
-    /// Returns the chunks of this rank's shard of all parameters, each with the position of its flat parameter.
-    fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
-        let rank = self.groups.shards.rank();
-        let flat_params = self.plan.layout.flat_params();
-        flat_params
-            .flat_map(|(place, flat_param)| flat_param.chunks(rank).map(move |chunk| (place, chunk)))
-            .collect()
-    }
-
-    /// All-gathers the shards of these flat parameters after an update, if every rank's model has all parameters.
-    fn all_gather_updates(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
-        self.follow();
-        let Self { parameters, model, plan, groups, .. } = self;
-        // Prefetched parameters are outdated now.
-        self.prefetched = None;
-        parameters.forget();
-        let outside = |flat_param: &FlatParameter| {
-            plan.degrees.shards > 1 || flat_param.master_dtype(plan.options.precision) != flat_param.dtype
-        };
-        let update_buffer = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
-        let update_buffer =
-            update_buffer.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
-        let update_buffer: Vec<(usize, usize)> = update_buffer.map(|(place, _)| place).collect();
-        if parameters.gathers_updates_in_place() {
-            update_buffer
-                .iter()
-                .try_for_each(|&place| parameters.all_gather_updates(&plan.layout, place, groups, model))?;
-            return parameters.rest(groups);
-        }
-        for (index, &place) in update_buffer.iter().enumerate() {
-            parameters.start_all_gather_updates(&plan.layout, place, groups, model)?;
-            if let Some(before) = index.checked_sub(1) {
-                parameters.finish_all_gather_updates(&plan.layout, update_buffer[before], groups, model)?;
-            }
-        }
-        if let Some(&last) = update_buffer.last() {
-            parameters.finish_all_gather_updates(&plan.layout, last, groups, model)?;
-        }
-        parameters.rest(groups)
+        self.engine.groups.tensor_bytes_sent()
     }
 
     /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included. Tied parameters
@@ -403,18 +248,8 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// Communication fails.
     pub fn for_each_parameter(&mut self, f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        self.announce("for_each");
-        self.each_parameter(f)
-    }
-
-    fn each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
-        let result = self.for_each_unit(|model, layout, unit| {
-            let unit = &layout.units[unit];
-            unit.sharded()
-                .chain(unit.buffers.iter().map(|buffer| buffer.parameter))
-                .try_for_each(|parameter| params::read(model, parameter, &mut |values| f(parameter, values)))
-        });
-        self.or_abort(result)
+        self.engine.announce("for_each");
+        self.engine.for_each_parameter(f)
     }
 
     /// Ends the training and returns the communicator and the model, which has all of its parameters on every rank.
@@ -423,14 +258,14 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// Communication fails.
     pub fn into_parts(mut self) -> Result<(Communicator, Sequence<A>)> {
-        let mut whole: Vec<Option<Flat>> = self.model.infos().iter().map(|_| None).collect();
-        self.announce("into_parts");
-        self.each_parameter(|parameter, values| {
+        let mut whole: Vec<Option<Flat>> = self.model().infos().iter().map(|_| None).collect();
+        self.engine.announce("into_parts");
+        self.engine.for_each_parameter(|parameter, values| {
             let mut copy = Flat::zeros(values.dtype(), values.len());
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);
         })?;
-        let Self { world, mut model, .. } = self;
+        let Engine { world, mut model, .. } = self.engine;
         for (parameter, values) in whole.into_iter().enumerate() {
             let Some(values) = values else { continue };
             params::write(&mut model, parameter, |mut own| own.copy_from(values.slice(0, values.len())))?;
@@ -438,201 +273,60 @@ impl<A> Fsdp<A> {
         Ok((world, model))
     }
 
-    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`]. A step
+    /// Sets forwards outside of steps and evaluations to training mode, which blocks receive as a [`Pass`](crate::model::Pass). A step
     /// is always in training mode, an evaluation never.
     pub fn train(&mut self) {
-        let pass = self.passes.set_training(true);
-        self.model.begin_forward(pass);
+        self.engine.set_training(true);
     }
 
     /// Sets forwards outside of steps and evaluations to evaluation mode. Every trainer begins with it.
     pub fn eval(&mut self) {
-        let pass = self.passes.set_training(false);
-        self.model.begin_forward(pass);
+        self.engine.set_training(false);
     }
 
     /// Returns the model. Its parameters may be freed.
     pub const fn model(&self) -> &Sequence<A> {
-        &self.model
+        &self.engine.model
     }
 
     /// Returns the model, for example to change a setting of its blocks. If you change parameters, change them alike
     /// on every rank, and only those that the strategy does not shard.
     pub const fn model_mut(&mut self) -> &mut Sequence<A> {
-        &mut self.model
+        &mut self.engine.model
     }
 
     /// Returns the plan of the training.
     pub const fn plan(&self) -> &Plan {
-        &self.plan
+        &self.engine.plan
     }
 
     /// Returns this rank's number.
     pub fn rank(&self) -> usize {
-        self.world.rank()
+        self.engine.world.rank()
     }
 
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
-        self.world.world_size()
+        self.engine.world.world_size()
     }
 
     /// Returns the communicator.
     pub const fn communicator(&self) -> &Communicator {
-        &self.world
+        &self.engine.world
     }
 
     /// Returns the communicator, for other messages between the ranks. If you set its timeout or reduction order,
     /// every later call of this training uses it.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
-        &mut self.world
-    }
-
-    /// Announces a call, so that a rank in another call gets an error.
-    pub(super) fn announce(&mut self, name: &str) {
-        self.world.announce(name, name);
-    }
-
-    /// Passes the communicator's timeout and reduction order to the groups.
-    fn follow(&mut self) {
-        self.groups.follow(&self.world);
-        self.parameters.follow(&self.world);
-    }
-
-    /// Gathers each unit once and calls `f` while the model has it.
-    fn for_each_unit(&mut self, mut f: impl FnMut(&Sequence<A>, &Layout, usize) -> Result<()>) -> Result<()> {
-        self.follow();
-        let Self { parameters, groups, model, plan, .. } = self;
-        parameters.forget();
-        self.prefetched = None;
-        for unit in 0..plan.layout.units.len() {
-            if plan.degrees.frees {
-                parameters.gather(&plan.layout, unit, groups)?;
-                parameters.materialise(&plan.layout, unit, groups, false, model)?;
-            }
-            f(model, &plan.layout, unit)?;
-            if plan.degrees.frees {
-                parameters.free(&plan.layout, unit, model)?;
-                // No rank waits while another works on all units.
-                parameters.close(groups)?;
-            }
-        }
-        parameters.rest(groups)
-    }
-
-    /// On an error that other ranks do not get, aborts the job and drops all gradients.
-    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        or_abort(&mut self.world, result).inspect_err(|_| self.forget())
-    }
-
-    /// Starts to compute gradients. If an earlier computation panicked and the caller caught that, its unfinished
-    /// gradients are dropped.
-    fn begin_to_compute(&mut self) {
-        if std::mem::replace(&mut self.computes, true) {
-            self.forget();
-        }
-    }
-
-    /// Returns an error if a computation of gradients has panicked, because the sums are then incomplete.
-    const fn check_ended(&self) -> Result<()> {
-        if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
-    }
-
-    /// Drops all gradients and the gathered parameters.
-    fn forget(&mut self) {
-        self.parameters.forget();
-        self.gradients.forget();
-        (self.prefetched, self.micro_batches, self.count) = (None, 0, 0);
-        self.losses.clear();
+        &mut self.engine.world
     }
 }
 
-/// The source of the initial values.
-enum InitialValues<'a> {
-    /// Rank 0's model.
-    OfRank0,
-    /// A function that gives every rank the same values.
-    Given(Given<'a>),
-}
-
-impl InitialValues<'_> {
-    /// Writes the initial values of a flat parameter into `whole`, on every rank.
-    fn fill<A>(
-        &mut self,
-        world: &mut Communicator,
-        model: &Sequence<A>,
-        flat_param: &FlatParameter,
-        whole: &mut Flat,
-    ) -> Result<()> {
-        match self {
-            Self::OfRank0 => {
-                if world.rank() == 0 {
-                    params::pack(model, &flat_param.places, whole)?;
-                }
-                let len = whole.len();
-                whole.slice_mut(0, len).broadcast(world, 0)
-            }
-            Self::Given(values) => {
-                let mut places = flat_param.places.iter();
-                places.try_for_each(|place| {
-                    values.fill(place.parameter, whole.slice_mut(place.offset, place.len))
-                })
-            }
-        }
-    }
-
-    /// Writes the initial values of its buffers into every rank's model.
-    fn fill_buffers<A>(
-        &mut self,
-        world: &mut Communicator,
-        model: &mut Sequence<A>,
-        layout: &Layout,
-    ) -> Result<()> {
-        match self {
-            Self::OfRank0 => {
-                let plan = coalesced(model.infos(), |info| info.buffer.is_some());
-                plan.buckets().iter().try_for_each(|bucket| broadcast_bucket(world, model, bucket, 0))
-            }
-            Self::Given(values) => layout.buffers().try_for_each(|buffer| {
-                params::write(model, buffer.parameter, |memory| values.fill(buffer.parameter, memory))
-            }),
-        }
-    }
-
-    /// Returns an error unless all ranks have received the same initial values.
-    fn check(&self, world: &mut Communicator, infos: &[ParamInfo]) -> Result<()> {
-        let Self::Given(values) = self else { return Ok(()) };
-        let all = agreement::gather(world, [agreement::fingerprint(&values.checksums)])?;
-        if all.iter().all(|theirs| *theirs == all[0]) {
-            return Ok(());
-        }
-        let count = values.checksums.len();
-        let mut all = vec![0; count * world.world_size()];
-        world.all_gather(&values.checksums, &mut all).map_err(Error::communication)?;
-        let differs = |&at: &usize| all[at] != all[at % count];
-        let at = (0..all.len()).find(differs).unwrap_or_default();
-        Err(Error::InitialValuesDiffer { rank: at / count, parameter: infos[at % count].name.clone() })
-    }
-}
-
-/// A function that returns initial values, and the checksums by parameter of the values so far.
-struct Given<'a> {
-    values: &'a mut dyn FnMut(usize, ValuesMut<'_>),
-    checksums: Vec<u32>,
-}
-
-impl Given<'_> {
-    #[expect(clippy::unnecessary_wraps, reason = "it is used where filling may fail")]
-    fn fill(&mut self, parameter: usize, mut memory: ValuesMut<'_>) -> Result<()> {
-        (self.values)(parameter, memory.reborrow());
-        self.checksums[parameter] = crc32fast::hash(memory.as_values().as_bytes());
-        Ok(())
-    }
-}
+delegate_shards!(<A> Fsdp<A>);
 
 impl<A> fmt::Debug for Fsdp<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fsdp({:?}, {:?})", self.world, self.plan.options.strategy)
+        write!(f, "Fsdp({:?}, {:?})", self.engine.world, self.engine.plan.options.strategy)
     }
 }
 

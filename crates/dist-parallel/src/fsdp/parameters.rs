@@ -55,13 +55,14 @@ impl FlatParameter {
 
 impl Parameters {
     /// Shards the initial values, one flat parameter at a time. `fill` writes the values of a whole flat parameter,
-    /// in the type of the master values.
+    /// in the type of the master values. Without `moves` the model already has them.
     pub(crate) fn new<M: Params>(
         layout: &Layout,
         degrees: Degrees,
         precision: Precision,
         groups: &mut Groups,
         model: &mut M,
+        moves: bool,
         mut fill: impl FnMut(&mut M, &FlatParameter, &mut Flat) -> Result<()>,
     ) -> Result<Self> {
         let (mut shard_buffer, rank) = (ShardBuffer::default(), groups.shards.rank());
@@ -85,6 +86,9 @@ impl Parameters {
         }
         for (of_unit, unit) in states.iter_mut().zip(&layout.units) {
             for (shard, flat_param) in of_unit.iter_mut().zip(&unit.flat_params) {
+                if !moves && shard.own.is_none() {
+                    continue;
+                }
                 let mut whole =
                     Flat::zeros(flat_param.master_dtype(precision), flat_param.padded(layout.shards));
                 fill(model, flat_param, &mut whole)?;

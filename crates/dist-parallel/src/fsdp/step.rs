@@ -1,26 +1,26 @@
 //! One step of sharded training: the plan's actions for each of this rank's micro-batches.
 
-use dist_collectives::ReduceOp;
-
-use super::Fsdp;
-use super::groups::bytes_sent;
 use super::order::UnitAction;
-use crate::gradients::Role;
+use super::{Fsdp, Plan};
+use crate::engine::Engine;
 use crate::loss::WeightedLoss;
-use crate::step_consensus::{STEP, StepConsensus, StepDescriptor, TrainingCall};
-use crate::tree::sum_of;
-use crate::unreported::without_gradient;
-use crate::{BoxError, Error, Loss, Params, Result, Saved, StepReport, Values, ValuesMut};
+use crate::step_consensus::{STEP, TrainingCall};
+use crate::{BoxError, Error, Loss, Result, Saved, Sequence, StepReport, Values};
 
-/// The input of a micro-batch, and the function that computes its loss and the loss's gradient.
-type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
+/// The actions of a micro-batch on the units of a model.
+pub(super) struct BlockActions {
+    forward: Vec<UnitAction>,
+    backward: Vec<UnitAction>,
+    /// The actions of a forward without a backward.
+    forward_alone: Vec<UnitAction>,
+}
 
 /// The state of one micro-batch.
-pub(super) struct MicroBatchPass<A> {
+struct MicroBatchPass<A> {
     /// The output of the last block. `None` if this rank has no micro-batch, or if the last gradient was not needed.
-    pub(super) current: Option<A>,
+    current: Option<A>,
     /// The activations that each unit's blocks save for their backward.
-    pub(super) saved: Vec<Vec<Saved>>,
+    saved: Vec<Vec<Saved>>,
 }
 
 impl<A> Fsdp<A> {
@@ -41,14 +41,16 @@ impl<A> Fsdp<A> {
     pub fn step<C: Loss, L>(
         &mut self,
         micro_batches: usize,
-        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.world.announce(STEP, "step");
-        self.begin_to_compute();
-        self.step_of(self.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
+        self.engine.world.announce(STEP, "step");
+        let Self { engine, actions } = self;
+        engine.begin_to_compute();
+        let descriptor = engine.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED);
+        engine.step(descriptor, micro_batches, &mut |engine, index| actions.round(engine, index, &mut batch))
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this
@@ -68,57 +70,14 @@ impl<A> Fsdp<A> {
     pub fn join<C: Loss, L>(
         &mut self,
         own: usize,
-        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<Option<StepReport>>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.world.announce(STEP, "join");
-        self.begin_to_compute();
-        match self.step_of(StepDescriptor::new(TrainingCall::Join, 0, C::WEIGHTED), own, batch) {
-            Ok(report) => Ok(Some(report)),
-            Err(Error::NoMicroBatches) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Takes a step. The caller has called [`begin_to_compute`](Self::begin_to_compute).
-    fn step_of<C: Loss, L>(
-        &mut self,
-        descriptor: StepDescriptor,
-        given: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
-    ) -> Result<StepReport>
-    where
-        L: FnOnce(A) -> Result<(C, A), BoxError>,
-    {
-        let report = self.reported(|fsdp| {
-            let result = fsdp.rounds(descriptor, given, &mut batch);
-            let result =
-                result.and_then(|micro_batches| Ok((fsdp.finish(descriptor, micro_batches)?, micro_batches)));
-            fsdp.computes = false;
-            fsdp.or_abort(result)
-        })?;
-        (self.micro_batches, self.count) = (0, 0);
-        self.model.begin_forward(self.passes.end_step());
-        Ok(report)
-    }
-
-    /// Runs `compute`, which returns the mean loss and the number of micro-batches, and reports its time and bytes.
-    pub(super) fn reported(
-        &mut self,
-        compute: impl FnOnce(&mut Self) -> Result<(f32, usize)>,
-    ) -> Result<StepReport> {
-        let (started, sent_before) = (self.world.runtime().now(), self.bytes_sent());
-        self.groups.take_waited();
-        let (loss, micro_batches) = compute(self)?;
-        let elapsed = self.world.runtime().now().saturating_sub(started);
-        let (exposed, bytes_sent) = (self.groups.take_waited(), self.bytes_sent() - sent_before);
-        Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
-    }
-
-    fn bytes_sent(&self) -> u64 {
-        bytes_sent(&self.world) + self.groups.bytes_sent()
+        self.engine.world.announce(STEP, "join");
+        let Self { engine, actions } = self;
+        engine.join(own, C::WEIGHTED, &mut |engine, index| actions.round(engine, index, &mut batch))
     }
 
     /// Computes gradients that the next step adds to its own. If gradients are sharded, each rank keeps its shard of
@@ -141,14 +100,10 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.world.announce(STEP, "accumulate");
-        self.begin_to_compute();
-        let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
-        let result = self.rounds(descriptor, micro_batches, &mut batch);
-        self.computes = false;
-        self.micro_batches = self.or_abort(result)?;
-        self.weighted = descriptor.weighted;
-        Ok(())
+        self.engine.world.announce(STEP, "accumulate");
+        let Self { engine, actions } = self;
+        let mut round = |engine: &mut _, index| actions.round(engine, index, &mut batch);
+        engine.accumulate(micro_batches, C::WEIGHTED, &mut round)
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.
@@ -156,14 +111,8 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// Nothing was accumulated, and the errors of [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        self.world.announce(STEP, "synchronise");
-        self.begin_to_compute();
-        let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("the range is empty") };
-        self.step_of(self.descriptor(TrainingCall::Step, 0, self.weighted), 0, nothing)
-    }
-
-    const fn descriptor(&self, call: TrainingCall, micro_batches: usize, weighted: bool) -> StepDescriptor {
-        StepDescriptor::new(call, self.micro_batches + micro_batches, weighted)
+        self.engine.world.announce(STEP, "synchronise");
+        self.engine.synchronise()
     }
 
     /// Starts to gather the first units of the next forward. Otherwise the forward itself does. Nothing happens if
@@ -174,102 +123,58 @@ impl<A> Fsdp<A> {
     /// An [update](Self::update), [`set_shard`](Self::set_shard), [`for_each_parameter`](Self::for_each_parameter) or
     /// loading a checkpoint frees it.
     pub fn prefetch(&mut self) -> Result<()> {
-        self.announce("prefetch");
-        if !self.plan.options.strategy.shards_parameters() {
+        self.engine.announce("prefetch");
+        let Self { engine, actions } = self;
+        if !engine.plan.options.strategy.shards_parameters() {
             return Err(Error::Prefetch { reason: "every rank has all parameters" });
         }
-        if self.prefetched.is_some() {
+        if engine.prefetched.is_some() {
             return Err(Error::Prefetch { reason: "an earlier prefetch has not been used by a forward" });
         }
-        self.follow();
+        engine.follow();
         let mut taken = 0;
-        while let Some(&UnitAction::Gather(unit)) = self.forward.get(taken) {
-            let gathered = self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
-            self.or_abort(gathered)?;
+        while let Some(&UnitAction::Gather(unit)) = actions.forward.get(taken) {
+            let gathered = engine.parameters.gather(&engine.plan.layout, unit, &mut engine.groups);
+            engine.or_abort(gathered)?;
             taken += 1;
         }
-        self.prefetched = Some(taken);
+        engine.prefetched = Some(taken);
         Ok(())
     }
+}
 
-    /// Runs all micro-batches of one call. `given` is their number on all ranks or, for a join, on this rank. Returns
-    /// the number of micro-batches since the last step.
-    fn rounds<C: Loss, L>(
-        &mut self,
-        descriptor: StepDescriptor,
-        given: usize,
-        batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
-    ) -> Result<usize>
-    where
-        L: FnOnce(A) -> Result<(C, A), BoxError>,
-    {
-        if self.micro_batches > 0 && self.weighted != descriptor.weighted {
-            return Err(Error::PartlyWeighted);
+impl BlockActions {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let (policy, layout) = (plan.uses(), &plan.layout);
+        Self {
+            forward: policy.forward(layout, true),
+            backward: policy.backward(layout),
+            forward_alone: policy.forward(layout, false),
         }
-        let joins = descriptor.call == TrainingCall::Join;
-        let micro_batches = self.agree(descriptor, if joins { given } else { 0 })?;
-        self.follow();
-        let last = descriptor.call != TrainingCall::Accumulate;
-        self.gradients.begin_step();
-        let assignment = self.plan.assignment(self.world.rank());
-        let rounds = if joins { self.rounds_of_copy(given)? } else { assignment.rounds(given) };
-        for round in 0..rounds {
-            let own = Some(round).filter(|&round| round < given);
-            let index = if joins { own } else { assignment.micro_batch(given, round) };
-            let number = self.gradients.ended();
-            self.gradients.begin(number, Role::new(index.is_some(), last && round + 1 == rounds));
-            let (loss, count) = match index {
-                Some(index) => {
-                    let in_call =
-                        if joins { index * self.world.world_size() + self.world.rank() } else { index };
-                    self.model.begin_forward(self.passes.in_step(self.micro_batches + in_call));
-                    let (input, loss) = batch(index).map_err(Error::compute)?;
-                    self.pass(Some((input, loss)))?
-                }
-                None => self.pass::<C, L>(None)?,
-            };
-            self.losses.push(loss);
-            self.count = self.count.saturating_add(count);
-            self.gradients.end(number, &mut self.groups.reduce())?;
-        }
-        self.gradients.rest();
-        self.parameters.rest(&mut self.groups)?;
-        Ok(micro_batches)
-    }
-
-    /// Returns the number of rounds of this rank's replica: the largest `own` of its ranks.
-    fn rounds_of_copy(&mut self, own: usize) -> Result<usize> {
-        let mut most = [own as u64];
-        if self.plan.degrees.each_round {
-            self.groups.shards.all_reduce(&mut most, ReduceOp::Max).map_err(Error::communication)?;
-        }
-        Ok(usize::try_from(most[0]).unwrap_or(usize::MAX))
     }
 
     /// Runs one micro-batch, or the part of the other ranks' micro-batches that needs this rank.
-    fn pass<C: Loss, L>(&mut self, batch: Option<(A, L)>) -> Result<WeightedLoss>
+    fn round<A, C: Loss, L>(
+        &self,
+        engine: &mut Engine<Sequence<A>>,
+        index: Option<usize>,
+        batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<WeightedLoss>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        if batch.is_some() {
-            self.buffers.record_forward();
-        }
+        let (input, loss) = index.map(batch).transpose().map_err(Error::compute)?.unzip();
         // After an update, only the optimizer's shard of a replicated parameter has an effect.
-        let Self { parameters, model, plan, .. } = &mut *self;
-        let keeps_parts = plan.degrees.shards > 1 && !plan.degrees.frees;
+        let keeps_parts = engine.plan.degrees.shards > 1 && !engine.plan.degrees.frees;
         if keeps_parts {
-            parameters.begin_pass(&plan.layout, model)?;
+            engine.parameters.begin_pass(&engine.plan.layout, &engine.model)?;
         }
-        let (input, loss) = batch.unzip();
         let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
-        for place in self.prefetched.take().unwrap_or(0)..self.forward.len() {
-            self.act(self.forward[place], &mut pass)?;
-        }
+        let prefetched = engine.prefetched.take().unwrap_or(0);
+        self.forward[prefetched..].iter().try_for_each(|&action| pass.act(action, engine))?;
         // The first units of the backward are gathered while the loss is computed.
         let ahead = self.backward.iter().take_while(|action| matches!(action, UnitAction::Gather(_))).count();
-        for place in 0..ahead {
-            self.act(self.backward[place], &mut pass)?;
-        }
+        self.backward[..ahead].iter().try_for_each(|&action| pass.act(action, engine))?;
         // Without a micro-batch, the loss is neutral and the sum does not depend on it.
         let mut counted = (-0.0, 0);
         if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
@@ -277,17 +182,33 @@ impl<A> Fsdp<A> {
             counted = loss.weighted();
             pass.current = Some(gradient);
         }
-        for place in ahead..self.backward.len() {
-            self.act(self.backward[place], &mut pass)?;
-        }
+        self.backward[ahead..].iter().try_for_each(|&action| pass.act(action, engine))?;
         if keeps_parts {
-            self.parameters.end_pass(&self.plan.layout, &self.model)?;
+            engine.parameters.end_pass(&engine.plan.layout, &engine.model)?;
         }
         Ok(counted)
     }
 
-    pub(super) fn act(&mut self, action: UnitAction, pass: &mut MicroBatchPass<A>) -> Result<()> {
-        let Self { parameters, gradients, groups, model, plan, .. } = self;
+    /// Runs a forward with an input, or the part of the other ranks' forward that needs this rank.
+    pub(super) fn forward_alone<A>(
+        &self,
+        engine: &mut Engine<Sequence<A>>,
+        input: Option<A>,
+    ) -> Result<Option<A>> {
+        let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
+        let prefetched = engine.prefetched.take().unwrap_or(0);
+        for &action in &self.forward_alone[prefetched..] {
+            pass.act(action, engine)?;
+            pass.saved.clear();
+        }
+        Ok(pass.current)
+    }
+}
+
+impl<A> MicroBatchPass<A> {
+    /// Executes one action.
+    fn act(&mut self, action: UnitAction, engine: &mut Engine<Sequence<A>>) -> Result<()> {
+        let Engine { parameters, gradients, groups, model, plan, .. } = engine;
         let layout = &plan.layout;
         match action {
             UnitAction::Gather(unit) => parameters.gather(layout, unit, groups)?,
@@ -297,78 +218,25 @@ impl<A> Fsdp<A> {
             }
             UnitAction::Free(unit) => parameters.free(layout, unit, model)?,
             UnitAction::Forward(unit) => {
-                let Some(input) = pass.current.take() else { return Ok(()) };
+                let Some(input) = self.current.take() else { return Ok(()) };
                 let blocks = layout.units[unit].blocks.clone();
                 let (output, saved) = model.forward_through(blocks, input).map_err(Error::compute)?;
-                pass.saved.push(saved);
-                pass.current = Some(output);
+                self.saved.push(saved);
+                self.current = Some(output);
             }
             UnitAction::Backward(unit) => {
-                let saved = pass.saved.pop();
-                let (Some(gradient), Some(saved)) = (pass.current.take(), saved) else { return Ok(()) };
+                let saved = self.saved.pop();
+                let (Some(gradient), Some(saved)) = (self.current.take(), saved) else { return Ok(()) };
                 let blocks = layout.units[unit].blocks.clone();
                 let number = gradients.ended();
                 let mut ready = |parameter: usize, values: Values<'_>| {
                     Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
                 };
                 let of_input = model.backward_through(blocks, saved, gradient, &mut ready);
-                pass.current = of_input.map_err(Error::compute)?;
+                self.current = of_input.map_err(Error::compute)?;
             }
             UnitAction::Reduce(unit) => gradients.close(gradients.ended(), unit, &mut groups.reduce())?,
         }
         Ok(())
-    }
-
-    /// Ends a step and returns the mean loss.
-    fn finish(&mut self, descriptor: StepDescriptor, micro_batches: usize) -> Result<f32> {
-        let mut consensus =
-            StepConsensus::encode(0, self.count, descriptor, &self.updates, self.gradients.used());
-        self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
-        let consensus = StepConsensus::decode(&consensus);
-        self.gradients.set_used(consensus.used());
-        let count = consensus.count();
-        self.gradients.finish(count, &mut self.groups.reduce())?;
-        let loss = self.mean_loss(count)?;
-        if count == 0 {
-            return Err(Error::ZeroWeight { micro_batches });
-        }
-        let Self { groups, buffers, gradients, unreported, world, model, .. } = self;
-        unreported.warn_once(|| without_gradient(model.infos(), |parameter| gradients.used()[parameter]));
-        groups.timed(|| buffers.synchronise([world], model))?;
-        Ok(loss)
-    }
-
-    /// Sums losses in the order of the gradients.
-    fn mean_loss(&mut self, count: usize) -> Result<f32> {
-        let mut losses = std::mem::take(&mut self.losses);
-        let shards = &mut self.groups.shards;
-        if self.plan.degrees.each_round {
-            shards.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
-        }
-        let mut loss = [sum_of(losses)];
-        let others = if self.plan.degrees.each_round { &mut self.groups.replicas } else { shards };
-        others.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
-        ValuesMut::F32(&mut loss).divide(count);
-        Ok(loss[0])
-    }
-
-    /// Returns an error unless all ranks have called for the same step. Returns its number of micro-batches, with
-    /// those accumulated before and those that ranks bring to a join.
-    pub(super) fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<usize> {
-        let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
-        self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
-        let consensus = StepConsensus::decode(&consensus);
-        if !consensus.agrees(self.world.world_size()) {
-            return Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos()));
-        }
-        self.updates.record_step();
-        let micro_batches = match descriptor.call {
-            TrainingCall::Join => self.micro_batches + consensus.micro_batches(),
-            _ => descriptor.micro_batches,
-        };
-        if micro_batches == 0 && descriptor.call != TrainingCall::Accumulate {
-            return Err(Error::NoMicroBatches);
-        }
-        Ok(micro_batches)
     }
 }

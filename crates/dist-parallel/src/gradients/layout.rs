@@ -48,12 +48,18 @@ pub(super) struct GradientSlot {
 }
 
 impl GradientLayout {
-    /// Returns a layout in which each bucket of a plan is a unit.
-    pub(crate) fn of_plan(infos: &[ParamInfo], plan: &BucketPlan, shards: usize) -> Self {
+    /// Returns a layout in which each bucket of a plan is a unit. Means have the type `reduce`, or that of their
+    /// parameters.
+    pub(crate) fn of_plan(
+        infos: &[ParamInfo],
+        plan: &BucketPlan,
+        reduce: Option<FloatType>,
+        shards: usize,
+    ) -> Self {
         let bucket = |bucket: &Bucket| {
             GradientBucket::new(
                 bucket.dtype,
-                bucket.dtype,
+                reduce.unwrap_or(bucket.dtype),
                 &bucket.places,
                 bucket.len().div_ceil(shards),
                 shards,

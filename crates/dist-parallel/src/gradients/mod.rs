@@ -39,6 +39,8 @@ pub(crate) struct Gradients {
     open: Vec<MicroBatch>,
     unused: Vec<MicroBatch>,
     scatter: Scatter,
+    /// This rank's number among those with a shard each.
+    rank: usize,
     memory: GradientMemory,
     /// The unit whose round is being reduce-scattered.
     in_flight: Option<usize>,
@@ -137,6 +139,7 @@ impl Gradients {
         scatter: Scatter,
         memory: GradientMemory,
         keeps_residual: bool,
+        rank: usize,
     ) -> Self {
         let sums = layout.units().iter().map(|unit| unit.buckets.iter().map(|_| BucketSum::new()).collect());
         let parameters = layout.len();
@@ -145,6 +148,7 @@ impl Gradients {
             open: Vec::new(),
             unused: Vec::new(),
             scatter,
+            rank,
             memory,
             in_flight: None,
             started: 0,
@@ -281,13 +285,15 @@ impl Gradients {
     pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
         let (bucket, place) = self.layout.place(self.layout.slot(parameter)?);
         let place = bucket.places[place];
-        self.mean_of_chunk(place.parameter, place.offset, place.len)
+        self.mean_of_chunk(place.parameter, 0, place.len)
     }
 
-    /// Returns the mean gradient of `len` values of a parameter that is not tied to an earlier one. `at` is the index of
-    /// the first one in this rank's shard. `None` if no micro-batch had a gradient for the parameter.
-    pub(crate) fn mean_of_chunk(&self, parameter: usize, at: usize, len: usize) -> Option<Values<'_>> {
+    /// Returns the mean gradient of `len` values of a parameter that is not tied to an earlier one, from value `offset`
+    /// on. This rank's shard must have them. `None` if no micro-batch had a gradient for the parameter.
+    pub(crate) fn mean_of_chunk(&self, parameter: usize, offset: usize, len: usize) -> Option<Values<'_>> {
         let slot = self.layout.slot(parameter)?;
+        let (bucket, place) = self.layout.place(slot);
+        let at = bucket.places[place].offset + offset - self.rank * bucket.shard_len;
         match &self.sums[slot.unit][slot.bucket].state {
             SumState::Mean(mean) if self.used[parameter] => Some(mean.slice(at, len)),
             _ => None,

@@ -32,8 +32,8 @@ struct Rank {
 
 impl Rank {
     fn new(infos: &[ParamInfo], plan: &BucketPlan) -> Self {
-        let layout = GradientLayout::of_plan(infos, plan, 1);
-        let gradients = Gradients::new(layout, Scatter::Never, GradientMemory::OfEachBucket, false);
+        let layout = GradientLayout::of_plan(infos, plan, None, 1);
+        let gradients = Gradients::new(layout, Scatter::Never, GradientMemory::OfEachBucket, false, 0);
         Self { gradients, losses: TreeSum::new() }
     }
 

@@ -72,8 +72,8 @@ impl<A> Pipeline<A> {
     fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         for stage in &mut self.stages {
             let Stage { shard: Some(shard), gradients, parameters, .. } = stage else { continue };
-            shard.change(|ShardChunk { parameter, at, len, .. }, values| {
-                let Some(mean) = gradients.mean_of_chunk(parameter, at, len) else { return Ok(()) };
+            shard.change(|ShardChunk { parameter, offset, len, .. }, values| {
+                let Some(mean) = gradients.mean_of_chunk(parameter, offset, len) else { return Ok(()) };
                 optimizer.update(parameters.start + parameter, values, mean)
             })?;
         }

@@ -93,7 +93,7 @@ impl<A> Stage<A> {
         Ok(Self {
             number,
             parameters,
-            gradients: gradients(&summed, &plan, 1),
+            gradients: gradients(&summed, &plan, (0, 1)),
             plan,
             summed,
             buffers: Buffers::new(model.infos()),
@@ -190,7 +190,7 @@ impl<A> Stage<A> {
     /// Shards the parameters, except those that ties sum, and their gradients.
     pub(super) fn shard_over(&mut self, shards: &Communicator) -> Result<()> {
         self.shard = Some(StageShard::new(shards, self.plan.buckets(), &mut self.model)?);
-        self.gradients = gradients(&self.summed, &self.plan, shards.world_size());
+        self.gradients = gradients(&self.summed, &self.plan, (shards.rank(), shards.world_size()));
         Ok(())
     }
 
@@ -224,10 +224,10 @@ impl<A> Stage<A> {
 }
 
 /// Returns the gradients of a stage, of which each of `shards` ranks keeps a shard.
-fn gradients(infos: &[ParamInfo], plan: &BucketPlan, shards: usize) -> Gradients {
-    let layout = GradientLayout::of_plan(infos, plan, shards);
+fn gradients(infos: &[ParamInfo], plan: &BucketPlan, (rank, shards): (usize, usize)) -> Gradients {
+    let layout = GradientLayout::of_plan(infos, plan, None, shards);
     let scatter = if shards > 1 { Scatter::EachStep } else { Scatter::Never };
-    Gradients::new(layout, scatter, GradientMemory::OfEachBucket, false)
+    Gradients::new(layout, scatter, GradientMemory::OfEachBucket, false, rank)
 }
 
 /// The schedule was proven, so an action's inputs exist.

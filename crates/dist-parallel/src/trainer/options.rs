@@ -122,16 +122,13 @@ impl TrainerOptions {
         agreement::check(&mut comm, model.infos(), &self.settings())?;
         self.check(comm.world_size())?;
         let sharding = match self.strategy {
-            Strategy::Single | Strategy::Ddp if self.precision == Precision::default() => {
-                return self.data_parallel(comm, model);
-            }
+            Strategy::Single | Strategy::Ddp => return self.data_parallel(comm, model),
             Strategy::Pipeline { kind, ranks, copies } => {
                 let (stages, micro_batches) = (self.stages.clone(), self.micro_batches.unwrap_or(0));
                 let options = PipelineOptions { kind, ranks, copies, stages, micro_batches };
                 return Ok(Box::new(PipelineTrainer::new(comm, model, options, activations)?));
             }
             Strategy::LocalSgd(options) => return Ok(Box::new(LocalTrainer::new(comm, model, options)?)),
-            Strategy::Single | Strategy::Ddp => ShardingStrategy::NoShard,
             Strategy::Zero1 => ShardingStrategy::ShardOptimizer,
             Strategy::Zero2 => ShardingStrategy::ShardGradOp,
             Strategy::Fsdp => ShardingStrategy::FullShard,
@@ -150,7 +147,9 @@ impl TrainerOptions {
         comm: Communicator,
         model: Sequence<A>,
     ) -> Result<Box<dyn Trainer<A>>> {
-        let options = DdpOptions::default().with_bucket_bytes(self.bucket_bytes.unwrap_or_default());
+        let options = DdpOptions::default()
+            .with_bucket_bytes(self.bucket_bytes.unwrap_or_default())
+            .with_precision(self.precision);
         Ok(Box::new(match self.compression.hook()? {
             None => Ddp::new(comm, model, options)?,
             Some(hook) => Ddp::with_hook(comm, model, options, hook)?,
@@ -170,7 +169,6 @@ impl TrainerOptions {
         let alone = "it is for one process: use ddp";
         let unscheduled = "a pipeline's schedule is for a fixed number: set it with with_micro_batches";
         let whole = "it is for the all-reduce of whole gradients, which only single and ddp have";
-        let full = "compressed gradients are summed in the model's own types";
         let master =
             "only single, ddp, zero1, zero2, fsdp and hybrid keep parameters and gradients in other types";
         let units = "only zero1, zero2, fsdp and hybrid divide the model into units";
@@ -180,9 +178,7 @@ impl TrainerOptions {
             (strategy == Single && world_size > 1, "a world of several processes", alone),
             (is_pipeline && self.micro_batches.is_none(), "an open number of micro-batches", unscheduled),
             (compresses && !has_whole_gradients, "compression of gradients", whole),
-            (compresses && mixes, "compression of gradients with mixed precision", full),
             (self.bucket_bytes.is_some() && !has_whole_gradients, "a size of buckets", whole),
-            (self.bucket_bytes.is_some() && mixes, "a size of buckets with mixed precision", full),
             (mixes && !has_whole_gradients && !shards, "mixed precision", master),
             (self.units.is_some() && !shards, "a choice of units", units),
             (self.prefetch.is_some() && !gathers, "prefetch", gathered),

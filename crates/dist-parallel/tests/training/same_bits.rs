@@ -5,12 +5,12 @@ use std::slice;
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
-use dist_parallel::compress::Compression;
+use dist_parallel::compress::{BucketHook, Compression};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 use dist_parallel::model::{Ready, Saved, Slot};
 use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
-use dist_parallel::{Block, BoxError, Ddp, FloatType, ParamInfo, Params, Sequence, Values};
+use dist_parallel::{Block, BoxError, Ddp, Error, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use half::{bf16, f16};
 use rstest::rstest;
@@ -274,21 +274,24 @@ const REPLICATED_PRECISE: [[u32; 3]; 3] = [
 ];
 
 #[rstest]
-#[case::one_bucket(usize::MAX, None, REPLICATED)]
-#[case::small_buckets(20, None, REPLICATED)]
-#[case::bf16_on_the_wire(20, Some("bf16"), BF16_HOOK)]
-#[case::int8_on_the_wire(20, Some("int8"), INT8_HOOK)]
+#[case::one_bucket(usize::MAX, None, Precision::default(), REPLICATED)]
+#[case::small_buckets(20, None, Precision::default(), REPLICATED)]
+#[case::bf16_on_the_wire(20, Some("bf16"), Precision::default(), BF16_HOOK)]
+#[case::int8_on_the_wire(20, Some("int8"), Precision::default(), INT8_HOOK)]
+#[case::precise(20, None, precise(), REPLICATED_PRECISE)]
 fn data_parallel_training_keeps_its_bits(
     #[case] bucket_bytes: usize,
     #[case] hook: Option<&'static str>,
+    #[case] precision: Precision,
     #[case] expected: [[u32; 3]; 3],
 ) {
     let hook = move || hook.and_then(|text| text.parse::<Compression>().unwrap().hook().unwrap());
     let actual = checksums(false, move |comm, micro_batches| {
         let model = mixed_model(comm.rank());
+        let options = options(bucket_bytes).with_precision(precision);
         let ddp = match hook() {
-            None => Ddp::new(comm, model, options(bucket_bytes)),
-            Some(hook) => Ddp::with_hook(comm, model, options(bucket_bytes), hook),
+            None => Ddp::new(comm, model, options),
+            Some(hook) => Ddp::with_hook(comm, model, options, hook),
         };
         train!(ddp.unwrap(), micro_batches)
     });
@@ -319,6 +322,43 @@ fn sharded_training_keeps_its_bits(
         train!(Fsdp::new(comm, model, &options).unwrap(), micro_batches)
     });
     check(actual, expected);
+}
+
+fn bf16_hook() -> Box<dyn BucketHook> {
+    "bf16".parse::<Compression>().unwrap().hook().unwrap().unwrap()
+}
+
+#[test]
+fn a_hook_without_shards_has_the_bits_of_data_parallel_training() {
+    let actual = checksums(false, |comm, micro_batches| {
+        let model = mixed_model(comm.rank());
+        let options = FsdpOptions::new(ShardingStrategy::NoShard);
+        train!(Fsdp::with_hook(comm, model, &options, bf16_hook()).unwrap(), micro_batches)
+    });
+    check(actual, BF16_HOOK);
+}
+
+#[rstest]
+fn a_hook_is_refused_where_gradients_are_reduce_scattered(
+    #[values(
+        ShardingStrategy::FullShard,
+        ShardingStrategy::ShardGradOp,
+        ShardingStrategy::ShardOptimizer,
+        ShardingStrategy::HybridShard { shard_degree: 2 }
+    )]
+    strategy: ShardingStrategy,
+) {
+    let outcome = sim::run(1, 2, move |transport| {
+        let options = FsdpOptions::new(strategy);
+        let fsdp = Fsdp::with_hook(Communicator::new(transport), mixed_model(0), &options, bf16_hook());
+        fsdp.unwrap_err()
+    });
+    for refused in outcome.results {
+        assert!(
+            matches!(refused, Error::HookWithShards { strategy: named } if named == strategy),
+            "{refused}"
+        );
+    }
 }
 
 /// It runs on ranks that its degree divides.

@@ -635,14 +635,6 @@ fn refusals(ranks: usize, options: impl Fn(usize) -> TrainerOptions + Send + Syn
     |options: TrainerOptions| options.with_stages(vec![0..2, 2..5]),
     "a choice of stages does not work with the strategy local_sgd:2"
 )]
-#[case::both(
-    2,
-    "ddp",
-    |options: TrainerOptions| options
-        .with_compression(Compression::Int8)
-        .with_precision(Precision { master: Some(FloatType::F64), reduce: None }),
-    "compression of gradients with mixed precision does not work with the strategy ddp"
-)]
 #[case::groups(3, "hybrid:2", |options: TrainerOptions| options, "3 ranks cannot be divided into groups of 2")]
 #[case::pipelines(3, "pipeline:1f1b:2", |options: TrainerOptions| options.with_micro_batches(8), "3 ranks cannot be divided into groups of 2")]
 #[case::shares(

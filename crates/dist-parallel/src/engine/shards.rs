@@ -1,14 +1,14 @@
-//! The state that a rank of [`Fsdp`] has in a checkpoint: its shard of every flat parameter, and all buffers.
+//! The state that a rank has in a checkpoint: its shard of every flat parameter, and all buffers.
 
-use super::options::Degrees;
-use super::{Fsdp, layout};
+use super::Engine;
 use crate::checkpoint::accumulated;
+use crate::fsdp::{Degrees, ReplicatedParameter, ShardChunk};
 use crate::{
     Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
     mutation_check, params,
 };
 
-impl<A> Shards for Fsdp<A> {
+impl<M: Params> Shards for Engine<M> {
     fn infos(&self) -> &[ParamInfo] {
         &self.kept
     }
@@ -19,8 +19,7 @@ impl<A> Shards for Fsdp<A> {
 
     fn slices(&self) -> ShardMetadata<Slice> {
         let trained = self.chunks().into_iter().filter(|(_, chunk)| self.kept[chunk.parameter].trainable);
-        let slice =
-            |(_, chunk): (_, layout::ShardChunk)| Slice { number: chunk.parameter, chunk: outside(chunk) };
+        let slice = |(_, chunk): (_, ShardChunk)| Slice { number: chunk.parameter, chunk: outside(chunk) };
         self.held(trained.map(slice).collect())
     }
 
@@ -29,7 +28,7 @@ impl<A> Shards for Fsdp<A> {
             HeldState::Part(_, chunk) => {
                 self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable
             }
-            HeldState::ReplicatedParameter(_) => self.rank() == 0,
+            HeldState::ReplicatedParameter(_) => self.world.rank() == 0,
         };
         self.held_chunks().into_iter().filter(saves).map(HeldState::chunk).collect()
     }
@@ -79,9 +78,7 @@ impl<A> Shards for Fsdp<A> {
     }
 
     fn loaded(&mut self) -> Result<()> {
-        self.forget();
-        self.updates.forget();
-        self.computes = false;
+        self.reset()?;
         self.all_gather_updates(|_| true)
     }
 
@@ -95,31 +92,100 @@ impl<A> Shards for Fsdp<A> {
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {
-        self.communicator_mut()
+        &mut self.world
     }
 }
+
+/// Implements [`Shards`] for a trainer by its `engine`.
+macro_rules! delegate_shards {
+    (<$parameter:ident $(: $bound:path)?> $trainer:ty) => {
+        impl<$parameter $(: $bound)?> $crate::Shards for $trainer {
+            fn infos(&self) -> &[$crate::ParamInfo] {
+                $crate::Shards::infos(&self.engine)
+            }
+
+            fn parameters(&self) -> $crate::ShardMetadata<$crate::Chunk> {
+                self.engine.parameters()
+            }
+
+            fn untrained_to_save(&self) -> Vec<$crate::Chunk> {
+                self.engine.untrained_to_save()
+            }
+
+            fn slices(&self) -> $crate::ShardMetadata<$crate::Slice> {
+                self.engine.slices()
+            }
+
+            fn unsaved(&self) -> Option<String> {
+                self.engine.unsaved()
+            }
+
+            fn read(&self, chunk: $crate::Chunk, f: &mut dyn FnMut($crate::Values<'_>)) -> $crate::Result<()> {
+                self.engine.read(chunk, f)
+            }
+
+            fn write(
+                &mut self,
+                chunk: $crate::Chunk,
+                f: &mut dyn FnMut($crate::ValuesMut<'_>),
+            ) -> $crate::Result<()> {
+                self.engine.write(chunk, f)
+            }
+
+            fn frozen_checksums(&self) -> $crate::Result<Vec<(usize, u32)>> {
+                self.engine.frozen_checksums()
+            }
+
+            fn check_alike(&mut self) -> $crate::Result<()> {
+                self.engine.check_alike()
+            }
+
+            fn updates(&self) -> u64 {
+                self.engine.updates()
+            }
+
+            fn loaded(&mut self) -> $crate::Result<()> {
+                self.engine.loaded()
+            }
+
+            fn steps(&self) -> u64 {
+                self.engine.steps()
+            }
+
+            fn set_steps(&mut self, steps: u64) {
+                self.engine.set_steps(steps);
+            }
+
+            fn communicator_mut(&mut self) -> &mut $crate::Communicator {
+                &mut self.engine.world
+            }
+        }
+    };
+}
+
+pub(crate) use delegate_shards;
 
 /// The values that a rank holds of one parameter.
 #[derive(Clone, Copy)]
 enum HeldState {
     /// A chunk of its shard of a flat parameter, and the position of the flat parameter.
-    Part((usize, usize), layout::ShardChunk),
+    Part((usize, usize), ShardChunk),
     /// All of a buffer.
-    ReplicatedParameter(layout::ReplicatedParameter),
+    ReplicatedParameter(ReplicatedParameter),
 }
 
 impl HeldState {
     const fn chunk(self) -> Chunk {
         match self {
             Self::Part(_, chunk) => outside(chunk),
-            Self::ReplicatedParameter(layout::ReplicatedParameter { parameter, len, .. }) => {
+            Self::ReplicatedParameter(ReplicatedParameter { parameter, len, .. }) => {
                 Chunk { parameter, offset: 0, len }
             }
         }
     }
 }
 
-impl<A> Fsdp<A> {
+impl<M: Params> Engine<M> {
     /// Returns everything that this rank holds, in the order of the checkpoint.
     fn held_chunks(&self) -> Vec<HeldState> {
         let parts = self.chunks().into_iter().map(|(place, chunk)| HeldState::Part(place, chunk));
@@ -137,7 +203,7 @@ impl<A> Fsdp<A> {
         let index = chunk.parameter;
         let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
             let dtype = self.kept[index].dtype;
-            return Ok(HeldState::ReplicatedParameter(layout::ReplicatedParameter {
+            return Ok(HeldState::ReplicatedParameter(ReplicatedParameter {
                 parameter: index,
                 len: chunk.len,
                 dtype,
@@ -151,6 +217,6 @@ impl<A> Fsdp<A> {
 }
 
 /// Converts a chunk of a shard to a chunk of a parameter.
-const fn outside(chunk: layout::ShardChunk) -> Chunk {
+const fn outside(chunk: ShardChunk) -> Chunk {
     Chunk { parameter: chunk.parameter, offset: chunk.offset, len: chunk.len }
 }

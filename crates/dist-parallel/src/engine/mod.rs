@@ -1,0 +1,368 @@
+//! The engine of data-parallel training: the state of one rank and a step, whether parameters are sharded or not.
+//!
+//! [`Ddp`](crate::Ddp) and [`Fsdp`](crate::Fsdp) are its two faces. A trainer without sharding is one in which each rank
+//! has a replica of the model. The engine runs rounds: in each, a rank computes one micro-batch or, if others need it,
+//! none. How a micro-batch is computed is a function that the trainer passes.
+
+mod initial;
+mod shards;
+mod step;
+
+use std::ops::Range;
+
+use dist_collectives::{Communicator, ReduceOp};
+
+pub(crate) use initial::{Given, InitialValues};
+pub(crate) use shards::delegate_shards;
+
+use crate::abort::or_abort;
+use crate::buffers::Buffers;
+use crate::flat::Flat;
+use crate::fsdp::{FlatParameter, Groups, Layout, Parameters, Plan, ShardChunk, bytes_sent};
+use crate::gradients::{GradientLayout, GradientMemory, Gradients};
+use crate::hook_worker::HookWorker;
+use crate::norm::{SquareRange, SumOfSquares};
+use crate::pass::Passes;
+use crate::unreported::{Unreported, without_gradient};
+use crate::updates::Updates;
+use crate::{BucketHook, Error, Optimizer, ParamInfo, Params, Result, Values, norm, params};
+
+/// The state of one rank of a data-parallel training.
+pub(crate) struct Engine<M> {
+    /// The group of all ranks.
+    pub(crate) world: Communicator,
+    pub(crate) model: M,
+    pub(crate) plan: Plan,
+    pub(crate) groups: Groups,
+    pub(crate) parameters: Parameters,
+    pub(crate) gradients: Gradients,
+    buffers: Buffers,
+    /// The model's parameters, with the types of the master values that the optimizer updates.
+    kept: Vec<ParamInfo>,
+    agreement: Agreement,
+    /// The number of actions of the next forward that a prefetch has executed.
+    pub(crate) prefetched: Option<usize>,
+    /// The number of micro-batches of all ranks since the last step.
+    pub(crate) micro_batches: usize,
+    pub(crate) weighted: bool,
+    /// The number of this rank's micro-batches since the last step, and their total weight.
+    computed: usize,
+    count: u64,
+    /// This rank's losses since the last step, one per round.
+    losses: Vec<f32>,
+    pub(crate) passes: Passes,
+    pub(crate) updates: Updates,
+    unreported: Unreported,
+    /// `true` while this rank computes gradients. It stays `true` if the computation panics.
+    computes: bool,
+}
+
+/// When the ranks agree on the step that they have called for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Agreement {
+    /// Before the first round, because rounds may need all ranks of a replica.
+    BeforeRounds,
+    /// At the end of the step, with the counts of its micro-batches.
+    AtEnd,
+}
+
+/// The gradients of an engine, and its agreement.
+pub(crate) struct GradientSetup {
+    pub(crate) layout: GradientLayout,
+    pub(crate) memory: GradientMemory,
+    pub(crate) hook: Option<Box<dyn BucketHook>>,
+    pub(crate) agreement: Agreement,
+}
+
+impl<M: Params> Engine<M> {
+    /// Starts the training of a model on all ranks, which have agreed on it and on the plan.
+    pub(crate) fn start(
+        mut world: Communicator,
+        mut model: M,
+        plan: Plan,
+        setup: GradientSetup,
+        mut first: InitialValues<'_>,
+    ) -> Result<Self> {
+        let mut groups = Groups::new(&mut world, plan.degrees, plan.reshard_group)?;
+        let (degrees, precision) = (plan.degrees, plan.options.precision);
+        let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
+        let moves = !matches!(first, InitialValues::Broadcast);
+        let mut fill =
+            |model: &mut _, flat_param: &_, whole: &mut _| first.fill(&mut world, model, flat_param, whole);
+        let parameters = filled.and_then(|()| {
+            Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, moves, &mut fill)
+        });
+        let parameters = or_abort(&mut world, parameters)?;
+        first.check(&mut world, model.infos())?;
+        let GradientSetup { layout, memory, hook, agreement } = setup;
+        let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
+        let tensors = layout.tensors(model.infos());
+        let worker = hook.map(|hook| HookWorker::start(&mut world, hook, tensors)).transpose();
+        groups.hook = or_abort(&mut world, worker)?;
+        let kept = model.infos().iter().zip(&plan.layout.locations).map(|(info, location)| {
+            let flat_param =
+                location.map(|location| &plan.layout.units[location.unit].flat_params[location.flat_param]);
+            let dtype = flat_param.map_or(info.dtype, |flat_param| flat_param.master_dtype(precision));
+            ParamInfo { dtype, ..info.clone() }
+        });
+        Ok(Self {
+            parameters,
+            gradients: Gradients::new(
+                layout,
+                degrees.scatter(),
+                memory,
+                keeps_residual,
+                groups.shards.rank(),
+            ),
+            buffers: Buffers::new(model.infos()),
+            groups,
+            kept: kept.collect(),
+            world,
+            model,
+            plan,
+            agreement,
+            prefetched: None,
+            micro_batches: 0,
+            weighted: false,
+            computed: 0,
+            count: 0,
+            losses: Vec::new(),
+            passes: Passes::default(),
+            updates: Updates::new(),
+            unreported: Unreported::default(),
+            computes: false,
+        })
+    }
+
+    /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter.
+    pub(crate) fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
+        let location = (*self.plan.layout.locations.get(parameter)?)?;
+        let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
+        let chunk = flat_param.chunk(location.place, self.groups.shards.rank())?;
+        let values = self.gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len)?;
+        Some((chunk.offset..chunk.offset + chunk.len, values))
+    }
+
+    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient.
+    pub(crate) fn without_gradient(&self) -> Vec<&str> {
+        without_gradient(self.model.infos(), |parameter| self.gradients.used()[parameter])
+    }
+
+    /// Returns the Euclidean norm of all gradients.
+    pub(crate) fn gradient_norm(&mut self) -> Result<f64> {
+        let ended = self.check_ended();
+        self.or_abort(ended)?;
+        let precision = self.plan.options.precision;
+        let range = SquareRange::of(
+            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.reduce_dtype(precision)),
+        );
+        let mut sum = SumOfSquares::new(range);
+        let rank = self.groups.shards.rank();
+        for chunk in self.plan.layout.flat_params().flat_map(|(_, flat_param)| flat_param.chunks(rank)) {
+            let mean = self.gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len);
+            mean.into_iter().for_each(|mean| sum.add(mean));
+        }
+        let mut encoded = sum.encode();
+        self.follow();
+        let added = self.groups.shards.all_reduce(&mut encoded, ReduceOp::Sum);
+        self.or_abort(added.map_err(Error::communication))?;
+        Ok(SumOfSquares::root(range, &encoded))
+    }
+
+    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before.
+    pub(crate) fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        let norm = self.gradient_norm()?;
+        self.updates.record_clipping(max);
+        if let Some(factor) = norm::factor(norm, max) {
+            self.gradients.scale(factor);
+        }
+        Ok(norm)
+    }
+
+    /// Scales all gradients by a factor, which the next step compares.
+    pub(crate) fn scale_gradients(&mut self, factor: f64) {
+        self.updates.record_scaling(factor);
+        self.gradients.scale(factor);
+    }
+
+    /// Updates the parameters by their gradients.
+    pub(crate) fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let result = self.try_update(optimizer);
+        self.or_abort(result)
+    }
+
+    fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.check_ended()?;
+        self.updates.record_update(optimizer);
+        let Self { parameters, gradients, model, plan, groups, .. } = self;
+        let rank = groups.shards.rank();
+        for (place, flat_param) in plan.layout.flat_params() {
+            for chunk in flat_param.chunks(rank) {
+                let Some(mean) = gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len) else {
+                    continue;
+                };
+                parameters.change(place, chunk, model, |values| {
+                    if mean.dtype() == values.dtype() {
+                        return optimizer.update(chunk.parameter, values, mean);
+                    }
+                    let mut converted = Flat::zeros(values.dtype(), mean.len());
+                    converted.slice_mut(0, mean.len()).convert_from(mean);
+                    optimizer.update(chunk.parameter, values, converted.slice(0, mean.len()))
+                })?;
+            }
+        }
+        self.all_gather_updates(|flat_param| flat_param.trainable)
+    }
+
+    /// Sets this rank's shard of all parameters from one flat slice.
+    pub(crate) fn set_shard(&mut self, values: Values<'_>) -> Result<()> {
+        let result = self.try_set_shard(values).and_then(|()| self.all_gather_updates(|_| true));
+        self.or_abort(result)
+    }
+
+    fn try_set_shard(&mut self, values: Values<'_>) -> Result<()> {
+        let (expected_len, precision) = (self.shard_len(), self.plan.options.precision);
+        let (got_len, got) = (values.len(), values.dtype());
+        let mut dtypes =
+            self.plan.layout.flat_params().map(|(_, flat_param)| flat_param.master_dtype(precision));
+        let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
+        if (expected, expected_len) != (got, got_len) {
+            return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
+        }
+        let mut rest = values;
+        for (place, chunk) in self.chunks() {
+            self.parameters
+                .change(place, chunk, &mut self.model, |mut own| own.copy_from(rest.part(0..chunk.len)))?;
+            rest = rest.part(chunk.len..rest.len());
+        }
+        Ok(())
+    }
+
+    /// Returns the chunks of this rank's shard of all parameters, each with the position of its flat parameter.
+    fn chunks(&self) -> Vec<((usize, usize), ShardChunk)> {
+        let rank = self.groups.shards.rank();
+        let flat_params = self.plan.layout.flat_params();
+        flat_params
+            .flat_map(|(place, flat_param)| flat_param.chunks(rank).map(move |chunk| (place, chunk)))
+            .collect()
+    }
+
+    /// Returns the number of parameter values in this rank's shard.
+    pub(crate) fn shard_len(&self) -> usize {
+        self.chunks().iter().map(|(_, chunk)| chunk.len).sum()
+    }
+
+    /// All-gathers the shards of these flat parameters after an update, if every rank's model has all parameters.
+    fn all_gather_updates(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
+        self.follow();
+        let Self { parameters, model, plan, groups, .. } = self;
+        // Prefetched parameters are outdated now.
+        self.prefetched = None;
+        parameters.forget();
+        let outside = |flat_param: &FlatParameter| {
+            plan.degrees.shards > 1 || flat_param.master_dtype(plan.options.precision) != flat_param.dtype
+        };
+        let update_buffer = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
+        let update_buffer =
+            update_buffer.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
+        let update_buffer: Vec<(usize, usize)> = update_buffer.map(|(place, _)| place).collect();
+        if parameters.gathers_updates_in_place() {
+            update_buffer
+                .iter()
+                .try_for_each(|&place| parameters.all_gather_updates(&plan.layout, place, groups, model))?;
+            return parameters.rest(groups);
+        }
+        for (index, &place) in update_buffer.iter().enumerate() {
+            parameters.start_all_gather_updates(&plan.layout, place, groups, model)?;
+            if let Some(before) = index.checked_sub(1) {
+                parameters.finish_all_gather_updates(&plan.layout, update_buffer[before], groups, model)?;
+            }
+        }
+        if let Some(&last) = update_buffer.last() {
+            parameters.finish_all_gather_updates(&plan.layout, last, groups, model)?;
+        }
+        parameters.rest(groups)
+    }
+
+    /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included.
+    pub(crate) fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        let result = self.for_each_unit(|model, layout, unit| {
+            let unit = &layout.units[unit];
+            unit.sharded()
+                .chain(unit.buffers.iter().map(|buffer| buffer.parameter))
+                .try_for_each(|parameter| params::read(model, parameter, &mut |values| f(parameter, values)))
+        });
+        self.or_abort(result)
+    }
+
+    /// Gathers each unit once and calls `f` while the model has it.
+    fn for_each_unit(&mut self, mut f: impl FnMut(&M, &Layout, usize) -> Result<()>) -> Result<()> {
+        self.follow();
+        let Self { parameters, groups, model, plan, .. } = self;
+        parameters.forget();
+        self.prefetched = None;
+        for unit in 0..plan.layout.units.len() {
+            if plan.degrees.frees {
+                parameters.gather(&plan.layout, unit, groups)?;
+                parameters.materialise(&plan.layout, unit, groups, false, model)?;
+            }
+            f(model, &plan.layout, unit)?;
+            if plan.degrees.frees {
+                parameters.free(&plan.layout, unit, model)?;
+                // No rank waits while another works on all units.
+                parameters.close(groups)?;
+            }
+        }
+        parameters.rest(groups)
+    }
+
+    /// Passes the communicator's timeout and reduction order to the groups.
+    pub(crate) fn follow(&mut self) {
+        self.groups.follow(&self.world);
+        self.parameters.follow(&self.world);
+    }
+
+    /// Sets the mode of forwards outside of steps and evaluations.
+    pub(crate) fn set_training(&mut self, training: bool) {
+        let pass = self.passes.set_training(training);
+        self.model.begin_forward(pass);
+    }
+
+    /// Announces a call, so that a rank in another call gets an error.
+    pub(crate) fn announce(&mut self, name: &str) {
+        self.world.announce(name, name);
+    }
+
+    /// Returns the number of bytes that this rank has sent.
+    fn bytes_sent(&self) -> u64 {
+        bytes_sent(&self.world) + self.groups.bytes_sent()
+    }
+
+    /// On an error that other ranks do not get, aborts the job and drops all gradients.
+    pub(crate) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
+        or_abort(&mut self.world, result).inspect_err(|_| self.forget())
+    }
+
+    /// Returns an error if a computation of gradients has panicked, because the sums are then incomplete.
+    const fn check_ended(&self) -> Result<()> {
+        if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
+    }
+
+    /// Drops all gradients and the gathered parameters. A hook keeps its residuals.
+    pub(crate) fn forget(&mut self) {
+        self.parameters.forget();
+        self.gradients.forget();
+        (self.prefetched, self.micro_batches, self.weighted) = (None, 0, false);
+        (self.computed, self.count) = (0, 0);
+        self.losses.clear();
+    }
+
+    /// Drops all gradients and residuals, as at the start of the training.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        self.forget();
+        self.updates.forget();
+        self.computes = false;
+        self.gradients.forget_residuals();
+        self.groups.hook.as_ref().map_or(Ok(()), HookWorker::forget)
+    }
+}

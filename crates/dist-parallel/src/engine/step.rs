@@ -1,0 +1,278 @@
+//! A step of data-parallel training: its agreement, its rounds, and the means over all ranks.
+
+use dist_collectives::ReduceOp;
+
+use super::{Agreement, Engine};
+use crate::evaluation::EvaluationLosses;
+use crate::fsdp::share;
+use crate::gradients::Role;
+use crate::loss::WeightedLoss;
+use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
+use crate::tree::sum_of;
+use crate::{Error, Params, Result, StepReport, ValuesMut};
+
+/// Computes a micro-batch and reports its gradients, or takes part in those of other ranks if there is none.
+pub(crate) type Round<'a, M> = dyn FnMut(&mut Engine<M>, Option<usize>) -> Result<WeightedLoss> + 'a;
+
+impl<M: Params> Engine<M> {
+    /// Returns a rank's contiguous share of a number of micro-batches.
+    pub(crate) fn share(&self, micro_batches: usize) -> std::ops::Range<usize> {
+        share(micro_batches, self.world.world_size(), self.world.rank())
+    }
+
+    /// Starts to compute gradients. If an earlier computation panicked and the caller caught that, its unfinished
+    /// gradients are dropped.
+    pub(crate) fn begin_to_compute(&mut self) {
+        if std::mem::replace(&mut self.computes, true) {
+            self.forget();
+        }
+    }
+
+    /// Returns the descriptor of a call with `micro_batches` more micro-batches.
+    pub(crate) const fn descriptor(
+        &self,
+        call: TrainingCall,
+        micro_batches: usize,
+        weighted: bool,
+    ) -> StepDescriptor {
+        StepDescriptor::new(call, self.micro_batches + micro_batches, weighted)
+    }
+
+    /// Takes a step. `given` is the number of its micro-batches on all ranks or, for a join, on this rank. The caller has
+    /// called [`begin_to_compute`](Self::begin_to_compute).
+    pub(crate) fn step(
+        &mut self,
+        descriptor: StepDescriptor,
+        given: usize,
+        round: &mut Round<'_, M>,
+    ) -> Result<StepReport> {
+        self.reported(|engine| {
+            let result = engine.rounds(descriptor, given, round).and_then(|()| engine.finish(descriptor));
+            engine.computes = false;
+            let totals = engine.or_abort(result)?;
+            (engine.micro_batches, engine.weighted) = (0, false);
+            engine.model.begin_forward(engine.passes.end_step());
+            Ok(totals)
+        })
+    }
+
+    /// Joins with `own` micro-batches of this rank. Returns `None` if no rank has any.
+    pub(crate) fn join(
+        &mut self,
+        own: usize,
+        weighted: bool,
+        round: &mut Round<'_, M>,
+    ) -> Result<Option<StepReport>> {
+        self.begin_to_compute();
+        match self.step(StepDescriptor::new(TrainingCall::Join, 0, weighted), own, round) {
+            Ok(report) => Ok(Some(report)),
+            Err(Error::NoMicroBatches) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Computes gradients that the next step adds to its own.
+    pub(crate) fn accumulate(
+        &mut self,
+        micro_batches: usize,
+        weighted: bool,
+        round: &mut Round<'_, M>,
+    ) -> Result<()> {
+        self.begin_to_compute();
+        let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, weighted);
+        let result = self.rounds(descriptor, micro_batches, round);
+        self.computes = false;
+        self.or_abort(result)?;
+        (self.micro_batches, self.weighted) = (descriptor.micro_batches, weighted);
+        Ok(())
+    }
+
+    /// Computes the mean gradients of the accumulated micro-batches.
+    pub(crate) fn synchronise(&mut self) -> Result<StepReport> {
+        self.begin_to_compute();
+        let descriptor = self.descriptor(TrainingCall::Step, 0, self.weighted);
+        self.step(descriptor, 0, &mut |_, _| Ok((-0.0, 0)))
+    }
+
+    /// Runs `compute`, which returns the mean loss and the number of micro-batches, and reports its time and bytes.
+    fn reported(&mut self, compute: impl FnOnce(&mut Self) -> Result<(f32, usize)>) -> Result<StepReport> {
+        let (started, sent_before) = (self.world.runtime().now(), self.bytes_sent());
+        self.groups.take_waited();
+        let (loss, micro_batches) = compute(self)?;
+        let elapsed = self.world.runtime().now().saturating_sub(started);
+        let (exposed, bytes_sent) = (self.groups.take_waited(), self.bytes_sent() - sent_before);
+        Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
+    }
+
+    /// Runs all rounds of one call.
+    fn rounds(&mut self, descriptor: StepDescriptor, given: usize, round: &mut Round<'_, M>) -> Result<()> {
+        if self.micro_batches > 0 && self.weighted != descriptor.weighted {
+            return Err(Error::PartlyWeighted);
+        }
+        let joins = descriptor.call == TrainingCall::Join;
+        if self.agreement == Agreement::BeforeRounds {
+            self.agree(descriptor, if joins { given } else { 0 })?;
+        }
+        self.follow();
+        self.gradients.begin_step();
+        let last = descriptor.call != TrainingCall::Accumulate;
+        let assignment = self.plan.assignment(self.world.rank());
+        let rounds = if joins { self.rounds_of_replica(given)? } else { assignment.rounds(given) };
+        for number in 0..rounds {
+            let own = Some(number).filter(|&number| number < given);
+            let index = if joins { own } else { assignment.micro_batch(given, number) };
+            let in_step = index.map(|index| self.number_in_step(descriptor.call, index));
+            self.round((index, in_step), last && number + 1 == rounds, round)?;
+        }
+        self.gradients.rest();
+        self.parameters.rest(&mut self.groups)
+    }
+
+    /// Returns the number of a micro-batch of a call in its step.
+    fn number_in_step(&self, call: TrainingCall, index: usize) -> usize {
+        let in_call = match call {
+            TrainingCall::Join => index * self.world.world_size() + self.world.rank(),
+            _ => index,
+        };
+        self.micro_batches + in_call
+    }
+
+    /// Runs one round.
+    fn round(
+        &mut self,
+        (index, in_step): (Option<usize>, Option<usize>),
+        last: bool,
+        round: &mut Round<'_, M>,
+    ) -> Result<()> {
+        let number = self.gradients.ended();
+        self.gradients.begin(number, Role::new(index.is_some(), last));
+        if let Some(in_step) = in_step {
+            self.buffers.record_forward();
+            self.model.begin_forward(self.passes.in_step(in_step));
+            self.computed += 1;
+        }
+        let (loss, count) = round(self, index)?;
+        self.losses.push(loss);
+        self.count = self.count.saturating_add(count);
+        self.gradients.end(number, &mut self.groups.reduce())
+    }
+
+    /// Returns the number of rounds of a join of this rank's replica: the largest `own` of its ranks.
+    fn rounds_of_replica(&mut self, own: usize) -> Result<usize> {
+        let mut most = [own as u64];
+        if self.plan.degrees.each_round && self.plan.degrees.shards > 1 {
+            self.groups.shards.all_reduce(&mut most, ReduceOp::Max).map_err(Error::communication)?;
+        }
+        Ok(usize::try_from(most[0]).unwrap_or(usize::MAX))
+    }
+
+    /// Ends a step. Returns the mean loss and the number of micro-batches of all ranks.
+    fn finish(&mut self, descriptor: StepDescriptor) -> Result<(f32, usize)> {
+        self.gradients.start_reductions(&mut self.groups.reduce())?;
+        let (computed, count) = (std::mem::take(&mut self.computed), std::mem::take(&mut self.count));
+        let used = self.gradients.used();
+        let mut numbers = StepConsensus::encode(computed, count, descriptor, &self.updates, used);
+        let summed = self.groups.timed(|| self.world.all_reduce(&mut numbers, ReduceOp::Sum));
+        if let Err(error) = summed {
+            // A failed hook has aborted the job: its own error says why.
+            if self.groups.hook.is_some() {
+                self.gradients.finish(1, &mut self.groups.reduce())?;
+            }
+            return Err(Error::communication(error));
+        }
+        let consensus = StepConsensus::decode(&numbers);
+        let divisor = match consensus.agrees(self.world.world_size()) {
+            true => consensus.divisor(descriptor),
+            false => Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos())),
+        };
+        // Without shards, the world's communicator is free while gradients are reduced.
+        let early = if self.plan.degrees.shards == 1 { Some(self.sum_of_losses()?) } else { None };
+        self.gradients.finish(divisor.as_ref().copied().unwrap_or(1), &mut self.groups.reduce())?;
+        let loss = early.map_or_else(|| self.sum_of_losses(), Ok)?;
+        let divisor = divisor?;
+        self.gradients.set_used(consensus.used());
+        if self.agreement == Agreement::AtEnd {
+            self.updates.record_step();
+        }
+        let mut loss = [loss];
+        ValuesMut::F32(&mut loss).divide(divisor);
+        let Self { groups, buffers, world, model, .. } = self;
+        groups.timed(|| buffers.synchronise([world], model))?;
+        let mut unreported = std::mem::take(&mut self.unreported);
+        unreported.warn_once(|| self.without_gradient());
+        self.unreported = unreported;
+        Ok((loss[0], consensus.micro_batches()))
+    }
+
+    /// Sums the losses of all ranks in the order of the gradients.
+    fn sum_of_losses(&mut self) -> Result<f32> {
+        let mut losses = std::mem::take(&mut self.losses);
+        let degrees = self.plan.degrees;
+        let sharded = degrees.shards > 1;
+        let shards = &mut self.groups.shards;
+        if sharded && degrees.each_round {
+            shards.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
+        }
+        let mut loss = [sum_of(losses)];
+        let others = match (sharded, degrees.each_round) {
+            (false, _) => &mut self.world,
+            (true, true) => &mut self.groups.replicas,
+            (true, false) => shards,
+        };
+        others.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
+        Ok(loss[0])
+    }
+
+    /// Returns an error unless all ranks have called for the same step, and have any micro-batches.
+    fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<()> {
+        let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
+        self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
+        let consensus = StepConsensus::decode(&consensus);
+        if !consensus.agrees(self.world.world_size()) {
+            return Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos()));
+        }
+        self.updates.record_step();
+        let micro_batches = match descriptor.call {
+            TrainingCall::Join => self.micro_batches + consensus.micro_batches(),
+            _ => descriptor.micro_batches,
+        };
+        match micro_batches {
+            0 if descriptor.call != TrainingCall::Accumulate => Err(Error::NoMicroBatches),
+            _ => Ok(()),
+        }
+    }
+
+    /// Evaluates micro-batches and returns their mean loss, on all ranks. `round` runs one forward and returns the loss.
+    pub(crate) fn evaluate(
+        &mut self,
+        micro_batches: usize,
+        weighted: bool,
+        round: &mut Round<'_, M>,
+    ) -> Result<StepReport> {
+        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, weighted);
+        self.reported(|engine| match engine.try_evaluate(descriptor, round) {
+            // Every rank gets this error, and nothing has changed.
+            Err(error @ (Error::NoMicroBatches | Error::ZeroWeight { .. } | Error::StepsDiffer { .. })) => {
+                Err(error)
+            }
+            result => engine.or_abort(result).map(|loss| (loss, micro_batches)),
+        })
+    }
+
+    fn try_evaluate(&mut self, descriptor: StepDescriptor, round: &mut Round<'_, M>) -> Result<f32> {
+        let micro_batches = descriptor.micro_batches;
+        self.agree(descriptor, 0)?;
+        self.follow();
+        let assignment = self.plan.assignment(self.world.rank());
+        let mut losses = EvaluationLosses::new(micro_batches);
+        for number in 0..assignment.rounds(micro_batches) {
+            let index = assignment.micro_batch(micro_batches, number);
+            self.model.begin_forward(self.passes.in_evaluation(index.unwrap_or(0)));
+            let loss = round(self, index)?;
+            index.into_iter().for_each(|index| losses.add(index, loss));
+        }
+        self.parameters.rest(&mut self.groups)?;
+        self.model.begin_forward(self.passes.outside());
+        losses.mean(&mut self.world)
+    }
+}
