@@ -75,7 +75,8 @@ pub(crate) fn run() -> Result<(), Failure> {
     };
     let mut steps = Steps::default();
     steps.step("mpi: clippy", || {
-        show(&mut with(first, "clippy --package dist-mpi --all-targets -- -D warnings")?)
+        show(&mut with(first, "clippy --package dist-mpi --all-targets -- -D warnings")?)?;
+        show(&mut with(first, "clippy --package dist --features mpi -- -D warnings")?)
     })?;
     steps.step("mpi: docs", || {
         show(with(first, "doc --package dist-mpi --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))

@@ -19,6 +19,9 @@ pub use dist_collectives::{Communicator, ReduceOp};
 pub use dist_groups as groups;
 #[doc(inline)]
 pub use dist_groups::{Group, Mesh};
+#[cfg(feature = "mpi")]
+#[doc(inline)]
+pub use dist_mpi as mpi;
 #[doc(inline)]
 pub use dist_parallel as parallel;
 #[doc(inline)]
