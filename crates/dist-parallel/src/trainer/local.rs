@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub(super) struct LocalTrainer<A> {
     options: LocalSgdOptions,
     /// The losses and weights of the micro-batches that this rank has computed since the last update.
     computed: Cell<WeightedLoss>,
-    /// `true` if the caller's losses have weights.
+    /// `true` if the losses since the last synchronisation point have weights.
     weighted: bool,
 }
 
@@ -66,10 +67,32 @@ impl<A: 'static> LocalTrainer<A> {
         or_abort(self.local.communicator_mut(), result)
     }
 
+    /// Starts to compute micro-batches. An error if only some since the last synchronisation point have a weight.
+    fn begin(&mut self, weighted: bool) -> Result<()> {
+        let (_, count) = self.computed.get();
+        if self.weighted != weighted && (count > 0 || self.local.steps() > 0) {
+            return self.or_abort(Err(Error::PartlyWeighted));
+        }
+        self.weighted = weighted;
+        Ok(())
+    }
+
+    /// Starts a step of these micro-batches, and returns this rank's share of them.
+    fn begin_step(&mut self, micro_batches: usize, weighted: bool) -> Result<Range<usize>> {
+        if micro_batches + self.own().accumulated() == 0 {
+            return Err(Error::NoMicroBatches);
+        }
+        self.begin(weighted)?;
+        Ok(self.share(micro_batches))
+    }
+
+    fn share(&self, micro_batches: usize) -> Range<usize> {
+        share(micro_batches, self.world_size(), self.rank())
+    }
+
     /// Takes a step of `count` micro-batches of this rank, which begin with number `first`.
     fn step_own(&mut self, count: usize, first: usize, batches: Batches<'_, A>) -> Result<StepReport> {
         let Batches { weighted, next } = batches;
-        self.weighted = weighted;
         let Self { local, computed, .. } = self;
         let (own, next) = (&mut local.model_mut().0, counted(next, first, computed));
         let result = if weighted { own.step(count, next) } else { own.step(count, plain(next)) };
@@ -157,10 +180,7 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        if micro_batches + self.own().accumulated() == 0 {
-            return Err(Error::NoMicroBatches);
-        }
-        let share = share(micro_batches, self.world_size(), self.rank());
+        let share = self.begin_step(micro_batches, batches.weighted)?;
         self.step_own(share.len(), share.start, batches)
     }
 
@@ -169,8 +189,7 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         micro_batches: usize,
         Computation { weighted, compute }: Computation<'_, A>,
     ) -> Result<StepReport> {
-        let share = share(micro_batches, self.world_size(), self.rank());
-        self.weighted = weighted;
+        let share = self.begin_step(micro_batches, weighted)?;
         let Self { local, computed, .. } = self;
         let mut compute = |model: &mut _, index, ready: &mut Ready<'_>| {
             let loss = compute(model, share.start + index, ready)?;
@@ -187,9 +206,9 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
-        let share = share(micro_batches, self.world_size(), self.rank());
+        let share = self.share(micro_batches);
         let Batches { weighted, next } = batches;
-        self.weighted = weighted;
+        self.begin(weighted)?;
         let Self { local, computed, .. } = self;
         let (own, next) = (&mut local.model_mut().0, counted(next, share.start, computed));
         let result = if weighted {
@@ -207,7 +226,11 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         comm.announce("join", "join");
         let added = comm.all_reduce(&mut all, ReduceOp::Sum).map_err(Error::communication);
         or_abort(comm, added)?;
-        if all == [0] { Ok(None) } else { self.step_own(own, 0, batches).map(Some) }
+        if all == [0] {
+            return Ok(None);
+        }
+        self.begin(batches.weighted)?;
+        self.step_own(own, 0, batches).map(Some)
     }
 
     fn evaluate_batches(

@@ -18,6 +18,8 @@ use crate::{Error, Optimizer, ParamInfo, Result, Sequence, StepReport, Values};
 pub(super) struct PipelineTrainer<A> {
     pipeline: Pipeline<A>,
     strategy: Strategy,
+    /// The number of micro-batches of all pipelines that the schedule is for.
+    micro_batches: usize,
     /// The communicator of all ranks, if there are several pipelines.
     world: Option<Communicator>,
 }
@@ -60,7 +62,7 @@ impl<A> PipelineTrainer<A> {
         let stages = stages.map_or_else(|| split_into_stages(blocks, schedule.stages()), Ok)?;
         if pipelines == 1 && copies == StageCopies::Replicated {
             let pipeline = Pipeline::new(world, model, schedule, &stages, activations)?;
-            return Ok(Self { pipeline, strategy, world: None });
+            return Ok(Self { pipeline, strategy, micro_batches, world: None });
         }
         let (pipeline, rank) = (world.rank() / ranks, world.rank() % ranks);
         let mut group = |members: Vec<usize>| {
@@ -74,7 +76,7 @@ impl<A> PipelineTrainer<A> {
             StageCopies::Replicated => pipeline.reduce_over(with_same_stages)?,
             StageCopies::Sharded => pipeline.shard_over(with_same_stages)?,
         }
-        Ok(Self { pipeline, strategy, world: Some(world) })
+        Ok(Self { pipeline, strategy, micro_batches, world: Some(world) })
     }
 
     /// Returns the pipeline, with the timeout and the reduction order of the communicator of all ranks.
@@ -91,10 +93,7 @@ impl<A> PipelineTrainer<A> {
 
     /// Aborts the job unless the schedule is for this number of micro-batches in all pipelines.
     fn check_scheduled(&mut self, requested: usize) -> Result<()> {
-        let Range { start, end } = self.pipeline.share();
-        let copies =
-            self.world.as_ref().map_or(1, Communicator::world_size) / self.pipeline.schedule().ranks();
-        let scheduled = (end - start) * copies.max(1);
+        let scheduled = self.micro_batches;
         if scheduled == requested {
             return Ok(());
         }

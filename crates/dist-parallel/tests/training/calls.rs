@@ -100,9 +100,12 @@ type Differentiate = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), BoxError>>;
 
 #[test]
 fn of_a_replicated_trainer() {
-    let calls: [Call<Replicated>; 2] = [
+    let calls: [Call<Replicated>; 3] = [
         ("step", "a step of 2", step_of_replicas),
         ("join", "a join", |t| t.trainer.join(1, batch).map(drop)),
+        ("evaluate", "an evaluation of 2", |t| {
+            t.trainer.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, output| Ok(output[0])).map(drop)
+        }),
     ];
     let all = [&calls[..], &calls_of_checkpoints()[..]].concat();
     check(|comm| Ddp::new(comm, model(1), DdpOptions::default()).unwrap(), &all);

@@ -418,10 +418,6 @@ fn run(
     sim::run(1, ranks, program).results
 }
 
-fn ranks_of(strategy: &str) -> usize {
-    if strategy == "single" { 1 } else { RANKS }
-}
-
 /// Returns the reason that all ranks give why a feature does not work, or their values if it does.
 #[track_caller]
 fn values_or_reason(results: Vec<Result<Vec<f32>>>, what: &str) -> Result<Vec<Vec<f32>>, &'static str> {
@@ -435,37 +431,41 @@ fn values_or_reason(results: Vec<Result<Vec<f32>>>, what: &str) -> Result<Vec<Ve
     reasons[0].map_or_else(|| Ok(results.into_iter().map(Result::unwrap).collect()), Err)
 }
 
-/// Returns the reason why a feature does not work with a strategy. If it works, the values are compared with those of
-/// one process.
-fn check(feature: &Feature, strategy: &str) -> Result<(), &'static str> {
-    let what = format!("{} with {strategy}", feature.name);
-    let values = values_or_reason(run(strategy, ranks_of(strategy), feature, 0..MICRO_BATCHES), &what)?;
+/// Returns for each strategy the reason why a feature does not work with it. If it works, the values are compared with
+/// those of one process.
+fn check_feature(feature: &Feature) -> Vec<Option<&'static str>> {
     let alone = |micro_batches| run("single", 1, feature, micro_batches).remove(0).unwrap();
-    let is_local = strategy.contains("local") || strategy.contains("diloco");
-    for (rank, values) in values.iter().enumerate() {
-        match feature.compare {
-            Compare::OwnGradients { values: count } if is_local => {
-                let share = MICRO_BATCHES / RANKS;
-                let expected = alone(rank * share..(rank + 1) * share);
-                assert_eq!(values[..count], expected[..count], "{what}, rank {rank}");
-            }
-            Compare::Close(limit) => assert_close(values, &alone(0..MICRO_BATCHES), limit, &what),
-            Compare::Bits | Compare::OwnGradients { .. } if is_local => {
-                let expected = alone(0..MICRO_BATCHES);
-                let expected = &expected[expected.len() - values.len()..];
-                assert_close(values, expected, 1e-5, &what);
-            }
-            Compare::Bits | Compare::OwnGradients { .. } => {
-                assert_eq!(*values, alone(0..MICRO_BATCHES), "{what}, rank {rank}");
+    let whole = alone(0..MICRO_BATCHES);
+    let check = |strategy: &str| {
+        let what = format!("{} with {strategy}", feature.name);
+        let ranks = if strategy == "single" { 1 } else { RANKS };
+        let results = values_or_reason(run(strategy, ranks, feature, 0..MICRO_BATCHES), &what)?;
+        let is_local = strategy.contains("local") || strategy.contains("diloco");
+        for (rank, values) in results.iter().enumerate() {
+            match feature.compare {
+                Compare::OwnGradients { values: count } if is_local => {
+                    let share = MICRO_BATCHES / RANKS;
+                    let expected = alone(rank * share..(rank + 1) * share);
+                    assert_eq!(values[..count], expected[..count], "{what}, rank {rank}");
+                }
+                Compare::Close(limit) => assert_close(values, &whole, limit, &what),
+                Compare::Bits | Compare::OwnGradients { .. } if is_local => {
+                    assert_close(values, &whole, 1e-5, &what);
+                }
+                Compare::Bits | Compare::OwnGradients { .. } => {
+                    assert_eq!(*values, whole, "{what}, rank {rank}");
+                }
             }
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    STRATEGIES.iter().map(|(_, strategy)| check(strategy).err()).collect()
 }
 
+/// Compares values with the last ones of `expected`, which begins with losses if `values` has none.
 #[track_caller]
 fn assert_close(values: &[f32], expected: &[f32], limit: f32, what: &str) {
-    let expected = &expected[expected.len().saturating_sub(values.len())..];
+    let expected = &expected[expected.len() - values.len()..];
     let apart = values.iter().zip(expected).map(|(value, expected)| (value - expected).abs());
     assert!(apart.fold(0.0, f32::max) <= limit, "{what}: {values:?} instead of {expected:?}");
 }
@@ -542,59 +542,103 @@ fn check_checkpoints(stored: Stored) -> Vec<Option<&'static str>> {
     STRATEGIES.iter().map(|(_, strategy)| check(strategy).err()).collect()
 }
 
-/// A row of the table: the name of a feature, and for each strategy the reason why it does not work.
-type Row = (&'static str, Vec<Option<&'static str>>);
+/// The checkpoints in the table.
+const CHECKPOINTS: [(&str, Stored); 2] = [
+    ("checkpoints with the optimizer", Stored::Optimizer),
+    ("checkpoints of parameters", Stored::Parameters),
+];
 
-fn rows() -> Vec<Row> {
-    let reasons = |feature| STRATEGIES.iter().map(|(_, strategy)| check(feature, strategy).err()).collect();
-    let features = FEATURES.iter().map(|feature| (feature.name, reasons(feature)));
-    let stored = [
-        ("checkpoints with the optimizer", Stored::Optimizer),
-        ("checkpoints of parameters", Stored::Parameters),
-    ];
-    features.chain(stored.map(|(name, stored)| (name, check_checkpoints(stored)))).collect()
+/// A row of the table: the name of a feature, and for each strategy the reason why it does not work.
+type Row = (String, Vec<Option<String>>);
+
+fn row(number: usize) -> Row {
+    let (name, reasons) = match FEATURES.get(number) {
+        Some(feature) => (feature.name, check_feature(feature)),
+        None => {
+            let (name, stored) = CHECKPOINTS[number - FEATURES.len()];
+            (name, check_checkpoints(stored))
+        }
+    };
+    (name.to_owned(), reasons.into_iter().map(|reason| reason.map(str::to_owned)).collect())
 }
 
 /// Returns the table in Markdown, with a numbered list of reasons.
 fn table(rows: &[Row]) -> String {
-    let mut reasons: Vec<&str> = Vec::new();
-    let mut cell = |reason: &Option<&'static str>| {
-        let Some(reason) = reason else { return "yes".to_owned() };
-        let number = reasons.iter().position(|known| known == reason).unwrap_or_else(|| {
-            reasons.push(reason);
-            reasons.len() - 1
-        });
-        format!("no ({})", number + 1)
-    };
-    let names: Vec<&str> = STRATEGIES.iter().map(|(name, _)| *name).collect();
+    let mut all: Vec<&str> = Vec::new();
+    let names = STRATEGIES.map(|(name, _)| name);
     let mut text = format!("| | {} |\n|---|{}\n", names.join(" | "), "---|".repeat(names.len()));
     for (name, reasons) in rows {
-        let cells: Vec<String> = reasons.iter().map(&mut cell).collect();
+        let cells = reasons.iter().map(|reason| {
+            let Some(reason) = reason else { return "yes".to_owned() };
+            let number = all.iter().position(|known| known == reason).unwrap_or_else(|| {
+                all.push(reason);
+                all.len() - 1
+            });
+            format!("no ({})", number + 1)
+        });
+        let cells: Vec<String> = cells.collect();
         text += &format!("| {name} | {} |\n", cells.join(" | "));
     }
     text += "\n";
-    for (number, reason) in reasons.iter().enumerate() {
-        text += &format!("{}. {}{}.\n", number + 1, reason[..1].to_uppercase(), &reason[1..]);
+    for (index, reason) in all.iter().enumerate() {
+        text += &format!("{}. {}{}.\n", index + 1, reason[..1].to_uppercase(), &reason[1..]);
     }
     text
 }
 
+/// Returns the rows of a table that [`table`] has made.
+fn parse(table: &str) -> Vec<Row> {
+    let reason = |cell: &str| {
+        let number = cell.strip_prefix("no (")?.strip_suffix(')')?;
+        let (_, rest) = table.split_once(&format!("\n{number}. ")).expect("the list has every reason");
+        let text = rest.split_once(".\n").expect("a reason ends with a full stop").0;
+        Some(text[..1].to_lowercase() + &text[1..])
+    };
+    let row = |line: &str| {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        (cells.next().unwrap_or_default().to_owned(), cells.map(reason).collect())
+    };
+    table.lines().skip(2).take_while(|line| line.starts_with('|')).map(row).collect()
+}
+
+/// The page, and the comments before and after the table.
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/strategy.md");
 const BEGIN: &str = "<!-- The table is generated by dist-parallel/tests/training/trainer.rs. -->\n\n";
 const END: &str = "\n<!-- The end of the generated table. -->\n";
 
-/// With the variable DIST_WRITE_TABLE set, this writes the table into the page.
-#[test]
-fn the_page_on_strategies_says_what_works_with_what() {
+/// Returns the page before the table, the table, and the rest.
+fn page() -> [String; 3] {
     let page = fs::read_to_string(PAGE).unwrap();
     let (before, rest) = page.split_once(BEGIN).expect("the page has the comment before the table");
-    let (written, after) = rest.split_once(END).expect("the page has the comment after the table");
-    let found = table(&rows());
+    let (table, after) = rest.split_once(END).expect("the page has the comment after the table");
+    [before, table, after].map(str::to_owned)
+}
+
+#[rstest]
+fn the_page_on_strategies_says_what_works_with_what(
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17)] number: usize,
+) {
+    let [_, table, _] = page();
+    let (name, reasons) = row(number);
+    let written = parse(&table).into_iter().find(|(written, _)| *written == name);
+    let advice = "run the_table_has_all_features with DIST_WRITE_TABLE=1 to write the table";
+    assert_eq!(written, Some((name, reasons)), "{advice}");
+}
+
+/// With the variable DIST_WRITE_TABLE set, this writes the table into the page.
+#[test]
+fn the_table_has_all_features() {
+    let [before, written, after] = page();
     if std::env::var_os("DIST_WRITE_TABLE").is_some() {
-        fs::write(PAGE, format!("{before}{BEGIN}{found}{END}{after}")).unwrap();
-    } else {
-        assert_eq!(written, found, "run this test with DIST_WRITE_TABLE=1 to write the table");
+        let rows: Vec<Row> = (0..FEATURES.len() + CHECKPOINTS.len()).map(row).collect();
+        fs::write(PAGE, format!("{before}{BEGIN}{}{END}{after}", table(&rows))).unwrap();
+        return;
     }
+    let rows = parse(&written);
+    assert_eq!(table(&rows), written);
+    let names = FEATURES.iter().map(|feature| feature.name).chain(CHECKPOINTS.map(|(name, _)| name));
+    assert!(rows.iter().map(|(name, _)| name).eq(names), "{rows:?}");
+    assert_eq!(rows.len(), 18, "the_page_on_strategies_says_what_works_with_what tries each of the rows");
 }
 
 /// Builds a trainer on every rank and returns the error of each.
@@ -699,6 +743,18 @@ fn local_training_refuses_weights_on_only_some_ranks() {
         trainer.update(&mut sgd())
     });
     assert!(results.iter().all(|result| matches!(result, Err(Error::PartlyWeighted))), "{results:?}");
+}
+
+#[test]
+fn local_training_refuses_weights_of_only_some_steps_before_a_synchronisation() {
+    let results = run_at_once(1, |comm| {
+        let options = TrainerOptions::new("local_sgd:2".parse().unwrap());
+        let mut trainer = options.build(comm, blocks(), PlainVectors).unwrap();
+        trainer.step(1, |index| batch(0, index)).unwrap();
+        trainer.update(&mut sgd()).unwrap();
+        trainer.step_with(1, |_, _, _| Ok((1.0, 7))).map(drop)
+    });
+    assert!(matches!(results[0], Err(Error::PartlyWeighted)), "{results:?}");
 }
 
 /// A rank without a micro-batch takes part in the average with weight 0.
