@@ -4,12 +4,13 @@
 use std::path::Path;
 
 use dist_collectives::Communicator;
-use dist_parallel::checkpoint::{Checkpoints, Shards, WeightOptions};
+use dist_parallel::checkpoint::{Checkpoints, WeightOptions};
 use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, ShardingStrategy, Units};
 use dist_parallel::half::bf16;
 use dist_parallel::optim::schedule::{self, Decay};
 use dist_parallel::optim::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
-use dist_parallel::{Ddp, DdpOptions, FloatType, ParamInfo, Params, Sequence, Values};
+use dist_parallel::trainer::Trainer;
+use dist_parallel::{Ddp, DdpOptions, FloatType, ParamInfo, Params, Values};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -47,38 +48,25 @@ fn optimizer(name: &str) -> Box<dyn Optimizer> {
     }
 }
 
-/// The common interface of all trainers.
-trait Trainer: Shards {
-    fn step(&mut self, number: u64, optimizer: &mut dyn Optimizer);
-    fn bits(self: Box<Self>) -> Vec<u32>;
-}
-
-macro_rules! trainer {
-    ($trainer:ty, $bits:expr) => {
-        impl Trainer for $trainer {
-            fn step(&mut self, number: u64, optimizer: &mut dyn Optimizer) {
-                let schedule = schedule::cosine(Decay { peak: 0.05, warmup: 2, steps: STEPS, to: 0.1 });
-                optimizer.set_learning_rate(schedule(number)).unwrap();
-                let step = usize::try_from(number).unwrap();
-                let batch = |index| {
-                    let (input, target) = micro_batch(step, index);
-                    Ok((input, squared_error(target)))
-                };
-                <$trainer>::step(self, MICRO_BATCHES, batch).unwrap();
-                self.update(optimizer).unwrap();
-            }
-
-            fn bits(self: Box<Self>) -> Vec<u32> {
-                $bits(*self)
-            }
-        }
+/// Takes step `number` of a training with a learning-rate schedule.
+fn step(trainer: &mut dyn Trainer<Rows>, number: u64, optimizer: &mut dyn Optimizer) {
+    let schedule = schedule::cosine(Decay { peak: 0.05, warmup: 2, steps: STEPS, to: 0.1 });
+    optimizer.set_learning_rate(schedule(number)).unwrap();
+    let step = usize::try_from(number).unwrap();
+    let batch = |index| {
+        let (input, target) = micro_batch(step, index);
+        Ok((input, squared_error(target)))
     };
+    trainer.step(MICRO_BATCHES, batch).unwrap();
+    trainer.update(optimizer).unwrap();
 }
 
-trainer!(Ddp<Sequence<Rows>>, |ddp: Self| bits(ddp.model()));
-trainer!(Fsdp<Rows>, |fsdp: Self| bits(&fsdp.into_parts().unwrap().1));
+/// Ends a training and returns its parameters.
+fn end(trainer: Box<dyn Trainer<Rows>>) -> Vec<u32> {
+    bits(&trainer.into_parts().unwrap().1[0])
+}
 
-fn trainer(comm: Communicator, way: TrainingWay, seed: u64, options: FsdpOptions) -> Box<dyn Trainer> {
+fn trainer(comm: Communicator, way: TrainingWay, seed: u64, options: FsdpOptions) -> Box<dyn Trainer<Rows>> {
     match way {
         TrainingWay::Ddp => Box::new(Ddp::new(comm, model(seed), DdpOptions::default()).unwrap()),
         TrainingWay::Sharded(strategy) => {
@@ -105,12 +93,12 @@ pub(crate) fn train(
         // A new training starts with other values, so that the load has an effect.
         let seed = if checkpoints.steps().unwrap().is_empty() { 7 } else { 99 };
         let mut trainer = trainer(comm, way, seed, FsdpOptions::default());
-        let done = checkpoints.load(&mut *trainer, Some(&mut *optimizer)).unwrap();
+        let done = checkpoints.load(trainer.shards().unwrap(), Some(&mut *optimizer)).unwrap();
         for step in done.unwrap_or(0) + 1..=until {
-            trainer.step(step, &mut *optimizer);
+            self::step(&mut *trainer, step, &mut *optimizer);
         }
-        checkpoints.save(&mut *trainer, Some(&*optimizer), until).unwrap();
-        trainer.bits()
+        checkpoints.save(trainer.shards().unwrap(), Some(&*optimizer), until).unwrap();
+        end(trainer)
     };
     sim::run(ranks as u64, ranks, program).results
 }
@@ -209,13 +197,13 @@ fn a_half_precision_model_goes_on_from_its_full_precision_parameters(
             let mut checkpoints = Checkpoints::at(&path);
             let mut optimizer = optimizer("adamw");
             if from > 0 {
-                checkpoints.load_step(from, &mut *trainer, Some(&mut *optimizer)).unwrap();
+                checkpoints.load_step(from, trainer.shards().unwrap(), Some(&mut *optimizer)).unwrap();
             }
             for step in from + 1..=until {
-                trainer.step(step, &mut *optimizer);
+                self::step(&mut *trainer, step, &mut *optimizer);
             }
-            checkpoints.save(&mut *trainer, Some(&*optimizer), until).unwrap();
-            trainer.bits()
+            checkpoints.save(trainer.shards().unwrap(), Some(&*optimizer), until).unwrap();
+            end(trainer)
         };
         sim::run(1, ranks, program).results.remove(0)
     };
@@ -233,8 +221,8 @@ fn the_parameters_that_a_consolidated_file_has_are_the_models() {
     Checkpoints::at(directory.path()).consolidate(None, &file).unwrap();
     let program = move |transport| {
         let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
-        dist_parallel::checkpoint::load_weights(&file, &mut *trainer, &WeightOptions::new()).unwrap();
-        trainer.bits()
+        trainer.load_weights(&file, &WeightOptions::new()).unwrap();
+        end(trainer)
     };
     assert_eq!(sim::run(1, 3, program).results, vec![trained; 3]);
 }
@@ -278,9 +266,9 @@ fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
     let program = move |transport| {
         let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
         let options = WeightOptions::new().rename("model.", "").convert().ignore("lm_head.");
-        let report = dist_parallel::checkpoint::load_weights(&file, &mut *trainer, &options).unwrap();
+        let report = trainer.load_weights(&file, &options).unwrap();
         assert_eq!(report.left_out, ["lm_head.weight"]);
-        trainer.bits()
+        end(trainer)
     };
     assert_eq!(sim::run(1, ranks, program).results, vec![expected; ranks]);
 }
