@@ -415,7 +415,7 @@ impl<M: Params> Ddp<M> {
 }
 
 /// Runs a model forward and backward.
-fn forward_backward<A, C, L>(
+pub(crate) fn forward_backward<A, C, L>(
     model: &mut (impl Block<A> + ?Sized),
     (input, loss): (A, L),
     ready: &mut Ready<'_>,

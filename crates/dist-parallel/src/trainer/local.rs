@@ -2,16 +2,16 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use super::batches::{plain, without_weight};
-use super::{BatchFn, Batches, Computation, Evaluation, LossFn, Strategy, Trainer};
+use super::batches::without_weight;
+use super::{BatchFn, Batches, Computation, ComputeFn, Evaluation, Strategy, Trainer};
 use crate::abort::or_abort;
 use crate::checkpoint::{Checkpoints, Saving, Shards, WeightOptions, WeightReport};
+use crate::ddp::forward_backward;
 use crate::fsdp::share;
 use crate::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
 use crate::loss::WeightedLoss;
@@ -28,6 +28,8 @@ pub(super) struct LocalTrainer<A> {
     computed: Cell<WeightedLoss>,
     /// `true` if the losses since the last synchronisation point have weights.
     weighted: bool,
+    /// The number of micro-batches of all ranks that were accumulated since the last step.
+    accumulated: usize,
 }
 
 /// The training of one rank.
@@ -40,7 +42,7 @@ impl<A: 'static> LocalTrainer<A> {
         let own = own.expect("this rank is in its own group");
         let own = OwnTraining(Ddp::new(own, model, DdpOptions::default())?);
         let local = LocalSgd::new(comm, own, options)?;
-        Ok(Self { local, options, computed: Cell::default(), weighted: false })
+        Ok(Self { local, options, computed: Cell::default(), weighted: false, accumulated: 0 })
     }
 
     fn own(&mut self) -> &mut Ddp<Sequence<A>> {
@@ -77,25 +79,19 @@ impl<A: 'static> LocalTrainer<A> {
         Ok(())
     }
 
-    /// Starts a step of these micro-batches, and returns this rank's share of them.
-    fn begin_step(&mut self, micro_batches: usize, weighted: bool) -> Result<Range<usize>> {
-        if micro_batches + self.own().accumulated() == 0 {
-            return Err(Error::NoMicroBatches);
-        }
+    /// Returns this rank's share of these micro-batches, of a call with or without weights.
+    fn begin_share(&mut self, micro_batches: usize, weighted: bool) -> Result<OwnShare> {
         self.begin(weighted)?;
-        Ok(self.share(micro_batches))
+        let share = share(micro_batches, self.world_size(), self.rank());
+        let pass = self.own().next_pass(0);
+        let first_in_step = self.accumulated + share.start;
+        Ok(OwnShare { count: share.len(), first: share.start, first_in_step, stride: 1, pass })
     }
 
-    fn share(&self, micro_batches: usize) -> Range<usize> {
-        share(micro_batches, self.world_size(), self.rank())
-    }
-
-    /// Takes a step of `count` micro-batches of this rank, which begin with number `first`.
-    fn step_own(&mut self, count: usize, first: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        let Batches { weighted, next } = batches;
+    fn step_own(&mut self, share: OwnShare, compute: &mut ComputeFn<'_, A>) -> Result<StepReport> {
         let Self { local, computed, .. } = self;
-        let (own, next) = (&mut local.model_mut().0, counted(next, first, computed));
-        let result = if weighted { own.step(count, next) } else { own.step(count, plain(next)) };
+        let result = local.model_mut().0.step_with(share.count, numbered(share, compute, computed));
+        self.accumulated = 0;
         self.step_result(result)
     }
 
@@ -121,8 +117,11 @@ impl<A: 'static> LocalTrainer<A> {
     /// Drops gradients and losses after other parameters were loaded.
     fn loaded<T>(&mut self, result: Result<T>) -> Result<T> {
         let loaded = result?;
-        self.computed = Cell::default();
-        let reset = self.own().reset();
+        (self.computed, self.accumulated) = (Cell::default(), 0);
+        let steps = self.local.steps_before();
+        let own = self.own();
+        own.passes.set_steps(steps);
+        let reset = own.reset();
         self.or_abort(reset)?;
         Ok(loaded)
     }
@@ -140,26 +139,39 @@ impl<A: 'static> LocalTrainer<A> {
     }
 }
 
-/// Gives micro-batches the numbers from `first` on, and adds their losses and weights to `computed`.
-fn counted<'c, 'a: 'c, A: 'c>(
-    next: &'c mut BatchFn<'a, A>,
+/// The micro-batches of a call that one rank computes.
+#[derive(Clone, Copy)]
+struct OwnShare {
+    count: usize,
+    /// The number of the first one in the call.
     first: usize,
-    computed: &'c Cell<WeightedLoss>,
-) -> impl FnMut(usize) -> Result<(A, LossFn<'c, A>), BoxError> {
-    move |index| {
-        let (input, loss) = next(first + index)?;
-        let counted = move |output| {
-            let (loss, gradient) = loss(output)?;
-            add(computed, loss);
-            Ok((loss, gradient))
-        };
-        Ok((input, Box::new(counted) as LossFn<'c, A>))
+    /// The number of the first one in the step, among those of all ranks, and the distance to the next one.
+    first_in_step: usize,
+    stride: usize,
+    pass: Pass,
+}
+
+/// Gives this rank's micro-batches their numbers among those of all ranks, and adds their losses to `computed`.
+fn numbered<A>(
+    share: OwnShare,
+    compute: &mut ComputeFn<'_, A>,
+    computed: &Cell<WeightedLoss>,
+) -> impl FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
+    move |model, index, ready| {
+        let micro_batch = share.first_in_step + index * share.stride;
+        model.begin_forward(Pass { micro_batch, ..share.pass });
+        let (loss, count) = compute(model, share.first + index, ready)?;
+        let (losses, total) = computed.get();
+        computed.set((losses + loss, total.saturating_add(count)));
+        Ok((loss, count))
     }
 }
 
-fn add(computed: &Cell<WeightedLoss>, (loss, count): WeightedLoss) {
-    let (losses, total) = computed.get();
-    computed.set((losses + loss, total.saturating_add(count)));
+/// Computes micro-batches of blocks.
+fn of_blocks<A>(
+    next: &mut BatchFn<'_, A>,
+) -> impl FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
+    move |model, index, ready| forward_backward(model, next(index)?, ready)
 }
 
 impl<A: 'static> Trainer<A> for LocalTrainer<A> {
@@ -180,8 +192,8 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        let share = self.begin_step(micro_batches, batches.weighted)?;
-        self.step_own(share.len(), share.start, batches)
+        let Batches { weighted, next } = batches;
+        self.step_computation(micro_batches, Computation { weighted, compute: &mut of_blocks(next) })
     }
 
     fn step_computation(
@@ -189,38 +201,26 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         micro_batches: usize,
         Computation { weighted, compute }: Computation<'_, A>,
     ) -> Result<StepReport> {
-        let share = self.begin_step(micro_batches, weighted)?;
-        let Self { local, computed, .. } = self;
-        let mut compute = |model: &mut _, index, ready: &mut Ready<'_>| {
-            let loss = compute(model, share.start + index, ready)?;
-            add(computed, loss);
-            Ok(loss)
-        };
-        let own = &mut local.model_mut().0;
-        let result = if weighted {
-            own.step_with(share.len(), compute)
-        } else {
-            own.step_with(share.len(), |model, index, ready| compute(model, index, ready).map(without_weight))
-        };
-        self.step_result(result)
+        if micro_batches + self.accumulated == 0 {
+            return Err(Error::NoMicroBatches);
+        }
+        let share = self.begin_share(micro_batches, weighted)?;
+        self.step_own(share, compute)
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
-        let share = self.share(micro_batches);
         let Batches { weighted, next } = batches;
-        self.begin(weighted)?;
+        let share = self.begin_share(micro_batches, weighted)?;
+        self.accumulated += micro_batches;
         let Self { local, computed, .. } = self;
-        let (own, next) = (&mut local.model_mut().0, counted(next, share.start, computed));
-        let result = if weighted {
-            own.accumulate(share.len(), next)
-        } else {
-            own.accumulate(share.len(), plain(next))
-        };
+        let own = &mut local.model_mut().0;
+        let result = own.accumulate_with(share.count, numbered(share, &mut of_blocks(next), computed));
         self.or_abort(result)
     }
 
     /// The ranks add up their numbers of micro-batches, because a rank does not know otherwise that training is over.
     fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
+        let Batches { weighted, next } = batches;
         let mut all = [(own + self.own().accumulated()) as u64];
         let comm = self.local.communicator_mut();
         comm.announce("join", "join");
@@ -229,8 +229,10 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         if all == [0] {
             return Ok(None);
         }
-        self.begin(batches.weighted)?;
-        self.step_own(own, 0, batches).map(Some)
+        let share = self.begin_share(0, weighted)?;
+        let first_in_step = self.accumulated + self.rank();
+        let share = OwnShare { count: own, first: 0, first_in_step, stride: self.world_size(), ..share };
+        self.step_own(share, &mut of_blocks(next)).map(Some)
     }
 
     fn evaluate_batches(
@@ -288,10 +290,12 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
 
     fn train(&mut self) {
         self.own().train();
+        self.local.train();
     }
 
     fn eval(&mut self) {
         self.own().eval();
+        self.local.eval();
     }
 
     fn model(&self) -> Result<&Sequence<A>> {
