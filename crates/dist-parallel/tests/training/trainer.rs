@@ -11,7 +11,7 @@ use dist_parallel::buckets::BucketBytes;
 use dist_parallel::checkpoint::Checkpoints;
 use dist_parallel::compress::Compression;
 use dist_parallel::fsdp::{Precision, Reshard, Units};
-use dist_parallel::model::{Ready, Saved, Slot};
+use dist_parallel::model::{Pass, Ready, Saved, Slot};
 use dist_parallel::optim::{AdamW, AdamWOptions, OptimizerState, ParamGroups, Sgd, SgdOptions};
 use dist_parallel::pipeline::PlainVectors;
 use dist_parallel::trainer::{Strategy, Trainer, TrainerOptions};
@@ -90,6 +90,7 @@ const FEATURES: [Feature; 17] = [
         compare: Compare::Bits,
     },
     Feature { name: "buffers", train: buffers, compare: Compare::Bits },
+    Feature { name: "random numbers of a micro-batch", train: draw, compare: Compare::Bits },
     Feature { name: "`model` and `model_mut`", train: whole_model, compare: Compare::Bits },
 ];
 
@@ -251,6 +252,50 @@ impl Block<Rows> for Extra {
         let factor = self.factor()?;
         Ok(Some(gradient.iter().map(|g| factor * g).collect()))
     }
+}
+
+/// A block that multiplies by a number which depends on the step and the micro-batch, as a dropout does.
+struct Noise(Pass);
+
+impl Noise {
+    fn factor(&self) -> Result<f32, BoxError> {
+        assert!(self.0.training);
+        let (step, micro_batch) = (u16::try_from(self.0.step)?, u16::try_from(self.0.micro_batch)?);
+        Ok(1.0 + f32::from(step) / 16.0 + f32::from(micro_batch) / 64.0)
+    }
+}
+
+impl Params for Noise {
+    fn infos(&self) -> &[ParamInfo] {
+        &[]
+    }
+
+    fn begin_forward(&mut self, pass: Pass) {
+        self.0 = pass;
+    }
+}
+
+impl Block<Rows> for Noise {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        let factor = self.factor()?;
+        Ok((input.iter().map(|x| factor * x).collect(), Saved::new(factor)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        gradient: Rows,
+        _: &mut Ready<'_>,
+    ) -> Result<Option<Rows>, BoxError> {
+        let factor: f32 = saved.take()?;
+        Ok(Some(gradient.iter().map(|g| factor * g).collect()))
+    }
+}
+
+fn draw(setup: Setup) -> Result<Vec<f32>> {
+    let mut layers = layers();
+    layers.insert(1, Box::new(Noise(Pass { training: false, step: 0, micro_batch: 0 })));
+    setup.train(Sequence::new(layers).unwrap())
 }
 
 fn step_with(setup: Setup) -> Result<Vec<f32>> {
@@ -616,7 +661,7 @@ fn page() -> [String; 3] {
 
 #[rstest]
 fn the_page_on_strategies_says_what_works_with_what(
-    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17)] number: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)] number: usize,
 ) {
     let [_, table, _] = page();
     let (name, reasons) = row(number);
@@ -638,7 +683,7 @@ fn the_table_has_all_features() {
     assert_eq!(table(&rows), written);
     let names = FEATURES.iter().map(|feature| feature.name).chain(CHECKPOINTS.map(|(name, _)| name));
     assert!(rows.iter().map(|(name, _)| name).eq(names), "{rows:?}");
-    assert_eq!(rows.len(), 18, "the_page_on_strategies_says_what_works_with_what tries each of the rows");
+    assert_eq!(rows.len(), 19, "the_page_on_strategies_says_what_works_with_what tries each of the rows");
 }
 
 /// Builds a trainer on every rank and returns the error of each.
