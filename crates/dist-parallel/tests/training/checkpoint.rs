@@ -134,13 +134,13 @@ fn state_and_trained_parameters_alone_are_saved_and_loaded_by_every_strategy(
             let mut trainer = trainer(Communicator::new(transport), way, seed, FsdpOptions::default());
             let mut checkpoints = Checkpoints::at(&directory).only_trained().only_finite();
             if loads {
-                checkpoints.load(&mut *trainer, None).unwrap();
+                checkpoints.load(trainer.shards().unwrap(), None).unwrap();
                 assert_eq!(checkpoints.state::<(u64, f32)>("position and best loss").unwrap(), (17, 0.1));
             } else {
                 checkpoints.set_state("position and best loss", &(17_u64, 0.1_f32)).unwrap();
-                checkpoints.save(&mut *trainer, None, 1).unwrap();
+                checkpoints.save(trainer.shards().unwrap(), None, 1).unwrap();
             }
-            trainer.bits()
+            end(trainer)
         };
         sim::run(1, ranks_of(way), program).results.remove(0)
     };
