@@ -160,12 +160,12 @@ fn f32s(values: Values<'_>) -> &[f32] {
     values
 }
 
-fn batch(
-    step: usize,
-    index: usize,
-) -> Result<(Rows, impl FnOnce(Rows) -> Result<(f32, Rows), BoxError>), BoxError> {
+/// The input of a micro-batch, and the function that computes its loss.
+type Batch = (Rows, Box<dyn FnOnce(Rows) -> Result<(f32, Rows), BoxError>>);
+
+fn batch(step: usize, index: usize) -> Result<Batch, BoxError> {
     let (input, target) = micro_batch(step, index);
-    Ok((input, squared_error(target)))
+    Ok((input, Box::new(squared_error(target))))
 }
 
 fn layers() -> Vec<Box<dyn Block<Rows>>> {
