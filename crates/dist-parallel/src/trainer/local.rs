@@ -120,7 +120,7 @@ impl<A: 'static> LocalTrainer<A> {
         (self.computed, self.accumulated) = (Cell::default(), 0);
         let steps = self.local.steps_before();
         let own = self.own();
-        own.passes.set_steps(steps);
+        own.set_steps(steps);
         let reset = own.reset();
         self.or_abort(reset)?;
         Ok(loaded)
