@@ -8,10 +8,10 @@ use crate::command::{Failure, Steps, cargo, print, show, target_folder};
 pub(crate) const HELP: &str = "\
 cargo xtask mpi
 
-Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints how long that took. dist-mpi is
-no default member, because it needs an installed MPI. If packages are missing, their names are printed.
-With the first library: clippy, documents, and the unit tests, which need no mpirun. With each: the promises of
-the transport and a part of the matrix in real processes, 2 and 4 of them.
+Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints how long that took. It is no
+default member, because it needs an installed MPI. If packages are missing, their names are printed.
+With the first library: clippy, documents, and the unit tests, which need no mpirun. With each: the promises
+of the transport and a part of the matrix in real processes, 2 and 4 of them.
 Each library has a target folder of its own, target/mpi and target/mpich.";
 
 /// An MPI library as Debian installs it.
