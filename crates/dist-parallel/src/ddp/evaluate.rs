@@ -1,7 +1,7 @@
 //! Evaluation: forward passes without a backward.
 
 use super::{Ddp, StepReport};
-use crate::engine::Engine;
+use crate::engine::StepEngine;
 use crate::{Block, BoxError, Error, Loss, Params, Result};
 
 impl<M: Params> Ddp<M> {
@@ -30,7 +30,7 @@ impl<M: Params> Ddp<M> {
         M: Block<A>,
     {
         self.engine.announce("evaluate");
-        let mut round = |engine: &mut Engine<M>, index: Option<usize>| {
+        let mut round = |engine: &mut StepEngine<M>, index: Option<usize>| {
             let index = index.expect("without shards, every round of a rank has a micro-batch");
             let given = input(index).map_err(Error::compute)?;
             let (output, _) = engine.model.forward(given).map_err(Error::compute)?;

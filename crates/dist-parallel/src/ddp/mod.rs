@@ -12,7 +12,7 @@ use dist_collectives::Communicator;
 
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
-use crate::engine::{Agreement, Engine, GradientSetup, InitialValues, delegate_shards};
+use crate::engine::{Agreement, GradientSetup, InitialValues, StepEngine, delegate_shards};
 use crate::fsdp::{FsdpOptions, Plan, Precision, ShardingStrategy, Units};
 use crate::gradients::{GradientLayout, GradientMemory};
 use crate::loss::WeightedLoss;
@@ -70,7 +70,7 @@ use crate::{
 ///
 /// Accumulated gradients are then dropped, but a hook keeps its residuals. The next step can follow.
 pub struct Ddp<M> {
-    engine: Engine<M>,
+    engine: StepEngine<M>,
 }
 
 /// Settings of [`Ddp`].
@@ -166,7 +166,7 @@ impl<M: Params> Ddp<M> {
         or_abort(&mut comm, told)?;
         let setup =
             GradientSetup { layout, memory: GradientMemory::OfEachBucket, hook, agreement: Agreement::AtEnd };
-        Ok(Self { engine: Engine::start(comm, model, plan, setup, InitialValues::Broadcast)? })
+        Ok(Self { engine: StepEngine::start(comm, model, plan, setup, InitialValues::Broadcast)? })
     }
 
     /// Returns this rank's share of a number of micro-batches: a contiguous range. The shares of two ranks differ by
@@ -432,10 +432,10 @@ where
 /// Returns the round that computes a micro-batch with `compute`.
 fn round<M: Params, C: Loss>(
     mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
-) -> impl FnMut(&mut Engine<M>, Option<usize>) -> Result<WeightedLoss> {
+) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> {
     move |engine, index| {
         let index = index.expect("without shards, every round of a rank has a micro-batch");
-        let Engine { model, gradients, groups, .. } = engine;
+        let StepEngine { model, gradients, groups, .. } = engine;
         let number = gradients.ended();
         let mut ready = |parameter: usize, values: Values<'_>| {
             Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)

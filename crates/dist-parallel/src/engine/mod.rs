@@ -28,7 +28,7 @@ use crate::updates::Updates;
 use crate::{BucketHook, Error, Optimizer, ParamInfo, Params, Result, Values, norm, params};
 
 /// The state of one rank of a data-parallel training.
-pub(crate) struct Engine<M> {
+pub(crate) struct StepEngine<M> {
     /// The group of all ranks.
     pub(crate) world: Communicator,
     pub(crate) model: M,
@@ -74,7 +74,7 @@ pub(crate) struct GradientSetup {
     pub(crate) agreement: Agreement,
 }
 
-impl<M: Params> Engine<M> {
+impl<M: Params> StepEngine<M> {
     /// Starts the training of a model on all ranks, which have agreed on it and on the plan.
     pub(crate) fn start(
         mut world: Communicator,

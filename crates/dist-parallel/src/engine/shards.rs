@@ -1,6 +1,6 @@
 //! The state that a rank has in a checkpoint: its shard of every flat parameter, and all buffers.
 
-use super::Engine;
+use super::StepEngine;
 use crate::checkpoint::accumulated;
 use crate::fsdp::{Degrees, ReplicatedParameter, ShardChunk};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     mutation_check, params,
 };
 
-impl<M: Params> Shards for Engine<M> {
+impl<M: Params> Shards for StepEngine<M> {
     fn infos(&self) -> &[ParamInfo] {
         &self.kept
     }
@@ -185,7 +185,7 @@ impl HeldState {
     }
 }
 
-impl<M: Params> Engine<M> {
+impl<M: Params> StepEngine<M> {
     /// Returns everything that this rank holds, in the order of the checkpoint.
     fn held_chunks(&self) -> Vec<HeldState> {
         let parts = self.chunks().into_iter().map(|(place, chunk)| HeldState::Part(place, chunk));

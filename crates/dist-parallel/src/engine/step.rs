@@ -2,19 +2,20 @@
 
 use dist_collectives::ReduceOp;
 
-use super::{Agreement, Engine};
+use super::{Agreement, StepEngine};
 use crate::evaluation::EvaluationLosses;
 use crate::fsdp::share;
-use crate::gradients::Role;
+use crate::gradients::RoundRole;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{StepConsensus, StepDescriptor, TrainingCall};
 use crate::tree::sum_of;
 use crate::{Error, Params, Result, StepReport, ValuesMut};
 
 /// Computes a micro-batch and reports its gradients, or takes part in those of other ranks if there is none.
-pub(crate) type Round<'a, M> = dyn FnMut(&mut Engine<M>, Option<usize>) -> Result<WeightedLoss> + 'a;
+pub(crate) type ComputeRound<'a, M> =
+    dyn FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> + 'a;
 
-impl<M: Params> Engine<M> {
+impl<M: Params> StepEngine<M> {
     /// Returns a rank's contiguous share of a number of micro-batches.
     pub(crate) fn share(&self, micro_batches: usize) -> std::ops::Range<usize> {
         share(micro_batches, self.world.world_size(), self.world.rank())
@@ -44,7 +45,7 @@ impl<M: Params> Engine<M> {
         &mut self,
         descriptor: StepDescriptor,
         given: usize,
-        round: &mut Round<'_, M>,
+        round: &mut ComputeRound<'_, M>,
     ) -> Result<StepReport> {
         self.reported(|engine| {
             let result = engine.rounds(descriptor, given, round).and_then(|()| engine.finish(descriptor));
@@ -61,7 +62,7 @@ impl<M: Params> Engine<M> {
         &mut self,
         own: usize,
         weighted: bool,
-        round: &mut Round<'_, M>,
+        round: &mut ComputeRound<'_, M>,
     ) -> Result<Option<StepReport>> {
         self.begin_to_compute();
         match self.step(StepDescriptor::new(TrainingCall::Join, 0, weighted), own, round) {
@@ -76,7 +77,7 @@ impl<M: Params> Engine<M> {
         &mut self,
         micro_batches: usize,
         weighted: bool,
-        round: &mut Round<'_, M>,
+        round: &mut ComputeRound<'_, M>,
     ) -> Result<()> {
         self.begin_to_compute();
         let descriptor = self.descriptor(TrainingCall::Accumulate, micro_batches, weighted);
@@ -105,7 +106,12 @@ impl<M: Params> Engine<M> {
     }
 
     /// Runs all rounds of one call.
-    fn rounds(&mut self, descriptor: StepDescriptor, given: usize, round: &mut Round<'_, M>) -> Result<()> {
+    fn rounds(
+        &mut self,
+        descriptor: StepDescriptor,
+        given: usize,
+        round: &mut ComputeRound<'_, M>,
+    ) -> Result<()> {
         if self.micro_batches > 0 && self.weighted != descriptor.weighted {
             return Err(Error::PartlyWeighted);
         }
@@ -142,10 +148,10 @@ impl<M: Params> Engine<M> {
         &mut self,
         (index, in_step): (Option<usize>, Option<usize>),
         last: bool,
-        round: &mut Round<'_, M>,
+        round: &mut ComputeRound<'_, M>,
     ) -> Result<()> {
         let number = self.gradients.ended();
-        self.gradients.begin(number, Role::new(index.is_some(), last));
+        self.gradients.begin(number, RoundRole::new(index.is_some(), last));
         if let Some(in_step) = in_step {
             self.buffers.record_forward();
             self.model.begin_forward(self.passes.in_step(in_step));
@@ -247,7 +253,7 @@ impl<M: Params> Engine<M> {
         &mut self,
         micro_batches: usize,
         weighted: bool,
-        round: &mut Round<'_, M>,
+        round: &mut ComputeRound<'_, M>,
     ) -> Result<StepReport> {
         let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, weighted);
         self.reported(|engine| match engine.try_evaluate(descriptor, round) {
@@ -259,7 +265,7 @@ impl<M: Params> Engine<M> {
         })
     }
 
-    fn try_evaluate(&mut self, descriptor: StepDescriptor, round: &mut Round<'_, M>) -> Result<f32> {
+    fn try_evaluate(&mut self, descriptor: StepDescriptor, round: &mut ComputeRound<'_, M>) -> Result<f32> {
         let micro_batches = descriptor.micro_batches;
         self.agree(descriptor, 0)?;
         self.follow();

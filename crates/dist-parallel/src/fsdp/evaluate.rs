@@ -1,7 +1,7 @@
 //! Evaluation of a sharded model: forward passes without a backward.
 
 use super::Fsdp;
-use crate::engine::Engine;
+use crate::engine::StepEngine;
 use crate::step_consensus::STEP;
 use crate::{BoxError, Error, Loss, Params, Result, Sequence, StepReport};
 
@@ -55,7 +55,7 @@ impl<A> Fsdp<A> {
     ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "evaluate");
         let Self { engine, actions } = self;
-        engine.evaluate(micro_batches, C::WEIGHTED, &mut |engine: &mut Engine<Sequence<A>>, index| {
+        engine.evaluate(micro_batches, C::WEIGHTED, &mut |engine: &mut StepEngine<Sequence<A>>, index| {
             let given = index.map(&mut input).transpose().map_err(Error::compute)?;
             let output = actions.forward_alone(engine, given)?;
             let (Some(index), Some(output)) = (index, output) else { return Ok((-0.0, 0)) };

@@ -26,7 +26,7 @@ pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub(crate) use parameters::Parameters;
 pub use plan::Plan;
 
-use crate::engine::{Agreement, Engine, Given, GradientSetup, InitialValues, delegate_shards};
+use crate::engine::{Agreement, Given, GradientSetup, InitialValues, StepEngine, delegate_shards};
 use crate::flat::Flat;
 use crate::gradients::{GradientLayout, GradientMemory};
 use crate::{BucketHook, Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, params};
@@ -72,7 +72,7 @@ use step::BlockActions;
 /// abort it: [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`ZeroWeight`](Error::ZeroWeight).
 pub struct Fsdp<A> {
-    engine: Engine<Sequence<A>>,
+    engine: StepEngine<Sequence<A>>,
     actions: BlockActions,
 }
 
@@ -145,7 +145,7 @@ impl<A> Fsdp<A> {
             agreement: Agreement::BeforeRounds,
         };
         let actions = BlockActions::new(&plan);
-        Ok(Self { engine: Engine::start(world, model, plan, setup, first)?, actions })
+        Ok(Self { engine: StepEngine::start(world, model, plan, setup, first)?, actions })
     }
 
     /// Returns this rank's shard of a parameter's mean gradient, with its range in the parameter. `None` if the rank
@@ -265,7 +265,7 @@ impl<A> Fsdp<A> {
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);
         })?;
-        let Engine { world, mut model, .. } = self.engine;
+        let StepEngine { world, mut model, .. } = self.engine;
         for (parameter, values) in whole.into_iter().enumerate() {
             let Some(values) = values else { continue };
             params::write(&mut model, parameter, |mut own| own.copy_from(values.slice(0, values.len())))?;

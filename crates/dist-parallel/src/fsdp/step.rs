@@ -2,7 +2,7 @@
 
 use super::order::UnitAction;
 use super::{Fsdp, Plan};
-use crate::engine::Engine;
+use crate::engine::StepEngine;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{STEP, TrainingCall};
 use crate::{BoxError, Error, Loss, Result, Saved, Sequence, StepReport, Values};
@@ -156,7 +156,7 @@ impl BlockActions {
     /// Runs one micro-batch, or the part of the other ranks' micro-batches that needs this rank.
     fn round<A, C: Loss, L>(
         &self,
-        engine: &mut Engine<Sequence<A>>,
+        engine: &mut StepEngine<Sequence<A>>,
         index: Option<usize>,
         batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<WeightedLoss>
@@ -192,7 +192,7 @@ impl BlockActions {
     /// Runs a forward with an input, or the part of the other ranks' forward that needs this rank.
     pub(super) fn forward_alone<A>(
         &self,
-        engine: &mut Engine<Sequence<A>>,
+        engine: &mut StepEngine<Sequence<A>>,
         input: Option<A>,
     ) -> Result<Option<A>> {
         let mut pass = MicroBatchPass { current: input, saved: Vec::new() };
@@ -207,8 +207,8 @@ impl BlockActions {
 
 impl<A> MicroBatchPass<A> {
     /// Executes one action.
-    fn act(&mut self, action: UnitAction, engine: &mut Engine<Sequence<A>>) -> Result<()> {
-        let Engine { parameters, gradients, groups, model, plan, .. } = engine;
+    fn act(&mut self, action: UnitAction, engine: &mut StepEngine<Sequence<A>>) -> Result<()> {
+        let StepEngine { parameters, gradients, groups, model, plan, .. } = engine;
         let layout = &plan.layout;
         match action {
             UnitAction::Gather(unit) => parameters.gather(layout, unit, groups)?,

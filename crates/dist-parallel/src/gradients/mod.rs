@@ -59,7 +59,7 @@ pub(crate) struct Gradients {
 #[derive(Debug)]
 struct MicroBatch {
     number: usize,
-    role: Role,
+    role: RoundRole,
     /// For each parameter, `true` if its gradient was reported.
     reported: Vec<bool>,
     units: Vec<UnitGradient>,
@@ -67,7 +67,7 @@ struct MicroBatch {
 
 /// The part of a micro-batch in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum RoundRole {
     /// Others follow it, or its reduction is started elsewhere.
     Inner,
     /// It is the last one of this rank in the step.
@@ -195,7 +195,7 @@ impl Gradients {
     }
 
     /// Starts a micro-batch. Sequential micro-batches have the number of those that have [`ended`](Self::ended).
-    pub(crate) fn begin(&mut self, number: usize, role: Role) {
+    pub(crate) fn begin(&mut self, number: usize, role: RoundRole) {
         let mut micro_batch = self.unused.pop().unwrap_or_else(|| MicroBatch::new(&self.layout));
         (micro_batch.number, micro_batch.role) = (number, role);
         micro_batch.reported.fill(false);
@@ -396,11 +396,16 @@ impl MicroBatch {
             closed: false,
             buckets: unit.buckets.iter().map(bucket).collect(),
         });
-        Self { number: 0, role: Role::Inner, reported: vec![false; layout.len()], units: units.collect() }
+        Self {
+            number: 0,
+            role: RoundRole::Inner,
+            reported: vec![false; layout.len()],
+            units: units.collect(),
+        }
     }
 }
 
-impl Role {
+impl RoundRole {
     /// Returns the role of a round. `present` is `true` if this rank has a micro-batch in it.
     pub(crate) const fn new(present: bool, last: bool) -> Self {
         match (present, last) {
@@ -417,8 +422,8 @@ impl Role {
 
 impl GradientBucket {
     /// Clears the places without a gradient. Without a micro-batch, all values are neutral.
-    fn complete(&self, gradient: &mut Flat, written: &[bool], role: Role) {
-        if matches!(role, Role::Absent { .. }) {
+    fn complete(&self, gradient: &mut Flat, written: &[bool], role: RoundRole) {
+        if matches!(role, RoundRole::Absent { .. }) {
             return gradient.slice_mut(0, self.len()).fill_neutral();
         }
         for (at, _) in self.places.iter().zip(written).filter(|(_, written)| !**written) {

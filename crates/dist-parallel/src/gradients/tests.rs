@@ -25,12 +25,12 @@ fn infos() -> Vec<ParamInfo> {
 }
 
 /// One rank's gradients and losses.
-struct Rank {
+struct TestRank {
     gradients: Gradients,
     losses: TreeSum<f32>,
 }
 
-impl Rank {
+impl TestRank {
     fn new(infos: &[ParamInfo], plan: &BucketPlan) -> Self {
         let layout = GradientLayout::of_plan(infos, plan, None, 1);
         let gradients = Gradients::new(layout, Scatter::Never, GradientMemory::OfEachBucket, false, 0);
@@ -39,7 +39,7 @@ impl Rank {
 
     fn begin(&mut self) {
         self.gradients.begin_step();
-        self.gradients.begin(self.gradients.ended(), Role::Inner);
+        self.gradients.begin(self.gradients.ended(), RoundRole::Inner);
     }
 
     fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
@@ -88,13 +88,13 @@ fn has(micro_batch: usize, parameter: usize) -> bool {
     }
 }
 
-fn run(rank: &mut Rank, micro_batch: usize) {
+fn run(rank: &mut TestRank, micro_batch: usize) {
     rank.begin();
     report_all(rank, micro_batch);
     rank.end(values(micro_batch, 9, 1)[0]);
 }
 
-fn report_all(rank: &mut Rank, micro_batch: usize) {
+fn report_all(rank: &mut TestRank, micro_batch: usize) {
     for parameter in (0..5).rev().filter(|&parameter| has(micro_batch, parameter)) {
         let values = values(micro_batch, parameter, infos()[parameter].len());
         match parameter {
@@ -132,13 +132,13 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
 }
 
 /// Sums the gradients of the ranks and gives every rank the mean, like a reduction over the network.
-fn synchronise(ranks: &mut [Rank], micro_batches: usize) -> Vec<f32> {
+fn synchronise(ranks: &mut [TestRank], micro_batches: usize) -> Vec<f32> {
     for bucket in 0..ranks[0].gradients.bucket_count() {
         let mut tree = TreeSum::new();
         let add = |left: &mut Flat, right| left.add(&right);
         ranks.iter_mut().enumerate().for_each(|(rank, of)| tree.add(rank, of.take_sum(bucket), add));
         let sum = tree.finish(add).unwrap();
-        for Rank { gradients, .. } in ranks.iter_mut() {
+        for TestRank { gradients, .. } in ranks.iter_mut() {
             let dtype = gradients.layout.units()[bucket].buckets[0].mean_dtype;
             let mean = Mean::of(sum.part(sum.dtype(), 0, sum.len()), dtype, micro_batches);
             gradients.sums[bucket][0].state = SumState::Mean(mean);
@@ -146,17 +146,17 @@ fn synchronise(ranks: &mut [Rank], micro_batches: usize) -> Vec<f32> {
     }
     let used = |parameter| ranks.iter().any(|rank| rank.gradients.used()[parameter]);
     let used: Vec<bool> = (0..ranks[0].gradients.used().len()).map(used).collect();
-    for Rank { gradients, .. } in ranks.iter_mut() {
+    for TestRank { gradients, .. } in ranks.iter_mut() {
         gradients.set_used(used.iter().copied());
         gradients.ended = 0;
     }
-    let loss = |rank: &mut Rank| rank.losses.finish(|left, right| *left += right).unwrap_or(-0.0);
+    let loss = |rank: &mut TestRank| rank.losses.finish(|left, right| *left += right).unwrap_or(-0.0);
     ranks.iter_mut().map(loss).collect()
 }
 
-fn ranks(count: usize, first_max: usize) -> Vec<Rank> {
+fn ranks(count: usize, first_max: usize) -> Vec<TestRank> {
     let plan = BucketPlan::new(&infos(), BucketBytes { first_max, other_max: first_max });
-    (0..count).map(|_| Rank::new(&infos(), &plan)).collect()
+    (0..count).map(|_| TestRank::new(&infos(), &plan)).collect()
 }
 
 fn share(rank: usize, ranks: usize, micro_batches: usize) -> Range<usize> {
@@ -196,7 +196,7 @@ fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
         let all: Vec<f32> = (0..micro_batches).map(|index| values(index, 9, 1)[0]).collect();
         let add = |left: &f32, right: &f32| left + right;
         assert_eq!(tree(&losses, &add).to_bits(), tree(&all, &add).to_bits());
-        for Rank { gradients, .. } in &ranks {
+        for TestRank { gradients, .. } in &ranks {
             for parameter in [0, 1, 3] {
                 let expected = expected(parameter, micro_batches);
                 assert_eq!(bits(gradients.mean(parameter).unwrap()), bits(Values::F32(&expected)));
@@ -230,7 +230,7 @@ fn a_bucket_is_closed_once_every_use_of_its_parameters_is_reported() {
     // Last to first: bias, scale, embedding. The head is tied to the embedding.
     assert_eq!(Vec::from_iter(rank.gradients.parameters()), [3, 1, 0]);
     rank.begin();
-    let closed = |rank: &Rank| [0, 1, 2].map(|unit: usize| rank.gradients.open[0].units[unit].closed);
+    let closed = |rank: &TestRank| [0, 1, 2].map(|unit: usize| rank.gradients.open[0].units[unit].closed);
     let steps = [
         (4, [false, false, false]),
         (3, [true, false, false]),
@@ -252,7 +252,7 @@ fn a_bucket_is_closed_once_every_use_of_its_parameters_is_reported() {
 fn in_the_last_micro_batch_a_bucket_starts_after_all_buckets_before_it() {
     let mut rank = ranks(1, 0).remove(0);
     rank.gradients.begin_step();
-    rank.gradients.begin(0, Role::Last);
+    rank.gradients.begin(0, RoundRole::Last);
     for (parameter, started) in [(1, 0), (0, 0), (3, 2), (4, 3)] {
         let values = values(0, parameter, infos()[parameter].len());
         let halves = halves(&values);
@@ -273,7 +273,7 @@ fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_pl
         gradients.end(0.0);
     }
     synchronise(&mut ranks, 2);
-    for Rank { gradients, .. } in &ranks {
+    for TestRank { gradients, .. } in &ranks {
         assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&[0.0, 4.0, 0.0, 0.5])));
         assert_eq!((gradients.mean(1), gradients.mean(3), gradients.mean(7)), (None, None, None));
     }
@@ -294,7 +294,7 @@ fn a_rank_without_micro_batches_adds_zeros() {
         run(rank, micro_batch);
     }
     synchronise(&mut ranks, 2);
-    for Rank { gradients, .. } in &ranks {
+    for TestRank { gradients, .. } in &ranks {
         assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&expected(0, 2))));
     }
 }
@@ -342,7 +342,7 @@ proptest! {
             .map(|(index, &len)| ParamInfo::new(format!("p{index}"), [len], FloatType::F32))
             .collect();
         let plan = BucketPlan::new(&infos, BucketBytes { first_max: bucket_bytes / 2, other_max: bucket_bytes });
-        let mut all: Vec<Rank> = (0..ranks).map(|_| Rank::new(&infos, &plan)).collect();
+        let mut all: Vec<TestRank> = (0..ranks).map(|_| TestRank::new(&infos, &plan)).collect();
         for (rank, gradients) in all.iter_mut().enumerate() {
             for report in &reports[rank * share..(rank + 1) * share] {
                 gradients.begin();
@@ -361,7 +361,7 @@ proptest! {
             let zeros: Vec<f32> = leaves.iter().map(|gradient| gradient.unwrap_or(0.0)).collect();
             let mean = tree(&zeros, &|left, right| left + right) / f32::from(u8::try_from(zeros.len()).unwrap());
             let expected = leaves.iter().any(Option::is_some).then(|| vec![mean.to_bits(); len]);
-            for Rank { gradients, .. } in &all {
+            for TestRank { gradients, .. } in &all {
                 prop_assert_eq!(gradients.mean(parameter).map(bits), expected.clone());
             }
         }

@@ -9,7 +9,7 @@ use super::shard::StageShard;
 use super::ties::{self, Node, Tie};
 use crate::buffers::Buffers;
 use crate::flat::{Flat, PendingFlat};
-use crate::gradients::{GradientLayout, GradientMemory, Gradients, ReduceGroups, Role, Scatter};
+use crate::gradients::{GradientLayout, GradientMemory, Gradients, ReduceGroups, RoundRole, Scatter};
 use crate::{
     Block, BoxError, BucketBytes, BucketPlan, Error, ParamInfo, Params, Result, Saved, Sequence, Values,
 };
@@ -134,7 +134,7 @@ impl<A> Stage<A> {
     ) -> Result<()> {
         let Self { model, gradients, tie_of, parameters, number, saved, halves, .. } = self;
         if !gradients.is_open(micro_batch) {
-            gradients.begin(micro_batch, Role::Inner);
+            gradients.begin(micro_batch, RoundRole::Inner);
         }
         let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
             gradients.report(micro_batch, parameter, values, groups)?;

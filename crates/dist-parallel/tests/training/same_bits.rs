@@ -88,6 +88,7 @@ impl Block<Rows> for Mixed {
     }
 }
 
+#[allow(clippy::cast_possible_truncation, reason = "master parameters in f64 are compared as f32")]
 fn floats(values: Values<'_>) -> Vec<f32> {
     match values {
         Values::F32(values) => values.to_vec(),

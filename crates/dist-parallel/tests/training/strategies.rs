@@ -18,8 +18,11 @@ fn trainer(comm: Communicator, strategy: &str, model: Sequence<Rows>) -> Box<dyn
     TrainerOptions::new(strategy.parse().unwrap()).build(comm, model, PlainVectors).unwrap()
 }
 
+/// The loss of [`Echo`] and its gradient.
+type EchoLoss = Result<(f32, Rows), BoxError>;
+
 /// Returns a micro-batch of [`Echo`] with this gradient, which is also its loss.
-fn echo(value: f32) -> Result<(Rows, impl FnOnce(Rows) -> Result<(f32, Rows), BoxError>), BoxError> {
+fn echo(value: f32) -> Result<(Rows, impl FnOnce(Rows) -> EchoLoss), BoxError> {
     Ok((vec![value; 3], move |output| Ok((value, output))))
 }
 
