@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use cases::Case;
 use check::Checker;
+use dist_collectives::algorithms::ALGORITHMS;
 use dist_collectives::{Communicator, ReduceOp};
 use dist_mpi::{MpiOptions, MpiTransport};
 use dist_transport::{
@@ -71,7 +72,7 @@ fn matrix(comm: &mut Communicator, words: &[String]) -> Result<(), BoxError> {
     let world_size = comm.world_size();
     let mut checker = Checker::new(world_size);
     let (mut count, mut calls) = (0, 0);
-    for case in Case::all(world_size) {
+    for case in Case::all(ALGORITHMS, world_size) {
         let name = case.to_string();
         if !words.iter().all(|word| name.contains(word.as_str())) {
             continue;
