@@ -232,7 +232,13 @@ impl<M: Params> StepEngine<M> {
     /// Returns an error unless all ranks have called for the same step, and have any micro-batches.
     fn agree(&mut self, descriptor: StepDescriptor, own: usize) -> Result<()> {
         let mut consensus = StepConsensus::encode(own, 0, descriptor, &self.updates, &[]);
-        self.world.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
+        let group = match self.agreement {
+            Agreement::BeforeRounds => &mut self.world,
+            // A rank that takes a step instead waits in the world's communicator. Both then wait, and their
+            // announced calls are compared.
+            Agreement::AtEnd => &mut self.groups.replicas,
+        };
+        group.all_reduce(&mut consensus, ReduceOp::Sum).map_err(Error::communication)?;
         let consensus = StepConsensus::decode(&consensus);
         if !consensus.agrees(self.world.world_size()) {
             return Err(descriptor.differ(&mut self.world, &self.updates, self.model.infos()));
@@ -267,8 +273,8 @@ impl<M: Params> StepEngine<M> {
 
     fn try_evaluate(&mut self, descriptor: StepDescriptor, round: &mut ComputeRound<'_, M>) -> Result<f32> {
         let micro_batches = descriptor.micro_batches;
-        self.agree(descriptor, 0)?;
         self.follow();
+        self.agree(descriptor, 0)?;
         let assignment = self.plan.assignment(self.world.rank());
         let mut losses = EvaluationLosses::new(micro_batches);
         for number in 0..assignment.rounds(micro_batches) {
