@@ -12,10 +12,14 @@ use crate::verify::table;
 /// use dist_algos::direct::{DirectPlan, DirectCollective, one_shot, verify::draw};
 /// use dist_transport::shm_group::{GroupLayout, Reach};
 ///
-/// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) }; let plan
-/// = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, &one_shot::BROADCAST), 2, 4096, 4096, shared).unwrap();
-/// let expected = "\ signals  rank 0       rank 1 1  eager=0.0 !  ! ?0×1 =0.0←0(eager) "; assert_eq!(draw(plan),
-/// expected);
+/// let shared = GroupLayout { slot_bytes: 1 << 20, eager_bytes: 4096, ..GroupLayout::on_host(Reach::Slots) };
+/// let plan = DirectPlan::new((DirectCollective::Broadcast { root: 0 }, &one_shot::BROADCAST), 2, 4096, 4096, shared).unwrap();
+/// let expected = "\
+/// signals  rank 0       rank 1
+///       1  eager=0.0 !  !
+///                       ?0×1 =0.0←0(eager)
+/// ";
+/// assert_eq!(draw(plan), expected);
 /// ```
 pub fn draw(plan: DirectPlan) -> String {
     let columns: Vec<Vec<String>> = Rank::all(plan.world_size()).map(|rank| column(plan, rank)).collect();
