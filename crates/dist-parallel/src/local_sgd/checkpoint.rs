@@ -89,11 +89,11 @@ impl<M: Params> LocalSgd<M> {
         Ok(())
     }
 
-    /// Starts with the parameters of safetensors files, as [`load_weights`](crate::load_weights) does. DiLoCo then
+    /// Starts with the parameters of safetensors files, as [`load_weights`] does. DiLoCo then
     /// has no velocity. All ranks call this.
     ///
     /// # Errors
-    /// The errors of [`load_weights`](crate::load_weights).
+    /// The errors of [`load_weights`].
     pub fn load_weights(&mut self, path: impl AsRef<Path>, options: &WeightOptions) -> Result<WeightReport> {
         let report = load_weights(path, &mut SyncedModel(self), options)?;
         self.clear_velocity();

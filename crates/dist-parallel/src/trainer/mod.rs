@@ -348,7 +348,7 @@ pub trait Trainer<A>: fmt::Debug {
     /// Starts with the parameters of safetensors files.
     ///
     /// # Errors
-    /// The errors of [`load_weights`](crate::checkpoint::load_weights) and of [`save`](Self::save).
+    /// The errors of [`load_weights`] and of [`save`](Self::save).
     fn load_weights(&mut self, path: &Path, options: &WeightOptions) -> Result<WeightReport> {
         load_weights(path, self.shards()?, options)
     }
