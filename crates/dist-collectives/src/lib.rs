@@ -55,4 +55,6 @@ pub use window::Window;
 use call::Call;
 use kernel::combine;
 use reduce_op::ReduceKind;
-use tuning::{CostCache, Crossovers, Operation, Ownership, crossovers_from_env};
+#[cfg(feature = "tcp")]
+use tuning::{CostCache, crossovers_from_env};
+use tuning::{Crossovers, Operation, Ownership};
