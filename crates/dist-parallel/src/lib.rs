@@ -57,7 +57,7 @@ pub use params::{FloatType, ParamInfo, Params};
 pub use sequence::Sequence;
 pub use values::{Values, ValuesMut};
 
-/// What models and blocks are made of, besides [`Params`] and [`Block`].
+/// The parts of models and blocks, besides [`Params`] and [`Block`].
 pub mod model {
     pub use crate::block::{Ready, Saved};
     pub use crate::materialise::{BufferView, Materialised, Resharded, Slot};
@@ -65,7 +65,7 @@ pub mod model {
     pub use crate::pass::Pass;
 }
 
-/// What a step reports, and the calls that the ranks compare.
+/// The report of a step, and the calls that the ranks compare.
 pub mod step {
     pub use crate::ddp::StepReport;
     pub use crate::step_consensus::{StepDescriptor, TrainingCall};
@@ -88,7 +88,7 @@ pub mod own_loop {
     pub use crate::shard_tensor::{TensorShard, gather_shards, shard_tensor};
 }
 
-/// What other crates of this workspace share.
+/// Items that other crates of this workspace share.
 #[doc(hidden)]
 pub mod internal {
     pub use dist_collectives::transport::{Chain, error_enum};

@@ -59,8 +59,8 @@ use crate::{Error, ParamInfo, Params, Pass, Result, Sequence, Values, agreement,
 ///
 /// An error on one rank aborts the job, so that no other rank waits for it. These errors occur on every rank alike
 /// and do not abort it: [`ZeroWeight`](Error::ZeroWeight), [`PipelinesDiffer`](Error::PipelinesDiffer),
-/// [`SettingsDiffer`](Error::SettingsDiffer), [`CallsDiffer`](Error::CallsDiffer) between calls other than a step, and in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and
-/// [`NoSchedule`](Error::NoSchedule).
+/// [`SettingsDiffer`](Error::SettingsDiffer), [`CallsDiffer`](Error::CallsDiffer) between calls other than a step, and
+/// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
     pub(super) data: Option<Communicator>,

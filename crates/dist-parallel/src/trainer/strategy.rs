@@ -18,8 +18,8 @@ use crate::{Error, Result};
 /// | `fsdp` or `zero3` | a shard of parameters, gradients and optimizer state |
 /// | `hybrid:N` | the same within groups of N neighbouring ranks, each of which has a copy of the model |
 /// | `pipeline:KIND` | some stages of the model; KIND is a [`ScheduleKind`] |
-/// | `pipeline:KIND:N` | the same in pipelines of N neighbouring ranks, each of which has a copy of the model |
-/// | `pipeline:KIND:N:sharded` | the same, and the copies of a stage share its parameters |
+/// | `pipeline:KIND:N` | the same in pipelines of N neighbouring ranks; each pipeline has a copy of the model |
+/// | `pipeline:KIND:N:sharded` | the same, and the ranks with the same stage shard its parameters |
 /// | `local_sgd:N` | the whole model; the ranks average their parameters after N steps |
 /// | `diloco:N` | the same with an outer step of Nesterov momentum, also as `diloco:N:LEARNING_RATE:MOMENTUM` |
 ///
