@@ -22,6 +22,7 @@ mod join;
 mod local_sgd;
 mod local_sgd_counts;
 mod not_finite;
+mod panicked;
 mod passes;
 mod plain;
 #[cfg(feature = "tcp")]

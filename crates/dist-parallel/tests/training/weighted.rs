@@ -109,6 +109,39 @@ fn weighted_micro_batches_are_not_mixed_with_others(#[case] first: Call, #[case]
     assert!(matches!(&results[0], Err(Error::PartlyWeighted)), "{results:?}");
 }
 
+/// Each would use another divisor.
+#[test]
+fn weights_on_only_some_ranks_are_an_error_and_training_continues() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let refused = match rank {
+            0 => ddp.step_with(4, |_, _, _| Ok(1.0)).map(drop),
+            _ => ddp.step_with(4, |_, _, _| Ok((1.0, 7))).map(drop),
+        };
+        (refused, ddp.step_with(2, |_, _, _| Ok(1.0)).map(|report| report.loss))
+    });
+    for (refused, next) in &results {
+        let told = refused.as_ref().unwrap_err().to_string();
+        let asked = "a step of 4 micro-batches with weights, rank 0 for a step of 4 micro-batches";
+        assert_eq!(told, format!("the ranks called for different steps: rank 1 for {asked}"));
+        assert!(matches!(next, Ok(1.0)), "{results:?}");
+    }
+}
+
+#[test]
+fn micro_batches_of_weight_0_are_refused_and_training_continues() {
+    let results = run_at_once(2, |comm| {
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let refused = ddp.step_with(4, |_, _, _| Ok((1.0, 0))).map(drop);
+        (refused, ddp.step_with(4, |_, _, _| Ok((1.0, 4))).unwrap().loss)
+    });
+    for (refused, loss) in &results {
+        assert!(matches!(refused, Err(Error::ZeroWeight { micro_batches: 4 })), "{refused:?}");
+        assert_eq!(*loss, 0.25);
+    }
+}
+
 /// Returns the loss and the gradient of all values of a micro-batch of `tokens` tokens.
 fn of_tokens(index: usize) -> impl FnOnce(Rows) -> Result<((f32, u64), Rows), BoxError> {
     let (_, target) = micro_batch(0, index);
