@@ -1,4 +1,4 @@
-//! What a block computes: a candle module, or a closure that receives the description of the forward.
+//! The computation of a block: a candle module, or a closure that receives the description of the forward.
 
 use std::fmt;
 

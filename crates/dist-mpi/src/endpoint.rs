@@ -30,7 +30,7 @@ pub(crate) struct Endpoint {
     calls: CallHistory,
     announced: CallHistory,
     traffic: Traffic,
-    /// `true` if the ranks of this host have fewer cores than they are.
+    /// `true` if the ranks of this host have fewer cores than ranks.
     is_oversubscribed: bool,
 }
 
@@ -47,14 +47,14 @@ impl CallHistory {
     }
 }
 
-/// A message of which a part is sent.
+/// A message that is being sent.
 struct Sending {
     sent: usize,
     len: usize,
     is_begun: bool,
 }
 
-/// A message of which a part is received.
+/// A message that is being received.
 struct Receiving {
     got: usize,
     is_begun: bool,
@@ -70,7 +70,7 @@ enum Failure {
     Aborted,
 }
 
-/// A wait in which nothing has happened so far.
+/// The progress of a wait since the last event.
 struct Wait {
     looks: u32,
     since: Option<Duration>,

@@ -32,7 +32,7 @@ pub(crate) struct World {
     pub(crate) rank: usize,
     pub(crate) placement: Vec<Placement>,
     abort: OnceLock<Abort>,
-    /// What this rank has proposed, until there is a decision.
+    /// The abort that this rank has proposed, until there is a decision.
     proposed: OnceLock<Abort>,
     state: Mutex<State>,
     service: Mutex<Option<Task<()>>>,
@@ -90,7 +90,7 @@ struct Channel {
 #[derive(Default)]
 struct Pair {
     queue: VecDeque<Packet>,
-    /// Bytes taken from the queue of which the sender does not know.
+    /// Bytes taken from the queue that were not yet credited to the sender.
     uncredited: usize,
     /// Bytes sent that the receiver has not taken, as far as is known.
     outstanding: usize,

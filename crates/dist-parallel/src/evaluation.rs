@@ -1,4 +1,4 @@
-//! The evaluation of a model of which every rank has a copy.
+//! The evaluation of a replicated model: every rank has a copy.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     Block, BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut, agreement,
 };
 
-/// Evaluates micro-batches on all ranks, each of which computes a contiguous share, and returns their mean loss.
+/// Evaluates micro-batches on all ranks and returns their mean loss. Each rank computes a contiguous share.
 ///
 /// Errors that every rank gets do not abort the job, and nothing has changed.
 pub(crate) fn evaluate<A, C: Loss>(
@@ -69,7 +69,7 @@ fn agree<A>(
     if descriptor.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
 }
 
-/// The losses of an evaluation, of which each rank computes some.
+/// The losses of an evaluation. Each rank computes some of them.
 #[derive(Debug)]
 pub(crate) struct EvaluationLosses {
     /// The losses of other ranks are −0 here: the neutral element of addition, also for −0.

@@ -450,7 +450,7 @@ impl fmt::Debug for Checkpoints {
     }
 }
 
-/// What a rank does that calls [`Checkpoints::save`], as errors describe it.
+/// The description of a call of [`Checkpoints::save`] in errors.
 const SAVES: &str = "saves";
 
 /// The default time that ranks wait for each other's files.

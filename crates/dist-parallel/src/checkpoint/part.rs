@@ -134,7 +134,7 @@ fn check_states(slices: &[Slice], states: &SliceStates) -> Result<(), Checkpoint
     }
 }
 
-/// Returns the entries of a slice's state, of which this rank writes `chunk`.
+/// Returns the entries of a slice's state. This rank writes `chunk` of each.
 fn state_entries(infos: &[ParamInfo], states: &SliceStates, slice: Slice, chunk: Chunk) -> Vec<Entry> {
     let info = &infos[chunk.parameter];
     if states.get(slice.number).is_none() {
@@ -246,7 +246,7 @@ pub(super) struct PartMeta {
     pub(super) tensors: Vec<PartTensor>,
 }
 
-/// A tensor of which a file has one run.
+/// A tensor with one run in a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartTensor {
     pub(super) name: TensorName,

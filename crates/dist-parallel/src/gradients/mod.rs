@@ -281,7 +281,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// Returns the mean gradient of a parameter of which this rank has all values. `None` if it has none.
+    /// Returns the mean gradient of a parameter that is not sharded. `None` if it has no gradient.
     pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
         let (bucket, place) = self.layout.place(self.layout.slot(parameter)?);
         let place = bucket.places[place];

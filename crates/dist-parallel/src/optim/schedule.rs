@@ -1,4 +1,4 @@
-//! Learning rates as functions of the number of the step, of which the first is 1.
+//! Learning rates as functions of the step number. The first step has number 1.
 //!
 //! Any `Fn(u64) -> f64` is a schedule. It has no state, so a training can continue from any step.
 //!

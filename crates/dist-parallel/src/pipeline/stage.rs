@@ -23,7 +23,7 @@ pub(super) struct Stage<A> {
     pub(super) gradients: Gradients,
     /// The buckets of these parameters: one per type.
     pub(super) plan: BucketPlan,
-    /// The parameters, of which ties do not count as trainable.
+    /// The parameters. Tied parameters are not marked as trainable.
     summed: Vec<ParamInfo>,
     pub(super) buffers: Buffers,
     /// For each parameter, the tie with other stages that sums its gradients.
@@ -223,7 +223,7 @@ impl<A> Stage<A> {
     }
 }
 
-/// Returns the gradients of a stage, of which each of `shards` ranks keeps a shard.
+/// Returns the gradients of a stage. Each of `shards` ranks keeps a shard of them.
 fn gradients(infos: &[ParamInfo], plan: &BucketPlan, (rank, shards): (usize, usize)) -> Gradients {
     let layout = GradientLayout::of_plan(infos, plan, None, shards);
     let scatter = if shards > 1 { Scatter::EachStep } else { Scatter::Never };

@@ -62,8 +62,8 @@ impl<A: 'static> LocalTrainer<A> {
         step.map(drop)
     }
 
-    /// Aborts the job if this rank's own computation fails. An error that all ranks would get from another trainer is
-    /// its own here.
+    /// Aborts the job if this rank's own computation fails. Every error concerns this rank alone,
+    /// also one that other trainers return on all ranks alike.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         let result = result.map_err(|error| Error::compute(error.into()));
         or_abort(self.local.communicator_mut(), result)

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// | `zero1` | a shard of the optimizer's state, and all else |
 /// | `zero2` | a shard of the gradients and of the optimizer's state, and all parameters |
 /// | `fsdp` or `zero3` | a shard of parameters, gradients and optimizer state |
-/// | `hybrid:N` | the same within groups of N neighbouring ranks, each of which has a copy of the model |
+/// | `hybrid:N` | the same within groups of N neighbouring ranks; each group has a copy of the model |
 /// | `pipeline:KIND` | some stages of the model; KIND is a [`ScheduleKind`] |
 /// | `pipeline:KIND:N` | the same in pipelines of N neighbouring ranks; each pipeline has a copy of the model |
 /// | `pipeline:KIND:N:sharded` | the same, and the ranks with the same stage shard its parameters |
