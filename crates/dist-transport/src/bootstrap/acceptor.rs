@@ -437,14 +437,43 @@ impl Acceptor {
 mod tests {
     use std::io::Write;
     use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+    use std::sync::Arc;
 
     use super::*;
     use crate::bootstrap::auth::{CHALLENGE_BYTES, Initiator};
+    use crate::runtime::{Executor, Wake};
+
+    /// A clock that stands still, so that no handshake expires while the machine is busy.
+    struct StoppedClock;
+
+    impl Executor for StoppedClock {
+        fn name(&self) -> &'static str {
+            "stopped clock"
+        }
+
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn spawn(&self, _: &str, _: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+            unreachable!("an acceptor starts no thread")
+        }
+
+        fn park(&self, _: Option<Duration>) {
+            unreachable!("an acceptor does not wait")
+        }
+
+        fn current(&self) -> Arc<dyn Wake> {
+            unreachable!("an acceptor does not wait")
+        }
+
+        fn yield_now(&self) {}
+    }
 
     fn acceptor() -> (Acceptor, SocketAddr) {
         let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
         let address = listener.local_addr().unwrap();
-        let (key, runtime) = (Key::new(None, "test"), Runtime::system());
+        let (key, runtime) = (Key::new(None, "test"), Runtime::new(Arc::new(StoppedClock)));
         (Acceptor::new(ListenerKind::Network, listener.into(), key, 0, runtime), address)
     }
 
