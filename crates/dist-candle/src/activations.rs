@@ -10,9 +10,9 @@ use crate::{CandleError, packed, slices};
 
 /// The activation between two blocks: one tensor, a tuple of two to four, or a list.
 ///
-/// A tensor of integers, such as token numbers, positions or a mask, has no gradient. The gradient of a tuple or list
-/// has in its place an empty tensor of the same type. A tensor of floats on which the loss does not depend has a
-/// gradient of zeros if it is in a tuple or list.
+/// A tensor of integers, such as token numbers, positions or a mask, has no gradient. In the gradient of a
+/// tuple or list, an empty tensor of the same type stands in its place. If the loss does not depend on a
+/// tensor of floats in a tuple or list, the gradient of that tensor is zeros.
 pub trait Activation: sealed::Sealed + Sized + Send + 'static {
     /// Returns the tensors, in order.
     fn into_tensors(self) -> Vec<Tensor>;
@@ -71,7 +71,8 @@ impl Activation for Tensor {
     }
 }
 
-/// The messages of activations of several tensors.
+/// Implements [`Activations`] for activations of several tensors, which travel as one [packed](packed::pack)
+/// message.
 macro_rules! packed {
     ($($activation:ty),*) => {$(
         impl Activations<$activation> for Tensors {
@@ -101,8 +102,8 @@ packed!(Vec<Tensor>, (Tensor, Tensor), (Tensor, Tensor, Tensor), (Tensor, Tensor
 
 activations!(2: (Tensor, Tensor), 3: (Tensor, Tensor, Tensor), 4: (Tensor, Tensor, Tensor, Tensor));
 
-/// The tensors of an activation that a computation receives. Those of floats are variables, whose gradients a backward
-/// pass finds.
+/// The input tensors of a forward pass. Tensors of floats are wrapped in variables, because candle computes
+/// gradients only for variables.
 pub(crate) struct Given(Vec<GivenTensor>);
 
 enum GivenTensor {
@@ -130,10 +131,12 @@ impl Given {
         })
     }
 
-    /// Takes the gradients of all tensors. `None` if none of them can have one.
+    /// Removes the gradients of all tensors from `gradients` and returns them. Returns `None` if no tensor is
+    /// of floats.
     ///
     /// # Errors
-    /// [`NoInputGradient`](CandleError::NoInputGradient) if none of the tensors of floats has one.
+    /// [`NoInputGradient`](CandleError::NoInputGradient) if there are tensors of floats and none of them has
+    /// a gradient.
     pub(crate) fn take_gradients<A: Activation>(
         &self,
         place: &str,
@@ -164,10 +167,11 @@ impl GivenTensor {
     }
 }
 
-/// Sends activations from stage to stage of a pipeline: tensors of floats of any shape, or tuples and lists of tensors.
+/// Sends activations from stage to stage of a pipeline: tensors of floats of any shape, or tuples and lists
+/// of tensors.
 ///
-/// A tuple or list is one message, in which tensors can have different types, also integers. Its gradient is sent
-/// without the integers.
+/// A tuple or list is one message. Its tensors can have different types, integers too. The gradient's message
+/// has no values for integer tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tensors;
 

@@ -14,10 +14,13 @@ use crate::{CandleError, Variables, slices};
 
 /// A drop-in for [`candle_nn::AdamW`] whose moments can be saved.
 ///
-/// It takes the same variables and settings and computes the same numbers, to the bit, for `f32`, `f64`, `f16` and `bf16` on
-/// the CPU; one pass over each parameter, without temporary tensors. candle's own keeps its moments to itself, so that a
-/// training that goes on from a checkpoint begins again with moments of zero.
-/// [`DataParallel::save`](crate::DataParallel::save) and [`load`](crate::DataParallel::load) save and load them.
+/// It takes the same variables and settings as candle's optimizer. It computes the same numbers, bit for bit,
+/// for `f32`, `f64`, `f16` and `bf16` on the CPU, in one pass over each parameter and without temporary
+/// tensors.
+///
+/// The moments of candle's optimizer are private, so a training that resumes with it from a checkpoint begins
+/// again with moments of zero. [`DataParallel::save`](crate::DataParallel::save) and
+/// [`load`](crate::DataParallel::load) save and load the moments of this optimizer.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -35,26 +38,27 @@ use crate::{CandleError, Variables, slices};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// With parameters of `f16`, set `eps` to 1e-4 or more, here as with candle's own: smaller values are so close to the least
-/// value of the type that the first division can be of zero by zero.
+/// With parameters of `f16`, set `eps` to 1e-4 or more, as with candle's optimizer. Smaller values are close
+/// to the smallest positive `f16`, and the first step can then divide zero by zero.
 ///
-/// It differs from [`dist_parallel::optim::AdamW`], which trains blocks and follows PyTorch: candle's formula takes the steps in
-/// another order, keeps moments in the parameter's own type, and counts steps in which a parameter has no gradient. The state
-/// of the one cannot be loaded into the other.
+/// [`dist_parallel::optim::AdamW`] trains blocks and follows PyTorch. candle's formula differs from it in
+/// three points: it does its operations in another order, keeps moments in the parameter's own type, and
+/// counts steps in which a parameter has no gradient. Neither optimizer can load the state of the other.
 pub struct AdamW {
     params: ParamsAdamW,
     trained: Vec<(Var, FloatType)>,
-    /// The moments of the variables that have had a gradient, by their places in the list.
+    /// The moments of the variables that have had a gradient, keyed by index in `trained`.
     states: SliceStates,
-    /// Steps of the optimizer, those included in which a variable had no gradient.
+    /// The number of steps, including steps in which a variable had no gradient.
     steps: f64,
 }
 
 impl AdamW {
-    /// Creates an optimizer of these variables that has made no step. Variables of integers are left out, as candle does.
+    /// Creates an optimizer of these variables that has made no step. Variables of integers are left out, as
+    /// in candle's optimizer.
     ///
     /// # Errors
-    /// If a variable has a type of floats that cannot be trained.
+    /// If a variable has a float type other than `f32`, `f64`, `f16` and `bf16`.
     pub fn new(vars: Vec<Var>, params: ParamsAdamW) -> candle_core::Result<Self> {
         let floats = vars.into_iter().filter(|var| var.dtype().is_float());
         let typed = floats.map(|var| Ok((slices::float_type("of the optimizer", var.dtype())?, var)));
@@ -72,10 +76,11 @@ impl AdamW {
         Self::new(vars, ParamsAdamW { lr: learning_rate, ..ParamsAdamW::default() })
     }
 
-    /// Changes each variable that has a gradient in the store.
+    /// Updates each variable that has a gradient in the store.
     ///
     /// # Errors
-    /// If a gradient does not have its variable's type and number of values, or a variable is not in memory.
+    /// If a gradient does not have the type and shape of its variable, or a variable is not in this process's
+    /// memory.
     pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
         self.steps += 1.0;
         for place in 0..self.trained.len() {
@@ -87,7 +92,7 @@ impl AdamW {
         Ok(())
     }
 
-    /// Changes a variable by a gradient.
+    /// Updates one variable with its gradient.
     fn step_variable(&mut self, place: usize, gradient: &Tensor) -> candle_core::Result<()> {
         let Self { params, trained, states, steps } = self;
         let (var, dtype) = &trained[place];
@@ -111,14 +116,14 @@ impl AdamW {
         .map_err(candle_core::Error::msg)
     }
 
-    /// Notes the number of steps with all moments.
+    /// Stores the number of steps in the state of every variable.
     fn set_steps(&mut self) {
         for (_, state) in self.states.iter_mut() {
             state.scalars_mut().fill(self.steps);
         }
     }
 
-    /// The learning rate.
+    /// Returns the learning rate.
     pub const fn learning_rate(&self) -> f64 {
         self.params.lr
     }
@@ -128,20 +133,22 @@ impl AdamW {
         self.params.lr = lr;
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub const fn params(&self) -> &ParamsAdamW {
         &self.params
     }
 
-    /// Replaces the settings; moments stay as they are.
+    /// Replaces the settings. Moments stay as they are.
     pub const fn set_params(&mut self, params: ParamsAdamW) {
         self.params = params;
     }
 
-    /// Returns the state with the numbers of a training's parameters, until the result is dropped.
+    /// Keys the state by the indices of a model's parameters, which checkpoints expect, until the result is
+    /// dropped.
     ///
     /// # Errors
-    /// If the optimizer has trained something else.
+    /// [`ForeignMoments`](CandleError::ForeignMoments) if the optimizer has moments of a variable that is no
+    /// trained parameter of `variables`.
     pub(crate) fn numbered(&mut self, variables: &Variables) -> Result<Numbered<'_>, CandleError> {
         let mut places = vec![None; variables.infos().len()];
         for (index, _, var) in variables.trained() {
@@ -175,7 +182,7 @@ impl candle_nn::Optimizer for AdamW {
     }
 }
 
-/// One step of AdamW for one variable; all four have one type and length.
+/// Applies one step of AdamW to one variable. All four slices have one type and length.
 fn update(
     params: &ParamsAdamW,
     steps: f64,
@@ -200,8 +207,8 @@ fn update(
     }
 }
 
-/// candle's formula, each operation rounded as its kernels round it. `affine` is what candle makes of a product with a number
-/// and of a sum with one.
+/// Computes candle's formula with the rounding of candle's kernels. candle computes both the product and the
+/// sum of a tensor and a number with its kernel `affine`, `value * mul + add`.
 fn update_of<T: Float + Setting>(
     params: &ParamsAdamW,
     steps: f64,
@@ -231,7 +238,7 @@ fn update_of<T: Float + Setting>(
     }
 }
 
-/// A type that settings are rounded to.
+/// A float type to which settings are rounded before they are used.
 trait Setting {
     fn of(value: f64) -> Self;
 }
@@ -264,18 +271,21 @@ impl Setting for bf16 {
     }
 }
 
-/// An optimizer whose state has the numbers of a training's parameters, as checkpoints want it.
+/// An optimizer whose state is keyed by the indices of a model's parameters, as checkpoints expect. Dropping
+/// it restores the optimizer's own indices.
 pub(crate) struct Numbered<'a> {
     optimizer: &'a mut AdamW,
-    /// For each parameter of the training that it trains: the place of its variable in the optimizer, if it is there.
+    /// For each parameter of the model, the index of its variable in the optimizer. `None` if the optimizer
+    /// does not train it.
     places: Vec<Option<usize>>,
 }
 
 impl Numbered<'_> {
-    /// Goes on with the steps that were loaded.
+    /// Continues with the number of steps that was loaded.
     ///
     /// # Errors
-    /// If moments of a variable were loaded that the optimizer does not have.
+    /// [`NotOptimized`](CandleError::NotOptimized) if moments were loaded for a variable that the optimizer
+    /// does not train.
     pub(crate) fn loaded(&mut self, variables: &Variables) -> Result<(), CandleError> {
         let states = || self.optimizer.states.iter();
         if let Some((parameter, _)) = states().find(|(parameter, _)| self.places[*parameter].is_none()) {

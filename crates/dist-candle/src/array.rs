@@ -1,10 +1,10 @@
-//! Floats of any type in memory of their own.
+//! An owned array of floats of any type.
 
 use candle_core::{Device, Tensor};
 use dist_parallel::half::{bf16, f16};
 use dist_parallel::{Values, ValuesMut};
 
-/// An array of floats, of the type of a parameter.
+/// An owned array of floats of a type that parameters can have.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Array {
     F32(Vec<f32>),
@@ -32,7 +32,7 @@ impl Array {
         }
     }
 
-    /// The tensor of this shape that has this memory.
+    /// Returns a tensor of this shape that takes over this memory.
     pub(crate) fn into_tensor(self, shape: &[usize]) -> candle_core::Result<Tensor> {
         let device = &Device::Cpu;
         match self {

@@ -15,34 +15,38 @@ use crate::{Activation, BlockModule, CandleError, Variables};
 
 /// A candle module and its variables as one [`Block`] of a model.
 ///
-/// The module is a [`BlockModule`]: a module of candle or a closure. It holds tensors that share the memory of
-/// the variables, as candle's layers do, so that a write to a parameter is a change of the module. A module of candle
-/// trains in steps and not in evaluations, as [`Pass::training`] says; a closure receives the [`Pass`] if it is wrapped
-/// in a [`PassFn`](crate::PassFn).
+/// The module is a [`BlockModule`]: a module of candle or a closure. It holds tensors that share the memory
+/// of the variables, as candle's layers do, so a write to a parameter changes the module. A module of candle
+/// receives [`Pass::training`] as the flag of its `forward_t`. A closure receives the [`Pass`] if it is
+/// wrapped in a [`PassFn`](crate::PassFn).
 ///
-/// Input and output are one tensor, a tuple or a list, as the module's [`Activation`].
+/// Input and output are one tensor, a tuple or a list: the module's [`Activation`].
 ///
-/// Every variable that the module uses must be among the block's own: a backward pass that finds a gradient for
-/// another fails with [`CandleError::UnlistedVariable`], for that gradient would be lost. What is not to be
-/// trained is listed and [frozen](Self::freeze), or used detached. And a backward pass that finds no gradient for one of
-/// the block's own that is trained fails with [`CandleError::NoGradient`], unless it was said that the parameter
-/// [may be unused](Self::may_be_unused): an operation on the way may have no backward pass.
+/// The block must list every variable that the module uses. If a backward pass finds a gradient for another
+/// variable, that gradient would be lost, so it fails with [`CandleError::UnlistedVariable`]. To use a
+/// variable without training it, list it and [freeze](Self::freeze) it, or use it detached.
 ///
-/// A variable that the module changes by itself in a forward, and that no gradient reaches, is a
-/// [buffer](ParamInfo::buffer). Variables whose last name is `running_mean` or `running_var`, as those of candle's batch norm
-/// are, are buffers without further words; others are [declared](Self::buffer). Ranks synchronise buffers after every step,
-/// by default by giving all of them the values of rank 0, or as [said](Self::sync_buffers).
+/// If a backward pass finds no gradient for a trained parameter of the block, it fails with
+/// [`CandleError::NoGradient`], because an operation may lack a backward pass. Declare parameters that are
+/// not used in every forward pass with [`may_be_unused`](Self::may_be_unused).
 ///
-/// A variable of two blocks, such as the table of token vectors that is also the head's weight, is listed in
-/// both. A [`SequenceBuilder`](crate::SequenceBuilder) sees that it is one parameter;
-/// [`Sequence::new`](dist_parallel::Sequence::new) does not see inside its blocks and must be told with
+/// A variable that the module itself changes in a forward pass, and that has no gradient, is a
+/// [buffer](ParamInfo::buffer). Variables whose last name is `running_mean` or `running_var`, as in candle's
+/// batch norm, are buffers automatically. Declare others with [`buffer`](Self::buffer). After every step all
+/// ranks get the buffers of rank 0, unless [`sync_buffers`](Self::sync_buffers) sets another rule.
+///
+/// If two blocks share a variable, such as an embedding table that is also the head's weight, list it in
+/// both. A [`SequenceBuilder`](crate::SequenceBuilder) detects that it is one parameter.
+/// [`Sequence::new`](dist_parallel::Sequence::new) does not see inside its blocks: call
 /// [`Sequence::tie`](dist_parallel::Sequence::tie), or every update changes the variable twice.
 ///
-/// Its parameters can be [freed](Params::reshard) between their uses and loaded again, which copies them: the variables and
-/// all tensors that share their memory, those in a graph that waits for its backward too, lose it and get it back. The
-/// blocks of a [`SequenceBuilder`](crate::SequenceBuilder) leave the memory of one of them to each other.
+/// A sharding strategy can [free](Params::reshard) the memory of the block's parameters between uses. The
+/// variables and all tensors that share their memory, also those in a graph that waits for its backward pass,
+/// then have no values until the parameters are copied in again. The blocks of a
+/// [`SequenceBuilder`](crate::SequenceBuilder) reuse each other's freed memory, at most as much as the
+/// largest block has.
 ///
-/// Inputs may be of an integer type, as token numbers and masks are: such inputs have no gradient.
+/// Inputs of an integer type, such as token numbers and masks, have no gradient.
 pub struct CandleBlock<M> {
     name: String,
     variables: Variables,
@@ -51,14 +55,14 @@ pub struct CandleBlock<M> {
 }
 
 impl<M: Send> CandleBlock<M> {
-    /// Creates the block called `name` with these variables, in this order, which must be the same on every rank. The
-    /// parameters are named `name.variable`; if `name` is empty, `variable`.
+    /// Creates the block called `name` with these variables. Their order must be the same on every rank. The
+    /// parameters are named `name.variable`, or `variable` if `name` is empty.
     ///
-    /// A variable that comes twice is one parameter with two names.
+    /// A variable that is listed twice is one parameter with two names.
     ///
     /// # Errors
-    /// If two variables have the same name, or one has a type that dist does not know or is not a slice in this process's
-    /// memory.
+    /// If two variables have the same name, or one has a type that dist does not know or is not a slice in
+    /// this process's memory.
     pub fn new<N: AsRef<str>, A>(
         name: impl Into<String>,
         variables: impl IntoIterator<Item = (N, Var)>,
@@ -75,14 +79,15 @@ impl<M: Send> CandleBlock<M> {
         Ok(Self { name, variables, module, pass: UNKNOWN })
     }
 
-    /// Creates the block called `name` with all variables of `map` whose names begin with `name.`, sorted by name: a
-    /// [`VarMap`] has an order of its own in every process.
+    /// Creates the block called `name` with all variables of `map` whose names begin with `name.`. They are
+    /// sorted by name, because the order of a [`VarMap`] differs between processes.
     ///
-    /// If `name` is empty, the block is a whole model: it has all variables of `map`, with the names that they have there.
-    /// Files that candle has saved of the model can be loaded, and candle loads those that dist saves.
+    /// If `name` is empty, the block is a whole model: it has all variables of `map`, under unchanged names.
+    /// dist and candle can then load each other's files of the model.
     ///
     /// # Errors
-    /// If there are none, or one has a type that dist does not know or is not a slice in this process's memory.
+    /// If there are no such variables, or one has a type that dist does not know or is not a slice in this
+    /// process's memory.
     pub fn from_var_map<A>(name: impl Into<String>, map: &VarMap, module: M) -> Result<Self, CandleError>
     where
         M: BlockModule<A>,
@@ -92,8 +97,8 @@ impl<M: Send> CandleBlock<M> {
         Ok(Self { name, variables, module, pass: UNKNOWN })
     }
 
-    /// The same block, with one variable as a [buffer](ParamInfo::buffer): the module changes it by itself. The ranks make
-    /// this of their values after every step.
+    /// Declares one variable as a [buffer](ParamInfo::buffer), which the module itself changes in a forward
+    /// pass. `sync` says how the ranks synchronise it after every step.
     ///
     /// # Errors
     /// If the block has no such variable.
@@ -102,13 +107,14 @@ impl<M: Send> CandleBlock<M> {
         Ok(Self { variables: self.variables.buffer(variable, sync)?, ..self })
     }
 
-    /// The same block, of whose buffers the ranks make this after every step.
+    /// Sets how the ranks synchronise all buffers of the block after every step.
     #[must_use]
     pub fn sync_buffers(self, sync: BufferSync) -> Self {
         Self { variables: self.variables.sync_buffers(sync), ..self }
     }
 
-    /// The same block, with one variable as a parameter that is trained, although it has the name of a running mean.
+    /// Declares one variable as a trained parameter although it has the name of a buffer, such as
+    /// `running_mean`.
     ///
     /// # Errors
     /// If the block has no such variable, or it is of a type that cannot be trained.
@@ -116,7 +122,7 @@ impl<M: Send> CandleBlock<M> {
         Ok(Self { variables: self.variables.train(variable)?, ..self })
     }
 
-    /// The same block, with one parameter that training leaves as it is. A buffer stays a buffer.
+    /// Excludes one parameter from training. A buffer stays a buffer.
     ///
     /// # Errors
     /// If the block has no such parameter.
@@ -124,8 +130,8 @@ impl<M: Send> CandleBlock<M> {
         Ok(Self { variables: self.variables.freeze(parameter)?, ..self })
     }
 
-    /// The same block, with one parameter that the module does not use in every forward, as one of an expert that gets no
-    /// tokens. A micro-batch without a gradient for it is then no error.
+    /// Declares that the module does not use one parameter in every forward pass, for example the weight of
+    /// an expert that may get no tokens. A micro-batch without a gradient for it is then no error.
     ///
     /// # Errors
     /// If the block has no such parameter.
@@ -133,7 +139,7 @@ impl<M: Send> CandleBlock<M> {
         Ok(Self { variables: self.variables.may_be_unused(parameter)?, ..self })
     }
 
-    /// The module.
+    /// Returns the module.
     pub fn module(&self) -> &M {
         &self.module
     }
@@ -168,13 +174,13 @@ impl<M: Send> CandleBlock<M> {
         self.variables.check_listed(&root, &gradients, given.vars())?;
         let of_input = given.take_gradients(&place(&self.name), &mut gradients)?;
         self.variables.check_found(&gradients)?;
-        // The graph, and with it every activation in between.
+        // Frees the graph, and with it every intermediate activation.
         drop(root);
         self.variables.report(&mut gradients, ready)?;
         Ok(of_input)
     }
 
-    /// Returns the outputs that have gradients, each with its gradient.
+    /// Returns the outputs of a float type, each with its gradient.
     fn seeds(
         &self,
         outputs: Vec<Tensor>,
@@ -197,16 +203,16 @@ impl<M: Send> CandleBlock<M> {
     }
 }
 
-/// The data that one forward keeps: its inputs, and the outputs with the graph that led to them.
+/// The data that a forward pass keeps for its backward pass: inputs, and outputs with their graph.
 struct Kept {
     given: Given,
     outputs: Vec<Tensor>,
 }
 
-/// The pass of forwards that no trainer has described.
+/// The [`Pass`] of a forward pass that no trainer has announced.
 const UNKNOWN: Pass = Pass { training: true, step: 0, micro_batch: 0 };
 
-/// Returns the beginning of the names of a block's variables.
+/// Returns the prefix of the names of a block's variables.
 fn prefix(block: &str) -> String {
     if block.is_empty() { String::new() } else { format!("{block}.") }
 }
@@ -242,12 +248,12 @@ impl<M: Send> Params for CandleBlock<M> {
 }
 
 impl<M> CandleBlock<M> {
-    /// The block's variables.
+    /// Returns the block's variables.
     pub fn variables(&self) -> &Variables {
         &self.variables
     }
 
-    /// The same block, which leaves the memory of freed parameters to others of a model, and takes theirs.
+    /// Shares the memory of freed parameters with the other blocks of a model.
     pub(crate) fn with_spare(self, spare: Spare) -> Self {
         Self { variables: self.variables.with_spare(spare), ..self }
     }

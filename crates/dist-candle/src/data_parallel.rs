@@ -1,4 +1,5 @@
-//! Data-parallel training in the user's own loop: a backward pass whose gradients are the mean over all ranks.
+//! Data-parallel training in a loop of your own: a backward pass that returns the mean gradients over all
+//! ranks.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,10 +19,11 @@ use crate::array::Array;
 use crate::slices::Locked;
 use crate::{AdamW, CandleError, TensorLoss, Variables, loss, slices};
 
-/// Trains a candle model on several processes in a loop of your own.
+/// A trainer for a candle model on several processes, in a loop of your own.
 ///
-/// Every rank runs the same program with its share of the data. A rank's backward pass is one call, and the rest of the loop
-/// stays as it is, with any model, any number of inputs, and any optimizer of candle:
+/// Every rank runs the same program with its share of the data. One call computes the backward pass and the
+/// mean over ranks. The rest of the loop stays as it is, with any model, any number of inputs, and any
+/// optimizer of candle:
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -51,56 +53,64 @@ use crate::{AdamW, CandleError, TensorLoss, Variables, loss, slices};
 ///
 /// # What every rank has
 ///
-/// [`new`](Self::new) gives every rank the variables of rank 0. From then on all ranks change them alike, because all step
-/// their optimizers with the same gradients: never with those of `loss.backward()` or `backward_step`, which are this rank's
-/// alone. Whether the trained parameters are still the same is looked at in the first three steps and in every 64th; ranks
-/// that have trained with different learning rates, say, then get
-/// [`ParametersDiffer`](dist_parallel::Error::ParametersDiffer). Buffers are synchronised in every step, as
-/// [`Variables`] says.
+/// [`new`](Self::new) gives every rank the variables of rank 0. From then on the variables stay the same on
+/// all ranks, because all optimizers step with the same gradients. Never step with the gradients of
+/// `loss.backward()` or `backward_step`, which are those of one rank.
+///
+/// In the first three steps and in every 64th step, the ranks compare their trained parameters. If they
+/// differ, for example because of different learning rates, every rank gets
+/// [`ParametersDiffer`](dist_parallel::Error::ParametersDiffer). Buffers are synchronised in every step: see
+/// [`Variables`].
 ///
 /// # Which sums are the same
 ///
-/// A call of [`backward`](Self::backward) or [`accumulate`](Self::accumulate) computes one micro-batch on every rank. Gradients
-/// are summed in the canonical order, over this rank's micro-batches first and then over the ranks, and divided once. A program
-/// that computes the same micro-batches whatever the number of ranks, each rank the same power of two of neighbouring ones, so
-/// trains the same bits on 1, 2 and 4 ranks; [`backward_each`](Self::backward_each) deals micro-batches like that. If the number
-/// of ranks changes the micro-batches, as it does where a batch is divided by it, results are equal within rounding.
+/// A call of [`backward`](Self::backward) or [`accumulate`](Self::accumulate) computes one micro-batch on
+/// every rank. Gradients are summed in the canonical order, over a rank's micro-batches first and then over
+/// the ranks, and divided once.
 ///
-/// Either needs a model that computes a micro-batch alike on every rank. candle's own dropout draws from a generator that is
-/// not seeded on the CPU, so that every run differs: use [`Dropout`](crate::Dropout) with [`pass`](Self::pass). Batch norm
-/// mixes the samples of a micro-batch, so that the results depend on how samples are grouped.
+/// A program trains the same bits on 1, 2 and 4 ranks under two conditions. Its micro-batches do not depend
+/// on the number of ranks, and each rank computes the same number of neighbouring micro-batches, which is a
+/// power of two. For example, [`backward_each`](Self::backward_each) with 8 micro-batches gives each of 4
+/// ranks 2 neighbours. If the number of ranks changes the micro-batches, for example because a batch is
+/// divided by it, results are equal within rounding.
+///
+/// In both cases the model must compute the same result for a micro-batch on every rank. candle's own dropout
+/// uses a generator that cannot be seeded on the CPU, so every run differs: use [`Dropout`](crate::Dropout)
+/// with [`pass`](Self::pass). Batch norm mixes the samples of a micro-batch, so results depend on the
+/// grouping of samples.
 ///
 /// # Errors
 ///
-/// An error on one rank ends the job, and the other ranks' errors name it. Where ranks were asked for different things, as
-/// different numbers of micro-batches ([`StepsDiffer`](dist_parallel::Error::StepsDiffer)), every rank gets the same error and
-/// the job goes on: what was accumulated is forgotten, and the next step can be taken.
+/// An error on one rank ends the job, and the other ranks' errors name that rank. If the calls of the ranks
+/// differ, for example in the number of micro-batches ([`StepsDiffer`](dist_parallel::Error::StepsDiffer)),
+/// every rank gets the same error. Then accumulated gradients are discarded, and the job can go on with the
+/// next step.
 ///
-/// Variables have to be in this process's memory: training on a GPU is not supported.
+/// Variables must be in this process's memory: training on a GPU is not supported.
 pub struct DataParallel {
     ddp: Ddp<Variables>,
     report: Option<StepReport>,
     steps: LoopSteps,
-    /// `true` between [`train`](Self::train) and [`eval`](Self::eval).
+    /// `false` after [`eval`](Self::eval), until [`train`](Self::train) is called.
     trains: bool,
 }
 
 impl DataParallel {
-    /// Begins to train all variables of `map` on all ranks. Every rank then has the values of rank 0. Call it when all layers
-    /// are made.
+    /// Creates a trainer of all variables of `map`, and gives every rank the values of rank 0. All ranks call
+    /// it together, after all layers were created.
     ///
     /// # Errors
-    /// On every rank, if the variables differ between ranks in name, shape or type, naming the first that does and a rank
-    /// ([`ModelsDiffer`](dist_parallel::Error::ModelsDiffer)). If there are no variables, or one is of a type that dist does
-    /// not know. If communication fails.
+    /// [`ModelsDiffer`](dist_parallel::Error::ModelsDiffer) on every rank if the variables differ between
+    /// ranks in name, shape or type. It names the first difference and a rank. If there are no variables, or
+    /// one has a type that dist does not know. If communication fails.
     pub fn new(comm: Communicator, map: &VarMap) -> Result<Self, CandleError> {
         Self::with_variables(comm, Variables::from_var_map(map)?)
     }
 
-    /// Begins to train these variables, of which some may be frozen, buffers, or unused.
+    /// Creates a trainer of these variables, some of which may be frozen, buffers, or unused.
     ///
-    /// For other sizes of buckets, or for gradients that travel compressed, make a [`Ddp`] of the variables and turn it into a
-    /// `DataParallel` with `from`.
+    /// For other bucket sizes or compressed gradients, create a [`Ddp`] of the variables and convert it with
+    /// `DataParallel::from`.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -108,17 +118,17 @@ impl DataParallel {
         Ok(Ddp::new(comm, variables, DdpOptions::default())?.into())
     }
 
-    /// Computes the gradients of `loss` and returns their mean over all ranks, for the optimizer. Micro-batches that were
-    /// [accumulated](Self::accumulate) are in the mean. All ranks call this, and as often.
+    /// Computes the gradients of `loss` and returns their mean over all ranks, for the optimizer. The mean
+    /// includes [accumulated](Self::accumulate) micro-batches. All ranks call this equally often.
     ///
-    /// The store has a gradient, of the parameter's shape and type, for each trained parameter that had one on any rank, and
-    /// nothing else.
+    /// The returned store has a gradient for each trained parameter that had one on any rank, with the
+    /// parameter's shape and type. It has nothing else.
     ///
     /// # Errors
-    /// [`NoGradient`](CandleError::NoGradient) if the loss does not depend on a trained parameter that was not said to be one
-    /// that [may be unused](Variables::may_be_unused); [`UnlistedVariable`](CandleError::UnlistedVariable) if it depends on a
-    /// variable that was not there when this was made. If candle fails, if the ranks call different functions or take
-    /// different steps, or if communication fails.
+    /// [`NoGradient`](CandleError::NoGradient) if a trained parameter has no gradient and was not declared
+    /// with [`may_be_unused`](Variables::may_be_unused). [`UnlistedVariable`](CandleError::UnlistedVariable)
+    /// if the loss depends on a variable that this trainer does not have. If candle fails, if the calls of
+    /// the ranks differ, or if communication fails.
     pub fn backward<L: TensorLoss>(&mut self, loss: L) -> Result<GradStore, CandleError> {
         let ranks = self.world_size();
         self.begin()?;
@@ -126,12 +136,12 @@ impl DataParallel {
         self.finish(result?)
     }
 
-    /// Computes the mean gradients of `micro_batches` micro-batches, of which this rank computes its
-    /// [`share`](Self::share): `loss_of` is called with the number of each, in order. Unlike for [`backward`](Self::backward),
-    /// the number need not be a multiple of the number of ranks, and may be below it.
+    /// Computes the mean gradients of `micro_batches` micro-batches of all ranks together. This rank computes
+    /// its [`share`](Self::share): `loss_of` is called with the number of each micro-batch, in order.
+    /// `micro_batches` need not be a multiple of the number of ranks, and may be smaller.
     ///
-    /// If the data of a micro-batch depends on its number and not on the rank, the results are
-    /// [the same bits](Self#which-sums-are-the-same) on any number of ranks whose shares are the same power of two.
+    /// If the data of a micro-batch depends only on its number, and all shares are the same power of two,
+    /// results are [the same bits](Self#which-sums-are-the-same) on any number of ranks.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Tensor};
@@ -166,13 +176,13 @@ impl DataParallel {
         self.finish(result?)
     }
 
-    /// Computes the gradients of `loss` and adds them to this rank's sum, without communicating: the next
-    /// [`backward`](Self::backward), [`join`](Self::join) or [`synchronise`](Self::synchronise) has them in its mean. Before a
-    /// `backward` all ranks call this equally often.
+    /// Computes the gradients of `loss` and adds them to this rank's sum, without communication. The next
+    /// [`backward`](Self::backward), [`join`](Self::join) or [`synchronise`](Self::synchronise) includes them
+    /// in its mean. Before a `backward`, all ranks call this equally often.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward). That ranks have accumulated different numbers of micro-batches is found by the next
-    /// `backward`.
+    /// As for [`backward`](Self::backward). If ranks have accumulated different numbers of micro-batches, the
+    /// next `backward` fails.
     #[doc(alias = "gradient accumulation")]
     pub fn accumulate<L: TensorLoss>(&mut self, loss: L) -> Result<(), CandleError> {
         let ranks = self.world_size();
@@ -182,9 +192,8 @@ impl DataParallel {
         Ok(self.ddp.accumulate_with(ranks, compute)?)
     }
 
-    /// Borrows this as something whose backward pass does not communicate, under the name that PyTorch has for it. Its
-    /// `backward` is [`accumulate`](Self::accumulate); it returns no gradients, so that no optimizer can be stepped with those
-    /// of one rank.
+    /// Returns a view whose `backward` is [`accumulate`](Self::accumulate) and does not communicate. The name
+    /// is PyTorch's. It returns no gradients, so no optimizer can step with the gradients of one rank.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Tensor};
@@ -210,7 +219,7 @@ impl DataParallel {
         NoSync(self)
     }
 
-    /// Returns the mean gradients of what was accumulated.
+    /// Returns the mean gradients of the accumulated micro-batches of all ranks.
     ///
     /// # Errors
     /// As for [`backward`](Self::backward), and if nothing was accumulated.
@@ -220,9 +229,9 @@ impl DataParallel {
         self.finish(result?)
     }
 
-    /// As [`backward`](Self::backward), for ranks that do not have the same number of batches: a rank that has run out brings
-    /// `None`, and neither keeps the others waiting nor counts. It goes on stepping its optimizer, because the parameters go on
-    /// changing. Returns `None`, on every rank, once no rank has a batch any more.
+    /// Does what [`backward`](Self::backward) does for ranks with different numbers of batches. A rank that
+    /// has no batch left passes `None`, and has no weight in the mean. It must go on stepping its optimizer,
+    /// because the parameters go on changing. Returns `None` on every rank when no rank has a batch left.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Tensor};
@@ -243,11 +252,12 @@ impl DataParallel {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Sums are divided by the number of micro-batches that there were, or by their weights. What a rank has accumulated since
-    /// the last step counts too, so ranks may accumulate different numbers of micro-batches before a `join`.
+    /// Sums are divided by the actual number of micro-batches, or by the sum of their weights. Micro-batches
+    /// that a rank has accumulated since the last step are included, so ranks may accumulate different
+    /// numbers of micro-batches before a `join`.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward), and if some ranks call `backward` instead.
+    /// As for [`backward`](Self::backward), and if some ranks call `backward` instead of `join`.
     #[doc(alias = "Join")]
     pub fn join<L: TensorLoss>(&mut self, loss: Option<L>) -> Result<Option<GradStore>, CandleError> {
         self.begin()?;
@@ -259,11 +269,12 @@ impl DataParallel {
         report.map(|report| self.finish(report)).transpose()
     }
 
-    /// Multiplies all gradients by one factor if their norm is above `max`, so that it becomes `max`. Returns the norm before.
-    /// A norm that is infinite or NaN changes nothing: look at it before the optimizer steps.
+    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. If
+    /// the norm is infinite or NaN, nothing changes: check it before the optimizer steps.
     ///
-    /// The norm is exact but for one rounding, and so the same bits on any number of ranks. All ranks clip to the same `max`;
-    /// that they do is compared in the next step ([`SettingsDiffer`](dist_parallel::Error::SettingsDiffer)).
+    /// The norm is exact but for one rounding, so its bits do not depend on the number of ranks. All ranks
+    /// must pass the same `max`. The next step compares it
+    /// ([`SettingsDiffer`](dist_parallel::Error::SettingsDiffer)).
     ///
     /// # Errors
     /// If a gradient of the store is not a slice in memory.
@@ -273,7 +284,7 @@ impl DataParallel {
         let Some(factor) = self.ddp.clipping(norm, max) else { return Ok(norm) };
         for (_, info, var) in self.ddp.model().trained() {
             let Some(gradient) = gradients.get(var) else { continue };
-            // Another tensor may share this one's memory.
+            // Copy, because another tensor may share this gradient's memory.
             let mut clipped = slices::read(&info.name, gradient, Array::copy_of)?;
             clipped.values_mut().scale(factor);
             gradients.insert(var, slices::gradient(&info.name, &info.shape, clipped)?);
@@ -281,8 +292,8 @@ impl DataParallel {
         Ok(norm)
     }
 
-    /// Returns the norm of the gradients of all trained parameters together, as if they were one vector: exact but for one
-    /// rounding.
+    /// Returns the Euclidean norm of the gradients of all trained parameters as one vector. It is exact but
+    /// for one rounding.
     ///
     /// # Errors
     /// If a gradient of the store is not a slice in memory.
@@ -294,23 +305,25 @@ impl DataParallel {
         Ok(gradient_norm(locked.iter().map(Locked::values)))
     }
 
-    /// Returns this rank's share of `total` micro-batches, rows or samples: a range of neighbours. The shares of two ranks differ by
-    /// at most one.
+    /// Returns this rank's share of `total` micro-batches, rows or samples: a contiguous range. The lengths
+    /// of two ranks' shares differ by at most one.
     pub fn share(&self, total: usize) -> Range<usize> {
         self.ddp.share(total)
     }
 
-    /// Returns this rank's [share](Self::share) of the rows of a batch that every rank has whole: a part of it along its first
-    /// dimension, without a copy.
+    /// Returns this rank's [share](Self::share) of the rows of a batch that every rank has as a whole. Rows
+    /// are the first dimension. Nothing is copied.
     ///
-    /// If the rows cannot be divided equally, their numbers differ by one. Give a loss that is a mean over rows together with
-    /// its number of rows as weight.
+    /// If the rows cannot be divided equally, the ranks' numbers of rows differ by one. If the loss is a mean
+    /// over rows, pass its number of rows as its weight.
     ///
-    /// In the first three steps the ranks compare digests of all batches that they passed. Ranks that shuffle differently
-    /// then get [`BatchesDiffer`](dist_parallel::Error::BatchesDiffer) from [`backward`](Self::backward).
+    /// In the first three steps the ranks compare digests of all batches passed to this function. If they
+    /// differ, for example because ranks shuffle differently, [`backward`](Self::backward) fails with
+    /// [`BatchesDiffer`](dist_parallel::Error::BatchesDiffer).
     ///
     /// # Errors
-    /// [`FewRows`](CandleError::FewRows) if the batch has fewer rows than there are ranks. If the batch is a single number.
+    /// [`FewRows`](CandleError::FewRows) if the batch has fewer rows than there are ranks. If the batch is a
+    /// single number.
     pub fn rows(&mut self, batch: &Tensor) -> Result<Tensor, CandleError> {
         let failed = |source| CandleError::Candle { place: "rows of a batch".to_owned(), source };
         let (rows, ranks) = (batch.dim(0).map_err(failed)?, self.world_size());
@@ -325,13 +338,13 @@ impl DataParallel {
         batch.narrow(0, own.start, own.len()).map_err(failed)
     }
 
-    /// Returns the description of the next forward, for [`Dropout`](crate::Dropout) and for layers that train and
-    /// evaluate differently. The step is the number of steps that were taken before, and continues after
+    /// Returns the description of the next forward pass, for [`Dropout`](crate::Dropout) and for layers that
+    /// train and evaluate differently. Its step is the number of completed steps, and continues after
     /// [`load`](Self::load).
     ///
-    /// This rank's k-th micro-batch of a step on N ranks has the number k · N + rank. A program that computes one
-    /// micro-batch on each rank then drops the same values as one process that accumulates all of them. With
-    /// [`backward_each`](Self::backward_each), replace the number by that of the micro-batch:
+    /// In a step on N ranks, this rank's micro-batch k (from 0) has the number k · N + rank. So N ranks with
+    /// one micro-batch each drop the same values as one process that accumulates N micro-batches. With
+    /// [`backward_each`](Self::backward_each), use the number that it passes to the closure:
     ///
     /// ```
     /// # use candle_core::{DType, Device, Module, Tensor};
@@ -358,23 +371,24 @@ impl DataParallel {
         Pass { training: self.trains, ..self.ddp.next_pass(self.ddp.rank()) }
     }
 
-    /// Makes [`pass`](Self::pass) describe forwards of training, as at the beginning.
+    /// Makes [`pass`](Self::pass) describe forward passes of training. This is the initial mode.
     pub const fn train(&mut self) {
         self.trains = true;
     }
 
-    /// Makes [`pass`](Self::pass) describe forwards of an evaluation.
+    /// Makes [`pass`](Self::pass) describe forward passes of an evaluation.
     pub const fn eval(&mut self) {
         self.trains = false;
     }
 
-    /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, times, and the bytes that
-    /// this rank sent. `None` before the first step.
+    /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, times,
+    /// and the bytes that this rank sent. Returns `None` before the first step and after a load.
     pub const fn report(&self) -> Option<&StepReport> {
         self.report.as_ref()
     }
 
-    /// Returns the names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank.
+    /// Returns the names of the trained parameters that had no gradient in the last step, in any micro-batch
+    /// of any rank.
     pub fn without_gradient(&self) -> Vec<&str> {
         self.ddp.without_gradient()
     }
@@ -389,29 +403,29 @@ impl DataParallel {
         self.ddp.world_size()
     }
 
-    /// Returns the variables, sorted by name unless they were given in another order.
+    /// Returns the variables. They are sorted by name unless [`Variables::new`] was given another order.
     pub const fn variables(&self) -> &Variables {
         self.ddp.model()
     }
 
-    /// Returns the communicator, for other collectives between steps, such as the sum of an evaluation.
+    /// Returns the communicator, for other collectives between steps, such as the sum of evaluation losses.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         self.ddp.communicator_mut()
     }
 
-    /// Ends the training and gives back what it was made of.
+    /// Ends the training and returns the communicator and the variables.
     pub fn into_parts(mut self) -> (Communicator, Variables) {
         self.steps.end();
         self.ddp.into_parts()
     }
 
-    /// Saves the variables, and the moments of `optimizer`, and returns when they are on the disk. All ranks call this with the
-    /// same step. An optimizer without state, such as candle's `SGD`, is `None`; the state of candle's own `AdamW` cannot be
-    /// reached, so that a training which goes on exactly needs [`AdamW`].
+    /// Saves the variables and the moments of `optimizer`, and returns when they are on disk. All ranks call
+    /// this with the same step. For an optimizer without state, such as candle's `SGD`, pass `None`. The
+    /// state of candle's own `AdamW` is private: use [`AdamW`] to resume exactly.
     ///
     /// # Errors
-    /// As for [`Checkpoints::save`]; [`ForeignMoments`](CandleError::ForeignMoments) if the optimizer has trained a variable
-    /// that is no trained parameter here.
+    /// As for [`Checkpoints::save`]. [`ForeignMoments`](CandleError::ForeignMoments) if the optimizer has
+    /// moments of a variable that is no trained parameter of this trainer.
     pub fn save(
         &mut self,
         checkpoints: &mut Checkpoints,
@@ -424,10 +438,11 @@ impl DataParallel {
         Ok(checkpoints.save(self, state, step)?)
     }
 
-    /// As [`save`](Self::save), from a copy, while training goes on: see [`Checkpoints::start_save`].
+    /// Copies the state and saves the copy in the background while training goes on: see
+    /// [`Checkpoints::start_save`].
     ///
     /// # Errors
-    /// As for [`save`](Self::save); what fails later is told by [`Saving`].
+    /// As for [`save`](Self::save). Later errors are returned by [`Saving`].
     pub fn start_save(
         &mut self,
         checkpoints: &mut Checkpoints,
@@ -440,9 +455,10 @@ impl DataParallel {
         Ok(checkpoints.start_save(self, state, step)?)
     }
 
-    /// Puts the newest checkpoint in place of the variables and the optimizer's moments on all ranks, and returns its step;
-    /// `None` if there is no checkpoint. Training then goes on with the bits of one that was never interrupted, on the same
-    /// machines, if its data and learning rate depend on the step.
+    /// Loads the newest checkpoint into the variables and the optimizer's moments on all ranks, and returns
+    /// its step. Returns `None` if there is no checkpoint. On the same kind of machine, training then
+    /// continues with the bits of an uninterrupted run, if its data and learning rate depend only on the
+    /// step.
     ///
     /// # Errors
     /// As for [`Checkpoints::load`] and [`save`](Self::save).
@@ -454,7 +470,7 @@ impl DataParallel {
         self.load_by(optimizer, |training, state| checkpoints.load(training, state))
     }
 
-    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    /// Loads the newest checkpoint of this step: see [`load`](Self::load).
     ///
     /// # Errors
     /// As for [`load`](Self::load), and if there is no checkpoint of this step.
@@ -486,7 +502,7 @@ impl DataParallel {
         Ok(step)
     }
 
-    /// Begins a call that synchronises: in some of them the ranks compare their parameters.
+    /// Prepares a call that synchronises the ranks: in some steps they compare their parameters.
     fn begin(&mut self) -> Result<(), CandleError> {
         if self.steps.compares_parameters() {
             self.ddp.compare_parameters()?;
@@ -494,7 +510,7 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Keeps the report of a step, and returns its mean gradients.
+    /// Stores the report of a step and returns its mean gradients.
     fn finish(&mut self, report: StepReport) -> Result<GradStore, CandleError> {
         self.report = Some(report);
         self.steps.add();
@@ -506,18 +522,20 @@ impl DataParallel {
         Ok(gradients)
     }
 
-    /// Ends the job if something failed that the other ranks cannot know.
+    /// Ends the job on an error of this rank that the other ranks cannot know.
     fn or_abort<T>(&mut self, result: Result<T, CandleError>) -> Result<T, CandleError> {
         result.inspect_err(|error| self.ddp.communicator_mut().abort(error))
     }
 }
 
-/// Returns a digest of a tensor's shape and values. Ranks that run the same program get the same number for the same tensor.
+/// Returns a digest of a tensor's shape and values. Ranks that run the same program get the same number for
+/// the same tensor.
 fn digest(tensor: &Tensor) -> candle_core::Result<u64> {
     let values = tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     let shape = tensor.dims().iter().map(|&dim| dim as u64);
     Ok(shape.chain(values.into_iter().map(f64::to_bits)).fold(0, |digest, number| {
-        // The multiplier of FNV-1a, on words in place of bytes; the rotation carries high bits to low ones.
+        // The multiplier of FNV-1a, applied to words instead of bytes. The rotation moves high bits to low
+        // positions.
         (digest.rotate_left(23) ^ number).wrapping_mul(0x0000_0100_0000_01b3)
     }))
 }
@@ -543,8 +561,9 @@ impl From<Ddp<Variables>> for DataParallel {
     }
 }
 
-/// [`Checkpoints`] save and load it, and [`load_weights`](dist_parallel::checkpoint::load_weights) fills it. The state of an
-/// [`AdamW`] needs [`DataParallel::save`] and [`DataParallel::load`], which know the optimizer's variables by name.
+/// For [`Checkpoints`] and [`load_weights`](dist_parallel::checkpoint::load_weights). To save and load the
+/// state of an [`AdamW`] too, use [`DataParallel::save`] and [`DataParallel::load`], which map the
+/// optimizer's variables to names.
 impl Shards for DataParallel {
     fn infos(&self) -> &[ParamInfo] {
         self.ddp.infos()

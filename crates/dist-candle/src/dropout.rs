@@ -7,11 +7,12 @@ use rand_chacha::rand_core::{RngCore as _, SeedableRng as _};
 
 /// Dropout that gives the same bits on any number of ranks, under every strategy, and after a restart.
 ///
-/// In training it sets each value to zero with probability `rate`, and divides the others by `1 − rate`. In an
-/// evaluation it returns its input. The random numbers are those of ChaCha8 with a key of four numbers: the seed, the
-/// [step](Pass::step), the [micro-batch](Pass::micro_batch) and a hash of the layer's name.
+/// In training it sets each value to zero with probability `rate`, and divides the others by `1 − rate`. In
+/// an evaluation it returns its input. The random numbers come from ChaCha8, keyed by four numbers: the seed,
+/// the [step](Pass::step), the [micro-batch](Pass::micro_batch) and a hash of the layer's name.
 ///
-/// Give each layer a name of its own. Two calls with the same name in one forward drop the same values.
+/// Give each layer a name of its own. Two calls with the same name in one forward pass drop the same
+/// positions.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -37,10 +38,10 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Creates the dropout of the layer with this name. All ranks use the same seed.
+    /// Creates the dropout of the layer called `layer`. Give all ranks the same seed.
     ///
     /// # Errors
-    /// `rate` is not in 0 ≤ rate < 1.
+    /// If `rate` is negative, 1 or more, or NaN.
     pub fn new(rate: f64, seed: u64, layer: &str) -> Result<Self> {
         if !(0.0..1.0).contains(&rate) {
             candle_core::bail!("dropout {layer}: the rate is {rate} and must be at least 0 and below 1");
@@ -48,10 +49,11 @@ impl Dropout {
         Ok(Self { rate, seed, layer: hash(layer) })
     }
 
-    /// Returns `x` with some values dropped if `pass` is one of training.
+    /// Returns `x` with some values dropped if `pass.training` is set, else `x` itself. The result has the
+    /// shape and type of `x`.
     ///
     /// # Errors
-    /// candle fails.
+    /// If candle fails.
     pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
         if !pass.training || self.rate == 0.0 {
             return Ok(x.clone());
@@ -63,7 +65,7 @@ impl Dropout {
         x.mul(&mask.to_dtype(x.dtype())?)?.affine(1.0 / (1.0 - self.rate), 0.0)
     }
 
-    /// Returns the number below which a draw of 32 bits drops a value.
+    /// Returns the threshold: a value is dropped if its 32 random bits are a smaller number.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

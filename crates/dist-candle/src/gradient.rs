@@ -1,4 +1,4 @@
-//! Backward passes that begin at a given gradient instead of at a loss.
+//! Backward passes that start from a given output gradient instead of a loss.
 
 use std::collections::HashSet;
 
@@ -8,24 +8,27 @@ use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, T
 use crate::activations::Given;
 use crate::{Activation, CandleError};
 
-/// The gradients of everything that `output` depends on, given the gradient of `output`.
+/// Computes the gradients of all tensors that `output` depends on, given the gradient of `output`, which has
+/// its shape and type.
 ///
-/// The bits are those that a backward pass from the final loss gives, if that is where `gradient` comes from.
+/// If `gradient` comes from the backward pass of a loss, the result has the bits of one backward pass from
+/// that loss.
 ///
 /// # Errors
-/// If candle cannot go backward through an operation.
+/// If candle cannot compute the backward pass of an operation.
 pub fn backward_from(output: &Tensor, gradient: Tensor) -> candle_core::Result<GradStore> {
     output.apply_op1(Seed(gradient))?.backward()
 }
 
-/// Returns a number whose backward pass begins at these tensors with these gradients.
+/// Returns a tensor whose backward pass starts at these tensors with these gradients. The pairs are (tensor,
+/// gradient).
 pub(crate) fn root(seeds: Vec<(Tensor, Tensor)>) -> candle_core::Result<Tensor> {
     let mut roots = seeds.into_iter().map(|(output, gradient)| output.apply_op1(Seed(gradient)));
     let first = roots.next().unwrap_or_else(|| Tensor::zeros((), DType::F32, &Device::Cpu))?;
     roots.try_fold(first, |sum, root| sum + root?)
 }
 
-/// The value of `loss` for a model's output, and its gradient with respect to that output.
+/// Returns the value of `loss` for a model's output, and the gradient with respect to that output.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -37,11 +40,11 @@ pub(crate) fn root(seeds: Vec<(Tensor, Tensor)>) -> candle_core::Result<Tensor> 
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The output may be a tuple or list of tensors, as [`Activation`] says.
+/// The output may be a tuple or list of tensors: see [`Activation`].
 ///
 /// # Errors
-/// If `loss` fails, does not give a single number, or has no gradient; or if it uses a variable, whose gradient
-/// would be lost: parameters belong into blocks.
+/// If `loss` fails, does not return a single number, or has no gradient. If it uses a variable, whose
+/// gradient would be lost: parameters belong in blocks.
 pub fn loss_and_gradient<A: Activation>(
     output: &A,
     loss: impl FnOnce(&A) -> candle_core::Result<Tensor>,
@@ -62,9 +65,11 @@ pub fn loss_and_gradient<A: Activation>(
     Ok((value.map_err(failed)?, gradient))
 }
 
-/// The shape of a variable that is not among `own` and has a gradient from a backward pass that began at `from`.
+/// Returns the shape of a variable that is not in `own` and has a gradient after a backward pass from `from`,
+/// if there is one.
 ///
-/// The store of gradients alone does not tell: candle also leaves those of constant operands in it.
+/// The store of gradients alone cannot tell, because candle also leaves the gradients of constant operands in
+/// it.
 pub(crate) fn stray_variable<'a>(
     from: &Tensor,
     gradients: &GradStore,
@@ -76,8 +81,8 @@ pub(crate) fn stray_variable<'a>(
     from.sorted_nodes().into_iter().find(is_stray).map(|stray| stray.shape().clone())
 }
 
-/// A number that depends on a tensor with a given gradient: what a backward pass can begin from. Cheaper and more
-/// exact than the sum of the products of tensor and gradient, which is another such number.
+/// An operation from a tensor to the number 0 whose backward pass returns a given gradient. It is cheaper and
+/// more exact than a backward pass from `(tensor * gradient).sum_all()`, which has the same purpose.
 struct Seed(Tensor);
 
 impl CustomOp1 for Seed {

@@ -1,4 +1,4 @@
-//! Integer variables, which travel between ranks as `f64`.
+//! Integer variables, which are sent between ranks and saved as `f64`.
 
 use std::cell::RefCell;
 
@@ -8,10 +8,10 @@ use dist_parallel::FloatType;
 use crate::CandleError;
 use crate::slices::{NOT_IN_MEMORY, SCATTERED, no_slice};
 
-/// The type that integers travel and are saved as.
+/// The type as which integers are sent and saved.
 pub(crate) const CARRIED: FloatType = FloatType::F64;
 
-/// Returns `true` for the types of integers that can be buffers.
+/// Returns `true` for integer types that buffers can have.
 pub(crate) const fn are_carried(dtype: DType) -> bool {
     matches!(dtype, DType::U8 | DType::U32 | DType::I16 | DType::I32 | DType::I64)
 }
@@ -19,7 +19,7 @@ pub(crate) const fn are_carried(dtype: DType) -> bool {
 /// Returns the values of an integer variable.
 ///
 /// # Errors
-/// If one is beyond ±2⁵³, where `f64` does not hold every integer.
+/// If a value is outside ±2⁵³, where `f64` does not represent every integer.
 pub(crate) fn read(name: &str, tensor: &Tensor) -> Result<Vec<f64>, CandleError> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { return Err(no_slice(name, NOT_IN_MEMORY)) };
@@ -41,10 +41,10 @@ fn exact(name: &str, value: i64) -> Result<f64, CandleError> {
     Err(CandleError::Integer { name: name.to_owned(), value: value as f64, dtype: DType::I64 })
 }
 
-/// Gives an integer variable these values, each rounded to the nearest integer.
+/// Overwrites an integer variable with these values, each rounded to the nearest integer, ties to even.
 ///
 /// # Errors
-/// If one is no value of the variable's type; then nothing is changed.
+/// If a value does not fit the variable's type. Then nothing is changed.
 pub(crate) fn write(name: &str, var: &Var, values: &[f64]) -> Result<(), CandleError> {
     let write = WriteIntegers { name, dtype: var.dtype(), values, refused: RefCell::new(None) };
     let result = var.inplace_op1(&write);
@@ -59,7 +59,7 @@ struct WriteIntegers<'a> {
     name: &'a str,
     dtype: DType,
     values: &'a [f64],
-    /// candle's own errors cannot carry ours.
+    /// The error of `write`, because an operation of candle can only return candle's own errors.
     refused: RefCell<Option<CandleError>>,
 }
 

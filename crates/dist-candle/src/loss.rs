@@ -1,4 +1,4 @@
-//! Losses as candle computes them: tensors of one number, with or without a weight.
+//! Losses as tensors of one element, with or without a weight.
 
 use candle_core::{DType, Tensor};
 use dist_parallel::model::Ready;
@@ -6,24 +6,26 @@ use dist_parallel::{BoxError, Loss};
 
 use crate::{CandleError, Variables};
 
-/// The loss of one micro-batch, as candle computes it.
+/// The loss of one micro-batch: a tensor of one element, with or without a weight.
 ///
 /// | loss | the gradients of a step are those of |
 /// |---|---|
 /// | `&loss` | the mean of the losses of all micro-batches of all ranks |
 /// | `(&loss, weight)` | Σ weight · loss / Σ weight over all micro-batches of all ranks |
 ///
-/// The weight is the number of samples or tokens that `loss` is the mean of, so that a short micro-batch counts less than a
-/// full one. A micro-batch of weight 0 counts for nothing, even if its loss is NaN. The loss is multiplied by its weight
-/// before the backward pass: for a loss of `f16`, the product must stay below 65,504.
+/// The weight is the number of samples or tokens over which `loss` is the mean. So a short micro-batch counts
+/// less than a full one. A micro-batch of weight 0 is ignored, even if its loss is NaN. The loss is
+/// multiplied by its weight before the backward pass: for a loss of `f16`, the product must stay below
+/// 65,504.
 ///
-/// All micro-batches of a step, on all ranks, either have a weight or have none. A rank's micro-batches of one step weigh at
-/// most 2⁴⁶ together. The tensor has one element, of any shape and float type. It may be owned, too.
+/// In one step, either all micro-batches of all ranks have a weight or none has one. The weights of a rank's
+/// micro-batches in one step sum to at most 2⁴⁶. The tensor has one element, in any shape and float type, and
+/// can be passed by value or by reference.
 pub trait TensorLoss: sealed::Sealed {
-    /// The form of this loss that training adds up.
+    /// The value that training sums over micro-batches.
     type Counted: Loss;
 
-    /// The loss.
+    /// Returns the loss tensor.
     #[doc(hidden)]
     fn tensor(&self) -> &Tensor;
 
@@ -31,7 +33,7 @@ pub trait TensorLoss: sealed::Sealed {
     #[doc(hidden)]
     fn weight(&self) -> Option<u64>;
 
-    /// The value that gradients were computed of, and its weight.
+    /// Returns the value and its weight in the form that training sums.
     #[doc(hidden)]
     fn weighted(value: f32, weight: u64) -> Self::Counted;
 }
@@ -74,8 +76,8 @@ macro_rules! tensor_loss {
 
 tensor_loss!(Tensor, &Tensor);
 
-/// Computes the gradients of one micro-batch and gives them to `ready`. Returns the value of the loss times its weight, and
-/// the weight.
+/// Computes the gradients of one micro-batch and passes them to `ready`. Returns the loss times its weight,
+/// and the weight.
 pub(crate) fn backward<L: TensorLoss>(
     variables: &Variables,
     loss: &L,
@@ -86,7 +88,7 @@ pub(crate) fn backward<L: TensorLoss>(
         return Err(CandleError::Loss { shape: tensor.shape().clone() }.into());
     }
     if weight == Some(0) {
-        // Its gradients times zero would be NaN if it is: the mean over no tokens is.
+        // The mean over no tokens is NaN, and so would be its gradients times 0.
         return Ok(L::weighted(0.0, 0));
     }
     let failed = |source| CandleError::Candle { place: "the loss".to_owned(), source };

@@ -7,14 +7,14 @@ use dist_parallel::model::Pass;
 
 /// The computation of a [`CandleBlock`](crate::CandleBlock) on activations of type `A`.
 ///
-/// Every candle module has it, with [`ModuleT::forward_t`], whose flag is [`Pass::training`]. So have closures of one
-/// tensor, and closures that receive the [`Pass`] as a [`PassFn`]. A module of your own implements it directly if it is
-/// no `ModuleT`.
+/// It is implemented for every candle module by [`ModuleT::forward_t`], with [`Pass::training`] as the flag,
+/// and for closures from one tensor to one tensor. To receive the whole [`Pass`], wrap a closure in
+/// [`PassFn`]. Implement it yourself for a type that is no `ModuleT`.
 pub trait BlockModule<A> {
     /// Returns the output for `input`.
     ///
     /// # Errors
-    /// candle fails.
+    /// If candle fails.
     fn forward(&self, input: &A, pass: Pass) -> Result<A>;
 }
 

@@ -1,14 +1,14 @@
-//! Several tensors as one message: words of 32 bits, sent as `f32`.
+//! The encoding of several tensors as one message of 32-bit words, which is sent as `f32`.
 //!
-//! The first word is the number of tensors. Each tensor is a word with its type and its number of dims, its dims in two
-//! words each, and its values, filled up to a whole word. Words are copied and never computed with, so that every bit
-//! arrives.
+//! The first word is the number of tensors. Each tensor has one word with its type and its number of dims,
+//! two words for each dim, and its values, padded to a whole word. Words are copied and never computed with,
+//! so every bit arrives unchanged.
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::CandleError;
 
-/// Returns the message of these tensors.
+/// Encodes these tensors.
 pub(crate) fn pack(tensors: &[Tensor]) -> Result<Vec<f32>, CandleError> {
     let mut bytes = u32::try_from(tensors.len()).unwrap_or(u32::MAX).to_le_bytes().to_vec();
     for tensor in tensors {
@@ -26,10 +26,10 @@ pub(crate) fn pack(tensors: &[Tensor]) -> Result<Vec<f32>, CandleError> {
     Ok(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
 }
 
-/// Returns the tensors of a message.
+/// Decodes a message.
 ///
 /// # Errors
-/// [`Message`](CandleError::Message) if [`pack`] makes no such message.
+/// [`Message`](CandleError::Message) if this is no message of [`pack`].
 pub(crate) fn unpack(words: &[f32]) -> Result<Vec<Tensor>, CandleError> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut rest = Rest(&bytes);
@@ -37,7 +37,7 @@ pub(crate) fn unpack(words: &[f32]) -> Result<Vec<Tensor>, CandleError> {
     (0..count).map(|_| rest.tensor()).collect()
 }
 
-/// The bytes of a message that were not read.
+/// The bytes of a message that are still to be decoded.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -74,7 +74,7 @@ fn failed(source: candle_core::Error) -> CandleError {
 
 const PLACE: &str = "an activation";
 
-/// The types of tensors that are sent.
+/// The tensor types that can be sent. The code of a type is its index.
 const DTYPES: [DType; 9] = [
     DType::F32,
     DType::F64,

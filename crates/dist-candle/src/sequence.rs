@@ -1,4 +1,4 @@
-//! Candle blocks one after another, with the variables that they share.
+//! A builder of sequences of candle blocks that detects shared variables.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,7 +10,8 @@ use dist_parallel::{Block, Sequence};
 use crate::spare::Spare;
 use crate::{Activation, BlockModule, CandleBlock};
 
-/// Makes a [`Sequence`] of [`CandleBlock`]s in which a variable is one parameter, however many blocks list it.
+/// A builder of a [`Sequence`] of [`CandleBlock`]s in which a variable is one parameter even if several
+/// blocks list it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor, Var};
@@ -31,20 +32,20 @@ use crate::{Activation, BlockModule, CandleBlock};
 #[must_use]
 pub struct SequenceBuilder<A = Tensor> {
     blocks: Vec<Box<dyn Block<A>>>,
-    /// Of every variable, the name that it had first.
+    /// The first name of every variable.
     first_names: HashMap<TensorId, String>,
-    /// Each further name of a variable, and its first.
+    /// Pairs of a variable's further name and its first name.
     ties: Vec<(String, String)>,
     spare: Spare,
 }
 
 impl<A: Activation> SequenceBuilder<A> {
-    /// A sequence without blocks.
+    /// Creates a builder without blocks.
     pub fn new() -> Self {
         Self { blocks: Vec::new(), first_names: HashMap::new(), ties: Vec::new(), spare: Spare::default() }
     }
 
-    /// The same sequence with `block` after its last one.
+    /// Appends `block`.
     pub fn block<M: BlockModule<A> + Send + 'static>(mut self, block: CandleBlock<M>) -> Self {
         for (name, var) in block.variables().iter() {
             match self.first_names.entry(var.id()) {
@@ -56,21 +57,21 @@ impl<A: Activation> SequenceBuilder<A> {
         self
     }
 
-    /// The same sequence with a block after its last one that is no [`CandleBlock`], such as a
-    /// [`SyncBatchNorm`](crate::SyncBatchNorm). Its parameters are tied to no others.
+    /// Appends a block that is no [`CandleBlock`], such as a [`SyncBatchNorm`](crate::SyncBatchNorm). Its
+    /// parameters are not tied to others.
     pub fn plain_block(mut self, block: impl Block<A> + 'static) -> Self {
         self.blocks.push(Box::new(block));
         self
     }
 
-    /// The sequence, with each variable's further names tied to its first.
+    /// Builds the sequence and ties each variable's further names to its first name.
     ///
     /// # Errors
     /// If two parameters have the same name, or if one block trains a variable that another has frozen.
     pub fn build(self) -> dist_parallel::Result<Sequence<A>> {
         let mut sequence = Sequence::new(self.blocks)?;
-        // Backwards, so that no parameter is ever tied to one that is tied itself: a block may already have tied
-        // two names of its own.
+        // A block may already have tied two of its own names. The last ties are made first, so that no
+        // parameter is tied to one that is itself tied.
         for (name, first) in self.ties.iter().rev() {
             sequence.tie(name, first)?;
         }

@@ -1,4 +1,4 @@
-//! The memory of candle's tensors as slices, without a copy.
+//! Access to the memory of candle's tensors as slices, without copies.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -22,14 +22,14 @@ pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleEr
     }
 }
 
-/// A tensor of floats that is locked against writing, and lies in this process's memory as one slice.
+/// A read lock on a tensor of floats that is one slice in this process's memory.
 pub(crate) struct Locked<'t> {
     storage: StorageRef<'t>,
     range: Range<usize>,
 }
 
 impl<'t> Locked<'t> {
-    /// Locks `tensor`, which errors call `name`.
+    /// Locks `tensor`. Errors name it `name`.
     pub(crate) fn new(name: &str, tensor: &'t Tensor) -> Result<Self, CandleError> {
         let (storage, layout) = tensor.storage_and_layout();
         let Storage::Cpu(memory) = &*storage else {
@@ -55,13 +55,13 @@ impl<'t> Locked<'t> {
     }
 }
 
-/// Returns `true` if two tensors lie in one memory, so that the one cannot be written while the other is read.
+/// Returns `true` if two tensors share one storage. Then one cannot be written while the other is read.
 pub(crate) fn share_memory(one: &Tensor, other: &Tensor) -> bool {
     let (one, other) = (one.storage_and_layout().0, other.storage_and_layout().0);
     std::ptr::eq(&raw const *one, &raw const *other)
 }
 
-/// Calls `f` with the values of `tensor`, which is locked against writing meanwhile.
+/// Calls `f` with the values of `tensor` under a read lock.
 pub(crate) fn read<T>(
     name: &str,
     tensor: &Tensor,
@@ -70,14 +70,14 @@ pub(crate) fn read<T>(
     Ok(f(Locked::new(name, tensor)?.values()))
 }
 
-/// Returns the gradient of `name` as a tensor with this memory.
+/// Makes a tensor of this shape from the gradient of parameter `name`, without a copy.
 pub(crate) fn gradient(name: &str, shape: &[usize], values: Array) -> Result<Tensor, CandleError> {
     let place = || format!("the gradient of {name}");
     values.into_tensor(shape).map_err(|source| CandleError::Candle { place: place(), source })
 }
 
-/// Calls `f` with the memory of `var`, which every tensor made from it sees; zeros if it was freed. `f` must not touch
-/// `var`.
+/// Calls `f` with the memory of `var`. All tensors that share the memory see the change. If it was freed, `f`
+/// gets zeros. `f` must not use `var`, which is locked.
 pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
     let write = Write { name, dtype: var.dtype(), f: RefCell::new(f), refused: RefCell::new(None) };
     let result = var.inplace_op1(&write);
@@ -88,8 +88,8 @@ pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> 
     result.map_err(|source| CandleError::Candle { place: place(), source }.into())
 }
 
-/// Takes the memory of `var`, and of every tensor that shares it, away until the next write. Memory of which the variable
-/// is only a part stays.
+/// Frees the memory of `var`, and so of every tensor that shares it, until the next write. If the variable is
+/// only a part of its storage, nothing is freed.
 pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Resharded, CandleError> {
     let free = Free { spare, freed: Cell::new(false) };
     let place = || format!("freeing {name}");
@@ -97,7 +97,7 @@ pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Resharded, Ca
     Ok(if free.freed.get() { Resharded::Freed } else { Resharded::Kept })
 }
 
-/// Gives `var` these values; if its memory was freed, in spare or new memory.
+/// Writes these values to `var`. If its memory was freed, it first gets spare or new memory.
 pub(crate) fn materialise(
     info: &ParamInfo,
     var: &Var,
@@ -114,7 +114,8 @@ pub(crate) fn materialise(
     Ok(copied?)
 }
 
-/// Calls `f` with the memory of `var`, which it fills; if it was freed, with spare or new memory, in which there is anything.
+/// Calls `f` with the memory of `var`, all of which `f` overwrites. If it was freed, it first gets spare or
+/// new memory with unspecified values.
 pub(crate) fn fill(
     info: &ParamInfo,
     var: &Var,
@@ -127,7 +128,8 @@ pub(crate) fn fill(
     write(&info.name, var, f)
 }
 
-/// Gives freed memory of a variable back, as long as it was. Without it a write makes zeros.
+/// An operation that gives a freed variable spare memory of its old length, if there is any. Otherwise the
+/// next write allocates zeros.
 struct Renew<'a> {
     spare: &'a Spare,
     dtype: DType,
@@ -171,11 +173,12 @@ impl InplaceOp1 for Free<'_> {
     }
 }
 
-/// What stands for freed memory. Of a type that no parameter has, so that candle refuses it beside memory of theirs: of their
-/// own type it would multiply matrices that are not there, and read what lies behind.
+/// The placeholder for freed memory. No parameter has its type, so candle rejects it as an operand beside a
+/// parameter. With the parameter's own type, candle's matrix product would read beyond the end of the empty
+/// storage.
 const NOTHING: CpuStorage = CpuStorage::U8(Vec::new());
 
-/// Whether the memory that belongs to this layout was freed.
+/// Returns `true` if the storage that this layout describes was freed.
 fn is_freed(storage: &CpuStorage, layout: &Layout) -> bool {
     storage_len(storage) == 0 && layout.shape().elem_count() > 0
 }
@@ -187,12 +190,12 @@ pub(crate) fn storage_len(storage: &CpuStorage) -> usize {
         CpuStorage::F16(all) => all.len(),
         CpuStorage::BF16(all) => all.len(),
         CpuStorage::U8(all) if all.is_empty() => 0,
-        // No parameter has another type, and nothing else is freed.
+        // Storage of other types belongs to no parameter and is never freed.
         _ => usize::MAX,
     }
 }
 
-/// So many zeros of this type, if parameters can be of it.
+/// Returns `len` zeros of this type, or `None` if parameters cannot have it.
 fn zeros(dtype: DType, len: usize) -> Option<CpuStorage> {
     Some(match dtype {
         DType::F32 => CpuStorage::F32(vec![0.0; len]),
@@ -203,12 +206,12 @@ fn zeros(dtype: DType, len: usize) -> Option<CpuStorage> {
     })
 }
 
-/// candle's way to overwrite a tensor in place: an operation without arguments.
+/// An in-place operation that calls `f` with the tensor's memory: candle's only way to overwrite a tensor.
 struct Write<'a> {
     name: &'a str,
     dtype: DType,
     f: RefCell<&'a mut dyn FnMut(ValuesMut<'_>)>,
-    /// candle's own errors cannot carry ours.
+    /// The error of `values`, because an operation of candle can only return candle's own errors.
     refused: RefCell<Option<CandleError>>,
 }
 

@@ -1,5 +1,5 @@
-//! Memory of freed parameters, kept for those that are loaded next: large pieces of new memory come from the system, which
-//! finds and clears their pages one by one.
+//! A pool of the memory of freed parameters, for parameters that are materialised next. New memory would be
+//! slow: the system maps and clears each page of a large allocation.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,9 +9,11 @@ use candle_core::{CpuStorage, DType};
 
 use crate::slices::storage_len;
 
-/// What the blocks of one model have freed, as much as the largest of them has; nothing of a block by itself.
+/// A pool of freed memory, shared by the blocks of one model. It keeps at most as many bytes as the largest
+/// block has. A block without a builder has an empty pool.
 ///
-/// It is never beside other memory that is wanted: what does not fit is freed first.
+/// If a request finds no piece of its type and length, the pool is emptied before new memory is allocated. So
+/// the pool never adds to the peak of memory.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spare(Arc<Mutex<Pieces>>);
 
@@ -22,13 +24,13 @@ struct Pieces {
 }
 
 impl Spare {
-    /// Makes room for what a block of so many bytes frees.
+    /// Raises the pool's limit to the bytes of a block that uses it.
     pub(crate) fn serve(&self, block_bytes: usize) {
         let mut pieces = self.pieces();
         pieces.bytes_max = pieces.bytes_max.max(block_bytes);
     }
 
-    /// Memory of so many values, which are anything.
+    /// Removes and returns memory for `len` values, whose contents are unspecified.
     pub(crate) fn take(&self, dtype: DType, len: usize) -> Option<CpuStorage> {
         let mut pieces = self.pieces();
         let fits = |piece: &CpuStorage| (piece.dtype(), storage_len(piece)) == (dtype, len);
@@ -39,10 +41,10 @@ impl Spare {
         found
     }
 
-    /// Keeps a piece, instead of the oldest if they become too many.
+    /// Adds a piece, and drops the oldest pieces while the pool is above its limit.
     pub(crate) fn give(&self, piece: CpuStorage) {
         let mut pieces = self.pieces();
-        // One that is empty is not asked for again.
+        // An empty piece is never requested.
         pieces.freed.extend(Some(piece).filter(|piece| bytes(piece) > 0));
         while pieces.freed.iter().map(bytes).sum::<usize>() > pieces.bytes_max {
             pieces.freed.pop_front();

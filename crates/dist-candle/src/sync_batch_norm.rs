@@ -1,4 +1,4 @@
-//! Batch norm whose mean and variance are those of all ranks' rows.
+//! Batch norm with the mean and variance over the rows of all ranks.
 
 use std::fmt;
 use std::ops::{AddAssign, Range};
@@ -13,19 +13,21 @@ use crate::CandleError;
 
 /// Batch norm over the rows of all ranks, as one block of a model.
 ///
-/// In a step of training, the ranks of a communicator add up the sums and squares of each channel, and in the backward
-/// those of the gradients. So a batch that is divided among ranks is normalised as a whole. In an evaluation the
-/// running mean and variance are used, and nothing is sent.
+/// In training, the ranks of a communicator all-reduce the sums and sums of squares of each channel in the
+/// forward pass, and two sums of gradients per channel in the backward pass. So a batch that is divided among
+/// ranks is normalised as a whole. An evaluation uses the running mean and variance, and does not
+/// communicate.
 ///
-/// Sums are computed in `f64`, and those of the parameters' gradients in `f32`, in the canonical order: over a rank's
-/// rows first, then over the ranks. Outputs and gradients have the bits of one process with all rows, if each rank has the same power of two of neighbouring rows.
+/// Statistics are summed in `f64`, and the gradients of the parameters in `f32`. Both use the canonical
+/// order: over a rank's rows first, then over the ranks. If each rank has the same number of neighbouring
+/// rows and it is a power of two, outputs and gradients have the bits of one process with all rows.
 ///
 /// The block has the parameters `name.weight` and `name.bias`, and the [buffers](ParamInfo::buffer)
-/// `name.running_mean` and `name.running_var`, all in `f32` and with the names of candle's batch norm. Its input has the
-/// shape rows × channels × any further dims, of a type of floats.
+/// `name.running_mean` and `name.running_var`. All are of type `f32` and have the names of candle's batch
+/// norm. The input is of a float type and has the shape rows × channels × any further dims.
 ///
-/// All ranks of the communicator run the same forwards and backwards in the same order. So every rank computes the same
-/// number of micro-batches, as it does with a number that is a multiple of the number of ranks.
+/// All ranks of the communicator must run the same forward and backward passes in the same order. So the
+/// number of micro-batches of a step must be a multiple of the number of ranks.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -59,7 +61,7 @@ const BIAS: usize = 1;
 const RUNNING_MEAN: usize = 2;
 const RUNNING_VAR: usize = 3;
 
-/// The extent of an input: rows, channels, and the product of all further dims.
+/// The shape of an input: rows, channels, and the product of all further dims.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     rows: usize,
@@ -67,22 +69,24 @@ struct Extent {
     positions: usize,
 }
 
-/// The data that a forward saves.
+/// The data that a forward pass keeps for its backward pass.
 struct Kept {
     normalised: Vec<f64>,
-    /// For each channel, the factor from input to normalised value.
+    /// For each channel, 1 / √(variance + eps).
     factors: Vec<f64>,
-    /// The number of values of each channel on all ranks. `None` in an evaluation, whose mean and variance are constant.
+    /// The number of values of a channel, summed over all ranks. `None` in an evaluation, in which mean and
+    /// variance are constants.
     count: Option<f64>,
     extent: Extent,
 }
 
 impl SyncBatchNorm {
-    /// Creates the block called `name` for inputs of `channels` channels. `comm` has the ranks that divide a batch:
-    /// give a [fork](Communicator::fork) of the trainer's communicator. `eps` is added to the variance.
+    /// Creates the block called `name` for inputs of `channels` channels. `comm` consists of the ranks that
+    /// divide a batch: pass a [fork](Communicator::fork) of the trainer's communicator. `eps` is added to the
+    /// variance.
     ///
     /// # Errors
-    /// `eps` is negative or not a number.
+    /// If `eps` is negative or NaN.
     pub fn new(
         comm: Communicator,
         name: impl Into<String>,
@@ -105,7 +109,7 @@ impl SyncBatchNorm {
         Ok(Self { name, infos, slots, comm, eps, momentum: 0.1, trains: true })
     }
 
-    /// Sets the weight of a batch in the running mean and variance, 0.1 by default.
+    /// Sets the weight of a new batch in the running mean and variance. It is 0.1 by default.
     #[must_use]
     pub fn with_momentum(self, momentum: f64) -> Self {
         Self { momentum, ..self }
@@ -135,7 +139,8 @@ impl SyncBatchNorm {
         }
     }
 
-    /// Returns each channel's mean and variance over the rows of all ranks, and the number of values of a channel.
+    /// Returns each channel's mean and variance over the rows of all ranks, and the number of values of a
+    /// channel on all ranks.
     fn statistics(&mut self, values: &[f64], extent: Extent) -> Result<(Vec<f64>, Vec<f64>, f64), BoxError> {
         let mut sums = extent.sums(|index| [values[index], values[index] * values[index]]);
         sums.push((extent.rows * extent.positions) as f64);
@@ -152,7 +157,7 @@ impl SyncBatchNorm {
         Ok((means, variances, count))
     }
 
-    /// Moves running values towards those of a batch.
+    /// Sets running values to `(1 − momentum) · running + momentum · batch`.
     #[expect(clippy::cast_possible_truncation, reason = "running values are f32")]
     fn update_running(&mut self, index: usize, batch: impl Iterator<Item = f64>) -> Result<(), BoxError> {
         let momentum = self.momentum;
@@ -164,7 +169,8 @@ impl SyncBatchNorm {
         Ok(copied?)
     }
 
-    /// Returns each channel's mean, variance and, in training, the number of values that they are of.
+    /// Returns each channel's mean and variance and, in training, the number of values of a channel on all
+    /// ranks.
     fn moments(&mut self, values: &[f64], extent: Extent) -> Result<Moments, BoxError> {
         if !self.trains {
             return Ok((self.values(RUNNING_MEAN)?, self.values(RUNNING_VAR)?, None));
@@ -184,7 +190,8 @@ impl Extent {
         index / self.positions % self.channels
     }
 
-    /// Sums two numbers of each value over all rows, for each channel. Rows are summed in the canonical order.
+    /// Sums `numbers(index)` over all values of each channel. Returns two sums per channel. Rows are summed
+    /// in the canonical order.
     fn sums<T: Float + AddAssign>(self, numbers: impl Fn(usize) -> [T; 2]) -> Vec<T> {
         let of_row = |row: usize| {
             let mut sums = vec![T::zero(); 2 * self.channels];
@@ -201,7 +208,7 @@ impl Extent {
     }
 }
 
-/// Returns T(n) = T(largest power of two below n) + T(rest) of the sums of n rows.
+/// Sums the vectors of n rows in the canonical order: T(n) = T(largest power of two below n) + T(rest).
 fn tree<T: AddAssign>(rows: Range<usize>, of_row: &impl Fn(usize) -> Vec<T>) -> Vec<T> {
     if rows.len() == 1 {
         return of_row(rows.start);
@@ -274,7 +281,7 @@ impl Block<Tensor> for SyncBatchNorm {
             return Err(CandleError::TensorCount { expected: normalised.len(), got: gradient.len() }.into());
         }
         let mut sums = extent.sums(|index| [gradient[index], gradient[index] * normalised[index]]);
-        // In the parameters' type, as the trainer adds those of other ranks.
+        // In the parameters' type, in which the trainer adds the gradients of other ranks.
         let of_parameters =
             extent.sums(|index| [gradient[index] as f32, (gradient[index] * normalised[index]) as f32]);
         let of = |place: usize| of_parameters.chunks_exact(2).map(|pair| pair[place]).collect::<Vec<_>>();

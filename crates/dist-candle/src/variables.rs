@@ -1,4 +1,4 @@
-//! The named variables of a candle model, as parameters that can be trained across processes.
+//! The named variables of a candle model as parameters of dist-parallel.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -15,16 +15,18 @@ use crate::{CandleError, integers, slices};
 
 /// The named variables of a candle model: the parameters of a [`DataParallel`](crate::DataParallel).
 ///
-/// A variable is one of three things:
+/// A variable is one of three kinds:
 ///
-/// | it is | which | what training does |
-/// |---|---|---|
-/// | a parameter | every variable of `f32`, `f64`, `f16` or `bf16` that nothing else is said of | averages its gradients over the ranks |
-/// | frozen | what was [frozen](Self::freeze) | nothing |
-/// | a [buffer](ParamInfo::buffer) | `running_mean` and `running_var`, which batch norm changes; all integers; what was [declared](Self::buffer) | gives all ranks the values of rank 0 after every step, or what [`BufferSync`] says |
+/// - A parameter: every other variable of `f32`, `f64`, `f16` or `bf16`. Training averages its gradients over
+///   the ranks.
+/// - A frozen parameter: declared with [`freeze`](Self::freeze). Training leaves it unchanged.
+/// - A [buffer](ParamInfo::buffer): `running_mean` and `running_var`, which batch norm changes, all integers, and
+///   variables declared with [`buffer`](Self::buffer). After every step all ranks get the values of rank 0, or
+///   what [`BufferSync`] says.
 ///
-/// Integers (`u8`, `u32`, `i16`, `i32`, `i64`) have no gradients. They travel as `f64`, which holds every integer up to 2⁵³
-/// exactly, and are saved in checkpoints as that; [`BufferSync::Mean`] rounds their mean to the nearest integer.
+/// Integers (`u8`, `u32`, `i16`, `i32`, `i64`) have no gradients. They are sent and saved in checkpoints as
+/// `f64`, which represents every integer up to 2⁵³ exactly. [`BufferSync::Mean`] rounds their mean to the
+/// nearest integer.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -43,36 +45,37 @@ use crate::{CandleError, integers, slices};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Variables {
-    /// The text by which errors name the model: "block hidden", "the model".
+    /// The name of the block or model in errors: "block hidden" or "the model".
     place: String,
     infos: Vec<ParamInfo>,
     vars: Vec<Var>,
-    /// The parameters for which a backward pass need not find a gradient.
+    /// The indices of parameters that need not have a gradient after every backward pass.
     may_be_unused: HashSet<usize>,
     spare: Spare,
 }
 
 impl Variables {
-    /// Lists all variables of `map` with the names that they have there, sorted by name: a [`VarMap`] has an order of its own in
-    /// every process.
+    /// Lists all variables of `map` under their names, sorted by name, because the order of a [`VarMap`]
+    /// differs between processes.
     ///
     /// # Errors
-    /// If there are none, or one has a type that dist does not know or is not a slice in this process's memory.
+    /// If `map` is empty, or a variable has a type that dist does not know or is not a slice in this
+    /// process's memory.
     pub fn from_var_map(map: &VarMap) -> Result<Self, CandleError> {
         Self::with_prefix(place(""), "", map)
     }
 
-    /// Lists these variables, in this order, which must be the same on every rank. A variable that comes twice is one parameter with
-    /// two names.
+    /// Lists these variables in this order, which must be the same on every rank. A variable that is listed
+    /// twice is one parameter with two names.
     ///
     /// # Errors
-    /// If two variables have the same name, or one has a type that dist does not know or is not a slice in this process's
-    /// memory.
+    /// If two variables have the same name, or one has a type that dist does not know or is not a slice in
+    /// this process's memory.
     pub fn new<N: Into<String>>(variables: impl IntoIterator<Item = (N, Var)>) -> Result<Self, CandleError> {
         Self::named(place(""), variables.into_iter().map(|(name, var)| (name.into(), var)))
     }
 
-    /// The variables of `map` whose names begin with `prefix`, with their whole names.
+    /// Lists the variables of `map` whose names begin with `prefix`, under their whole names.
     pub(crate) fn with_prefix(place: String, prefix: &str, map: &VarMap) -> Result<Self, CandleError> {
         let mut named: Vec<(String, Var)> = {
             let all = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -86,7 +89,7 @@ impl Variables {
         Self::named(place, named)
     }
 
-    /// These variables with their whole names.
+    /// Lists these variables under their whole names.
     pub(crate) fn named(
         place: String,
         named: impl IntoIterator<Item = (String, Var)>,
@@ -97,11 +100,11 @@ impl Variables {
             if !names.insert(name.clone()) {
                 return Err(CandleError::DuplicateName { place, name });
             }
-            // The number of the variable's first name.
+            // The index of the variable's first name.
             let original = *first.entry(var.id()).or_insert(vars.len());
             let same_as = (original < vars.len()).then_some(original);
             let info = match same_as {
-                // Whatever its further names are, a variable is what its first name says.
+                // The first name of a variable decides whether it is a buffer.
                 Some(earlier) => ParamInfo { name, same_as, ..infos[earlier].clone() },
                 None => describe(name, &var)?,
             };
@@ -111,8 +114,8 @@ impl Variables {
         Ok(Self { place, infos, vars, may_be_unused: HashSet::new(), spare: Spare::default() })
     }
 
-    /// The same variables, with one as a [buffer](ParamInfo::buffer): the model changes it by itself in a forward. The ranks
-    /// make this of their values after every step.
+    /// Declares one variable as a [buffer](ParamInfo::buffer), which the model itself changes in a forward
+    /// pass. `sync` says how the ranks synchronise it after every step.
     ///
     /// # Errors
     /// If there is no such variable.
@@ -121,7 +124,7 @@ impl Variables {
         self.set(name, |info| (info.trainable, info.buffer) = (false, Some(sync)))
     }
 
-    /// The same variables, of whose buffers the ranks make this after every step.
+    /// Sets how the ranks synchronise all buffers after every step.
     #[must_use]
     pub fn sync_buffers(mut self, sync: BufferSync) -> Self {
         let buffers = self.infos.iter_mut().filter_map(|info| info.buffer.as_mut());
@@ -129,7 +132,8 @@ impl Variables {
         self
     }
 
-    /// The same variables, with one as a parameter that is trained, although it has the name of a running mean.
+    /// Declares one variable as a trained parameter although it has the name of a buffer, such as
+    /// `running_mean`.
     ///
     /// # Errors
     /// If there is no such variable, or it is of a type that cannot be trained.
@@ -139,7 +143,7 @@ impl Variables {
         self.set(name, |info| (info.trainable, info.buffer) = (true, None))
     }
 
-    /// The same variables, with one parameter that training leaves as it is. A buffer stays a buffer.
+    /// Excludes one parameter from training. A buffer stays a buffer.
     ///
     /// # Errors
     /// If there is no such variable.
@@ -148,9 +152,9 @@ impl Variables {
         self.set(name, |info| info.trainable = false)
     }
 
-    /// The same variables, with one parameter that the model does not use in every forward, as one of an expert that gets no
-    /// tokens. Without it, a backward pass that finds no gradient for a parameter fails with
-    /// [`CandleError::NoGradient`].
+    /// Declares that the model does not use one parameter in every forward pass, for example the weight of an
+    /// expert that may get no tokens. For any other trained parameter, a backward pass without a gradient
+    /// fails with [`CandleError::NoGradient`].
     ///
     /// # Errors
     /// If there is no such variable.
@@ -160,14 +164,14 @@ impl Variables {
         Ok(self)
     }
 
-    /// The same variables, none of which need be used in every forward.
+    /// Declares that the model need not use any of its parameters in every forward pass.
     #[must_use]
     pub fn all_may_be_unused(mut self) -> Self {
         self.may_be_unused = (0..self.vars.len()).collect();
         self
     }
 
-    /// The same variables, with something else set for all names of one of them.
+    /// Changes the description of one variable under all of its names.
     fn set(mut self, name: &str, set: impl Fn(&mut ParamInfo)) -> Result<Self, CandleError> {
         let original = self.original(name)?;
         let all = self.infos.iter_mut().enumerate();
@@ -183,27 +187,27 @@ impl Variables {
         Ok(self.infos[index].same_as.unwrap_or(index))
     }
 
-    /// Returns every name with its variable, in order.
+    /// Iterates over all names and their variables, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
         self.infos.iter().map(|info| info.name.as_str()).zip(&self.vars)
     }
 
-    /// The same variables, which leave the memory of freed parameters to others of a model, and take theirs.
+    /// Shares the memory of freed parameters with the other blocks of a model.
     pub(crate) fn with_spare(self, spare: Spare) -> Self {
         let own = self.infos.iter().filter(|info| info.same_as.is_none() && info.buffer.is_none());
         spare.serve(own.map(|info| info.len() * info.dtype.size()).sum());
         Self { spare, ..self }
     }
 
-    /// The parameters that are trained, each once, the last first: index, description and variable.
+    /// Iterates over the trained parameters, each once, in reverse order: index, description and variable.
     pub(crate) fn trained(&self) -> impl Iterator<Item = (usize, &ParamInfo, &Var)> {
         let all = self.infos.iter().zip(&self.vars).enumerate().rev();
         let trained = all.filter(|(_, (info, _))| info.trainable && info.same_as.is_none());
         trained.map(|(index, (info, var))| (index, info, var))
     }
 
-    /// Makes sure that a backward pass from `root` has found no gradient of a variable that is neither among these nor
-    /// among `inputs`: that gradient would be lost.
+    /// Fails if a backward pass from `root` has found a gradient of a variable that is neither listed here
+    /// nor in `inputs`. That gradient would be lost.
     pub(crate) fn check_listed<'v>(
         &'v self,
         root: &Tensor,
@@ -216,7 +220,8 @@ impl Variables {
         }
     }
 
-    /// Makes sure that a backward pass has found the gradients of all parameters that are used in every forward.
+    /// Fails if a backward pass has found no gradient for a trained parameter that must be used in every
+    /// forward pass.
     pub(crate) fn check_found(&self, gradients: &GradStore) -> Result<(), CandleError> {
         let is_lost =
             |index: usize, var: &Var| !self.may_be_unused.contains(&index) && gradients.get(var).is_none();
@@ -229,7 +234,7 @@ impl Variables {
         Err(CandleError::NoGradient { place: self.place.clone(), parameters })
     }
 
-    /// Gives the gradient of each parameter that has one to `ready`, the last first.
+    /// Passes the gradient of each parameter that has one to `ready`, in reverse order of the parameters.
     pub(crate) fn report(&self, gradients: &mut GradStore, ready: &mut Ready<'_>) -> Result<(), BoxError> {
         for (index, info, var) in self.trained() {
             let Some(gradient) = gradients.remove(var) else { continue };
@@ -251,12 +256,12 @@ impl Variables {
     }
 }
 
-/// Returns the text by which errors name a block. A block without a name is the whole model.
+/// Returns the name of a block in errors. A block without a name is the whole model.
 pub(crate) fn place(block: &str) -> String {
     if block.is_empty() { "the model".to_owned() } else { format!("block {block}") }
 }
 
-/// Describes a variable by its name, shape and type.
+/// Returns the description of a variable: name, shape, type, and whether it is a buffer.
 fn describe(name: String, var: &Var) -> Result<ParamInfo, CandleError> {
     let is_integer = integers::are_carried(var.dtype());
     let dtype = if is_integer { integers::CARRIED } else { slices::float_type(&name, var.dtype())? };
@@ -270,7 +275,7 @@ fn describe(name: String, var: &Var) -> Result<ParamInfo, CandleError> {
     Ok(if is_buffer { info.with_sync(BufferSync::default()) } else { info })
 }
 
-/// Returns `true` if candle's batch norm changes the variable of this name by itself.
+/// Returns `true` if a variable of this name is a buffer of candle's batch norm.
 fn names_buffer(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
 }
