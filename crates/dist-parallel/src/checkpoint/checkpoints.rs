@@ -139,8 +139,8 @@ impl Checkpoints {
     }
 
     /// Refuses to save trained parameters with infinite values or NaN. Such a save fails on every rank with the first
-    /// parameter, value and rank, and earlier checkpoints are unchanged. Each rank reads the values that it saves once
-    /// more for this. Frozen parameters, buffers and the optimizer's state are not checked.
+    /// parameter, value and rank, and earlier checkpoints are unchanged. For this, each rank reads the values that it
+    /// saves one more time. Frozen parameters, buffers and the optimizer's state are not checked.
     #[must_use]
     pub fn only_finite(self) -> Self {
         Self { only_finite: true, ..self }
@@ -384,15 +384,15 @@ impl Checkpoints {
         }
     }
 
-    /// Returns all values that must be equal on several ranks, with checksums. An error if values are not to be
-    /// saved.
+    /// Returns all values that must be equal on several ranks, with checksums. Fails if
+    /// [`only_finite`](Self::only_finite) is set and a value is not finite.
     fn compared(
         &self,
         ranks: &Ranks,
         shards: &dyn Shards,
         entries: &Result<Vec<Entry>, CheckpointError>,
     ) -> Result<Vec<ComparedChunk>, CheckpointError> {
-        // Only this rank knows an error of its entries until it would write them.
+        // An error of the entries is known only to this rank. It is reported when the entries are written.
         if let (true, Ok(entries)) = (self.only_finite, entries) {
             part::check_finite(shards, entries)?;
         }
@@ -428,7 +428,7 @@ fn save(
     end(before);
     let mut done = 0;
     plan.run(ranks, |entry, write| {
-        // Only this rank knows the error of its copy until it would write it.
+        // An error of the copy is known only to this rank. It is reported when the copy is written.
         let copy = copy.as_ref().map_err(Clone::clone)?;
         let start = done;
         done += entry.bytes();

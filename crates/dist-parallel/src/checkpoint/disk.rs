@@ -40,7 +40,7 @@ pub(super) enum DiskOperation {
 }
 
 impl fmt::Display for DiskOperation {
-    /// Formats the verb of "cannot … PATH".
+    /// Formats the verb for errors of the form "cannot VERB PATH".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::MakeDirectory => "make the directory",
@@ -146,8 +146,8 @@ impl Disk {
         self.act(DiskOperation::Sync, path, || file.sync_all())
     }
 
-    /// Syncs the names in a directory to the disk. Some file systems cannot sync a directory and return EINVAL, as
-    /// CIFS before Linux 4.17 and vboxsf do, ENOTSUP or ENOSYS. Then a warning is logged, once.
+    /// Syncs the names in a directory to the disk. Some file systems cannot sync a directory. They return EINVAL
+    /// (CIFS before Linux 4.17, vboxsf), ENOTSUP or ENOSYS. Then a warning is logged, once.
     pub(super) fn sync_directory(&self, path: &Path) -> Result<()> {
         use io::ErrorKind::{InvalidInput, Unsupported};
         let directory = self.act(DiskOperation::Open, path, || File::open(path))?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::DiskError;
 
-/// The reason why a checkpoint could not be saved or loaded. If all ranks take part, every rank gets the same.
+/// An error of saving or loading a checkpoint. If all ranks take part, every rank gets the same error.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CheckpointError {
@@ -42,7 +42,7 @@ pub enum CheckpointProblem {
     /// Another job, or another trainer of this job, saves to the directory.
     #[error("{owner} saves to this directory; use another directory, or end the other job")]
     InUse {
-        /// The owner, and the time since it is.
+        /// A description of the owner, with the seconds since it claimed the directory.
         owner: String,
     },
     /// A file has another size than when it was written.

@@ -18,7 +18,7 @@ use super::{CheckpointError, CheckpointProblem};
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     pub(super) step: u64,
-    /// The number of steps that the trainer had taken, which its program may count otherwise.
+    /// The number of steps that the trainer had taken. The step in the checkpoint's name is the program's own count.
     #[serde(default)]
     pub(super) steps: u64,
     /// The kind of the optimizer whose state is included.
@@ -61,7 +61,7 @@ pub(super) struct StoredTensor {
     pub(super) runs: Vec<StoredRun>,
 }
 
-/// The name of a parameter or of an optimizer's state of one.
+/// The name of a parameter, or of an optimizer's state for a parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TensorName {
@@ -255,7 +255,7 @@ impl Front {
     }
 }
 
-/// The number of bytes of a run with one checksum, and so the smallest unit of reading.
+/// The number of bytes of a run that share one checksum. It is the smallest unit of reading.
 pub(super) const CHECKED_BYTES: usize = 1 << 18;
 
 const FORMAT: &str = "dist-checkpoint";

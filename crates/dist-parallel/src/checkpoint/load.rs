@@ -29,7 +29,8 @@ pub(crate) enum States<'o> {
 }
 
 impl<'o> States<'o> {
-    /// Loads into this optimizer, or ignores the state without one. An optimizer without state refuses it.
+    /// Returns `Into` for an optimizer with state, `Refuse` for an optimizer without state, and `LeaveOut` without an
+    /// optimizer.
     pub(crate) fn of(optimizer: Option<&'o mut dyn OptimizerState>) -> Self {
         optimizer.map_or(Self::LeaveOut, |optimizer| optimizer.states_mut().map_or(Self::Refuse, Self::Into))
     }

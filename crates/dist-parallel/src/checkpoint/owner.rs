@@ -151,7 +151,7 @@ impl OwnerRecord {
             if is_own { ", this same process with another trainer or another `Checkpoints`," } else { "" };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
         let since = now.saturating_sub(self.since);
-        format!("process {} on host {}{job}{of} (since {since} s)", self.pid, self.host)
+        format!("process {} on host {}{job}{of} (for {since} s)", self.pid, self.host)
     }
 }
 

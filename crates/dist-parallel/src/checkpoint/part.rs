@@ -209,10 +209,10 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
     CheckpointError::new("", CheckpointProblem::Trainer(reason)).about(tensor)
 }
 
-/// Returns the parameters that this rank and others hold, with checksums: the trained ones, and the frozen ones that
-/// each rank has in full and of which it saves a part.
+/// Returns the parameters that this rank and others hold, with checksums: trained parameters, and frozen parameters
+/// that each rank holds in full and saves in part.
 ///
-/// Other frozen parameters and buffers, such as a running mean, can differ between ranks. Those of the first replica
+/// Other frozen parameters and buffers, such as a running mean, can differ between ranks. The first replica's values
 /// are saved.
 pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<ComparedChunk>, CheckpointError> {
     let infos = shards.infos();

@@ -34,7 +34,7 @@ pub(super) struct ComparedChunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) enum ComparedValues {
     Trained,
-    /// A frozen parameter that each rank has in full and of which it saves a part.
+    /// A frozen parameter that each rank holds in full and saves in part.
     Frozen,
     /// State of the program.
     State,
@@ -86,7 +86,7 @@ impl RankRequest {
 }
 
 impl RankRequest {
-    /// Returns this request of a rank with this hash of updates and these values, which other ranks have too.
+    /// Adds the hash of updates, and the values that other ranks hold too.
     pub(super) fn after(self, updates: u64, held: Vec<ComparedChunk>) -> Self {
         Self { updates, held, ..self }
     }

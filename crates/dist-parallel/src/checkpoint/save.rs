@@ -35,7 +35,8 @@ pub(super) struct SavePlan {
     pub(super) request: Result<RankRequest, CheckpointError>,
     /// The parameters that are saved: those of the model that are not tied to an earlier one.
     pub(super) parameters: Vec<ParamInfo>,
-    /// The entries that this rank writes. Only this rank knows their error until it would write them.
+    /// The entries that this rank writes. An error is known only to this rank. It is reported when the entries are
+    /// written.
     pub(super) entries: Result<Vec<Entry>, CheckpointError>,
     /// The encoded state of the program, on the rank that writes it, if there is any.
     pub(super) state: Option<Vec<u8>>,

@@ -54,8 +54,8 @@ pub trait Shards {
     /// The memory is not accessible.
     fn write(&mut self, chunk: Chunk, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
 
-    /// Returns the index and a checksum of each frozen parameter that every rank holds in full, but of which each
-    /// saves a part. A save fails if the checksums differ between ranks. There are none by default.
+    /// Returns the index and a checksum of each frozen parameter that every rank holds in full and saves in part. A
+    /// save fails if the checksums differ between ranks. There are none by default.
     ///
     /// # Errors
     /// The values are not accessible.

@@ -1,4 +1,4 @@
-//! The state of a program that is saved with a checkpoint, beside that of the trainer: a safetensors file.
+//! The state of a program that is saved with a checkpoint, in addition to the trainer's state: a safetensors file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -192,5 +192,5 @@ fn other_form(name: &str, expected: &str, found: String) -> CheckpointError {
 /// The name of the file in a checkpoint's directory.
 const FILE: &str = "state.safetensors";
 
-/// The name that the safetensors format uses itself.
+/// The name that the safetensors format reserves.
 const METADATA: &str = "__metadata__";

@@ -24,7 +24,7 @@ impl StoredType {
         self.0.bitsize() / 8
     }
 
-    /// Returns the same type of parameters, if there is one.
+    /// Returns the type of parameters with the same representation, if there is one.
     pub(super) const fn float(self) -> Option<FloatType> {
         match self.0 {
             Dtype::F32 => Some(FloatType::F32),
@@ -44,7 +44,8 @@ impl StoredType {
     /// Converts little-endian values to another type. Floats are rounded to nearest even.
     ///
     /// # Errors
-    /// The first value that is lost: a finite one that would become infinite, or an integer that would change.
+    /// The first value that cannot be converted: a finite value that would become infinite, or an integer that would
+    /// change.
     pub(super) fn convert(self, bytes: &[u8], to: FloatType) -> Result<Vec<u8>, String> {
         match to {
             FloatType::F32 => self.convert_to(bytes, f32::to_le_bytes),

@@ -87,7 +87,7 @@ impl WeightOptions {
         self
     }
 
-    /// Keeps all parameters unchanged for which there is no tensor.
+    /// Keeps all parameters unchanged that have no tensor in the files.
     #[must_use]
     pub fn keep_missing(self) -> Self {
         Self { keeps_missing: true, ..self }

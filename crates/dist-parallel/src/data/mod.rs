@@ -78,8 +78,8 @@
 //! ```
 //!
 //! On two ranks the closure is called twice per step on each of them, so that both compute examples 0 and 1 in the
-//! first step. Half of the work is done twice, half of the data set is never seen, and no error says so. If the data
-//! come as an iterator, [`StreamSteps`] divides it into steps:
+//! first step. Half of the work is done twice, half of the data set is never used, and there is no error. If the data
+//! come as an iterator, divide it into steps with [`StreamSteps`]:
 //!
 //! ```
 //! use dist_parallel::data::{LastStep, StreamSteps};
@@ -96,8 +96,7 @@
 //!
 //! # Continuing from a checkpoint
 //!
-//! A checkpoint has the number of steps that were taken. [`Sampler::after`] returns the sampler for the steps after
-//! them:
+//! A checkpoint has the number of completed steps. [`Sampler::after`] returns the sampler for the steps after them:
 //!
 //! ```
 //! use dist_parallel::data::Sampler;

@@ -52,7 +52,7 @@ pub enum LastStep {
     /// as needed. All steps have one size, and some examples count twice.
     #[default]
     Pad,
-    /// They are dropped. All steps have one size. There is no step if the data set is smaller than one.
+    /// They are dropped. All steps have one size. If the data set is smaller than one step, there is no step.
     #[doc(alias = "drop_last")]
     Drop,
     /// They form the last step. It has fewer micro-batches, and the last of them can have fewer examples. Every

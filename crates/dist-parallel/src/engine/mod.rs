@@ -1,8 +1,8 @@
-//! The engine of data-parallel training: the state of one rank and a step, whether parameters are sharded or not.
+//! The engine of data-parallel training: the state of one rank, and steps with or without sharded parameters.
 //!
-//! [`Ddp`](crate::Ddp) and [`Fsdp`](crate::Fsdp) are its two faces. A trainer without sharding is one in which each rank
-//! has a replica of the model. The engine runs rounds: in each, a rank computes one micro-batch or, if others need it,
-//! none. How a micro-batch is computed is a function that the trainer passes.
+//! [`Ddp`](crate::Ddp) and [`Fsdp`](crate::Fsdp) are its two interfaces. Without sharding, each rank has a replica of
+//! the model. The engine runs rounds: in each, a rank computes one micro-batch or, if others need it, none. How a
+//! micro-batch is computed is a function that the trainer passes.
 
 mod initial;
 mod shards;

@@ -39,8 +39,8 @@ impl<M: Params> StepEngine<M> {
         StepDescriptor::new(call, self.micro_batches + micro_batches, weighted)
     }
 
-    /// Takes a step. `given` is the number of its micro-batches on all ranks or, for a join, on this rank. The caller has
-    /// called [`begin_to_compute`](Self::begin_to_compute).
+    /// Takes a step. `given` is the number of its micro-batches on all ranks or, for a join, on this rank. The caller
+    /// has called [`begin_to_compute`](Self::begin_to_compute).
     pub(crate) fn step(
         &mut self,
         descriptor: StepDescriptor,
@@ -254,7 +254,8 @@ impl<M: Params> StepEngine<M> {
         }
     }
 
-    /// Evaluates micro-batches and returns their mean loss, on all ranks. `round` runs one forward and returns the loss.
+    /// Evaluates micro-batches and returns their mean loss, on all ranks. `round` runs one forward and returns the
+    /// loss.
     pub(crate) fn evaluate(
         &mut self,
         micro_batches: usize,

@@ -87,7 +87,8 @@ impl AdamW {
             WeightDecay::Decoupled => "adamw",
             WeightDecay::InGradient => "adam",
         };
-        // The powers β₁ᵗ and β₂ᵗ by repeated multiplication. It gives the same bits everywhere, unlike a power function.
+        // The powers β₁ᵗ and β₂ᵗ by repeated multiplication. It gives the same bits everywhere, unlike a power
+        // function.
         let scalars = &[("beta1_power", 1.0), ("beta2_power", 1.0)];
         Ok(Self { options, groups: None, states: SliceStates::new(name, &["mean", "square"], scalars) })
     }

@@ -7,9 +7,9 @@ use super::{OptimizerSetting, non_negative};
 /// Optimizer options by parameter. Parameters with equal options form a parameter group.
 ///
 /// [`Sgd::with_groups`](super::Sgd::with_groups), [`AdamW::with_groups`](super::AdamW::with_groups) and
-/// [`Lion::with_groups`](super::Lion::with_groups) take it.
-/// Create it from `model.infos()` before you give the model to a trainer. Every trainer numbers an optimizer's slices
-/// by this list, wherever the parameters lie. A tied parameter has the options of the parameter that it is tied to.
+/// [`Lion::with_groups`](super::Lion::with_groups) take it. Create it from `model.infos()` before you give the model
+/// to a trainer. Every trainer numbers an optimizer's slices by this list, under every strategy. A tied parameter has
+/// the options of the parameter that it is tied to.
 ///
 /// In this example parameters with fewer than two dims, such as biases and norm scales, do not decay. The embedding
 /// learns more slowly:
@@ -37,7 +37,7 @@ use super::{OptimizerSetting, non_negative};
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamGroups {
     infos: Vec<ParamInfo>,
-    /// One entry per parameter. Those of tied parameters are not used.
+    /// One entry per parameter. The entries of tied parameters are not used.
     options: Vec<ParamOptions>,
 }
 

@@ -8,16 +8,16 @@ use crate::{Error, Result};
 /// vanish nor become infinite.
 ///
 /// `f16` holds numbers from 2⁻²⁴ to 65504. Gradients are often smaller, and would be 0. The gradient of the loss is
-/// therefore multiplied by [`scale`](Self::scale) before the backward. After the step,
-/// [`end_step`](Self::end_step) says whether the gradients are finite and by which factor to undo the scaling. If they
-/// are not, the update is skipped and the scale shrinks. After a number of good steps it grows.
+/// therefore multiplied by [`scale`](Self::scale) before the backward pass. After the step,
+/// [`end_step`](Self::end_step) returns the factor that undoes the scaling, or `None` if a gradient is not finite.
+/// Then skip the update; the scale shrinks. After a number of good steps it grows.
 ///
 /// Every rank makes the same decisions, because the [norm](crate::Ddp::gradient_norm) has the same bits on every
-/// rank, except in local SGD. All factors are powers of two. Scaling therefore changes no bit of a gradient in the range of its type, and
-/// training in `f32` has the same bits with and without it.
+/// rank, except in local SGD. All factors are powers of two. So scaling is exact while a gradient stays in the range
+/// of its type, and training in `f32` has the same bits with and without it.
 ///
-/// Undo the scaling in `f32`: train an `f16` model with [`Precision`](crate::fsdp::Precision) of `f32` for `master` and
-/// `reduce`. Gradients whose mean is rounded to `f16` can vanish when it is undone.
+/// Undo the scaling in `f32`: train an `f16` model with [`Precision`](crate::fsdp::Precision) of `f32` for `master`
+/// and `reduce`. If the mean gradients are rounded to `f16`, they can become 0 when the scaling is undone.
 ///
 /// Save the scaler as [state of the program](crate::checkpoint::Checkpoints::set_state):
 /// `checkpoints.set_state("loss scaler", &scaler)`.

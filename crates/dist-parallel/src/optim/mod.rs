@@ -156,7 +156,7 @@ const fn calculated(parameters: FloatType) -> FloatType {
     }
 }
 
-/// A type in which updates are computed.
+/// A type in which updates are computed: `f32` or `f64`.
 trait Calculated: Number + num_traits::Float {
     const DTYPE: FloatType;
     /// Returns `None` if the array has another type.

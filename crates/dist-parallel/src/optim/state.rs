@@ -41,10 +41,10 @@ pub struct SliceStates {
     slices: BTreeMap<usize, SliceState>,
 }
 
-/// The type of arrays of state.
+/// The type of the arrays of an optimizer's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ArrayType {
-    /// `f32` for parameters of half types.
+    /// The type in which updates are computed: `f64` for parameters of `f64`, `f32` for all others.
     Computation,
     Parameters,
 }
@@ -102,7 +102,7 @@ impl SliceStates {
     }
 
     /// Makes one step for one slice: calls `rule` for every value of the slice, with the parameter, its gradient and
-    /// its value in each of the `N` arrays. All are `f64`, and what `rule` has changed is rounded once.
+    /// its value in each of the `N` arrays. All are `f64`, and the values that `rule` has changed are rounded once.
     ///
     /// # Errors
     /// Parameters and gradients differ in type or length, or differ from the last step. The optimizer does not have
@@ -170,7 +170,8 @@ impl SliceStates {
         self.slices.iter_mut().map(|(&slice, state)| (slice, state))
     }
 
-    /// Gives every slice another number, and drops the state of those without one.
+    /// Replaces the number of every slice by the result of `number`, and drops the state of slices for which it
+    /// returns `None`.
     pub fn renumber(&mut self, number: impl Fn(usize) -> Option<usize>) {
         let slices = std::mem::take(&mut self.slices).into_iter();
         self.slices = slices.filter_map(|(slice, state)| Some((number(slice)?, state))).collect();
