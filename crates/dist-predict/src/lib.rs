@@ -1,7 +1,7 @@
-//! Predicts the duration of a schedule on a network, which need not exist.
+//! Predicts the duration of a schedule on a described network.
 //!
-//! The steps are those that [`dist_algos::run`](dist_algos::run()) executes. Nothing is sent; only clocks are
-//! advanced. There are three methods, and [`predict`] chooses between them:
+//! The steps are those that [`dist_algos::run`](dist_algos::run()) executes. Nothing is sent: only simulated clocks
+//! advance. There are three methods, and [`predict`] chooses between them:
 //!
 //! - [`symmetric`]: one rank stands for all. It applies if every rank does the same and all links are alike. For a
 //!   ring over 10⁶ ranks it takes 2·10⁶ steps, not 2·10¹².

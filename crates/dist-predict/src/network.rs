@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 /// A link between two ranks, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkModel {
-    /// The latency of a byte, in seconds.
+    /// The time from sending a byte to its arrival, in seconds.
     pub latency: f64,
-    /// The time between two bytes, in seconds.
+    /// The transmission time of a byte, in seconds: the inverse of the bandwidth.
     pub byte: f64,
 }
 

@@ -52,7 +52,7 @@ enum EventKind {
     Read(u32, ReceivedMessage),
     /// A message reaches the link out of its host.
     Leaves(u32),
-    /// A connection has to be checked.
+    /// A connection may have reached a milestone.
     LinkCheck(LinkCheck),
     /// The capacity of links is divided among their users.
     Share,

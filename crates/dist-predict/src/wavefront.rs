@@ -25,7 +25,7 @@ where
             wavefront.advance(rank, &mut woken)?;
         }
         std::mem::swap(&mut ready, &mut woken);
-        // In the order of memory, which halves the time for a million ranks.
+        // Sorts ranks into the order of memory, which halves the time for a million ranks.
         ready.sort_unstable();
         ready.dedup();
     }
