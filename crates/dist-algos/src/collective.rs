@@ -103,6 +103,14 @@ impl CollectiveKind {
         }
     }
 
+    /// Returns `true` if the operation reduces elements.
+    pub const fn reduces(self) -> bool {
+        matches!(
+            self,
+            Self::AllReduce | Self::ReduceScatter | Self::Reduce | Self::Scan | Self::ExclusiveScan
+        )
+    }
+
     /// Returns `true` if the operation has a root.
     pub const fn is_rooted(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)

@@ -62,6 +62,12 @@ pub enum Error {
         /// Bytes of a slot.
         slot_bytes: usize,
     },
+    /// A direct schedule would reduce elements that are not whole in a cache line.
+    #[error("elements of {element_size} bytes, which do not divide 64, cannot be reduced in shared memory: use an algorithm that sends messages")]
+    DividedElements {
+        /// Bytes of an element.
+        element_size: usize,
+    },
     /// Other ranks would write into memory that is only borrowed.
     #[error("this algorithm writes into memory of other ranks: lend the memory to the call")]
     Borrowed,

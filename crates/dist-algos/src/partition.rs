@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use dist_transport::cpu::CacheLine;
+
 use crate::Chunks;
 
 /// A partition of a buffer into chunks. Of `n` elements in `p` chunks, chunk `i` has the elements `i·n/p ..
@@ -40,8 +42,8 @@ enum Boundaries<'a> {
 }
 
 impl<'a> Partition<'a> {
-    /// Creates a partition into equal chunks. Returns `None` if there are no parts, if the element size does not
-    /// divide 64, or if the size in bytes overflows.
+    /// Creates a partition into equal chunks. Returns `None` if there are no parts, if the element size is 0,
+    /// or if the size in bytes overflows.
     #[inline]
     pub const fn new(elements: usize, element_size: usize, parts: usize) -> Option<Self> {
         if parts == 0 || !fits(elements, element_size) {
@@ -51,8 +53,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Creates a partition in which chunk `i` has the elements `borders[i] .. borders[i + 1]`. The borders begin with
-    /// 0 and ascend. Returns `None` if they do not, if the element size does not divide 64, or if the size in bytes
-    /// overflows.
+    /// 0 and ascend. Returns `None` if they do not, if the element size is 0, or if the size in bytes overflows.
     ///
     /// ```
     /// use dist_algos::Partition;
@@ -101,6 +102,12 @@ impl<'a> Partition<'a> {
     #[inline]
     pub const fn element_size(&self) -> usize {
         self.element_size
+    }
+
+    /// Returns `true` if 64 bytes are whole elements. A transport delivers messages in pieces of a multiple of 64 bytes.
+    #[inline]
+    pub(crate) const fn divides_cache_lines(&self) -> bool {
+        self.element_size.is_power_of_two() && self.element_size <= CacheLine::BYTES
     }
 
     /// Returns the number of bytes of the buffer.
@@ -154,7 +161,7 @@ impl<'a> Partition<'a> {
 /// Returns `true` if a buffer can have this many elements of this size.
 #[inline]
 const fn fits(elements: usize, element_size: usize) -> bool {
-    element_size != 0 && 64 % element_size == 0 && elements.checked_mul(element_size).is_some()
+    element_size != 0 && elements.checked_mul(element_size).is_some()
 }
 
 /// Returns `chunk·elements/parts` without overflow, for a chunk up to `parts`.
@@ -178,10 +185,16 @@ mod tests {
     fn no_partition_is_made_of_lengths_that_cannot_be_divided() {
         assert_eq!(Partition::new(8, 4, 0), None);
         assert_eq!(Partition::new(8, 0, 2), None);
-        assert_eq!(Partition::new(8, 3, 2), None);
-        assert_eq!(Partition::new(8, 128, 2), None);
         assert_eq!(Partition::new(usize::MAX / 2, 4, 2), None);
         assert!(Partition::new(0, 64, 5).is_some());
+    }
+
+    #[test]
+    fn cache_lines_are_whole_elements_only_of_sizes_that_divide_64() {
+        for (size, divides) in [(1, true), (3, false), (8, true), (24, false), (64, true), (128, false)] {
+            let partition = Partition::new(8, size, 2).unwrap();
+            assert_eq!((partition.divides_cache_lines(), partition.range(1)), (divides, 4 * size..8 * size));
+        }
     }
 
     #[test]
@@ -197,7 +210,7 @@ mod tests {
         for borders in [&[][..], &[0], &[1, 2], &[0, 3, 2], &[0, usize::MAX]] {
             assert_eq!(Partition::at(borders, 4), None, "{borders:?}");
         }
-        assert_eq!(Partition::at(&[0, 5], 3), None);
+        assert_eq!(Partition::at(&[0, 5], 0), None);
         assert_eq!(Partition::at(&[0, 0, 0], 4).unwrap().bytes(), 0);
     }
 
@@ -234,7 +247,7 @@ mod tests {
         #[test]
         fn chunks_tile_the_buffer(
             elements in lengths(),
-            element_size in (0_u32..7).prop_map(|power| 1_usize << power),
+            element_size in 1_usize..=64,
             parts in prop_oneof![1_usize..70, 1..1_000_000_usize],
             chunk in 0_usize..1_000_000,
         ) {

@@ -191,6 +191,9 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         peer: usize,
         chunks: Chunks,
     ) -> Result<(), RunError<T::Error>> {
+        if !self.memory.partition.divides_cache_lines() {
+            return self.step(index, Step::exchange_in_place(peer, chunks));
+        }
         self.transport.set_progress(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
         let shared = &mut self.memory.buffer[self.memory.partition.span(chunks)];
         self.transport
@@ -203,8 +206,10 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
         self.transport.set_progress(Progress { step: index, receives: step.receives() });
         match step {
-            Step::Exchange { send: Some(send), receive: Some(receive) } if step.swaps() => {
-                self.swap(index, send, receive)
+            Step::Exchange { send, receive: Some(receive) }
+                if step.swaps() || self.divides_elements(receive) =>
+            {
+                self.exchange_staged(index, send, receive)
             }
             Step::Exchange { send, receive: None } => self.send(index, send),
             Step::Exchange { send, receive: Some(receive) } => match receive.place {
@@ -253,21 +258,42 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         exchange.receive(receive.then, places, self.reduce)
     }
 
-    /// Executes an exchange in which the received data replaces the data that is sent, by way of a second buffer.
-    fn swap(&mut self, index: usize, send: SendHalf, receive: ReceiveHalf) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, partition, .. } = &mut *self.memory;
-        let arrived = self.scratch.staged(partition.bytes_of(receive.chunks));
-        let pieces = pieces::read(buffer, partition, send.chunks);
-        let send = Outgoing { to: send.to, parts: &pieces };
-        let incoming = Incoming { from: receive.from, len: arrived.len(), sink: Sink::Into(arrived) };
+    /// Returns `true` if the message is reduced, and the pieces in which a transport delivers it may end inside of
+    /// elements.
+    fn divides_elements(&self, receive: ReceiveHalf) -> bool {
+        receive.then == OnArrival::Reduce && !self.memory.partition.divides_cache_lines()
+    }
+
+    /// Executes an exchange that uses the received data when all of it has arrived, by way of a second buffer: the data
+    /// replaces what is sent, or its pieces end inside of elements.
+    fn exchange_staged(
+        &mut self,
+        index: usize,
+        send: Option<SendHalf>,
+        receive: ReceiveHalf,
+    ) -> Result<(), RunError<T::Error>> {
+        let Memory { buffer, partition, input } = &mut *self.memory;
+        let len = partition.bytes_of(receive.chunks);
+        let (slots, arrived) = self.scratch.slots_and_staged(len);
+        let send = send.map(|send| (send.to, outgoing(buffer, *partition, *input, send)));
+        let sent = send.as_ref().map(|(to, parts)| Outgoing { to: *to, parts });
+        let incoming = Incoming { from: receive.from, len, sink: Sink::Into(arrived) };
         self.transport
-            .exchange(Some(send), Some(incoming), self.due)
+            .exchange(sent, Some(incoming), self.due)
             .map_err(|source| RunError::Transport { step: index, source })?;
-        drop(pieces);
+        drop(send);
+        let mut apply = |place: &mut [u8], piece: &[u8]| match receive.then {
+            OnArrival::Replace => copy(piece, place),
+            OnArrival::Reduce => (self.reduce)(place, piece),
+        };
+        if let ChunkLocation::Slot(slot) = receive.place {
+            apply(slots.slot(slot, partition.chunk_bytes_max(), len), arrived);
+            return Ok(());
+        }
         let mut arrived = &*arrived;
         for range in pieces::ranges(partition, receive.chunks) {
             let (piece, rest) = arrived.split_at(range.len());
-            copy(piece, &mut buffer[range]);
+            apply(&mut buffer[range], piece);
             arrived = rest;
         }
         Ok(())
@@ -306,7 +332,8 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         slot: usize,
     ) -> Result<(), RunError<T::Error>> {
         let Memory { buffer, partition, input } = &*self.memory;
-        let place = self.scratch.slot(slot, partition.chunk_bytes_max(), partition.bytes_of(receive.chunks));
+        let place =
+            self.scratch.slots().slot(slot, partition.chunk_bytes_max(), partition.bytes_of(receive.chunks));
         let send = send.map(|send| (send.to, outgoing(buffer, *partition, *input, send)));
         let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
         let mut exchange = PieceExchange { transport, send, from, due, step: index };
@@ -321,13 +348,13 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
             _ if len == 0 => {}
             (ChunkLocation::Buffer, ChunkLocation::Buffer) => {}
             (ChunkLocation::Buffer, ChunkLocation::Slot(slot)) => {
-                copy(buffer, self.scratch.slot(slot, slot_bytes, len))
+                copy(buffer, self.scratch.slots().slot(slot, slot_bytes, len))
             }
             (ChunkLocation::Slot(slot), ChunkLocation::Buffer) => {
-                copy(self.scratch.slot(slot, slot_bytes, len), buffer)
+                copy(self.scratch.slots().slot(slot, slot_bytes, len), buffer)
             }
             (ChunkLocation::Slot(from), ChunkLocation::Slot(into)) => {
-                let (from, into) = self.scratch.two_slots((from, into), slot_bytes, len);
+                let (from, into) = self.scratch.slots().two_slots((from, into), slot_bytes, len);
                 copy(from, into);
             }
         }
@@ -339,11 +366,11 @@ impl<T: RingTransport + ?Sized> ExchangeRunner<'_, '_, '_, T> {
         match into {
             _ if range.is_empty() => {}
             ChunkLocation::Buffer => {
-                let held = self.scratch.slot(from, slot_bytes, range.len());
+                let held = self.scratch.slots().slot(from, slot_bytes, range.len());
                 (self.reduce)(&mut self.memory.buffer[range], held);
             }
             ChunkLocation::Slot(slot) => {
-                let (held, memory) = self.scratch.two_slots((from, slot), slot_bytes, range.len());
+                let (held, memory) = self.scratch.slots().two_slots((from, slot), slot_bytes, range.len());
                 (self.reduce)(memory, held);
             }
         }

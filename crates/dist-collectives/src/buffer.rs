@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use bytemuck::Pod;
 use dist_algos::direct::Ownership;
 use dist_transport::shm_group::Lent;
 use dist_transport::{Allocation, Owned};
 
-use crate::{Element, Error, Result};
+use crate::{Error, Result};
 
 /// Elements that an operation owns while it runs and returns when it ends. Everywhere else it is a slice.
 ///
@@ -29,7 +30,7 @@ pub struct Buffer<T> {
     ownership: Ownership,
 }
 
-impl<T: Element> Buffer<T> {
+impl<T: Pod> Buffer<T> {
     /// Returns the elements, without a copy unless they were [allocated](crate::Communicator::alloc).
     pub fn into_vec(self) -> Vec<T> {
         let len = self.len;
@@ -69,13 +70,19 @@ impl<T: Element> Buffer<T> {
 
     /// Lends the elements to other ranks, which may write into them, and leaves this buffer empty. The first result
     /// is for [`take_back`](Self::take_back).
-    pub(crate) fn lend(&mut self) -> (LentBuffer, Lent) {
+    pub(crate) fn lend(&mut self) -> (LentBuffer, Lent)
+    where
+        T: Send,
+    {
         let Self { elements, len, ownership } = std::mem::replace(self, Self::from(Vec::new()));
         (LentBuffer { len, ownership }, elements.lend_first(len))
     }
 
     /// Restores the buffer from before the loan, with the elements that other ranks have written.
-    pub(crate) fn take_back(&mut self, LentBuffer { len, ownership }: LentBuffer, lent: Lent) {
+    pub(crate) fn take_back(&mut self, LentBuffer { len, ownership }: LentBuffer, lent: Lent)
+    where
+        T: Send,
+    {
         if let Ok(elements) = lent.into_owned() {
             *self = Self { elements, len, ownership };
         }
@@ -89,14 +96,14 @@ pub(crate) struct LentBuffer {
     ownership: Ownership,
 }
 
-impl<T: Element> Clone for Buffer<T> {
+impl<T: Pod> Clone for Buffer<T> {
     /// Copies the elements into memory of this process.
     fn clone(&self) -> Self {
         Self::from(self.to_vec())
     }
 }
 
-impl<T: Element> PartialEq for Buffer<T> {
+impl<T: Pod + PartialEq> PartialEq for Buffer<T> {
     fn eq(&self, other: &Self) -> bool {
         **self == **other
     }
@@ -109,13 +116,13 @@ impl<T> From<Vec<T>> for Buffer<T> {
     }
 }
 
-impl<T: Element> From<Buffer<T>> for Vec<T> {
+impl<T: Pod> From<Buffer<T>> for Vec<T> {
     fn from(buffer: Buffer<T>) -> Self {
         buffer.into_vec()
     }
 }
 
-impl<T: Element> Deref for Buffer<T> {
+impl<T: Pod> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -123,7 +130,7 @@ impl<T: Element> Deref for Buffer<T> {
     }
 }
 
-impl<T: Element> DerefMut for Buffer<T> {
+impl<T: Pod> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.elements[..self.len]
     }

@@ -6,8 +6,9 @@ use std::ops::Range;
 use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CollectiveKind};
 use dist_transport::Fingerprint;
 
+use crate::element_type::LAYOUT_BITS;
 use crate::history::{HistoryDigest, is_internal, user_calls_before};
-use crate::{DType, ReduceKind, ReductionOrder};
+use crate::{DType, ElementType, ReduceKind, ReductionOrder};
 
 /// An operation of the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -163,10 +164,11 @@ pub struct Call {
     /// The operation.
     pub operation: Operation,
     /// The type of the elements, if it moves any.
-    pub dtype: Option<DType>,
+    pub element: Option<ElementType>,
     /// The number of elements: of the buffer, of one part if all parts have the same size, or of all parts together
     /// otherwise. For an announced call, it is the first eight bytes of its name. For a message, only its two ranks
-    /// know the count; it is not part of the fingerprint, because the transport compares lengths.
+    /// know the count; it is not part of the fingerprint, because the transport compares lengths. For elements
+    /// without a [`DType`] it is less than 2⁴⁰.
     pub count: u64,
     /// A digest of sizes that the count does not contain: the sizes of all ranks' parts if they may differ, of many
     /// buffers, or of an array's axes. It is 0 if there are none. For an announced call, it is the other eight
@@ -203,7 +205,7 @@ impl Call {
             sequence,
             started: false,
             operation: Operation::Announced,
-            dtype: None,
+            element: None,
             count: u64::from_le_bytes(word(&name, 0)),
             sizes: u64::from_le_bytes(word(&name, 8)),
             op: None,
@@ -276,7 +278,7 @@ impl Call {
         let elements = |count: u64| format!("{count} {}", if count == 1 { "element" } else { "elements" });
         let fields = [
             ("calls", differ(calls[0], calls[1], call), ""),
-            ("types", differ(self.dtype, other.dtype, named), "type"),
+            ("types", differ(self.element, other.element, named), "type"),
             ("lengths", differ(self.count, other.count, elements), "length"),
             ("reductions", differ(self.op, other.op, named), "reduction"),
             ("roots", differ(self.root, other.root, named), "root"),
@@ -311,12 +313,13 @@ impl Call {
         bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
         bytes[8..16].copy_from_slice(&self.channel.to_le_bytes());
         bytes[PAST].copy_from_slice(&past.to_bytes());
-        bytes[24..32].copy_from_slice(&count.to_le_bytes());
+        let layout = self.element.map_or(0, ElementType::layout);
+        bytes[24..32].copy_from_slice(&(count | layout << COUNT_BITS).to_le_bytes());
         bytes[32..40].copy_from_slice(&self.sizes.to_le_bytes());
         let root = root.map_or(0, |root| root.checked_add(1).expect("a world has fewer than 2^32 - 1 ranks"));
         bytes[40..44].copy_from_slice(&root.to_le_bytes());
         bytes[44] = code(&Operation::ALL, Some(self.operation)) | (u8::from(self.started) << 7);
-        bytes[45] = code(&DType::ALL, self.dtype) | (code(&ReduceKind::ALL, self.op) << 4);
+        bytes[45] = code_of_element(self.element) | (code(&ReduceKind::ALL, self.op) << 4);
         bytes[46] = code(&ReductionOrder::ALL, self.order) | (VERSION << 2);
         bytes[ALGORITHM] = code_of_algorithm(table, self.algorithm) | (u8::from(self.after_agreement) << 7);
         Fingerprint(bytes)
@@ -363,6 +366,7 @@ impl Call {
             0 => None,
             code => Some(operation.algorithms().nth(usize::from(code) - 1)?),
         };
+        let (element, count) = decoded_element(bytes[45] & 0xf, u64::from_le_bytes(word(bytes, 24)))?;
         let number = u64::from_le_bytes(word(bytes, 0));
         let (sequence, part) = match operation {
             Operation::Message => (0, 0),
@@ -374,8 +378,8 @@ impl Call {
             sequence,
             started: bytes[44] >> 7 == 1,
             operation,
-            dtype: decoded(&DType::ALL, bytes[45] & 0xf)?,
-            count: u64::from_le_bytes(word(bytes, 24)),
+            element,
+            count,
             sizes: u64::from_le_bytes(word(bytes, 32)),
             op: decoded(&ReduceKind::ALL, bytes[45] >> 4)?,
             root: u32::from_le_bytes(word(bytes, 40)).checked_sub(1),
@@ -403,9 +407,9 @@ impl fmt::Display for Call {
         } else if !is_message {
             f.write_str(" (to measure costs)")?;
         }
-        match self.dtype {
-            Some(dtype) if is_message && self.count == 0 => write!(f, " of {dtype}")?,
-            Some(dtype) => write!(f, " of {} {dtype}", self.count)?,
+        match self.element {
+            Some(element) if is_message && self.count == 0 => write!(f, " of {element}")?,
+            Some(element) => write!(f, " of {} {element}", self.count)?,
             None => {}
         }
         let mut separator = " (";
@@ -439,7 +443,7 @@ impl fmt::Display for Call {
 const ANNOUNCED: u64 = 1 << 63;
 
 /// The byte that marks every fingerprint of this version.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// The position of the history digest.
 const PAST: Range<usize> = 16..24;
@@ -447,13 +451,38 @@ const PAST: Range<usize> = 16..24;
 /// The position of the algorithm, which shares its byte with a flag.
 pub(crate) const ALGORITHM: usize = 47;
 
-const _: () = assert!(DType::ALL.len() < 16 && ReduceKind::ALL.len() < 16 && ReductionOrder::ALL.len() < 4);
+/// The code of element types that have no [`DType`].
+const OTHER_ELEMENT: u8 = 15;
+
+/// The number of bits of the count of a call on elements without a [`DType`]. The higher bits hold the layout of an
+/// element.
+pub(crate) const COUNT_BITS: u32 = u64::BITS - LAYOUT_BITS;
+
+const _: () = assert!(
+    DType::ALL.len() < OTHER_ELEMENT as usize && ReduceKind::ALL.len() < 16 && ReductionOrder::ALL.len() < 4
+);
 
 /// Returns the value's position in the list, counted from 1; 0 for none.
 fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
     value.map_or(0, |value| {
         small(1 + all.iter().position(|&other| other == value).expect("ALL lists every variant"))
     })
+}
+
+fn code_of_element(element: Option<ElementType>) -> u8 {
+    match element {
+        Some(ElementType::Other { .. }) => OTHER_ELEMENT,
+        element => code(&DType::ALL, element.and_then(ElementType::dtype)),
+    }
+}
+
+/// Returns the type of the elements and their count. Returns `None` for an invalid code or layout.
+fn decoded_element(code: u8, count: u64) -> Option<(Option<ElementType>, u64)> {
+    if code == OTHER_ELEMENT {
+        let element = ElementType::from_layout(count >> COUNT_BITS)?;
+        return Some((Some(element), count & ((1 << COUNT_BITS) - 1)));
+    }
+    Some((decoded(&DType::ALL, code)?.map(ElementType::Known), count))
 }
 
 /// Returns the algorithm's position among the table's algorithms of its operation, counted from 1; 0 for none.
@@ -492,7 +521,7 @@ mod tests {
         sequence: 17,
         started: false,
         operation: Operation::AllReduce,
-        dtype: Some(DType::F32),
+        element: Some(ElementType::Known(DType::F32)),
         count: 1000,
         sizes: 0,
         op: Some(ReduceKind::Sum),
@@ -503,15 +532,17 @@ mod tests {
         past: NOTHING,
         after_agreement: false,
     };
+    const PAIR: ElementType = ElementType::Other { size: 24, align: 8 };
     const NOTHING: HistoryDigest = HistoryDigest::from_bytes([0; 8]);
     const SOMETHING: HistoryDigest = HistoryDigest::from_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
 
     #[test]
     fn calls_read_as_a_person_would_say_them() {
         assert_eq!(SUM.to_string(), "all_reduce (call 18) of 1000 f32 (sum, canonical, halving_doubling)");
-        let none = Call { dtype: None, op: None, algorithm: None, order: None, ..SUM };
+        let none = Call { element: None, op: None, algorithm: None, order: None, ..SUM };
         assert_eq!(Call { operation: Operation::Barrier, ..none }.to_string(), "barrier (call 18)");
-        let message = Call { operation: Operation::Message, root: Some(3), dtype: Some(DType::U8), ..none };
+        let message =
+            Call { operation: Operation::Message, root: Some(3), element: Some(DType::U8.into()), ..none };
         assert_eq!(message.to_string(), "message of 1000 u8 (from rank 3)");
         let announced = Call::announced(7, 3, "step", "clip_gradients");
         assert_eq!(announced.to_string(), "clip_gradients (call 4)");
@@ -528,13 +559,14 @@ mod tests {
         let same = "all ranks must pass the same";
         let cases = [
             (Call { count: 1, ..SUM }, format!("lengths differ: rank 1 has 1 element, this rank has 1000 elements; {same} length")),
-            (Call { dtype: Some(DType::F64), ..SUM }, format!("types differ: rank 1 has f64, this rank has f32; {same} type")),
+            (Call { element: Some(DType::F64.into()), ..SUM }, format!("types differ: rank 1 has f64, this rank has f32; {same} type")),
+            (Call { element: Some(PAIR), ..SUM }, format!("types differ: rank 1 has elements of 24 bytes aligned to 8, this rank has f32; {same} type")),
             (Call { op: Some(ReduceKind::Max), ..SUM }, format!("reductions differ: rank 1 has max, this rank has sum; {same} reduction")),
             (Call { root: Some(2), ..SUM }, format!("roots differ: rank 1 has 2, this rank has none; {same} root")),
             (Call { order: Some(ReductionOrder::Any), ..SUM }, format!("orders differ: rank 1 has any, this rank has canonical; {same} order of reduction")),
             (Call { algorithm: Some(Algorithm::Messages(&ring::ALL_REDUCE)), ..SUM }, format!("algorithms differ: rank 1 has ring, this rank has halving_doubling; {same} algorithm and DIST_CROSSOVERS")),
             (Call { started: true, ..SUM }, "calls differ: rank 1 has started all_reduce, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
-            (Call { operation: Operation::Barrier, dtype: None, count: 0, ..SUM }, "calls differ: rank 1 has barrier, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
+            (Call { operation: Operation::Barrier, element: None, count: 0, ..SUM }, "calls differ: rank 1 has barrier, this rank has all_reduce; all ranks must make the same calls in the same order".to_owned()),
         ];
         for (other, expected) in cases {
             assert_eq!(of(other), Some(expected));
@@ -553,7 +585,16 @@ mod tests {
     #[test]
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
-        let codes = [(44, 0), (44, 99), (45, 0xf), (45, 0xf0), (46, 3 << 2 | 1), (46, 5 << 2 | 3), (47, 99)];
+        let codes = [
+            (44, 0),
+            (44, 99),
+            (45, 0xe),
+            (45, 0xf),
+            (45, 0xf0),
+            (46, 3 << 2 | 1),
+            (46, 5 << 2 | 3),
+            (47, 99),
+        ];
         let message = Call { operation: Operation::Message, op: None, algorithm: None, order: None, ..SUM };
         let of_sum = codes.into_iter().map(|place| (SUM, place));
         let of_message = [(0, 1), (16, 1), (24, 1), (40, 1)].map(|place| (message, place));
@@ -571,7 +612,10 @@ mod tests {
             Call { channel: 1, ..SUM },
             Call { sequence: 18, ..SUM },
             Call { operation: Operation::Reduce, algorithm: None, ..SUM },
-            Call { dtype: Some(DType::I32), ..SUM },
+            Call { element: Some(DType::I32.into()), ..SUM },
+            Call { element: Some(PAIR), ..SUM },
+            Call { element: Some(ElementType::Other { size: 24, align: 4 }), ..SUM },
+            Call { element: Some(ElementType::Other { size: 32, align: 8 }), ..SUM },
             Call { count: 1001, ..SUM },
             Call { sizes: 1, ..SUM },
             Call { op: Some(ReduceKind::Max), ..SUM },
@@ -602,7 +646,7 @@ mod tests {
         let message = Call { operation: Operation::Message, algorithm: None, op: None, order: None, ..SUM };
         let other = Call { count: 3, root: Some(1), sequence: 4, past: SOMETHING, ..message };
         assert_eq!(other.encode(), message.encode());
-        assert_ne!(Call { dtype: Some(DType::U8), ..other }.encode(), message.encode());
+        assert_ne!(Call { element: Some(DType::U8.into()), ..other }.encode(), message.encode());
         assert_eq!(Call::decode(&other.encode()).unwrap().to_string(), "message of f32");
     }
 
@@ -612,16 +656,21 @@ mod tests {
             (channel, sequence, count, sizes) in any::<(u64, u64, u64, u64)>(),
             root in prop::option::of(0..u32::MAX),
             operation in prop::sample::select(&Operation::ALL),
-            dtype in prop::option::of(prop::sample::select(&DType::ALL)),
+            element in prop::option::of(prop_oneof![
+                prop::sample::select(&DType::ALL).prop_map(ElementType::Known),
+                (1_u32..1 << 21, 0_u8..7).prop_map(|(size, log2)| ElementType::Other { size, align: 1 << log2 }),
+            ]),
             op in prop::option::of(prop::sample::select(&ReduceKind::ALL)),
             order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
             algorithm in 0_usize..9,
             (started, part, past, after_agreement) in any::<(bool, u8, [u8; 8], bool)>(),
         ) {
             let algorithm = operation.algorithms().nth(algorithm);
+            let is_other = matches!(element, Some(ElementType::Other { .. }));
+            let count = if is_other { count >> LAYOUT_BITS } else { count };
             let (sequence, past) = (sequence >> 9, HistoryDigest::from_bytes(past));
             let call = Call {
-                channel, sequence, started, operation, dtype, count, sizes, op, root, algorithm, order, part, past,
+                channel, sequence, started, operation, element, count, sizes, op, root, algorithm, order, part, past,
                 after_agreement,
             };
             let told = match operation {

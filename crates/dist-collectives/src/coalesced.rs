@@ -1,5 +1,7 @@
 //! Operations on many small buffers at once.
 
+use bytemuck::Pod;
+
 use crate::history::StartedOperation;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
@@ -45,7 +47,7 @@ impl Communicator {
     /// # Errors
     /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
     #[doc(alias = "_broadcast_coalesced")]
-    pub fn broadcast_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
+    pub fn broadcast_coalesced<T: Pod>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
         self.call(|engine, options| {
             engine.coalesced(buffers, &options, |engine, packed, options| {
                 engine.broadcast(packed, root, options)
@@ -72,7 +74,7 @@ impl Communicator {
     /// Starts a [`broadcast_coalesced`](Self::broadcast_coalesced), which owns the buffers until it ends.
     #[doc(alias = "_broadcast_coalesced")]
     #[doc(alias = "async_op")]
-    pub fn start_broadcast_coalesced<T: Element>(
+    pub fn start_broadcast_coalesced<T: Pod + Send>(
         &mut self,
         buffers: Vec<Buffer<T>>,
         root: usize,

@@ -1,5 +1,6 @@
 //! The blocking operations of all ranks of a group.
 
+use bytemuck::Pod;
 use dist_algos::scan::Extent;
 
 use crate::{Buffer, Communicator, Element, ReduceOp, Result};
@@ -111,7 +112,7 @@ impl Communicator {
     #[doc(alias = "ncclAllGather")]
     #[doc(alias = "all_gather_into_tensor")]
     #[doc(alias = "allgather_base")]
-    pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
+    pub fn all_gather<T: Pod>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         self.call(|engine, options| engine.all_gather(input.into(), None, output, &options))
     }
 
@@ -121,7 +122,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Allgather")]
-    pub fn all_gather_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
+    pub fn all_gather_buffer<T: Pod>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
         self.call(|engine, options| engine.all_gather(input.into(), None, output, &options))
     }
 
@@ -144,7 +145,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and if the buffer's length is not divisible by the number of ranks.
     #[doc(alias = "MPI_IN_PLACE")]
-    pub fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T]) -> Result<()> {
+    pub fn all_gather_in_place<T: Pod>(&mut self, buffer: &mut [T]) -> Result<()> {
         self.call(|engine, options| engine.all_gather_in_place(buffer, &options))
     }
 
@@ -170,12 +171,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce), and if there is not one count for each rank, the input is not as
     /// long as this rank's count, or the output is not as long as the sum of all counts.
     #[doc(alias = "MPI_Allgatherv")]
-    pub fn all_gather_v<T: Element>(
-        &mut self,
-        input: &[T],
-        counts: &[usize],
-        output: &mut [T],
-    ) -> Result<()> {
+    pub fn all_gather_v<T: Pod>(&mut self, input: &[T], counts: &[usize], output: &mut [T]) -> Result<()> {
         self.call(|engine, options| engine.all_gather(input.into(), Some(counts), output, &options))
     }
 
@@ -186,7 +182,7 @@ impl Communicator {
     #[doc(alias = "MPI_Bcast")]
     #[doc(alias = "bcast")]
     #[doc(alias = "ncclBroadcast")]
-    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
+    pub fn broadcast<T: Pod>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
         self.call(|engine, options| engine.broadcast(buffer, root, &options))
     }
 
@@ -209,7 +205,7 @@ impl Communicator {
     /// `world_size` times as long as the input.
     #[doc(alias = "MPI_Gather")]
     #[doc(alias = "ncclGather")]
-    pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+    pub fn gather<T: Pod>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
         self.call(|engine, options| engine.gather(input, None, output, root, &options))
     }
 
@@ -219,7 +215,7 @@ impl Communicator {
     /// # Errors
     /// As for [`gather`](Self::gather), and if there is not one count for each rank.
     #[doc(alias = "MPI_Gatherv")]
-    pub fn gather_v<T: Element>(
+    pub fn gather_v<T: Pod>(
         &mut self,
         input: &[T],
         counts: &[usize],
@@ -237,7 +233,7 @@ impl Communicator {
     /// `world_size` times as long as the output.
     #[doc(alias = "MPI_Scatter")]
     #[doc(alias = "ncclScatter")]
-    pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+    pub fn scatter<T: Pod>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
         self.call(|engine, options| engine.scatter(input, None, output, root, &options))
     }
 
@@ -247,7 +243,7 @@ impl Communicator {
     /// # Errors
     /// As for [`scatter`](Self::scatter), and if there is not one count for each rank.
     #[doc(alias = "MPI_Scatterv")]
-    pub fn scatter_v<T: Element>(
+    pub fn scatter_v<T: Pod>(
         &mut self,
         input: &[T],
         counts: &[usize],
@@ -281,7 +277,7 @@ impl Communicator {
     #[doc(alias = "alltoall")]
     #[doc(alias = "ncclAlltoAll")]
     #[doc(alias = "all_to_all_single")]
-    pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
+    pub fn all_to_all<T: Pod>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
     }
 
@@ -291,7 +287,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_to_all`](Self::all_to_all).
     #[doc(alias = "MPI_Alltoall")]
-    pub fn all_to_all_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
+    pub fn all_to_all_buffer<T: Pod>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
         self.call(|engine, options| engine.all_to_all(input.into(), output, &options))
     }
 
@@ -322,7 +318,7 @@ impl Communicator {
     #[doc(alias = "MPI_Alltoallv")]
     #[doc(alias = "all_to_all_single")]
     #[doc(alias = "alltoallv")]
-    pub fn all_to_all_v<T: Element>(
+    pub fn all_to_all_v<T: Pod>(
         &mut self,
         input: &[T],
         send_counts: &[usize],

@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytemuck::Pod;
 use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::process::{Config, Medium, ProcessTransport};
@@ -18,7 +19,7 @@ use crate::history::History;
 use crate::settings::Settings;
 use crate::two_level::{HostLevels, SubgroupHosts};
 use crate::worker::Worker;
-use crate::{Buffer, Call, Element, Error, Operation, ReductionOrder, Result};
+use crate::{Buffer, Call, Error, Operation, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
 use crate::{CostCache, crossovers_from_env};
 
@@ -460,7 +461,7 @@ impl Communicator {
     #[doc(alias = "MPI_Alloc_mem")]
     #[doc(alias = "MPI_Win_allocate_shared")]
     #[doc(alias = "ncclMemAlloc")]
-    pub fn alloc<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
+    pub fn alloc<T: Pod>(&mut self, len: usize) -> Result<Buffer<T>> {
         alloc(&mut *self.engine.transport, len)
     }
 

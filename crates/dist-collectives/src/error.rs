@@ -16,7 +16,7 @@ pub use dist_transport::Error as TransportError;
 use dist_transport::{Abort, Cause, ErrorSource};
 
 use crate::history::HistoryDigest;
-use crate::{DType, Operation, ReductionOrder};
+use crate::{DType, ElementType, Operation, ReductionOrder};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -433,7 +433,7 @@ impl Error {
             }
             // Messages with equal fingerprints may differ in length: then they are calls with different counts.
             &TransportError::Length { peer, expected, got } if call.operation == Operation::Message => {
-                let count = |bytes: u64| bytes / call.dtype.map_or(1, DType::size) as u64;
+                let count = |bytes: u64| bytes / call.element.map_or(1, ElementType::size) as u64;
                 let theirs = Box::new(Call { count: count(got), ..call });
                 Self::Mismatch { peer, ours: Box::new(Call { count: count(expected), ..call }), theirs }
             }

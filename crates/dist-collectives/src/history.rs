@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use bytemuck::Pod;
 use dist_algos::{Algorithm, AlgorithmTable};
 
 use crate::call::code_of_algorithm;
 use crate::digest::digest;
-use crate::{Call, Element, Operation, ReduceOp, ReductionOrder};
+use crate::{Call, ElementType, Operation, ReduceOp, ReductionOrder};
 
 /// The collectives that this rank has called or started on a communicator, and the forks and subgroups it has made.
 ///
@@ -225,8 +226,12 @@ impl StartedOperation {
     }
 
     /// Returns an operation on this many elements on every rank; 0 if the ranks have different counts.
-    pub(crate) const fn of<T: Element>(operation: Operation, count: usize) -> Self {
-        Self::new(operation).with(1, T::DTYPE as u64 + 1).with(2, count as u64)
+    pub(crate) fn of<T: Pod>(operation: Operation, count: usize) -> Self {
+        let word = match ElementType::of::<T>() {
+            ElementType::Known(dtype) => dtype as u64 + 1,
+            other => other.layout() << 8,
+        };
+        Self::new(operation).with(1, word).with(2, count as u64)
     }
 
     /// Adds the counts of all ranks.

@@ -10,6 +10,7 @@ mod cost_cache;
 mod costs;
 mod digest;
 mod dtype;
+mod element_type;
 mod engine;
 pub mod error;
 mod history;
@@ -30,6 +31,8 @@ mod window;
 mod worker;
 
 pub use buffer::Buffer;
+#[doc(no_inline)]
+pub use bytemuck;
 pub use communicator::Communicator;
 /// The records of all algorithms, each in the module of its schedule, for [`Communicator::with_algorithm`].
 #[doc(no_inline)]
@@ -40,6 +43,7 @@ pub use dist_transport as transport;
 #[doc(no_inline)]
 pub use dist_transport::process::Config;
 pub use dtype::{DType, Element};
+pub use element_type::ElementType;
 pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};

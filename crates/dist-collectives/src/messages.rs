@@ -1,6 +1,8 @@
 //! Messages between two ranks.
 
-use crate::{Buffer, Communicator, Element, Pending, Result};
+use bytemuck::Pod;
+
+use crate::{Buffer, Communicator, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
 #[derive(Debug)]
@@ -40,7 +42,7 @@ pub enum OwnedMessage<T> {
     },
 }
 
-impl<T: Element> OwnedMessage<T> {
+impl<T: Pod> OwnedMessage<T> {
     /// Returns the memory of the message.
     pub fn into_elements(self) -> Buffer<T> {
         let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;
@@ -66,7 +68,7 @@ impl Communicator {
     /// If there is no such rank, or if it died or does not receive the message in time.
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
-    pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
+    pub fn send<T: Pod>(&mut self, elements: &[T], to: usize) -> Result<()> {
         self.call(|engine, options| engine.send(elements, to, &options))
     }
 
@@ -78,7 +80,7 @@ impl Communicator {
     #[doc(alias = "MPI_Recv")]
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
-    pub fn recv<T: Element>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
+    pub fn recv<T: Pod>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
         self.call(|engine, options| engine.receive(elements, from, &options))
     }
 
@@ -103,7 +105,7 @@ impl Communicator {
     /// Those of the two.
     #[doc(alias = "MPI_Sendrecv")]
     #[doc(alias = "sendrecv")]
-    pub fn send_recv<T: Element>(
+    pub fn send_recv<T: Pod>(
         &mut self,
         sent: &[T],
         to: usize,
@@ -143,7 +145,7 @@ impl Communicator {
     #[doc(alias = "batch_isend_irecv")]
     #[doc(alias = "ncclGroupStart")]
     #[doc(alias = "MPI_Waitall")]
-    pub fn batch<T: Element>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
+    pub fn batch<T: Pod>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
         self.call(|engine, options| engine.batch(messages, &options))
     }
 
@@ -151,7 +153,7 @@ impl Communicator {
     /// elements. The peers must start their operations too.
     #[doc(alias = "batch_isend_irecv")]
     #[doc(alias = "MPI_Startall")]
-    pub fn start_batch<T: Element>(
+    pub fn start_batch<T: Pod + Send>(
         &mut self,
         messages: Vec<OwnedMessage<T>>,
     ) -> Pending<Vec<OwnedMessage<T>>> {

@@ -1,5 +1,6 @@
 //! The operations that do not block: each starts here and runs in the worker.
 
+use bytemuck::Pod;
 use dist_algos::scan::Extent;
 
 use crate::engine::{CallInput, CallOptions, Engine};
@@ -110,7 +111,7 @@ impl Communicator {
     /// Starts an [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Iallgather")]
     #[doc(alias = "async_op")]
-    pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
+    pub fn start_all_gather<T: Pod + Send>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
         self.start_into(
@@ -124,7 +125,7 @@ impl Communicator {
     /// Starts an [`all_gather_in_place`](Self::all_gather_in_place).
     #[doc(alias = "MPI_IN_PLACE")]
     #[doc(alias = "async_op")]
-    pub fn start_all_gather_in_place<T: Element>(
+    pub fn start_all_gather_in_place<T: Pod + Send>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
     ) -> Pending<Buffer<T>> {
@@ -136,7 +137,7 @@ impl Communicator {
     /// Starts an [`all_gather_v`](Self::all_gather_v).
     #[doc(alias = "MPI_Iallgatherv")]
     #[doc(alias = "async_op")]
-    pub fn start_all_gather_v<T: Element>(
+    pub fn start_all_gather_v<T: Pod + Send>(
         &mut self,
         input: impl Into<Buffer<T>>,
         counts: Vec<usize>,
@@ -154,7 +155,7 @@ impl Communicator {
     /// Starts a [`gather`](Self::gather); the output is empty except on the root.
     #[doc(alias = "MPI_Igather")]
     #[doc(alias = "async_op")]
-    pub fn start_gather<T: Element>(
+    pub fn start_gather<T: Pod + Send>(
         &mut self,
         input: impl Into<Buffer<T>>,
         root: usize,
@@ -172,7 +173,7 @@ impl Communicator {
     /// Starts a [`gather_v`](Self::gather_v); the output is empty except on the root.
     #[doc(alias = "MPI_Igatherv")]
     #[doc(alias = "async_op")]
-    pub fn start_gather_v<T: Element>(
+    pub fn start_gather_v<T: Pod + Send>(
         &mut self,
         input: impl Into<Buffer<T>>,
         counts: Vec<usize>,
@@ -193,7 +194,7 @@ impl Communicator {
     /// Starts a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
     #[doc(alias = "MPI_Iscatter")]
     #[doc(alias = "async_op")]
-    pub fn start_scatter<T: Element>(
+    pub fn start_scatter<T: Pod + Send>(
         &mut self,
         input: impl Into<Buffer<T>>,
         part: usize,
@@ -213,7 +214,7 @@ impl Communicator {
     /// Starts a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
     #[doc(alias = "MPI_Iscatterv")]
     #[doc(alias = "async_op")]
-    pub fn start_scatter_v<T: Element>(
+    pub fn start_scatter_v<T: Pod + Send>(
         &mut self,
         input: impl Into<Buffer<T>>,
         counts: Vec<usize>,
@@ -235,7 +236,7 @@ impl Communicator {
     /// Starts an [`all_to_all`](Self::all_to_all).
     #[doc(alias = "MPI_Ialltoall")]
     #[doc(alias = "async_op")]
-    pub fn start_all_to_all<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
+    pub fn start_all_to_all<T: Pod + Send>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len();
         self.start_into(
@@ -249,7 +250,7 @@ impl Communicator {
     /// Starts an [`all_to_all_v`](Self::all_to_all_v).
     #[doc(alias = "MPI_Ialltoallv")]
     #[doc(alias = "async_op")]
-    pub fn start_all_to_all_v<T: Element>(
+    pub fn start_all_to_all_v<T: Pod + Send>(
         &mut self,
         input: impl Into<Buffer<T>>,
         send_counts: Vec<usize>,
@@ -301,7 +302,7 @@ impl Communicator {
     #[doc(alias = "MPI_Ibcast")]
     #[doc(alias = "async_op")]
     #[doc(alias = "ibcast")]
-    pub fn start_broadcast<T: Element>(
+    pub fn start_broadcast<T: Pod + Send>(
         &mut self,
         buffer: impl Into<Buffer<T>>,
         root: usize,
@@ -351,7 +352,7 @@ impl Communicator {
     /// receive before it sent, all would wait for ever.
     #[doc(alias = "MPI_Isend")]
     #[doc(alias = "isend")]
-    pub fn start_send<T: Element>(
+    pub fn start_send<T: Pod + Send>(
         &mut self,
         elements: impl Into<Buffer<T>>,
         to: usize,
@@ -366,7 +367,7 @@ impl Communicator {
     /// once](Self::start_send).
     #[doc(alias = "MPI_Irecv")]
     #[doc(alias = "irecv")]
-    pub fn start_recv<T: Element>(
+    pub fn start_recv<T: Pod + Send>(
         &mut self,
         elements: impl Into<Buffer<T>>,
         from: usize,
@@ -379,7 +380,7 @@ impl Communicator {
     /// Starts a [`send_recv`](Self::send_recv); both buffers are returned.
     #[doc(alias = "MPI_Isendrecv")]
     #[doc(alias = "isendrecv")]
-    pub fn start_send_recv<T: Element>(
+    pub fn start_send_recv<T: Pod + Send>(
         &mut self,
         sent: impl Into<Buffer<T>>,
         to: usize,
@@ -444,7 +445,7 @@ impl Communicator {
 
     /// Starts an operation that reads one buffer and writes another. `len` is the length of the output, or the
     /// error of invalid arguments: then no memory is allocated.
-    fn start_into<T: Element>(
+    fn start_into<T: Pod + Send>(
         &mut self,
         started: StartedOperation,
         input: Buffer<T>,

@@ -87,25 +87,27 @@ impl<A: DirectAccess + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> CanonicalSum
                     SumLocation::There(holder, offset) => {
                         view_into(self.access, (holder, self.there.of, offset), self.own, self.combine)?;
                     }
-                    SumLocation::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
+                    SumLocation::Scratch(slot) => {
+                        (self.combine)(self.own, self.scratch.slots().slot(slot, len, len))
+                    }
                     SumLocation::OwnMemory => unreachable!("a rank contributes once"),
                 }
                 Ok(SumLocation::OwnMemory)
             }
             (SumLocation::Scratch(slot), SumLocation::There(holder, offset))
             | (SumLocation::There(holder, offset), SumLocation::Scratch(slot)) => {
-                let sum = self.scratch.slot(slot, len, len);
+                let sum = self.scratch.slots().slot(slot, len, len);
                 view_into(self.access, (holder, self.there.of, offset), sum, self.combine)?;
                 Ok(SumLocation::Scratch(slot))
             }
             (SumLocation::There(left, from), SumLocation::There(right, offset)) => {
-                let sum = self.scratch.slot(free, len, len);
+                let sum = self.scratch.slots().slot(free, len, len);
                 self.access.read(left, self.there.of, from, sum)?;
                 view_into(self.access, (right, self.there.of, offset), sum, self.combine)?;
                 Ok(SumLocation::Scratch(free))
             }
             (SumLocation::Scratch(left), SumLocation::Scratch(right)) => {
-                let (sum, other) = self.scratch.two_slots((left, right), len, len);
+                let (sum, other) = self.scratch.slots().two_slots((left, right), len, len);
                 (self.combine)(sum, other);
                 Ok(SumLocation::Scratch(left))
             }

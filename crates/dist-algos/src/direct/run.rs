@@ -396,6 +396,9 @@ fn check(
     if parts != plan.parts() {
         return Err(Error::Parts { expected: plan.parts(), got: parts });
     }
+    if plan.collective().kind().reduces() && !partition.divides_cache_lines() {
+        return Err(Error::DividedElements { element_size: partition.element_size() });
+    }
     match (plan.algorithm().remote_access, own) {
         (RemoteAccess::Write, OwnMemory::Borrowed(_)) => Err(Error::Borrowed),
         _ => Ok(()),

@@ -1,6 +1,7 @@
 //! The runner executes schedules: results equal the oracle's, and bytes on the wire equal the verifier's.
 
 mod apart;
+mod elements;
 mod hierarchical;
 mod link;
 mod network;
@@ -52,7 +53,7 @@ fn of(collective: CollectiveKind) -> impl Iterator<Item = &'static MessageAlgori
 }
 
 fn partition<N>(len: usize, chunks: usize) -> Partition<'static> {
-    Partition::new(len, size_of::<N>(), chunks.max(1)).expect("the numbers' size divides 64")
+    Partition::new(len, size_of::<N>(), chunks.max(1)).expect("numbers have bytes")
 }
 
 /// Runs `work` on every rank, returns each rank's buffer, and compares the network's counts with the report.

@@ -1,5 +1,6 @@
 //! Operations in which every rank sends a part to every other rank.
 
+use bytemuck::Pod;
 use dist_algos::direct::DirectCollective;
 use dist_algos::{Algorithm, CollectiveKind, CostModel, Memory, MessageAlgorithm, Order, Source, all_to_all};
 use dist_transport::LazyDeadline;
@@ -10,10 +11,10 @@ use super::plan_cache::{CallKey, Collective};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, reserve};
 use crate::digest::digest;
-use crate::{Call, Element, Error, Operation, Result};
+use crate::{Call, Error, Operation, Result};
 
 impl Engine {
-    pub(crate) fn all_to_all<T: Element>(
+    pub(crate) fn all_to_all<T: Pod>(
         &mut self,
         input: CallInput<'_, T>,
         output: &mut [T],
@@ -29,14 +30,14 @@ impl Engine {
         let algorithm = self.plan_cache.get(plan).message_algorithm();
         if algorithm.is_some_and(|algorithm| self.forwards(algorithm)) {
             return self.forward(layout, input, output, |engine, parts| {
-                engine.execute(plan, CallOperands::in_parts(parts, layout), None, options)
+                engine.execute_moving(plan, CallOperands::in_parts(parts, layout), options)
             });
         }
         let memory = CallOperands::in_parts(output, layout).with_input(input, layout);
-        self.execute(plan, memory, None, options)
+        self.execute_moving(plan, memory, options)
     }
 
-    pub(crate) fn all_to_all_v<T: Element>(
+    pub(crate) fn all_to_all_v<T: Pod>(
         &mut self,
         input: &[T],
         send_counts: &[usize],
@@ -64,7 +65,7 @@ impl Engine {
         self.compare_counts(&call, send_counts, receive_counts, options)?;
         let [sent, received] = [send_counts, receive_counts].map(RankLayout::counted);
         let memory = CallOperands::in_parts(output, &received).with_input(input, &sent);
-        self.run_compiled(plan, memory, &Arithmetic::NONE, &options.due)
+        self.run_compiled(plan, memory.into_bytes(), &Arithmetic::NONE, &options.due)
     }
 
     /// Checks the counts, and that the input has the length of all sent parts. Returns the length of all received
@@ -90,7 +91,7 @@ impl Engine {
 
     /// Runs an algorithm that forwards parts through other ranks. `run` gets a rotated copy of the input: first this
     /// rank's own part, then the part for the next rank, and so on.
-    fn forward<T: Element>(
+    fn forward<T: Pod>(
         &mut self,
         layout: &RankLayout,
         input: &[T],
@@ -125,7 +126,7 @@ impl Engine {
         let algorithm = self.algorithms.suggest(kind, self.placement, bytes, Order::Canonical, model);
         let algorithm = algorithm.expect("every operation has an algorithm for every world");
         let (layout, own) = (RankLayout::even(1, self.world_size()), self.rank.index());
-        let partition = layout.partition::<u64>();
+        let partition = layout.partition(size_of::<u64>());
         let steps = algorithm.steps(self.rank, 0);
         if self.forwards(algorithm) {
             return self.forward(&layout, sent, received, |engine, parts| {

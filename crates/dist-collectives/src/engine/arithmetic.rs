@@ -49,7 +49,10 @@ impl Engine {
                 let call = self.plan_cache.get(plan).call;
                 let total = self.total_weight(&call, weight, &options.due)?;
                 if !divides(total, T::DTYPE) {
-                    return Err(Error::TotalWeight { total, dtype: options.dtype::<T>() });
+                    return Err(Error::TotalWeight {
+                        total,
+                        dtype: options.element::<T>().dtype().unwrap_or(T::DTYPE),
+                    });
                 }
                 (Some(weight), Some(total))
             }
@@ -82,8 +85,8 @@ impl Engine {
         let (order, model) = (Order::Canonical, &CostModel::default());
         let algorithm = self.algorithms.suggest(kind, ranks, value.len(), order, model);
         let algorithm = algorithm.expect("every operation has a canonical algorithm for every world");
-        let partition = Partition::new(1, value.len(), algorithm.chunks(world_size))
-            .expect("the sizes of values divide 64");
+        let partition =
+            Partition::new(1, value.len(), algorithm.chunks(world_size)).expect("values have bytes");
         let memory = Memory::new(value, partition);
         self.run_in(call, algorithm.steps(self.rank(), 0), memory, combine, due)
     }

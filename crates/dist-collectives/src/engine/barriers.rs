@@ -15,7 +15,7 @@ impl Engine {
     pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
         let plan = self.compile(&of_nothing(options), |_| 0, options)?;
         let nothing: &mut [u8] = &mut [];
-        self.execute(plan, CallOperands::of(nothing), None, options)
+        self.execute_moving(plan, CallOperands::of(nothing), options)
     }
 
     /// Waits for all ranks; if some are absent, every rank that came gets their numbers.
@@ -171,9 +171,9 @@ impl Engine {
 }
 
 /// Returns the key of a call that moves no elements.
-const fn of_nothing(options: &CallOptions<'_>) -> CallKey {
+fn of_nothing(options: &CallOptions<'_>) -> CallKey {
     CallKey {
-        dtype: None,
+        element: None,
         ..CallKey::of::<u8>(Collective::Direct(DirectCollective::Barrier), 0, 0, options.sizes)
     }
 }

@@ -2,14 +2,16 @@
 
 use std::ops::DerefMut;
 
+use bytemuck::Pod;
+
 use super::{CallOptions, Engine, copy, reserve};
+use crate::Result;
 use crate::digest::digest;
-use crate::{Element, Result};
 
 impl Engine {
     /// Runs `operation` once on all buffers. They are copied into contiguous memory that is kept between calls, and
     /// back. A single buffer is not copied.
-    pub(crate) fn coalesced<T: Element, B: DerefMut<Target = [T]>>(
+    pub(crate) fn coalesced<T: Pod, B: DerefMut<Target = [T]>>(
         &mut self,
         buffers: &mut [B],
         options: &CallOptions<'_>,

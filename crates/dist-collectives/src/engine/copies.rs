@@ -1,5 +1,6 @@
 //! Operations that copy elements without reducing them: broadcast, all_gather, gather and scatter.
 
+use bytemuck::Pod;
 use dist_algos::direct::DirectCollective;
 use dist_algos::{MessageAlgorithm, Source};
 
@@ -7,10 +8,10 @@ use super::memory::{CallBuffer, CallInput, CallOperands};
 use super::plan_cache::{CallKey, Collective, PlanId};
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, partition, reserve};
-use crate::{Element, Operation, Result};
+use crate::{Operation, Result};
 
 impl Engine {
-    pub(crate) fn broadcast<T: Element>(
+    pub(crate) fn broadcast<T: Pod>(
         &mut self,
         buffer: &mut [T],
         root: usize,
@@ -19,12 +20,12 @@ impl Engine {
         self.check_root(Operation::Broadcast, root)?;
         let collective = Collective::Direct(DirectCollective::Broadcast { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
-        let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
+        let largest = |parts| partition(buffer.len(), size_of::<T>(), parts).chunk_bytes_max();
         let plan = self.compile(&key, largest, options)?;
-        self.execute(plan, CallOperands::of(buffer), None, options)
+        self.execute_moving(plan, CallOperands::of(buffer), options)
     }
 
-    pub(crate) fn all_gather<T: Element>(
+    pub(crate) fn all_gather<T: Pod>(
         &mut self,
         input: CallInput<'_, T>,
         counts: Option<&[usize]>,
@@ -38,10 +39,10 @@ impl Engine {
         let key = CallKey::in_parts::<T>(collective, layout, options).on(input.ownership);
         let plan = self.compile_in_parts::<T>(&key, layout, options)?;
         let memory = CallOperands::in_parts(output, layout).with_input(input.elements, &own);
-        self.execute(plan, memory, None, options)
+        self.execute_moving(plan, memory, options)
     }
 
-    pub(crate) fn all_gather_in_place<'a, T: Element>(
+    pub(crate) fn all_gather_in_place<'a, T: Pod>(
         &mut self,
         buffer: impl Into<CallBuffer<'a, T>>,
         options: &CallOptions<'_>,
@@ -52,10 +53,10 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::AllGather { of: Source::Buffer });
         let key = CallKey::in_parts::<T>(collective, layout, options).on(buffer.ownership());
         let plan = self.compile_in_parts::<T>(&key, layout, options)?;
-        self.execute(plan, CallOperands::in_parts(buffer.into_elements(), layout), None, options)
+        self.execute_moving(plan, CallOperands::in_parts(buffer.into_elements(), layout), options)
     }
 
-    pub(crate) fn gather<T: Element>(
+    pub(crate) fn gather<T: Pod>(
         &mut self,
         input: &[T],
         counts: Option<&[usize]>,
@@ -76,12 +77,12 @@ impl Engine {
             _ => reserve(&mut memory, passing.total(), &mut *self.transport)?,
         };
         let all = CallOperands::in_parts(buffer, &passing).with_input(input, &own);
-        let done = self.execute(plan, all, None, options);
+        let done = self.execute_moving(plan, all, options);
         self.copy = memory;
         done
     }
 
-    pub(crate) fn scatter<T: Element>(
+    pub(crate) fn scatter<T: Pod>(
         &mut self,
         input: &[T],
         counts: Option<&[usize]>,
@@ -101,12 +102,12 @@ impl Engine {
         if passing.total() == output.len() && held.first() == rank.index() {
             // This rank receives only its own part.
             let memory = CallOperands::in_parts(output, &passing).with_input(sent, &source);
-            return self.execute(plan, memory, None, options);
+            return self.execute_moving(plan, memory, options);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = reserve(&mut memory, passing.total(), &mut *self.transport)?;
         let all = CallOperands::in_parts(&mut *buffer, &passing).with_input(sent, &source);
-        let done = self.execute(plan, all, None, options);
+        let done = self.execute_moving(plan, all, options);
         if done.is_ok() {
             let part = if held.is_empty() {
                 &input[layout.range(rank.index())]
@@ -120,7 +121,7 @@ impl Engine {
     }
 
     /// Compiles a gather or a scatter. Returns the plan and its algorithm.
-    fn compile_rooted<T: Element>(
+    fn compile_rooted<T: Pod>(
         &mut self,
         collective: Collective,
         layout: &RankLayout,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
 use dist_algos::direct::{DirectMemory, OwnMemory, Ownership, ReductionKernel, RemoteAccess};
 use dist_algos::{Memory, Partition};
 use dist_transport::LazyDeadline;
@@ -21,22 +22,30 @@ enum DirectBuffer<'m, 'a, T> {
 }
 
 impl Engine {
-    /// Begins the next call of this plan and executes it. `op` is the reduction of the call, if it has one. After an
-    /// error the contents of the buffer are unspecified.
+    /// Begins the next call of this plan and executes it. After an error the contents of the buffer are unspecified.
     #[inline(always)]
     pub(super) fn execute<T: Element>(
         &mut self,
         plan: PlanId,
         memory: CallOperands<'_, T>,
-        op: Option<ReduceOp>,
+        op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<()> {
         self.begin_compiled(plan);
-        let arithmetic = match op {
-            Some(op) => self.arithmetic::<T>(plan, op, options)?,
-            None => Arithmetic::NONE,
-        };
+        let arithmetic = self.arithmetic::<T>(plan, op, options)?;
         self.run_compiled(plan, memory, &arithmetic, &options.due)
+    }
+
+    /// Begins the next call of this plan and executes it. The call moves elements without a reduction.
+    #[inline(always)]
+    pub(super) fn execute_moving<T: Pod>(
+        &mut self,
+        plan: PlanId,
+        memory: CallOperands<'_, T>,
+        options: &CallOptions<'_>,
+    ) -> Result<()> {
+        self.begin_compiled(plan);
+        self.run_compiled(plan, memory.into_bytes(), &Arithmetic::NONE, &options.due)
     }
 
     /// Executes the call that has begun.
@@ -88,15 +97,16 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let CallOperands { mut buffer, layout, input } = memory;
+        let CallOperands { mut buffer, layout, input, unit } = memory;
+        let element_size = unit * size_of::<T>();
         if input.is_none() {
             arithmetic.prepare(buffer.elements());
         }
         let compiled = self.plan_cache.get(plan);
         let (program, piece_bytes) = (compiled.direct_plan(), piece_bytes(compiled.key.ownership));
         let partition = match layout {
-            Some(layout) => layout.partition::<T>(),
-            None => partition::<T>(buffer.elements().len(), program.parts()),
+            Some(layout) => layout.partition(element_size),
+            None => partition(buffer.elements().len() / unit, element_size, program.parts()),
         };
         match buffer {
             CallBuffer::Owned(buffer) if program.algorithm().remote_access == RemoteAccess::Write => {
@@ -104,8 +114,8 @@ impl Engine {
             }
             buffer => {
                 let own = OwnMemory::Borrowed(bytemuck::cast_slice_mut(buffer.into_elements()));
-                let input =
-                    input.map(|(input, layout)| (bytemuck::cast_slice(input), layout.partition::<T>()));
+                let input = input
+                    .map(|(input, layout)| (bytemuck::cast_slice(input), layout.partition(element_size)));
                 let memory = &mut DirectMemory { own, partition, input, piece_bytes };
                 self.run_on(plan, DirectBuffer::<T>::Borrowed(memory), arithmetic, due)
             }
@@ -154,28 +164,28 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let (own, CallOperands { buffer, layout, input }) = (self.rank.index(), memory);
-        let buffer = buffer.into_elements();
+        let (own, CallOperands { buffer, layout, input, unit }) = (self.rank.index(), memory);
+        let (buffer, element_size) = (buffer.into_elements(), unit * size_of::<T>());
         let Some(layout) = layout else {
             arithmetic.prepare(buffer);
-            return self.run_blocks(plan, buffer, arithmetic, due);
+            return self.run_blocks(plan, (buffer, unit), arithmetic, due);
         };
         match input {
             Some((input, parts)) if parts.holds(own) && layout.holds(own) => {
-                copy(&input[parts.range(own)], &mut buffer[layout.range(own)]);
+                copy(&input[parts.range_in(own, unit)], &mut buffer[layout.range_in(own, unit)]);
             }
             Some(_) => {}
             None => arithmetic.prepare(buffer),
         }
-        let input = input.map(|(input, parts)| (bytemuck::cast_slice(input), parts.partition::<T>()));
-        self.run_block(plan, (buffer, layout.partition::<T>()), input, arithmetic, due)
+        let input = input.map(|(input, parts)| (bytemuck::cast_slice(input), parts.partition(element_size)));
+        self.run_block(plan, (buffer, layout.partition(element_size)), input, arithmetic, due)
     }
 
-    /// Executes the schedule on one block of the buffer after the other.
+    /// Executes the schedule on one block of the buffer after the other. `unit` is the number of `T` in an element.
     fn run_blocks<T: Element>(
         &mut self,
         plan: PlanId,
-        buffer: &mut [T],
+        (buffer, unit): (&mut [T], usize),
         arithmetic: &Arithmetic,
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
@@ -184,8 +194,8 @@ impl Engine {
         let mut rest = buffer;
         loop {
             // Messages are sent even if there are no elements.
-            let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(1)));
-            let parts = partition::<T>(block.len(), chunks);
+            let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(unit)));
+            let parts = partition(block.len() / unit, unit * size_of::<T>(), chunks);
             self.run_block(plan, (block, parts), None, arithmetic, due)?;
             if later.is_empty() {
                 return Ok(());

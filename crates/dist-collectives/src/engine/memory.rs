@@ -1,9 +1,10 @@
 //! The memory that a call works on, with the [`Ownership`] that decides how other ranks may access it.
 
+use bytemuck::Pod;
 use dist_algos::direct::Ownership;
 
 use super::rank_layout::RankLayout;
-use crate::{Buffer, Element};
+use crate::Buffer;
 
 /// The memory that a call works on.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(super) struct CallOperands<'a, T> {
     pub(super) layout: Option<&'a RankLayout>,
     /// The memory that the call only reads, and its parts.
     pub(super) input: Option<(&'a [T], &'a RankLayout)>,
+    /// The number of `T` in an element of the layouts and of the call: 1, or the size of an element if `T` is a byte.
+    pub(super) unit: usize,
 }
 
 /// The memory that a call changes.
@@ -30,11 +33,11 @@ pub(crate) struct CallInput<'a, T> {
     pub(super) ownership: Ownership,
 }
 
-impl<'a, T: Element> CallOperands<'a, T> {
+impl<'a, T: Pod> CallOperands<'a, T> {
     /// Returns the memory of a call on one buffer.
     #[inline(always)]
     pub(super) fn of(buffer: impl Into<CallBuffer<'a, T>>) -> Self {
-        Self { buffer: buffer.into(), layout: None, input: None }
+        Self { buffer: buffer.into(), layout: None, input: None, unit: 1 }
     }
 
     /// Returns the memory of a call on a buffer with these parts.
@@ -46,9 +49,20 @@ impl<'a, T: Element> CallOperands<'a, T> {
     pub(super) fn with_input(self, input: &'a [T], layout: &'a RankLayout) -> Self {
         Self { input: Some((input, layout)), ..self }
     }
+
+    /// Returns the memory as bytes, so that what only moves elements is compiled once for all their types.
+    #[inline(always)]
+    pub(super) fn into_bytes(self) -> CallOperands<'a, u8> {
+        CallOperands {
+            buffer: CallBuffer::Borrowed(bytemuck::cast_slice_mut(self.buffer.into_elements())),
+            layout: self.layout,
+            input: self.input.map(|(input, layout)| (bytemuck::cast_slice(input), layout)),
+            unit: self.unit * size_of::<T>(),
+        }
+    }
 }
 
-impl<'a, T: Element> CallBuffer<'a, T> {
+impl<'a, T: Pod> CallBuffer<'a, T> {
     #[inline(always)]
     pub(super) fn ownership(&self) -> Ownership {
         match self {
@@ -65,6 +79,7 @@ impl<'a, T: Element> CallBuffer<'a, T> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn into_elements(self) -> &'a mut [T] {
         match self {
             Self::Borrowed(elements) => elements,
@@ -79,7 +94,7 @@ impl<'a, T> From<&'a [T]> for CallInput<'a, T> {
     }
 }
 
-impl<'a, T: Element> From<&'a Buffer<T>> for CallInput<'a, T> {
+impl<'a, T: Pod> From<&'a Buffer<T>> for CallInput<'a, T> {
     fn from(buffer: &'a Buffer<T>) -> Self {
         Self { elements: buffer, ownership: buffer.ownership() }
     }

@@ -1,13 +1,14 @@
 //! Messages between two ranks; the other ranks are not involved.
 
+use bytemuck::Pod;
 use dist_transport::{Incoming, Outgoing, Sink};
 
 use super::{CallOptions, Engine};
 use crate::history::HistoryDigest;
-use crate::{Call, Element, Error, Message, Operation, Result};
+use crate::{Call, ElementType, Error, Message, Operation, Result};
 
 impl Engine {
-    pub(crate) fn send<T: Element>(
+    pub(crate) fn send<T: Pod>(
         &mut self,
         elements: &[T],
         to: usize,
@@ -20,7 +21,7 @@ impl Engine {
         sent.map_err(|source| Error::in_call(call, source))
     }
 
-    pub(crate) fn receive<T: Element>(
+    pub(crate) fn receive<T: Pod>(
         &mut self,
         elements: &mut [T],
         from: usize,
@@ -32,7 +33,7 @@ impl Engine {
         received.map_err(|source| Error::in_call(call, source))
     }
 
-    pub(crate) fn send_receive<T: Element>(
+    pub(crate) fn send_receive<T: Pod>(
         &mut self,
         sent: &[T],
         to: usize,
@@ -49,7 +50,7 @@ impl Engine {
         done.map_err(|source| Error::in_call(call, source))
     }
 
-    pub(crate) fn batch<T: Element>(
+    pub(crate) fn batch<T: Pod>(
         &mut self,
         messages: &mut [Message<'_, T>],
         options: &CallOptions<'_>,
@@ -71,13 +72,14 @@ impl Engine {
 
     /// Begins messages of `T`. They have no sequence number, because messages between two ranks keep their order and
     /// the transport compares their lengths. Only errors of this rank show `count` and `sender`.
-    fn begin_messages<T: Element>(&mut self, count: usize, sender: Option<usize>) -> Call {
+    fn begin_messages<T: Pod>(&mut self, count: usize, sender: Option<usize>) -> Call {
+        let element = ElementType::of::<T>();
         let call = Call {
             channel: self.channel,
             sequence: 0,
             started: self.history.is_of_worker(),
             operation: Operation::Message,
-            dtype: Some(T::DTYPE),
+            element: Some(element),
             count: count as u64,
             sizes: 0,
             op: None,
@@ -89,15 +91,15 @@ impl Engine {
             after_agreement: false,
         };
         let encoded = match self.messages {
-            Some((dtype, encoded)) if dtype == T::DTYPE => encoded,
-            _ => self.messages.insert((T::DTYPE, call.encode())).1,
+            Some((last, encoded)) if last == element => encoded,
+            _ => self.messages.insert((element, call.encode())).1,
         };
         self.announce(&call, &encoded);
         call
     }
 }
 
-fn incoming<T: Element>(elements: &mut [T], from: usize) -> Incoming<'_> {
+fn incoming<T: Pod>(elements: &mut [T], from: usize) -> Incoming<'_> {
     let memory = bytemuck::cast_slice_mut(elements);
     Incoming { from, len: memory.len(), sink: Sink::Into(memory) }
 }

@@ -22,7 +22,9 @@ mod window;
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use dist_algos::{AlgorithmTable, Memory, Partition, Placement, RunError, Scratch, Step};
+use dist_transport::cpu::CacheLine;
 use dist_transport::{
     Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Transport,
 };
@@ -30,7 +32,7 @@ use dist_transport::{
 use crate::history::{History, HistoryEvent, StartedOperation};
 use crate::settings::Settings;
 use crate::two_level::HostLevels;
-use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
+use crate::{Buffer, Call, ElementType, Error, Operation, Result};
 use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::WindowBuffer;
 pub(crate) use memory::CallInput;
@@ -49,19 +51,19 @@ pub(crate) struct CallOptions<'a> {
     /// array. 0 if there are none.
     pub(crate) sizes: u64,
     /// The type of the caller's elements, if the call works on a copy of another type.
-    dtype: Option<DType>,
+    element: Option<ElementType>,
 }
 
 impl<'a> CallOptions<'a> {
     /// Returns the options of a call that begins now.
     #[inline]
     pub(crate) const fn new(settings: &'a Settings, runtime: &'a Runtime) -> Self {
-        Self { settings, due: LazyDeadline::within(runtime, settings.timeout), sizes: 0, dtype: None }
+        Self { settings, due: LazyDeadline::within(runtime, settings.timeout), sizes: 0, element: None }
     }
 
     /// Returns the options of a call that began earlier and has this deadline.
     pub(crate) fn until(settings: &'a Settings, deadline: Deadline) -> Self {
-        Self { settings, due: deadline.into(), sizes: 0, dtype: None }
+        Self { settings, due: deadline.into(), sizes: 0, element: None }
     }
 
     /// Adds a digest that the ranks must agree on.
@@ -71,8 +73,8 @@ impl<'a> CallOptions<'a> {
 
     /// Returns the type of the caller's elements, for a call that works on elements of `T`.
     #[inline(always)]
-    fn dtype<T: Element>(&self) -> DType {
-        self.dtype.unwrap_or(T::DTYPE)
+    fn element<T: Pod>(&self) -> ElementType {
+        self.element.unwrap_or_else(ElementType::of::<T>)
     }
 }
 
@@ -91,7 +93,7 @@ pub(crate) struct Engine {
     slot_generations: SlotGenerations,
     plan_cache: PlanCache,
     /// The element type and the fingerprint of the last messages. All messages of one type have the same fingerprint.
-    messages: Option<(DType, Fingerprint)>,
+    messages: Option<(ElementType, Fingerprint)>,
     /// The hosts of the ranks, if two-level algorithms are enabled.
     levels: Option<Arc<HostLevels>>,
     /// `true` if all ranks of the group run on one host.
@@ -99,9 +101,9 @@ pub(crate) struct Engine {
     /// The ranks, and the cores of their host. On several hosts it states one core per rank, because messages take
     /// longer than the work of the cores.
     placement: Placement,
-    /// Memory for a copy of an input that must not change, or for data that this rank only forwards. It consists of
-    /// `u64` so that elements of every type are aligned.
-    copy: Vec<u64>,
+    /// Memory for a copy of an input that must not change, or for data that this rank only forwards. Elements of every
+    /// type are aligned in it.
+    copy: Vec<CacheLine>,
     /// Memory for the partial sums of means that are not computed in the type of the elements.
     wide: WidenedBuffers,
 }
@@ -259,7 +261,7 @@ impl Engine {
     }
 
     /// Allocates memory for an operation's output. If that fails, the job is aborted, because other ranks wait.
-    pub(crate) fn output<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
+    pub(crate) fn output<T: Pod>(&mut self, len: usize) -> Result<Buffer<T>> {
         Buffer::zeroed(len).inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))
     }
 
@@ -317,30 +319,31 @@ impl Drop for Engine {
 }
 
 /// Returns the partition of `len` elements into parts of nearly equal size.
-fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
-    Partition::new(len, size_of::<T>(), parts)
-        .expect("a slice exists, elements divide 64 and a world has a rank")
+fn partition(len: usize, element_size: usize, parts: usize) -> Partition<'static> {
+    Partition::new(len, element_size, parts)
+        .expect("a slice exists, elements have bytes and a world has a rank")
 }
 
 /// Returns the first `len` elements of memory that is kept between calls, and enlarges the memory if necessary. If
 /// there is not enough memory, the job is aborted, because other ranks wait.
-fn reserve<'m, T: Element>(
-    memory: &'m mut Vec<u64>,
+fn reserve<'m, T: Pod>(
+    memory: &'m mut Vec<CacheLine>,
     len: usize,
     transport: &mut dyn Transport,
 ) -> Result<&'m mut [T]> {
-    let words = len.saturating_mul(size_of::<T>()).div_ceil(size_of::<u64>());
-    if let Err(source) = memory.try_reserve(words.saturating_sub(memory.len())) {
+    let bytes = len.saturating_mul(size_of::<T>());
+    let lines = bytes.div_ceil(CacheLine::BYTES);
+    if let Err(source) = memory.try_reserve(lines.saturating_sub(memory.len())) {
         let error = Error::Memory { elements: len, source };
         transport.abort(Cause::gave_up(Chain(&error)));
         return Err(error);
     }
-    memory.resize(words.max(memory.len()), 0);
-    Ok(&mut bytemuck::cast_slice_mut(&mut memory[..words])[..len])
+    memory.resize(lines.max(memory.len()), CacheLine::ZERO);
+    Ok(bytemuck::cast_slice_mut(&mut bytemuck::cast_slice_mut::<_, u8>(memory)[..bytes]))
 }
 
 /// Copies elements to memory of the same length. The [copy](dist_transport::cpu::copy) is fast for any relative
 /// alignment.
-pub(crate) fn copy<T: Element>(from: &[T], into: &mut [T]) {
+pub(crate) fn copy<T: Pod>(from: &[T], into: &mut [T]) {
     dist_transport::cpu::copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(into));
 }

@@ -1,5 +1,6 @@
 //! A cache of compiled calls: the execution plan of each kind of collective call is computed once.
 
+use bytemuck::Pod;
 use dist_algos::direct::{DirectCollective, DirectPlan, Ownership};
 use dist_algos::scan::Extent;
 use dist_algos::{
@@ -12,18 +13,18 @@ use super::direct::SharedMemory;
 use super::direct_access::CheckedPlan;
 use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine};
-use crate::call::ALGORITHM;
+use crate::call::{ALGORITHM, COUNT_BITS};
 use crate::digest::digest;
 use crate::history::{History, HistoryEvent};
 use crate::two_level::ChosenAlgorithm;
-use crate::{Call, DType, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result};
+use crate::{Call, Element, ElementType, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result};
 
 /// The key of a compiled call. Calls with equal keys are executed in the same way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallKey {
     pub(super) collective: Collective,
     /// As in [`Call`].
-    pub(super) dtype: Option<DType>,
+    pub(super) element: Option<ElementType>,
     pub(super) count: usize,
     pub(super) sizes: u64,
     pub(super) op: Option<ReduceKind>,
@@ -54,9 +55,9 @@ impl PartialEq for CallKey {
     // Same result as the derived implementation, but compares the fields in one step.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
-        let Self { collective, dtype, count, sizes, op, bytes, ownership } = *other;
+        let Self { collective, element, count, sizes, op, bytes, ownership } = *other;
         (self.count, self.bytes, self.sizes) == (count, bytes, sizes)
-            && (self.dtype, self.op, self.ownership) == (dtype, op, ownership)
+            && (self.element, self.op, self.ownership) == (element, op, ownership)
             && self.collective == collective
     }
 }
@@ -64,31 +65,26 @@ impl PartialEq for CallKey {
 impl CallKey {
     /// Returns the key of a call on this many bytes of borrowed memory, without a reduction.
     #[inline]
-    pub(super) const fn of<T: Element>(
-        collective: Collective,
-        count: usize,
-        bytes: usize,
-        sizes: u64,
-    ) -> Self {
-        let ownership = Ownership::Borrowed;
-        Self { collective, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership }
+    pub(super) fn of<T: Pod>(collective: Collective, count: usize, bytes: usize, sizes: u64) -> Self {
+        let (element, ownership) = (Some(ElementType::of::<T>()), Ownership::Borrowed);
+        Self { collective, element, count, sizes, op: None, bytes, ownership }
     }
 
     /// Returns the key of a call on borrowed memory in which every rank has a part.
-    pub(super) fn in_parts<T: Element>(
+    pub(super) fn in_parts<T: Pod>(
         collective: Collective,
         layout: &RankLayout,
         options: &CallOptions<'_>,
     ) -> Self {
         let bytes = layout.total().saturating_mul(size_of::<T>());
         let key = Self::of::<T>(collective, layout.count(), bytes, layout.digest(options.sizes));
-        Self { dtype: Some(options.dtype::<T>()), ..key }
+        Self { element: Some(options.element::<T>()), ..key }
     }
 
     /// Adds a reduction, and the type of the caller's elements.
     #[inline]
     pub(super) fn reducing<T: Element>(self, op: ReduceOp, options: &CallOptions<'_>) -> Self {
-        Self { op: Some(op.kind()), dtype: Some(options.dtype::<T>()), ..self }
+        Self { op: Some(op.kind()), element: Some(options.element::<T>()), ..self }
     }
 
     /// Sets the ownership of the memory.
@@ -350,13 +346,13 @@ impl Engine {
     }
 
     /// Compiles a call on memory in which every rank has a part.
-    pub(super) fn compile_in_parts<T: Element>(
+    pub(super) fn compile_in_parts<T: Pod>(
         &mut self,
         key: &CallKey,
         layout: &RankLayout,
         options: &CallOptions<'_>,
     ) -> Result<PlanId> {
-        self.compile(key, |_| layout.partition::<T>().chunk_bytes_max(), options)
+        self.compile(key, |_| layout.partition(size_of::<T>()).chunk_bytes_max(), options)
     }
 
     /// Begins the next call of this plan. Every message from here on belongs to it.
@@ -376,6 +372,10 @@ impl Engine {
         part_bytes_max: &dyn Fn(usize) -> usize,
         options: &CallOptions<'_>,
     ) -> Result<PlanId> {
+        let is_other = matches!(key.element, Some(ElementType::Other { .. }));
+        if is_other && key.count as u64 >> COUNT_BITS != 0 {
+            return Err(Error::TotalCount { operation: key.collective.kind().into() });
+        }
         let compiled = match self.compile_direct(key, preferences, part_bytes_max, options)? {
             Some(compiled) => compiled,
             None => self.compile_messages(key, preferences, options)?,
@@ -467,7 +467,7 @@ impl Engine {
             sequence: self.history.sequence(),
             started: self.history.is_of_worker(),
             operation,
-            dtype: key.dtype,
+            element: key.element,
             count: key.count as u64,
             sizes: key.sizes,
             op: key.op,

@@ -119,6 +119,12 @@ impl RankLayout {
         }
     }
 
+    /// Returns the range of one rank's part in memory of this many `T` per element.
+    pub(super) fn range_in(&self, rank: usize, unit: usize) -> Range<usize> {
+        let Range { start, end } = self.range(rank);
+        start * unit..end * unit
+    }
+
     /// Returns the number of elements of all parts in the memory.
     #[inline]
     pub(super) fn total(&self) -> usize {
@@ -130,15 +136,15 @@ impl RankLayout {
 
     /// Returns the parts as chunks of a schedule, one for each rank.
     #[inline]
-    pub(super) fn partition<T>(&self) -> Partition<'_> {
+    pub(super) fn partition(&self, element_size: usize) -> Partition<'_> {
         let partition = match &self.sizes {
-            PartSizes::Uneven(borders) if !self.held.is_empty() => Partition::at(borders, size_of::<T>()),
-            _ => Partition::new(self.total(), size_of::<T>(), self.held.len().max(1)),
+            PartSizes::Uneven(borders) if !self.held.is_empty() => Partition::at(borders, element_size),
+            _ => Partition::new(self.total(), element_size, self.held.len().max(1)),
         };
         let first = self.held.start.min(self.world_size - 1);
         partition
             .and_then(|partition| partition.among(first, self.world_size))
-            .expect("a slice is as long as these parts, and elements divide 64")
+            .expect("a slice is as long as these parts, and elements have bytes")
     }
 
     /// Returns the count that the call states: the elements of one part, or of all parts if their sizes differ.

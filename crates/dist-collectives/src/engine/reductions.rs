@@ -35,8 +35,9 @@ impl Engine {
         let key =
             CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(buffer.ownership());
         let key = key.reducing::<T>(op, options);
-        let plan = self.compile(&key, |parts| partition::<T>(len, parts).chunk_bytes_max(), options)?;
-        self.execute(plan, CallOperands::of(buffer), Some(op), options)
+        let plan =
+            self.compile(&key, |parts| partition(len, size_of::<T>(), parts).chunk_bytes_max(), options)?;
+        self.execute(plan, CallOperands::of(buffer), op, options)
     }
 
     /// Returns how many bytes an operation's algorithm processes at a time. It is the whole buffer, except for an
@@ -67,9 +68,9 @@ impl Engine {
         let collective = Collective::Direct(DirectCollective::Reduce { root });
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let key = key.reducing::<T>(op, options);
-        let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
+        let largest = |parts| partition(buffer.len(), size_of::<T>(), parts).chunk_bytes_max();
         let plan = self.compile(&key, largest, options)?;
-        self.execute(plan, CallOperands::of(buffer), Some(op), options)
+        self.execute(plan, CallOperands::of(buffer), op, options)
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
@@ -102,12 +103,12 @@ impl Engine {
         if self.plan_cache.get(plan).reads_input() {
             let own = layout.of_rank(self.rank.index());
             let memory = CallOperands::in_parts(output, &own).with_input(input, layout);
-            return self.execute(plan, memory, Some(op), options);
+            return self.execute(plan, memory, op, options);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let copied = reserve(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, copied);
-        let done = self.execute(plan, CallOperands::in_parts(&mut *copied, layout), Some(op), options);
+        let done = self.execute(plan, CallOperands::in_parts(&mut *copied, layout), op, options);
         let done = done.map(|()| copy(&copied[layout.range(self.rank.index())], output));
         self.copy = memory;
         done
@@ -150,7 +151,7 @@ impl Engine {
         let key = CallKey::in_parts::<T>(collective, layout, options).on(buffer.ownership());
         let plan = self.compile_in_parts::<T>(&key.reducing::<T>(op, options), layout, options)?;
         let buffer = buffer.into_elements();
-        self.execute(plan, CallOperands::in_parts(&mut *buffer, layout), Some(op), options)?;
+        self.execute(plan, CallOperands::in_parts(&mut *buffer, layout), op, options)?;
         Ok(&mut buffer[layout.range(self.rank.index())])
     }
 
@@ -168,7 +169,7 @@ impl Engine {
         let key =
             CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), options.sizes);
         let plan = self.compile(&key.reducing::<T>(op, options), |_| 0, options)?;
-        self.execute(plan, CallOperands::of(&mut *buffer), Some(op), options)?;
+        self.execute(plan, CallOperands::of(&mut *buffer), op, options)?;
         if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }

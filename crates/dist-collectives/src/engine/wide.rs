@@ -4,6 +4,7 @@
 //! and its result is rounded to `f16` once. Algorithms and transports see only `f32`. The call that the ranks compare
 //! still names `f16`.
 
+use bytemuck::Pod;
 use dist_algos::direct::Ownership;
 use dist_transport::{Cause, Chain, Transport};
 
@@ -100,12 +101,12 @@ impl Engine {
 impl<'a> CallOptions<'a> {
     /// Returns the options of a call that works on `f32` for a caller with elements of `T`.
     pub(super) fn in_place_of<T: Element>(&self) -> Self {
-        Self { dtype: Some(T::DTYPE), ..self.clone() }
+        Self { element: Some(T::DTYPE.into()), ..self.clone() }
     }
 }
 
 /// Allocates zeroed elements in memory that the ranks of this host share, or in ordinary memory if there is none.
-pub(crate) fn alloc<T: Element>(transport: &mut dyn Transport, len: usize) -> Result<Buffer<T>> {
+pub(crate) fn alloc<T: Pod>(transport: &mut dyn Transport, len: usize) -> Result<Buffer<T>> {
     let shared = len
         .checked_mul(size_of::<T>())
         .and_then(|bytes| transport.allocate(bytes))

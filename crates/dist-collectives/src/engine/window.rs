@@ -110,7 +110,7 @@ impl Engine {
 }
 
 /// Returns the key of a window of this many elements per rank. Its steps are those of a barrier.
-const fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
+fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
     CallKey::of::<T>(Collective::Direct(DirectCollective::Barrier), len, 0, options.sizes)
 }
 

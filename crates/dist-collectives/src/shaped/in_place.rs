@@ -1,5 +1,6 @@
 //! Operations on arrays in place.
 
+use bytemuck::Pod;
 use dist_algos::scan::Extent;
 use ndarray::{ArrayRef, Dimension};
 
@@ -46,7 +47,7 @@ impl Communicator {
     /// # Errors
     /// Those of [`broadcast`](Self::broadcast).
     #[doc(alias = "MPI_Bcast")]
-    pub fn broadcast_array<T: Element, D: Dimension>(
+    pub fn broadcast_array<T: Pod, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
         root: usize,
@@ -98,7 +99,7 @@ impl Communicator {
         })
     }
 
-    fn in_array<T: Element, D: Dimension>(
+    fn in_array<T: Pod, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
         operation: impl FnOnce(&mut Engine, &mut [T], &CallOptions<'_>) -> Result<()>,

@@ -1,5 +1,6 @@
 //! Operations that concatenate the arrays of all ranks or divide an array among them.
 
+use bytemuck::Pod;
 use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
@@ -34,10 +35,7 @@ impl Communicator {
     /// Those of [`all_gather`](Self::all_gather).
     #[doc(alias = "all_gather_into_tensor")]
     #[doc(alias = "MPI_Allgather")]
-    pub fn all_gather_array<T: Element, D: Dimension>(
-        &mut self,
-        input: &ArrayRef<T, D>,
-    ) -> Result<ArrayD<T>> {
+    pub fn all_gather_array<T: Pod, D: Dimension>(&mut self, input: &ArrayRef<T, D>) -> Result<ArrayD<T>> {
         let mut dims = input.shape().to_vec();
         match dims.first_mut() {
             Some(rows) => *rows = rows.saturating_mul(self.world_size()),
@@ -59,7 +57,7 @@ impl Communicator {
     /// Those of [`all_gather_v`](Self::all_gather_v), and if the array has no dims or another number of rows than
     /// the list says.
     #[doc(alias = "MPI_Allgatherv")]
-    pub fn all_gather_v_array<T: Element, D: Dimension>(
+    pub fn all_gather_v_array<T: Pod, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
         rows: &[usize],
@@ -141,10 +139,7 @@ impl Communicator {
     /// Those of [`all_to_all`](Self::all_to_all).
     #[doc(alias = "all_to_all_single")]
     #[doc(alias = "MPI_Alltoall")]
-    pub fn all_to_all_array<T: Element, D: Dimension>(
-        &mut self,
-        input: &ArrayRef<T, D>,
-    ) -> Result<Array<T, D>> {
+    pub fn all_to_all_array<T: Pod, D: Dimension>(&mut self, input: &ArrayRef<T, D>) -> Result<Array<T, D>> {
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, input.raw_dim())?;
         let sizes = shape::digest_of(input.shape());
         let (elements, slice) = (shape::elements(input), slice(&mut output));
@@ -160,7 +155,7 @@ impl Communicator {
     /// # Errors
     /// Those of [`all_to_all_v`](Self::all_to_all_v).
     #[doc(alias = "MPI_Alltoallv")]
-    pub fn all_to_all_v_array<T: Element, D: Dimension>(
+    pub fn all_to_all_v_array<T: Pod, D: Dimension>(
         &mut self,
         input: &ArrayRef<T, D>,
         send_counts: &[usize],

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 
+use bytemuck::Pod;
 use ndarray::{Array, ArrayRef, Dimension, ErrorKind, ShapeError};
 
 use crate::digest::digest;
 use crate::engine::Engine;
-use crate::{Element, Error, Operation, Result};
+use crate::{Error, Operation, Result};
 
 /// Returns the digest of a shape for a call.
 pub(super) fn digest_of(shape: &[usize]) -> u64 {
@@ -20,7 +21,7 @@ pub(super) fn digest_of_rows(rows: &[usize], row: &[usize]) -> u64 {
 }
 
 /// Returns the elements in index order.
-pub(super) fn elements<T: Element, D: Dimension>(array: &ArrayRef<T, D>) -> Cow<'_, [T]> {
+pub(super) fn elements<T: Pod, D: Dimension>(array: &ArrayRef<T, D>) -> Cow<'_, [T]> {
     match array.as_slice() {
         Some(elements) => Cow::Borrowed(elements),
         None => Cow::Owned(array.iter().copied().collect()),
@@ -54,7 +55,7 @@ pub(super) fn check_rows(operation: Operation, expected: usize, got: usize) -> R
 }
 
 /// Allocates an array for an operation's output.
-pub(super) fn zeroed<T: Element, D: Dimension>(
+pub(super) fn zeroed<T: Pod, D: Dimension>(
     engine: &mut Engine,
     operation: Operation,
     dim: D,

@@ -70,8 +70,20 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
     (
         sum,
         |comm| comm.all_reduce(&mut [1_i32; 10], ReduceOp::Sum),
-        |call| format!("{:?}", call.dtype),
-        ("Some(F32)", "Some(I32)"),
+        |call| format!("{:?}", call.element),
+        ("Some(Known(F32))", "Some(Known(I32))"),
+    ),
+    (
+        |comm| comm.broadcast(&mut [[1_u64; 3]; 10], 0),
+        |comm| comm.broadcast(&mut [[1_u32; 6]; 10], 0),
+        |call| format!("{:?}", call.element),
+        ("Some(Other { size: 24, align: 8 })", "Some(Other { size: 24, align: 4 })"),
+    ),
+    (
+        |comm| comm.all_gather(&[[1_u8; 3]; 2], &mut vec![[0; 3]; 2 * comm.world_size()]),
+        |comm| comm.all_gather(&[[1_u8; 2]; 3], &mut vec![[0; 2]; 3 * comm.world_size()]),
+        |call| call.element.map_or_else(String::new, |element| format!("{} {element}", call.count)),
+        ("2 elements of 3 bytes aligned to 1", "3 elements of 2 bytes aligned to 1"),
     ),
     (
         sum,

@@ -4,7 +4,8 @@
 use dist_collectives::error::Call;
 use dist_collectives::tuning::Operation;
 use dist_collectives::{
-    Buffer, Communicator, DType, Error, ReduceOp, ReductionOrder, algorithms::binomial, bf16, f16,
+    Buffer, Communicator, DType, ElementType, Error, ReduceOp, ReductionOrder, algorithms::binomial, bf16,
+    f16,
 };
 use dist_testkit::oracle;
 use proptest::prelude::*;
@@ -259,12 +260,12 @@ fn a_mean_of_f16_and_one_of_f32_are_different_calls() {
         0 => comm.all_reduce(&mut [f16::ONE; 4], ReduceOp::Mean).unwrap_err(),
         _ => comm.all_reduce(&mut [1.0_f32; 4], ReduceOp::Mean).unwrap_err(),
     });
-    let named = |call: &Call| call.dtype;
+    let named = |call: &Call| call.element.and_then(ElementType::dtype);
     for error in errors {
         let text = format!("{error}: {:?}", error.call().map(named));
         assert!(text.contains("f16") && text.contains("f32"), "{text}");
         assert!(
-            error.call().is_some_and(|call| matches!(call.dtype, Some(DType::F16 | DType::F32))),
+            error.call().is_some_and(|call| matches!(named(call), Some(DType::F16 | DType::F32))),
             "{text}"
         );
     }

@@ -1,6 +1,7 @@
 //! Every operation against the oracle: element types, reductions, worlds, roots, lengths, algorithms, networks.
 
 mod copies;
+mod elements;
 mod reductions;
 
 use std::ops::{Deref, DerefMut};
