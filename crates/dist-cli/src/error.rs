@@ -3,7 +3,9 @@
 use std::collections::TryReserveError;
 use std::ffi::OsString;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::run::Stream;
 
@@ -58,6 +60,40 @@ pub(crate) enum Error {
     /// What the ranks print cannot be passed on.
     #[error("cannot write the {stream}")]
     Forward { stream: Stream, source: io::Error },
+    /// The system would not start ssh.
+    #[error("cannot start {command:?} for host {host}")]
+    Ssh { command: String, host: String, source: io::Error },
+    /// A host was not reached.
+    #[error(
+        "cannot reach host {host} by {command:?}: {said}. Check that this command works without a password: {command} {host} true"
+    )]
+    HostUnreachable { host: String, command: String, said: String },
+    /// A host has no `distctl` where it is looked for.
+    #[error("host {host} has no {distctl}: {said}. Install distctl {} there, or say with --remote-distctl where it is", env!("CARGO_PKG_VERSION"))]
+    NoDistctl { host: String, distctl: String, said: String },
+    /// A host has another version of `distctl`.
+    #[error("host {host} has distctl {theirs}, and this is {}: install the same version on all hosts", env!("CARGO_PKG_VERSION"))]
+    HostVersion { host: String, theirs: String },
+    /// A host was reached and did not answer.
+    #[error("host {host} did not answer within {} s{said}. Check that {command:?} asks no question there", limit.as_secs())]
+    HostSilent { host: String, command: String, limit: Duration, said: String },
+    /// A host was reached, and `distctl` ended there before it could take part.
+    #[error("distctl on host {host} ended at once: {said}")]
+    HostEnded { host: String, said: String },
+    /// The first host was reached by an address that other hosts do not reach.
+    #[error(
+        "host {first} was reached at {address}, where {other} cannot reach it: name it by an address of its network, or give one with --rdzv"
+    )]
+    LoopbackCoordinator { first: String, address: IpAddr, other: String },
+    /// A host cannot run its part of the job.
+    #[error("host {host}: {text}")]
+    OnHost { host: String, code: u8, text: String },
+    /// A host cannot change to the working directory.
+    #[error("cannot change to the folder {}", folder.display())]
+    Folder { folder: PathBuf, source: io::Error },
+    /// What a host is told is unreadable.
+    #[error("cannot read what this host is to do")]
+    Orders(#[source] io::Error),
     /// Arguments that make no sense together.
     #[error("{0}")]
     Usage(String),
@@ -121,6 +157,7 @@ impl Error {
             _ if self.is_unread() => 128 + 13,
             Self::NoProgram { .. } => 127,
             Self::Usage(_) => 2,
+            Self::OnHost { code, .. } => *code,
             Self::Program { .. } | Self::Start { .. } | Self::Exec { .. } => 126,
             _ => 1,
         }

@@ -60,6 +60,9 @@ enum Command {
     /// Print the page of the guide that lists all commands
     #[command(hide = true)]
     Reference,
+    /// Run the ranks of one host; `run --hosts` starts this on each host
+    #[command(name = run::PART, hide = true)]
+    RunPart,
     /// Become a rank's program; `run` starts every rank this way
     #[command(name = run::EXEC, hide = true)]
     ExecRank {
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Command::Man(arguments) => reference::man(parser(), &arguments),
         Command::Reference => reference::markdown(parser()),
         Command::ExecRank { command } => Err(run::become_program(&command)),
+        Command::RunPart => run::run_part(),
     };
     match outcome {
         Ok(outcome) => outcome.end(),

@@ -42,18 +42,35 @@ impl Stop {
 }
 
 impl Outcome {
+    /// The outcome of a job with the exit code of its first failure, if a rank failed, and what stopped it, if
+    /// anything did.
+    pub(crate) fn of_job(code: Option<u8>, stopped: Option<Stop>) -> Self {
+        match (code, stopped) {
+            (None, None) => Self::Success,
+            (Some(code), None) => Self::Code(code),
+            (code, Some(by)) => Self::Stopped { code: code.unwrap_or(0), by },
+        }
+    }
+
+    /// Returns the exit code.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Code(code) | Self::Stopped { code, .. } => code,
+        }
+    }
+
     /// Ends this process by the signal that stopped the job, or returns its exit code.
     ///
     /// A shell ends a loop of commands only if the signal itself has ended one of them. If every rank returned 0 all the
     /// same, the signal was a request that the program has fulfilled, and the exit code is 0.
     pub(crate) fn end(self) -> ExitCode {
         match self {
-            Self::Success => ExitCode::SUCCESS,
             Self::Stopped { code, by: Stop::Signal(signal) } if code != 0 => {
                 end_by(signal);
                 ExitCode::from(Stop::Signal(signal).code())
             }
-            Self::Code(code) | Self::Stopped { code, .. } => ExitCode::from(code),
+            _ => ExitCode::from(self.code()),
         }
     }
 }

@@ -22,14 +22,14 @@ use crate::Error;
 /// The hidden subcommand that turns into a rank's program.
 pub(crate) const EXEC: &str = "exec-rank";
 
-/// Says why a program cannot be started, before anything is.
-pub(crate) fn check_program(program: &OsStr) -> Result<(), Error> {
+/// Says why a program cannot be started, before anything is. Without a slash it is looked for in these folders, as in
+/// `PATH`.
+pub(crate) fn check_program(program: &OsStr, folders: &OsStr) -> Result<(), Error> {
     let failed = |reason| Error::Program { program: program.to_owned(), reason };
     let path = Path::new(program);
     let on_path = !program.as_encoded_bytes().contains(&b'/');
     let candidates: Vec<PathBuf> = if on_path {
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&folders).map(|folder| folder.join(path)).collect()
+        std::env::split_paths(folders).map(|folder| folder.join(path)).collect()
     } else {
         vec![path.to_owned()]
     };
@@ -319,7 +319,8 @@ mod tests {
         #[case] program: &str,
         #[case] reason: &str,
     ) {
-        let message = check_program(OsStr::new(program)).unwrap_err().to_string();
+        let message =
+            check_program(OsStr::new(program), OsStr::new("/bin:/usr/bin")).unwrap_err().to_string();
         assert_eq!(message, format!("cannot start {program:?}: {reason}"));
     }
 
@@ -327,7 +328,7 @@ mod tests {
     #[case("sh")]
     #[case("/bin/sh")]
     fn a_program_is_found_by_path_and_by_name(#[case] program: &str) {
-        check_program(OsStr::new(program)).unwrap();
+        check_program(OsStr::new(program), OsStr::new("/bin:/usr/bin")).unwrap();
     }
 
     /// Each process is given by its id, and those of its parent, its group and its session; the first one is asked for.

@@ -4,12 +4,13 @@ use std::process::Command;
 
 #[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
 
 /// Tells a rank's process its cores, as in `0,1`.
 pub(super) const CORES: &str = "DISTCTL_CORES";
 
 /// What `distctl run` binds ranks to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Bind {
     /// An equal share of the cores that distctl may use; with more ranks than cores, ranks share cores evenly
     Cores,
@@ -39,6 +40,9 @@ const CHOSEN_THREADS: &str = "DISTCTL_THREADS";
 
 /// Tells one of so many ranks of this machine with how many threads to compute, unless somebody has said it.
 pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
+    if command.get_envs().any(|(name, _)| name == THREADS) {
+        return;
+    }
     let [set, chosen] = [THREADS, CHOSEN_THREADS].map(std::env::var_os);
     if set.is_none() || set == chosen {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -18,7 +18,7 @@ use super::front::in_launcher;
 use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
 use super::signals::watch_signals;
-use super::watch::{Event, LAST_WORDS, PATIENCE, Watch};
+use super::watch::{Ended, Event, LAST_WORDS, PATIENCE, Watch};
 use crate::Error;
 use crate::outcome::{Outcome, Stop};
 
@@ -37,6 +37,8 @@ pub(super) enum NextStart {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) ranks: usize,
+    /// The number of the first of them in the world.
+    pub(crate) first: usize,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
     /// How long the other ranks have to say what they saw, once one has failed.
@@ -48,6 +50,8 @@ pub(crate) struct Job {
     pub(crate) nodes: Option<Nodes>,
     /// How often it is started again after a failure.
     pub(crate) restarts: u16,
+    /// Variables that ranks see beside those of this process.
+    pub(crate) environment: Vec<(OsString, OsString)>,
 }
 
 /// What hears of signals, also between two jobs: the next one ends because of them.
@@ -61,11 +65,21 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
+    /// Where a signal to the job can be sent that did not come to this process itself.
+    pub(super) fn events(&self) -> &Mailbox<Event> {
+        &self.events
+    }
+
+    pub(super) const fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
     pub(crate) fn new() -> Result<Self, Error> {
         let runtime = Runtime::system();
         let (events, inbox) = runtime.mailbox();
         let started = Started::default();
-        watch_signals(&runtime, &events, &started)?;
+        let signalled = events.clone();
+        watch_signals(&runtime, move |signal| signalled.send(Event::Signalled(signal)), &started)?;
         Ok(Self { runtime, events, inbox, files: files::Before::raise(), started })
     }
 }
@@ -75,6 +89,7 @@ impl Job {
     pub(crate) fn of(ranks: usize, program: OsString, arguments: Vec<OsString>) -> Self {
         Self {
             ranks,
+            first: 0,
             program,
             arguments,
             last_words: LAST_WORDS,
@@ -82,6 +97,7 @@ impl Job {
             bind: Bind::Cores,
             nodes: None,
             restarts: 0,
+            environment: Vec::new(),
         }
     }
 
@@ -93,8 +109,7 @@ impl Job {
 
     /// The ranks of this machine.
     pub(super) fn local(&self) -> Range<usize> {
-        let first = self.nodes.as_ref().map_or(0, |nodes| nodes.index * self.ranks);
-        first..first + self.ranks
+        self.first..self.first + self.ranks
     }
 
     /// How many ranks, on any machine, have their coordinator here.
@@ -125,7 +140,10 @@ impl Job {
         let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;
         let ended = loop {
-            match self.run_once(restart, runtime, (events, inbox), (files, started), (&voice, &take)) {
+            let meeting = self.meeting(restart);
+            let run =
+                |meeting| self.run_once(meeting, runtime, (events, inbox), (files, started), (&voice, &take));
+            match meeting.and_then(run).map(|ended| ended.outcome) {
                 Ok(Outcome::Code(code)) if restart < self.restarts => {
                     match self.next_start(restart, runtime, inbox, &voice) {
                         NextStart::Number(next) => restart = next,
@@ -161,16 +179,33 @@ impl Job {
         }
     }
 
+    /// Starts the ranks, which meet as they are told, and returns when none is left.
+    pub(super) fn run_at(
+        &self,
+        meeting: Meeting,
+        launcher: &mut Launcher,
+        take: &Arc<dyn Take>,
+    ) -> Result<Ended, Error> {
+        let hosted = if meeting.is_hosted() { meeting.world_size() } else { 0 };
+        files::check(self.ranks, hosted, 0)?;
+        let Launcher { runtime, events, inbox, files, started } = launcher;
+        let (voice, speaker) = voice(runtime, take.clone())?;
+        let ended = self.run_once(meeting, runtime, (events, inbox), (files, started), (&voice, take));
+        drop(voice);
+        let _ = speaker.join_by(runtime.deadline(PATIENCE));
+        ended
+    }
+
     fn run_once(
         &self,
-        restart: u16,
+        meeting: Meeting,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
         (files, started): (&files::Before, &Started),
         (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
-    ) -> Result<Outcome, Error> {
-        let (first, limits) = (self.local().start, [self.last_words, self.grace]);
-        let mut watch = Watch::new(runtime, voice, first, limits, self.meeting(restart)?, started);
+    ) -> Result<Ended, Error> {
+        let limits = [self.last_words, self.grace];
+        let mut watch = Watch::new(runtime, voice, self.first, limits, meeting, started);
         for local in 0..self.ranks {
             let child = self.start(local, &watch.meeting, files, started);
             let added = child.and_then(|child| watch.add(child, events, take));
@@ -190,9 +225,10 @@ impl Job {
         files: &files::Before,
         started: &Started,
     ) -> Result<Child, Error> {
-        let rank = self.local().start + local;
+        let rank = self.first + local;
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         meeting.tell(&mut command);
         files.tell(&mut command);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
@@ -233,7 +269,7 @@ const RANKS_DEFAULT: usize = 2;
 
 /// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
 /// the job must not wait for that.
-fn voice(runtime: &Runtime, take: Arc<dyn Take>) -> Result<(Mailbox<String>, Task<()>), Error> {
+pub(super) fn voice(runtime: &Runtime, take: Arc<dyn Take>) -> Result<(Mailbox<String>, Task<()>), Error> {
     let (voice, mut words) = runtime.mailbox::<String>();
     let speak = move || {
         while let Ok(text) = words.receive(None) {

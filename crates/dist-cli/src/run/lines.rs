@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Task};
+use serde::{Deserialize, Serialize};
 
 use super::watch::Event;
 use crate::{Error, output};
@@ -19,7 +20,7 @@ use crate::{Error, output};
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Which of its two outputs a rank wrote to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stream {
     Output,
     Error,

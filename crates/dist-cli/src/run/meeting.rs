@@ -58,10 +58,38 @@ impl Meeting {
     pub(super) fn here(world_size: usize, restart: u16) -> Result<Self, Error> {
         let job = own_name();
         let secret = Arc::new(SecretFile::create(&job)?);
-        let coordinator = Coordinator::start("127.0.0.1:0", world_size, &job, Some(secret.secret().clone()))?;
-        let address = coordinator.address();
-        let address = Address { host: address.ip().to_string(), port: address.port() };
-        Ok(Self { job, restart, world_size, address, secret, coordinator: Some(coordinator) })
+        Self::hosted(&Address { host: "127.0.0.1".to_owned(), port: 0 }, world_size, restart, &job, secret)
+    }
+
+    /// Of a job whose coordinator this process hosts. Port 0 is any that is free.
+    pub(super) fn hosted(
+        at: &Address,
+        world_size: usize,
+        restart: u16,
+        job: &str,
+        secret: Arc<SecretFile>,
+    ) -> Result<Self, Error> {
+        let coordinator =
+            Coordinator::start(&at.to_string(), world_size, job, Some(secret.secret().clone()))?;
+        let address = Address { host: at.host.clone(), port: coordinator.address().port() };
+        let joined = Self::joined(&address, world_size, restart, job, secret);
+        Ok(Self { coordinator: Some(coordinator), ..joined })
+    }
+
+    /// Of a job whose coordinator another machine hosts.
+    pub(super) fn joined(
+        at: &Address,
+        world_size: usize,
+        restart: u16,
+        job: &str,
+        secret: Arc<SecretFile>,
+    ) -> Self {
+        Self { job: job.to_owned(), restart, world_size, address: at.clone(), secret, coordinator: None }
+    }
+
+    /// Where the ranks meet.
+    pub(super) const fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Of a job on several machines. Each start meets at a port of its own: on another machine it may begin while here
@@ -70,15 +98,16 @@ impl Meeting {
         let job = format!("{}-{restart}", nodes.job);
         let secret = nodes.secret.clone();
         let address = Address { host: nodes.rendezvous.host.clone(), port: nodes.port(restart) };
-        let host =
-            || Coordinator::start(&address.to_string(), world_size, &job, Some(secret.secret().clone()));
-        let coordinator = (nodes.index == 0).then(host).transpose()?;
-        if let Some(at) = coordinator.as_ref().map(Coordinator::address)
+        if nodes.index > 0 {
+            return Ok(Self::joined(&address, world_size, restart, &job, secret));
+        }
+        let meeting = Self::hosted(&address, world_size, restart, &job, secret)?;
+        if let Some(at) = meeting.coordinator.as_ref().map(Coordinator::address)
             && at.ip().is_loopback()
         {
             tracing::warn!(%address, %at, "the job's address is one that no other machine reaches");
         }
-        Ok(Self { job, restart, world_size, address, secret, coordinator })
+        Ok(meeting)
     }
 
     /// Tells a rank's process where to go, and hides what a surrounding launcher has said about its own job.

@@ -1,10 +1,12 @@
-//! `distctl run`: one program, started once per rank on this machine, which may be one of several.
+//! `distctl run`: one program, started once per rank on this machine, which may be one of several, or on hosts that ssh
+//! reaches.
 
 mod again;
 mod child;
 mod cores;
 mod files;
 mod front;
+mod hosts;
 mod job;
 mod lines;
 mod meeting;
@@ -21,6 +23,7 @@ pub(crate) use child::{EXEC, become_program, own_program};
 pub(crate) use cores::Bind;
 pub(crate) use files::needed as files_needed;
 pub(crate) use front::{in_launcher, is_launcher};
+pub(crate) use hosts::PART;
 pub(crate) use job::{Job, Launcher, in_a_job};
 pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::Nodes;
@@ -29,6 +32,7 @@ use crate::Error;
 use crate::address::Address;
 use crate::outcome::Outcome;
 use child::check_program;
+use hosts::{Host, HostsJob, counts, read};
 use lines::Forward;
 use secret::{SecretFile, own_name};
 
@@ -36,15 +40,28 @@ use secret::{SecretFile, own_name};
 pub(crate) struct Arguments {
     /// Number of processes to start on each machine
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = crate::parse::ranks)]
-    ranks: usize,
+    #[arg(required_unless_present_any = ["hosts", "hostfile"])]
+    ranks: Option<usize>,
+    /// Hosts to start processes on over ssh, each with the number of its processes, as in a:4,b:4
+    #[arg(long, value_name = "HOST[:N],...", value_delimiter = ',', conflicts_with = "nnodes")]
+    hosts: Vec<Host>,
+    /// File that lists hosts, one on each line, as in `a:4` or `a slots=4`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hosts", "nnodes"])]
+    hostfile: Option<PathBuf>,
+    /// Command that reaches a host, with its first arguments
+    #[arg(long, value_name = "COMMAND", default_value = "ssh")]
+    ssh: String,
+    /// Path of distctl on the hosts [default: the path of this program]
+    #[arg(long, value_name = "PATH")]
+    remote_distctl: Option<PathBuf>,
     /// Number of machines: start distctl on each of them, with the same DIST_SECRET_FILE
     #[arg(long, value_name = "N", value_parser = crate::parse::nodes, requires_all = ["node_rank", "rdzv"])]
     nnodes: Option<usize>,
     /// Number of this machine, counted from 0
     #[arg(long, value_name = "K", requires = "nnodes")]
     node_rank: Option<usize>,
-    /// Address of the coordinator: an address of machine 0 and a port that is free there
-    #[arg(long, value_name = "HOST:PORT", requires = "nnodes", value_parser = Address::parse)]
+    /// Address of the coordinator: an address of the first machine and a port that is free there
+    #[arg(long, value_name = "HOST:PORT", value_parser = Address::parse)]
     rdzv: Option<Address>,
     /// Maximum number of restarts after a failure; on several machines, each restart uses the next port after HOST:PORT
     #[arg(long, value_name = "R", default_value = "0")]
@@ -67,6 +84,15 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// The hosts that are listed, if any are.
+    fn listed_hosts(&self) -> Result<Option<Vec<Host>>, Error> {
+        match &self.hostfile {
+            Some(file) => read(file).map(Some),
+            None if self.hosts.is_empty() => Ok(None),
+            None => Ok(Some(self.hosts.clone())),
+        }
+    }
+
     /// The machines of the job, if it runs on several.
     fn nodes(&self) -> Result<Option<Nodes>, Error> {
         let (Some(count), Some(index), Some(rendezvous)) = (self.nnodes, self.node_rank, &self.rdzv) else {
@@ -95,22 +121,53 @@ impl Arguments {
     }
 }
 
+/// Runs the part of a job on several hosts that this process's input tells.
+pub(crate) fn run_part() -> Result<Outcome, Error> {
+    in_launcher(hosts::run_part)
+}
+
 /// Runs the job as far as it is on this machine, to its end; the exit code is the first failing rank's.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     in_launcher(|| launch(arguments))
 }
 
 fn launch(arguments: &Arguments) -> Result<Outcome, Error> {
+    match arguments.listed_hosts()? {
+        Some(hosts) => launch_on(hosts, arguments),
+        None if arguments.nnodes.is_none() && arguments.rdzv.is_some() => {
+            Err(Error::Usage("--rdzv is for a job with --nnodes or --hosts".to_owned()))
+        }
+        None => launch_here(arguments),
+    }
+}
+
+/// Runs the job on hosts that ssh reaches.
+fn launch_on(hosts: Vec<Host>, arguments: &Arguments) -> Result<Outcome, Error> {
+    let counts = counts(&hosts, arguments.ranks)?;
+    let distctl = arguments.remote_distctl.as_deref();
+    let mut job = HostsJob::new(hosts, counts, &arguments.ssh, distctl, &arguments.command)?;
+    (job.grace, job.bind, job.restarts) = (arguments.grace, arguments.bind, arguments.max_restarts);
+    job.rendezvous = arguments.rdzv.clone();
+    let mut forward = Forward::new(arguments.tag);
+    if let Some(folder) = &arguments.log_dir {
+        forward = forward.with_logs(folder, 0..job.world_size())?;
+    }
+    job.run(&(Arc::new(forward) as Arc<dyn Take>))
+}
+
+fn launch_here(arguments: &Arguments) -> Result<Outcome, Error> {
     let (program, rest) = arguments.command.split_first().expect("clap asks for a program");
-    check_program(program)?;
+    check_program(program, &std::env::var_os("PATH").unwrap_or_default())?;
+    let ranks = arguments.ranks.expect("clap asks for a number of ranks or for hosts");
     let mut launcher = Launcher::new()?;
     let mut forward = Forward::new(arguments.tag);
     let job = Job {
         grace: arguments.grace,
         bind: arguments.bind,
+        first: arguments.node_rank.unwrap_or(0) * ranks,
         nodes: arguments.nodes()?,
         restarts: arguments.max_restarts,
-        ..Job::of(arguments.ranks, program.clone(), rest.to_vec())
+        ..Job::of(ranks, program.clone(), rest.to_vec())
     };
     if let Some(folder) = &arguments.log_dir {
         job.check_files(job.ranks)?;

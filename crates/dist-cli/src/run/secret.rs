@@ -42,6 +42,11 @@ impl SecretFile {
         Self::create_in_one_of(folders(), name, &secret, text.as_bytes())
     }
 
+    /// A secret that another machine has made, in a file of this name.
+    pub(super) fn received(name: &str, text: &str) -> Result<Self, Error> {
+        Self::create_in_one_of(folders(), name, &Secret::from_bytes(text.as_bytes())?, text.as_bytes())
+    }
+
     /// In the first of these where that can be; where it cannot be in any, the first says why.
     fn create_in_one_of(
         folders: impl IntoIterator<Item = PathBuf>,

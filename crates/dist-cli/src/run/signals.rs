@@ -1,14 +1,12 @@
 //! Signals to this process, as events.
 
 use dist_transport::Runtime;
-use dist_transport::runtime::Mailbox;
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
 };
 use signal_hook::iterator::Signals;
 
 use super::child::{self, Started};
-use super::watch::Event;
 use super::{front, secret};
 use crate::Error;
 use crate::outcome::Stop;
@@ -26,13 +24,13 @@ pub(super) fn heeded() -> Vec<i32> {
 /// Starts a thread that tells of signals, and ends everything if the front process has ended.
 pub(super) fn watch_signals(
     runtime: &Runtime,
-    events: &Mailbox<Event>,
+    tell: impl Fn(i32) + Send + 'static,
     started: &Started,
 ) -> Result<(), Error> {
     // Where SIGCHLD is ignored, the system itself reaps a process that has ended, and nobody learns how.
     let heard = heeded().into_iter().chain([SIGCHLD, SIGCONT]);
     let mut signals = Signals::new(heard).map_err(Error::Signals)?;
-    let (events, started) = (events.clone(), started.clone());
+    let started = started.clone();
     let watch = move || {
         // It may have ended before the signals were watched for.
         end_if_abandoned(&started);
@@ -41,7 +39,7 @@ pub(super) fn watch_signals(
                 SIGCHLD => started.reap_strays(),
                 // The system sends it when the front process ends.
                 SIGCONT => end_if_abandoned(&started),
-                signal => events.send(Event::Signalled(signal)),
+                signal => tell(signal),
             }
         }
     };

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 mod failure;
+mod hosts;
 mod machines;
 mod output;
 mod signals;
@@ -288,6 +289,15 @@ fn what_a_rank_leaves_behind_is_ended() {
 #[case(&["run", "-n", "0", "--", "true"], 2, "not a number of ranks from 1 to")]
 #[case(&["run", "-n", "two", "--", "true"], 2, "not a number of ranks")]
 #[case(&["run", "-n", "2"], 2, "PROGRAM")]
+#[case(&["run", "--", "true"], 2, "--ranks <N>")]
+#[case(&["run", "--hosts", "a", "--", "true"], 2, "how many ranks are on host a? Write a:N, or give -n N")]
+#[case(&["run", "--hosts", "a:2,a:2", "--", "true"], 2, "host a is listed twice")]
+#[case(&["run", "--hosts", "a:x", "--", "true"], 2, "not a number of ranks")]
+#[case(&["run", "--hosts", "a:2", "--ssh", " ", "--", "true"], 2, "--ssh names no command")]
+#[case(&["run", "--hosts", "a:2", "--ssh", "/no/such/ssh", "--", "true"], 127, "cannot start \"/no/such/ssh\"")]
+#[case(&["run", "--hosts", "a:2", "--nnodes", "2", "--", "true"], 2, "--nnodes")]
+#[case(&["run", "--hostfile", "/no/such/file", "--", "true"], 1, "cannot read /no/such/file")]
+#[case(&["run", "-n", "2", "--rdzv", "h:1", "--", "true"], 2, "--rdzv is for a job with --nnodes or --hosts")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--", "true"], 2, "--rdzv <HOST:PORT>")]
 #[case(&["run", "-n", "2", "--node-rank", "1", "--", "true"], 2, "--nnodes <N>")]
 #[case(&["run", "-n", "2", "--nnodes", "0", "--", "true"], 2, "not a number of machines from 1 to")]

@@ -53,6 +53,16 @@ pub(super) struct Watch {
     telling: Vec<Task<()>>,
 }
 
+/// The end of a job's ranks on this machine.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) outcome: Outcome,
+    /// The ranks of this machine that failed, and their exit codes, in the order in which that was seen.
+    pub(super) failures: Vec<(usize, u8)>,
+    /// The rank that the coordinator names as the cause, if the coordinator is here.
+    pub(super) culprit: Option<usize>,
+}
+
 /// How far the end of the job has come.
 #[derive(Clone, Copy)]
 enum Phase {
@@ -116,7 +126,7 @@ impl Watch {
     }
 
     /// Returns when no rank is left, and what they printed is passed on.
-    pub(super) fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<Outcome, Error> {
+    pub(super) fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<Ended, Error> {
         if let Err(error) = self.watch(inbox) {
             self.kill_all();
             return Err(error);
@@ -131,11 +141,9 @@ impl Watch {
             // It tells nobody if the job is over on the first machine, or has not begun there.
             let _ = telling.join_by(end);
         }
-        Ok(match (self.code, self.stopped) {
-            (None, None) => Outcome::Success,
-            (Some(code), None) => Outcome::Code(code),
-            (code, Some(by)) => Outcome::Stopped { code: code.unwrap_or(0), by },
-        })
+        let failures = self.failures.iter().map(|&(rank, status)| (rank, child::exit_code(status))).collect();
+        let culprit = self.meeting.aborted().map(|abort| abort.rank);
+        Ok(Ended { outcome: Outcome::of_job(self.code, self.stopped), failures, culprit })
     }
 
     fn watch(&mut self, inbox: &mut Receiver<Event>) -> Result<(), Error> {

@@ -35,7 +35,7 @@ fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         watch.add(child, &events, &take).unwrap();
     }
-    assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap(), Outcome::Code(7));
+    assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap().outcome, Outcome::Code(7));
     assert_eq!(*heard.0.lock().unwrap(), ["heard\n"]);
 }
 
@@ -53,7 +53,7 @@ fn a_signal_that_comes_when_all_ranks_have_ended_is_told_beside_their_success() 
     child::wait_for_end(rustix::process::Pid::from_child(&rank)).unwrap();
     events.send(Event::Signalled(SIGINT));
     watch.add(rank, &events, &(Arc::new(Heard::default()) as Arc<dyn Take>)).unwrap();
-    let ended = watch.until_all_have_ended(&mut inbox).unwrap();
+    let ended = watch.until_all_have_ended(&mut inbox).unwrap().outcome;
     assert_eq!(ended, Outcome::Stopped { code: 0, by: Stop::Signal(SIGINT) });
 }
 
@@ -88,7 +88,7 @@ fn a_process_that_keeps_the_output_is_not_waited_for() {
     command.args(["-c", "echo $(setsid -f sh -c 'echo $$; exec >&2; exec sleep 60')"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     watch.add(command.spawn().unwrap(), &events, &(heard.clone() as Arc<dyn Take>)).unwrap();
-    assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap(), Outcome::Success);
+    assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap().outcome, Outcome::Success);
     let stray: i32 = heard.0.lock().unwrap()[0].trim_end().parse().unwrap();
     let stray = rustix::process::Pid::from_raw(stray).unwrap();
     rustix::process::kill_process(stray, Signal::KILL).expect("it is still there");

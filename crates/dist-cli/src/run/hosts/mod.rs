@@ -1,0 +1,503 @@
+//! `distctl run --hosts`: a job whose ranks are started over ssh on several hosts.
+//!
+//! One process per host reads its part of the job from ssh, runs it as a job of that machine is run, and reports what
+//! happens. The first host has the coordinator. No rank is started before all hosts have answered. If a connection is
+//! lost, the host ends its ranks.
+
+mod connection;
+mod list;
+mod remote;
+mod wire;
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dist_transport::process::Secret;
+use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
+use dist_transport::{Deadline, Runtime};
+use signal_hook::consts::{SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+
+use self::connection::{Connection, Heard, Reach};
+use self::wire::{Greeting, Order, Part, Place, Report};
+use super::child::{self, Started, check_program};
+use super::cores::Bind;
+use super::job::voice;
+use super::lines::Take;
+use super::secret::own_name;
+use super::signals::watch_signals;
+use super::watch::{LAST_WORDS, PATIENCE};
+use crate::Error;
+use crate::address::Address;
+use crate::outcome::{Outcome, Stop};
+
+pub(crate) use list::Host;
+pub(super) use list::{counts, read};
+pub(crate) use remote::run as run_part;
+
+/// The hidden subcommand that runs a host's part of a job.
+pub(crate) const PART: &str = "run-part";
+
+/// How long a host may take to answer.
+const GREETING_LIMIT: Duration = Duration::from_secs(30);
+
+/// Variables of this machine or of this login, which mean nothing on another host or lead elsewhere there. Those that
+/// begin so are of the same kind: `SSH_`, `XDG_`, `DBUS_` and `DISTCTL_`.
+const LOCAL: [&str; 20] = [
+    "DISPLAY",
+    "DIST_HOST_ID",
+    "DIST_SECRET_FILE",
+    "HOME",
+    "HOSTNAME",
+    "LOGNAME",
+    "MAIL",
+    "OLDPWD",
+    "PWD",
+    "SHELL",
+    "SHLVL",
+    "STY",
+    "TERM",
+    "TMPDIR",
+    "TMUX",
+    "TMUX_PANE",
+    "USER",
+    "WAYLAND_DISPLAY",
+    "XAUTHORITY",
+    "_",
+];
+const LOCAL_PREFIXES: [&str; 4] = ["SSH_", "XDG_", "DBUS_", "DISTCTL_"];
+
+/// A job on several hosts.
+#[derive(Debug)]
+pub(super) struct HostsJob {
+    hosts: Vec<(Host, usize)>,
+    reach: Reach,
+    program: OsString,
+    arguments: Vec<OsString>,
+    pub(super) grace: Duration,
+    pub(super) bind: Bind,
+    pub(super) restarts: u16,
+    /// Where the coordinator is to listen on the first host, if the user says.
+    pub(super) rendezvous: Option<Address>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Signalled(i32),
+    Host(usize, Heard),
+}
+
+impl HostsJob {
+    /// A job of this program. The command that reaches a host is split at blanks.
+    pub(super) fn new(
+        hosts: Vec<Host>,
+        counts: Vec<usize>,
+        ssh: &str,
+        distctl: Option<&Path>,
+        command: &[OsString],
+    ) -> Result<Self, Error> {
+        let ssh: Vec<String> = ssh.split_ascii_whitespace().map(str::to_owned).collect();
+        let Some(first) = ssh.first() else { return Err(Error::Usage("--ssh names no command".to_owned())) };
+        check_program(first.as_ref(), &std::env::var_os("PATH").unwrap_or_default())?;
+        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+        let distctl = distctl.unwrap_or(&own).display().to_string();
+        let (program, arguments) = command.split_first().expect("clap asks for a program");
+        Ok(Self {
+            hosts: hosts.into_iter().zip(counts).collect(),
+            reach: Reach { ssh, distctl },
+            program: program.clone(),
+            arguments: arguments.to_vec(),
+            grace: Duration::from_secs(5),
+            bind: Bind::Cores,
+            restarts: 0,
+            rendezvous: None,
+        })
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.hosts.iter().map(|(_, ranks)| ranks).sum()
+    }
+
+    /// Runs the job, and again after a failure if it is to be, and returns when no host has a part of it any more.
+    pub(super) fn run(&self, take: &Arc<dyn Take>) -> Result<Outcome, Error> {
+        let runtime = Runtime::system();
+        let (events, mut inbox) = runtime.mailbox();
+        let started = Started::default();
+        let signalled = events.clone();
+        watch_signals(&runtime, move |signal| signalled.send(Event::Signalled(signal)), &started)?;
+        let (voice, speaker) = voice(&runtime, take.clone())?;
+        let mut restart = 0;
+        let ended = loop {
+            let session = Session::connect(self, &runtime, (&events, &started), (&voice, take));
+            match session.and_then(|session| session.run(restart, &mut inbox)) {
+                Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
+                ended => break ended,
+            }
+            voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
+        };
+        drop(voice);
+        // What was said before an error comes before it.
+        let _ = speaker.join_by(runtime.deadline(PATIENCE));
+        ended
+    }
+
+    /// The part of each host, in one start of the job.
+    fn parts(&self, restart: u16, coordinator: &Address) -> Result<Vec<Part>, Error> {
+        let (_, secret) = Secret::generate()?;
+        let job = std::env::var("DIST_JOB_ID").ok().filter(|job| !job.is_empty());
+        let job = format!("{}-{restart}", job.unwrap_or_else(own_name));
+        let folder = std::env::current_dir();
+        let folder = folder.map_err(|source| Error::Folder { folder: ".".into(), source })?;
+        let mut first = 0;
+        let parts = self.hosts.iter().map(|&(_, ranks)| {
+            let part = Part {
+                first,
+                ranks,
+                world_size: self.world_size(),
+                program: self.program.clone(),
+                arguments: self.arguments.clone(),
+                environment: environment(std::env::vars_os()),
+                folder: folder.clone().into_os_string(),
+                grace: self.grace,
+                bind: self.bind,
+                restart,
+                job: job.clone(),
+                secret: secret.clone(),
+                coordinator: Place::Here(coordinator.clone()),
+            };
+            first += ranks;
+            part
+        });
+        Ok(parts.collect())
+    }
+}
+
+/// The variables that ranks on other hosts see too.
+fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let is_local = |name: &OsString| {
+        let name = name.to_string_lossy();
+        LOCAL.contains(&&*name) || LOCAL_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    variables.filter(|(name, _)| !is_local(name)).collect()
+}
+
+/// How far a job has come.
+enum Phase {
+    Running,
+    /// A rank has failed, and others may say what they saw.
+    LastWords(Deadline),
+    Ending(Deadline),
+    Killed,
+}
+
+/// One start of a job on several hosts.
+struct Session<'a> {
+    job: &'a HostsJob,
+    runtime: Runtime,
+    connections: Vec<Connection>,
+    voice: Mailbox<String>,
+    phase: Phase,
+    /// The parts of all hosts but the first one, until that one listens.
+    waiting: Vec<Part>,
+    /// The hosts that have reported the end of their part.
+    ended: Vec<bool>,
+    /// The ranks that failed and their exit codes, in the order in which that was heard.
+    failures: Vec<(usize, u8)>,
+    /// The rank that the coordinator names as the cause.
+    culprit: Option<usize>,
+    /// The exit code of the first failure that was heard of.
+    code: Option<u8>,
+    /// The first error of a host that could not run its part.
+    error: Option<Error>,
+    stopped: Option<Stop>,
+}
+
+impl<'a> Session<'a> {
+    fn connect(
+        job: &'a HostsJob,
+        runtime: &Runtime,
+        (events, started): (&Mailbox<Event>, &Started),
+        (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
+    ) -> Result<Self, Error> {
+        let connections = job.hosts.iter().enumerate().map(|(index, (host, _))| {
+            let events = events.clone();
+            let tell = move |heard| events.send(Event::Host(index, heard));
+            Connection::start(&host.name, &job.reach, PART, (runtime, started), take, tell)
+        });
+        Ok(Self {
+            job,
+            runtime: runtime.clone(),
+            connections: connections.collect::<Result<_, _>>()?,
+            voice: voice.clone(),
+            phase: Phase::Running,
+            waiting: Vec::new(),
+            ended: vec![false; job.hosts.len()],
+            failures: Vec::new(),
+            culprit: None,
+            code: None,
+            error: None,
+            stopped: None,
+        })
+    }
+
+    fn run(mut self, restart: u16, inbox: &mut Receiver<Event>) -> Result<Outcome, Error> {
+        let Some(greetings) = self.greet(inbox)? else { return Ok(self.outcome()) };
+        let at = self.coordinator(&greetings)?;
+        let parts = self.job.parts(restart, &at)?;
+        let mut parts = self.connections.iter_mut().zip(parts);
+        let (first, part) = parts.next().expect("a job has a host");
+        first.send(&part);
+        self.waiting = parts.map(|(_, part)| part).collect();
+        self.watch(inbox)?;
+        match self.error.take() {
+            Some(error) => Err(error),
+            None => Ok(self.outcome()),
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let of_culprit = self.failures.iter().find(|(rank, _)| Some(*rank) == self.culprit);
+        Outcome::of_job(of_culprit.map(|(_, code)| *code).or(self.code), self.stopped)
+    }
+
+    /// Waits until every host has answered; `None` if a signal came first.
+    fn greet(&mut self, inbox: &mut Receiver<Event>) -> Result<Option<Vec<Greeting>>, Error> {
+        let limit = self.runtime.deadline(GREETING_LIMIT);
+        let mut greetings = vec![None; self.connections.len()];
+        while greetings.iter().any(Option::is_none) {
+            match inbox.receive(Some(limit)) {
+                Ok(Event::Host(host, Heard::Greeting(greeting))) => {
+                    self.check_version(host, &greeting)?;
+                    greetings[host] = Some(greeting);
+                }
+                Ok(Event::Host(host, _)) => return Err(self.no_greeting(host)?),
+                Ok(Event::Signalled(SIGTSTP | SIGUSR1 | SIGUSR2)) => {}
+                Ok(Event::Signalled(signal)) => {
+                    let by = Stop::Signal(signal);
+                    (self.stopped, self.code) = (Some(by), Some(by.code()));
+                    return Ok(None);
+                }
+                Err(Unavailable::TimedOut) => {
+                    let silent = greetings.iter().position(Option::is_none).expect("one is missing");
+                    return Err(self.silent(silent));
+                }
+                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+            }
+        }
+        Ok(Some(greetings.into_iter().flatten().collect()))
+    }
+
+    fn check_version(&self, host: usize, greeting: &Greeting) -> Result<(), Error> {
+        if greeting.version == env!("CARGO_PKG_VERSION") {
+            return Ok(());
+        }
+        Err(Error::HostVersion { host: self.name(host), theirs: greeting.version.clone() })
+    }
+
+    fn name(&self, host: usize) -> String {
+        self.connections[host].host.clone()
+    }
+
+    fn silent(&self, host: usize) -> Error {
+        let said = self.connections[host].said();
+        let said = if said.is_empty() { said } else { format!(" ({said})") };
+        let command = self.job.reach.command();
+        Error::HostSilent { host: self.name(host), command, limit: GREETING_LIMIT, said }
+    }
+
+    /// Why a host that is gone has not answered.
+    fn no_greeting(&mut self, host: usize) -> Result<Error, Error> {
+        let status = self.connections[host].reap()?;
+        let code = status.map_or(0, child::exit_code);
+        let words = self.connections[host].said();
+        let said = if words.is_empty() { format!("exit code {code}") } else { words };
+        let (host, distctl) = (self.name(host), self.job.reach.distctl.clone());
+        Ok(match code {
+            255 => Error::HostUnreachable { host, command: self.job.reach.command(), said },
+            // As a shell says that there is no such program, or that it may not be executed.
+            126 | 127 => Error::NoDistctl { host, distctl, said },
+            // As every version ends that does not know the subcommand.
+            2 => Error::HostVersion { host, theirs: "of a version without --hosts".to_owned() },
+            _ => Error::HostEnded { host, said },
+        })
+    }
+
+    /// Where the coordinator is to listen: the address by which the first host was reached, unless the user says another.
+    fn coordinator(&self, greetings: &[Greeting]) -> Result<Address, Error> {
+        if let Some(rendezvous) = &self.job.rendezvous {
+            return Ok(rendezvous.clone());
+        }
+        let Some(address) = greetings[0].address else {
+            let name = self.name(0);
+            let host = name.rsplit_once('@').map_or(name.as_str(), |(_, host)| host);
+            return Ok(Address { host: host.to_owned(), port: 0 });
+        };
+        let is_elsewhere = |greeting: &Greeting| greeting.address.is_some_and(|ip: IpAddr| !ip.is_loopback());
+        if address.is_loopback()
+            && let Some(other) = greetings.iter().position(is_elsewhere)
+        {
+            return Err(Error::LoopbackCoordinator { first: self.name(0), address, other: self.name(other) });
+        }
+        Ok(Address { host: address.to_string(), port: 0 })
+    }
+
+    /// Returns when no connection is left. The other hosts get their parts once the first one listens.
+    fn watch(&mut self, inbox: &mut Receiver<Event>) -> Result<(), Error> {
+        while self.connections.iter().any(Connection::is_open) {
+            match inbox.receive(self.deadline()) {
+                Ok(Event::Host(_, Heard::Report(Report::Listening(at)))) => {
+                    for (part, connection) in self.waiting.drain(..).zip(&mut self.connections[1..]) {
+                        connection.send(&Part { coordinator: Place::There(at.clone()), ..part });
+                    }
+                }
+                Ok(Event::Host(host, heard)) => self.hear(host, heard)?,
+                Ok(Event::Signalled(signal)) => self.pass_on(signal),
+                Err(Unavailable::TimedOut) => self.escalate(),
+                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+            }
+        }
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Deadline> {
+        match self.phase {
+            Phase::LastWords(deadline) | Phase::Ending(deadline) => Some(deadline),
+            Phase::Running | Phase::Killed => None,
+        }
+    }
+
+    fn hear(&mut self, host: usize, heard: Heard) -> Result<(), Error> {
+        match heard {
+            Heard::Report(Report::Said(text)) => self.say(host, &text),
+            Heard::Report(Report::Failed { code, text }) => {
+                self.ended[host] = true;
+                let name = self.name(host);
+                self.error.get_or_insert(Error::OnHost { host: name, code, text });
+                self.begin_end();
+            }
+            Heard::Report(Report::Ended { code, failures, culprit }) => {
+                self.ended[host] = true;
+                self.culprit = self.culprit.or(culprit);
+                if code != 0 {
+                    self.code = self.code.or(failures.first().map(|(_, code)| *code)).or(Some(code));
+                    self.begin_end();
+                }
+                self.failures.extend(failures);
+            }
+            Heard::Unwritable(error) => {
+                if !error.is_unread() {
+                    self.say(host, &error.with_causes());
+                }
+                let by = Stop::Output(error.exit_code());
+                self.stopped = self.stopped.or(Some(by));
+                self.code = self.code.or(Some(by.code()));
+                self.connections[host].kill();
+                self.end_with(SIGTERM);
+            }
+            Heard::Gone => self.gone(host)?,
+            Heard::Greeting(_) | Heard::Report(Report::Listening(_) | Report::Line { .. }) => {}
+        }
+        Ok(())
+    }
+
+    /// The ssh of a host has ended. Without a report the connection was lost, and the host ends its part.
+    fn gone(&mut self, host: usize) -> Result<(), Error> {
+        let status = self.connections[host].reap()?;
+        if !std::mem::replace(&mut self.ended[host], true) {
+            let how = status.map_or_else(String::new, |status| {
+                format!("; {} {}", self.job.reach.ssh[0], child::describe(status))
+            });
+            self.say(host, &format!("the connection was lost{how}; ending the others"));
+            self.code = self.code.or(Some(1));
+            self.begin_end();
+        }
+        Ok(())
+    }
+
+    /// Lets hosts go that wait for their part, since the job ends before the first host listens.
+    fn dismiss_waiting(&mut self) {
+        if !std::mem::take(&mut self.waiting).is_empty() {
+            self.connections[1..].iter_mut().for_each(Connection::close);
+            self.ended[1..].fill(true);
+        }
+    }
+
+    /// A part of the job has failed: the other hosts have the usual time for last words, then are ended.
+    fn begin_end(&mut self) {
+        self.dismiss_waiting();
+        if let Phase::Running = self.phase {
+            self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
+        }
+    }
+
+    fn end_with(&mut self, signal: i32) {
+        self.dismiss_waiting();
+        self.order(signal);
+        if !matches!(self.phase, Phase::Ending(_) | Phase::Killed) {
+            // A host kills its ranks after the grace period, and says so.
+            self.phase = Phase::Ending(self.runtime.deadline(self.job.grace + 2 * PATIENCE));
+        }
+    }
+
+    fn order(&mut self, signal: i32) {
+        self.connections.iter_mut().for_each(|connection| connection.send(&Order::Signal(signal)));
+    }
+
+    /// Passes a signal on to the ranks of all hosts.
+    fn pass_on(&mut self, signal: i32) {
+        match signal {
+            SIGTSTP => self.voice.send("SIGTSTP: a job on several hosts goes on".to_owned()),
+            SIGUSR1 | SIGUSR2 => self.order(signal),
+            _ => {
+                self.stopped = self.stopped.or(Some(Stop::Signal(signal)));
+                self.end_with(signal);
+            }
+        }
+    }
+
+    /// A deadline has passed: the next harder measure.
+    fn escalate(&mut self) {
+        match self.phase {
+            Phase::LastWords(_) => self.end_with(SIGTERM),
+            Phase::Ending(_) => {
+                let open = self.connections.iter().filter(|connection| connection.is_open());
+                let names =
+                    open.clone().map(|connection| connection.host.as_str()).collect::<Vec<_>>().join(", ");
+                open.for_each(Connection::kill);
+                self.voice.send(format!("leaving hosts that do not end their part of the job: {names}"));
+                self.code = self.code.or(Some(1));
+                self.phase = Phase::Killed;
+            }
+            Phase::Running | Phase::Killed => {}
+        }
+    }
+
+    fn say(&self, host: usize, text: &str) {
+        self.voice.send(format!("host {}: {text}", self.connections[host].host));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_on_other_hosts_see_what_belongs_to_no_machine() {
+        let variables = [
+            ("PATH", true),
+            ("RAYON_NUM_THREADS", true),
+            ("DIST_COSTS", true),
+            ("HOME", false),
+            ("SSH_AUTH_SOCK", false),
+            ("DISTCTL_FRONT", false),
+            ("DIST_SECRET_FILE", false),
+            ("DIST_HOST_ID", false),
+        ];
+        for (name, is_seen) in variables {
+            let seen = environment([(name.into(), "x".into())].into_iter());
+            assert_eq!(seen.len() == 1, is_seen, "{name}");
+        }
+    }
+}
