@@ -1,8 +1,8 @@
 //! A burn model in an ordinary training loop, on one process or several.
 //!
 //! On one process: `cargo run -p dist-burn --example burn_loop`. On two:
-//! `distctl run -n 2 -- target/debug/examples/burn_loop`. Both print the same losses, to the last bit, since a step has four
-//! micro-batches whatever the number of processes.
+//! `distctl run -n 2 -- target/debug/examples/burn_loop`. Both print the same losses, bit for bit, since a step has
+//! four micro-batches on any number of processes.
 
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -41,7 +41,7 @@ fn batch(number: usize, device: &Device) -> (Tensor<2>, Tensor<1, Int>) {
     (points, Tensor::from_data(&inside[..], device))
 }
 
-/// The mean losses of all steps.
+/// Returns the mean loss of each step.
 pub(crate) fn train(comm: Communicator) -> Result<Vec<f32>, BoxError> {
     let device = Device::flex().autodiff();
     device.seed(1);

@@ -10,12 +10,12 @@ use crate::optimizer::{OptimizerTensors, PREFIX};
 use crate::{BurnError, DataParallel, ModuleParams};
 
 impl DataParallel {
-    /// Saves the model, and what the optimizer has kept, as one checkpoint that any number of ranks can load. All ranks call this
-    /// with the same step.
+    /// Saves the model and the optimizer's state as one checkpoint that any number of ranks can load. All ranks call
+    /// this with the same step.
     ///
-    /// The optimizer's state is saved by the names of the parameters, since burn numbers them at random in every process.
-    /// Any of burn's optimizers and groups of them can be saved, and any of your own whose state has the same tensors
-    /// after every step as after the first. Learning rates are not part of it: the loop gives them.
+    /// The optimizer's state is saved under the names of the parameters, since burn's own identifiers are random in
+    /// every process. All of burn's optimizers and groups of them can be saved. An optimizer of your own can be saved
+    /// if its state has the same tensors after every step. Learning rates are not saved: the loop passes them.
     ///
     /// ```
     /// use burn::module::Module;
@@ -60,10 +60,10 @@ impl DataParallel {
         Ok(checkpoints.save(&mut replica, None, step)?)
     }
 
-    /// As [`save`](Self::save), from a copy, while training goes on: see [`Checkpoints::start_save`].
+    /// Copies the state and saves the copy in the background while training goes on: see [`Checkpoints::start_save`].
     ///
     /// # Errors
-    /// As for [`save`](Self::save); what fails later is told by [`Saving`].
+    /// As for [`save`](Self::save). Later errors are returned by [`Saving`].
     pub fn start_save<M: Module>(
         &mut self,
         checkpoints: &mut Checkpoints,
@@ -77,11 +77,11 @@ impl DataParallel {
         Ok(checkpoints.start_save(&mut replica, None, step)?)
     }
 
-    /// Gives the model, and the optimizer if there is one, what the newest checkpoint has. Returns its step; `None` if
-    /// there is no checkpoint, and nothing is changed. All ranks call this.
+    /// Loads the newest checkpoint into the model, and into the optimizer if there is one, and returns its step.
+    /// Returns `None` and changes nothing if there is no checkpoint. All ranks call this.
     ///
     /// # Errors
-    /// As for [`Checkpoints::load`]: then nothing is changed on any rank.
+    /// As for [`Checkpoints::load`]. After an error nothing has changed on any rank.
     pub fn load<M: Module>(
         &mut self,
         checkpoints: &mut Checkpoints,
@@ -91,7 +91,7 @@ impl DataParallel {
         self.load_by(model, optimizer, |replica| checkpoints.load(replica, None))
     }
 
-    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    /// Loads the newest checkpoint of this step: see [`load`](Self::load).
     ///
     /// # Errors
     /// As for [`load`](Self::load), and if there is no checkpoint of this step.
@@ -125,7 +125,7 @@ impl DataParallel {
                 let restored = state.restore(optimizer, tensors);
                 restored.map(|restored| (optimizer, restored))
             });
-            // Other ranks have the new values by now.
+            // The other ranks already have the new values.
             let restored = self.or_abort(restored.transpose())?;
             *model = self.or_abort(installed)?;
             if let Some((optimizer, restored)) = restored {
@@ -136,7 +136,7 @@ impl DataParallel {
     }
 }
 
-/// All that a checkpoint has.
+/// The tensors of a checkpoint.
 struct Tensors {
     params: ModuleParams,
     state: Option<OptimizerTensors>,
@@ -156,7 +156,7 @@ impl Tensors {
     }
 }
 
-/// A rank of the training, with all that it saves: what every other rank holds as well.
+/// A rank of the training and the tensors that it saves, all of which every rank holds.
 struct Replica<'a> {
     dp: &'a mut DataParallel,
     params: ModuleParams,

@@ -1,4 +1,4 @@
-//! Data parallel training in the user's own loop: a backward pass whose gradients are the mean over all ranks.
+//! Data-parallel training in a loop of your own: a backward pass that returns the mean gradients over all ranks.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use dist_parallel::{BoxError, Communicator, Ddp, DdpOptions, Loss, Params};
 use crate::module::check;
 use crate::{BurnError, ModuleParams, TensorLoss, gradients, loss, values};
 
-/// Trains a burn model on several processes in a loop of your own.
+/// A trainer for a burn model on several processes, in a loop of your own.
 ///
-/// Every rank runs the same program with its share of the data. Two lines of the loop change: [`new`](Self::new) before it, and
-/// [`backward`](Self::backward) in place of `GradientsParams::from_grads(loss.backward(), &model)`. The model, its
-/// layers and the optimizer stay as they are:
+/// Every rank runs the same program with its share of the data. Two lines of the program change: call
+/// [`new`](Self::new) before the loop, and [`backward`](Self::backward) in place of
+/// `GradientsParams::from_grads(loss.backward(), &model)`. The model, its layers and the optimizer stay as they are:
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -47,36 +47,43 @@ use crate::{BurnError, ModuleParams, TensorLoss, gradients, loss, values};
 ///
 /// # What every rank has
 ///
-/// [`new`](Self::new) gives every rank's model the values of rank 0. From then on all ranks change their models alike, because
-/// all step their optimizers with the same gradients: never with those of `loss.backward()`, which are this rank's alone.
-/// The trained parameters are compared in the first three steps and in every 64th. Ranks that have trained with different
-/// learning rates, say, then get [`ParametersDiffer`](dist_parallel::Error::ParametersDiffer).
+/// [`new`](Self::new) gives every rank's model the values of rank 0. From then on the models stay the same on all
+/// ranks, because all optimizers step with the same gradients. Never step with the gradients of `loss.backward()`,
+/// which are those of one rank.
 ///
-/// State that a forward changes, such as the running mean of a batch norm, is synchronised in every step: all ranks get
-/// rank 0's, or what [`ModuleParams::sync_buffers`] says.
+/// In the first three steps and in every 64th step, the ranks compare their trained parameters. If they differ, for
+/// example because of different learning rates, every rank gets
+/// [`ParametersDiffer`](dist_parallel::Error::ParametersDiffer).
+///
+/// State that a forward pass changes, such as the running mean of a batch norm, is synchronised in every step. All
+/// ranks get the values of rank 0, unless [`ModuleParams::sync_buffers`] sets another rule.
 ///
 /// # Which sums are the same
 ///
-/// A call of [`backward`](Self::backward) or [`accumulate`](Self::accumulate) computes one micro-batch on every rank. Gradients
-/// are summed in the canonical order, over this rank's micro-batches first and then over the ranks, and divided once. A program
-/// that computes the same micro-batches whatever the number of ranks, each rank the same power of two of neighbouring ones, so
-/// trains the same bits on 1, 2 and 4 ranks; [`backward_each`](Self::backward_each) deals micro-batches like that. If the number
-/// of ranks changes the micro-batches, as it does where a batch is divided by it, results are equal within rounding.
+/// A call of [`backward`](Self::backward) or [`accumulate`](Self::accumulate) computes one micro-batch on every rank.
+/// Gradients are summed in the canonical order, over a rank's micro-batches first and then over the ranks, and
+/// divided once.
 ///
-/// Either needs a model that computes a micro-batch alike on every rank. Dropout draws from a generator of the device, which
-/// goes on with every micro-batch, and batch norm mixes the samples of a micro-batch: with dropout the results depend on the number
-/// of ranks, and with batch norm they depend on how samples are grouped.
+/// A program trains the same bits on 1, 2 and 4 ranks under two conditions. Its micro-batches do not depend on the
+/// number of ranks, and each rank computes the same number of neighbouring micro-batches, which is a power of two.
+/// For example, [`backward_each`](Self::backward_each) with 8 micro-batches gives each of 4 ranks 2 neighbours. If
+/// the number of ranks changes the micro-batches, for example because a batch is divided by it, results are equal
+/// within rounding.
+///
+/// In both cases the model must compute the same result for a micro-batch on every rank. burn's dropout uses a random
+/// generator of the device, whose state advances with every micro-batch, so results depend on the number of ranks.
+/// Batch norm mixes the samples of a micro-batch, so results depend on the grouping of samples.
 ///
 /// # Errors
 ///
-/// An error on one rank ends the job, and the other ranks' errors name it. Where ranks were asked for different things, as
-/// different numbers of micro-batches ([`StepsDiffer`](dist_parallel::Error::StepsDiffer)), every rank gets the same error and
-/// the job goes on: what was accumulated is forgotten, and the next step can be taken.
+/// An error on one rank ends the job, and the other ranks' errors name that rank. If the calls of the ranks differ,
+/// for example in the number of micro-batches ([`StepsDiffer`](dist_parallel::Error::StepsDiffer)), every rank gets
+/// the same error. Then accumulated gradients are discarded, and the job can go on with the next step.
 ///
 /// # Communication
 ///
-/// Gradients travel in buckets when the backward pass is over, because burn does not say when a gradient is final. They are
-/// copied to this process's memory and back, from whatever device the model is on.
+/// Gradients are sent in buckets after the backward pass, because burn does not report when a gradient is final. They
+/// are copied from the model's device to this process's memory and back.
 pub struct DataParallel {
     pub(crate) ddp: Ddp<ModuleParams>,
     pub(crate) report: Option<StepReport>,
@@ -84,24 +91,25 @@ pub struct DataParallel {
 }
 
 impl DataParallel {
-    /// Begins to train `model` on all ranks. The model of every rank then has the values of rank 0.
+    /// Creates a trainer of `model`, and gives the model of every rank the values of rank 0. All ranks call it
+    /// together.
     ///
-    /// Parameters that do not require a gradient now are frozen: to freeze or thaw some later, begin anew.
+    /// Parameters that do not require a gradient at this time are frozen. To change this later, create a new trainer.
     ///
     /// # Errors
-    /// On every rank, if the models differ between ranks in the name, shape or type of a tensor, naming the first that does and a
-    /// rank ([`ModelsDiffer`](dist_parallel::Error::ModelsDiffer)). If a tensor is of a type that cannot be trained. If
-    /// communication fails.
+    /// [`ModelsDiffer`](dist_parallel::Error::ModelsDiffer) on every rank if the models differ between ranks in the
+    /// name, shape or type of a tensor. It names the first difference and a rank. If a tensor has a type that cannot
+    /// be trained. If communication fails.
     #[doc(alias = "DistributedDataParallel")]
     pub fn new<M: Module>(mut comm: Communicator, model: &mut M) -> Result<Self, BurnError> {
         let params = ModuleParams::new(model).inspect_err(|error| comm.abort(error))?;
         Self::with_params(comm, model, params)
     }
 
-    /// Begins to train `model` with these [`ModuleParams`] of it, which say how buffers are synchronised.
+    /// Creates a trainer of `model` with these [`ModuleParams`] of it, which say how buffers are synchronised.
     ///
-    /// For other sizes of buckets, or for gradients that travel compressed, make a [`Ddp`] of the parameters, give the model what
-    /// they have become with [`ModuleParams::install`], and turn the `Ddp` into a `DataParallel` with `from`.
+    /// For other bucket sizes or compressed gradients, create a [`Ddp`] of the parameters, write its initial values
+    /// to the model with [`ModuleParams::install`], and convert the `Ddp` with `DataParallel::from`.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -116,16 +124,16 @@ impl DataParallel {
         Ok(ddp.into())
     }
 
-    /// Computes the gradients of `loss` and returns their mean over all ranks, for the optimizer. Micro-batches that were
-    /// [accumulated](Self::accumulate) are in the mean. All ranks call this, and as often.
+    /// Computes the gradients of `loss` and returns their mean over all ranks, for the optimizer. The mean includes
+    /// [accumulated](Self::accumulate) micro-batches. All ranks call this equally often.
     ///
-    /// A parameter without a gradient in a micro-batch counts as zero there. One without a gradient on any rank has none in
-    /// the result, and the optimizer leaves it as it is.
+    /// If a parameter has no gradient in a micro-batch, its gradient counts as zero there. If it has no gradient on
+    /// any rank, it has none in the result, and the optimizer does not change it.
     ///
     /// # Errors
-    /// If the loss is no single number or depends on no parameter; [`ModelChanged`](BurnError::ModelChanged) if the model has other
-    /// tensors than the one that this was made with. If the ranks call different functions or take different steps, or if
-    /// communication fails.
+    /// If the loss is no single number or depends on no parameter. [`ModelChanged`](BurnError::ModelChanged) if the
+    /// model has other tensors than the one that this trainer was created with. If the calls of the ranks differ, or
+    /// if communication fails.
     pub fn backward<M: Module>(
         &mut self,
         loss: impl TensorLoss,
@@ -135,12 +143,12 @@ impl DataParallel {
         self.step(model, ranks, |_| loss::backward(&loss, model))
     }
 
-    /// As [`backward`](Self::backward), for the gradients of a micro-batch that were computed already. The [report](Self::report)
-    /// then has no loss, but NaN.
+    /// Does what [`backward`](Self::backward) does, with gradients of a micro-batch that you have already computed.
+    /// The loss of the [report](Self::report) is then NaN.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward), and [`ForeignGradients`](BurnError::ForeignGradients) if there are gradients of others
-    /// than trained parameters of the model.
+    /// As for [`backward`](Self::backward), and [`ForeignGradients`](BurnError::ForeignGradients) if a gradient
+    /// belongs to no trained parameter of the model.
     pub fn average<M: Module>(
         &mut self,
         gradients: GradientsParams,
@@ -149,8 +157,9 @@ impl DataParallel {
         self.average_with(f32::NAN, gradients, model)
     }
 
-    /// As [`average`](Self::average), with a loss. `(loss, count)` says that loss and gradients are sums over so many samples or
-    /// tokens, and the mean is taken over all of these.
+    /// Does what [`average`](Self::average) does, with a loss for the report. With `(loss, count)`, loss and
+    /// gradients are sums over `count` samples or tokens, and the result is the mean over the samples or tokens of
+    /// all ranks.
     ///
     /// # Errors
     /// As for [`average`](Self::average).
@@ -167,12 +176,12 @@ impl DataParallel {
         })
     }
 
-    /// Computes the mean gradients of `micro_batches` micro-batches, of which this rank computes its
-    /// [`share`](Self::share): `loss_of` is called with the number of each, in order. Unlike for [`backward`](Self::backward),
-    /// the number need not be a multiple of the number of ranks, and may be below it.
+    /// Computes the mean gradients of `micro_batches` micro-batches of all ranks together. This rank computes its
+    /// [`share`](Self::share): `loss_of` is called with the number of each micro-batch, in order. `micro_batches`
+    /// need not be a multiple of the number of ranks, and may be smaller.
     ///
-    /// If the data of a micro-batch depends on its number and not on the rank, the results are
-    /// [the same bits](Self#which-sums-are-the-same) on any number of ranks whose shares are the same power of two.
+    /// If the data of a micro-batch depends only on its number, and all shares are the same power of two, results are
+    /// [the same bits](Self#which-sums-are-the-same) on any number of ranks.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -203,13 +212,13 @@ impl DataParallel {
         self.step(model, micro_batches, |number| loss::backward(&loss_of(number)?, model))
     }
 
-    /// Computes the gradients of `loss` and adds them to this rank's sum, without communicating: the next
-    /// [`backward`](Self::backward), [`join`](Self::join) or [`synchronise`](Self::synchronise) has them in its mean. Before a
-    /// `backward` all ranks call this equally often.
+    /// Computes the gradients of `loss` and adds them to this rank's sum, without communication. The next
+    /// [`backward`](Self::backward), [`join`](Self::join) or [`synchronise`](Self::synchronise) includes them in its
+    /// mean. Before a `backward`, all ranks call this equally often.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward). That ranks have accumulated different numbers of micro-batches is found by the next
-    /// `backward`.
+    /// As for [`backward`](Self::backward). If ranks have accumulated different numbers of micro-batches, the next
+    /// `backward` fails.
     #[doc(alias = "gradient accumulation")]
     pub fn accumulate<M: Module>(&mut self, loss: impl TensorLoss, model: &M) -> Result<(), BurnError> {
         let ranks = self.world_size();
@@ -219,9 +228,8 @@ impl DataParallel {
         Ok(self.ddp.accumulate_with(ranks, compute)?)
     }
 
-    /// Borrows this as something whose backward pass does not communicate, under the name that PyTorch has for it. Its
-    /// `backward` is [`accumulate`](Self::accumulate); it returns no gradients, so that no optimizer can be stepped with those
-    /// of one rank.
+    /// Returns a view whose `backward` is [`accumulate`](Self::accumulate) and does not communicate. The name is
+    /// PyTorch's. It returns no gradients, so no optimizer can step with the gradients of one rank.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -247,7 +255,7 @@ impl DataParallel {
         NoSync(self)
     }
 
-    /// Returns the mean gradients of what was accumulated.
+    /// Returns the mean gradients of the accumulated micro-batches of all ranks.
     ///
     /// # Errors
     /// As for [`backward`](Self::backward), and if nothing was accumulated.
@@ -257,9 +265,9 @@ impl DataParallel {
         self.finish(report, model)
     }
 
-    /// As [`backward`](Self::backward), for ranks that do not have the same number of batches: a rank that has run out brings
-    /// `None`, and neither keeps the others waiting nor counts. It goes on stepping its optimizer, because the parameters go on
-    /// changing. Returns `None`, on every rank, once no rank has a batch any more.
+    /// Does what [`backward`](Self::backward) does for ranks with different numbers of batches. A rank that has no
+    /// batch left passes `None`, and has no weight in the mean. It must go on stepping its optimizer, because the
+    /// parameters go on changing. Returns `None` on every rank when no rank has a batch left.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -280,11 +288,12 @@ impl DataParallel {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Sums are divided by the number of micro-batches that there were, or by their weights. What a rank has accumulated since
-    /// the last step counts too, so ranks may accumulate different numbers of micro-batches before a `join`.
+    /// Sums are divided by the actual number of micro-batches, or by the sum of their weights. Micro-batches that a
+    /// rank has accumulated since the last step are included, so ranks may accumulate different numbers of
+    /// micro-batches before a `join`.
     ///
     /// # Errors
-    /// As for [`backward`](Self::backward), and if some ranks call `backward` instead.
+    /// As for [`backward`](Self::backward), and if some ranks call `backward` instead of `join`.
     #[doc(alias = "Join")]
     pub fn join<M: Module, L: TensorLoss>(
         &mut self,
@@ -307,14 +316,14 @@ impl DataParallel {
         }
     }
 
-    /// Multiplies all gradients by one factor if their norm is above `max`, so that it becomes `max`. Returns the norm before.
-    /// A norm that is infinite or NaN changes nothing: look at it before the optimizer steps.
+    /// Scales all gradients by one factor so that their norm is at most `max`. Returns the norm before. If the norm
+    /// is infinite or NaN, nothing changes: check it before the optimizer steps.
     ///
-    /// The norm is exact but for one rounding, and so the same bits on any number of ranks. All ranks clip to the same `max`;
-    /// that they do is compared in the next step ([`SettingsDiffer`](dist_parallel::Error::SettingsDiffer)).
+    /// The norm is exact but for one rounding, so its bits do not depend on the number of ranks. All ranks must pass
+    /// the same `max`. The next step compares it ([`SettingsDiffer`](dist_parallel::Error::SettingsDiffer)).
     ///
     /// # Errors
-    /// If burn cannot hand out a gradient, or the model has other tensors than at [`new`](Self::new).
+    /// If burn cannot return a gradient, or the model has other tensors than at [`new`](Self::new).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients<M: Module>(
         &mut self,
@@ -336,7 +345,7 @@ impl DataParallel {
         Ok(norm)
     }
 
-    /// Returns the norm of the gradients of all trained parameters together, as if they were one vector: exact but for one
+    /// Returns the Euclidean norm of the gradients of all trained parameters as one vector. It is exact but for one
     /// rounding.
     ///
     /// # Errors
@@ -345,41 +354,41 @@ impl DataParallel {
         self.norm_of(&self.collect(gradients, model)?)
     }
 
-    /// The micro-batches, or rows of a batch, out of a number of them, that this rank computes: neighbours, and as equal shares
-    /// as possible.
+    /// Returns this rank's share of `total` micro-batches or rows: a contiguous range. The lengths of two ranks'
+    /// shares differ by at most one.
     pub fn share(&self, total: usize) -> Range<usize> {
         self.ddp.share(total)
     }
 
-    /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, the time and what
-    /// was sent. `None` before the first step.
+    /// Returns the report of the last step: the mean loss over all ranks, the number of micro-batches, times, and the
+    /// bytes that this rank sent. Returns `None` before the first step.
     pub const fn report(&self) -> Option<&StepReport> {
         self.report.as_ref()
     }
 
-    /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank. After the first
-    /// step they are logged as a warning.
+    /// Returns the names of the trained parameters that had no gradient in the last step, in any micro-batch of any
+    /// rank. After the first step they are logged as a warning.
     #[doc(alias = "find_unused_parameters")]
     pub fn without_gradient(&self) -> Vec<&str> {
         self.ddp.without_gradient()
     }
 
-    /// This rank's number.
+    /// Returns this rank's number.
     pub fn rank(&self) -> usize {
         self.ddp.rank()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.ddp.world_size()
     }
 
-    /// The communicator, for what else the ranks have to say to each other between steps, such as sums of an evaluation.
+    /// Returns the communicator, for other collectives between steps, such as the sum of evaluation losses.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         self.ddp.communicator_mut()
     }
 
-    /// A step of these micro-batches, of which `gradients` computes one.
+    /// Takes a step. `gradients` computes one micro-batch.
     fn step<M: Module, C: Loss>(
         &mut self,
         model: &M,
@@ -393,7 +402,7 @@ impl DataParallel {
         self.finish(report, model)
     }
 
-    /// Copies the values that ranks compare or synchronise. Every call that synchronises begins with this.
+    /// Prepares a call that synchronises the ranks: takes handles to the tensors that ranks compare or synchronise.
     fn begin<M: Module>(&mut self, model: &M) -> Result<(), BurnError> {
         let compares = self.steps.compares_parameters();
         let held = if compares || self.ddp.model().has_synchronised_buffers() {
@@ -408,13 +417,13 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Keeps what came of a step, and returns its gradients. The model's buffers become what the step made of them.
+    /// Stores the report of a step and returns its mean gradients. Writes the synchronised buffers to the model.
     fn finish<M: Module>(
         &mut self,
         report: dist_parallel::Result<StepReport>,
         model: &M,
     ) -> Result<GradientsParams, BurnError> {
-        // A forward changes buffers through a shared module, and so does this.
+        // Like a forward pass, this changes the buffers of all clones of the module.
         let installed = report.as_ref().map_or(Ok(()), |_| self.ddp.model().install(model.clone()).map(drop));
         self.ddp.model_mut().release();
         self.report = Some(report?);
@@ -444,7 +453,7 @@ impl DataParallel {
         Ok(gradient_norm(values.iter().copied()))
     }
 
-    /// Ends the job if something failed that the other ranks cannot know.
+    /// Ends the job on an error of this rank that the other ranks cannot know.
     pub(crate) fn or_abort<T>(&mut self, result: Result<T, BurnError>) -> Result<T, BurnError> {
         result.inspect_err(|error| self.ddp.communicator_mut().abort(error))
     }

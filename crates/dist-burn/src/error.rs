@@ -16,17 +16,17 @@ pub enum BurnError {
         /// Its type.
         dtype: DType,
     },
-    /// Integers and booleans travel as `f64` and are saved as such. A value has no exact representation as an `f64`, or an `f64` that
-    /// was received or loaded is no value of the tensor's type.
+    /// A value of an integer or boolean tensor cannot be sent or saved as `f64` exactly, or an `f64` that was
+    /// received or loaded does not fit the tensor's type.
     #[error(
-        "{name} has a value that cannot be carried: integers and booleans travel as f64, which holds integers up to 2^53, and \
-         have to fit the tensor's type"
+        "{name} has a value that cannot be carried: integers and booleans travel as f64, which holds integers up to \
+         2^53, and have to fit the tensor's type"
     )]
     Inexact {
-        /// The tensor that has it.
+        /// The tensor with the value.
         name: String,
     },
-    /// burn could not hand out the values of a tensor.
+    /// burn could not return the values of a tensor.
     #[error("burn could not read the values of {name}")]
     Unread {
         /// The tensor.
@@ -34,7 +34,7 @@ pub enum BurnError {
         /// The error of burn.
         source: BoxError,
     },
-    /// A module is not the one that `DataParallel` was made with: it has other tensors.
+    /// A module has other tensors than the one that `DataParallel` was created with.
     #[error(
         "the model is not the one that DataParallel was made with: tensor number {index} is {found}, and was {expected}"
     )]
@@ -51,16 +51,16 @@ pub enum BurnError {
         "{count} gradients belong to no parameter that the model trained when DataParallel was made: they would be lost"
     )]
     ForeignGradients {
-        /// The number of them.
+        /// The number of these gradients.
         count: usize,
     },
-    /// The loss is not one number.
+    /// The loss does not have exactly one element.
     #[error("the loss is no single number but has the shape {shape:?}: take its mean or its sum")]
     Loss {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// The loss depends on no parameter: the model or its input was made without autodiff.
+    /// The loss depends on no parameter, because the model was created without autodiff or the loss was detached.
     #[error(
         "the loss depends on no parameter: make the model on a device with autodiff (device.autodiff()), and do not \
          detach the loss"
@@ -69,7 +69,7 @@ pub enum BurnError {
     /// The state of an optimizer belongs to no parameter of the model.
     #[error("the optimizer has kept something of parameter {id}, which the model does not have")]
     ForeignState {
-        /// burn's number of the parameter.
+        /// burn's identifier of the parameter.
         id: u64,
     },
     /// burn could not write or read the record of an optimizer.
@@ -81,7 +81,7 @@ pub enum BurnError {
     /// No tensor of the model has this name.
     #[error("the model has no buffer named {name}")]
     UnknownName {
-        /// The name that was asked for.
+        /// The name in the request.
         name: String,
     },
     /// Training across ranks failed.
@@ -91,7 +91,7 @@ pub enum BurnError {
 }
 
 impl BurnError {
-    /// Returns the rank that caused the error, if it is a single one, like [`dist_parallel::Error::peer`].
+    /// Returns the rank that caused the error, if it is a single rank: see [`dist_parallel::Error::peer`].
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::Parallel(error) => error.peer(),
@@ -99,14 +99,14 @@ impl BurnError {
         }
     }
 
-    /// Returns `true` if the deadline of this rank or of another has passed.
+    /// Returns `true` if a deadline passed, on this rank or on another.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Parallel(error) if error.is_timeout())
     }
 }
 
 impl From<dist_parallel::Error> for BurnError {
-    /// An error of this crate that training has passed on comes back as itself.
+    /// Unwraps an error of this crate that dist-parallel has wrapped in [`Compute`](dist_parallel::Error::Compute).
     fn from(error: dist_parallel::Error) -> Self {
         match error {
             dist_parallel::Error::Compute(source) => match source.downcast() {

@@ -12,7 +12,7 @@ use crate::{BurnError, values};
 /// Reports the gradients of all trained parameters.
 ///
 /// # Errors
-/// If a gradient is refused, or belongs to no trained parameter.
+/// If `ready` rejects a gradient, or a gradient belongs to no trained parameter.
 pub(crate) fn report<M: Module>(
     infos: &[ParamInfo],
     module: &M,
@@ -49,7 +49,7 @@ impl TensorVisitor for Report<'_, '_> {
     }
 }
 
-/// The container with a gradient of each parameter that `gradient` has one for.
+/// Returns the container with the gradients that `gradient` returns.
 pub(crate) fn register<M: Module>(
     module: &M,
     gradients: &mut GradientsParams,
@@ -66,7 +66,7 @@ struct Register<'a, F> {
 impl<F: FnMut(usize) -> Option<TensorData>> TensorVisitor for Register<'_, F> {
     fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>) {
         if let Some(data) = (self.gradient)(at.index) {
-            // Gradients are tensors without autodiff, beside the parameter.
+            // Gradients are tensors without autodiff, on the parameter's device.
             let device = param.val().inner().device();
             let dtype = data.dtype();
             self.gradients.register(param.id, Tensor::<D>::from_data(data, (&device, dtype)));
@@ -74,7 +74,7 @@ impl<F: FnMut(usize) -> Option<TensorData>> TensorVisitor for Register<'_, F> {
     }
 }
 
-/// The gradients of all trained parameters, by the numbers of the parameters.
+/// Returns the gradients of all trained parameters, by the indices of the parameters.
 pub(crate) fn collect<M: Module>(
     infos: &[ParamInfo],
     module: &M,

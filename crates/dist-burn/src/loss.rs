@@ -1,4 +1,4 @@
-//! Losses as burn computes them: tensors of one number, with or without a weight.
+//! Losses as tensors of one element, with or without a weight.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -7,24 +7,24 @@ use dist_parallel::{BoxError, Loss};
 
 use crate::BurnError;
 
-/// The loss of one micro-batch, as burn computes it.
+/// The loss of one micro-batch: a tensor of one element, with or without a weight.
 ///
 /// | loss | the gradients of a step are those of |
 /// |---|---|
 /// | `loss` | the mean of the losses of all micro-batches of all ranks |
 /// | `(loss, weight)` | Σ weight · loss / Σ weight over all micro-batches of all ranks |
 ///
-/// The weight is the number of samples or tokens that `loss` is the mean of, so that a short micro-batch counts less than a
-/// full one. A micro-batch of weight 0 counts for nothing, even if its loss is NaN. The loss is multiplied by its weight
-/// before the backward pass: for a loss of `f16`, the product must stay below 65,504.
+/// The weight is the number of samples or tokens over which `loss` is the mean. So a short micro-batch counts less
+/// than a full one. A micro-batch of weight 0 is ignored, even if its loss is NaN. The loss is multiplied by its
+/// weight before the backward pass: for a loss of `f16`, the product must stay below 65,504.
 ///
-/// All micro-batches of a step, on all ranks, either have a weight or have none. A rank's micro-batches of one step weigh at
-/// most 2⁴⁶ together. The tensor has one element.
+/// In one step, either all micro-batches of all ranks have a weight or none has one. The weights of a rank's
+/// micro-batches in one step sum to at most 2⁴⁶. The tensor has one element.
 pub trait TensorLoss: sealed::Sealed {
-    /// The form of this loss that training adds up.
+    /// The value that training sums over micro-batches.
     type Counted: Loss;
 
-    /// The loss.
+    /// Returns the loss tensor.
     #[doc(hidden)]
     fn tensor(&self) -> &Tensor<1>;
 
@@ -32,7 +32,7 @@ pub trait TensorLoss: sealed::Sealed {
     #[doc(hidden)]
     fn weight(&self) -> Option<u64>;
 
-    /// The value that gradients were computed of, and its weight.
+    /// Returns the value and its weight in the form that training sums.
     #[doc(hidden)]
     fn weighted(value: f32, weight: u64) -> Self::Counted;
 }
@@ -76,7 +76,8 @@ impl TensorLoss for (Tensor<1>, u64) {
     }
 }
 
-/// Goes backward from a loss. Returns its value times its weight, its weight, and the gradients of the model's parameters.
+/// Computes the backward pass of a loss. Returns the loss times its weight, the weight, and the gradients of the
+/// model's parameters.
 pub(crate) fn backward<M: Module, L: TensorLoss>(
     loss: &L,
     model: &M,
@@ -86,7 +87,7 @@ pub(crate) fn backward<M: Module, L: TensorLoss>(
         return Err(BurnError::Loss { shape: tensor.dims().to_vec() }.into());
     }
     if weight == Some(0) {
-        // Its gradients times zero would be NaN if it is: the mean over no tokens is.
+        // The mean over no tokens is NaN, and so would be its gradients times 0.
         return Ok((L::weighted(0.0, 0), GradientsParams::new()));
     }
     if !tensor.is_tracked() {

@@ -1,4 +1,4 @@
-//! A burn module as a list of named parameters.
+//! A burn module as a list of named tensors.
 
 use std::any::Any;
 use std::fmt;
@@ -11,19 +11,20 @@ use dist_parallel::{BoxError, Error, FloatType, ParamInfo, Params, Values, Value
 use crate::walk::{Path, Position, TensorVisitor, walk};
 use crate::{BurnError, values};
 
-/// The tensors of a burn module as [`Params`]: what dist-parallel broadcasts, synchronises, saves and loads.
+/// The tensors of a burn module as [`Params`], which dist-parallel broadcasts, synchronises, saves and loads.
 ///
-/// It holds handles to the tensors of the module at one moment; nothing is copied before a value is asked for. burn's
-/// modules are values: what was written here becomes part of a module by [`install`](Self::install).
+/// It holds handles to the module's tensors at the time of the call. Values are copied only when they are read.
+/// burn's modules are values, so a write does not change a module: [`install`](Self::install) returns a module with
+/// the written values.
 ///
 /// | in the module | here |
 /// |---|---|
 /// | a float tensor that requires a gradient | a trainable parameter |
 /// | a float tensor that does not | a frozen parameter |
-/// | state that a forward changes, as burn's `RunningState` in a batch norm | a [buffer](ParamInfo::buffer) |
-/// | an integer or boolean tensor | a frozen parameter of `f64`, if that is exact |
+/// | state that a forward pass changes, such as burn's `RunningState` in a batch norm | a [buffer](ParamInfo::buffer) |
+/// | an integer or boolean tensor | a frozen parameter of `f64`; an error if a value is not exact as `f64` |
 ///
-/// Names are those of the fields that lead to a tensor, with dots between them: `layers.0.weight`.
+/// The name of a tensor is its path of field names, joined by dots: `layers.0.weight`.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -48,20 +49,20 @@ pub struct ModuleParams {
 /// The values of one tensor.
 enum Held {
     Nothing,
-    /// As the module has them.
+    /// The module's values.
     Shared(Box<ReadTensor>),
-    /// As they were written.
+    /// Written values.
     Written(TensorData),
 }
 
-/// Reads the values of a tensor, whose rank only this function knows.
+/// A function that reads the values of a tensor. It hides the tensor's number of dims.
 type ReadTensor = dyn Fn() -> Result<TensorData, BurnError> + Send;
 
 impl ModuleParams {
-    /// The tensors of this module.
+    /// Lists the tensors of this module.
     ///
     /// # Errors
-    /// If one has a type that cannot be trained, or an integer that is no `f64`.
+    /// If a tensor has a type that cannot be trained, or an integer that is not exact as `f64`.
     pub fn new<M: Module>(module: &M) -> Result<Self, BurnError> {
         settle(module);
         let mut collected = Collect::default();
@@ -75,7 +76,7 @@ impl ModuleParams {
         Ok(Self { infos: buffers.infos, held })
     }
 
-    /// The same tensors, with this done to one buffer after every step.
+    /// Sets how the ranks synchronise one buffer after every step.
     ///
     /// # Errors
     /// If there is no buffer of this name.
@@ -86,7 +87,7 @@ impl ModuleParams {
         Ok(self)
     }
 
-    /// The same tensors, with this done to all buffers after every step.
+    /// Sets how the ranks synchronise all buffers after every step.
     #[must_use]
     pub fn sync_buffers(mut self, sync: BufferSync) -> Self {
         let buffers = self.infos.iter_mut().filter_map(|info| info.buffer.as_mut());
@@ -94,12 +95,12 @@ impl ModuleParams {
         self
     }
 
-    /// The module with all values that were written here.
+    /// Returns the module with all values that were written.
     ///
-    /// burn's running states are shared by the clones of a module: they change in all of them.
+    /// burn's running states are shared between clones of a module, so they change in all clones.
     ///
     /// # Errors
-    /// If the module does not have these tensors, or a value that was written is none of an integer or boolean tensor.
+    /// If the module has other tensors, or a written value does not fit an integer or boolean tensor.
     pub fn install<M: Module>(&self, module: M) -> Result<M, BurnError> {
         check(&self.infos, &module)?;
         let mut install = Install { path: Path::default(), params: self, error: None };
@@ -107,7 +108,7 @@ impl ModuleParams {
         install.error.map_or(Ok(module), Err)
     }
 
-    /// The tensors of this list and those of another, whose names must differ.
+    /// Appends tensors, whose names must be new.
     pub(crate) fn with_tensors(mut self, more: impl IntoIterator<Item = (ParamInfo, TensorData)>) -> Self {
         for (info, data) in more {
             self.infos.push(info);
@@ -116,7 +117,7 @@ impl ModuleParams {
         self
     }
 
-    /// Lets go of all values but those from this number on, which are returned.
+    /// Drops all values, except for those from index `from` on, which are removed from the list and returned.
     pub(crate) fn split_off(mut self, from: usize) -> (Self, Vec<TensorData>) {
         self.infos.truncate(from);
         let rest = self.held.split_off(from).into_iter();
@@ -125,12 +126,12 @@ impl ModuleParams {
         (self, written)
     }
 
-    /// Lets go of all values.
+    /// Drops all values.
     pub(crate) fn release(&mut self) {
         self.held.iter_mut().for_each(|held| *held = Held::Nothing);
     }
 
-    /// Holds what this module has, whose tensors have to be the same.
+    /// Takes handles to the values of this module, which must have the same tensors.
     pub(crate) fn hold<M: Module>(&mut self, module: &M) -> Result<(), BurnError> {
         check(&self.infos, module)?;
         settle(module);
@@ -184,8 +185,8 @@ impl fmt::Debug for ModuleParams {
     }
 }
 
-/// Makes running states visible that forwards of this thread have left aside: burn takes them over at the next forward, or
-/// here.
+/// Applies pending updates of running states by this thread's forward passes. burn otherwise applies them at the next
+/// forward pass.
 fn settle<M: Module>(module: &M) {
     drop(module.valid());
 }
@@ -264,7 +265,7 @@ impl Collect {
         let unread = |source| BurnError::Unread { name: name.clone(), source };
         match data().map_err(unread).and_then(|data| values::exact(&name, &data)) {
             Ok(data) => {
-                // It stays as it is unless it is written: only then is it converted back.
+                // Values are converted back only if they are written.
                 self.held.push(Held::Shared(Box::new(move || Ok(data.clone()))));
             }
             Err(error) => self.fail(error),
@@ -312,7 +313,7 @@ impl TensorVisitor for Collect {
     }
 }
 
-/// The address of a parameter's value.
+/// Returns the address of a parameter's value.
 fn address<const D: usize>(param: &Param<Tensor<D>>) -> usize {
     let value: &Tensor<D> = param;
     std::ptr::from_ref(value).addr()
@@ -320,9 +321,9 @@ fn address<const D: usize>(param: &Param<Tensor<D>>) -> usize {
 
 /// Marks the tensors that are buffers.
 ///
-/// burn does not say which tensors a forward changes. A parameter of a module is handed to every visitor with the value
-/// at one address, as long as a clone of it lives. State with a lock of its own, as burn's `RunningState`, makes a
-/// new parameter for every visitor.
+/// burn does not report which tensors a forward pass changes. But a parameter's value has the same address for every
+/// visitor while a clone of it lives. State behind a lock, such as burn's `RunningState`, creates a new parameter for
+/// every visitor.
 struct MarkBuffers<'a> {
     infos: Vec<ParamInfo>,
     parameters: &'a [(usize, Box<dyn Any>)],
@@ -340,7 +341,7 @@ impl TensorVisitor for MarkBuffers<'_> {
     }
 }
 
-/// Gives a module the values that were written.
+/// A mapper that writes the written values to a module.
 struct Install<'a> {
     path: Path,
     params: &'a ModuleParams,

@@ -1,9 +1,9 @@
 //! The state of a burn optimizer, as tensors of a checkpoint.
 //!
-//! burn keeps the state of an optimizer by parameter, under a number that is random in every process. In a checkpoint it
-//! has the parameter's name: `optimizer:layers.0.weight:momentum.moment_1`. How much an optimizer keeps of a parameter
-//! is seen only once it has made a step. So what a checkpoint must have is learnt from a copy of the optimizer that makes one
-//! step with gradients of zero, which is thrown away.
+//! burn stores the state of an optimizer per parameter, under an identifier that is random in every process. In a
+//! checkpoint the state has the parameter's name: `optimizer:layers.0.weight:momentum.moment_1`. The names and shapes
+//! of the state are known only after a step. So a copy of the optimizer makes one step with gradients of zero to find
+//! them, and is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,18 +19,18 @@ use crate::{BurnError, values};
 /// The prefix of the names of an optimizer's tensors in a checkpoint. No field of a module has such a name.
 pub(crate) const PREFIX: &str = "optimizer:";
 
-/// The state that an optimizer keeps for the parameters of a module.
+/// The state of an optimizer for the parameters of a module.
 pub(crate) struct OptimizerTensors {
     parameters: Vec<OfParameter>,
-    /// The names that burn has for parameters in its own record, by their numbers.
+    /// The names of parameters in burn's own record, by their identifiers.
     paths: BTreeMap<String, String>,
 }
 
-/// The state that it keeps for one parameter.
+/// The state for one parameter.
 struct OfParameter {
     id: u64,
     name: String,
-    /// `true` if it has kept anything. If not, `fields` are those that it would have.
+    /// `true` if the optimizer has state for it. If not, `fields` are those that it would have after a step.
     is_present: bool,
     fields: Fields,
 }
@@ -44,7 +44,8 @@ enum Field {
 }
 
 impl OptimizerTensors {
-    /// Returns the state that this optimizer keeps for this module's parameters, or would keep after a step.
+    /// Returns the state of this optimizer for this module's parameters, or the state that it would have after a
+    /// step.
     pub(crate) fn of<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Result<Self, BurnError> {
         let parameters = parameters(module);
         let Record { states: mut kept, mut paths } = read(optimizer.to_record())?;
@@ -71,7 +72,7 @@ impl OptimizerTensors {
         }
     }
 
-    /// All of it as tensors.
+    /// Returns all state as tensors.
     pub(crate) fn tensors(&self) -> Result<Vec<(ParamInfo, TensorData)>, BurnError> {
         let mut tensors = Vec::new();
         for OfParameter { name, is_present, fields, .. } in &self.parameters {
@@ -95,8 +96,8 @@ impl OptimizerTensors {
         Ok(tensors)
     }
 
-    /// The optimizer that has kept what these tensors say, which are those of [`tensors`](Self::tensors) with other
-    /// values.
+    /// Returns the optimizer with the state in these tensors, which are those of [`tensors`](Self::tensors) with
+    /// other values.
     pub(crate) fn restore(
         self,
         optimizer: &ModuleOptimizer,
@@ -138,14 +139,14 @@ impl OptimizerTensors {
     }
 }
 
-/// The field that says whether anything was kept of a parameter.
+/// The field that says whether the optimizer has state for a parameter.
 const PRESENT: &str = "is_present";
 
 /// The contents of an optimizer's record.
 struct Record {
-    /// By the number of the parameter.
+    /// The state by the identifier of the parameter.
     states: HashMap<u64, Fields>,
-    /// The names that it has for parameters, by their numbers.
+    /// The names of parameters in the record, by their identifiers.
     paths: BTreeMap<String, String>,
 }
 
@@ -169,7 +170,8 @@ fn read(record: OptimizerRecord) -> Result<Record, BurnError> {
     Ok(Record { states, paths })
 }
 
-/// For each float parameter: its number, its name, and whether it is trained. A parameter that is in two fields is in the list once.
+/// Returns for each float parameter its identifier, its name, and whether it is trained. A parameter in two fields is
+/// listed once.
 fn parameters<M: Module>(module: &M) -> Vec<(u64, String, bool)> {
     let mut found = Parameters(Vec::new());
     walk(module, &mut found);
@@ -206,7 +208,7 @@ fn from_data(data: &TensorData) -> Option<f64> {
     data.as_slice::<f64>().ok()?.first().copied()
 }
 
-/// A number as an `f64`, if that is exact.
+/// Converts a number to `f64`, if that is exact.
 #[expect(clippy::cast_precision_loss, reason = "it is compared")]
 fn to_number(scalar: Scalar) -> Option<f64> {
     let number = match scalar {
@@ -223,7 +225,7 @@ fn to_number(scalar: Scalar) -> Option<f64> {
     is_exact.then_some(number)
 }
 
-/// A number as a scalar like another, if it is one.
+/// Converts a number to a scalar of the same type as another, if it is a value of this type.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

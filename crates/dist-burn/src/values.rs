@@ -1,4 +1,4 @@
-//! burn's tensor data as slices.
+//! Conversions between burn's tensor data and slices.
 
 use std::ops::RangeInclusive;
 
@@ -8,7 +8,7 @@ use dist_parallel::{FloatType, Values, ValuesMut};
 
 use crate::BurnError;
 
-/// The type of a float tensor, if it can be trained.
+/// Returns the type of a float tensor, if it can be trained.
 pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, BurnError> {
     match dtype {
         DType::F32 => Ok(FloatType::F32),
@@ -19,7 +19,7 @@ pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, BurnErro
     }
 }
 
-/// The values of a float tensor.
+/// Returns the values of a float tensor.
 pub(crate) fn values<'a>(name: &str, data: &'a TensorData) -> Result<Values<'a>, BurnError> {
     let failed = unread(name);
     Ok(match float_type(name, data.dtype())? {
@@ -30,7 +30,7 @@ pub(crate) fn values<'a>(name: &str, data: &'a TensorData) -> Result<Values<'a>,
     })
 }
 
-/// The values of a float tensor, to overwrite.
+/// Returns the values of a float tensor, to be changed.
 pub(crate) fn values_mut<'a>(name: &str, data: &'a mut TensorData) -> Result<ValuesMut<'a>, BurnError> {
     let failed = unread(name);
     Ok(match float_type(name, data.dtype())? {
@@ -41,7 +41,7 @@ pub(crate) fn values_mut<'a>(name: &str, data: &'a mut TensorData) -> Result<Val
     })
 }
 
-/// A copy of values as burn's data.
+/// Copies values into burn's tensor data.
 pub(crate) fn data(values: Values<'_>, shape: &[usize]) -> TensorData {
     match values {
         Values::F32(values) => TensorData::new::<f32, _>(values.to_vec(), shape),
@@ -51,25 +51,25 @@ pub(crate) fn data(values: Values<'_>, shape: &[usize]) -> TensorData {
     }
 }
 
-/// Integers or booleans as `f64`, if that is exact.
+/// Converts integers or booleans to `f64`, if that is exact.
 pub(crate) fn exact(name: &str, data: &TensorData) -> Result<TensorData, BurnError> {
     let floats = data.clone().try_cast_as::<f64>().map_err(unread(name))?;
     let again = back(name, &floats, data.dtype())?;
     if again == *data { Ok(floats) } else { Err(BurnError::Inexact { name: name.to_owned() }) }
 }
 
-/// The integers or booleans of this type that were turned into these `f64`.
+/// Converts `f64` back to integers or booleans of this type.
 pub(crate) fn back(name: &str, floats: &TensorData, dtype: DType) -> Result<TensorData, BurnError> {
     let values = floats.as_slice::<f64>().map_err(unread(name))?;
     let range = range(dtype);
-    // burn panics where a number does not fit.
+    // burn would panic if a number did not fit.
     if !values.iter().all(|value| value.fract() == 0.0 && range.contains(value)) {
         return Err(BurnError::Inexact { name: name.to_owned() });
     }
     floats.clone().try_cast(dtype).map_err(unread(name))
 }
 
-/// The values of a type of integers or booleans, as far as `f64` has all of them.
+/// Returns the range of values of an integer or boolean type, limited to integers that `f64` represents exactly.
 fn range(dtype: DType) -> RangeInclusive<f64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match dtype {

@@ -1,27 +1,27 @@
-//! Going through the tensors of a module in the order of their declaration.
+//! Visits the tensors of a module in the order of their declaration.
 //!
-//! burn numbers parameters at random in every process. Their order and their names, which are the names of the fields
-//! that lead to them, are the same in all processes.
+//! burn's identifiers of parameters are random in every process. Their order and their paths of field names are the
+//! same in all processes.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor};
 
-/// The place of a tensor in its module.
+/// The position of a tensor in its module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Position<'a> {
-    /// Its number, in the order of declaration.
+    /// The index of the tensor in the order of declaration.
     pub(crate) index: usize,
     fields: &'a [String],
 }
 
 impl Position<'_> {
-    /// The names of the fields that lead to it, with dots between them.
+    /// Returns the path of field names, joined by dots.
     pub(crate) fn name(self) -> String {
         self.fields.join(".")
     }
 }
 
-/// Something that is done with every tensor of a module.
+/// A visitor of all tensors of a module.
 pub(crate) trait TensorVisitor {
     fn float<const D: usize>(&mut self, at: Position<'_>, param: &Param<Tensor<D>>);
 
@@ -35,7 +35,7 @@ pub(crate) fn walk<M: Module>(module: &M, visitor: &mut impl TensorVisitor) {
     module.visit(&mut Walk { path: Path::default(), visitor });
 }
 
-/// The number and the names of the tensor that comes next.
+/// The index and the field names of the next tensor.
 #[derive(Debug, Default)]
 pub(crate) struct Path {
     fields: Vec<String>,
@@ -51,7 +51,7 @@ impl Path {
         self.fields.pop();
     }
 
-    /// The position of the next tensor.
+    /// Returns the position of the next tensor, and moves on.
     pub(crate) fn advance(&mut self) -> Position<'_> {
         let index = self.next;
         self.next += 1;
