@@ -1,4 +1,4 @@
-//! Benches of barrier: two waves round the ring, and dissemination.
+//! Benches of barrier: a token that passes twice round the ring, and dissemination.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -1,4 +1,4 @@
-//! Benches of chain: chunk by chunk from rank to rank.
+//! Benches of chain: each rank forwards the chunks to the next rank.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

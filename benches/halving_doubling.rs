@@ -1,4 +1,4 @@
-//! Benches of halving doubling: halves, quarters, eighths, and back.
+//! Benches of halving-doubling: exchanges of halves, quarters, eighths, …, and the same in reverse order.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -1,4 +1,4 @@
-//! Benches of knomial: a tree of half the depth.
+//! Benches of k-nomial: a tree of radix 4, with half the depth of a binomial tree.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -1,4 +1,4 @@
-//! Benches of neighbour exchange: two chunks to the left and to the right in turn.
+//! Benches of neighbour exchange: two chunks, alternately to the left and to the right neighbour.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

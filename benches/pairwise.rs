@@ -1,4 +1,4 @@
-//! Benches of pairwise: every pair once, the owner adds.
+//! Benches of pairwise: every pair of ranks exchanges once, and the owner of a chunk reduces it.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -1,4 +1,4 @@
-//! Benches of recursive doubling: the whole buffer to ranks at distance 1, 2, 4.
+//! Benches of recursive doubling: exchanges of the whole buffer with ranks at distance 1, 2, 4, ….
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::tuning::Operation;

@@ -1,8 +1,8 @@
 //! The harness of the benches: worlds of threads, and one bench per operation, transport, number of ranks and size.
 //!
-//! A bench is called ALGORITHM/OPERATION/TRANSPORT/RANKS/BYTES. Its time is that of one call on the slowest rank,
-//! calls back to back after a barrier. The ranks are threads of one process, over real TCP connections, over shared
-//! memory or over the simulated network on the system's clock; `distctl bench` measures processes.
+//! A bench is called ALGORITHM/OPERATION/TRANSPORT/RANKS/BYTES. It makes calls back to back after a barrier, and
+//! reports the time of one call on the slowest rank. The ranks are threads of one process, over real TCP connections,
+//! over shared memory, or over the simulated network on the system's clock. `distctl bench` measures processes.
 
 mod world;
 

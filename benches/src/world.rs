@@ -127,13 +127,13 @@ impl Drop for World {
     fn drop(&mut self) {
         self.orders.clear();
         for task in self.tasks.drain(..) {
-            // What a rank panicked with has been printed already.
+            // A rank's panic message has already been printed.
             let _ = task.join();
         }
     }
 }
 
-/// How each rank makes its communicator, on its own thread.
+/// A function that creates a rank's communicator on the rank's own thread.
 type Join = Box<dyn FnOnce() -> Communicator + Send>;
 
 fn simulated(runtime: &Runtime, ranks: usize) -> Vec<Join> {
@@ -153,14 +153,14 @@ fn connected(coordinator: &Coordinator, medium: Medium, ranks: usize) -> Vec<Joi
 
 const JOB: &str = "bench";
 
-/// A zero that is not all zeros in memory, and stays what it is however often it is added to itself.
+/// A zero whose bytes are not all zero, and that stays the same when it is added to itself.
 const WRITTEN: f32 = -0.0;
 
-/// Calls back to back, after a barrier.
+/// Makes calls back to back after a barrier, and returns their time.
 fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     let len = case.bytes / size_of::<f32>();
     let world_size = comm.world_size();
-    // Memory that was never written is one page of zeros for all.
+    // Unwritten memory would be mapped to one shared page of zeros.
     let mut input = vec![WRITTEN; len];
     let operation = Operation::from(case.algorithm.collective());
     let mut output = match operation {
@@ -172,7 +172,7 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     let writes = case.algorithm.name() == "direct/write_to_all";
     let mut shared = if writes { comm.alloc(len)? } else { Buffer::from(Vec::<f32>::new()) };
     shared.fill(WRITTEN);
-    // What is cut into one part for each rank.
+    // The elements that are divided into one part for each rank.
     let parts = len / world_size * world_size;
     let runtime = comm.runtime().clone();
     comm.barrier()?;
