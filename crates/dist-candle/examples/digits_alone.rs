@@ -1,4 +1,5 @@
-//! Trains a convolutional network to read digits, as candle's examples do: one process. `digits` is the same on many.
+//! Trains a convolutional network to read digits on one process, like candle's examples. `digits` does the same on
+//! many.
 //!
 //! `cargo run --release -p dist-candle --example digits_alone -- [EPOCHS] [DROPOUT] [FILE]`
 #![allow(clippy::print_stdout, reason = "it tells its user what it does")]

@@ -1,4 +1,5 @@
-//! A training loop of one's own on any number of processes, with candle's layers, clipping, checkpoints and an evaluation.
+//! A training loop of your own on any number of processes, with candle's layers, clipping, checkpoints and an
+//! evaluation.
 //!
 //! `distctl run -n 2 -- cargo run --release -p dist-candle --example own_loop -- [STEPS] [DIRECTORY]`
 #![allow(clippy::print_stdout, reason = "it tells its user what it does")]
@@ -13,7 +14,7 @@ use dist_collectives::ReduceOp;
 use dist_parallel::Communicator;
 use dist_parallel::checkpoint::Checkpoints;
 
-/// Two inputs and a residual connection: any model will do.
+/// An example of a model, with two inputs and a residual connection.
 struct Model {
     left: Linear,
     right: Linear,
@@ -36,7 +37,8 @@ impl Model {
     }
 }
 
-/// What is in a micro-batch depends on its number, not on the rank that computes it: so any number of ranks trains the same.
+/// Returns a micro-batch. It depends only on its number, not on the rank, so any number of ranks trains on the same
+/// data.
 fn micro_batch(number: u64) -> candle_core::Result<(Tensor, Tensor)> {
     let values = |step: f64| {
         let indices = Tensor::arange(0f32, 16.0, &Device::Cpu)?;
@@ -59,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let loaded =
         checkpoints.as_mut().map(|checkpoints| dp.load(checkpoints, Some(&mut optimizer))).transpose()?;
     for step in loaded.flatten().unwrap_or(0)..steps {
-        // 4 micro-batches in each step, dealt to the ranks.
+        // Each step has 4 micro-batches, which are assigned to the ranks.
         let mut grads =
             dp.backward_each(4, |number| Ok(model.loss(&micro_batch(4 * step + number as u64)?)?))?;
         dp.clip_gradients(&mut grads, 1.0)?;
@@ -68,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             dp.save(checkpoints, Some(&mut optimizer), step + 1)?;
         }
     }
-    // Each rank evaluates its share, and all add up.
+    // Each rank evaluates its share, and the sums are added.
     let own =
         dp.share(32).map(|number| model.loss(&micro_batch(1_000_000 + number as u64)?)?.to_scalar::<f32>());
     let mut sum = [own.sum::<candle_core::Result<f32>>()?];

@@ -195,7 +195,8 @@ fn by_default_every_rank_has_the_running_mean_of_rank_0() {
     }
 }
 
-/// Two ranks with a stage each, beside two others or none. Without updates, so that running means depend on inputs only.
+/// Two ranks with a stage each, beside two others or none. Without updates, so that running means depend on inputs
+/// only.
 #[rstest]
 #[case::alone(1, false)]
 #[case::beside_each_other(2, false)]
@@ -351,8 +352,8 @@ fn only_the_last_part_of_a_name_makes_a_buffer_and_it_can_be_said_otherwise() {
     assert!(block.infos().iter().all(|info| info.trainable == (info.buffer.is_none())));
 }
 
-/// Trains on the same rows in every micro-batch, with this strategy, or without one: with `Ddp` on two ranks, with two
-/// pipelines of two stages on four. Returns the running mean and variance.
+/// Trains on the same rows in every micro-batch, with this strategy, or without one: with `Ddp` on two ranks, with
+/// two pipelines of two stages on four. Returns the running mean and variance.
 fn constant_batches(comm: Communicator, strategy: Option<ShardingStrategy>) -> Vec<Vec<f32>> {
     let map = VarMap::new();
     let norm =
@@ -440,8 +441,8 @@ fn synchronised_model(comm: &mut Communicator) -> Sequence<Tensor> {
     SequenceBuilder::new().plain_block(norm).build().unwrap()
 }
 
-/// Parameters and buffers by index, and an output in evaluation mode, after steps in which each rank has a share of the
-/// rows.
+/// Parameters and buffers by index, and an output in evaluation mode, after steps in which each rank has a share of
+/// the rows.
 fn train_synchronised(
     mut comm: Communicator,
     strategy: Option<ShardingStrategy>,

@@ -13,13 +13,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut sums = vec![rank + 1.0; 1_000_000];
     comm.all_reduce(&mut sums, ReduceOp::Sum)?;
 
-    // Two operations at once, while this rank computes. They own their memory until they are waited for.
+    // Two operations run at once, while this rank computes. They own their memory until `wait` returns it.
     let largest = comm.start_all_reduce(vec![rank; 1000], ReduceOp::Max);
     let means = comm.start_all_reduce(vec![rank; 1000], ReduceOp::Mean);
     let computed: f64 = (0..1000).map(|number| f64::from(number).sqrt()).sum();
     let (largest, means) = (largest.wait()?.into_vec(), means.wait()?.into_vec());
 
-    // Other types are used in the same way. Integers wrap, and have no mean.
+    // Other types work in the same way. Integers wrap on overflow, and have no mean.
     let mut ranks = [1_u64];
     comm.all_reduce(&mut ranks, ReduceOp::Sum)?;
 

@@ -1,4 +1,4 @@
-//! Data-parallel training of a candle model made of blocks: gradients are summed while the backward pass goes on.
+//! Data-parallel training of a candle model made of blocks: gradients are summed during the backward pass.
 //!
 //! `distctl run -n 2 -- target/release/examples/blocks`
 #![allow(clippy::print_stdout, reason = "a program prints")]
@@ -9,7 +9,8 @@ use dist::data::Sampler;
 use dist::parallel::BoxError;
 use dist::prelude::*;
 
-/// The numbers of a micro-batch's examples as a tensor of one column: each example is the number x, and its target sin(x).
+/// The numbers of a micro-batch's examples as a tensor of one column: each example is the number x, and its target
+/// sin(x).
 fn input(examples: &[usize]) -> candle_core::Result<Tensor> {
     let numbers: Vec<f32> = examples.iter().map(|&example| example as f32 / 100.0).collect();
     Tensor::from_vec(numbers, (examples.len(), 1), &Device::Cpu)
@@ -22,7 +23,7 @@ fn main() -> Result<(), BoxError> {
     let first = candle_nn::linear(1, 64, vars.pp("first"))?;
     let second = candle_nn::linear(64, 64, vars.pp("second"))?;
     let head = candle_nn::linear(64, 1, vars.pp("head"))?;
-    // A block is a module with its variables. Those whose names begin with the block's name are its own.
+    // A block is a module with its variables: those whose names begin with the block's name.
     let silu = |layer: candle_nn::Linear| move |x: &Tensor| layer.forward(x)?.apply(&Activation::Silu);
     let model = SequenceBuilder::new()
         .block(CandleBlock::from_var_map("first", &map, silu(first))?)
@@ -38,7 +39,8 @@ fn main() -> Result<(), BoxError> {
     for epoch in 0..10 {
         let mut losses = 0.0;
         for step in sampler.with_epoch(epoch).steps()? {
-            // The closure is called for the micro-batches of this rank. Which examples these have does not depend on the rank.
+            // The closure is called for each micro-batch of this rank. The examples of a micro-batch do not depend on
+            // the rank.
             let report = ddp.step(step.micro_batches(), |micro_batch| {
                 let x = input(&step.examples(micro_batch)?)?;
                 let target = x.sin()?;
@@ -47,7 +49,7 @@ fn main() -> Result<(), BoxError> {
                 };
                 Ok((x, loss))
             })?;
-            // report.exposed says how long this rank waited for sums that no computation hid.
+            // `report.exposed` is the time that this rank waited for communication.
             losses += report.loss;
             ddp.update(&mut optimizer)?;
         }

@@ -1,5 +1,5 @@
-//! Heat spreads over a plate whose rows are divided among the ranks. In each step neighbours exchange the rows at their edges,
-//! the halo.
+//! Heat spreads over a plate whose rows are divided among the ranks. In each step neighbours exchange the rows at
+//! their edges, the halo.
 //!
 //! `distctl run -n 4 -- target/release/examples/halo`
 #![allow(clippy::print_stdout, reason = "a program prints")]
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         plate = step(&plate);
     }
 
-    // Rank 0 gets all rows, of which ranks may have different numbers.
+    // Rank 0 gets all rows. The ranks can have different numbers of rows.
     let counts: Vec<usize> = (0..ranks).map(|rank| (first(rank + 1) - first(rank)) * COLUMNS).collect();
     let mut whole = vec![0.0; if rank == 0 { ROWS * COLUMNS } else { 0 }];
     comm.gather_v(plate[1..=rows].as_flattened(), &counts, &mut whole, 0)?;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Sends the first and the last own row to the neighbours, and takes theirs. All four messages are on their way at once.
+/// Sends the first and the last own row to the neighbours, and receives theirs. All four messages are sent at once.
 fn exchange(comm: &mut Communicator, plate: &mut [[f64; COLUMNS]]) -> dist::collectives::Result<()> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let [above, own @ .., below] = plate else { unreachable!("a plate has a halo") };
@@ -64,7 +64,7 @@ fn exchange(comm: &mut Communicator, plate: &mut [[f64; COLUMNS]]) -> dist::coll
     comm.batch(&mut messages)
 }
 
-/// Each point takes a quarter of the difference to the mean of the points beside, above and below it.
+/// Moves each point towards the mean of its four neighbours, by a quarter of the difference.
 fn step(plate: &[[f64; COLUMNS]]) -> Vec<[f64; COLUMNS]> {
     let mut next = plate.to_vec();
     for row in 1..plate.len() - 1 {

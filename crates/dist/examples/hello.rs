@@ -1,4 +1,4 @@
-//! Every rank says hello, and rank 0 says who is there.
+//! Every rank prints its number, and rank 0 prints the process ids of all ranks.
 //!
 //! `distctl run -n 3 -- target/release/examples/hello` starts it as three processes; alone it is a world of one rank.
 #![allow(clippy::print_stdout, reason = "a program prints")]
@@ -8,13 +8,13 @@ use dist::prelude::*;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut comm = Communicator::from_env()?;
     println!("hello from rank {} of {}", comm.rank(), comm.world_size());
-    // Every rank gives its process id and gets those of all ranks, in the order of the ranks.
+    // Every rank passes its process id and gets the process ids of all ranks, in rank order.
     let mut processes = vec![0; comm.world_size()];
     comm.all_gather(&[std::process::id()], &mut processes)?;
     if comm.rank() == 0 {
         println!("the processes are {processes:?}");
     }
-    // Compares the last call of all ranks, too. It is not needed to end a program.
+    // Also compares the last call of all ranks. A program can end without it.
     comm.close()?;
     Ok(())
 }

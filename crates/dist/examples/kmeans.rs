@@ -1,4 +1,4 @@
-//! k-means: every rank has a share of the points, and the ranks sum what they find for each centre.
+//! k-means: every rank has a share of the points, and the ranks sum the points of each centre.
 //!
 //! `distctl run -n 4 -- target/release/examples/kmeans`
 #![allow(clippy::print_stdout, reason = "a program prints")]
@@ -9,7 +9,8 @@ const POINTS: usize = 30_000;
 const CENTRES: usize = 3;
 type Point = [f64; 2];
 
-/// A point near (0, 0), (10, 0) or (0, 10). It follows from its number, so that the data are the same on any number of ranks.
+/// A point near (0, 0), (10, 0) or (0, 10). It depends only on its number, so the data are the same on any number of
+/// ranks.
 fn point(number: usize) -> Point {
     let centre = [[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]][number % CENTRES];
     let noise = |factor: f64| ((number + 1) as f64 * factor).fract() * 4.0 - 2.0;
@@ -34,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut centres = [[1.0, 1.0], [2.0, 1.0], [1.0, 2.0]];
     comm.broadcast(centres.as_flattened_mut(), 0)?;
     for round in 1.. {
-        // For each centre: the sum of its points, and how many they are.
+        // For each centre: the sum of its points, and their number.
         let mut sums = [[0.0; 3]; CENTRES];
         for &[x, y] in &own {
             let sum = &mut sums[nearest(&centres, [x, y])];
@@ -42,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         comm.all_reduce(sums.as_flattened_mut(), ReduceOp::Sum)?;
         let next = sums.map(|[x, y, count]| [x / count, y / count]);
-        // Every rank has the same bits, so that all stop in the same round.
+        // Every rank has the same bits, so all ranks stop in the same round.
         let moved = (0..CENTRES).map(|centre| distance(centres[centre], next[centre])).fold(0.0, f64::max);
         centres = next;
         if moved < 1e-9 {

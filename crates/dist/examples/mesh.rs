@@ -1,4 +1,5 @@
-//! Eight ranks as a mesh of 2×2×2: two pipelines of two stages, where two ranks each divide a stage's parameters.
+//! Eight ranks as a mesh of 2×2×2: two replicas of a pipeline of two stages, and each stage is sharded over two
+//! ranks.
 //!
 //! `distctl run -n 8 -- target/release/examples/mesh`
 #![allow(clippy::print_stdout, reason = "a program prints")]
@@ -12,7 +13,8 @@ use dist::parallel::pipeline::{ScheduleKind, split_into_stages};
 use dist::prelude::*;
 
 const BLOCKS: usize = 4;
-/// Of each pipeline. There are four: those that divide their parameters compute different micro-batches, too.
+/// The micro-batches of each pipeline. There are four pipelines: ranks that shard a stage compute different
+/// micro-batches.
 const MICRO_BATCHES: usize = 2;
 
 fn model() -> Result<Sequence<Tensor>, BoxError> {
@@ -41,7 +43,8 @@ fn main() -> Result<(), BoxError> {
     let sampler =
         Sampler { len: 64, seed: 1, batch: 4, micro_batches: 4 * MICRO_BATCHES, ..Sampler::default() };
     sampler.check(&mut comm)?;
-    // The last axis varies fastest: ranks 0 and 1 divide a stage, ranks 0 and 2 are a pipeline, 0 and 4 do the same.
+    // The last axis varies fastest: ranks 0 and 1 shard a stage, ranks 0 and 2 are a pipeline, ranks 0 and 4 are
+    // replicas.
     let mut mesh = Mesh::new(comm, [("data", 2), ("pipeline", 2), ("shard", 2)])?;
     let (rank, coordinates) = (mesh.rank(), mesh.coordinates());
     let mut along = |axis: &str| mesh.take(axis).map(Group::into_communicator);

@@ -1,4 +1,4 @@
-//! A candle model as a pipeline: each rank has one stage, and micro-batches flow through the stages.
+//! A candle model as a pipeline: each rank has one stage, and micro-batches pass through the stages.
 //!
 //! `distctl run -n 4 -- target/release/examples/pipeline`
 #![allow(clippy::print_stdout, reason = "a program prints")]
@@ -14,7 +14,8 @@ use dist::prelude::*;
 const BLOCKS: usize = 4;
 const MICRO_BATCHES: usize = 8;
 
-/// The numbers of a micro-batch's examples as a tensor of one column: each example is the number x, and its target sin(x).
+/// The numbers of a micro-batch's examples as a tensor of one column: each example is the number x, and its target
+/// sin(x).
 fn input(examples: &[usize]) -> candle_core::Result<Tensor> {
     let numbers: Vec<f32> = examples.iter().map(|&example| example as f32 / 100.0).collect();
     Tensor::from_vec(numbers, (examples.len(), 1), &Device::Cpu)
@@ -42,7 +43,7 @@ fn main() -> Result<(), BoxError> {
     let sampler =
         Sampler { len: 640, seed: 1, batch: 16, micro_batches: MICRO_BATCHES, ..Sampler::default() };
     sampler.check(&mut comm)?;
-    // A schedule is a list of actions for each rank, which was proven when it was made.
+    // A schedule is a list of actions for each rank. It is proven when it is created.
     let schedule = ScheduleKind::OneForwardOneBackward.schedule(comm.world_size(), MICRO_BATCHES)?;
     let stages = split_into_stages(BLOCKS, schedule.stages())?;
     let mut pipeline = Pipeline::new(comm, model()?, schedule, &stages, Tensors)?;
@@ -51,7 +52,7 @@ fn main() -> Result<(), BoxError> {
         let report = pipeline.step(
             // On the rank of the first stage.
             |micro_batch| Ok(input(&step.examples(micro_batch)?)?),
-            // On the rank of the last stage. Both take the same examples, because these follow from the number.
+            // On the rank of the last stage. Both use the same examples, because these depend only on the number.
             |micro_batch, output| {
                 let target = input(&step.examples(micro_batch)?)?.sin()?;
                 Ok(loss_and_gradient(&output, |output| candle_nn::loss::mse(output, &target))?)

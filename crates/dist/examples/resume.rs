@@ -1,11 +1,11 @@
-//! Trains up to a step, saves, and goes on from there when it is started again, on any number of ranks:
+//! Trains up to a step and saves. When started again, it continues from there, on any number of ranks:
 //!
 //! ```console
 //! $ distctl run -n 4 -- target/release/examples/resume checkpoints 15
 //! $ distctl run -n 2 -- target/release/examples/resume checkpoints 30
 //! ```
 //!
-//! The parameters are then those of a training that was never interrupted, to the last bit.
+//! The parameters then have the bits of an uninterrupted training.
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
 use candle_core::{DType, Device, Tensor};
@@ -19,14 +19,14 @@ fn model() -> Result<Sequence<Tensor>, BoxError> {
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
     let head = candle_nn::linear(8, 1, vars.pp("head"))?;
     for var in map.all_vars() {
-        // candle begins with random weights. These are the same whenever the program is started.
+        // candle's initial weights are random. These are the same in every run.
         let weights = Tensor::arange(0f32, var.elem_count() as f32, &Device::Cpu)?;
         var.set(&weights.affine(2.0, 0.0)?.sin()?.reshape(var.shape())?)?;
     }
     Ok(SequenceBuilder::new().block(CandleBlock::from_var_map("head", &map, head)?).build()?)
 }
 
-/// Rows x, x², …, each divided by a power, of the numbers that the examples stand for.
+/// Rows x, x², …, each divided by a power, where x is the number of an example.
 fn powers(examples: &[usize]) -> candle_core::Result<Tensor> {
     let x = |example: &usize| *example as f32 / 100.0;
     let rows = examples.iter().flat_map(|example| (1..=8).map(move |power| x(example).powi(power)));
@@ -47,7 +47,7 @@ fn main() -> Result<(), BoxError> {
     let mut checkpoints = Checkpoints::at(directory);
     // The newest checkpoint, or none at the first start.
     let done = checkpoints.load(&mut ddp, Some(&mut optimizer))?.unwrap_or(0);
-    // An epoch has 7 steps, so that a training may stop in the middle of one.
+    // An epoch has 7 steps, so a training can stop in the middle of an epoch.
     for (_, step) in (done..until).zip(sampler.after(done)?.endless_steps()?) {
         ddp.step(step.micro_batches(), |micro_batch| {
             let x = powers(&step.examples(micro_batch)?)?;

@@ -10,7 +10,7 @@ use dist::prelude::*;
 use dist::sim::{Fault, Link, Network, When};
 use dist::transport::Cause;
 
-/// The program under test. It is given a communicator, and so need not know whether its ranks are processes.
+/// The program under test. It takes a communicator, so it works with processes and with simulated ranks.
 fn largest_of_means(mut comm: Communicator) -> Result<f32> {
     let mut means = vec![comm.rank() as f32; 250_000];
     comm.all_reduce(&mut means, ReduceOp::Mean)?;
@@ -20,7 +20,8 @@ fn largest_of_means(mut comm: Communicator) -> Result<f32> {
 }
 
 fn main() {
-    // Four ranks on two hosts, 10 Gbit/s and 20 µs apart. The seed decides in which order threads run.
+    // Four ranks on two hosts, with 10 Gbit/s and 20 µs between them. The seed decides the order in which threads
+    // run.
     let network = Network::new(4)
         .with_seed(7)
         .with_hosts(&[0, 0, 1, 1])
@@ -31,13 +32,13 @@ fn main() {
     }
     println!("all ranks have 1.5 after {:?} of virtual time", outcome.elapsed);
 
-    // The same again, but rank 2 dies in its third exchange of messages.
+    // The same program again, but rank 2 dies in its third exchange of messages.
     let network = Network::new(4).with_fault(When::Operation { rank: 2, number: 3 }, Fault::Kill { rank: 2 });
     let outcome = network.try_run(|transport| largest_of_means(Communicator::new(transport)));
     let outcome = outcome.expect("ranks fail, and the program does not panic");
     assert!(outcome.results[2].is_none(), "a killed rank leaves no result");
     for error in outcome.results.iter().flatten() {
-        // The others do not hang. They are told which rank it was.
+        // The other ranks do not hang. Their error names rank 2.
         assert!(matches!(error, Err(Error::Aborted { cause: Cause::Died, rank: 2, .. })), "{error:?}");
     }
     println!("rank 2 died, and the others were told so after {:?}", outcome.elapsed);

@@ -1,4 +1,4 @@
-//! The same program on two machines, of which each starts two ranks:
+//! The same program on two machines, with two ranks on each:
 //!
 //! ```console
 //! $ (umask 077; head -c 32 /dev/urandom > secret)  # once; copy the file to both machines
@@ -15,15 +15,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut comm = Communicator::from_env()?;
     let rank = comm.rank();
 
-    // A program need not know on which machine a rank is.
+    // A call works in the same way on one machine and on two.
     let mut sum = [rank as u64];
     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
 
-    // If it wants to know, groups say it. This group has the ranks of this machine.
+    // This group has the ranks of this machine.
     let mut here = comm.split_by_host()?;
     let mut sum_here = [rank as u64];
     here.all_reduce(&mut sum_here, ReduceOp::Sum)?;
-    // And this one the first rank of each machine.
+    // This group has the first rank of each machine.
     if let Some(mut leaders) = comm.host_leaders()? {
         let mut sums = vec![0; leaders.world_size()];
         leaders.all_gather(&sum_here, &mut sums)?;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
     }
 
-    // Measures the links once. From then on large operations go over the cable as rarely as they can.
+    // Measures the links once. From then on large operations reduce within each machine first, if that is faster.
     comm.enable_hierarchical(&CostCache::disabled(), "tcp")?;
     let mut large = vec![1.0_f32; 1 << 18];
     comm.all_reduce(&mut large, ReduceOp::Sum)?;

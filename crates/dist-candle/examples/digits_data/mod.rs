@@ -1,8 +1,9 @@
-//! Images of digits as a display of seven segments shows them, shifted and with noise: data that needs no download.
+//! Synthetic images of digits in the shapes of a seven-segment display, shifted and with noise. They need no
+//! download.
 
 use candle_core::{Device, Result, Tensor};
 
-/// Images of shape (number, 144), as 12 rows of 12 grey values from 0 to 1, and the digits that they show.
+/// Images and labels. The images have the shape (number, 144): 12 rows of 12 grey values from 0 to 1.
 pub(crate) struct Digits {
     pub(crate) train_images: Tensor,
     pub(crate) train_labels: Tensor,
@@ -10,7 +11,7 @@ pub(crate) struct Digits {
     pub(crate) test_labels: Tensor,
 }
 
-/// Draws the data, which is the same in every process.
+/// Generates the data, which is the same in every process.
 pub(crate) fn load() -> Result<Digits> {
     let (train_images, train_labels) = draw(0..TRAIN)?;
     let (test_images, test_labels) = draw(TRAIN..TRAIN + TEST)?;
@@ -21,7 +22,7 @@ const TRAIN: u32 = 480;
 const TEST: u32 = 120;
 const SIDE: u32 = 12;
 
-/// Top, top left, top right, middle, bottom left, bottom right, bottom.
+/// The segments of each digit: top, top left, top right, middle, bottom left, bottom right, bottom.
 const SEGMENTS: [[bool; 7]; 10] = {
     const fn lit(mask: u8) -> [bool; 7] {
         let mut segments = [false; 7];
@@ -80,7 +81,7 @@ fn image(number: u32, digit: u32) -> impl Iterator<Item = f32> {
     })
 }
 
-/// A number that looks random.
+/// Returns a pseudo-random number.
 const fn hash(number: u32) -> u32 {
     let mixed = (number ^ 61 ^ number >> 16).wrapping_mul(9);
     let mixed = (mixed ^ mixed >> 4).wrapping_mul(0x27d4_eb2d);

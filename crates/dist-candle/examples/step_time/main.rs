@@ -1,9 +1,10 @@
-//! Times a training step and says how much memory it needed: `distctl run -n 2 -- step_time mlp-10M fsdp`.
+//! Measures the time and memory of a training step: `distctl run -n 2 -- step_time mlp-10M fsdp`.
 //!
-//! Every rank computes one micro-batch per step and takes a step of AdamW. A step lasts as long as on the slowest rank.
-//! Memory is the most that was resident from the first step on, above what was before the model was made, of the rank
-//! that needed most; pages that ranks share count for each of them. One program measures one way to train, so that memory
-//! is this way's alone. The line that it prints has the fields of `distctl bench` and `peak_MiB`.
+//! Every rank computes one micro-batch per step and takes a step of AdamW. The time of a step is that of the slowest
+//! rank. Memory is the peak resident size from the first step on minus the size before the model was created, on the
+//! rank with the largest value. Pages that ranks share count for each of them. A run measures one strategy only, so
+//! that memory of other strategies is not counted. The line that it prints has the fields of `distctl bench` and
+//! `peak_MiB`.
 
 mod models;
 
@@ -26,36 +27,36 @@ use models::Model;
 /// Times training steps.
 #[derive(Debug, Parser)]
 struct Options {
-    /// What is trained.
+    /// Model to train.
     model: Model,
-    /// How.
+    /// Strategy of training.
     mode: Mode,
-    /// How gradients travel with ddp: none, bf16, f16, int8, topk:RATIO, powersgd:RANK.
+    /// Compression of gradients with ddp: none, bf16, f16, int8, topk:RATIO, powersgd:RANK.
     #[arg(long, default_value = "none")]
     compress: Compression,
-    /// How large buckets may grow with ddp.
+    /// Maximum bytes of a bucket with ddp.
     #[arg(long, value_name = "KIB")]
     bucket_kib: Option<usize>,
-    /// How many units are gathered ahead with fsdp.
+    /// Number of units that are gathered ahead with fsdp.
     #[arg(long, default_value_t = 1)]
     prefetch: usize,
-    /// Among how many ranks parameters are sharded with hybrid.
+    /// Number of ranks that shard the parameters with hybrid.
     #[arg(long, default_value_t = 2)]
     shard_degree: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Each rank by itself, without a word to the others. With one rank: the step alone.
+    /// Each rank trains alone, without communication.
     Local,
     Ddp,
     /// Parameters, gradients and the optimizer's state are sharded.
     Fsdp,
-    /// Gradients and the optimizer's state are.
+    /// Gradients and the optimizer's state are sharded.
     Zero2,
-    /// The optimizer's state is.
+    /// The optimizer's state is sharded.
     Zero1,
-    /// Everything is, among so many neighbouring ranks; gradients are reduced across.
+    /// Everything is sharded within groups of neighbouring ranks, and gradients are reduced between groups.
     Hybrid,
 }
 
@@ -65,7 +66,7 @@ fn main() -> Result<(), BoxError> {
     let before = resident_kib("VmRSS:")?;
     let mut training = Training::new(comm.fork()?, &options)?;
     let (input, runtime) = (options.model.input()?, comm.runtime().clone());
-    // The highest is counted anew from here on.
+    // Resets the peak.
     fs::write("/proc/self/clear_refs", "5")?;
     let steps = if options.model == Model::Mlp100M { STEPS_OF_LARGE } else { STEPS };
     let (mut times, mut exposed) = (Vec::new(), Vec::new());
@@ -88,7 +89,7 @@ fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The line of a way to train.
+/// The line of output for one strategy.
 fn print(
     options: &Options,
     ranks: usize,
@@ -120,7 +121,7 @@ fn print(
     Ok(writeln!(std::io::stdout().lock(), "{line}")?)
 }
 
-/// A model on its way through steps.
+/// A trainer of any strategy.
 enum Training {
     Local(Box<Own>),
     Ddp(Box<Ddp<Sequence<Tensor>>>, AdamW),
@@ -150,7 +151,7 @@ impl Training {
         })
     }
 
-    /// One step, and how long it waited for others.
+    /// Takes one step. Returns the time that this rank waited for communication.
     fn step(&mut self, input: &Tensor) -> Result<Duration, BoxError> {
         let batch = |_: usize| Ok((input.clone(), |output: Tensor| loss(&output)));
         let exposed = |report: StepReport| report.exposed;
@@ -169,7 +170,7 @@ impl Training {
         }
     }
 
-    /// Bytes of all gradients.
+    /// Returns the bytes of all gradients.
     fn bytes(&self) -> usize {
         let infos = match self {
             Self::Local(own) => own.model.infos(),
@@ -195,7 +196,7 @@ fn ddp(
     })
 }
 
-/// A model that one rank trains by itself.
+/// A trainer without communication.
 struct Own {
     model: Sequence<Tensor>,
     gradients: Vec<Vec<f32>>,
@@ -237,7 +238,7 @@ fn loss(output: &Tensor) -> Result<(f32, Tensor), BoxError> {
     Ok(loss_and_gradient(output, |output| output.sqr()?.mean_all())?)
 }
 
-/// What the system says about this process's memory.
+/// Returns a value of this process's memory that the system reports.
 fn resident_kib(key: &str) -> Result<f64, BoxError> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(key)).ok_or("no such line")?;

@@ -1,5 +1,5 @@
-//! The models whose steps are timed: perceptrons and transformer encoders of about 1, 10 and 100 million parameters, each
-//! layer a block.
+//! The measured models: multilayer perceptrons and transformer encoders of about 1, 10 and 100 million parameters.
+//! Each layer is a block.
 
 use candle_core::{D, DType, Device, Module, Tensor, Var};
 use candle_nn::Linear;
@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use dist_candle::{CandleBlock, SequenceBuilder};
 use dist_parallel::{BoxError, Sequence};
 
-/// A model by its kind and about how many parameters it has.
+/// A model, by its kind and its approximate number of parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Model {
     #[value(name = "mlp-1M")]
@@ -38,7 +38,7 @@ impl Model {
         matches!(self, Self::Transformer1M | Self::Transformer10M)
     }
 
-    /// The model with random values.
+    /// Returns the model with random values.
     pub(crate) fn build(self) -> Result<Sequence<Tensor>, BoxError> {
         let (width, layers) = self.size();
         let mut sequence = SequenceBuilder::new();
@@ -56,7 +56,7 @@ impl Model {
         Ok(sequence.build()?)
     }
 
-    /// One micro-batch: 64 rows, or 4 of 64 places each.
+    /// Returns one micro-batch: 64 rows, or 4 sequences of 64 positions.
     pub(crate) fn input(self) -> Result<Tensor, BoxError> {
         let (width, _) = self.size();
         let normal = |shape: &[usize]| Tensor::randn(0_f32, 1.0, shape, &Device::Cpu);
@@ -64,7 +64,7 @@ impl Model {
     }
 }
 
-/// The variables of a block.
+/// Creates the variables of a block.
 struct Variables(Vec<(&'static str, Var)>);
 
 impl Variables {
@@ -93,7 +93,7 @@ impl Variables {
     }
 }
 
-/// A layer of a transformer encoder that normalises after it adds, as the paper has it.
+/// A layer of a transformer encoder with post-norm: it normalises after the residual addition.
 struct Encoder {
     mix: Linear,
     project: Linear,
@@ -125,7 +125,7 @@ impl Encoder {
         };
         let (query, key, value) = (part(0)?, part(1)?, part(2)?);
         let scores = (query.matmul(&key.t()?)? / f64::sqrt((width / HEADS) as f64))?;
-        // The largest score is subtracted for range only, so it need not be differentiated.
+        // The largest score is subtracted to avoid overflow. It does not change the result, so it needs no gradient.
         let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
         let weights = exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?;
         let heads = weights.matmul(&value)?.transpose(1, 2)?.contiguous()?;

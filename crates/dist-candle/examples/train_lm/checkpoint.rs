@@ -1,4 +1,4 @@
-//! Saving the training now and then, and going on from what was saved.
+//! Saves the training at intervals, and loads it.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -11,24 +11,24 @@ use dist_parallel::trainer::Trainer;
 
 use crate::options::Options;
 
-/// Saves while training goes on.
+/// Saves checkpoints in the background while training goes on.
 pub(crate) struct Saver {
     checkpoints: Checkpoints,
     every: usize,
     steps: usize,
-    /// The one that was begun last.
+    /// The save that was started last.
     saving: Option<Saving>,
 }
 
 impl Saver {
-    /// `None` if nothing is to be saved.
+    /// Returns `None` if nothing is to be saved.
     pub(crate) fn new(options: &Options) -> Option<Self> {
         let keep = NonZeroUsize::new(2).expect("two are more than none");
         let checkpoints = Checkpoints::at(options.save.as_ref()?).keep_last(keep);
         Some(Self { checkpoints, every: options.save_every, steps: options.steps, saving: None })
     }
 
-    /// Begins to save if it is time. At most one checkpoint is on its way, so that there is at most one copy.
+    /// Starts to save if a save is due. It first waits for the previous save, so at most one copy exists.
     pub(crate) fn after_step(
         &mut self,
         step: usize,
@@ -42,13 +42,13 @@ impl Saver {
         Ok(())
     }
 
-    /// Waits until everything that was begun is on the disk.
+    /// Waits until all started saves are on the disk.
     pub(crate) fn wait(&mut self) -> Result<()> {
         self.saving.take().map_or(Ok(()), Saving::wait)
     }
 }
 
-/// Goes on from the newest checkpoint in a directory; the number of steps that were done there.
+/// Loads the newest checkpoint in a directory. Returns its number of completed steps.
 pub(crate) fn load(
     directory: &Path,
     trainer: &mut dyn Trainer<Tensor>,

@@ -1,23 +1,23 @@
-//! How the loss fell, in one training or in several side by side.
+//! The loss curves of one training or of several.
 
 use dist_parallel::compress::Compression;
 use dist_parallel::internal::{self, Axis, Chart, LineStyle, Scale};
 
-/// One training.
+/// The loss curve of one training.
 #[derive(Debug)]
 pub(crate) struct Curve {
-    /// How gradients travelled, if anybody asked.
+    /// The compression of gradients, if one was chosen.
     pub(crate) compression: Option<Compression>,
-    /// Steps that were done before this run.
+    /// The number of steps before this run.
     pub(crate) done: usize,
-    /// Of each step.
+    /// The loss of each step.
     pub(crate) losses: Vec<f32>,
-    /// By this rank, in all steps.
+    /// The bytes that this rank has sent in all steps.
     pub(crate) bytes_sent: u64,
 }
 
 impl Curve {
-    /// What one rank has sent for a step, if anybody asked how gradients travel.
+    /// Returns the bytes that one rank has sent per step, if a compression was chosen.
     pub(crate) fn bytes_per_step(&self) -> Option<String> {
         let compression = self.compression?;
         let steps = self.losses.len().max(1) as u64;
@@ -31,7 +31,7 @@ impl Curve {
     }
 }
 
-/// All of them in one picture, above what the bytes would give without a model.
+/// Draws all curves in one picture, with the loss of a guess from byte frequencies as the baseline.
 pub(crate) fn chart(curves: &[Curve], entropy: f64) -> String {
     let labels: Vec<String> =
         curves.iter().map(|curve| curve.bytes_per_step().unwrap_or_else(|| "loss".to_owned())).collect();

@@ -1,7 +1,7 @@
 //! Trains a byte-level transformer on several processes: `cargo demo` in the workspace.
 //!
-//! Alone, the program starts one process per rank on this machine. Under `distctl run` or torchrun, which say so in
-//! the environment, it is one rank of their job.
+//! Without a launcher, the program starts one process per rank on this machine. Under `distctl run` or torchrun,
+//! which set environment variables, it is one rank of their job.
 
 mod checkpoint;
 mod curves;
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What can go wrong in the demo.
+/// An error of the demo.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error(transparent)]
@@ -94,7 +94,7 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
     if variable("RANK").is_none() {
         let ranks = options.ranks_to_start();
         if ranks > 1 {
-            // A text that cannot be learned is reported once, not by every rank.
+            // An unusable text is reported once, not by every rank.
             read_text()?;
             let code = processes::launch(ranks)?;
             if code == 0 && !options.json {
@@ -114,7 +114,7 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
     Ok(0)
 }
 
-/// Says what to try after a first training.
+/// Prints suggestions for further runs.
 fn say_what_next() -> io::Result<()> {
     writeln!(io::stdout().lock(), "{WHAT_NEXT}")
 }
@@ -127,7 +127,7 @@ Try next:
   cargo install --path crates/dist-cli && distctl bench all_reduce --ranks 2     how fast processes talk here
 The guide is in docs/book/src; docs/book/src/own-loop.md trains a candle model of your own.";
 
-/// Makes sure that the job is the one that was asked for.
+/// Fails if the job does not match the options.
 fn check_world(options: &Options, world_size: usize) -> Result<(), DemoError> {
     match (options.strategy, options.ranks) {
         (StrategyName::Single, _) if world_size > 1 => Err(DemoError::NotAlone { world_size }),
@@ -142,7 +142,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether this process failed only because another rank did.
+/// Returns `true` if this process failed only because another rank did.
 fn is_collateral(error: &(dyn Error + 'static)) -> bool {
     let own_rank = variable("RANK").and_then(|rank| rank.parse().ok());
     sources(error).filter_map(|error| error.downcast_ref()).any(|error| match error {

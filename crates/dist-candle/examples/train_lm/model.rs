@@ -1,4 +1,4 @@
-//! A small transformer that guesses the next byte, as blocks.
+//! A small transformer that predicts the next byte, as blocks.
 
 use candle_core::{D, Device, Module, Tensor, Var};
 use candle_nn::{Embedding, Linear};
@@ -9,26 +9,26 @@ use crate::random::Random;
 
 type Result<T, E = candle_core::Error> = std::result::Result<T, E>;
 
-/// How large the transformer is.
+/// The sizes of the transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) layers: usize,
     pub(crate) width: usize,
     pub(crate) heads: usize,
-    /// How many bytes it sees at once.
+    /// The number of bytes of its context.
     pub(crate) context: usize,
 }
 
 impl Shape {
-    /// The gain of what is added to a layer's input. Each layer adds twice: together they should add about as much as
-    /// there was.
+    /// The factor of the initial weights of residual branches. Each layer has two branches. All branches together
+    /// should have about the variance of the input.
     fn small(self) -> f64 {
         1.0 / f64::sqrt(2.0 * self.layers as f64)
     }
 }
 
-/// The transformer with the initial values of this seed: from byte values `[batch, context]` to the logits
-/// `[batch, context, 256]` of the byte after each.
+/// Returns the transformer with the initial values of this seed. It maps byte values `[batch, context]` to the logits
+/// `[batch, context, 256]` of the next bytes.
 pub(crate) fn transformer(shape: Shape, seed: u64) -> Result<Sequence<Tensor>, BoxError> {
     let mut blocks = vec![
         block("bytes", seed, |weights| Bytes::new(weights, shape))?,
@@ -54,7 +54,7 @@ fn block<M: Module + Send + 'static>(
     Ok(Box::new(CandleBlock::new(name, weights.vars, module)?))
 }
 
-/// Makes the variables of one block. Each depends on the seed and its own name only.
+/// Creates the variables of one block. Each depends only on the seed and its own name.
 struct Weights<'a> {
     block: &'a str,
     seed: u64,
@@ -62,7 +62,7 @@ struct Weights<'a> {
 }
 
 impl Weights<'_> {
-    /// Evenly distributed around 0, with this standard deviation.
+    /// Returns values with a uniform distribution around 0 and this standard deviation.
     #[expect(clippy::cast_possible_truncation, reason = "initial values are rounded to f32")]
     fn random(&mut self, name: &'static str, shape: (usize, usize), deviation: f64) -> Result<Tensor> {
         let mut random = Random::named(self.seed, &format!("{}.{name}", self.block));
@@ -90,7 +90,7 @@ impl Weights<'_> {
     }
 }
 
-/// Bytes as vectors.
+/// The embedding of bytes.
 struct Bytes(Embedding);
 
 impl Bytes {
@@ -105,7 +105,7 @@ impl Module for Bytes {
     }
 }
 
-/// A vector for each place, added to what is there.
+/// The embedding of positions, which is added to its input.
 struct Places(Tensor);
 
 impl Places {
@@ -120,7 +120,7 @@ impl Module for Places {
     }
 }
 
-/// Attention to what came before, added to its input.
+/// Causal self-attention, which is added to its input.
 struct Attention {
     heads: usize,
     norm: Norm,
@@ -164,7 +164,7 @@ impl Module for Attention {
     }
 }
 
-/// Two dense layers, added to their input.
+/// Two dense layers, which are added to their input.
 struct Dense {
     norm: Norm,
     up: Linear,
@@ -201,23 +201,23 @@ impl Module for Norm {
     }
 }
 
-/// Softmax over the last of `[.., len, len]`, where row `i` sees columns `0..=i` only.
+/// Causal softmax over the last dim of `[.., len, len]`: row `i` uses only columns `0..=i`.
 fn softmax_of_the_past(scores: &Tensor) -> Result<Tensor> {
     let len = scores.dim(D::Minus1)?;
     let future = |index: usize| if index % len > index / len { f32::NEG_INFINITY } else { 0.0 };
     let mask = Tensor::from_vec((0..len * len).map(future).collect(), (len, len), &Device::Cpu)?;
     let scores = scores.broadcast_add(&mask.to_dtype(scores.dtype())?)?;
-    // The largest score is subtracted for range only, so it need not be differentiated.
+    // The largest score is subtracted to avoid overflow. It does not change the result, so it needs no gradient.
     let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
     exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)
 }
 
-/// The mean loss, in nats per byte, of `logits` for the bytes that came next.
+/// Returns the mean loss of `logits` for the next bytes, in nats per byte.
 pub(crate) fn loss(logits: &Tensor, next: &Tensor) -> Result<Tensor> {
     candle_nn::loss::cross_entropy(&logits.flatten_to(1)?, &next.flatten_all()?)
 }
 
-/// Rows of bytes of equal length as the model takes them.
+/// Converts rows of bytes of equal length to the model's input.
 pub(crate) fn rows<'a>(rows: impl IntoIterator<Item = &'a [u8]>) -> Result<Tensor> {
     let rows: Vec<&[u8]> = rows.into_iter().collect();
     let shape = (rows.len(), rows.first().map_or(0, |row| row.len()));

@@ -1,4 +1,4 @@
-//! What the demo can be told.
+//! The options of the demo.
 
 use std::path::PathBuf;
 
@@ -13,95 +13,97 @@ use crate::model::Shape;
 
 /// Trains a byte-level transformer on text files, on several processes.
 ///
-/// The same seed, text and number of micro-batches give the same parameters, bit for bit, on any number of
-/// processes that deals each a power of two of the micro-batches.
+/// The same seed, text and number of micro-batches give the same parameters, bit for bit, on any number of processes
+/// that each compute the same power of two of micro-batches.
 #[derive(Debug, Parser)]
 #[command(name = "train_lm", args_override_self = true)]
 pub(crate) struct Options {
     /// Processes to start on this machine [default: 2]. Inside a job (RANK is set), the job decides.
     #[arg(long, value_parser = at_least_one())]
     pub(crate) ranks: Option<usize>,
-    /// How the work is shared.
+    /// The training strategy.
     #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
     pub(crate) strategy: StrategyName,
-    /// Processes that share one copy of the model, for --strategy hybrid [default: 2, or 1 of an odd number].
+    /// Number of processes that shard one copy of the model, for --strategy hybrid [default: 2, or 1 if the number of
+    /// processes is odd].
     #[arg(long, value_parser = at_least_one())]
     pub(crate) shard_degree: Option<usize>,
-    /// How gradients travel with --strategy ddp: none, bf16, f16, int8, topk:RATIO, powersgd:RANK. Several, with commas
-    /// between them, are trained one after the other from the same start, and drawn in one picture.
+    /// Compression of gradients with --strategy ddp: none, bf16, f16, int8, topk:RATIO, powersgd:RANK. Several
+    /// values, separated by commas, are trained one after the other from the same initial values, and drawn in one
+    /// picture.
     #[arg(long, value_delimiter = ',', value_name = "FORM")]
     pub(crate) compress: Vec<Compression>,
-    /// How a pipeline orders its work: gpipe, 1f1b, interleaved, zb1p or zbv, for --strategy pipeline.
+    /// Schedule of the pipeline: gpipe, 1f1b, interleaved, zb1p or zbv, for --strategy pipeline.
     #[arg(long = "schedule", default_value = "1f1b", value_name = "NAME", value_parser = kind)]
     pub(crate) pipeline: ScheduleKind,
-    /// Parts of a step, each with samples of its own, that are dealt to the processes.
+    /// Number of micro-batches of a step, which are divided among the processes.
     #[arg(long, default_value_t = 8, value_parser = at_least_one())]
     pub(crate) micro_batches: usize,
-    /// Steps of the optimizer.
+    /// Number of steps.
     #[arg(long, default_value_t = 100, value_parser = at_least_one())]
     pub(crate) steps: usize,
-    /// Files to learn, or directories of them [default: the workspace's own sources and documents].
+    /// Files or directories with the training text [default: the workspace's own sources and documents].
     #[arg(long, num_args = 1.., value_name = "PATH")]
     pub(crate) text: Vec<PathBuf>,
-    /// One JSON object per line instead of a table.
+    /// Print one JSON object per line instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Of the initial values, the samples and the text at the end.
+    /// Seed of the initial values, the samples and the text at the end.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Where the pictures go.
+    /// Directory for the pictures.
     #[arg(long, default_value = "out", value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Where a checkpoint of the training is saved now and then, and at its end; the last two are kept.
+    /// Directory for checkpoints, which are saved at intervals and at the end; the last two are kept.
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
-    /// Steps from one checkpoint to the next.
+    /// Number of steps between checkpoints.
     #[arg(long, default_value_t = 25, value_parser = at_least_one(), requires = "save")]
     pub(crate) save_every: usize,
-    /// Where the newest checkpoint lies that training goes on from, on as many processes and by whatever strategy. Without
-    /// one there, training begins.
+    /// Directory with checkpoints, the newest of which is loaded, on any number of processes and with any strategy.
+    /// If it has none, training starts from the beginning.
     #[arg(long, value_name = "DIR")]
     pub(crate) load: Option<PathBuf>,
-    /// Samples of a micro-batch.
+    /// Number of samples in a micro-batch.
     #[arg(long, default_value_t = 4, value_parser = at_least_one())]
     pub(crate) samples: usize,
-    /// Bytes of a sample, all of which the model sees at once.
+    /// Number of bytes in a sample, which is the model's context.
     #[arg(long, default_value_t = 64, value_parser = at_least_one())]
     pub(crate) context: usize,
-    /// Layers of the model.
+    /// Number of layers of the model.
     #[arg(long, default_value_t = 2, value_parser = at_least_one())]
     pub(crate) layers: usize,
-    /// Numbers per byte inside the model; a multiple of the heads.
+    /// Width of the model's layers; a multiple of the number of heads.
     #[arg(long, default_value_t = 96, value_parser = at_least_one())]
     pub(crate) width: usize,
-    /// Heads of each layer's attention.
+    /// Number of attention heads per layer.
     #[arg(long, default_value_t = 4, value_parser = at_least_one())]
     pub(crate) heads: usize,
-    /// The largest learning rate.
+    /// Largest learning rate.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) learning_rate: f64,
-    /// The process that started this one, without which it has no purpose.
+    /// Process id of the parent process; this process ends with it.
     #[arg(long, hide = true)]
     pub(crate) started_by: Option<u32>,
 }
 
-/// How the work is shared.
+/// The training strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StrategyName {
-    /// One process does everything.
+    /// One process, without communication.
     Single,
-    /// Every process has the whole model, and its share of the micro-batches.
+    /// Every process has the whole model, and computes a share of the micro-batches.
     Ddp,
     /// Every process keeps a part of the parameters, the gradients and the optimizer's state.
     #[value(alias = "zero3")]
     Fsdp,
-    /// Every process keeps a part of the optimizer's state, and all else.
+    /// Every process keeps a part of the optimizer's state, and all parameters; during a step also all gradients.
     Zero1,
     /// Every process keeps a part of the gradients and the optimizer's state, and all parameters.
     Zero2,
-    /// As fsdp, in groups of --shard-degree processes, each of which has a copy of the model.
+    /// Like fsdp, within groups of --shard-degree processes; each group has a copy of the model.
     Hybrid,
-    /// Every process has some stages of the model, and all micro-batches pass through them.
+    /// Every process has one or more stages of the model, and all micro-batches pass through the stages.
     Pipeline,
 }
 
@@ -110,12 +112,12 @@ impl Options {
         Shape { layers: self.layers, width: self.width, heads: self.heads, context: self.context }
     }
 
-    /// Rises over the first steps and falls along a cosine to a tenth.
+    /// Returns a learning rate that rises over the first steps and falls along a cosine to a tenth.
     pub(crate) fn schedule(&self) -> impl Fn(u64) -> f64 + use<> {
         schedule::cosine(Decay { peak: self.learning_rate, warmup: 5, steps: self.steps as u64, to: 0.1 })
     }
 
-    /// A sample, and the byte after it.
+    /// Returns the number of bytes of a sample and the byte after it.
     pub(crate) fn sample_len(&self) -> usize {
         self.context + 1
     }
@@ -140,18 +142,18 @@ impl Options {
         }
     }
 
-    /// Returns `true` if gradients are compressed and the strategy has no whole gradients.
+    /// Returns `true` if gradients are to be compressed and the strategy does not support it.
     pub(crate) fn compresses_shards(&self) -> bool {
         !self.compress.is_empty() && !matches!(self.strategy, StrategyName::Single | StrategyName::Ddp)
     }
 
-    /// How gradients travel, in each training after the other; `None` if nothing was said.
+    /// Returns the compression of each training; a single `None` if no compression was chosen.
     pub(crate) fn trainings(&self) -> Vec<Option<Compression>> {
         let said: Vec<_> = self.compress.iter().copied().map(Some).collect();
         if said.is_empty() { vec![None] } else { said }
     }
 
-    /// How many processes to start when nobody else has.
+    /// Returns the number of processes to start if there is no launcher.
     pub(crate) fn ranks_to_start(&self) -> usize {
         match self.strategy {
             StrategyName::Single => 1,

@@ -1,4 +1,4 @@
-//! The processes of a demo that nobody else has started: one per rank, this program again.
+//! Starts one process of this program per rank, if no launcher has done so.
 
 use std::env;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use dist_transport::process::{Coordinator, Secret};
 use dist_transport::runtime::Mailbox;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 
-/// Why the processes could not be started or watched.
+/// An error of starting or watching the processes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProcessError {
     #[error("cannot start rank {rank}")]
@@ -24,8 +24,8 @@ pub(crate) enum ProcessError {
     Coordinator(#[from] dist_transport::Error),
 }
 
-/// Starts `ranks` processes of this program with the same arguments and waits for them. When one fails, it is
-/// named, the others are ended, and its exit code is returned.
+/// Starts `ranks` processes of this program with the same arguments and waits for them. If one fails, prints its
+/// rank, ends the other processes, and returns its exit code.
 pub(crate) fn launch(ranks: usize) -> Result<u8, ProcessError> {
     let runtime = Runtime::system();
     let (secret, secret_text) = Secret::generate()?;
@@ -63,13 +63,13 @@ pub(crate) fn launch(ranks: usize) -> Result<u8, ProcessError> {
         }
     }
     let Some((rank, status)) = cause(&failed) else { return Ok(0) };
-    // Nobody listens if this fails.
+    // This fails only if the receiver is gone.
     let _ = writeln!(io::stderr().lock(), "train_lm: rank {rank} failed ({status}): the rest is ended");
     Ok(exit_code(status))
 }
 
-/// Of the ranks that failed, the one that began: somebody killed it, or it did not fail because of another. Those
-/// that notice can be gone before it is.
+/// Returns the rank that failed first: one that was killed, or that did not fail because of another rank. Ranks that
+/// detect its failure can end before it does.
 fn cause(failed: &[(usize, ExitStatus)]) -> Option<(usize, ExitStatus)> {
     let killed = |(_, status): &&(usize, ExitStatus)| status.signal().is_some();
     let own_fault = |(_, status): &&(usize, ExitStatus)| status.code() != Some(i32::from(COLLATERAL));
@@ -77,8 +77,8 @@ fn cause(failed: &[(usize, ExitStatus)]) -> Option<(usize, ExitStatus)> {
     cause.or_else(|| failed.first()).copied()
 }
 
-/// Runs this program from its beginning with this process's share of the cores, unless that is settled already:
-/// candle reads `RAYON_NUM_THREADS` when it starts to compute.
+/// Executes this program again with `RAYON_NUM_THREADS` set to this process's share of the cores, unless it is set.
+/// candle reads the variable when it starts to compute.
 pub(crate) fn limit_threads(local_ranks: usize) -> Result<(), ProcessError> {
     if env::var_os(THREADS).is_some() {
         return Ok(());
@@ -90,11 +90,11 @@ pub(crate) fn limit_threads(local_ranks: usize) -> Result<(), ProcessError> {
     Err(ProcessError::Restart { source })
 }
 
-/// Ends this process when the one that started it ends, however that happens.
+/// Ends this process when its parent process ends for any reason.
 pub(crate) fn end_with(launcher: u32) {
     #[cfg(target_os = "linux")]
     {
-        // Where the kernel refuses, a lost launcher is noticed when the other ranks are gone.
+        // If the kernel does not support this, the process ends when it detects that the other ranks are gone.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     }
     if std::os::unix::process::parent_id() != launcher {
@@ -112,7 +112,7 @@ fn this_program(local_ranks: usize) -> io::Result<Command> {
     Ok(command)
 }
 
-/// The secret travels through the standard input: no file, no argument and no variable has it.
+/// The secret is passed through standard input, not through a file, an argument or a variable.
 fn start(mut command: Command, secret: &str) -> io::Result<Child> {
     let (reader, mut writer) = io::pipe()?;
     writer.write_all(secret.as_bytes())?;
@@ -120,7 +120,7 @@ fn start(mut command: Command, secret: &str) -> io::Result<Child> {
     command.stdin(reader).stdout(Stdio::inherit()).spawn()
 }
 
-/// Says when a child has ended. It stays a zombie until it is waited for, so its number is nobody else's.
+/// Reports when a child has ended. The child stays a zombie until it is waited for, so its process id is not reused.
 fn watch(runtime: &Runtime, rank: usize, child: &Child, ended: Mailbox<usize>) -> io::Result<()> {
     let pid = Pid::from_child(child);
     let wait = move || {
@@ -136,7 +136,7 @@ fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// Processes that do not outlive this value.
+/// Child processes that are killed when this value is dropped.
 struct Children(Vec<Child>);
 
 impl Drop for Children {
@@ -149,13 +149,13 @@ impl Drop for Children {
     }
 }
 
-/// The exit code of a rank that ended because of another one.
+/// The exit code of a rank that ended because of another rank.
 pub(crate) const COLLATERAL: u8 = 3;
 
-/// How long the other ranks have to end by themselves when one has failed.
+/// The time that the other ranks have to end on their own after one has failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Variables of a surrounding launcher's job that lead elsewhere if these processes see them.
+/// Variables of a surrounding launcher's job, which would connect these processes to another job.
 const FOREIGN: [&str; 4] =
     ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 

@@ -1,6 +1,6 @@
-//! Random numbers that depend on what they are for, never on who draws them.
+//! Random numbers that depend on their purpose, not on the rank.
 
-/// A stream of random numbers, fixed by its keys: a seed, a step, a micro-batch, a name.
+/// A stream of random numbers that depends only on its keys, such as a seed, a step, a micro-batch or a name.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -8,7 +8,7 @@ impl Random {
         Self(keys.into_iter().fold(GOLDEN, |state, key| mix(state ^ mix(key.wrapping_add(GOLDEN)))))
     }
 
-    /// A stream for something that has a name.
+    /// Returns the stream for a name.
     pub(crate) fn named(seed: u64, name: &str) -> Self {
         Self::keyed(std::iter::once(seed).chain(name.bytes().map(u64::from)))
     }
@@ -18,13 +18,14 @@ impl Random {
         mix(self.0)
     }
 
-    /// Below `bound`, which is at least 1; all equally likely, as far as 64 bits go.
+    /// Returns a number below `bound`, which is at least 1. The distribution is uniform within the precision of 64
+    /// bits.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let scaled = (u128::from(self.next()) * bound as u128) >> 64;
         usize::try_from(scaled).expect("less than the bound, which is a usize")
     }
 
-    /// At least 0, less than 1.
+    /// Returns a number that is at least 0 and less than 1.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

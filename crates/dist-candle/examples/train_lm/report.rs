@@ -1,4 +1,4 @@
-//! What the demo says while it trains.
+//! The output of the demo during training.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -7,30 +7,30 @@ use dist_parallel::step::StepReport;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// Where one rank's steps are reported to. Only rank 0 says anything.
+/// The output for the steps of one rank. Only rank 0 prints.
 pub(crate) enum Reporter {
     Silent,
     /// One JSON object per line on the standard output.
     Json,
     /// A bar on the terminal.
     Bar(ProgressBar),
-    /// A line now and then, where there is no terminal.
+    /// A line at intervals, if there is no terminal.
     Lines {
         every: usize,
     },
 }
 
-/// What there is to say about a step.
+/// The report of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Progress {
-    /// From 1.
+    /// The number of the step, from 1.
     pub(crate) step: usize,
     pub(crate) steps: usize,
     pub(crate) report: StepReport,
-    /// How gradients travelled, if anybody asked.
+    /// The compression of gradients, if one was chosen.
     pub(crate) compression: Option<Compression>,
     pub(crate) tokens_per_s: f64,
-    /// Of the time since the start, how much was spent waiting for other ranks.
+    /// The part of the time since the start that was spent waiting for other ranks.
     pub(crate) waiting: f64,
 }
 
@@ -49,7 +49,7 @@ impl Reporter {
         }
     }
 
-    /// A line for people.
+    /// Returns a line of text for users.
     pub(crate) fn say(&self, line: &str) -> io::Result<()> {
         match self {
             Self::Silent | Self::Json => Ok(()),
@@ -87,7 +87,7 @@ impl Reporter {
         }
     }
 
-    /// After the last step: from now on there are only lines.
+    /// Ends the progress bar after the last step.
     pub(crate) fn end_steps(&mut self) {
         if let Self::Bar(bar) = self {
             bar.finish();
@@ -95,7 +95,7 @@ impl Reporter {
         }
     }
 
-    /// The last line of a training.
+    /// Prints the last line of a training.
     pub(crate) fn end(&self, params_crc32: u32, compression: Option<Compression>) -> io::Result<()> {
         let compress = compression.map(|compression| compression.to_string());
         match self {
@@ -104,7 +104,7 @@ impl Reporter {
         }
     }
 
-    /// Whether anybody reads what [`say`](Self::say) says.
+    /// Returns `true` if [`say`](Self::say) prints.
     pub(crate) fn has_readers(&self) -> bool {
         matches!(self, Self::Bar(_) | Self::Lines { .. })
     }

@@ -1,4 +1,4 @@
-//! Text from a trained model.
+//! Generates text with a trained model.
 
 use candle_core::{D, Tensor};
 use dist_parallel::{Block, BoxError};
@@ -6,7 +6,7 @@ use dist_parallel::{Block, BoxError};
 use crate::model;
 use crate::random::Random;
 
-/// `len` bytes that the model puts after `prompt`, which is not empty; the same ones every time.
+/// Returns `len` bytes that the model generates after `prompt`, which is not empty. They are the same in every call.
 pub(crate) fn continuation(
     model: &mut dyn Block<Tensor>,
     context: usize,
@@ -25,7 +25,7 @@ pub(crate) fn continuation(
     Ok(text.split_off(prompt.len()))
 }
 
-/// The byte at `place`, 0 to 1, when all bytes lie side by side, each as wide as it is likely.
+/// Returns the byte at `place`, from 0 to 1, of the cumulative distribution.
 fn draw(logits: &[f32], place: f64) -> u8 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let widths = logits.iter().map(|&logit| (f64::from(logit - largest) / TEMPERATURE).exp());
@@ -39,7 +39,8 @@ fn draw(logits: &[f32], place: f64) -> u8 {
     u8::MAX
 }
 
-/// Below 1, likely bytes are drawn more often than the model says: less variety, fewer slips.
+/// The sampling temperature. Below 1, likely bytes are drawn more often: there is less variety, and there are fewer
+/// errors.
 const TEMPERATURE: f64 = 0.7;
 
 #[cfg(test)]

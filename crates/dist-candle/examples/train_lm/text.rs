@@ -1,4 +1,4 @@
-//! The text to learn: its files, its samples, and how hard its bytes are to guess one by one.
+//! The training text: its files, its samples, and its entropy per byte.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ pub(crate) struct Text {
     files: usize,
 }
 
-/// Why there is nothing to learn from.
+/// An error of reading the text.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TextError {
     #[error("cannot read {}", path.display())]
@@ -26,8 +26,8 @@ pub(crate) enum TextError {
 }
 
 impl Text {
-    /// Reads these files, and all source and prose below these directories, in the order of their paths.
-    /// There must be enough for one sample.
+    /// Reads these files, and all source and text files below these directories, in the order of their paths. Fails
+    /// if the text is too short for one sample.
     pub(crate) fn read(paths: &[PathBuf], sample_len: usize) -> Result<Self, TextError> {
         let mut text = Self { bytes: Vec::new(), files: 0 };
         for path in paths {
@@ -72,13 +72,13 @@ impl Text {
         self.files
     }
 
-    /// A random piece of the text.
+    /// Returns a random part of the text.
     pub(crate) fn sample(&self, len: usize, random: &mut Random) -> &[u8] {
         let start = random.below(self.bytes.len() - len + 1);
         &self.bytes[start..start + len]
     }
 
-    /// The loss, in nats per byte, of a guess that knows how frequent each byte is and nothing else.
+    /// Returns the entropy of the byte frequencies in nats per byte: the loss of a model that knows only these.
     pub(crate) fn byte_entropy(&self) -> f64 {
         let mut counts = [0u64; 256];
         for &byte in &self.bytes {
@@ -90,7 +90,7 @@ impl Text {
     }
 }
 
-/// Where the workspace that this program was built from lies.
+/// Returns the directory of the workspace that this program was built from.
 pub(crate) fn workspace() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.ancestors().nth(2).expect("the crate lies two levels below the workspace").to_owned()
@@ -103,7 +103,7 @@ fn find(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), TextError> {
         let path = entry.path();
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        // Not that of a link's target: links can lead in circles.
+        // The type of a link, not of its target, because links can form cycles.
         let kind = entry.file_type().map_err(unreadable)?;
         if kind.is_dir() && !name.starts_with('.') && !SKIPPED.contains(&&*name) {
             find(&path, files)?;

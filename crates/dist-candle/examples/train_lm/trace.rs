@@ -1,4 +1,4 @@
-//! When a step's parts began and ended, on every rank.
+//! The timeline of a step on every rank.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use dist_collectives::{Communicator, Result};
 use dist_parallel::internal::{self, BarChart, BarPanel};
 use dist_parallel::pipeline::{Costs, Panel, Pipeline, Timeline, svg};
 
-/// The kinds of bars, and their colours.
+/// The kinds of bars in the picture, and their colours.
 const KINDS: [(&str, &str); 4] = [
     ("forward", "#4c78a8"),
     ("backward", "#72b7b2"),
@@ -27,7 +27,7 @@ pub(crate) struct Bar {
     end: f64,
 }
 
-/// The parts of one step on one rank: each ends where the next begins.
+/// The parts of one step on one rank. Each ends when the next begins.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Trace {
     parts: Vec<(usize, Duration)>,
@@ -35,7 +35,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// A part of this kind begins now, and the one before it ends.
+    /// Begins a part of this kind, and ends the previous part.
     pub(crate) fn begin(&mut self, kind: usize, now: Duration) {
         self.parts.push((kind, now));
     }
@@ -56,10 +56,10 @@ impl Trace {
     }
 }
 
-/// The bars of every rank, on every rank. `parts_max` is the same on every rank, and no rank has more parts. All
-/// ranks began at about the same time: each trace begins at 0.
+/// Gathers the bars of every rank on every rank. `parts_max` is the largest number of parts of a rank, and the same
+/// on every rank. All ranks began at about the same time, so each trace begins at 0.
 pub(crate) fn gather(comm: &mut Communicator, trace: &Trace, parts_max: usize) -> Result<Vec<Vec<Bar>>> {
-    // Three numbers per bar; what a rank has fewer bars stays NaN.
+    // Three numbers per bar. Missing bars are NaN.
     let mut own = vec![f64::NAN; 3 * parts_max];
     for (bar, place) in trace.bars().zip(own.chunks_exact_mut(3)) {
         place.copy_from_slice(&[bar.kind as f64, bar.start, bar.end]);
@@ -73,7 +73,7 @@ pub(crate) fn gather(comm: &mut Communicator, trace: &Trace, parts_max: usize) -
     Ok(all.chunks_exact(own.len()).map(|rank| rank.chunks_exact(3).filter_map(bar).collect()).collect())
 }
 
-/// The bars of every rank as a picture.
+/// Draws the bars of every rank.
 pub(crate) fn timeline(title: &str, ranks: Vec<Vec<Bar>>) -> String {
     let bar = |Bar { kind, start, end }| {
         let (text, hint) = (String::new(), KINDS[kind].0.to_owned());
@@ -85,7 +85,7 @@ pub(crate) fn timeline(title: &str, ranks: Vec<Vec<Bar>>) -> String {
     BarChart { x_label, kinds: &KINDS, panels: vec![panel] }.to_string()
 }
 
-/// A pipeline's last step as it was and as it is predicted from what the computations took, as a picture.
+/// Draws the measured timeline of a pipeline's last step, and the one predicted from the measured computations.
 pub(crate) fn pipeline(pipeline: &mut Pipeline<Tensor>) -> dist_parallel::Result<String> {
     let measured = pipeline.timeline()?;
     let schedule = pipeline.schedule();

@@ -1,4 +1,4 @@
-//! The training itself: the same on one process and on many.
+//! The training loop, which is the same on one process and on many.
 
 use std::cell::RefCell;
 use std::fs;
@@ -43,7 +43,7 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
     Ok(())
 }
 
-/// What comes of one training.
+/// The result of one training.
 struct Trained {
     curve: Curve,
     model: Sequence<Tensor>,
@@ -97,7 +97,7 @@ struct Session<'a> {
     text: &'a Text,
     trainer: Box<dyn Trainer<Tensor>>,
     curve: Curve,
-    /// Of the latest step.
+    /// The timeline of the latest step.
     trace: Trace,
 }
 
@@ -115,7 +115,7 @@ impl Session<'_> {
         let (mut elapsed, mut exposed) = (Duration::ZERO, Duration::ZERO);
         for step in self.curve.done + 1..=options.steps {
             if step == options.steps {
-                // So that the traces of all ranks begin at the same time.
+                // The traces of all ranks must begin at the same time.
                 self.trainer.communicator_mut().barrier()?;
             }
             optimizer.set_learning_rate(schedule(step as u64))?;
@@ -176,7 +176,7 @@ impl Session<'_> {
     }
 }
 
-/// A checksum of all parameters, the same on every rank.
+/// Returns a checksum of all parameters, which is the same on every rank.
 fn params_crc32(comm: &mut Communicator, model: &Sequence<Tensor>) -> Result<u32, DemoError> {
     let mut hasher = crc32fast::Hasher::new();
     for index in 0..model.infos().len() {
@@ -219,7 +219,7 @@ fn show_sample(
     Ok(())
 }
 
-/// The samples of a micro-batch, and the bytes that come after each of theirs: whoever computes it.
+/// Returns the samples of a micro-batch and their next bytes. They do not depend on the rank.
 fn batch(options: &Options, text: &Text, step: usize, index: usize) -> Result<(Tensor, Tensor), BoxError> {
     let mut random = Random::keyed([options.seed, step as u64, index as u64]);
     let samples: Vec<&[u8]> =
@@ -229,7 +229,7 @@ fn batch(options: &Options, text: &Text, step: usize, index: usize) -> Result<(T
     Ok((input, next))
 }
 
-/// Makes sure that all ranks train the same model on the same text.
+/// Fails if the ranks have different options or texts.
 fn agree(comm: &mut Communicator, options: &Options, text: &Text) -> Result<(), DemoError> {
     let Options {
         micro_batches, steps, seed, samples, learning_rate, save, save_every, load, compress, ..

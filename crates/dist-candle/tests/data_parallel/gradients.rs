@@ -1,5 +1,5 @@
-//! What is in the gradients that a backward pass returns: weights, accumulation, clipping, unused parameters, uneven numbers of
-//! batches.
+//! What is in the gradients that a backward pass returns: weights, accumulation, clipping, unused parameters, uneven
+//! numbers of batches.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};

@@ -1,5 +1,5 @@
-//! A program that computes the same micro-batches on any number of ranks trains the same bits; one whose micro-batches depend
-//! on the number of ranks trains the same within rounding.
+//! A program that computes the same micro-batches on any number of ranks trains the same bits; one whose
+//! micro-batches depend on the number of ranks trains the same within rounding.
 
 use candle_core::DType;
 use candle_nn::{Optimizer, ParamsAdamW, SGD};

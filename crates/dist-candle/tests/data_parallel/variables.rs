@@ -24,7 +24,8 @@ fn every_rank_begins_with_the_values_of_rank_0(
     assert_eq!(found, vec![expected; ranks]);
 }
 
-/// The running mean after two steps of batches that differ between ranks, on every rank; and whether an evaluation changes it.
+/// The running mean after two steps of batches that differ between ranks, on every rank; and whether an evaluation
+/// changes it.
 fn running_means(sync: BufferSync, ranks: usize) -> Vec<Vec<f64>> {
     run(ranks, move |comm| {
         let map = VarMap::new();
