@@ -1,4 +1,4 @@
-//! Running statistics and other tensors that are no parameters.
+//! Running statistics and other tensors that are not trained.
 
 use burn::module::{Module, Param, ParamId};
 use burn::optim::SgdConfig;
@@ -13,7 +13,7 @@ fn running_mean(model: &Mixed) -> Vec<f32> {
     model.norm.running_mean.value_sync().try_into_vec_as::<f32>().unwrap()
 }
 
-/// The running means of two ranks, after a step, before the ranks synchronised them and afterwards.
+/// Returns the running means of two ranks in a step, before and after the ranks synchronised them.
 fn running_means(sync: Option<BufferSync>) -> Vec<[Vec<f32>; 2]> {
     on_ranks(2, move |comm| {
         let device = device();

@@ -34,7 +34,7 @@ fn train(
         done = dp.load(checkpoints, &mut model, Some(&mut optimizer))?.unwrap_or(0);
     }
     for step in done..until {
-        // Every rank computes the same micro-batch: the results, running means too, are those of one rank.
+        // Every rank computes the same micro-batch. So the results, running means too, are the same as on one rank.
         let loss = model.loss(usize::try_from(step).unwrap(), &device);
         let grads = dp.backward(loss, &model)?;
         model = optimizer.step(0.01, model, grads);
@@ -51,7 +51,7 @@ fn adam_and_sgd() -> ModuleOptimizer {
     optimizer.with_group(ParamGroup::from_path("heads.1.weight"), momentum, None)
 }
 
-/// Makes an optimizer, which cannot be sent to the ranks.
+/// A function that creates an optimizer on a rank, because optimizers cannot be sent between threads.
 type Make = fn() -> ModuleOptimizer;
 
 fn optimizers() -> Vec<(&'static str, Make)> {
@@ -242,7 +242,7 @@ fn a_save_goes_on_while_training_does() {
         saving.unwrap().wait()?;
         dp.load_step(&mut checkpoints, &mut model, Some(&mut optimizer), 2)?;
         assert_eq!(bits(&model), saved);
-        // The loaded model is trained on.
+        // Training continues with the loaded model.
         let grads = dp.backward(model.loss(3, &device), &model)?;
         Ok(bits(&optimizer.step(0.1, model, grads)))
     });

@@ -8,12 +8,12 @@ use dist_burn::DataParallel;
 
 use crate::models::{Mixed, Mlp, bits, device, on_ranks, with_values};
 
-/// One number without a bias.
+/// A model with one parameter.
 fn line(device: &Device) -> Linear {
     LinearConfig::new(1, 1).with_bias(false).init(device)
 }
 
-/// A loss whose gradient is this number.
+/// Returns a loss whose gradient is this number.
 fn loss(model: &Linear, gradient: f32, device: &Device) -> Tensor<1> {
     model.forward(Tensor::<2>::from_data([[gradient]], device)).mean()
 }
@@ -48,7 +48,7 @@ fn weights_say_how_much_a_micro_batch_counts() {
         let mut dp = DataParallel::new(comm, &mut model)?;
         let (value, weight) = [(1.0, 3), (5.0, 1)][rank];
         let grads = dp.backward((loss(&model, value, &device), weight), &model)?;
-        // A micro-batch of weight 0 counts for nothing, even if its loss is NaN.
+        // A micro-batch of weight 0 is ignored, even if its loss is NaN.
         let (value, weight) = [(f32::NAN, 0), (5.0, 2)][rank];
         let second = dp.backward((loss(&model, value, &device), weight), &model)?;
         Ok((gradient(&model, &grads), gradient(&model, &second)))

@@ -1,4 +1,4 @@
-//! What is refused, and what the error says.
+//! Mistakes of a program, and the errors that they cause.
 
 use burn::module::Module;
 use burn::nn::LinearConfig;
@@ -38,7 +38,7 @@ fn models_that_differ_are_refused_with_the_first_tensor_and_rank_that_do() {
     }
 }
 
-/// The error of rank 1, whose micro-batch is refused; rank 0 is told of rank 1.
+/// Returns the error of rank 1, whose micro-batch is rejected. The error of rank 0 must name rank 1.
 fn refused(
     backward: impl Fn(&mut DataParallel, &Mlp, &Device) -> Result<GradientsParams, BurnError>
     + Send
@@ -113,7 +113,7 @@ fn ranks_that_take_different_steps_are_told_and_go_on() {
     });
 }
 
-/// What ranks get that train with different learning rates, and how many steps they take before.
+/// Returns the errors of ranks that train with different learning rates, and the number of steps before.
 fn with_different_rates(comm: Communicator) -> Result<(usize, Error), BurnError> {
     let device = device();
     let mut model = Mlp::new(&device);
@@ -162,7 +162,7 @@ fn a_late_rank_is_reported_by_name() {
         comm.set_timeout(std::time::Duration::from_secs(5));
         let mut dp = DataParallel::new(comm, &mut model)?;
         if dp.rank() == 1 {
-            // It is busy for a minute of simulated time.
+            // This rank is busy for a minute of simulated time.
             let runtime = dp.communicator_mut().runtime().clone();
             runtime.sleep(std::time::Duration::from_secs(60));
         }

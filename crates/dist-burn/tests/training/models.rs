@@ -1,4 +1,4 @@
-//! Small models, whose first values are the same in every process.
+//! Small models with initial values that are the same in every process.
 
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -30,7 +30,7 @@ impl Mlp {
         self.output.forward(relu(self.hidden.forward(x)))
     }
 
-    /// The loss of a micro-batch of four rows, which depends on its number.
+    /// Returns the loss of a micro-batch of four rows, which depend on its number.
     pub(crate) fn loss(&self, number: usize, device: &Device) -> Tensor<1> {
         self.loss_of_rows(4 * number..4 * number + 4, device)
     }
@@ -90,7 +90,7 @@ fn inputs(rows: std::ops::Range<usize>, device: &Device) -> Tensor<2> {
     Tensor::<1>::from_data(&values[..], device).reshape([len, 3])
 }
 
-/// The model with values that depend on the order of its parameters only.
+/// Returns the model with values that depend only on the order of its parameters.
 pub(crate) fn with_values<M: Module>(model: M) -> M {
     let mut params = ModuleParams::new(&model).unwrap();
     for index in 0..params.infos().len() {
@@ -117,7 +117,7 @@ fn fill(values: ValuesMut<'_>, index: usize) {
     }
 }
 
-/// The model in another type.
+/// Returns the model in another type.
 pub(crate) fn cast<M: Module>(model: M, dtype: DType) -> M {
     struct Cast(DType);
     impl burn::module::ModuleMapper for Cast {
@@ -131,12 +131,12 @@ pub(crate) fn cast<M: Module>(model: M, dtype: DType) -> M {
     model.map(&mut Cast(dtype))
 }
 
-/// The bits of all tensors of a model, in order.
+/// Returns the bits of all tensors of a model, in order.
 pub(crate) fn bits<M: Module>(model: &M) -> Vec<u64> {
     named_bits(model).into_iter().flat_map(|(_, bits)| bits).collect()
 }
 
-/// The names of all tensors of a model, and their bits.
+/// Returns the names of all tensors of a model, and their bits.
 pub(crate) fn named_bits<M: Module>(model: &M) -> Vec<(String, Vec<u64>)> {
     let params = ModuleParams::new(model).unwrap();
     let bits = |index: usize| {
@@ -154,7 +154,7 @@ pub(crate) fn named_bits<M: Module>(model: &M) -> Vec<(String, Vec<u64>)> {
     infos.map(|(index, info)| (info.name.clone(), bits(index))).collect()
 }
 
-/// What each of so many simulated ranks returns.
+/// Runs a program on simulated ranks and returns their results.
 pub(crate) fn on_ranks<T: Send + 'static>(
     ranks: usize,
     train: impl Fn(Communicator) -> Result<T, BurnError> + Send + Sync + 'static,
@@ -163,7 +163,7 @@ pub(crate) fn on_ranks<T: Send + 'static>(
     results.into_iter().map(|result| result.unwrap()).collect()
 }
 
-/// As [`on_ranks`], where a rank may fail.
+/// Does what [`on_ranks`] does, for programs in which a rank may fail.
 pub(crate) fn results_on_ranks<T: Send + 'static>(
     ranks: usize,
     train: impl Fn(Communicator) -> Result<T, BurnError> + Send + Sync + 'static,

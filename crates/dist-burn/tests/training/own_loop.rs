@@ -18,8 +18,8 @@ fn the_example_learns_and_prints_the_same_on_any_number_of_ranks() {
     };
     let alone = train(1).remove(0);
     assert!(alone[59] < 0.2 * alone[0], "{alone:?}");
-    // All ranks of a simulated network draw from one generator of random numbers: their first values differ from one
-    // run to the next, but every rank has those of rank 0.
+    // All ranks of a simulated network share one random generator. So initial values differ between runs, but every
+    // rank gets the values of rank 0.
     for ranks in [2, 4] {
         let all = train(ranks);
         assert!(all.iter().all(|of_rank| *of_rank == all[0]));
@@ -39,7 +39,7 @@ fn two_processes_print_the_losses_of_one() {
     let losses = |ranks| {
         let job = process::ranks(ranks, TEST, Duration::from_secs(60));
         job.assert_success();
-        // The first stands behind the name of the test.
+        // The first line follows the name of the test.
         let losses = |output: &str| {
             let losses = output.lines().filter_map(|line| line.rsplit_once("loss "));
             losses.map(|(_, loss)| loss.to_owned()).collect()

@@ -10,7 +10,7 @@ use crate::models::{Mlp, bits, cast, device, on_ranks};
 
 const MICRO_BATCHES: usize = 4;
 
-/// The bits of the losses and of the model, after some steps of four micro-batches each.
+/// Returns the bits of the losses and of the model after some steps of four micro-batches each.
 fn train(comm: Communicator, mut optimizer: ModuleOptimizer, dtype: DType) -> Result<Vec<u64>, BurnError> {
     let device = device();
     let mut model = cast(Mlp::new(&device), dtype);
@@ -110,7 +110,7 @@ fn dealt_micro_batches_train_the_same_bits_on_1_2_and_4_ranks() {
     }
 }
 
-/// A batch that is divided by the number of ranks is computed in other parts: the results differ by rounding.
+/// If a batch is divided by the number of ranks, its parts depend on this number, and results differ by rounding.
 #[test]
 fn a_batch_divided_by_the_number_of_ranks_trains_nearly_the_same() {
     let train = |comm| {
