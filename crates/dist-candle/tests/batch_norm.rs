@@ -63,7 +63,7 @@ fn values(values: Values<'_>) -> Vec<f32> {
     values.to_vec()
 }
 
-/// What a training ends with: all parameters and buffers by name, and the outputs of an evaluation.
+/// The result of a training: all parameters and buffers by name, and the outputs of an evaluation.
 type Trained = (Vec<(String, Vec<f32>)>, Vec<f32>);
 
 fn train_ddp(comm: Communicator, sync: BufferSync, micro_batches: usize) -> Trained {
@@ -107,7 +107,7 @@ fn running_mean((found, _): &Trained) -> &[f32] {
     mean
 }
 
-/// Every rank computes one micro-batch of a step, whichever strategy deals them.
+/// Every rank computes one micro-batch of a step, under every strategy.
 #[rstest]
 fn every_strategy_keeps_the_running_mean_and_variance(
     #[values(BufferSync::Broadcast, BufferSync::Mean, BufferSync::Local)] sync: BufferSync,
@@ -154,7 +154,7 @@ fn an_integer_that_a_forward_counts_is_a_buffer_under_every_strategy(
         fsdp.step(4, |number| Ok((rows(0, number)?, loss))).unwrap();
         counter.to_vec1::<i64>().unwrap()
     });
-    // Rank 0 has gone forward once, or twice where the backward pass computes the block again.
+    // Rank 0 has run the forward pass once, or twice if the backward pass computes the block again.
     let first = counted.results[0][0];
     assert!([11, 12].contains(&first), "{first}");
     assert_eq!(counted.results, vec![vec![first]; 4]);
@@ -195,8 +195,8 @@ fn by_default_every_rank_has_the_running_mean_of_rank_0() {
     }
 }
 
-/// Two ranks with a stage each, beside two others or none. Without updates, so that running means depend on inputs
-/// only.
+/// One or two pipelines of two ranks with a stage each. There are no updates, so running means depend only on the
+/// inputs.
 #[rstest]
 #[case::alone(1, false)]
 #[case::beside_each_other(2, false)]
@@ -306,7 +306,7 @@ fn a_checkpoint_has_running_means_once_and_gives_them_to_every_rank(
     assert!(trained.results[0].iter().any(|(_, values)| *values == mean));
 }
 
-/// Hiding state under another name does not lose it in silence.
+/// State that is not declared as a buffer is an error.
 #[test]
 fn state_that_is_not_declared_is_refused_where_it_would_be_lost() {
     let outcome = sim::run(1, 2, |transport| {

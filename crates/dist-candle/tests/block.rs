@@ -1,4 +1,4 @@
-//! A candle module as a block: its parameters are its memory, its backward pass is candle's own.
+//! A candle module as a block: its parameters are the module's memory, and its backward pass is candle's.
 
 mod small_model;
 
@@ -179,7 +179,7 @@ fn a_frozen_parameter_has_no_gradient_but_is_still_read() {
 #[test]
 fn an_operation_without_a_backward_pass_is_an_error_and_not_a_missing_gradient() {
     let (gain, bias) = (var(&[WIDTH], 1), var(&[WIDTH], 2));
-    // On contiguous input this takes the fused kernel, which candle cannot go back through.
+    // On contiguous input this uses the fused kernel, which has no backward pass.
     let norm = candle_nn::LayerNorm::new(gain.as_tensor().clone(), bias.as_tensor().clone(), 1e-5);
     let mut block = CandleBlock::new("norm", [("gain", gain), ("bias", bias)], norm).unwrap();
     let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).unwrap();
@@ -187,7 +187,8 @@ fn an_operation_without_a_backward_pass_is_an_error_and_not_a_missing_gradient()
     assert!(error.to_string().contains("block norm: no gradient reaches the input"), "{error}");
 }
 
-/// x + scale · norm(x), by one norm or another: the gradient of x also arrives around the norm.
+/// x + scale · norm(x), with different norms. The first term gives x a gradient even if the norm has no backward
+/// pass.
 fn residual(
     norm: impl Fn(&Tensor, &Tensor, &Tensor) -> candle_core::Result<Tensor> + Send,
 ) -> CandleBlock<impl Module + Send> {
@@ -197,7 +198,7 @@ fn residual(
     CandleBlock::new("layer", vars, module).expect("a valid block")
 }
 
-/// What a backward pass gives, and what it has reported.
+/// The result of a backward pass, and the gradients that it reported.
 fn backward(block: &mut CandleBlock<impl Module + Send>) -> (Result<Option<Tensor>, BoxError>, Vec<usize>) {
     let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).expect("shapes that fit");
     let mut reported = Vec::new();
@@ -209,7 +210,7 @@ fn backward(block: &mut CandleBlock<impl Module + Send>) -> (Result<Option<Tenso
     (result, reported)
 }
 
-/// What is reported of a backward pass.
+/// Returns the gradients that a backward pass reports.
 fn reported(block: &mut CandleBlock<impl Module + Send>) -> (Result<(), String>, Vec<usize>) {
     let (result, reported) = backward(block);
     (result.map(drop).map_err(|error| error.to_string()), reported)
@@ -228,7 +229,7 @@ fn a_norm_without_a_backward_pass_beside_a_residual_connection_is_an_error() {
     assert!(seen.is_empty(), "the error comes before any gradient leaves the block");
 }
 
-/// A module with one parameter that an operation of candle cuts off from gradients, and one that it does not.
+/// A module with two parameters. An operation of candle without a backward pass hides the gradient of one of them.
 fn cut_off(
     operation: impl Fn(&Tensor) -> candle_core::Result<Tensor> + Send,
 ) -> CandleBlock<impl Module + Send> {
@@ -337,7 +338,7 @@ fn a_parameter_that_may_be_unused_may_have_no_gradient_and_another_may_not() {
     let block = || {
         let (gain, expert) = (var(&[WIDTH], 1), var(&[WIDTH], 2));
         let (of_all, of_expert) = (gain.as_tensor().clone(), expert.as_tensor().clone());
-        // The expert is given texts of more than one row.
+        // The expert gets only inputs of more than one row.
         let module = move |x: &Tensor| match x.dim(0)? {
             1 => x.broadcast_mul(&of_all),
             _ => x.broadcast_mul(&of_all)?.broadcast_mul(&of_expert),
@@ -360,7 +361,7 @@ fn a_parameter_that_may_be_unused_may_have_no_gradient_and_another_may_not() {
     assert!(forward_and_back(0, 1).unwrap_err().contains("no gradient reaches layer.expert"));
     assert_eq!(forward_and_back(1, 2), Ok(vec![1, 0]));
     assert_eq!(forward_and_back(1, 1), Ok(vec![0]));
-    // Either of the names of a variable stands for it.
+    // Each name of a variable refers to it.
     let unused = || {
         let of_b = var(&[1], 0);
         let names = ["w", "again"].map(|name| (name, of_b.clone()));
@@ -488,7 +489,7 @@ fn a_variable_of_two_blocks_is_updated_once_with_the_sum_of_its_gradients() {
         let output = candle_nn::Linear::new(table.as_tensor().clone(), None).forward(&hidden).unwrap();
         let gradients = loss(&output, 0).unwrap().backward().unwrap();
         let gradient = flat(gradients.get(&table).unwrap());
-        // The first step of AdamW, which an update with each block's part would take twice.
+        // The first step of AdamW. An update of each block's part would change the variable twice.
         flat(&table).iter().zip(gradient).map(|(value, g)| value - RATE * g / (g.abs() + 1e-8)).collect()
     };
     let outcome = sim::run(0, 1, move |transport| {

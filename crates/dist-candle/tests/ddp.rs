@@ -1,4 +1,4 @@
-//! A candle model trained on several ranks of the simulated network: the bits of one process.
+//! A candle model trained on several ranks of the simulated network has the bits of one process.
 
 mod small_model;
 
@@ -34,7 +34,7 @@ fn step(ddp: &mut Ddp<Sequence<Tensor>>, first: usize) -> dist_parallel::Result<
     Ok(report.loss)
 }
 
-/// The bits of every loss, then those of every parameter.
+/// Returns the bits of every loss, then the bits of every parameter.
 fn train(comm: Communicator, dtype: DType) -> dist_parallel::Result<Vec<u32>> {
     let mut ddp = Ddp::new(comm, model_in(dtype), DdpOptions::default())?;
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.02, ..AdamWOptions::default() })?;
@@ -50,7 +50,7 @@ fn train(comm: Communicator, dtype: DType) -> dist_parallel::Result<Vec<u32>> {
     Ok(seen)
 }
 
-/// The same with a model of which each rank keeps a part.
+/// Does the same with a sharded model.
 fn train_sharded(
     comm: Communicator,
     dtype: DType,
@@ -131,7 +131,7 @@ fn shares_that_are_no_power_of_two_give_the_same_bits_on_every_rank_and_in_every
     assert_eq!(train_on(3, 3, DType::F32), trained);
 }
 
-/// What ranks with a part each have saved, as candle sees it; and what candle has written, as they see it.
+/// Files that a sharded training has saved can be read by candle, and the reverse.
 #[test]
 fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -175,7 +175,7 @@ fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
     assert_eq!(sim::run(1, 3, program).results, vec![expected; 3]);
 }
 
-/// As they come from elsewhere: in half precision, under other names, with integers and a head that nobody needs.
+/// Weights as another program writes them: in half precision, under other names, with integers and an unused head.
 #[rstest]
 fn candle_weights_in_half_precision_under_other_names_are_loaded(
     #[values(

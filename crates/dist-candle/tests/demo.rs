@@ -1,4 +1,4 @@
-//! The demo, run as its users run it: what it computes, what it prints, and how it fails.
+//! The demo in real processes: its results, its output, and its errors.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -22,7 +22,7 @@ fn program() -> PathBuf {
     program
 }
 
-/// A folder with a text in it.
+/// Returns a folder with a text.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let text = (0..400).map(|line| format!("line {line}: the same words, {} of them\n", line * line % 97));
@@ -30,7 +30,8 @@ fn folder() -> TempDir {
     folder
 }
 
-/// A small model on the text in `folder`, in JSON, without what a surrounding job may have said.
+/// Returns the command for a small model on the text in `folder`, with JSON output and without the variables of a
+/// surrounding job.
 fn demo(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.env("DIST_COSTS", "off");
@@ -52,7 +53,7 @@ fn lines(mut command: Command) -> Vec<Value> {
     stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
 }
 
-/// The `loss_bits` of every step, then the `params_crc32`: what must not change.
+/// Returns the `loss_bits` of every step, then the `params_crc32`.
 #[track_caller]
 fn result(command: Command) -> Vec<u64> {
     let lines = lines(command);
@@ -108,7 +109,7 @@ fn the_bits_do_not_depend_on_what_messages_go_through(
     assert_eq!(result(command), single);
 }
 
-/// The newest checkpoint is taken away, so that there is something left to do.
+/// The newest checkpoint is removed, so that some steps remain.
 #[rstest]
 #[case(&["--ranks", "2"], &["--ranks", "4", "--strategy", "fsdp"])]
 #[case(&["--ranks", "4", "--strategy", "zero1"], &["--strategy", "single"])]
@@ -144,7 +145,7 @@ fn compressed_trainings_are_drawn_side_by_side_and_say_what_they_send() {
     let forms = ["none", "bf16", "int8", "topk:0.01", "powersgd:4"];
     let arguments = ["--ranks", "2", "--steps", "30", "--width", "32", "--compress", &forms.join(",")];
     let mut command = demo(folder.path(), &arguments);
-    // In memory that ranks share nothing is sent.
+    // With shared memory nothing is sent.
     command.env("DIST_TRANSPORT", "tcp");
     let lines = lines(command);
     assert_eq!(lines.len(), forms.len() * 31);
@@ -158,7 +159,7 @@ fn compressed_trainings_are_drawn_side_by_side_and_say_what_they_send() {
         bytes.push(sent as f64);
         last.push(lines[29]["loss"].as_f64().expect("a number"));
     }
-    // What is left for later is missing in so few steps.
+    // Parts of gradients that compression sends in later steps are still missing after so few steps.
     for (index, largest, behind) in [(1, 0.51, 0.1), (2, 0.27, 0.1), (3, 0.05, 3.0), (4, 0.6, 1.0)] {
         assert!(bytes[index] < largest * bytes[0], "{}: {bytes:?}", forms[index]);
         assert!(last[index] < last[0] + behind, "{}: {last:?}", forms[index]);
@@ -167,7 +168,7 @@ fn compressed_trainings_are_drawn_side_by_side_and_say_what_they_send() {
     assert!(forms.iter().all(|form| picture.contains(&format!(">{form}: "))), "{picture}");
 }
 
-/// What torchrun says about its own job.
+/// The variables that torchrun sets for its own job.
 const TORCHRUN: [(&str, &str); 4] = [
     ("DIST_PORT", "1"),
     ("TORCHELASTIC_RUN_ID", "other"),
@@ -271,7 +272,7 @@ fn options_that_make_no_sense_are_refused() {
     assert_eq!(none.status.code(), Some(2));
 }
 
-/// A job whose launcher is this test: one process per list of arguments.
+/// Starts a job whose launcher is this test: one process per list of arguments.
 fn job(folder: &Path, ranks: &[&[&str]]) -> Vec<Output> {
     let coordinator = Coordinator::start("127.0.0.1:0", ranks.len(), "test", None).expect("a free port");
     let start = |(rank, arguments): (usize, &&[&str])| {
@@ -323,7 +324,7 @@ fn a_job_of_another_size_than_asked_for_is_refused() {
     }
 }
 
-/// A demo that trains for longer than any test waits, past its first step.
+/// Starts a demo that trains for longer than any test waits, and returns after its first step.
 #[cfg(target_os = "linux")]
 fn endless(folder: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut command = demo(folder, &["--steps", "1000000", "--ranks", "2"]);
@@ -352,7 +353,7 @@ fn a_rank_that_dies_is_named_and_the_rest_is_ended(#[values(0, 1)] rank: usize) 
     let ranks: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
     assert_eq!(ranks.len(), 2);
     kill(ranks[rank]);
-    // The end of the output is the end of every process that could write to it.
+    // The output ends when every process that could write to it has ended.
     stdout.read_to_string(&mut String::new()).unwrap();
     let output = child.wait_with_output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);

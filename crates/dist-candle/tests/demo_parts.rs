@@ -1,4 +1,5 @@
-//! The tests that the parts of the demo carry with them: an example that is tested is not built to be run.
+//! Runs the unit tests in the modules of the demo. Cargo does not build an example to run it if its tests are
+//! enabled.
 #![allow(dead_code, reason = "what only the demo's main function uses")]
 
 #[path = "../examples/train_lm/model.rs"]

@@ -131,8 +131,8 @@ fn dropout_trains_the_same_bits_under_every_strategy_on_any_number_of_ranks(
     assert_eq!(outcome.results, vec![alone.results[0].clone(); ranks]);
 }
 
-/// Trains in a loop of its own, each rank with one of two micro-batches, and with a checkpoint in between if there is
-/// a directory.
+/// Trains with `DataParallel`, with one of two micro-batches on each rank. If there is a directory, it saves and
+/// loads a checkpoint halfway.
 fn train_loop(mut comm: Communicator, directory: Option<&std::path::Path>) -> Vec<u32> {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
@@ -190,7 +190,7 @@ fn dropout_in_a_loop_of_its_own_gives_the_same_bits_on_two_ranks_and_after_a_res
     assert_eq!(outcome.results, vec![alone.results[0].clone(); ranks]);
 }
 
-/// A module of candle that is no closure: batch norm trains in steps, and evaluates with its running means elsewhere.
+/// A candle module instead of a closure: batch norm uses batch statistics in steps, and its running means elsewhere.
 #[rstest]
 fn a_module_of_candle_receives_the_mode(#[values(false, true)] sharded: bool) {
     let outcome = sim::run(1, 1, move |transport| {

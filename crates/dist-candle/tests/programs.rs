@@ -1,4 +1,4 @@
-//! Programs in candle's style that became programs for many processes, run as their users run them.
+//! Examples in candle's style that were changed for many processes, run in real processes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,7 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-/// An example, without what a surrounding job may have said.
+/// Returns the command of an example, without the variables of a surrounding job.
 fn command(name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program(name));
     command.args(arguments).env("DIST_COSTS", "off").env("RAYON_NUM_THREADS", "1");
@@ -33,7 +33,7 @@ fn command(name: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// What each rank of an example prints; one rank runs without a launcher.
+/// Returns the output of each rank of an example. A single rank runs without a launcher.
 #[track_caller]
 fn run(name: &str, ranks: usize, arguments: &[&str]) -> Vec<String> {
     if ranks == 1 {
@@ -58,14 +58,14 @@ fn stdout(Output { status, stdout, stderr }: Output) -> String {
     String::from_utf8(stdout).expect("text")
 }
 
-/// The lines of a program, without those of its description.
+/// Returns the lines of a program, without those of its description.
 fn lines(name: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name).with_extension("rs");
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().filter(|line| !line.starts_with("//!")).map(str::to_owned).collect()
 }
 
-/// How many lines are removed and added together between two texts.
+/// Returns the number of removed and added lines between two texts.
 fn diff(before: &[String], after: &[String]) -> usize {
     // By the longest common subsequence, row by row.
     let mut common = vec![0; after.len() + 1];
@@ -90,14 +90,14 @@ fn at_most_6_lines_of_a_candle_program_are_removed_or_added() {
     assert_eq!(diff(&texts(&[]), &texts(&["a"])), 1);
 }
 
-/// The values of a file that candle has saved.
+/// Returns the values of a file that candle has saved.
 fn saved(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let tensors: HashMap<String, Tensor> = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
     let values = |tensor: Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     tensors.into_iter().map(|(name, tensor)| (name, values(tensor))).collect()
 }
 
-/// Makes a file with first values of the digits' network, which are the same in every run: candle would draw them.
+/// Writes a file with initial values of the digits' network that are the same in every run. candle's own are random.
 fn first_values(path: &Path) {
     run("digits_alone", 1, &["0", "0", path.to_str().unwrap()]);
     let drawn: HashMap<String, Tensor> = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
@@ -113,7 +113,7 @@ fn first_values(path: &Path) {
     candle_core::safetensors::save(&fixed, path).unwrap();
 }
 
-/// Without dropout, whose random numbers candle does not seed.
+/// Without dropout, because candle's random numbers cannot be seeded.
 #[rstest]
 fn the_program_trains_on_many_processes_what_it_trained_alone(#[values(1, 2, 4)] ranks: usize) {
     let folder = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ fn the_example_of_an_own_loop_is_short_and_goes_on_where_it_stopped_on_any_numbe
     assert!(lines("own_loop").len() <= 80);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [whole, parts] = folders.each_ref().map(|folder| folder.path().to_str().unwrap());
-    // candle draws first values, so both begin with a checkpoint of one.
+    // candle's initial values are random, so both start from one checkpoint.
     run("own_loop", 1, &["100", whole]);
     let copy = Command::new("cp").args(["-r", &format!("{whole}/."), parts]).status().unwrap();
     assert!(copy.success());

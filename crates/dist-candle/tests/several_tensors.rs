@@ -39,8 +39,8 @@ fn masked(x: &Tensor, mask: &Tensor) -> Result<Tensor> {
     x.broadcast_mul(&mask.to_dtype(x.dtype())?.unsqueeze(1)?)
 }
 
-/// An embedding that gives hidden values, the mask, and what the encoder remembers, in `f64`; two layers that use
-/// both; and a head that gives one tensor and the mask.
+/// A model of four blocks. The embedding returns hidden values, the mask, and the output of an encoder in `f64`. Two
+/// layers use both. The head returns one tensor and the mask.
 fn model() -> Sequence<List> {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);

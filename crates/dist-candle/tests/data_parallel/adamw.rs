@@ -1,4 +1,5 @@
-//! The optimizer whose state is saved: candle's numbers, and a training that goes on as if nothing had happened.
+//! The optimizer with state that can be saved: it computes candle's numbers, and a resumed training has the same
+//! bits.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
@@ -10,7 +11,7 @@ use rstest::rstest;
 
 use crate::model::{Named, Rows, model, numbers, run, values, variable};
 
-/// As `f16` wants it: it has no 1e-8.
+/// An epsilon that `f16` can represent: 1e-8 is 0.
 fn settings() -> ParamsAdamW {
     ParamsAdamW { lr: 0.02, weight_decay: 0.1, beta2: 0.99, eps: 1e-3, ..ParamsAdamW::default() }
 }
@@ -27,7 +28,7 @@ fn variables(dtype: DType) -> Vec<Var> {
     vec![values(&[37]), values(&[5, 8])]
 }
 
-/// The variables after some steps with gradients of many sizes, some of which are missing.
+/// Returns the variables after some steps with gradients of many sizes. Some gradients are missing.
 fn stepped<O: Optimizer<Config = ParamsAdamW>>(dtype: DType) -> Vec<Vec<u64>> {
     let vars = variables(dtype);
     let mut optimizer = O::new(vars.clone(), settings()).unwrap();
@@ -39,7 +40,7 @@ fn stepped<O: Optimizer<Config = ParamsAdamW>>(dtype: DType) -> Vec<Vec<u64>> {
             let values = values.affine(0.7, (step * 3 + number) as f64).unwrap().sin().unwrap();
             let size = 10f64.powi(i32::try_from(step % 5).unwrap() * 2 - 6);
             let gradient = values.affine(size, 0.0).unwrap().reshape(var.shape()).unwrap();
-            // One that is not contiguous.
+            // A gradient that is not contiguous.
             let gradient = match gradient.dims() {
                 [_, _] => gradient.t().unwrap().contiguous().unwrap().t().unwrap(),
                 _ => gradient,
@@ -93,14 +94,14 @@ fn integers_are_left_out_and_a_gradient_of_another_shape_is_refused() {
     assert!(AdamW::new(vec![eighths], settings()).unwrap_err().to_string().contains("F8E4M3"));
 }
 
-/// How a training is saved.
+/// The way to save a training.
 #[derive(Debug, Clone, Copy)]
 enum Save {
     Waiting,
     Started,
 }
 
-/// Trains from a step to another, beginning with what the directory has of the first.
+/// Trains from one step to another, starting from the checkpoint of the first.
 fn train(
     comm: Communicator,
     path: &std::path::Path,
@@ -108,7 +109,7 @@ fn train(
     save: Save,
     dtype: DType,
 ) -> Named {
-    // Values that only the first training may begin with.
+    // Initial values, which a resumed training must not use.
     let (map, model) = model(dtype, steps.start + comm.rank() as u64);
     let mut optimizer = AdamW::new(map.all_vars(), settings()).unwrap();
     let mut dp = DataParallel::new(comm, &map).unwrap();

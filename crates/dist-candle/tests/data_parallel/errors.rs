@@ -1,4 +1,4 @@
-//! What every rank is told when something is wrong on one.
+//! The errors on all ranks after a mistake on one rank.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use rstest::rstest;
 
 use crate::model::{Model, Rows, model};
 
-/// Runs without the clock of the simulation coming near a deadline.
+/// Runs ranks and checks that the run takes less than 3 s of virtual time, so that no call waits for a deadline.
 fn run_at_once<T: Send + 'static>(
     ranks: usize,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
@@ -63,7 +63,7 @@ fn variables_that_differ_are_an_error_on_every_rank_that_names_one_and_a_rank(
     }
 }
 
-/// What one of three ranks calls, where the others call `backward`.
+/// A call of one of three ranks, while the others call `backward`.
 type Call = fn(&mut DataParallel, &Tensor) -> Result<(), CandleError>;
 
 #[rstest]
@@ -177,7 +177,7 @@ fn ranks_that_clip_to_different_norms_are_told_so_in_the_next_step() {
     }
 }
 
-/// A layer that is made after the training has begun.
+/// A layer that is created after the `DataParallel`.
 #[test]
 fn a_variable_that_was_made_too_late_is_an_error_and_not_a_lost_gradient() {
     let errors = run_at_once(2, |comm| {

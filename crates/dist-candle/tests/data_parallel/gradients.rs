@@ -1,5 +1,5 @@
-//! What is in the gradients that a backward pass returns: weights, accumulation, clipping, unused parameters, uneven
-//! numbers of batches.
+//! The gradients that a backward pass returns: weights, accumulation, clipping, unused parameters, uneven numbers of
+//! batches.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
@@ -13,7 +13,7 @@ use rstest::rstest;
 
 use crate::model::{Named, Rows, gradients, model, numbers, run, values, variable};
 
-/// candle's own gradients of a micro-batch of these rows.
+/// Returns candle's own gradients of a micro-batch of these rows.
 fn of_candle(first: usize, len: usize) -> Named {
     let (map, model) = model(DType::F32, 3);
     gradients(&map, &model.loss(&Rows::new(first, len, DType::F32)).unwrap().backward().unwrap())
@@ -52,10 +52,10 @@ fn assert_close(found: &[(String, Vec<f64>)], expected: &[(String, Vec<f64>)]) {
     }
 }
 
-/// A loss that does not count, as the mean over no tokens is, beside others.
+/// A loss of weight 0, such as the mean over no tokens, together with other losses.
 #[rstest]
 fn micro_batches_weigh_as_much_as_they_say(#[values(1, 2, 3)] ranks: usize) {
-    // Rank r has 2r + 1 rows: together r² of them, and the mean over all is that of one batch.
+    // Rank r has 2r + 1 rows, so the first r ranks have r² rows. The mean over all rows is that of one batch.
     let expected = of_candle(0, ranks * ranks);
     let found = run(ranks, move |comm| {
         let (map, model) = model(DType::F32, 3);
@@ -98,7 +98,7 @@ fn ranks_that_run_out_of_batches_keep_nobody_waiting_and_do_not_count() {
             let Some(store) = dp.join(loss.as_ref()).unwrap() else { break };
             steps.push((dp.report().unwrap().micro_batches, gradients(&map, &store)));
         }
-        // Training goes on: ranks have accumulated different numbers, and one of them nothing.
+        // Training goes on after ranks have accumulated different numbers of micro-batches, one of them none.
         for _ in 0..rank {
             dp.accumulate(model.loss(&Rows::new(5, 1, DType::F32)).unwrap()).unwrap();
         }
@@ -185,7 +185,7 @@ fn the_norm_is_that_of_all_gradients_as_one_vector_whatever_their_types() {
     assert_eq!(gradient_norm([]), 0.0);
 }
 
-/// A model of which each rank uses one part, and nobody the last.
+/// A model of several parts. Each rank uses one part, and no rank uses the last one.
 fn used_in_part(unused: bool, ranks: usize) -> Vec<Result<Named, CandleError>> {
     run(ranks, move |comm| {
         let map = candle_nn::VarMap::new();
@@ -222,7 +222,7 @@ fn a_parameter_without_a_gradient_is_an_error_that_names_all_of_them_unless_it_m
     let errors = used_in_part(false, 1);
     let Err(CandleError::NoGradient { place, parameters }) = &errors[0] else { panic!("{errors:?}") };
     assert_eq!((&**place, &parameters[..]), ("the model", &["b", "c", "d"].map(str::to_owned)[..]));
-    // On several ranks one of them fails first, and the others hear why.
+    // On several ranks one of them fails first, and the error of the others names the reason.
     for error in used_in_part(false, 2) {
         let error = error.unwrap_err();
         let text = dist_collectives::transport::Chain(&error).to_string();

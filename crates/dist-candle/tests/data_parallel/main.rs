@@ -1,4 +1,4 @@
-//! Training in the user's own loop: the gradients of a backward pass are the mean over all ranks.
+//! Training in a loop of your own: the gradients of a backward pass are the mean over all ranks.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod adamw;

@@ -1,4 +1,4 @@
-//! Models in candle's ordinary style, with first values that are the same in every run.
+//! Models in candle's ordinary style, with initial values that are the same in every run.
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
@@ -6,7 +6,7 @@ use candle_nn::{BatchNorm, Linear, VarBuilder, VarMap};
 use dist_collectives::Communicator;
 use dist_transport::sim;
 
-/// Two layers with two inputs: more than a block takes.
+/// Two layers with two inputs.
 pub(crate) struct Model {
     left: Linear,
     right: Linear,
@@ -28,7 +28,7 @@ impl Model {
     }
 }
 
-/// Rows of data, of which each is different.
+/// Rows of data, all different.
 pub(crate) struct Rows {
     x: Tensor,
     z: Tensor,
@@ -36,7 +36,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// So many rows from a first one on.
+    /// Returns `len` rows, starting with row `first`.
     pub(crate) fn new(first: usize, len: usize, dtype: DType) -> Self {
         let values = |columns: usize, shift: f64| {
             let from = (first * columns) as f32;
@@ -48,7 +48,7 @@ impl Rows {
     }
 }
 
-/// A map with a model, whose values depend on the seed only.
+/// Returns a map with a model whose values depend only on the seed.
 pub(crate) fn model(dtype: DType, seed: u64) -> (VarMap, Model) {
     let map = VarMap::new();
     let model = Model::new(&VarBuilder::from_varmap(&map, dtype, &Device::Cpu));
@@ -114,7 +114,7 @@ pub(crate) fn variable(map: &VarMap, name: &str) -> Var {
     map.data().lock().unwrap()[name].clone()
 }
 
-/// Runs a program on so many ranks of the simulated network.
+/// Runs a program on simulated ranks.
 pub(crate) fn run<T: Send + 'static>(
     ranks: usize,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! A program that computes the same micro-batches on any number of ranks trains the same bits; one whose
-//! micro-batches depend on the number of ranks trains the same within rounding.
+//! A program whose micro-batches do not depend on the number of ranks trains the same bits. Otherwise results are
+//! equal within rounding.
 
 use candle_core::DType;
 use candle_nn::{Optimizer, ParamsAdamW, SGD};
@@ -13,7 +13,7 @@ const STEPS: usize = 4;
 const MICRO_BATCHES: usize = 4;
 const ROWS: usize = 3;
 
-/// How a program computes the micro-batches of a step.
+/// The way in which a program computes the micro-batches of a step.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Dealt,
@@ -22,7 +22,7 @@ enum Way {
     Joined,
 }
 
-/// Which optimizer steps.
+/// The optimizer of a training.
 #[derive(Debug, Clone, Copy)]
 enum ScheduleKind {
     Sgd,
@@ -31,7 +31,7 @@ enum ScheduleKind {
 }
 
 fn settings() -> ParamsAdamW {
-    // `f16` has no 1e-8.
+    // `f16` cannot represent 1e-8.
     ParamsAdamW { lr: 0.02, eps: 1e-3, ..ParamsAdamW::default() }
 }
 
@@ -118,7 +118,7 @@ fn train_without_dist() -> Named {
     values(&map)
 }
 
-/// Each rank computes its rows of every batch, with or without saying how many.
+/// Each rank computes its rows of every batch, with or without a weight.
 fn train_divided(comm: Communicator, weighted: bool) -> Named {
     let (map, model) = model(DType::F32, 3);
     let mut optimizer = candle_nn::AdamW::new(map.all_vars(), settings()).unwrap();
@@ -138,7 +138,7 @@ fn one_rank_trains_the_bits_of_candle_alone() {
     assert_eq!(run(1, |comm| train_divided(comm, false)), [train_without_dist()]);
 }
 
-/// 12 rows are 12, 6, 4, 3 rows on each rank; and 3, 3, 2, 2, 2, which have to be weighed.
+/// 12 rows are 12, 6, 4 or 3 rows on each rank, or 3, 3, 2, 2 and 2, which need weights.
 #[rstest]
 fn a_batch_that_is_divided_by_the_number_of_ranks_trains_the_same_within_rounding(
     #[values(1, 2, 3, 4, 5)] ranks: usize,

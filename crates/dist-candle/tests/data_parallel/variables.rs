@@ -1,4 +1,4 @@
-//! What is done with variables that no gradient reaches: buffers, integers, frozen parameters, names.
+//! Variables without gradients: buffers, integers, frozen parameters, and variables with several names.
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Optimizer, SGD, VarBuilder, VarMap};
@@ -24,7 +24,7 @@ fn every_rank_begins_with_the_values_of_rank_0(
     assert_eq!(found, vec![expected; ranks]);
 }
 
-/// The running mean after two steps of batches that differ between ranks, on every rank; and whether an evaluation
+/// Returns each rank's running mean after two steps with different batches on each rank, and whether an evaluation
 /// changes it.
 fn running_means(sync: BufferSync, ranks: usize) -> Vec<Vec<f64>> {
     run(ranks, move |comm| {

@@ -48,7 +48,7 @@ pub(crate) fn model() -> Sequence<Tensor> {
     model_in(DType::F32)
 }
 
-/// The model with parameters of a type, which are widened where they are used.
+/// Returns the model with parameters of a type, which are converted to `f32` when they are used.
 pub(crate) fn model_in(dtype: DType) -> Sequence<Tensor> {
     let blocks = parts().into_iter().map(|(name, vars, forward)| {
         let kept = |var: &Var| Var::from_tensor(&var.to_dtype(dtype)?);
@@ -67,7 +67,7 @@ pub(crate) fn tensors(vars: &[Var]) -> Result<Vec<Tensor>> {
     vars.iter().map(|var| var.to_dtype(DType::F32)).collect()
 }
 
-/// Token numbers of a micro-batch, which are also what the model shall give for them.
+/// Returns the token numbers of a micro-batch. They are also its targets.
 pub(crate) fn ids(micro_batch: u32) -> Tensor {
     let id = |index: u32| (index * (17 + micro_batch) + micro_batch) % 11;
     let ids: Vec<u32> = (0..3 * 5).map(id).collect();
