@@ -561,7 +561,8 @@ pub enum Error {
         /// The number of pipelines.
         pipelines: usize,
     },
-    /// A step has another number of micro-batches than the schedule of its pipeline.
+    /// A step has another number of micro-batches than the schedule of its pipeline. Every rank gets this error, and
+    /// training can continue.
     #[error(
         "the pipeline's schedule is for {scheduled} micro-batches, and a step was called with {requested}: set the number \
          with TrainerOptions::with_micro_batches"
@@ -661,6 +662,7 @@ impl Error {
                 | Self::NoMicroBatches
                 | Self::NotWithStrategy { .. }
                 | Self::PipelinesDiffer { .. }
+                | Self::ScheduledMicroBatches { .. }
                 | Self::CallsDiffer { source: None, .. }
                 | Self::ZeroWeight { .. }
                 | Self::GradientsDiffer { .. }

@@ -37,6 +37,19 @@ impl<A> Pipeline<A> {
         self.or_abort(agreed)
     }
 
+    /// Returns the error of a step with another number of micro-batches than the schedule has for all pipelines. If all
+    /// ranks have called for it, every rank gets the error, and training can continue.
+    pub(crate) fn refuse_step(&mut self, requested: StepDescriptor) -> Error {
+        let name = "step(other)";
+        self.announce(name);
+        let call = PipelineCall { name, descriptor: Some(requested) };
+        // The ranks that take a scheduled step have announced another name.
+        let agreed = self.compare_calls(call, requested.encode());
+        let (scheduled, requested) = (self.total(), requested.micro_batches);
+        let refused = agreed.and(Err::<(), _>(Error::ScheduledMicroBatches { scheduled, requested }));
+        self.or_abort(refused).expect_err("the step is refused")
+    }
+
     /// Returns an error on every rank of all pipelines unless all have the same number, which stands for this call.
     pub(super) fn compare_calls(&mut self, call: PipelineCall, number: i64) -> Result<()> {
         let all = self.of_all(&[number])?;

@@ -58,7 +58,6 @@ impl<A> Pipeline<A> {
         // The ranks that shard a stage gather it together, even if some have no micro-batch for it.
         let mut list = self.schedule.forwards(self.comm.rank(), micro_batches.div_ceil(pipelines))?;
         list.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
-        self.links.follow(&self.comm);
         self.links.begin_evaluation(own.len());
         // The losses of other pipelines are −0 here: the neutral element of addition, also for −0.
         let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, descriptor };

@@ -13,6 +13,7 @@ use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{PipelineSchedule, Span, Timeline};
 use crate::abort::or_abort;
+use crate::fsdp::follow;
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
 use crate::pass::Passes;
@@ -262,7 +263,7 @@ impl<A> Pipeline<A> {
     }
 
     /// Returns the communicator between the stages, for other messages between the ranks. If you set its timeout or
-    /// reduction order, every later call uses it. The communicators between pipelines keep their own.
+    /// reduction order, every later call uses it, also between pipelines.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
     }
@@ -418,10 +419,20 @@ impl<A> Pipeline<A> {
         Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
     }
 
-    /// Announces a call to the ranks of this pipeline and of the others.
+    /// Announces the start of a call to the ranks of this pipeline and of the others.
     pub(super) fn announce(&mut self, name: &str) {
+        self.follow();
         let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
         groups.into_iter().flatten().for_each(|group| group.announce(name, name));
+    }
+
+    /// Passes the timeout and the reduction order of the communicator between the stages to all other communicators.
+    pub(super) fn follow(&mut self) {
+        let Self { comm, shards, data, call_groups, links, nodes, .. } = self;
+        let groups = [shards, data, &mut call_groups.shards, &mut call_groups.data];
+        groups.into_iter().flatten().for_each(|group| follow(group, comm));
+        links.follow(comm);
+        nodes.iter_mut().for_each(|node| node.follow(comm));
     }
 
     /// Returns an error if a step has panicked, because the sums are then incomplete.

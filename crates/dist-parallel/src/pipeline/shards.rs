@@ -74,6 +74,7 @@ impl<A> Shards for Pipeline<A> {
     }
 
     fn replicas_mut(&mut self) -> Option<&mut Communicator> {
+        self.follow();
         self.data.as_mut()
     }
 }

@@ -100,15 +100,14 @@ impl<A> Pipeline<A> {
         }
         self.spans.clear();
         self.kept_most = 0;
-        self.links.follow(&self.comm);
         self.links.begin(self.schedule.micro_batches());
         self.stages.iter_mut().for_each(Stage::begin);
-        self.nodes.iter_mut().for_each(|node| node.begin(&self.comm));
+        self.nodes.iter_mut().for_each(ties::Node::begin);
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
 
     /// Returns the number of micro-batches of all pipelines.
-    fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         self.schedule.micro_batches() * self.replica_position().1
     }
 

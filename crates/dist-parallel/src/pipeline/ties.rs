@@ -207,13 +207,19 @@ impl Node {
         matches!(self.earlier, Earlier::Sum)
     }
 
-    /// Starts a step. Inherits the timeout and the reduction order of the communicator between the stages.
-    pub(super) fn begin(&mut self, comm: &Communicator) {
+    /// Starts a step.
+    pub(super) fn begin(&mut self) {
         self.passed = 0;
         self.ended.fill(false);
         if let Later::There(link) = &mut self.later {
-            link.follow(comm);
             link.begin(self.order.len());
+        }
+    }
+
+    /// Inherits the timeout and the reduction order of the communicator between the stages.
+    pub(super) fn follow(&mut self, comm: &Communicator) {
+        if let Later::There(link) = &mut self.later {
+            link.follow(comm);
         }
         if let Earlier::There(link) = &mut self.earlier {
             link.follow(comm);

@@ -8,11 +8,12 @@ use dist_collectives::Communicator;
 
 use super::batches::without_weight;
 use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
-use crate::abort::or_abort;
 use crate::checkpoint::Shards;
 use crate::fsdp::follow;
 use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
-use crate::{Error, Optimizer, ParamInfo, Result, Sequence, StepReport, Values};
+use crate::{
+    Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
+};
 
 /// One pipeline of all ranks, or several pipelines of neighbouring ranks.
 pub(super) struct PipelineTrainer<A> {
@@ -90,16 +91,6 @@ impl<A> PipelineTrainer<A> {
     fn not_with_pipelines(&self, feature: &'static str, reason: &'static str) -> Error {
         Error::NotWithStrategy { feature, strategy: self.strategy, reason }
     }
-
-    /// Aborts the job unless the schedule is for this number of micro-batches in all pipelines.
-    fn check_scheduled(&mut self, requested: usize) -> Result<()> {
-        let scheduled = self.micro_batches;
-        if scheduled == requested {
-            return Ok(());
-        }
-        let result = Err(Error::ScheduledMicroBatches { scheduled, requested });
-        or_abort(self.pipeline.communicator_mut(), result)
-    }
 }
 
 impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
@@ -120,8 +111,11 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        self.check_scheduled(micro_batches)?;
         let Batches { weighted, next } = batches;
+        if micro_batches != self.micro_batches {
+            let descriptor = StepDescriptor::new(TrainingCall::Step, micro_batches, weighted);
+            return Err(self.following().refuse_step(descriptor));
+        }
         let next = RefCell::new(next);
         let input = |index| Ok(next.borrow_mut()(index)?.0);
         let loss = |index, output| {
