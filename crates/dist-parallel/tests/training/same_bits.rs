@@ -10,6 +10,7 @@ use dist_parallel::fsdp::{Fsdp, FsdpOptions, Precision, Reshard, ShardingStrateg
 use dist_parallel::model::{Ready, Saved, Slot};
 use dist_parallel::optim::{Momentum, Sgd, SgdOptions};
 use dist_parallel::pipeline::{Pipeline, PlainVectors, ScheduleKind, split_into_stages};
+use dist_parallel::trainer::TrainerOptions;
 use dist_parallel::{Block, BoxError, Ddp, Error, FloatType, ParamInfo, Params, Sequence, Values};
 use dist_transport::sim;
 use half::{bf16, f16};
@@ -209,12 +210,12 @@ macro_rules! train {
 /// The numbers of micro-batches of a step.
 const MICRO_BATCHES: [usize; 3] = [1, 3, 8];
 
-/// Returns the checksums on 1, 2 and 4 ranks, for each number of micro-batches.
+/// Returns the checksums on 1, 2, 4 and 8 ranks, for each number of micro-batches.
 fn checksums(
     shares: bool,
     train: impl Fn(Communicator, usize) -> u32 + Clone + Send + Sync + 'static,
-) -> [[u32; 3]; 3] {
-    [1, 2, 4].map(|ranks| {
+) -> [[u32; 3]; 4] {
+    [1, 2, 4, 8].map(|ranks| {
         MICRO_BATCHES.map(|micro_batches| {
             let network = sim::Network::new(ranks).with_seed(micro_batches as u64);
             let network = if shares { network.with_shared_memory() } else { network };
@@ -228,50 +229,70 @@ fn checksums(
 }
 
 #[track_caller]
-fn check(actual: [[u32; 3]; 3], expected: [[u32; 3]; 3]) {
+fn check(actual: [[u32; 3]; 4], expected: [[u32; 3]; 4]) {
     assert_eq!(format!("{actual:#010x?}"), format!("{expected:#010x?}"));
 }
 
-// The checksums on 1, 2 and 4 ranks, for each number of micro-batches.
-const REPLICATED: [[u32; 3]; 3] = [
+// The checksums on 1, 2, 4 and 8 ranks, for each number of micro-batches.
+const REPLICATED: [[u32; 3]; 4] = [
     [0xdc5f_542f, 0xf151_7cb0, 0xd129_fbbe],
     [0xdc5f_542f, 0x7425_2926, 0x1cdd_1bde],
     [0x058e_84db, 0x82be_fd78, 0xd3f4_a9b4],
+    [0xd164_b86c, 0x3c01_d3c3, 0xcc4e_2d27],
 ];
-const BF16_HOOK: [[u32; 3]; 3] = [
+const BF16_HOOK: [[u32; 3]; 4] = [
     [0x83a8_6135, 0x8903_451e, 0x6c72_57ca],
     [0x83a8_6135, 0xfae7_2e86, 0x06d2_94fc],
     [0xb97d_7253, 0x4958_8c21, 0x089b_fd23],
+    [0x226e_7612, 0xacbf_f985, 0x154d_a616],
 ];
-const INT8_HOOK: [[u32; 3]; 3] = [
+const INT8_HOOK: [[u32; 3]; 4] = [
     [0x3e77_27a6, 0x9279_eae7, 0x9f81_64a1],
     [0x978f_b427, 0x8b8f_82a8, 0xf048_ed7c],
     [0xb274_6087, 0x664a_4e0f, 0x9bb7_40df],
+    [0x25f8_2e3c, 0x379e_4f5b, 0x9a16_753c],
 ];
-const PIPELINE: [[u32; 3]; 3] = [
+const PIPELINE: [[u32; 3]; 4] = [
     [0xdca1_af9e, 0x5640_f9d1, 0x6b19_7431],
     [0xdca1_af9e, 0x5640_f9d1, 0x6b19_7431],
     [0x9317_3c2f, 0xd12c_3241, 0xd683_438d],
+    [0xa045_9918, 0xd6a4_3b16, 0x9f2f_471a],
 ];
-const HYBRID: [[u32; 3]; 3] = [
+const HYBRID: [[u32; 3]; 4] = [
     [0xdc5f_542f, 0xf151_7cb0, 0xd129_fbbe],
     [0xdc5f_542f, 0x5b7f_a6a2, 0xd129_fbbe],
     [0x058e_84db, 0xf761_8e02, 0x0ec3_0cfc],
+    [0xd164_b86c, 0x3c01_d3c3, 0x4137_9ec8],
 ];
-const ROUND_BY_ROUND: [[u32; 3]; 3] = [
+const ROUND_BY_ROUND: [[u32; 3]; 4] = [
     [0xdc5f_542f, 0xf151_7cb0, 0xd129_fbbe],
     [0xdc5f_542f, 0x5b7f_a6a2, 0xd129_fbbe],
     [0x4671_2ab5, 0xfb72_e7d4, 0x1580_75ef],
+    [0xc9d8_041a, 0x6571_7b6f, 0xaee9_6498],
 ];
-const ROUND_BY_ROUND_PRECISE: [[u32; 3]; 3] = [
+const ROUND_BY_ROUND_PRECISE: [[u32; 3]; 4] = [
     [0xcecd_6040, 0xacc6_c084, 0x793c_d86f],
     [0xcecd_6040, 0xa683_8c1c, 0x793c_d86f],
     [0xaf3a_a39d, 0xa8af_c4cb, 0x6f2e_be3b],
+    [0x81b9_46d0, 0x83dc_e0e8, 0xbdb5_2fa5],
 ];
-const REPLICATED_PRECISE: [[u32; 3]; 3] = [
+const REPLICATED_PRECISE: [[u32; 3]; 4] = [
     [0xcecd_6040, 0xacc6_c084, 0x793c_d86f],
     [0xcecd_6040, 0x356b_0d80, 0x12d4_e94c],
     [0x9774_9490, 0x91da_10c0, 0x99a6_e432],
+    [0xc1e5_39b7, 0x5fc3_2d9d, 0x6817_6eee],
+];
+const LOCAL_SGD: [[u32; 3]; 4] = [
+    [0xde88_c513, 0x1566_76fc, 0x3c14_8c16],
+    [0xbee1_282e, 0x6f4c_122c, 0x2d52_d347],
+    [0x9d6c_4b06, 0xdbaf_3db3, 0x1544_db62],
+    [0x8a53_606e, 0xa061_58c4, 0x14a6_8a47],
+];
+const DILOCO: [[u32; 3]; 4] = [
+    [0x0a81_9e3b, 0x17b0_21ff, 0xcaab_34d7],
+    [0x1458_5db9, 0xc7f3_98bf, 0xbcbc_0c2c],
+    [0xb425_2c61, 0x3989_41a8, 0x7a04_e41c],
+    [0x1112_ccb6, 0x1c2d_ac80, 0xa91c_14b5],
 ];
 
 #[rstest]
@@ -284,7 +305,7 @@ fn data_parallel_training_keeps_its_bits(
     #[case] bucket_bytes: usize,
     #[case] hook: Option<&'static str>,
     #[case] precision: Precision,
-    #[case] expected: [[u32; 3]; 3],
+    #[case] expected: [[u32; 3]; 4],
 ) {
     let hook = move || hook.and_then(|text| text.parse::<Compression>().unwrap().hook().unwrap());
     let actual = checksums(false, move |comm, micro_batches| {
@@ -315,7 +336,7 @@ fn precise() -> Precision {
 #[case::no_shard_precise(FsdpOptions::new(ShardingStrategy::NoShard).with_precision(precise()), REPLICATED_PRECISE)]
 fn sharded_training_keeps_its_bits(
     #[case] options: FsdpOptions,
-    #[case] expected: [[u32; 3]; 3],
+    #[case] expected: [[u32; 3]; 4],
     #[values(false, true)] shares: bool,
 ) {
     let actual = checksums(shares, move |comm, micro_batches| {
@@ -374,7 +395,7 @@ fn hybrid_training_keeps_its_bits() {
     check(actual, HYBRID);
 }
 
-/// A pipeline has at most 2 ranks. On 4 ranks, two pipelines reduce or shard their stages together.
+/// A pipeline has at most 2 ranks. On 4 and 8 ranks, several pipelines reduce or shard their stages together.
 #[rstest]
 #[case::gpipe(ScheduleKind::Gpipe, false, PIPELINE)]
 #[case::sharded(ScheduleKind::OneForwardOneBackward, true, PIPELINE)]
@@ -382,7 +403,7 @@ fn hybrid_training_keeps_its_bits() {
 fn pipelines_keep_their_bits(
     #[case] kind: ScheduleKind,
     #[case] is_sharded: bool,
-    #[case] expected: [[u32; 3]; 3],
+    #[case] expected: [[u32; 3]; 4],
 ) {
     let actual = checksums(false, move |comm, micro_batches| {
         let ranks = comm.world_size().min(2);
@@ -409,6 +430,53 @@ fn pipelines_keep_their_bits(
             pipeline.update(&mut sgd).unwrap();
         }
         pipeline.for_each_parameter(|index, values| checksum.parameter(index, values)).unwrap();
+        checksum.crc32()
+    });
+    check(actual, expected);
+}
+
+/// Ranks synchronise after every second update. Their losses differ, so the loss of an evaluation is compared.
+#[rstest]
+#[case::average("local_sgd:2", LOCAL_SGD)]
+#[case::diloco("diloco:2", DILOCO)]
+fn local_sgd_keeps_its_bits(#[case] strategy: &'static str, #[case] expected: [[u32; 3]; 4]) {
+    let actual = checksums(false, move |comm, micro_batches| {
+        let (rank, mut sgd, mut checksum) = (comm.rank(), sgd(), Checksum::default());
+        let options = TrainerOptions::new(strategy.parse().unwrap());
+        let mut trainer = options.build(comm, mixed_model(rank), PlainVectors).unwrap();
+        let plain = |step: usize| {
+            move |index| {
+                let input = input(step, index);
+                let target = target(&input);
+                Ok((input, squared_error(target)))
+            }
+        };
+        // Ranks with an odd number have no micro-batch.
+        let own = if rank % 2 == 1 { 0 } else { 1 + rank + micro_batches % 3 };
+        for step in 0..6 {
+            let weighted_batch = |index| {
+                let input = input(step, index + 10 * rank);
+                let target = target(&input);
+                Ok((input, weighted(index, target)))
+            };
+            match step {
+                0 | 2 => trainer.step(micro_batches, plain(step)).map(drop).unwrap(),
+                1 => {
+                    trainer.accumulate(micro_batches, plain(20)).unwrap();
+                    trainer.step(micro_batches, plain(step)).map(drop).unwrap();
+                }
+                3 => trainer.join(own, |index| plain(step)(index + 10 * rank)).map(drop).unwrap(),
+                _ => trainer.join(own, weighted_batch).map(drop).unwrap(),
+            }
+            let _norm = trainer.clip_gradients(0.5).unwrap();
+            trainer.update(&mut sgd).unwrap();
+            if step % 2 == 1 {
+                let loss = |index, output| Ok(squared_error(target(&input(step, index)))(output)?.0);
+                let report = trainer.evaluate(micro_batches, |index| Ok(input(step, index)), loss);
+                checksum.loss(report.unwrap().loss);
+            }
+        }
+        trainer.for_each_parameter(&mut |index, values| checksum.parameter(index, values)).unwrap();
         checksum.crc32()
     });
     check(actual, expected);
