@@ -6,28 +6,26 @@ use dist_collectives::{Communicator, ReduceOp};
 
 use crate::abort::or_abort;
 use crate::fsdp::{bytes_sent, share};
-use crate::loss::to_be_summed;
+use crate::loss::{WeightedLoss, to_be_summed};
 use crate::pass::Passes;
+use crate::trainer::Evaluation;
 use crate::tree::sum_of;
 use crate::updates::Updates;
-use crate::{
-    Block, BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut, agreement,
-};
+use crate::{Block, Error, Result, StepDescriptor, StepReport, TrainingCall, ValuesMut, agreement};
 
 /// Evaluates micro-batches on all ranks and returns their mean loss. Each rank computes a contiguous share.
 ///
 /// Errors that every rank gets do not abort the job, and nothing has changed.
-pub(crate) fn evaluate<A, C: Loss>(
+pub(crate) fn evaluate<A>(
     comm: &mut Communicator,
     (model, passes): (&mut impl Block<A>, &Passes),
     updates: &Updates,
     micro_batches: usize,
-    mut input: impl FnMut(usize) -> Result<A, BoxError>,
-    mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+    Evaluation { weighted, input, loss }: Evaluation<'_, A>,
 ) -> Result<StepReport> {
     let runtime = comm.runtime().clone();
     let (started, sent_before) = (runtime.now(), bytes_sent(comm));
-    let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
+    let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, weighted);
     let agreed = agree(comm, model, updates, descriptor);
     or_abort(comm, agreed)?;
     let computing = runtime.now();
@@ -83,8 +81,7 @@ impl EvaluationLosses {
     }
 
     /// Adds the loss of a micro-batch that this rank has computed.
-    pub(crate) fn add(&mut self, index: usize, loss: impl Loss) {
-        let (loss, count) = loss.weighted();
+    pub(crate) fn add(&mut self, index: usize, (loss, count): WeightedLoss) {
         self.losses[index] = loss;
         self.count = self.count.saturating_add(count);
     }

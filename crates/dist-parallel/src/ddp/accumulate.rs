@@ -1,7 +1,8 @@
 //! Gradient accumulation: micro-batches that are computed before their step.
 
-use super::{Ddp, StepReport, forward_backward, round};
+use super::{Ddp, StepReport, round};
 use crate::step_consensus::STEP;
+use crate::trainer::{Batches, Computation, forward_backward, with_batches, with_computation};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -21,7 +22,16 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
-        self.engine.accumulate(micro_batches, C::WEIGHTED, &mut round(compute))
+        with_computation(compute, |computation| self.accumulate_computation(micro_batches, computation))
+    }
+
+    /// [Accumulates](Self::accumulate_with) micro-batches.
+    pub(crate) fn accumulate_computation(
+        &mut self,
+        micro_batches: usize,
+        Computation { weighted, compute }: Computation<'_, M>,
+    ) -> Result<()> {
+        self.engine.accumulate(micro_batches, weighted, &mut round(compute))
     }
 
     /// Accumulates like [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
@@ -34,14 +44,15 @@ impl<M: Params> Ddp<M> {
     pub fn accumulate<A, C: Loss, L>(
         &mut self,
         micro_batches: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<()>
     where
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.accumulate_with(micro_batches, |model, index, ready| {
-            forward_backward(model, batch(index)?, ready)
+        with_batches(batch, |Batches { weighted, next }| {
+            let compute = &mut forward_backward(next);
+            self.accumulate_computation(micro_batches, Computation { weighted, compute })
         })
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Ddp, StepReport};
 use crate::engine::StepEngine;
+use crate::trainer::{Evaluation, with_evaluation};
 use crate::{Block, BoxError, Error, Loss, Params, Result};
 
 impl<M: Params> Ddp<M> {
@@ -23,8 +24,20 @@ impl<M: Params> Ddp<M> {
     pub fn evaluate<A, C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+    ) -> Result<StepReport>
+    where
+        M: Block<A>,
+    {
+        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
+    }
+
+    /// [Evaluates](Self::evaluate) micro-batches.
+    pub(crate) fn evaluate_batches<A>(
+        &mut self,
+        micro_batches: usize,
+        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
     ) -> Result<StepReport>
     where
         M: Block<A>,
@@ -34,8 +47,8 @@ impl<M: Params> Ddp<M> {
             let index = index.expect("without shards, every round of a rank has a micro-batch");
             let given = input(index).map_err(Error::compute)?;
             let (output, _) = engine.model.forward(given).map_err(Error::compute)?;
-            Ok(loss(index, output).map_err(Error::compute)?.weighted())
+            loss(index, output).map_err(Error::compute)
         };
-        self.engine.evaluate(micro_batches, C::WEIGHTED, &mut round)
+        self.engine.evaluate(micro_batches, weighted, &mut round)
     }
 }

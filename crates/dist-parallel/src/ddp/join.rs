@@ -1,7 +1,8 @@
 //! Steps of ranks with different numbers of micro-batches.
 
-use super::{Ddp, StepReport, forward_backward, round};
+use super::{Ddp, StepReport, round};
 use crate::step_consensus::STEP;
+use crate::trainer::{Batches, Computation, forward_backward, with_batches, with_computation};
 use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -67,8 +68,17 @@ impl<M: Params> Ddp<M> {
         own: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
+        with_computation(compute, |computation| self.join_computation(own, computation))
+    }
+
+    /// [Joins](Self::join_with) with this rank's own micro-batches.
+    pub(crate) fn join_computation(
+        &mut self,
+        own: usize,
+        Computation { weighted, compute }: Computation<'_, M>,
+    ) -> Result<Option<StepReport>> {
         self.engine.world.announce(STEP, "join");
-        self.engine.join(own, C::WEIGHTED, &mut round(compute))
+        self.engine.join(own, weighted, &mut round(compute))
     }
 
     /// Joins like [`join_with`](Self::join_with), for a model that is a [`Block`], with a `batch` like that of
@@ -83,12 +93,14 @@ impl<M: Params> Ddp<M> {
     pub fn join<A, C: Loss, L>(
         &mut self,
         own: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<Option<StepReport>>
     where
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.join_with(own, |model, index, ready| forward_backward(model, batch(index)?, ready))
+        with_batches(batch, |Batches { weighted, next }| {
+            self.join_computation(own, Computation { weighted, compute: &mut forward_backward(next) })
+        })
     }
 }

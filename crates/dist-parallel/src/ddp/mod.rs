@@ -17,6 +17,7 @@ use crate::fsdp::{FsdpOptions, Plan, Precision, ShardingStrategy, Units};
 use crate::gradients::{GradientLayout, GradientMemory};
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{STEP, TrainingCall};
+use crate::trainer::{Batches, Computation, ComputeFn, forward_backward, with_batches, with_computation};
 use crate::unreported::without_gradient;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, Error, Loss, Optimizer, Params, Pass, Ready,
@@ -193,10 +194,19 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
+        with_computation(compute, |computation| self.step_computation(micro_batches, computation))
+    }
+
+    /// Takes a [step](Self::step_with).
+    pub(crate) fn step_computation(
+        &mut self,
+        micro_batches: usize,
+        computation: Computation<'_, M>,
+    ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "step");
         self.engine.begin_to_compute();
-        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED);
-        self.engine.step(descriptor, micro_batches, &mut round(compute))
+        let descriptor = self.engine.descriptor(TrainingCall::Step, micro_batches, computation.weighted);
+        self.engine.step(descriptor, micro_batches, &mut round(computation.compute))
     }
 
     /// Returns the mean gradient of a parameter, until the next computation begins. `None` if no micro-batch had one.
@@ -389,13 +399,16 @@ impl<M: Params> Ddp<M> {
     pub fn step<A, C: Loss, L>(
         &mut self,
         micro_batches: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
     where
         M: Block<A>,
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.step_with(micro_batches, |model, index, ready| forward_backward(model, batch(index)?, ready))
+        with_batches(batch, |Batches { weighted, next }| {
+            let compute = &mut forward_backward(next);
+            self.step_computation(micro_batches, Computation { weighted, compute })
+        })
     }
 
     /// Runs the model forward on this rank's own input, without the other ranks, to evaluate it. Blocks are in
@@ -414,24 +427,9 @@ impl<M: Params> Ddp<M> {
     }
 }
 
-/// Runs a model forward and backward.
-pub(crate) fn forward_backward<A, C, L>(
-    model: &mut (impl Block<A> + ?Sized),
-    (input, loss): (A, L),
-    ready: &mut Ready<'_>,
-) -> Result<C, BoxError>
-where
-    L: FnOnce(A) -> Result<(C, A), BoxError>,
-{
-    let (output, saved) = model.forward(input)?;
-    let (loss, output_gradient) = loss(output)?;
-    model.backward(saved, output_gradient, ready)?;
-    Ok(loss)
-}
-
 /// Returns the round that computes a micro-batch with `compute`.
-fn round<M: Params, C: Loss>(
-    mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
+fn round<M: Params>(
+    compute: &mut ComputeFn<'_, M>,
 ) -> impl FnMut(&mut StepEngine<M>, Option<usize>) -> Result<WeightedLoss> {
     move |engine, index| {
         let index = index.expect("without shards, every round of a rank has a micro-batch");
@@ -440,7 +438,7 @@ fn round<M: Params, C: Loss>(
         let mut ready = |parameter: usize, values: Values<'_>| {
             Ok(gradients.report(number, parameter, values, &mut groups.reduce())?)
         };
-        Ok(compute(model, index, &mut ready).map_err(Error::compute)?.weighted())
+        compute(model, index, &mut ready).map_err(Error::compute)
     }
 }
 

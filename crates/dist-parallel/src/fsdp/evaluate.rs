@@ -3,6 +3,7 @@
 use super::Fsdp;
 use crate::engine::StepEngine;
 use crate::step_consensus::STEP;
+use crate::trainer::{Evaluation, with_evaluation};
 use crate::{BoxError, Error, Loss, Params, Result, Sequence, StepReport};
 
 impl<A> Fsdp<A> {
@@ -50,16 +51,25 @@ impl<A> Fsdp<A> {
     pub fn evaluate<C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+    ) -> Result<StepReport> {
+        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
+    }
+
+    /// [Evaluates](Self::evaluate) micro-batches.
+    pub(crate) fn evaluate_batches(
+        &mut self,
+        micro_batches: usize,
+        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
     ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "evaluate");
         let Self { engine, actions } = self;
-        engine.evaluate(micro_batches, C::WEIGHTED, &mut |engine: &mut StepEngine<Sequence<A>>, index| {
-            let given = index.map(&mut input).transpose().map_err(Error::compute)?;
+        engine.evaluate(micro_batches, weighted, &mut |engine: &mut StepEngine<Sequence<A>>, index| {
+            let given = index.map(&mut *input).transpose().map_err(Error::compute)?;
             let output = actions.forward_alone(engine, given)?;
             let (Some(index), Some(output)) = (index, output) else { return Ok((-0.0, 0)) };
-            Ok(loss(index, output).map_err(Error::compute)?.weighted())
+            loss(index, output).map_err(Error::compute)
         })
     }
 }

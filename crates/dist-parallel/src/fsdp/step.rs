@@ -5,6 +5,7 @@ use super::{Fsdp, Plan};
 use crate::engine::StepEngine;
 use crate::loss::WeightedLoss;
 use crate::step_consensus::{STEP, TrainingCall};
+use crate::trainer::{BatchFn, Batches, with_batches};
 use crate::{BoxError, Error, Loss, Result, Saved, Sequence, StepReport, Values};
 
 /// The actions of a micro-batch on the units of a model.
@@ -41,16 +42,25 @@ impl<A> Fsdp<A> {
     pub fn step<C: Loss, L>(
         &mut self,
         micro_batches: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        with_batches(batch, |batches| self.step_batches(micro_batches, batches))
+    }
+
+    /// Takes a [step](Self::step).
+    pub(crate) fn step_batches(
+        &mut self,
+        micro_batches: usize,
+        Batches { weighted, next }: Batches<'_, A>,
+    ) -> Result<StepReport> {
         self.engine.world.announce(STEP, "step");
         let Self { engine, actions } = self;
         engine.begin_to_compute();
-        let descriptor = engine.descriptor(TrainingCall::Step, micro_batches, C::WEIGHTED);
-        engine.step(descriptor, micro_batches, &mut |engine, index| actions.round(engine, index, &mut batch))
+        let descriptor = engine.descriptor(TrainingCall::Step, micro_batches, weighted);
+        engine.step(descriptor, micro_batches, &mut |engine, index| actions.round(engine, index, next))
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this
@@ -70,14 +80,23 @@ impl<A> Fsdp<A> {
     pub fn join<C: Loss, L>(
         &mut self,
         own: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<Option<StepReport>>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        with_batches(batch, |batches| self.join_batches(own, batches))
+    }
+
+    /// [Joins](Self::join) with this rank's own micro-batches.
+    pub(crate) fn join_batches(
+        &mut self,
+        own: usize,
+        Batches { weighted, next }: Batches<'_, A>,
+    ) -> Result<Option<StepReport>> {
         self.engine.world.announce(STEP, "join");
         let Self { engine, actions } = self;
-        engine.join(own, C::WEIGHTED, &mut |engine, index| actions.round(engine, index, &mut batch))
+        engine.join(own, weighted, &mut |engine, index| actions.round(engine, index, next))
     }
 
     /// Computes gradients that the next step adds to its own. If gradients are sharded, each rank keeps its shard of
@@ -95,15 +114,23 @@ impl<A> Fsdp<A> {
     pub fn accumulate<C: Loss, L>(
         &mut self,
         micro_batches: usize,
-        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<()>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        with_batches(batch, |batches| self.accumulate_batches(micro_batches, batches))
+    }
+
+    /// [Accumulates](Self::accumulate) micro-batches.
+    pub(crate) fn accumulate_batches(
+        &mut self,
+        micro_batches: usize,
+        Batches { weighted, next }: Batches<'_, A>,
+    ) -> Result<()> {
         self.engine.world.announce(STEP, "accumulate");
         let Self { engine, actions } = self;
-        let mut round = |engine: &mut _, index| actions.round(engine, index, &mut batch);
-        engine.accumulate(micro_batches, C::WEIGHTED, &mut round)
+        engine.accumulate(micro_batches, weighted, &mut |engine, index| actions.round(engine, index, next))
     }
 
     /// Computes the mean gradients of the accumulated micro-batches.
@@ -154,15 +181,12 @@ impl BlockActions {
     }
 
     /// Runs one micro-batch, or the part of the other ranks' micro-batches that needs this rank.
-    fn round<A, C: Loss, L>(
+    fn round<A>(
         &self,
         engine: &mut StepEngine<Sequence<A>>,
         index: Option<usize>,
-        batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
-    ) -> Result<WeightedLoss>
-    where
-        L: FnOnce(A) -> Result<(C, A), BoxError>,
-    {
+        batch: &mut BatchFn<'_, A>,
+    ) -> Result<WeightedLoss> {
         let (input, loss) = index.map(batch).transpose().map_err(Error::compute)?.unzip();
         // After an update, only the optimizer's shard of a replicated parameter has an effect.
         let keeps_parts = engine.plan.degrees.shards > 1 && !engine.plan.degrees.frees;
@@ -179,8 +203,7 @@ impl BlockActions {
         let mut counted = (-0.0, 0);
         if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
             let (loss, gradient) = loss(output).map_err(Error::compute)?;
-            counted = loss.weighted();
-            pass.current = Some(gradient);
+            (counted, pass.current) = (loss, Some(gradient));
         }
         self.backward[ahead..].iter().try_for_each(|&action| pass.act(action, engine))?;
         if keeps_parts {

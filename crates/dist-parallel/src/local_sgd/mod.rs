@@ -18,6 +18,7 @@ use crate::broadcast::broadcast;
 use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::pass::Passes;
+use crate::trainer::{Evaluation, with_evaluation};
 use crate::updates::Updates;
 use crate::{
     Block, BoxError, Bucket, BucketBytes, BucketPlace, BucketPlan, Error, Loss, Momentum, Optimizer, Params,
@@ -360,12 +361,24 @@ impl<M: Params> LocalSgd<M> {
     where
         M: Block<A>,
     {
+        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
+    }
+
+    /// [Evaluates](Self::evaluate) micro-batches.
+    pub(crate) fn evaluate_batches<A>(
+        &mut self,
+        micro_batches: usize,
+        evaluation: Evaluation<'_, A>,
+    ) -> Result<StepReport>
+    where
+        M: Block<A>,
+    {
         self.comm.announce("evaluate", "evaluate");
         let Self { comm, model, passes, steps, .. } = self;
         let since = agreement::gather(comm, [*steps as u64]);
         match or_abort(comm, since)?.iter().map(|[steps]| *steps).max() {
             None | Some(0) => {
-                evaluation::evaluate(comm, (model, passes), &Updates::new(), micro_batches, input, loss)
+                evaluation::evaluate(comm, (model, passes), &Updates::new(), micro_batches, evaluation)
             }
             Some(steps) => {
                 Err(Error::NotSynchronised { steps: usize::try_from(steps).unwrap_or(usize::MAX) })

@@ -5,6 +5,7 @@ use super::consensus::PipelineCall;
 use super::pass::{Clock, Output, PipelinePass};
 use super::step::{Losses, Totals};
 use crate::fsdp::share;
+use crate::trainer::{Evaluation, with_evaluation};
 use crate::{BoxError, Error, Loss, Result, StepDescriptor, StepReport, TrainingCall};
 
 impl<A> Pipeline<A> {
@@ -44,13 +45,22 @@ impl<A> Pipeline<A> {
     pub fn evaluate<C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+    ) -> Result<StepReport> {
+        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
+    }
+
+    /// [Evaluates](Self::evaluate) micro-batches.
+    pub(crate) fn evaluate_batches(
+        &mut self,
+        micro_batches: usize,
+        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
     ) -> Result<StepReport> {
         self.announce("evaluate");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
+        let descriptor = StepDescriptor::new(TrainingCall::Evaluation, micro_batches, weighted);
         let agreed = clock.waiting(|| self.agree_to_evaluate(descriptor));
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.replica_position();
@@ -62,13 +72,13 @@ impl<A> Pipeline<A> {
         // The losses of other pipelines are −0 here: the neutral element of addition, also for −0.
         let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, descriptor };
         let mut take = |index: usize, output: A| {
-            let (loss, count) = loss(index, output)?.weighted();
+            let (loss, count) = loss(index, output)?;
             losses.losses[index] = loss;
             losses.count = losses.count.saturating_add(count);
             Ok(())
         };
         let output = Output::Evaluation(&mut take);
-        let pass = &mut PipelinePass { first: own.start, input: &mut input, output, clock: &mut clock };
+        let pass = &mut PipelinePass { first: own.start, input, output, clock: &mut clock };
         let passed = self.run(list, pass);
         let result = passed.and_then(|()| {
             clock.waiting(|| {

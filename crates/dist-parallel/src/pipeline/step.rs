@@ -39,6 +39,18 @@ impl<A> Pipeline<A> {
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
         mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
     ) -> Result<StepReport> {
+        let mut loss =
+            |index, output| loss(index, output).map(|(loss, gradient)| (loss.weighted(), gradient));
+        self.step_micro_batches(C::WEIGHTED, &mut input, &mut loss)
+    }
+
+    /// Takes a [step](Self::step). `weighted` is `true` if the losses have weights.
+    pub(crate) fn step_micro_batches(
+        &mut self,
+        weighted: bool,
+        input: &mut dyn FnMut(usize) -> Result<A, BoxError>,
+        loss: &mut dyn FnMut(usize, A) -> Result<(WeightedLoss, A), BoxError>,
+    ) -> Result<StepReport> {
         self.announce("step");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
@@ -47,15 +59,14 @@ impl<A> Pipeline<A> {
         let mut losses = TreeSum::new();
         let mut differentiate = |index: usize, output: A| {
             let (loss, gradient) = loss(index, output)?;
-            losses.add(index - first, loss.weighted(), add);
+            losses.add(index - first, loss, add);
             Ok(gradient)
         };
         let list = self.schedule.actions()[self.comm.rank()].clone();
         let output = Output::Step(&mut differentiate);
-        let passed =
-            self.run(list, &mut PipelinePass { first, input: &mut input, output, clock: &mut clock });
+        let passed = self.run(list, &mut PipelinePass { first, input, output, clock: &mut clock });
         let (loss, count) = losses.finish(add).unwrap_or_default();
-        let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), C::WEIGHTED);
+        let descriptor = StepDescriptor::new(TrainingCall::Step, self.total(), weighted);
         let own = Losses { losses: vec![loss], count, descriptor };
         let result = passed.and_then(|()| clock.waiting(|| self.finish(own)));
         self.computes = false;

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::loss::WeightedLoss;
-use crate::{BoxError, Loss, Ready, Sequence};
+use crate::{Block, BoxError, Loss, Ready};
 
 /// The micro-batches of a step: for each number, an input and the function that computes the loss and its gradient.
 pub struct Batches<'a, A> {
@@ -23,7 +23,7 @@ pub type BatchFn<'a, A> = dyn FnMut(usize) -> Result<(A, LossFn<'a, A>), BoxErro
 pub type LossFn<'a, A> = Box<dyn FnOnce(A) -> Result<((f32, u64), A), BoxError> + 'a>;
 
 /// Calls `f` with micro-batches whose losses are boxed.
-pub(super) fn with_batches<A, C: Loss, L, T>(
+pub(crate) fn with_batches<A, C: Loss, L, T>(
     mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     f: impl FnOnce(Batches<'_, A>) -> T,
 ) -> T
@@ -38,19 +38,6 @@ where
     f(Batches { weighted: C::WEIGHTED, next: &mut next })
 }
 
-/// Returns the micro-batches with losses that have no weights.
-pub(super) fn plain<'a, A: 'a>(
-    mut next: impl FnMut(usize) -> Result<(A, LossFn<'a, A>), BoxError>,
-) -> impl FnMut(usize) -> Result<(A, PlainLossFn<'a, A>), BoxError> {
-    move |index| {
-        let (input, loss) = next(index)?;
-        let plain = move |output| loss(output).map(|((loss, _), gradient)| (loss, gradient));
-        Ok((input, Box::new(plain) as PlainLossFn<'a, A>))
-    }
-}
-
-type PlainLossFn<'a, A> = Box<dyn FnOnce(A) -> Result<(f32, A), BoxError> + 'a>;
-
 /// The micro-batches of an evaluation.
 pub struct Evaluation<'a, A> {
     /// `true` if the losses have [weights](Loss). Otherwise each has weight 1.
@@ -62,20 +49,47 @@ pub struct Evaluation<'a, A> {
 }
 
 /// A computation of gradients by the user's own code.
-pub struct Computation<'a, A> {
+pub struct Computation<'a, M> {
     /// `true` if the losses have [weights](Loss). Otherwise each has weight 1.
     pub weighted: bool,
     /// Computes a micro-batch, reports its gradients, and returns the loss and its weight.
-    pub compute: &'a mut ComputeFn<'a, A>,
+    pub compute: &'a mut ComputeFn<'a, M>,
 }
 
 /// Computes a micro-batch with the model, reports its gradients, and returns the loss and its weight.
-pub type ComputeFn<'a, A> =
-    dyn FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError> + 'a;
+pub type ComputeFn<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError> + 'a;
 
-/// Returns the loss without its weight.
-pub(super) const fn without_weight((loss, _): WeightedLoss) -> f32 {
-    loss
+/// Calls `f` with an evaluation whose losses have their weights.
+pub(crate) fn with_evaluation<A, C: Loss, T>(
+    mut input: impl FnMut(usize) -> Result<A, BoxError>,
+    mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+    f: impl FnOnce(Evaluation<'_, A>) -> T,
+) -> T {
+    let mut loss = |index, output| Ok(loss(index, output)?.weighted());
+    f(Evaluation { weighted: C::WEIGHTED, input: &mut input, loss: &mut loss })
+}
+
+/// Calls `f` with a computation whose losses have their weights.
+pub(crate) fn with_computation<M, C: Loss, T>(
+    mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
+    f: impl FnOnce(Computation<'_, M>) -> T,
+) -> T {
+    let mut compute =
+        |model: &mut M, index, ready: &mut Ready<'_>| Ok(compute(model, index, ready)?.weighted());
+    f(Computation { weighted: C::WEIGHTED, compute: &mut compute })
+}
+
+/// Runs a model forward and backward on each micro-batch.
+pub(crate) fn forward_backward<'a, A, M: Block<A>>(
+    next: &'a mut BatchFn<'_, A>,
+) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> + 'a {
+    move |model, index, ready| {
+        let (input, loss) = next(index)?;
+        let (output, saved) = model.forward(input)?;
+        let (loss, output_gradient) = loss(output)?;
+        model.backward(saved, output_gradient, ready)?;
+        Ok(loss)
+    }
 }
 
 impl<A> fmt::Debug for Batches<'_, A> {
@@ -90,7 +104,7 @@ impl<A> fmt::Debug for Evaluation<'_, A> {
     }
 }
 
-impl<A> fmt::Debug for Computation<'_, A> {
+impl<M> fmt::Debug for Computation<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Computation(weighted: {})", self.weighted)
     }

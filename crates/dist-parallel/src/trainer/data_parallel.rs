@@ -2,8 +2,7 @@
 
 use dist_collectives::Communicator;
 
-use super::batches::{plain, without_weight};
-use super::{Batches, Computation, Evaluation, Strategy, Trainer};
+use super::{Batches, Computation, Evaluation, Strategy, Trainer, forward_backward};
 use crate::checkpoint::Shards;
 use crate::{Ddp, Optimizer, ParamInfo, Params, Result, Sequence, StepReport, Values};
 
@@ -26,43 +25,36 @@ impl<A: 'static> Trainer<A> for Ddp<Sequence<A>> {
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
         let Batches { weighted, next } = batches;
-        if weighted { self.step(micro_batches, next) } else { self.step(micro_batches, plain(next)) }
+        self.step_computation(micro_batches, Computation { weighted, compute: &mut forward_backward(next) })
     }
 
     fn step_computation(
         &mut self,
         micro_batches: usize,
-        Computation { weighted, compute }: Computation<'_, A>,
+        computation: Computation<'_, Sequence<A>>,
     ) -> Result<StepReport> {
-        if weighted {
-            return self.step_with(micro_batches, compute);
-        }
-        self.step_with(micro_batches, |model, index, ready| compute(model, index, ready).map(without_weight))
+        self.step_computation(micro_batches, computation)
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
         let Batches { weighted, next } = batches;
-        if weighted {
-            self.accumulate(micro_batches, next)
-        } else {
-            self.accumulate(micro_batches, plain(next))
-        }
+        self.accumulate_computation(
+            micro_batches,
+            Computation { weighted, compute: &mut forward_backward(next) },
+        )
     }
 
     fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
         let Batches { weighted, next } = batches;
-        if weighted { self.join(own, next) } else { self.join(own, plain(next)) }
+        self.join_computation(own, Computation { weighted, compute: &mut forward_backward(next) })
     }
 
     fn evaluate_batches(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
-        if weighted {
-            return self.evaluate(micro_batches, input, loss);
-        }
-        self.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+        self.evaluate_batches(micro_batches, evaluation)
     }
 
     fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {

@@ -7,11 +7,9 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use super::batches::without_weight;
-use super::{BatchFn, Batches, Computation, ComputeFn, Evaluation, Strategy, Trainer};
+use super::{Batches, Computation, ComputeFn, Evaluation, Strategy, Trainer, forward_backward};
 use crate::abort::or_abort;
 use crate::checkpoint::{Checkpoints, Saving, Shards, WeightOptions, WeightReport};
-use crate::ddp::forward_backward;
 use crate::fsdp::share;
 use crate::local_sgd::{LocalSgd, LocalSgdOptions, OuterStep};
 use crate::loss::WeightedLoss;
@@ -88,7 +86,7 @@ impl<A: 'static> LocalTrainer<A> {
         Ok(OwnShare { count: share.len(), first: share.start, first_in_step, stride: 1, pass })
     }
 
-    fn step_own(&mut self, share: OwnShare, compute: &mut ComputeFn<'_, A>) -> Result<StepReport> {
+    fn step_own(&mut self, share: OwnShare, compute: &mut ComputeFn<'_, Sequence<A>>) -> Result<StepReport> {
         let Self { local, computed, .. } = self;
         let result = local.model_mut().0.step_with(share.count, numbered(share, compute, computed));
         self.accumulated = 0;
@@ -154,7 +152,7 @@ struct OwnShare {
 /// Gives this rank's micro-batches their numbers among those of all ranks, and adds their losses to `computed`.
 fn numbered<A>(
     share: OwnShare,
-    compute: &mut ComputeFn<'_, A>,
+    compute: &mut ComputeFn<'_, Sequence<A>>,
     computed: &Cell<WeightedLoss>,
 ) -> impl FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
     move |model, index, ready| {
@@ -165,13 +163,6 @@ fn numbered<A>(
         computed.set((losses + loss, total.saturating_add(count)));
         Ok((loss, count))
     }
-}
-
-/// Computes micro-batches of blocks.
-fn of_blocks<A>(
-    next: &mut BatchFn<'_, A>,
-) -> impl FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<WeightedLoss, BoxError> {
-    move |model, index, ready| forward_backward(model, next(index)?, ready)
 }
 
 impl<A: 'static> Trainer<A> for LocalTrainer<A> {
@@ -193,13 +184,13 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
         let Batches { weighted, next } = batches;
-        self.step_computation(micro_batches, Computation { weighted, compute: &mut of_blocks(next) })
+        self.step_computation(micro_batches, Computation { weighted, compute: &mut forward_backward(next) })
     }
 
     fn step_computation(
         &mut self,
         micro_batches: usize,
-        Computation { weighted, compute }: Computation<'_, A>,
+        Computation { weighted, compute }: Computation<'_, Sequence<A>>,
     ) -> Result<StepReport> {
         if micro_batches + self.accumulated == 0 {
             return Err(Error::NoMicroBatches);
@@ -214,7 +205,7 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         self.accumulated += micro_batches;
         let Self { local, computed, .. } = self;
         let own = &mut local.model_mut().0;
-        let result = own.accumulate_with(share.count, numbered(share, &mut of_blocks(next), computed));
+        let result = own.accumulate_with(share.count, numbered(share, &mut forward_backward(next), computed));
         self.or_abort(result)
     }
 
@@ -232,18 +223,15 @@ impl<A: 'static> Trainer<A> for LocalTrainer<A> {
         let share = self.begin_share(0, weighted)?;
         let first_in_step = self.accumulated + self.rank();
         let share = OwnShare { count: own, first: 0, first_in_step, stride: self.world_size(), ..share };
-        self.step_own(share, &mut of_blocks(next)).map(Some)
+        self.step_own(share, &mut forward_backward(next)).map(Some)
     }
 
     fn evaluate_batches(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
-        if weighted {
-            return self.local.evaluate(micro_batches, input, loss);
-        }
-        self.local.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+        self.local.evaluate_batches(micro_batches, evaluation)
     }
 
     fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {

@@ -14,6 +14,7 @@ use std::fmt;
 use std::path::Path;
 
 pub use batches::{BatchFn, Batches, Computation, ComputeFn, Evaluation, LossFn};
+pub(crate) use batches::{forward_backward, with_batches, with_computation, with_evaluation};
 use dist_collectives::Communicator;
 pub use options::TrainerOptions;
 pub use strategy::{StageCopies, Strategy};
@@ -164,7 +165,7 @@ pub trait Trainer<A>: fmt::Debug {
     fn step_computation(
         &mut self,
         micro_batches: usize,
-        computation: Computation<'_, A>,
+        computation: Computation<'_, Sequence<A>>,
     ) -> Result<StepReport>;
 
     /// [Accumulates](#method.accumulate) micro-batches.
@@ -385,7 +386,7 @@ impl<A> dyn Trainer<A> + '_ {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        batches::with_batches(batch, |batches| self.step_batches(micro_batches, batches))
+        with_batches(batch, |batches| self.step_batches(micro_batches, batches))
     }
 
     /// Takes a step like [`step`](#method.step) for which `compute` runs forward and backward, reports each gradient
@@ -397,11 +398,9 @@ impl<A> dyn Trainer<A> + '_ {
     pub fn step_with<C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut compute: impl FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<C, BoxError>,
+        compute: impl FnMut(&mut Sequence<A>, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        let mut compute =
-            |model: &mut _, index, ready: &mut Ready<'_>| Ok(compute(model, index, ready)?.weighted());
-        self.step_computation(micro_batches, Computation { weighted: C::WEIGHTED, compute: &mut compute })
+        with_computation(compute, |computation| self.step_computation(micro_batches, computation))
     }
 
     /// Computes gradients that the next step adds to its own. All micro-batches of a step have a loss of one type.
@@ -418,7 +417,7 @@ impl<A> dyn Trainer<A> + '_ {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        batches::with_batches(batch, |batches| self.accumulate_batches(micro_batches, batches))
+        with_batches(batch, |batches| self.accumulate_batches(micro_batches, batches))
     }
 
     /// Computes the mean gradients of the micro-batches that the ranks have, accumulated ones included: `own` on this
@@ -438,7 +437,7 @@ impl<A> dyn Trainer<A> + '_ {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        batches::with_batches(batch, |batches| self.join_batches(own, batches))
+        with_batches(batch, |batches| self.join_batches(own, batches))
     }
 
     /// Evaluates `micro_batches` micro-batches and returns their mean loss, on all ranks. Parameters and gradients
@@ -454,12 +453,10 @@ impl<A> dyn Trainer<A> + '_ {
     pub fn evaluate<C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
+        input: impl FnMut(usize) -> Result<A, BoxError>,
+        loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        let mut loss = |index, output| Ok(loss(index, output)?.weighted());
-        let evaluation = Evaluation { weighted: C::WEIGHTED, input: &mut input, loss: &mut loss };
-        self.evaluate_batches(micro_batches, evaluation)
+        with_evaluation(input, loss, |evaluation| self.evaluate_batches(micro_batches, evaluation))
     }
 
     /// Copies all parameters and buffers into another model with the same parameters, on every rank.

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::batches::without_weight;
 use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
 use crate::checkpoint::Shards;
 use crate::fsdp::follow;
@@ -117,22 +116,15 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
             return Err(self.following().refuse_step(descriptor));
         }
         let next = RefCell::new(next);
-        let input = |index| Ok(next.borrow_mut()(index)?.0);
-        let loss = |index, output| {
+        let mut input = |index| Ok(next.borrow_mut()(index)?.0);
+        let mut loss = |index, output| {
             let (_, loss) = next.borrow_mut()(index)?;
             loss(output)
         };
-        let pipeline = self.following();
-        if weighted {
-            return pipeline.step(input, loss);
-        }
-        pipeline.step(input, |index, output| {
-            let (loss, gradient) = loss(index, output)?;
-            Ok((without_weight(loss), gradient))
-        })
+        self.following().step_micro_batches(weighted, &mut input, &mut loss)
     }
 
-    fn step_computation(&mut self, _: usize, _: Computation<'_, A>) -> Result<StepReport> {
+    fn step_computation(&mut self, _: usize, _: Computation<'_, Sequence<A>>) -> Result<StepReport> {
         Err(self.not_with_pipelines("step_with", "no rank has the whole model"))
     }
 
@@ -149,13 +141,9 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
     fn evaluate_batches(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
-        let pipeline = self.following();
-        if weighted {
-            return pipeline.evaluate(micro_batches, input, loss);
-        }
-        pipeline.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+        self.following().evaluate_batches(micro_batches, evaluation)
     }
 
     fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {

@@ -2,7 +2,6 @@
 
 use dist_collectives::Communicator;
 
-use super::batches::{plain, without_weight};
 use super::{Batches, Computation, Evaluation, Strategy, Trainer};
 use crate::checkpoint::Shards;
 use crate::fsdp::{Fsdp, ShardingStrategy};
@@ -33,39 +32,29 @@ impl<A: 'static> Trainer<A> for Fsdp<A> {
     }
 
     fn step_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<StepReport> {
-        let Batches { weighted, next } = batches;
-        if weighted { self.step(micro_batches, next) } else { self.step(micro_batches, plain(next)) }
+        self.step_batches(micro_batches, batches)
     }
 
-    fn step_computation(&mut self, _: usize, _: Computation<'_, A>) -> Result<StepReport> {
+    fn step_computation(&mut self, _: usize, _: Computation<'_, Sequence<A>>) -> Result<StepReport> {
         let reason =
             "the trainer runs the model's blocks itself, because it gathers and reduces them unit by unit";
         Err(Error::NotWithStrategy { feature: "step_with", strategy: self.strategy(), reason })
     }
 
     fn accumulate_batches(&mut self, micro_batches: usize, batches: Batches<'_, A>) -> Result<()> {
-        let Batches { weighted, next } = batches;
-        if weighted {
-            self.accumulate(micro_batches, next)
-        } else {
-            self.accumulate(micro_batches, plain(next))
-        }
+        self.accumulate_batches(micro_batches, batches)
     }
 
     fn join_batches(&mut self, own: usize, batches: Batches<'_, A>) -> Result<Option<StepReport>> {
-        let Batches { weighted, next } = batches;
-        if weighted { self.join(own, next) } else { self.join(own, plain(next)) }
+        self.join_batches(own, batches)
     }
 
     fn evaluate_batches(
         &mut self,
         micro_batches: usize,
-        Evaluation { weighted, input, loss }: Evaluation<'_, A>,
+        evaluation: Evaluation<'_, A>,
     ) -> Result<StepReport> {
-        if weighted {
-            return self.evaluate(micro_batches, input, loss);
-        }
-        self.evaluate(micro_batches, input, |index, output| loss(index, output).map(without_weight))
+        self.evaluate_batches(micro_batches, evaluation)
     }
 
     fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
