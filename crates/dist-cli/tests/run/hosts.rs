@@ -16,7 +16,7 @@ use super::{END, distctl, first_lines, lines, shell_code, signal, wait_until_gon
 
 /// Reaches "hosts" that are folders of this machine's own: it takes options, a host and a command, as ssh does. The
 /// command sees few variables and another folder, as after a login. It says where each host is, as sshd does.
-const FAKE_SSH: &str = r#"#!/bin/sh
+pub(super) const FAKE_SSH: &str = r#"#!/bin/sh
 while [ "${1#-}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
 host=$1; shift
 case $host in
@@ -64,7 +64,7 @@ impl Fake {
     }
 }
 
-fn write_program(path: &Path, text: &str) {
+pub(super) fn write_program(path: &Path, text: &str) {
     // Another thread may start a process meanwhile; one that inherits a file open for writing would keep it from being
     // executed, so that the file is written by a process of its own.
     let mut writer = Command::new("sh");

@@ -3,6 +3,7 @@
 
 mod failure;
 mod hosts;
+mod launchers;
 mod machines;
 mod output;
 mod signals;

@@ -1,0 +1,422 @@
+//! One program under every launcher: by the variables that each sets, and by the commands and manifests of the guide's page
+//! "On a cluster", where they can run here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use dist_collectives::Communicator;
+use rstest::rstest;
+use serde::Deserialize;
+
+use super::hosts::{FAKE_SSH, write_program};
+use super::{END, lines};
+
+const PAGE: &str = include_str!("../../../../docs/book/src/on-a-cluster.md");
+
+/// An address of this machine that no other job has, so that jobs can all meet at one port.
+fn own_address() -> String {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    let [high, low] = std::process::id().to_be_bytes()[2..] else { unreachable!() };
+    let count = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{high}.{low}", 1 + count % 250)
+}
+
+/// If this process is a rank that a test has started: joins, calls, says its place. Otherwise `None`.
+fn be_a_rank() -> Option<()> {
+    std::env::var(END).ok()?;
+    let mut comm = Communicator::from_env().unwrap();
+    let mut ranks = vec![0_u64; comm.world_size()];
+    comm.all_gather(&[comm.rank() as u64], &mut ranks).unwrap();
+    assert_eq!(ranks, (0..comm.world_size() as u64).collect::<Vec<_>>());
+    println!("\nrank {} of {}", comm.rank(), comm.world_size());
+    Some(())
+}
+
+/// The places that ranks have printed among the words of the test harness.
+fn places(bytes: &[u8]) -> Vec<String> {
+    lines(bytes).into_iter().filter(|line| line.starts_with("rank ")).collect()
+}
+
+fn all_places(world_size: usize) -> Vec<String> {
+    (0..world_size).map(|rank| format!("rank {rank} of {world_size}")).collect()
+}
+
+fn this_test() -> String {
+    std::thread::current().name().unwrap().to_owned()
+}
+
+/// This test as the program of a rank that sees only these variables.
+fn rank(variables: &[(String, String)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &this_test(), "--nocapture"]).env_clear();
+    command
+        .env("DIST_COSTS", "off")
+        .env(END, "join")
+        .envs(variables.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn ended(ranks: Vec<Child>) -> Vec<Output> {
+    ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
+}
+
+/// `R` stands for the rank, `N` for the number of ranks.
+#[rstest]
+#[case::by_hand("RANK=R WORLD_SIZE=N ADDRESS")]
+#[case::torchrun(
+    "RANK=R WORLD_SIZE=N LOCAL_RANK=R LOCAL_WORLD_SIZE=N GROUP_RANK=0 ROLE_RANK=R ROLE_WORLD_SIZE=N ADDRESS \
+     TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=1 TORCHELASTIC_MAX_RESTARTS=3 TORCHELASTIC_USE_AGENT_STORE=True"
+)]
+#[case::open_mpi(
+    "OMPI_COMM_WORLD_RANK=R OMPI_COMM_WORLD_SIZE=N OMPI_COMM_WORLD_LOCAL_RANK=R OMPI_COMM_WORLD_LOCAL_SIZE=N \
+     PMIX_RANK=R PMIX_NAMESPACE=1 ADDRESS"
+)]
+#[case::mpich("PMI_RANK=R PMI_SIZE=N MPI_LOCALRANKID=R MPI_LOCALNRANKS=N ADDRESS")]
+#[case::slurm(
+    "SLURM_PROCID=R SLURM_NTASKS=N SLURM_STEP_NUM_TASKS=N SLURM_LOCALID=R SLURM_NODEID=0 SLURM_STEP_ID=0 SLURM_JOB_ID=7 ADDRESS"
+)]
+#[case::slurm_with_pmi("SLURM_PROCID=R SLURM_STEP_NUM_TASKS=N PMI_RANK=R PMI_SIZE=N ADDRESS")]
+#[case::indexed_job("JOB_COMPLETION_INDEX=R RANK=R WORLD_SIZE=N ADDRESS DIST_HOST_ID=train-R")]
+#[case::pytorch_job(
+    "RANK=R WORLD_SIZE=N PET_NNODES=N PET_NPROC_PER_NODE=1 PET_NODE_RANK=R PYTHONUNBUFFERED=1 ADDRESS"
+)]
+fn a_program_finds_its_job_by_the_variables_of_a_launcher(#[case] variables: &str) {
+    if be_a_rank().is_some() {
+        return;
+    }
+    let address = own_address();
+    let of_rank = |rank: usize| -> Vec<(String, String)> {
+        let words = variables.split_ascii_whitespace().flat_map(|word| match word {
+            "ADDRESS" => vec![format!("MASTER_ADDR={address}"), "MASTER_PORT=29500".to_owned()],
+            word => vec![
+                word.replace("=R", &format!("={rank}"))
+                    .replace("-R", &format!("-{rank}"))
+                    .replace("=N", "=2"),
+            ],
+        });
+        words.map(|word| word.split_once('=').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap()).collect()
+    };
+    let outputs = ended((0..2).map(|index| rank(&of_rank(index))).collect());
+    let found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
+    assert_eq!(found, all_places(2), "{outputs:?}");
+}
+
+#[test]
+fn a_program_without_a_launcher_is_a_job_of_one_rank() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    for variables in [&[][..], &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "7")]] {
+        let variables: Vec<_> = variables.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+        let outputs = ended(vec![rank(&variables)]);
+        assert_eq!(places(&outputs[0].stdout), all_places(1), "{outputs:?}");
+    }
+}
+
+/// Launchers that give a rank and no address: the error names the variable.
+#[rstest]
+#[case("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]
+#[case("PMI_RANK", "PMI_SIZE")]
+#[case("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+#[case("RANK", "WORLD_SIZE")]
+fn a_missing_address_is_named(#[case] of_rank: &str, #[case] of_size: &str) {
+    if be_a_rank().is_some() {
+        return;
+    }
+    let variables = [(of_rank.to_owned(), "0".to_owned()), (of_size.to_owned(), "2".to_owned())];
+    let outputs = ended(vec![rank(&variables)]);
+    let told = String::from_utf8_lossy(&outputs[0].stderr);
+    assert!(told.contains("MASTER_ADDR"), "{told}");
+}
+
+/// The commands of a section of the page, as lines.
+fn commands(heading: &str) -> Vec<&'static str> {
+    let section = PAGE.split("\n## ").find(|section| section.starts_with(&format!("{heading}\n"))).unwrap();
+    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    block.lines().collect()
+}
+
+/// A folder with what the commands of the page name: `./train`, `distctl` and `ssh` on the path, and a secret at home.
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    fn new() -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let train = format!("#!/bin/sh\nexec '{}' --exact {} --nocapture\n", program.display(), this_test());
+        write_program(&folder.path().join("train"), &train);
+        write_program(&folder.path().join("ssh"), FAKE_SSH);
+        let desk = Self(folder);
+        let secret = PAGE.lines().find(|line| line.starts_with("(umask")).unwrap();
+        assert!(desk.shell(secret).status().unwrap().success());
+        desk
+    }
+
+    /// A shell with this command, in this folder.
+    fn shell(&self, command: &str) -> Command {
+        let folder = self.0.path();
+        let distctl = Path::new(env!("CARGO_BIN_EXE_distctl")).parent().unwrap().display().to_string();
+        let path = std::env::var("PATH").unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", command]).current_dir(folder).stdin(Stdio::null());
+        shell.env("PATH", format!("{}:{distctl}:{path}", folder.display())).env("HOME", folder);
+        shell.env("DIST_COSTS", "off").env("XDG_RUNTIME_DIR", folder).env("FAKE_RUNTIME_DIR", folder);
+        shell.env(END, "join").stdout(Stdio::piped()).stderr(Stdio::piped());
+        shell
+    }
+
+    /// Runs these commands at once and checks that four ranks, or two, were one job.
+    fn check(&self, commands: &[String], world_size: usize) {
+        let outputs = ended(commands.iter().map(|command| self.shell(command).spawn().unwrap()).collect());
+        let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
+        found.sort();
+        assert_eq!(found, all_places(world_size), "{commands:?}: {outputs:?}");
+    }
+}
+
+/// Returns `true` if the program is there, and says otherwise that the test is skipped.
+fn is_installed(program: &str, packages: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        eprintln!("skipped: there is no {program} (apt-get install {packages})");
+    }
+    found
+}
+
+/// All commands of a section at once, with `replace` for what this machine has not. Nobody else has the address of `node0`.
+fn check_section(heading: &str, world_size: usize, replace: &[(&str, &str)]) {
+    let address = own_address();
+    let commands = commands(heading).into_iter().map(|command| {
+        let command = replace.iter().fold(command.to_owned(), |command, (from, to)| {
+            assert!(command.contains(from), "{heading}: {command} has no {from}");
+            command.replace(from, to)
+        });
+        command.replace("node0", &address)
+    });
+    Desk::new().check(&commands.collect::<Vec<_>>(), world_size);
+}
+
+#[test]
+fn the_commands_of_distctl_run_start_a_job_of_four_ranks() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    check_section("One machine", 4, &[]);
+    check_section("Machines that ssh reaches", 4, &[]);
+    check_section("A shell on each machine", 4, &[]);
+}
+
+#[test]
+fn the_command_of_open_mpi_starts_a_job_of_four_ranks() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    if is_installed("mpirun.openmpi", "openmpi-bin") {
+        let here = "mpirun.openmpi --allow-run-as-root --oversubscribe";
+        check_section("Open MPI", 4, &[("mpirun", here), ("-H node0:2,node1:2", "")]);
+    }
+}
+
+#[test]
+fn the_command_of_mpich_starts_a_job_of_four_ranks() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    if is_installed("mpiexec.mpich", "mpich") {
+        check_section("MPICH", 4, &[("mpiexec", "mpiexec.mpich"), ("-hosts node0:2,node1:2", "")]);
+    }
+}
+
+#[test]
+fn the_variables_by_hand_make_a_job_of_two_ranks() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    let address = own_address();
+    let [exports, ranks @ ..] = &commands("Variables by hand")[..] else { panic!("no commands") };
+    let commands = ranks.iter().map(|rank| format!("{exports}; {rank}").replace("node0", &address));
+    Desk::new().check(&commands.collect::<Vec<_>>(), 2);
+}
+
+/// What the page uses of an Indexed Job. A field that is not here is a field that Kubernetes may not know.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Job {
+    api_version: String,
+    kind: String,
+    metadata: Name,
+    spec: JobSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct JobSpec {
+    completion_mode: String,
+    completions: usize,
+    parallelism: usize,
+    backoff_limit: usize,
+    template: Template,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Template {
+    spec: Pod,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Pod {
+    subdomain: String,
+    restart_policy: String,
+    #[serde(rename = "securityContext")]
+    _security: BTreeMap<String, u64>,
+    containers: Vec<Container>,
+    volumes: Vec<Volume>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Container {
+    #[serde(rename = "name")]
+    _name: String,
+    #[serde(rename = "image")]
+    _image: String,
+    command: Vec<String>,
+    args: Vec<String>,
+    env: Vec<Variable>,
+    volume_mounts: Vec<Mount>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Variable {
+    name: String,
+    value: Option<String>,
+    value_from: Option<Source>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Source {
+    field_ref: Field,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Field {
+    field_path: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Mount {
+    name: String,
+    mount_path: String,
+    #[serde(rename = "readOnly")]
+    _read_only: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Volume {
+    name: String,
+    secret: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Name {
+    name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Service {
+    api_version: String,
+    kind: String,
+    metadata: Name,
+    spec: ServiceSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ServiceSpec {
+    #[serde(rename = "clusterIP")]
+    cluster_ip: String,
+    publish_not_ready_addresses: bool,
+    selector: BTreeMap<String, String>,
+}
+
+fn manifests() -> (Service, Job) {
+    let block = PAGE.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let (service, job) = block.split_once("---\n").unwrap();
+    (serde_yaml_ng::from_str(service).unwrap(), serde_yaml_ng::from_str(job).unwrap())
+}
+
+#[test]
+fn the_service_and_the_job_for_kubernetes_belong_together() {
+    let (service, job) = manifests();
+    assert_eq!((service.api_version.as_str(), service.kind.as_str()), ("v1", "Service"));
+    assert_eq!((job.api_version.as_str(), job.kind.as_str()), ("batch/v1", "Job"));
+    assert_eq!((job.spec.completion_mode.as_str(), job.spec.backoff_limit), ("Indexed", 0));
+    assert_eq!(job.spec.completions, job.spec.parallelism);
+    // The name of the first pod is looked up before it is ready.
+    assert_eq!(service.spec.cluster_ip, "None");
+    assert!(service.spec.publish_not_ready_addresses);
+    assert_eq!(service.spec.selector["job-name"], job.metadata.name);
+    let pod = &job.spec.template.spec;
+    assert_eq!((&pod.subdomain, pod.restart_policy.as_str()), (&service.metadata.name, "Never"));
+    assert_eq!(pod.containers[0].volume_mounts[0].name, pod.volumes[0].name);
+    assert!(PAGE.contains(&format!("create secret generic {} ", pod.volumes[0].secret["secretName"])));
+    let address = pod.containers[0].env.iter().find(|variable| variable.name == "MASTER_ADDR").unwrap();
+    let first = format!("{}-0.{}", job.metadata.name, service.metadata.name);
+    assert_eq!(address.value.as_deref(), Some(first.as_str()));
+}
+
+/// As the pods would: each container's command, with its variables, and the secret where it is mounted.
+#[test]
+fn the_pods_of_the_job_for_kubernetes_find_each_other() {
+    if be_a_rank().is_some() {
+        return;
+    }
+    let (_, job) = manifests();
+    let [container] = &job.spec.template.spec.containers[..] else { panic!("one container") };
+    let desk = Desk::new();
+    let address = own_address();
+    let pods = (0..job.spec.completions).map(|index| {
+        let own = desk.0.path().join(format!("pod-{index}"));
+        let mounted = own.join("secret");
+        fs::create_dir_all(&mounted).unwrap();
+        fs::copy(desk.0.path().join(".dist-secret"), mounted.join("secret")).unwrap();
+        let here = |text: &str| {
+            let text = text.replace(
+                &format!("{}/", container.volume_mounts[0].mount_path),
+                &format!("{}/", mounted.display()),
+            );
+            text.replace("/tmp/secret", &own.join("own-secret").display().to_string())
+        };
+        assert_eq!(container.command, ["/bin/sh", "-c"]);
+        let mut command = desk.shell(&here(&container.args[0]));
+        for Variable { name, value, value_from } in &container.env {
+            let value = value.clone().or_else(|| {
+                Some(match value_from.as_ref()?.field_ref.field_path.as_str() {
+                    "metadata.annotations['batch.kubernetes.io/job-completion-index']" => index.to_string(),
+                    "metadata.name" => format!("train-{index}-x7k2p"),
+                    other => panic!("{other} is no field of a pod"),
+                })
+            });
+            let value = value.unwrap();
+            let value = if name == "MASTER_ADDR" { address.clone() } else { here(&value) };
+            command.env(name, value);
+        }
+        command.spawn().unwrap()
+    });
+    let outputs = ended(pods.collect());
+    let mut found: Vec<String> = outputs.iter().flat_map(|output| places(&output.stdout)).collect();
+    found.sort();
+    assert_eq!(found, all_places(job.spec.completions), "{outputs:?}");
+}
