@@ -172,7 +172,7 @@ pub struct Call {
     pub count: u64,
     /// A digest of sizes that the count does not contain: the sizes of all ranks' parts if they may differ, of many
     /// buffers, or of an array's axes. It is 0 if there are none. For an announced call, it is the other eight
-    /// bytes of its name.
+    /// bytes of its name. For a message, it is the [tag](Self::tag).
     pub sizes: u64,
     /// The reduction, if there is one.
     pub op: Option<ReduceKind>,
@@ -224,6 +224,12 @@ impl Call {
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
         (self.operation == Operation::Announced).then_some(name)
+    }
+
+    /// Returns the tag, if this is a message.
+    pub fn tag(&self) -> Option<u32> {
+        let tag = u32::try_from(self.sizes).ok();
+        tag.filter(|_| self.operation == Operation::Message)
     }
 
     /// Returns the number of the call among those that the user has made on this communicator, counted from 1.
@@ -279,6 +285,7 @@ impl Call {
         let fields = [
             ("calls", differ(calls[0], calls[1], call), ""),
             ("types", differ(self.element, other.element, named), "type"),
+            ("tags", differ(self.tag(), other.tag(), named), "tag"),
             ("lengths", differ(self.count, other.count, elements), "length"),
             ("reductions", differ(self.op, other.op, named), "reduction"),
             ("roots", differ(self.root, other.root, named), "root"),
@@ -297,7 +304,7 @@ impl Call {
     /// of the call within a started operation. The next eight bytes are the channel. The highest bit of the last
     /// byte says if the ranks know their shared memory; its other bits encode the algorithm.
     ///
-    /// The count and the sender of a message are left out, so all messages of a type have the same encoding. A
+    /// The count and the sender of a message are left out, so all messages of a type and a tag have the same encoding. A
     /// message contains no digest of earlier calls, because the other ranks do not know of it.
     pub fn encode(&self) -> Fingerprint {
         self.encode_with(ALGORITHMS)
@@ -315,7 +322,12 @@ impl Call {
         bytes[PAST].copy_from_slice(&past.to_bytes());
         let layout = self.element.map_or(0, ElementType::layout);
         bytes[24..32].copy_from_slice(&(count | layout << COUNT_BITS).to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.sizes.to_le_bytes());
+        // The complement of a tag follows the tag, so that a changed byte is not another tag.
+        let sizes = match self.operation {
+            Operation::Message => self.sizes | !self.sizes << 32,
+            _ => self.sizes,
+        };
+        bytes[32..40].copy_from_slice(&sizes.to_le_bytes());
         let root = root.map_or(0, |root| root.checked_add(1).expect("a world has fewer than 2^32 - 1 ranks"));
         bytes[40..44].copy_from_slice(&root.to_le_bytes());
         bytes[44] = code(&Operation::ALL, Some(self.operation)) | (u8::from(self.started) << 7);
@@ -368,6 +380,8 @@ impl Call {
         };
         let (element, count) = decoded_element(bytes[45] & 0xf, u64::from_le_bytes(word(bytes, 24)))?;
         let number = u64::from_le_bytes(word(bytes, 0));
+        let sizes = u64::from_le_bytes(word(bytes, 32));
+        let sizes = if operation == Operation::Message { sizes & u64::from(u32::MAX) } else { sizes };
         let (sequence, part) = match operation {
             Operation::Message => (0, 0),
             Operation::Announced => ((number & !ANNOUNCED).wrapping_sub(1), 0),
@@ -380,7 +394,7 @@ impl Call {
             operation,
             element,
             count,
-            sizes: u64::from_le_bytes(word(bytes, 32)),
+            sizes,
             op: decoded(&ReduceKind::ALL, bytes[45] >> 4)?,
             root: u32::from_le_bytes(word(bytes, 40)).checked_sub(1),
             algorithm,
@@ -421,7 +435,9 @@ impl fmt::Display for Call {
         if let Some(op) = self.op {
             detail(f, format_args!("{op}"))?;
         }
-        if self.sizes != 0 {
+        if is_message && self.sizes != 0 {
+            detail(f, format_args!("tag {}", self.sizes))?;
+        } else if self.sizes != 0 {
             detail(f, format_args!("sizes {:016x}", self.sizes))?;
         }
         if let Some(root) = self.root {
@@ -544,6 +560,7 @@ mod tests {
         let message =
             Call { operation: Operation::Message, root: Some(3), element: Some(DType::U8.into()), ..none };
         assert_eq!(message.to_string(), "message of 1000 u8 (from rank 3)");
+        assert_eq!(Call { sizes: 7, ..message }.to_string(), "message of 1000 u8 (tag 7, from rank 3)");
         let announced = Call::announced(7, 3, "step", "clip_gradients");
         assert_eq!(announced.to_string(), "clip_gradients (call 4)");
         assert_eq!(Call::decode(&announced.encode()), Some(announced));
@@ -597,7 +614,7 @@ mod tests {
         ];
         let message = Call { operation: Operation::Message, op: None, algorithm: None, order: None, ..SUM };
         let of_sum = codes.into_iter().map(|place| (SUM, place));
-        let of_message = [(0, 1), (16, 1), (24, 1), (40, 1)].map(|place| (message, place));
+        let of_message = [(0, 1), (16, 1), (24, 1), (32, 9), (36, 9), (40, 1)].map(|place| (message, place));
         for (call, (place, value)) in of_sum.chain(of_message) {
             let mut fingerprint = call.encode();
             assert!(Call::decode(&fingerprint).is_some());
@@ -642,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn all_messages_of_a_type_look_alike() {
+    fn all_messages_of_a_type_and_a_tag_look_alike() {
         let message = Call { operation: Operation::Message, algorithm: None, op: None, order: None, ..SUM };
         let other = Call { count: 3, root: Some(1), sequence: 4, past: SOMETHING, ..message };
         assert_eq!(other.encode(), message.encode());
@@ -668,6 +685,7 @@ mod tests {
             let algorithm = operation.algorithms().nth(algorithm);
             let is_other = matches!(element, Some(ElementType::Other { .. }));
             let count = if is_other { count >> LAYOUT_BITS } else { count };
+            let sizes = if operation == Operation::Message { sizes >> 32 } else { sizes };
             let (sequence, past) = (sequence >> 9, HistoryDigest::from_bytes(past));
             let call = Call {
                 channel, sequence, started, operation, element, count, sizes, op, root, algorithm, order, part, past,

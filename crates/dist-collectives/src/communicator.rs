@@ -264,7 +264,7 @@ impl Communicator {
 
     /// Returns the traffic of this communicator's blocking operations so far.
     pub fn traffic(&self) -> Traffic {
-        self.engine.transport.traffic()
+        self.engine.traffic()
     }
 
     /// Returns the traffic of the [started](Self::start_all_reduce) operations of this communicator that have
@@ -307,6 +307,34 @@ impl Communicator {
     pub fn with_order(&mut self, order: ReductionOrder) -> Scoped<'_> {
         let before = mem::replace(&mut self.settings.order, order);
         Scoped { communicator: self, before: SavedSetting::Order(before) }
+    }
+
+    /// Returns the communicator with another tag while the guard lives: the tag of [`send`](Self::send),
+    /// [`recv`](Self::recv), [`send_recv`](Self::send_recv), of values, and of their `start_` forms. The default is
+    /// 0. Messages of a [`batch`](Self::batch) have tags of their own.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let (mut first, mut second) = ([0], [0]);
+    ///     if comm.rank() == 0 {
+    ///         comm.with_tag(1).send(&[10], 1).unwrap();
+    ///         comm.with_tag(2).send(&[20], 1).unwrap();
+    ///     } else {
+    ///         comm.with_tag(2).recv(&mut second, 0).unwrap();
+    ///         comm.with_tag(1).recv(&mut first, 0).unwrap();
+    ///     }
+    ///     first[0] + second[0]
+    /// });
+    /// assert_eq!(outcome.results[1], 30);
+    /// ```
+    #[doc(alias = "MPI_ANY_TAG")]
+    pub fn with_tag(&mut self, tag: u32) -> Scoped<'_> {
+        let before = mem::replace(&mut self.settings.tag, tag);
+        Scoped { communicator: self, before: SavedSetting::Tag(before) }
     }
 
     /// Returns the communicator with a forced algorithm, until the guard is dropped. The algorithm applies to its own
@@ -543,6 +571,7 @@ enum SavedSetting {
     Timeout(Duration),
     Order(ReductionOrder),
     Algorithm(Operation, Option<Algorithm>),
+    Tag(u32),
 }
 
 impl Deref for Scoped<'_> {
@@ -565,6 +594,7 @@ impl Drop for Scoped<'_> {
         match self.before {
             SavedSetting::Timeout(before) => settings.timeout = before,
             SavedSetting::Order(before) => settings.order = before,
+            SavedSetting::Tag(before) => settings.tag = before,
             SavedSetting::Algorithm(operation, before) => {
                 settings.force(operation, before);
             }

@@ -306,6 +306,29 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Box<Call>,
     },
+    /// A message did not come. The peer has sent others, which no receive has matched.
+    #[error("{call} failed; rank {peer} has sent instead: {}", list(.instead))]
+    Unmatched {
+        /// The receive.
+        call: Box<Call>,
+        /// The sender, by its number in the world.
+        peer: usize,
+        /// The oldest messages that it has sent and this rank has not received, at most eight.
+        instead: Vec<Call>,
+        /// The error of the transport.
+        source: ErrorSource<TransportError>,
+    },
+    /// A peer has sent so many messages with other tags, 64 MiB or more, that this rank keeps no more of them. The
+    /// job is aborted, because the awaited message may come behind them.
+    #[error("{call} failed: rank {peer} has sent too many messages that must be received before: {}", list(.instead))]
+    TooManyKept {
+        /// The receive.
+        call: Box<Call>,
+        /// The sender, by its number in the world.
+        peer: usize,
+        /// The oldest of these messages, at most eight.
+        instead: Vec<Call>,
+    },
     /// A communicator was [closed](crate::Communicator::close) before this rank had received all messages sent to
     /// it.
     #[error("rank {peer} has sent a message that this rank never received: each send needs a recv of its receiver")]
@@ -355,6 +378,9 @@ pub enum Error {
     /// that do not block.
     #[error("this communicator has no transport for operations that do not block")]
     NoWorker(#[source] ErrorSource<TransportError>),
+    /// The transport could not be forked when the communicator was created, so there is no transport for messages.
+    #[error("this communicator has no transport for messages")]
+    NoMessages(#[source] ErrorSource<TransportError>),
     /// An operation that does not block had not begun when its deadline passed. An operation that was started
     /// before it has a longer timeout and had not ended.
     #[error("the operation did not begin within {limit:?}: an operation that was started before it has not ended")]
@@ -373,7 +399,9 @@ impl Error {
     /// Returns `true` if a deadline passed, on this rank or on another.
     pub fn is_timeout(&self) -> bool {
         match self {
-            Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
+            Self::Transport { source, .. } | Self::Unmatched { source, .. } | Self::Join(source) => {
+                source.is_timeout()
+            }
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
             Self::Absent { .. } | Self::Late | Self::NotStarted { .. } => true,
             _ => false,
@@ -383,7 +411,10 @@ impl Error {
     /// Returns the world rank that the error is about, if it is about one rank.
     pub fn peer(&self) -> Option<usize> {
         match self {
-            Self::Mismatch { peer, .. } | Self::Unread { peer } => Some(*peer),
+            Self::Mismatch { peer, .. }
+            | Self::Unmatched { peer, .. }
+            | Self::TooManyKept { peer, .. }
+            | Self::Unread { peer } => Some(*peer),
             Self::Aborted { rank, .. } => Some(*rank),
             #[cfg(feature = "serde")]
             Self::Value { rank, .. } => Some(*rank),
@@ -398,6 +429,8 @@ impl Error {
         match self {
             Self::Mismatch { ours: call, .. }
             | Self::Aborted { call, .. }
+            | Self::Unmatched { call, .. }
+            | Self::TooManyKept { call, .. }
             | Self::Transport { call, .. }
             | Self::Schedule { call, .. } => Some(call),
             _ => None,
@@ -440,6 +473,11 @@ impl Error {
             _ => Self::Transport { call: ours, source: source.into() },
         }
     }
+}
+
+/// Returns the list of some calls.
+fn list(calls: &[Call]) -> String {
+    calls.iter().map(Call::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the reason of an abort, as the end of a sentence.

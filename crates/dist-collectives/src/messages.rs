@@ -11,6 +11,8 @@ pub enum Message<'a, T> {
     Send {
         /// The receiving rank.
         to: usize,
+        /// The tag.
+        tag: u32,
         /// The elements to send.
         elements: &'a [T],
     },
@@ -18,9 +20,37 @@ pub enum Message<'a, T> {
     Receive {
         /// The sending rank.
         from: usize,
+        /// The tag.
+        tag: u32,
         /// The destination, which has the length of the message.
         elements: &'a mut [T],
     },
+}
+
+impl<'a, T> Message<'a, T> {
+    /// Creates a message to this rank, with tag 0.
+    pub const fn send(to: usize, elements: &'a [T]) -> Self {
+        Self::Send { to, tag: 0, elements }
+    }
+
+    /// Creates a message that is received from this rank, with tag 0.
+    pub const fn receive(from: usize, elements: &'a mut [T]) -> Self {
+        Self::Receive { from, tag: 0, elements }
+    }
+
+    /// Sets the tag.
+    #[must_use]
+    pub fn with_tag(mut self, new: u32) -> Self {
+        let (Self::Send { tag, .. } | Self::Receive { tag, .. }) = &mut self;
+        *tag = new;
+        self
+    }
+
+    /// Returns the other rank.
+    pub(crate) const fn peer(&self) -> usize {
+        let (Self::Send { to: peer, .. } | Self::Receive { from: peer, .. }) = self;
+        *peer
+    }
 }
 
 /// One message of a [`start_batch`](Communicator::start_batch), with its memory.
@@ -30,6 +60,8 @@ pub enum OwnedMessage<T> {
     Send {
         /// The receiving rank.
         to: usize,
+        /// The tag.
+        tag: u32,
         /// The elements to send.
         elements: Buffer<T>,
     },
@@ -37,12 +69,32 @@ pub enum OwnedMessage<T> {
     Receive {
         /// The sending rank.
         from: usize,
+        /// The tag.
+        tag: u32,
         /// The destination, which has the length of the message.
         elements: Buffer<T>,
     },
 }
 
 impl<T: Pod> OwnedMessage<T> {
+    /// Creates a message to this rank, with tag 0.
+    pub fn send(to: usize, elements: impl Into<Buffer<T>>) -> Self {
+        Self::Send { to, tag: 0, elements: elements.into() }
+    }
+
+    /// Creates a message that is received from this rank, with tag 0.
+    pub fn receive(from: usize, elements: impl Into<Buffer<T>>) -> Self {
+        Self::Receive { from, tag: 0, elements: elements.into() }
+    }
+
+    /// Sets the tag.
+    #[must_use]
+    pub fn with_tag(mut self, new: u32) -> Self {
+        let (Self::Send { tag, .. } | Self::Receive { tag, .. }) = &mut self;
+        *tag = new;
+        self
+    }
+
     /// Returns the memory of the message.
     pub fn into_elements(self) -> Buffer<T> {
         let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;
@@ -51,18 +103,22 @@ impl<T: Pod> OwnedMessage<T> {
 
     fn borrow(&mut self) -> Message<'_, T> {
         match self {
-            Self::Send { to, elements } => Message::Send { to: *to, elements },
-            Self::Receive { from, elements } => Message::Receive { from: *from, elements },
+            Self::Send { to, tag, elements } => Message::Send { to: *to, tag: *tag, elements },
+            Self::Receive { from, tag, elements } => Message::Receive { from: *from, tag: *tag, elements },
         }
     }
 }
 
 /// # Messages between two ranks
+///
+/// Messages and collectives are separate streams: a rank may send a message, take part in a collective, and the
+/// receiver may receive the message after that collective. Every message has a tag, which is 0 unless
+/// [`with_tag`](Communicator::with_tag) sets another. A receive takes the oldest message of its sender with its
+/// tag. Messages with other tags that arrive before it are kept for later receives, up to 64 MiB of each sender.
+/// Started messages are a stream of their own: `start_send` meets `start_recv`.
 impl Communicator {
     /// Sends a message, which `to` receives with [`recv`](Self::recv). The call may return before `to` receives it,
-    /// or wait for it. Long messages wait. Between processes, the first message to a rank with a higher number
-    /// waits too: that rank opens the connection when it sends to this rank or receives from it. A rank may send to
-    /// itself.
+    /// or wait for it. Long messages wait. A rank may send to itself.
     ///
     /// # Errors
     /// If there is no such rank, or if it died or does not receive the message in time.
@@ -72,11 +128,12 @@ impl Communicator {
         self.call(|engine, options| engine.send(elements, to, &options))
     }
 
-    /// Receives the oldest message from `from` that this rank has not received yet. It must have the same type and
-    /// the same number of elements.
+    /// Receives the oldest message from `from` with the [tag](Self::with_tag) of this call that this rank has not
+    /// received yet. It must have the same type and the same number of elements.
     ///
     /// # Errors
-    /// If there is no such rank, or if it sends something else, died, or sends nothing in time.
+    /// If there is no such rank, or if its message has another type or length. If it died or sends no such message in
+    /// time; [`Error::Unmatched`](crate::Error::Unmatched) then lists the messages with other tags that it has sent.
     #[doc(alias = "MPI_Recv")]
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
@@ -115,29 +172,36 @@ impl Communicator {
         self.call(|engine, options| engine.send_receive(sent, to, received, from, &options))
     }
 
-    /// Sends and receives all of these messages at once, in any order of the peers. Messages between two ranks keep
-    /// the order of the lists. The peer can use another batch, or [`send`](Self::send), [`recv`](Self::recv) and
-    /// [`send_recv`](Self::send_recv).
+    /// Sends and receives all of these messages at once, in any order of the peers. Messages between two ranks with
+    /// one tag keep the order of the lists. The peer can use another batch, or [`send`](Self::send),
+    /// [`recv`](Self::recv) and [`send_recv`](Self::send_recv).
+    ///
+    /// In this example the tag is the direction of a message. On two ranks both neighbours are the same rank, and
+    /// without tags the two halos would be swapped.
     ///
     /// ```
     /// use dist_collectives::{Communicator, Message};
     /// use dist_transport::sim;
     ///
-    /// let outcome = sim::run(1, 3, |transport| {
+    /// const TO_LEFT: u32 = 1;
+    /// const TO_RIGHT: u32 = 2;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
     ///     let mut comm = Communicator::new(transport);
-    ///     let (left, right) = ((comm.rank() + 2) % 3, (comm.rank() + 1) % 3);
-    ///     let (own, mut halo) = ([comm.rank() as i32], [[-1]; 2]);
-    ///     let [before, after] = &mut halo;
+    ///     let (rank, ranks) = (comm.rank(), comm.world_size());
+    ///     let (left, right) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
+    ///     let (first, last) = ([10 * rank as i32], [10 * rank as i32 + 1]);
+    ///     let (mut before, mut after) = ([-1], [-1]);
     ///     comm.batch(&mut [
-    ///         Message::Receive { from: left, elements: before },
-    ///         Message::Receive { from: right, elements: after },
-    ///         Message::Send { to: left, elements: &own },
-    ///         Message::Send { to: right, elements: &own },
+    ///         Message::receive(left, &mut before).with_tag(TO_RIGHT),
+    ///         Message::receive(right, &mut after).with_tag(TO_LEFT),
+    ///         Message::send(left, &first).with_tag(TO_LEFT),
+    ///         Message::send(right, &last).with_tag(TO_RIGHT),
     ///     ])
     ///     .unwrap();
-    ///     halo
+    ///     [before[0], after[0]]
     /// });
-    /// assert_eq!(outcome.results[0], [[2], [1]]);
+    /// assert_eq!(outcome.results, [[11, 10], [1, 0]]);
     /// ```
     ///
     /// # Errors

@@ -14,6 +14,8 @@ use crate::{Error, Operation, ReductionOrder, Result};
 pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) order: ReductionOrder,
+    /// The tag of messages.
+    pub(crate) tag: u32,
     /// The cost model for the choice of algorithms; the same on every rank.
     pub(crate) model: CostModel,
     /// The sizes from which ranks that share memory use each direct algorithm.
@@ -27,6 +29,7 @@ impl Default for Settings {
         Self {
             timeout: Duration::from_secs(60),
             order: ReductionOrder::Canonical,
+            tag: 0,
             model: CostModel::default(),
             crossovers: Crossovers::default(),
             forced: [None; Operation::ALL.len()],
@@ -35,9 +38,9 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the settings that a child inherits: all but the forced algorithms.
+    /// Returns the settings that a child inherits: all but the forced algorithms and the tag.
     pub(crate) fn of_child(&self) -> Self {
-        Self { forced: Self::default().forced, ..*self }
+        Self { forced: Self::default().forced, tag: 0, ..*self }
     }
 
     /// Forces an algorithm of this operation, or none. Returns the previous one.

@@ -111,7 +111,7 @@ impl Worker {
                 Err(Error::Panicked)
             });
             let mut completed = completed.lock().unwrap_or_else(PoisonError::into_inner);
-            *completed = Completed { count: completed.count + 1, traffic: engine.transport.traffic() };
+            *completed = Completed { count: completed.count + 1, traffic: engine.traffic() };
             drop(completed);
             reply.send(match done {
                 Ok(()) => Ok(buffer),

@@ -11,7 +11,9 @@ use dist_collectives::{Buffer, Communicator, Config, Error, Message, ReduceOp, R
 use dist_transport::forwarding::ForwardingTransport;
 use dist_transport::process::Coordinator;
 use dist_transport::runtime::Runtime;
-use dist_transport::{Combine, Error as TransportError, Incoming, LazyDeadline, Outgoing, Transport, sim};
+use dist_transport::{
+    Combine, Error as TransportError, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing, Transport, sim,
+};
 use rstest::rstest;
 
 /// Input and output of every operation, allocated before anything is counted.
@@ -78,10 +80,7 @@ const WITH_LISTS: &[(&str, Program)] = &[
     ("batch", |comm, Memory { short, other, .. }| {
         let Some((left, right)) = neighbours(comm) else { return Ok(()) };
         let elements = &mut other[..short.len()];
-        comm.batch(&mut [
-            Message::Send { to: right, elements: short },
-            Message::Receive { from: left, elements },
-        ])
+        comm.batch(&mut [Message::send(right, short), Message::receive(left, elements)])
     }),
     ("all_gather_v", |comm, Memory { long, short, counts, .. }| comm.all_gather_v(short, counts, long)),
     ("reduce_scatter_v", |comm, Memory { long, short, counts, .. }| {
@@ -306,6 +305,15 @@ impl ForwardingTransport for Uncounted {
         due: &LazyDeadline<'_>,
     ) -> Result<(), TransportError> {
         self.uncounted(|transport| transport.exchange_all(sends, receives, due))
+    }
+
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), TransportError> {
+        self.uncounted(|transport| transport.exchange_matched(sends, inbox, due))
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>, TransportError> {

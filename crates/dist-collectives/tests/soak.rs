@@ -156,9 +156,9 @@ fn step_of_messages(comm: &mut Communicator, number: u64, shared: &mut Rng, own:
     }
     let others: Vec<usize> = (0..WORLD).filter(|&other| other != rank).collect();
     let mut received = vec![vec![0; len]; WORLD - 1];
-    let sends = others.iter().map(|&to| Message::Send { to, elements: own });
+    let sends = others.iter().map(|&to| Message::send(to, own));
     let pairs = others.iter().zip(&mut received);
-    let receives = pairs.map(|(&from, elements)| Message::Receive { from, elements: &mut elements[..] });
+    let receives = pairs.map(|(&from, elements)| Message::receive(from, &mut elements[..]));
     comm.batch(&mut sends.chain(receives).collect::<Vec<_>>()).unwrap();
     assert!(others.into_iter().map(|from| brought(number, from, len)).eq(received));
 }

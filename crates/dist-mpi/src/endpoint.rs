@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dist_transport::shm_group::CALLS_MAX;
 use dist_transport::{
-    Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
-    Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Cause, ChannelId, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
+    Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
 };
 
 use crate::records::{LONG_WAIT, WaitReport};
@@ -60,6 +60,12 @@ struct Receiving {
     is_begun: bool,
 }
 
+/// A message that an inbox has accepted.
+struct MatchedReceive {
+    got: usize,
+    len: usize,
+}
+
 /// The reason why a message cannot be sent or received: it ends the job.
 enum Failure {
     Left(Activity, usize),
@@ -67,6 +73,8 @@ enum Failure {
     Mismatch(usize, Fingerprint),
     Length(usize, u64, u64),
     Garbage(usize),
+    /// There is no memory for a message.
+    NoMemory,
     Aborted,
 }
 
@@ -144,14 +152,14 @@ impl Endpoint {
     fn send_part(
         &self,
         state: &mut State,
-        to: usize,
+        (call, to): (&Fingerprint, usize),
         sending: &mut Sending,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> SendState {
         let part = (sending.len - sending.sent).min(SEGMENT);
         let mut header = [0; HEADER];
         let kind = if sending.is_begun { Kind::Next } else { Kind::First };
-        header[..LENGTH].copy_from_slice(&self.call().0);
+        header[..LENGTH].copy_from_slice(&call.0);
         header[LENGTH..LENGTH + 8].copy_from_slice(&(sending.len as u64).to_le_bytes());
         header[LENGTH + 8..].copy_from_slice(&self.channel.get().to_le_bytes());
         let end = (self.place, self.members[to]);
@@ -207,7 +215,8 @@ impl Endpoint {
         receives: &mut [Incoming<'_>],
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
-        let mut sending: Vec<_> = sends.iter().map(|send| Sending::new(send.len())).collect();
+        let sends: Vec<_> = sends.iter().map(|&send| (*self.call(), send)).collect();
+        let mut sending: Vec<_> = sends.iter().map(|(_, send)| Sending::new(send.len())).collect();
         let mut receiving: Vec<_> = receives.iter().map(|_| Receiving::NEW).collect();
         let mut to_send: Vec<usize> = (0..sends.len()).collect();
         let mut to_receive: Vec<usize> = (0..receives.len()).collect();
@@ -221,12 +230,12 @@ impl Endpoint {
                 state.give_back(&self.world, (self.place, self.members[receives[index].from]), packet);
             }
             if let Err(failure) =
-                self.send_parts(&mut state, sends, &mut sending, &mut to_send, &mut busy, &mut has_moved)
+                self.send_parts(&mut state, &sends, &mut sending, &mut to_send, &mut busy, &mut has_moved)
             {
                 break Err(failure);
             }
             if to_send.is_empty() && to_receive.is_empty() {
-                self.leave_sends(&mut state, sends.iter().map(Outgoing::len).sum());
+                self.leave_sends(&mut state, sends.iter().map(|(_, send)| send.len()).sum());
                 break Ok(());
             }
             self.world.progress(&mut state);
@@ -248,7 +257,7 @@ impl Endpoint {
             }
             let (activity, peer) = match (to_receive.first(), to_send.first()) {
                 (Some(&index), _) => (Activity::Receive, receives[index].from),
-                (_, Some(&index)) => (Activity::Send, sends[index].to),
+                (_, Some(&index)) => (Activity::Send, sends[index].1.to),
                 _ => continue,
             };
             if let Err(failure) = self.pause(&mut wait, due, activity, peer) {
@@ -259,11 +268,118 @@ impl Endpoint {
         result.map_err(|failure| self.fail(failure, due))
     }
 
+    /// Moves messages that their receivers match.
+    fn move_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let mut sending: Vec<_> = sends.iter().map(|(_, send)| Sending::new(send.len())).collect();
+        let mut to_send: Vec<usize> = (0..sends.len()).collect();
+        let sources = inbox.sources().to_vec();
+        let mut receiving: Vec<Option<MatchedReceive>> = sources.iter().map(|_| None).collect();
+        let mut busy = BusyPeers::new(self.rank.world_size(), sends.len());
+        let (mut wait, mut traffic) = (Wait::NEW, Traffic::default());
+        let result = loop {
+            let mut state = self.world.lock();
+            let mut has_moved = false;
+            let sent =
+                self.send_parts(&mut state, sends, &mut sending, &mut to_send, &mut busy, &mut has_moved);
+            self.world.progress(&mut state);
+            let taken = sent.and_then(|()| {
+                let mut messages = sources.iter().zip(&mut receiving);
+                messages.try_for_each(|(&from, receiving)| {
+                    self.take_matched((&mut state, &mut traffic), from, receiving, inbox)
+                        .map(|moved| has_moved |= moved)
+                })
+            });
+            if let Err(failure) = taken {
+                break Err(failure);
+            }
+            let awaited = sources.iter().zip(&receiving);
+            let awaited = awaited.filter(|(from, receiving)| receiving.is_some() || inbox.awaits(**from));
+            let first = awaited.map(|(from, _)| (Activity::Receive, *from)).next();
+            let first = first.or_else(|| to_send.first().map(|&index| (Activity::Send, sends[index].1.to)));
+            let Some((activity, peer)) = first else {
+                self.leave_sends(&mut state, sends.iter().map(|(_, send)| send.len()).sum());
+                break Ok(());
+            };
+            if self.world.aborted().is_some() {
+                break Err(Failure::Aborted);
+            }
+            drop(state);
+            if has_moved {
+                wait.renew();
+            } else if let Err(failure) = self.pause(&mut wait, due, activity, peer) {
+                break Err(failure);
+            }
+        };
+        self.end_wait(&wait);
+        self.traffic = self.traffic + traffic;
+        result.map_err(|failure| self.fail(failure, due))
+    }
+
+    /// Takes the parts of the next messages of a peer that an inbox awaits. Returns `true` if there were any.
+    fn take_matched(
+        &self,
+        (state, traffic): (&mut State, &mut Traffic),
+        from: usize,
+        receiving: &mut Option<MatchedReceive>,
+        inbox: &mut dyn Inbox,
+    ) -> Result<bool, Failure> {
+        let (peer, mut moved) = (self.members[from], false);
+        while receiving.is_some() || inbox.awaits(from) {
+            let Some(packet) = state.take(self.place, peer) else {
+                let has_left = state.has_left(self.place, peer);
+                return if has_left { Err(Failure::Left(Activity::Receive, from)) } else { Ok(moved) };
+            };
+            if (packet.kind == Kind::First) == receiving.is_some() {
+                return Err(Failure::Garbage(from));
+            }
+            let mut message = match receiving.take() {
+                Some(message) => message,
+                None => Self::accept(from, &packet, inbox)?,
+            };
+            let part = packet.payload();
+            let is_whole = message.got + part.len() == message.len;
+            if message.got + part.len() > message.len || (!is_whole && part.len() != SEGMENT) {
+                return Err(Failure::Garbage(from));
+            }
+            inbox.memory(from)[message.got..][..part.len()].copy_from_slice(part);
+            message.got += part.len();
+            state.give_back(&self.world, (self.place, peer), packet);
+            moved = true;
+            if is_whole {
+                inbox.complete(from);
+                traffic.messages_received += 1;
+                traffic.bytes_received += message.len as u64;
+            } else {
+                *receiving = Some(message);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Lets an inbox accept the message that begins with this packet.
+    fn accept(from: usize, packet: &Packet, inbox: &mut dyn Inbox) -> Result<MatchedReceive, Failure> {
+        let mut theirs = Fingerprint::NONE;
+        theirs.0.copy_from_slice(&bytemuck::cast_slice(&packet.buffer[..1])[..LENGTH]);
+        let got = packet.header_number(LENGTH);
+        let len = usize::try_from(got).map_err(|_| Failure::NoMemory)?;
+        inbox.accept(from, &theirs, len).map_err(|refusal| match refusal {
+            Refusal::Mismatch => Failure::Mismatch(from, theirs),
+            Refusal::Length(expected) => Failure::Length(from, expected as u64, got),
+            Refusal::NoMemory => Failure::NoMemory,
+        })?;
+        Ok(MatchedReceive { got: 0, len })
+    }
+
     /// Sends parts of the first unfinished message to each peer, as long as there is room.
     fn send_parts(
         &self,
         state: &mut State,
-        sends: &[Outgoing<'_>],
+        sends: &[(Fingerprint, Outgoing<'_>)],
         sending: &mut [Sending],
         unfinished: &mut Vec<usize>,
         busy: &mut BusyPeers,
@@ -272,13 +388,13 @@ impl Endpoint {
         busy.clear();
         let mut left = None;
         unfinished.retain(|&index| {
-            let (send, message) = (&sends[index], &mut sending[index]);
+            let ((call, send), message) = (&sends[index], &mut sending[index]);
             if busy.contains(send.to) {
                 return true;
             }
             while left.is_none() && !message.is_done() {
                 let fill = &mut |from, memory: &mut [u8]| copy_parts(send.parts, from, memory);
-                match self.send_part(state, send.to, message, fill) {
+                match self.send_part(state, (call, send.to), message, fill) {
                     SendState::Sent => *has_moved = true,
                     SendState::Full => break,
                     SendState::Left => left = Some(send.to),
@@ -405,6 +521,12 @@ impl Endpoint {
             Failure::Mismatch(peer, theirs) => (peer, Cause::Mismatch { theirs }),
             Failure::Length(peer, expected, got) => (peer, Cause::Length { expected, got }),
             Failure::Garbage(peer) => (peer, Cause::Protocol),
+            Failure::NoMemory => {
+                let source = std::io::ErrorKind::OutOfMemory.into();
+                let error = Error::System { activity: Activity::Receive, source };
+                self.propose(self.world.rank, Cause::gave_up(&error));
+                return error;
+            }
             Failure::Aborted => return Error::Aborted(self.world.await_decision()),
         };
         let proposed = self.propose(self.members[peer], cause);
@@ -422,7 +544,7 @@ impl Endpoint {
             }
             Failure::Mismatch(_, theirs) => Error::Mismatch { peer, ours: *self.call(), theirs },
             Failure::Length(_, expected, got) => Error::Length { peer, expected, got },
-            Failure::Garbage(_) | Failure::Aborted => Error::Garbage { peer },
+            Failure::Garbage(_) | Failure::NoMemory | Failure::Aborted => Error::Garbage { peer },
         }
     }
 
@@ -450,7 +572,7 @@ impl Endpoint {
                 let fill = &mut |from: usize, memory: &mut [u8]| {
                     memory.copy_from_slice(&buffer[from..][..memory.len()])
                 };
-                sent = self.send_part(&mut state, peer, &mut sending, fill);
+                sent = self.send_part(&mut state, (self.call(), peer), &mut sending, fill);
             }
             if sent == SendState::Left {
                 break Err(Failure::Left(Activity::Send, peer));
@@ -591,6 +713,20 @@ impl Transport for Endpoint {
         self.move_messages(sends, receives, due)?;
         sends.iter().for_each(|send| self.count(Some(send.len()), None));
         receives.iter().for_each(|receive| self.count(None, Some(receive.len)));
+        Ok(())
+    }
+
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        sends.iter().try_for_each(|(_, send)| self.check_peer(send.to))?;
+        inbox.sources().iter().try_for_each(|&from| self.check_peer(from))?;
+        self.begin_operation()?;
+        self.move_matched(sends, inbox, due)?;
+        sends.iter().for_each(|(_, send)| self.count(Some(send.len()), None));
         Ok(())
     }
 

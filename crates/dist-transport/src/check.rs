@@ -1,6 +1,6 @@
 //! Argument checks that every transport makes.
 
-use crate::{Error, Incoming, Outgoing, Rank, Result, Sink};
+use crate::{Error, Fingerprint, Inbox, Incoming, Outgoing, Rank, Result, Sink};
 
 /// Returns an error if a peer is not in the group.
 pub(crate) fn check_peer(rank: Rank, peer: usize) -> Result<()> {
@@ -33,4 +33,14 @@ pub(crate) fn check_all(
 ) -> Result<()> {
     sends.iter().try_for_each(|send| check_exchange(group, Some(send), None))?;
     receives.iter().try_for_each(|receive| check_exchange(group, None, Some(receive)))
+}
+
+/// Returns an error if a peer of matched messages is not in the group.
+pub(crate) fn check_matched(
+    rank: Rank,
+    sends: &[(Fingerprint, Outgoing<'_>)],
+    inbox: &dyn Inbox,
+) -> Result<()> {
+    sends.iter().try_for_each(|(_, send)| check_peer(rank, send.to))?;
+    inbox.sources().iter().try_for_each(|&from| check_peer(rank, from))
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Incoming, LazyDeadline, Outgoing, Progress,
-    Rank, Result, Runtime, Traffic, Transport,
+    Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
+    Progress, Rank, Result, Runtime, Traffic, Transport,
 };
 
 /// A [`Transport`] that passes every call on to an inner transport, except the methods that it overrides.
@@ -93,6 +93,19 @@ pub trait ForwardingTransport: Send + fmt::Debug {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.inner_mut().exchange_all(sends, receives, due)
+    }
+
+    /// See [`Transport::exchange_matched`].
+    ///
+    /// # Errors
+    /// As there.
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.inner_mut().exchange_matched(sends, inbox, due)
     }
 
     /// See [`Transport::wait_any_peer`].
@@ -196,6 +209,15 @@ impl<T: ForwardingTransport> Transport for T {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         ForwardingTransport::exchange_all(self, sends, receives, due)
+    }
+
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        ForwardingTransport::exchange_matched(self, sends, inbox, due)
     }
 
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {

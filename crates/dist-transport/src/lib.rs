@@ -21,6 +21,7 @@ pub mod forwarding;
 #[cfg(feature = "tcp")]
 #[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "host_memory/absent.rs")]
 mod host_memory;
+mod inbox;
 #[cfg(feature = "tcp")]
 mod link;
 mod owned;
@@ -42,6 +43,7 @@ pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
+pub use inbox::{Inbox, Refusal};
 pub use owned::{Allocation, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, LazyDeadline, Runtime};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Add;
 
 use crate::shm_group::ShmGroup;
-use crate::{Abort, Allocation, Cause, ChannelId, Fingerprint, LazyDeadline, Rank, Result, Runtime};
+use crate::{Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime};
 
 /// One rank's endpoint on one channel of a group: the interface that a `Communicator` uses.
 ///
@@ -81,6 +81,27 @@ pub trait Transport: Send + fmt::Debug {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
+        due: &LazyDeadline<'_>,
+    ) -> Result<()>;
+
+    /// Sends messages that their receivers match, and receives the messages that `inbox` awaits, all at once.
+    /// Each message has its own fingerprint. The inbox of the receiver learns the fingerprint and the length of
+    /// a message before it decides where the bytes go. Returns as soon as everything is sent and nothing more is
+    /// awaited.
+    ///
+    /// Messages to one peer are sent in the order of the list. A send never waits for its receiver to enter a
+    /// call, only for it to take the bytes. To report waits, the transport uses the call of
+    /// [`begin`](Transport::begin).
+    ///
+    /// A transport carries either matched messages or those of the other methods, never both: [fork](Transport::fork)
+    /// one for each.
+    ///
+    /// # Errors
+    /// As for [`exchange`](Transport::exchange), and if the inbox refuses a message.
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
         due: &LazyDeadline<'_>,
     ) -> Result<()>;
 

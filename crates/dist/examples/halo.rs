@@ -54,12 +54,12 @@ fn exchange(comm: &mut Communicator, plate: &mut [[f64; COLUMNS]]) -> dist::coll
     (*above, *below) = (*top, *bottom);
     let mut messages = Vec::new();
     if rank > 0 {
-        messages.push(Message::Send { to: rank - 1, elements: top });
-        messages.push(Message::Receive { from: rank - 1, elements: above });
+        messages.push(Message::send(rank - 1, top));
+        messages.push(Message::receive(rank - 1, above));
     }
     if rank + 1 < ranks {
-        messages.push(Message::Send { to: rank + 1, elements: bottom });
-        messages.push(Message::Receive { from: rank + 1, elements: below });
+        messages.push(Message::send(rank + 1, bottom));
+        messages.push(Message::receive(rank + 1, below));
     }
     comm.batch(&mut messages)
 }

@@ -26,7 +26,7 @@ use bytemuck::Pod;
 use dist_algos::{AlgorithmTable, Memory, Partition, Placement, RunError, Scratch, Step};
 use dist_transport::cpu::CacheLine;
 use dist_transport::{
-    Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Transport,
+    Cause, Chain, ChannelId, Combine, Deadline, Fingerprint, LazyDeadline, Rank, Runtime, Traffic, Transport,
 };
 
 use crate::history::{History, HistoryEvent, StartedOperation};
@@ -36,6 +36,7 @@ use crate::{Buffer, Call, ElementType, Error, Operation, Result};
 use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::WindowBuffer;
 pub(crate) use memory::CallInput;
+use messages::MessageChannel;
 use plan_cache::PlanCache;
 use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
@@ -92,8 +93,7 @@ pub(crate) struct Engine {
     shared_memory: SharedMemory,
     slot_generations: SlotGenerations,
     plan_cache: PlanCache,
-    /// The element type and the fingerprint of the last messages. All messages of one type have the same fingerprint.
-    messages: Option<(ElementType, Fingerprint)>,
+    messages: MessageChannel,
     /// The hosts of the ranks, if two-level algorithms are enabled.
     levels: Option<Arc<HostLevels>>,
     /// `true` if all ranks of the group run on one host.
@@ -121,6 +121,7 @@ impl Engine {
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
         let on_one_host = hosts.iter().all(|host| *host == hosts[0]);
         let cores = if on_one_host { transport.cores() } else { ranks };
+        let messages = MessageChannel::new(&mut *transport);
         Self {
             rank: transport.rank(),
             on_one_host,
@@ -133,7 +134,7 @@ impl Engine {
             shared_memory: SharedMemory::Unknown,
             slot_generations: SlotGenerations::default(),
             plan_cache: PlanCache::default(),
-            messages: None,
+            messages,
             levels: None,
             copy: Vec::new(),
             wide: WidenedBuffers::default(),
@@ -208,7 +209,13 @@ impl Engine {
     /// Returns a rank whose message this rank has not received, by its number in the world; `None` if all were
     /// received.
     pub(crate) fn unread(&mut self) -> Option<usize> {
-        self.transport.unread().map(|peer| self.in_world(peer))
+        let unread = self.messages.unread().or_else(|| self.transport.unread());
+        unread.map(|peer| self.in_world(peer))
+    }
+
+    /// Returns the traffic of the collectives and messages so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.transport.traffic() + self.messages.traffic()
     }
 
     /// Begins a call: adds it to the history, and tells the transport that the following messages belong to it.

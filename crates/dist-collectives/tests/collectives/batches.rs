@@ -23,12 +23,12 @@ fn exchange_with_all(comm: &mut Communicator, len: usize) {
     let mut nothing = vec![[0_u64; 0]; world_size];
     let mut messages = Vec::new();
     for (to, elements) in sent.iter().enumerate() {
-        messages.push(Message::Send { to, elements });
-        messages.push(Message::Send { to, elements: &[] });
+        messages.push(Message::send(to, elements));
+        messages.push(Message::send(to, &[]));
     }
     for (from, (elements, nothing)) in received.iter_mut().zip(&mut nothing).enumerate() {
-        messages.push(Message::Receive { from, elements });
-        messages.push(Message::Receive { from, elements: nothing });
+        messages.push(Message::receive(from, elements));
+        messages.push(Message::receive(from, nothing));
     }
     comm.batch(&mut messages).unwrap();
     for (from, elements) in received.iter().enumerate() {
@@ -57,10 +57,10 @@ fn a_batch_meets_single_messages_at_the_other_end(#[values(0, 1, 2)] network: us
         match comm.rank() {
             0 => {
                 comm.batch(&mut [
-                    Message::Send { to: 1, elements: &[1, 2] },
-                    Message::Receive { from: 2, elements: first },
-                    Message::Send { to: 1, elements: &[3, 4] },
-                    Message::Receive { from: 1, elements: second },
+                    Message::send(1, &[1, 2]),
+                    Message::receive(2, first),
+                    Message::send(1, &[3, 4]),
+                    Message::receive(1, second),
                 ])
                 .unwrap();
                 assert_eq!(received, [[7, 8], [5, 6], [0, 0]]);
@@ -104,10 +104,7 @@ fn messages_of_one_type_and_other_lengths_are_told_apart() {
             return;
         }
         let (mut short, mut long) = ([0.0_f32; 2], [0.0_f32; 9]);
-        let mut messages = [
-            Message::Receive { from: 0, elements: &mut long },
-            Message::Receive { from: 0, elements: &mut short },
-        ];
+        let mut messages = [Message::receive(0, &mut long), Message::receive(0, &mut short)];
         let error = comm.batch(&mut messages).unwrap_err();
         assert!(matches!(error, Error::Mismatch { peer: 0, .. }), "{error:?}");
         let text = error.to_string();
@@ -115,7 +112,12 @@ fn messages_of_one_type_and_other_lengths_are_told_apart() {
             text.starts_with("lengths differ: rank 0 has 5 elements, this rank has 9 elements; "),
             "{text}"
         );
-        assert!(text.ends_with(": rank 0 is in message of 5 f32, this rank in message of 9 f32"), "{text}");
+        assert!(
+            text.ends_with(
+                ": rank 0 is in message of 5 f32 (from rank 0), this rank in message of 9 f32 (from rank 0)"
+            ),
+            "{text}"
+        );
     });
 }
 
@@ -123,8 +125,7 @@ fn messages_of_one_type_and_other_lengths_are_told_apart() {
 fn a_batch_with_a_rank_outside_the_world_is_refused_before_anything_is_sent() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let mut received = [0_u8];
-        let mut messages =
-            [Message::Send { to: 0, elements: &[1] }, Message::Receive { from: 2, elements: &mut received }];
+        let mut messages = [Message::send(0, &[1]), Message::receive(2, &mut received)];
         let error = comm.batch(&mut messages).unwrap_err();
         assert!(matches!(error, Error::RankOutOfRange { rank: 2, world_size: 2 }), "{error:?}");
         assert_eq!(comm.traffic().messages_sent, 0);

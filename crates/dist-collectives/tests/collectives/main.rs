@@ -18,6 +18,7 @@ mod faults;
 mod forks;
 mod half_means;
 mod hosts;
+mod messages;
 mod mismatches;
 mod oracle;
 mod parity;

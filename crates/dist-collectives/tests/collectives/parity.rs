@@ -37,7 +37,7 @@ const EVERYTHING: &[Call] = &[
     |comm| comm.barrier(),
     |comm| comm.recv(&mut [1_u8], ABSENT),
     |comm| comm.send_recv(&[1_u8], ABSENT, &mut [0], ABSENT),
-    |comm| comm.batch(&mut [Message::Receive { from: ABSENT, elements: &mut [1_u8] }]),
+    |comm| comm.batch(&mut [Message::receive(ABSENT, &mut [1_u8])]),
 ];
 
 const ABSENT: usize = 2;

@@ -38,6 +38,7 @@ mod errors;
 mod exposed;
 mod forks;
 mod many_messages;
+mod matched;
 mod messages;
 mod shm_group;
 mod unchecked;
@@ -120,6 +121,13 @@ macro_rules! conformance {
                 a_wait_for_any_peer_ends_with_the_job
                 calls_of_ranks_that_wait_for_any_peer_are_compared_too
                 ranks_that_share_a_machine_have_one_host
+            }
+            matched {
+                matched_messages_arrive_whole_and_in_order_with_their_calls
+                a_short_matched_message_does_not_wait_until_its_receiver_enters_a_call
+                a_matched_message_that_is_refused_ends_the_job
+                a_wait_for_a_matched_message_ends_in_time_and_names_the_peer
+                matched_messages_are_counted_and_unread_until_they_are_received
             }
             waits {
                 a_wait_ends_at_its_deadline_and_names_the_peer

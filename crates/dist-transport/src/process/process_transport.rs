@@ -18,7 +18,7 @@ use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::failure::{AbortOnUnwind, ErrorContext, PeerError};
 use crate::bootstrap::session::{ConnectionWait, LongWait, Membership, Session, WaitError, at_least, number};
 use crate::bootstrap::{dial, probe, rendezvous};
-use crate::check::{check_all, check_exchange, check_peer};
+use crate::check::{check_all, check_exchange, check_matched, check_peer};
 use crate::link::counts::MessageCounts;
 use crate::link::message::{Inbound, LinkError, Outbound};
 use crate::link::peer_link::PeerLink;
@@ -27,8 +27,8 @@ use crate::link::staging_buffer::StagingBuffer;
 use crate::runtime::Unparker;
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{
-    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, LazyDeadline,
-    Outgoing, Rank, Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming, LazyDeadline,
+    Outgoing, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -53,6 +53,9 @@ pub struct ProcessTransport {
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
     children: u64,
+    /// One link to each peer. A transport of matched messages has two: each rank receives on the link that the peer
+    /// has opened, and sends on the one that it has opened itself. All links of the first kind are in front of all
+    /// links of the second.
     links: Vec<Option<PeerLink>>,
     counts: Arc<MessageCounts>,
     /// Messages of this rank to itself.
@@ -244,20 +247,48 @@ impl ProcessTransport {
         if self.rank.index() <= peer || self.links[peer].is_some() {
             return Ok(());
         }
-        let link = dial::dial(self.session(), self.members[peer], self.channel, watch)?;
+        self.dial_link(peer, watch)
+    }
+
+    /// Opens the connection of this link.
+    fn dial_link(&mut self, link: usize, watch: ConnectionWait<'_>) -> Result<(), WaitError<Error>> {
+        let peer = self.peer_of(link);
+        let opened = dial::dial(self.session(), self.members[peer], self.channel, watch)?;
         self.counts.record_sent(peer);
-        Ok(self.adopt(peer, link)?)
+        Ok(self.adopt(link, opened)?)
     }
 
     /// Starts to use a new connection.
-    fn adopt(&mut self, peer: usize, link: PeerLink) -> Result<()> {
-        let in_memory = matches!(link, PeerLink::Shm(_));
+    fn adopt(&mut self, link: usize, opened: PeerLink) -> Result<()> {
+        let (in_memory, peer) = (matches!(opened, PeerLink::Shm(_)), self.members[self.peer_of(link)]);
         if self.session().medium == Medium::Shm && !in_memory {
-            return Err(Error::NotShared { peer: self.members[peer] });
+            return Err(Error::NotShared { peer });
         }
         let through = if in_memory { "shared memory" } else { "tcp" };
-        tracing::info!(peer = self.members[peer], through, "messages");
-        self.links[peer] = Some(link);
+        tracing::info!(peer, through, "messages");
+        self.links[link] = Some(opened);
+        Ok(())
+    }
+
+    /// Returns the peer of a link.
+    const fn peer_of(&self, link: usize) -> usize {
+        let ranks = self.rank.world_size();
+        if link < ranks { link } else { link - ranks }
+    }
+
+    /// Opens the links on which this rank sends matched messages to these peers, unless they are open. The
+    /// service thread of the peer accepts them.
+    fn connect_to_receivers(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<(), PeerError> {
+        let ranks = self.rank.world_size();
+        self.links.resize_with(2 * ranks, || None);
+        for &peer in peers {
+            if self.links[ranks + peer].is_none() {
+                let membership = self.membership.clone();
+                let watch = membership.session.connection_wait(due.deadline());
+                let opened = self.dial_link(ranks + peer, watch);
+                opened.map_err(|error| unconnected(peer)(LinkError::from(error)))?;
+            }
+        }
         Ok(())
     }
 
@@ -284,6 +315,20 @@ impl ProcessTransport {
         match sink {
             Sink::Into(memory) => memory.copy_from_slice(&message),
             Sink::Each(sink) => self.pass_own(&message, sink),
+        }
+        Ok(())
+    }
+
+    /// Delivers this rank's messages to itself that an inbox awaits.
+    fn receive_own_matched(&mut self, inbox: &mut dyn Inbox) -> Result<(), PeerError> {
+        let me = self.rank.index();
+        while inbox.awaits(me) {
+            let (call, message) = self.own.pop_front().ok_or(LinkError::TimedOut).map_err(receiving(me))?;
+            let accepted = inbox.accept(me, &call, message.len());
+            accepted.map_err(|refusal| receiving(me)(refused(refusal, call, message.len())))?;
+            inbox.memory(me).copy_from_slice(&message);
+            inbox.complete(me);
+            self.traffic.count(None, Some(message.len()));
         }
         Ok(())
     }
@@ -367,6 +412,47 @@ impl ProcessTransport {
             Ok(moved)
         })?;
         self.staging_buffers.extend(inbound.into_iter().map(|(_, staging, _)| staging));
+        Ok(())
+    }
+
+    fn try_exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<(), PeerError> {
+        let (me, ranks) = (self.rank.index(), self.rank.world_size());
+        let sends = sends.iter().filter(|(_, send)| send.to != me);
+        let receivers: Few<usize> = sends.clone().map(|(_, send)| send.to).collect();
+        self.connect_to_receivers(&receivers, due)?;
+        let sent = sends.clone().map(|(_, send)| send.len()).sum();
+        let single_copy = inbox.awaited_bytes() >= SINGLE_COPY_BYTES_MIN.max(sent);
+        let outbound = |call, len| Outbound::new(len, call).single_copy_if(single_copy);
+        let mut outbound: Few<_> =
+            sends.map(|(call, send)| (ranks + send.to, send.parts, outbound(call, send.len()))).collect();
+        let sources = inbox.sources().iter().filter(|&&from| from != me);
+        let mut inbound: Few<_> = sources.map(|&from| MatchedInbound::new(from)).collect();
+        let counts = self.counts.clone();
+        let mut traffic = Traffic::default();
+        self.drive(due, |links, staging, waits| {
+            let mut moved = false;
+            for (link, parts, outbound) in &mut outbound {
+                // A message to the same peer that was not sent completely goes first.
+                if !waits.contains(&(Activity::Send, *link)) {
+                    let (peer, send) = (*link - ranks, Outgoing { to: *link, parts });
+                    let had_begun = outbound.has_begun();
+                    moved |= push_on(links, &send, outbound, staging, waits).map_err(sending(peer))?;
+                    if !had_begun && outbound.has_begun() {
+                        counts.record_sent(peer);
+                    }
+                }
+            }
+            for inbound in &mut inbound {
+                moved |= inbound.pull((links, &counts), inbox, staging, (waits, &mut traffic))?;
+            }
+            Ok(moved)
+        })?;
+        self.traffic = self.traffic + traffic;
         Ok(())
     }
 
@@ -512,7 +598,8 @@ impl ProcessTransport {
     ) -> Result<(), PeerError> {
         let WaitState { short, long, .. } = waiting;
         let session = &*self.membership.session;
-        let &(activity, peer) = waits.last().expect("something is waited for");
+        let &(activity, link) = waits.last().expect("something is waited for");
+        let peer = self.peer_of(link);
         let peer_error = |link_error| PeerError { activity, peer, link_error };
         if let Some(abort) = session.abort_state.get() {
             return Err(peer_error(LinkError::Aborted(abort)));
@@ -573,7 +660,8 @@ impl ProcessTransport {
     /// Fails if one of the awaited peers has named other members of this group.
     fn check_members(&self, waits: &Waits) -> Result<(), PeerError> {
         let channels = &self.membership.session.channels;
-        waits.iter().try_for_each(|&(activity, peer)| {
+        waits.iter().try_for_each(|&(activity, link)| {
+            let peer = self.peer_of(link);
             let theirs = channels.other_members(self.channel, self.members[peer]);
             theirs.map_or(Ok(()), |theirs| {
                 Err(PeerError { activity, peer, link_error: LinkError::OtherMembers(theirs) })
@@ -590,7 +678,8 @@ impl ProcessTransport {
         waiting: &mut WaitState,
         deadline: Deadline,
     ) -> Result<(), PeerError> {
-        let &(activity, peer) = waits.last().expect("something is waited for");
+        let &(activity, link) = waits.last().expect("something is waited for");
+        let peer = self.peer_of(link);
         let membership = self.membership.clone();
         let session = &*membership.session;
         if waiting.long.is_reported() {
@@ -612,7 +701,7 @@ impl ProcessTransport {
             peer,
             link_error: LinkError::Own(e),
         })?;
-        let is_only = waits.iter().all(|&(_, other)| other == peer);
+        let is_only = waits.iter().all(|&(_, other)| self.peer_of(other) == peer);
         let missing = match activity {
             Activity::Connect | Activity::Receive if is_only || !is_any => {
                 Missing::Message(self.counts.received(peer))
@@ -629,10 +718,11 @@ impl ProcessTransport {
             self.probe(waits, &waiting.long);
             // A dialled rank may have left before, and then nobody takes the connection. A rank that dials
             // may never do so.
-            let (me, origin) = (self.rank.index(), self.origin);
-            let may_have_left = |(activity, peer)| peer < me || activity == Activity::Connect;
+            let (me, ranks, origin) = (self.rank.index(), self.rank.world_size(), self.origin);
+            let is_dialled = |link| link < me || link >= ranks;
+            let may_have_left = |(activity, link)| is_dialled(link) || activity == Activity::Connect;
             let asked = waits.iter().copied().filter(|&wait| may_have_left(wait));
-            asked.for_each(|(_, peer)| session.ask(self.members[peer], origin));
+            asked.for_each(|(_, link)| session.ask(self.members[self.peer_of(link)], origin));
         }
         Ok(())
     }
@@ -649,8 +739,8 @@ impl ProcessTransport {
     /// Probes ranks of other hosts that have been silent for too long.
     fn probe(&self, waits: &Waits, long: &LongWait) {
         let session = &self.membership.session;
-        for &(_, peer) in waits {
-            let member = self.members[peer];
+        for &(_, link) in waits {
+            let member = self.members[self.peer_of(link)];
             let is_due = |limit| long.lasted(&session.runtime) >= probe::probe_after(limit);
             if session.silence_limit(member).is_some_and(is_due) {
                 probe::rank(session, member);
@@ -757,6 +847,25 @@ impl Transport for ProcessTransport {
         Ok(())
     }
 
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        check_matched(self.rank, sends, inbox)?;
+        self.check_alive()?;
+        let me = self.rank.index();
+        for (call, own) in sends.iter().filter(|(_, send)| send.to == me) {
+            self.own.push_back((*call, own.parts.concat()));
+        }
+        self.receive_own_matched(inbox)
+            .and_then(|()| self.try_exchange_matched(sends, inbox, due))
+            .map_err(|peer_error| self.fail(peer_error, due))?;
+        sends.iter().for_each(|(_, send)| self.traffic.count(Some(send.len()), None));
+        Ok(())
+    }
+
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.check_alive()?;
@@ -768,7 +877,7 @@ impl Transport for ProcessTransport {
         if !self.own.is_empty() {
             return Some(self.rank.index());
         }
-        let mut links = self.links.iter_mut();
+        let mut links = self.links.iter_mut().take(self.rank.world_size());
         let unread = links.position(|link| link.as_mut().is_some_and(PeerLink::has_message));
         unread.or_else(|| {
             let arrivals = &self.membership.session.arrivals;
@@ -898,19 +1007,97 @@ fn push(
     staging: &mut StagingBuffer,
     waits: &mut Waits,
 ) -> Result<bool, PeerError> {
+    let had_begun = outbound.has_begun();
+    let moved = push_on(links, send, outbound, staging, waits).map_err(sending(send.to))?;
+    if !had_begun && outbound.has_begun() {
+        counts.record_sent(send.to);
+    }
+    Ok(moved)
+}
+
+/// Sends as much of a message as the link with the number of its receiver takes.
+fn push_on(
+    links: &mut [Option<PeerLink>],
+    send: &Outgoing<'_>,
+    outbound: &mut Outbound,
+    staging: &mut StagingBuffer,
+    waits: &mut Waits,
+) -> Result<bool, LinkError> {
     if outbound.done() {
         return Ok(false);
     }
     let Some(link) = link_to(links, send.to, waits) else { return Ok(false) };
-    let had_begun = outbound.has_begun();
-    let moved = outbound.push(link, staging, send.parts).map_err(sending(send.to))?;
-    if !had_begun && outbound.has_begun() {
-        counts.record_sent(send.to);
-    }
+    let moved = outbound.push(link, staging, send.parts)?;
     if !outbound.done() {
         waits.push((Activity::Send, send.to));
     }
     Ok(moved)
+}
+
+/// The next message of a peer, whose call and length its header tells.
+struct MatchedInbound {
+    from: usize,
+    message: Inbound,
+    is_accepted: bool,
+}
+
+impl MatchedInbound {
+    fn new(from: usize) -> Self {
+        Self { from, message: Inbound::any(), is_accepted: false }
+    }
+
+    /// Receives the bytes of the message that have arrived, if the inbox awaits it.
+    fn pull(
+        &mut self,
+        (links, counts): (&mut [Option<PeerLink>], &MessageCounts),
+        inbox: &mut dyn Inbox,
+        staging: &mut StagingBuffer,
+        (waits, traffic): (&mut Waits, &mut Traffic),
+    ) -> Result<bool, PeerError> {
+        let from = self.from;
+        if !self.is_accepted && !inbox.awaits(from) {
+            return Ok(false);
+        }
+        let Some(link) = link_to(links, from, waits) else { return Ok(false) };
+        let moved = self.pull_from(link, inbox, staging).map_err(receiving(from))?;
+        if self.is_accepted && self.message.done() {
+            inbox.complete(from);
+            counts.record_received(from);
+            traffic.count(None, Some(self.message.length()));
+            *self = Self::new(from);
+        }
+        if self.is_accepted || inbox.awaits(from) {
+            waits.push((Activity::Receive, from));
+        }
+        Ok(moved)
+    }
+
+    fn pull_from(
+        &mut self,
+        link: &mut PeerLink,
+        inbox: &mut dyn Inbox,
+        staging: &mut StagingBuffer,
+    ) -> Result<bool, LinkError> {
+        if !self.is_accepted {
+            let Some((call, len)) = self.message.read_header(link)? else { return Ok(false) };
+            inbox.accept(self.from, &call, len).map_err(|refusal| refused(refusal, call, len))?;
+            self.is_accepted = true;
+        }
+        if self.message.done() {
+            return Ok(true);
+        }
+        let into = &mut Sink::Into(inbox.memory(self.from));
+        Ok(self.message.pull(link, staging, into)? || self.message.done())
+    }
+}
+
+/// Converts the refusal of a message with this call and length.
+fn refused(refusal: Refusal, theirs: Fingerprint, len: usize) -> LinkError {
+    match refusal {
+        Refusal::Mismatch => LinkError::Mismatch { theirs },
+        Refusal::Length(expected) => LinkError::Length { got: len as u64, expected: expected as u64 },
+        Refusal::NoMemory => LinkError::Own(io::ErrorKind::OutOfMemory.into()),
+    }
 }
 
 /// Receives the bytes of a message that have arrived.

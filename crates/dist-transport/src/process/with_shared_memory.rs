@@ -16,8 +16,8 @@ use crate::shm_group::{
     AbandonHandle, CallEntry, DirectCall, ExposedRegion, GroupLayout, Lent, MemoryArea, ShmGroup,
 };
 use crate::{
-    Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Incoming, LazyDeadline, Outgoing, Rank,
-    Result, Runtime, Sink, Traffic, Transport,
+    Abort, Allocation, Cause, Chain, Combine, Error, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
+    Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// A transport that adds shared memory between the ranks of each host to another transport, which carries the
@@ -272,6 +272,15 @@ impl ForwardingTransport for WithSharedMemory {
         due: &LazyDeadline<'_>,
     ) -> Result<()> {
         self.with_messages(|messages| messages.exchange_all(sends, receives, due))
+    }
+
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        self.with_messages(|messages| messages.exchange_matched(sends, inbox, due))
     }
 
     fn wait_any_peer(&mut self, peers: &[usize], due: &LazyDeadline<'_>) -> Result<Vec<usize>> {

@@ -13,12 +13,12 @@ use super::sim_shm_group::SimShmGroup;
 use super::waiting::WaitTarget;
 use super::world::World;
 use crate::bookkeeping::{self, CallHistory};
-use crate::check::{check_all, check_exchange, check_peer};
+use crate::check::{check_all, check_exchange, check_matched, check_peer};
 use crate::runtime::Unparker;
 use crate::shm_group::ShmGroup;
 use crate::{
-    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming,
-    LazyDeadline, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming,
+    LazyDeadline, Outgoing, Progress, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
@@ -131,8 +131,13 @@ impl SimTransport {
     }
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<()> {
+        self.send_in(self.call(), outgoing)
+    }
+
+    /// Sends a message that belongs to this call.
+    fn send_in(&self, call: Fingerprint, outgoing: Outgoing<'_>) -> Result<()> {
         let peer = outgoing.to;
-        match self.send_of(SimMessage::new(self.call(), outgoing), peer) {
+        match self.send_of(SimMessage::new(call, outgoing), peer) {
             Sent::Queued => Ok(()),
             Sent::Left => Err(self.closed(Activity::Send, peer)),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
@@ -189,6 +194,81 @@ impl SimTransport {
             }
         }
         Ok(())
+    }
+
+    /// Receives the messages that an inbox awaits, in the order in which they arrive.
+    fn receive_matched(&mut self, inbox: &mut dyn Inbox, deadline: Deadline) -> Result<()> {
+        let mut awaited = inbox.sources().to_vec();
+        loop {
+            awaited.retain(|&from| inbox.awaits(from));
+            if awaited.is_empty() {
+                return Ok(());
+            }
+            self.runtime.interleave();
+            let peer = self.wait_for_any_message(&awaited, deadline)?;
+            let message = self.fabric().take(self.own_end(), peer);
+            let message = message.expect("only this transport takes what is sent to it");
+            self.deliver_matched(peer, &message, inbox)?;
+            self.traffic.count(None, Some(message.len()));
+        }
+    }
+
+    fn deliver_matched(&self, peer: usize, message: &SimMessage, inbox: &mut dyn Inbox) -> Result<()> {
+        let garbage = || Err(self.fail(peer, Cause::Protocol, |peer| Error::Garbage { peer }));
+        let (ours, theirs) = (self.call(), message.call);
+        let got = match message.spoilt {
+            Some(Spoilt::Garbage) => return garbage(),
+            Some(Spoilt::Length(got)) => got,
+            None => message.len() as u64,
+        };
+        match inbox.accept(peer, &theirs, usize::try_from(got).unwrap_or(usize::MAX)) {
+            // The bytes after the message would be taken for a header.
+            Ok(()) if got != message.len() as u64 => garbage(),
+            Ok(()) => {
+                inbox.memory(peer).copy_from_slice(message.bytes());
+                inbox.complete(peer);
+                Ok(())
+            }
+            Err(Refusal::Mismatch) => {
+                let error = |peer| Error::Mismatch { peer, ours, theirs };
+                Err(self.fail(peer, Cause::Mismatch { theirs }, error))
+            }
+            Err(Refusal::Length(expected)) => {
+                let expected = expected as u64;
+                let error = |peer| Error::Length { peer, expected, got };
+                Err(self.fail(peer, Cause::Length { expected, got }, error))
+            }
+            Err(Refusal::NoMemory) => {
+                let source = std::io::ErrorKind::OutOfMemory.into();
+                let error = Error::System { activity: Activity::Receive, source };
+                self.give_up(Cause::gave_up(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for a message of one of these peers, and returns the peer.
+    fn wait_for_any_message(&self, peers: &[usize], deadline: Deadline) -> Result<usize> {
+        let on = match *peers {
+            [peer] => WaitTarget::Message(peer),
+            _ => WaitTarget::AnyMessage(peers[0]),
+        };
+        loop {
+            let mut next = None::<Duration>;
+            for &peer in peers {
+                match self.look_for_message(peer, on)? {
+                    Found::Nothing { look_again } => next = next.into_iter().chain(look_again).min(),
+                    _ => {
+                        self.fabric().stop_waiting(self.own_end());
+                        return Ok(peer);
+                    }
+                }
+            }
+            if self.runtime.expired(deadline) {
+                return Err(self.timeout(Activity::Receive, peers[0], deadline));
+            }
+            self.park(deadline, next);
+        }
     }
 
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<SimMessage> {
@@ -386,6 +466,23 @@ impl Transport for SimTransport {
         sends.iter().for_each(|send| self.traffic.count(Some(send.len()), None));
         receives.iter().for_each(|receive| self.traffic.count(None, Some(receive.len)));
         Ok(())
+    }
+
+    fn exchange_matched(
+        &mut self,
+        sends: &[(Fingerprint, Outgoing<'_>)],
+        inbox: &mut dyn Inbox,
+        due: &LazyDeadline<'_>,
+    ) -> Result<()> {
+        let deadline = due.deadline();
+        check_matched(self.rank, sends, inbox)?;
+        self.begin_operation()?;
+        for &(call, outgoing) in sends {
+            self.send_in(call, outgoing)?;
+            self.traffic.count(Some(outgoing.len()), None);
+        }
+        self.receive_matched(inbox, deadline)?;
+        sends.iter().try_for_each(|(_, outgoing)| self.wait_for_room(outgoing.to, deadline))
     }
 
     fn exchange_in_place(

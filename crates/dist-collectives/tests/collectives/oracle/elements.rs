@@ -111,11 +111,11 @@ impl<T: Pod + Send + Debug + PartialEq> Case<T> {
         comm.send_recv(own, next, &mut received, last).unwrap();
         assert_eq!(received, *expected);
         let mut received = vec![T::zeroed(); self.len];
-        let send = Message::Send { to: next, elements: own };
-        comm.batch(&mut [send, Message::Receive { from: last, elements: &mut received }]).unwrap();
+        let send = Message::send(next, own);
+        comm.batch(&mut [send, Message::receive(last, &mut received)]).unwrap();
         assert_eq!(received, *expected);
-        let send = OwnedMessage::Send { to: next, elements: own.clone().into() };
-        let receive = OwnedMessage::Receive { from: last, elements: vec![T::zeroed(); self.len].into() };
+        let send = OwnedMessage::send(next, own.clone());
+        let receive = OwnedMessage::receive(last, vec![T::zeroed(); self.len]);
         let received = comm.start_batch(vec![send, receive]).wait().unwrap().pop().unwrap();
         assert_eq!(*received.into_elements(), **expected);
     }

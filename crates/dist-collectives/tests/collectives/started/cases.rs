@@ -289,17 +289,14 @@ pub(super) const CASES: &[Case] = &[
         start: |comm| {
             let (left, right) = (left(comm), (comm.rank() + 1) % comm.world_size());
             boxed(comm.start_batch(vec![
-                OwnedMessage::Receive { from: left, elements: own(comm).into() },
-                OwnedMessage::Send { to: right, elements: own(comm).into() },
+                OwnedMessage::receive(left, own(comm)),
+                OwnedMessage::send(right, own(comm)),
             ]))
         },
         block: |comm| {
             let (left, right) = (left(comm), (comm.rank() + 1) % comm.world_size());
             let (sent, mut received) = (own(comm), own(comm));
-            let messages = &mut [
-                Message::Receive { from: left, elements: &mut received },
-                Message::Send { to: right, elements: &sent },
-            ];
+            let messages = &mut [Message::receive(left, &mut received), Message::send(right, &sent)];
             comm.batch(messages).expect("all ranks come");
             received
         },

@@ -6,7 +6,7 @@ use socket2::Socket;
 
 use super::outbound::Outbound;
 use super::{
-    COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
+    COPIED_BYTES_MAX, GOODBYE, HEADER_BYTES, LinkError, MAGIC, Magic, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
     SINGLE_COPY_MAGIC,
 };
 use crate::cpu::CacheLine;
@@ -58,9 +58,59 @@ impl Inbound {
         }
     }
 
+    /// Creates a message whose call and length are not known before [`read_header`](Self::read_header). It needs
+    /// no staging buffer.
+    pub(crate) fn any() -> Self {
+        Self::new(0, &Fingerprint::NONE).straight()
+    }
+
+    /// Reads the header of a message from [`any`](Self::any), and expects that message from then on. Returns its
+    /// call and its length in bytes once the header has arrived.
+    pub(crate) fn read_header(
+        &mut self,
+        link: &mut PeerLink,
+    ) -> Result<Option<(Fingerprint, usize)>, LinkError> {
+        match link {
+            PeerLink::Socket(stream) => {
+                let received = socket::receive(stream, &mut self.header[self.filled..])?;
+                self.filled += arrived(received)?.unwrap_or(0);
+                if self.filled < HEADER_BYTES {
+                    return Ok(None);
+                }
+            }
+            PeerLink::Shm(memory) => {
+                let about = match memory.next(HEADER_BYTES)? {
+                    None => return Ok(None),
+                    Some(NextMessage::InFastbox(about)) => about,
+                    Some(NextMessage::InRing(header)) => match header.split_first_chunk() {
+                        Some((&MAGIC | &SINGLE_COPY_MAGIC, about)) => about,
+                        _ => return Err(LinkError::Garbage),
+                    },
+                };
+                self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
+                self.header[MAGIC.len()..].copy_from_slice(about);
+            }
+        }
+        let (magic, length, call) = self.split_header();
+        if magic != MAGIC {
+            return Err(LinkError::Garbage);
+        }
+        if length == GOODBYE {
+            return Err(LinkError::Goodbye);
+        }
+        let no_memory = || LinkError::Own(std::io::ErrorKind::OutOfMemory.into());
+        (self.call, self.length) = (call, usize::try_from(length).map_err(|_| no_memory())?);
+        Ok(Some((call, self.length)))
+    }
+
     /// Disables the staging buffer for this message. It is one of many, and each would need its own buffer.
     pub(crate) const fn straight(self) -> Self {
         Self { copied: false, ..self }
+    }
+
+    /// Returns the number of bytes of the message.
+    pub(crate) const fn length(&self) -> usize {
+        self.length
     }
 
     pub(crate) fn done(&self) -> bool {
@@ -325,13 +375,17 @@ impl Inbound {
         length == (self.length as u64).to_le_bytes() && call == self.call.0
     }
 
+    /// Returns the magic number, the length and the call in the header.
+    fn split_header(&self) -> (Magic, u64, Fingerprint) {
+        let [magic, length] = [0, 8].map(|start| std::array::from_fn(|index| self.header[start + index]));
+        let call = std::array::from_fn(|index| self.header[16 + index]);
+        (magic, u64::from_le_bytes(length), Fingerprint(call))
+    }
+
     /// Returns the error for an unexpected header.
     #[cold]
     fn contradiction(&self) -> LinkError {
-        let (magic, rest) = self.header.split_at(8);
-        let (length, call) = rest.split_at(8);
-        let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
-        let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
+        let (magic, length, theirs) = self.split_header();
         if magic != MAGIC {
             LinkError::Garbage
         } else if length == GOODBYE {

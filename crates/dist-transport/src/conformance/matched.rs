@@ -1,0 +1,283 @@
+//! Matched messages: each has a call of its own, which its receiver learns with the length before it takes the bytes.
+
+use crate::{
+    Abort, Activity, Cause, Error, Fingerprint, Inbox, LazyDeadline, Outgoing, Rank, Refusal, Result,
+    Traffic, Transport,
+};
+
+use super::backend::{Backend, Fabric};
+use super::calls::{await_abort, pass_round, payload, soon};
+
+/// The lengths of the messages that every rank sends to every rank. Two are long, so that no rank can send
+/// everything before it receives.
+const LENGTHS: [usize; 5] = [400_001, 0, 100_000, 1, 300_000];
+
+/// An inbox that takes this many messages of each rank.
+struct Collected {
+    awaited: Vec<usize>,
+    sources: Vec<usize>,
+    messages: Vec<Vec<(Fingerprint, Vec<u8>)>>,
+    arriving: Vec<bool>,
+    refusal: Option<Refusal>,
+}
+
+impl Collected {
+    fn new(awaited: &[usize]) -> Self {
+        Self {
+            awaited: awaited.to_vec(),
+            sources: (0..awaited.len()).filter(|&from| awaited[from] > 0).collect(),
+            messages: vec![Vec::new(); awaited.len()],
+            arriving: vec![false; awaited.len()],
+            refusal: None,
+        }
+    }
+}
+
+impl Inbox for Collected {
+    fn sources(&self) -> &[usize] {
+        &self.sources
+    }
+
+    fn awaits(&self, from: usize) -> bool {
+        self.awaited[from] > 0
+    }
+
+    fn awaited_bytes(&self) -> usize {
+        0
+    }
+
+    fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal> {
+        assert!(!self.arriving[from], "the last message of rank {from} is not complete");
+        assert!(self.awaits(from), "no message of rank {from} is awaited");
+        if let Some(refusal) = self.refusal {
+            return Err(refusal);
+        }
+        self.arriving[from] = true;
+        self.messages[from].push((*call, vec![0; len]));
+        Ok(())
+    }
+
+    fn memory(&mut self, from: usize) -> &mut [u8] {
+        assert!(self.arriving[from], "no message of rank {from} was accepted");
+        &mut self.messages[from].last_mut().unwrap().1
+    }
+
+    fn complete(&mut self, from: usize) {
+        assert!(std::mem::take(&mut self.arriving[from]), "no message of rank {from} was accepted");
+        self.awaited[from] -= 1;
+    }
+}
+
+/// Returns the call of a message.
+fn call_of(from: Rank, message: usize) -> Fingerprint {
+    let mut call = [0; Fingerprint::SIZE];
+    call[40..42].copy_from_slice(&[from.index(), message].map(|number| u8::try_from(number).unwrap()));
+    Fingerprint(call)
+}
+
+/// Returns a transport of the whole group for matched messages.
+fn matched(transport: &mut dyn Transport) -> Box<dyn Transport> {
+    let all: Vec<usize> = (0..transport.rank().world_size()).collect();
+    transport.fork(&all).unwrap().unwrap()
+}
+
+/// Sends a message with the call of `message`.
+fn send(transport: &mut dyn Transport, to: usize, message: usize, bytes: &[u8]) -> Result<()> {
+    let (call, due) = (call_of(transport.rank(), message), soon(transport));
+    let nothing = &mut Collected::new(&vec![0; transport.rank().world_size()]);
+    transport.exchange_matched(&[(call, Outgoing { to, parts: &[bytes] })], nothing, &due)
+}
+
+/// Receives this many messages of one rank by the deadline.
+fn receive(
+    transport: &mut dyn Transport,
+    from: usize,
+    count: usize,
+    due: &LazyDeadline<'_>,
+) -> Result<Vec<(Fingerprint, Vec<u8>)>> {
+    let mut awaited = vec![0; transport.rank().world_size()];
+    awaited[from] = count;
+    let mut inbox = Collected::new(&awaited);
+    transport.exchange_matched(&[], &mut inbox, due)?;
+    Ok(inbox.messages.swap_remove(from))
+}
+
+/// Matched messages from all ranks to all ranks arrive whole, in order, and with their calls.
+pub(super) fn matched_messages_arrive_whole_and_in_order_with_their_calls(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, world_size: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut transport = matched(&mut *transport);
+            let (rank, due) = (transport.rank(), soon(&*transport));
+            let bytes: Vec<_> =
+                LENGTHS.iter().enumerate().map(|(message, &len)| payload(rank, message, len)).collect();
+            let parts: Vec<_> = bytes.iter().map(|bytes| bytes.split_at(bytes.len() / 3)).collect();
+            let parts: Vec<_> = parts.iter().map(|&(head, tail)| [head, tail]).collect();
+            let sends = (0..world_size).flat_map(|to| {
+                let messages = parts.iter().enumerate();
+                messages.map(move |(message, parts)| (call_of(rank, message), Outgoing { to, parts }))
+            });
+            let mut inbox = Collected::new(&vec![LENGTHS.len(); world_size]);
+            transport.exchange_matched(&sends.collect::<Vec<_>>(), &mut inbox, &due).unwrap();
+            for (from, messages) in inbox.messages.iter().enumerate() {
+                let from = Rank::new(from, world_size).unwrap();
+                assert_eq!(messages.len(), LENGTHS.len());
+                for (message, (call, bytes)) in messages.iter().enumerate() {
+                    assert_eq!(*call, call_of(from, message));
+                    assert!(
+                        *bytes == payload(from, message, LENGTHS[message]),
+                        "message {message} of {from:?}"
+                    );
+                }
+            }
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 3, 5] {
+        check(Backend(fabric), world_size);
+    }
+}
+
+/// The first matched message to a rank does not wait until that rank enters a call: it is received after messages
+/// of another channel that were sent later.
+pub(super) fn a_short_matched_message_does_not_wait_until_its_receiver_enters_a_call(
+    fabric: &'static dyn Fabric,
+) {
+    fn check(backend: Backend, sender: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut messages = matched(&mut *transport);
+            let rank = transport.rank();
+            if rank.index() == sender {
+                send(&mut *messages, rank.right().index(), 3, &[7; 100]).unwrap();
+            }
+            // Nobody passes this before the sender has sent.
+            for _ in 1..rank.world_size() {
+                pass_round(&mut *transport, &[0; 8]).unwrap();
+            }
+            if rank.left().index() == sender {
+                let due = soon(&*messages);
+                let received = receive(&mut *messages, sender, 1, &due).unwrap();
+                assert_eq!(received, [(call_of(rank.left(), 3), vec![7; 100])]);
+            }
+        };
+        backend.check(3, program, drop);
+    }
+    for sender in [0, 1, 2] {
+        check(Backend(fabric), sender);
+    }
+}
+
+/// A matched message that its inbox refuses ends the job, and every rank gets the reason.
+pub(super) fn a_matched_message_that_is_refused_ends_the_job(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, refusal: Refusal) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut messages = matched(&mut *transport);
+            let rank = messages.rank();
+            if rank.index() == 1 {
+                send(&mut *messages, 0, 5, &[7; 99]).unwrap();
+                return (None, await_abort(&*messages));
+            }
+            messages.begin(&call_of(rank, 4));
+            let mut inbox = Collected { refusal: Some(refusal), ..Collected::new(&[0, 1]) };
+            let due = soon(&*messages);
+            let error = messages.exchange_matched(&[], &mut inbox, &due).unwrap_err();
+            (Some(error), await_abort(&*messages))
+        };
+        let [ours, theirs] =
+            [(0, 4), (1, 5)].map(|(from, message)| call_of(Rank::new(from, 2).unwrap(), message));
+        backend.check(2, program, move |ends| {
+            let (error, abort) = &ends[0];
+            assert_eq!(*abort, ends[1].1);
+            match (refusal, error.as_ref().unwrap(), &abort.cause) {
+                (Refusal::Mismatch, error, cause) => {
+                    let expected = Error::Mismatch { peer: 1, ours, theirs };
+                    assert_eq!(error.to_string(), expected.to_string());
+                    assert_eq!((cause, abort.rank), (&Cause::Mismatch { theirs }, 1));
+                }
+                (Refusal::Length(_), Error::Length { peer: 1, expected: 100, got: 99 }, cause) => {
+                    assert_eq!((cause, abort.rank), (&Cause::Length { expected: 100, got: 99 }, 1));
+                }
+                (
+                    Refusal::NoMemory,
+                    Error::System { activity: Activity::Receive, .. },
+                    Cause::GaveUp { .. },
+                ) => {
+                    assert_eq!(abort.rank, 0);
+                }
+                (_, error, cause) => panic!("{refusal:?}: {error}, {cause}"),
+            }
+        });
+    }
+    for refusal in [Refusal::Mismatch, Refusal::Length(100), Refusal::NoMemory] {
+        check(Backend(fabric), refusal);
+    }
+}
+
+/// A wait for a matched message ends at its deadline, and when the peer leaves, with the name of the peer.
+pub(super) fn a_wait_for_a_matched_message_ends_in_time_and_names_the_peer(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, has_sent: bool, leaves: bool) {
+        let limit = backend.short();
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut messages = matched(&mut *transport);
+            if messages.rank().index() == 1 {
+                if has_sent {
+                    send(&mut *messages, 0, 0, &[1]).unwrap();
+                }
+                if leaves {
+                    drop(messages);
+                }
+                return (None, await_abort(&*transport));
+            }
+            let due = if leaves { soon(&*messages) } else { messages.runtime().deadline(limit).into() };
+            let error = receive(&mut *messages, 1, 2, &due).unwrap_err();
+            (Some(error), await_abort(&*transport))
+        };
+        let cause = if leaves { Cause::Left } else { Cause::TimedOut };
+        let record = Abort { cause, rank: 1, reporter: 0, call: Fingerprint::NONE };
+        backend.check(2, program, move |ends| {
+            assert!(ends.iter().all(|(_, abort)| *abort == record), "{ends:?}");
+            match ends[0].0.as_ref().unwrap() {
+                Error::Timeout { peer: 1, .. } if !leaves => {}
+                Error::Closed { peer: 1, .. } if leaves => {}
+                other => panic!("{other}"),
+            }
+        });
+    }
+    for (has_sent, leaves) in [(false, false), (true, false), (false, true), (true, true)] {
+        check(Backend(fabric), has_sent, leaves);
+    }
+}
+
+/// A matched message that nobody receives is unread, and matched messages are counted.
+pub(super) fn matched_messages_are_counted_and_unread_until_they_are_received(fabric: &'static dyn Fabric) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let mut messages = matched(&mut *transport);
+        let (rank, due) = (messages.rank(), soon(&*transport));
+        if rank.index() == 0 {
+            for len in [0, 10] {
+                send(&mut *messages, 1, len, &vec![1; len]).unwrap();
+            }
+        }
+        pass_round(&mut *transport, &[0; 8]).unwrap();
+        if rank.index() == 1 {
+            receive(&mut *messages, 0, 1, &due).unwrap();
+            // The second message may still be in flight.
+            let deadline = due.deadline();
+            while messages.unread() != Some(0) {
+                assert!(!messages.runtime().expired(deadline));
+                messages
+                    .runtime()
+                    .park(Some(messages.runtime().deadline(std::time::Duration::from_millis(1))));
+            }
+            receive(&mut *messages, 0, 1, &due).unwrap();
+        }
+        assert_eq!(messages.unread(), None);
+        // Nobody leaves before the other has looked.
+        pass_round(&mut *transport, &[0; 8]).unwrap();
+        messages.traffic()
+    };
+    Backend(fabric).check(2, program, |traffic| {
+        let sent = Traffic { messages_sent: 2, bytes_sent: 10, ..Traffic::default() };
+        let received = Traffic { messages_received: 2, bytes_received: 10, ..Traffic::default() };
+        assert_eq!(traffic, [sent, received]);
+    });
+}

@@ -1,0 +1,42 @@
+//! The receiver's side of [matched messages](crate::Transport::exchange_matched).
+
+use crate::Fingerprint;
+
+/// Decides where arriving messages go. A transport gives it the fingerprint and the length of each message before
+/// it delivers a byte.
+///
+/// A transport handles one message of a peer at a time: it calls [`accept`](Self::accept), fills
+/// [`memory`](Self::memory), and calls [`complete`](Self::complete).
+pub trait Inbox {
+    /// Returns the ranks of the group whose messages are awaited at the beginning, each once.
+    fn sources(&self) -> &[usize];
+
+    /// Returns `true` as long as another message of this rank is awaited.
+    fn awaits(&self, from: usize) -> bool;
+
+    /// Returns the sum of the lengths of the awaited messages in bytes, as far as it is known.
+    fn awaited_bytes(&self) -> usize;
+
+    /// Takes the next message of this rank, which has this fingerprint and this length in bytes.
+    ///
+    /// # Errors
+    /// The reason why the message is refused. The job is then aborted.
+    fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal>;
+
+    /// Returns the memory of the accepted message, in its length.
+    fn memory(&mut self, from: usize) -> &mut [u8];
+
+    /// Ends the accepted message, whose bytes are all in its memory.
+    fn complete(&mut self, from: usize);
+}
+
+/// The reason why an [`Inbox`] refuses a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// It belongs to another call.
+    Mismatch,
+    /// It should have this length in bytes.
+    Length(usize),
+    /// There is no memory for it.
+    NoMemory,
+}
