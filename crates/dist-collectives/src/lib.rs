@@ -27,6 +27,7 @@ mod two_level;
 #[cfg(feature = "serde")]
 pub mod values;
 mod variables;
+mod vectors;
 mod window;
 mod worker;
 

@@ -141,6 +141,31 @@ impl Communicator {
         self.call(|engine, options| engine.receive(elements, from, &options))
     }
 
+    /// Receives a message like [`recv`](Self::recv), of any length.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     if comm.rank() == 0 {
+    ///         comm.send(&[1, 2, 3], 1).unwrap();
+    ///         return Vec::new();
+    ///     }
+    ///     comm.recv_vec::<i32>(0).unwrap()
+    /// });
+    /// assert_eq!(outcome.results[1], [1, 2, 3]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`recv`](Self::recv), but any length is right.
+    #[doc(alias = "MPI_Mprobe")]
+    #[doc(alias = "MPI_Get_count")]
+    pub fn recv_vec<T: Pod>(&mut self, from: usize) -> Result<Vec<T>> {
+        self.call(|engine, options| engine.receive_vec(from, &options))
+    }
+
     /// Sends a message to one rank while receiving one from another, or the same: [`send`](Self::send) and
     /// [`recv`](Self::recv) at once. Ranks that all call it in a ring do not block each other.
     ///

@@ -67,8 +67,58 @@ struct Receive<'a> {
     from: usize,
     call: Call,
     encoded: Fingerprint,
-    memory: &'a mut [u8],
+    destination: Destination<'a>,
     is_open: bool,
+}
+
+/// The destination of a received message.
+enum Destination<'a> {
+    /// Memory of the length of the message.
+    Exact(&'a mut [u8]),
+    /// A vector that takes the length of the message.
+    Vector(&'a mut dyn ByteVector),
+}
+
+impl Destination<'_> {
+    /// Prepares the destination for a message with this length in bytes.
+    fn accept(&mut self, len: usize) -> Result<(), Refusal> {
+        match self {
+            Self::Exact(memory) if memory.len() == len => Ok(()),
+            Self::Exact(memory) => Err(Refusal::Length(memory.len())),
+            Self::Vector(vector) => vector.resize_bytes(len),
+        }
+    }
+
+    fn memory(&mut self) -> &mut [u8] {
+        match self {
+            Self::Exact(memory) => memory,
+            Self::Vector(vector) => vector.bytes(),
+        }
+    }
+}
+
+/// A vector of any elements, as bytes.
+trait ByteVector {
+    /// Resizes the vector to this number of bytes.
+    fn resize_bytes(&mut self, len: usize) -> Result<(), Refusal>;
+
+    fn bytes(&mut self) -> &mut [u8];
+}
+
+impl<T: Pod> ByteVector for Vec<T> {
+    fn resize_bytes(&mut self, len: usize) -> Result<(), Refusal> {
+        let elements = len.checked_div(size_of::<T>()).unwrap_or(0);
+        if elements * size_of::<T>() != len {
+            return Err(Refusal::Length(elements * size_of::<T>()));
+        }
+        self.try_reserve_exact(elements.saturating_sub(self.len())).map_err(|_| Refusal::NoMemory)?;
+        self.resize(elements, T::zeroed());
+        Ok(())
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self)
+    }
 }
 
 /// A message that the current call sends.
@@ -179,7 +229,11 @@ impl Inbox for Receives<'_, '_> {
     }
 
     fn awaited_bytes(&self) -> usize {
-        self.list.iter().filter(|receive| receive.is_open).map(|receive| receive.memory.len()).sum()
+        let len = |receive: &Receive<'_>| match &receive.destination {
+            Destination::Exact(memory) if receive.is_open => memory.len(),
+            _ => 0,
+        };
+        self.list.iter().map(len).sum()
     }
 
     fn accept(&mut self, from: usize, call: &Fingerprint, len: usize) -> Result<(), Refusal> {
@@ -195,14 +249,11 @@ impl Inbox for Receives<'_, '_> {
             }
         };
         let receive = &mut self.list[position];
-        if receive.encoded != *call || receive.memory.len() != len {
+        let is_same_type = receive.encoded == *call;
+        let accepted = if is_same_type { receive.destination.accept(len) } else { Err(Refusal::Mismatch) };
+        if let Err(refusal) = accepted {
             self.refused = Some(position);
-            let is_other_type = receive.encoded != *call;
-            return Err(if is_other_type {
-                Refusal::Mismatch
-            } else {
-                Refusal::Length(receive.memory.len())
-            });
+            return Err(refusal);
         }
         receive.is_open = false;
         let queue = &mut self.queues[from];
@@ -213,7 +264,7 @@ impl Inbox for Receives<'_, '_> {
 
     fn memory(&mut self, from: usize) -> &mut [u8] {
         match &mut self.queues[from].arriving {
-            Some(ArrivingMessage::Receive(position)) => self.list[*position].memory,
+            Some(ArrivingMessage::Receive(position)) => self.list[*position].destination.memory(),
             Some(ArrivingMessage::Kept(message)) => &mut message.bytes,
             None => &mut [],
         }
@@ -252,6 +303,19 @@ impl Engine {
         let receive = self.open_receive(elements, from, options.settings.tag);
         let call = receive.call;
         self.exchange_messages(&call, &[], &mut [receive], options)
+    }
+
+    /// Receives a message of any length.
+    pub(crate) fn receive_vec<T: Pod>(&mut self, from: usize, options: &CallOptions<'_>) -> Result<Vec<T>> {
+        self.check_rank(from)?;
+        let tag = options.settings.tag;
+        let call = self.message_call::<T>(0, Some(from), tag);
+        let encoded = self.messages.encode::<T>(&call, tag);
+        let mut elements = Vec::new();
+        let destination = Destination::Vector(&mut elements);
+        let receive = Receive { from, call, encoded, destination, is_open: true };
+        self.exchange_messages(&call, &[], &mut [receive], options)?;
+        Ok(elements)
     }
 
     pub(crate) fn send_receive<T: Pod>(
@@ -321,7 +385,13 @@ impl Engine {
     fn open_receive<'a, T: Pod>(&mut self, elements: &'a mut [T], from: usize, tag: u32) -> Receive<'a> {
         let call = self.message_call::<T>(elements.len(), Some(from), tag);
         let encoded = self.messages.encode::<T>(&call, tag);
-        Receive { from, call, encoded, memory: bytemuck::cast_slice_mut(elements), is_open: true }
+        Receive {
+            from,
+            call,
+            encoded,
+            destination: Destination::Exact(bytemuck::cast_slice_mut(elements)),
+            is_open: true,
+        }
     }
 
     /// Sends and receives all of these messages at once. `call` is the call that errors without a receive name.
@@ -375,8 +445,8 @@ impl Engine {
     /// Completes a receive if its message was kept.
     fn receive_kept(&mut self, receive: &mut Receive<'_>) -> Result<()> {
         let Some(kept) = self.messages.queues[receive.from].take(receive.call.tag()) else { return Ok(()) };
-        if kept.call.element == receive.call.element && kept.bytes.len() == receive.memory.len() {
-            receive.memory.copy_from_slice(&kept.bytes);
+        if kept.call.element == receive.call.element && receive.destination.accept(kept.bytes.len()).is_ok() {
+            receive.destination.memory().copy_from_slice(&kept.bytes);
             receive.is_open = false;
             return Ok(());
         }

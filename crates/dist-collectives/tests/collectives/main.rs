@@ -33,5 +33,6 @@ mod traffic;
 mod transports;
 #[cfg(feature = "serde")]
 mod values;
+mod vectors;
 mod windows;
 mod worlds;
