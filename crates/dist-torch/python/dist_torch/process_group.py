@@ -1,0 +1,424 @@
+"""The process group of the backend ``dist``."""
+
+import atexit
+import weakref
+from datetime import timedelta
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from . import rendezvous
+from .tensors import Parts, Target, as_elements, counts_of_rows, is_reducible, name_of, source
+from .work import Work
+
+_Op = c10d.ReduceOp.RedOpType
+
+_OPS = {
+    _Op.SUM: "sum",
+    _Op.AVG: "mean",
+    _Op.PRODUCT: "product",
+    _Op.MIN: "min",
+    _Op.MAX: "max",
+    _Op.BAND: "and",
+    _Op.BOR: "or",
+    _Op.BXOR: "xor",
+    _Op.PREMUL_SUM: "pre_mul_sum",
+}
+
+# Truth values are bytes of 0 and 1.
+_OPS_OF_BOOL = {"sum": "or", "max": "or", "or": "or", "product": "and", "min": "and", "and": "and", "xor": "xor"}
+
+_OPS_OF_COMPLEX = {"sum", "mean", "pre_mul_sum"}
+
+
+class _Operations:
+    """The operations of torch.distributed on the Rust side's group `_group`.
+
+    The names and the arguments are those by which PyTorch calls them.
+    """
+
+    def broadcast(self, tensors, opts=None, *, root=0, timeout=None):
+        opts = opts if isinstance(opts, c10d.BroadcastOptions) else _options(c10d.BroadcastOptions, timeout, rootRank=root)
+        (tensor,) = _listed(tensors)
+        target = Target(tensor, is_read=True)
+        call = self._group.broadcast(name_of(tensor.dtype), target.memory, opts.rootRank, self._common(opts, target))
+        return self._work([call], [tensor])
+
+    def allreduce(self, tensors, opts=None, *, op=_Op.SUM, timeout=None):
+        if not isinstance(opts, c10d.AllreduceOptions):
+            opts = _options(c10d.AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
+        (tensor,) = _listed(tensors)
+        return self._all_reduce([tensor], opts)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        opts = opts or c10d.AllreduceCoalescedOptions()
+        if len({tensor.dtype for tensor in tensors}) == 1:
+            return self._all_reduce(tensors, opts)
+        return self._together([self._all_reduce([tensor], opts) for tensor in tensors], tensors)
+
+    def _all_reduce(self, tensors, opts):
+        dtype = tensors[0].dtype
+        targets = [Target(tensor, is_read=True) for tensor in tensors]
+        memory = [target.memory for target in targets]
+        common = self._common(opts, *targets)
+        call = self._group.all_reduce(name_of(dtype), memory, _reduction(opts.reduceOp, dtype), common)
+        return self._work([call], tensors)
+
+    def reduce(self, tensors, opts=None, *, root=0, op=_Op.SUM, timeout=None):
+        if not isinstance(opts, c10d.ReduceOptions):
+            opts = _options(c10d.ReduceOptions, timeout, rootRank=root, reduceOp=op)
+        (tensor,) = _listed(tensors)
+        target = Target(tensor, is_read=True)
+        op = _reduction(opts.reduceOp, tensor.dtype)
+        common = self._common(opts, target)
+        call = self._group.reduce(name_of(tensor.dtype), target.memory, op, opts.rootRank, common)
+        return self._work([call], [tensor])
+
+    def allgather(self, output_tensors, input_tensors, opts=None, *, timeout=None):
+        if isinstance(input_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        opts = opts or _options(c10d.AllgatherOptions, timeout)
+        (outputs,), (tensor,) = output_tensors, input_tensors
+        self._check_count(outputs, "outputs")
+        _check_type([tensor, *outputs])
+        parts = Parts(outputs, is_read=False)
+        counts = None if parts.is_even else parts.counts
+        call = self._group.all_gather(name_of(tensor.dtype), source(tensor), parts.memory, counts, self._common(opts, parts))
+        return self._work([call], outputs)
+
+    def all_gather_single(self, output, input, opts=None, *, timeout=None):
+        opts = opts or _options(c10d.AllgatherOptions, timeout)
+        _check_type([input, output])
+        target = Target(output)
+        call = self._group.all_gather(name_of(input.dtype), source(input), target.memory, None, self._common(opts, target))
+        return self._work([call], [output])
+
+    _allgather_base = all_gather_single
+
+    def allgather_coalesced(self, output_lists, input_list, opts=None):
+        works = [self.allgather([outputs], [tensor], opts) for outputs, tensor in zip(zip(*output_lists), input_list)]
+        return self._together(works, [tensor for outputs in output_lists for tensor in outputs])
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        works = [self.all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._together(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, output_tensors, input_tensors, opts=None, *, root=0, timeout=None):
+        if isinstance(input_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors] if output_tensors else [], [input_tensors]
+        opts = opts if isinstance(opts, c10d.GatherOptions) else _options(c10d.GatherOptions, timeout, rootRank=root)
+        (tensor,) = input_tensors
+        outputs = output_tensors[0] if opts.rootRank == self.rank() else []
+        if opts.rootRank == self.rank():
+            self._check_count(outputs, "outputs")
+        _check_type([tensor, *outputs])
+        parts = Parts(outputs, is_read=False) if outputs else Target(tensor.new_empty(0))
+        dtype, common = name_of(tensor.dtype), self._common(opts, parts)
+        call = self._group.gather(dtype, source(tensor), parts.memory, opts.rootRank, common)
+        return self._work([call], outputs)
+
+    def gather_single(self, output, input, opts=None):
+        opts = opts or c10d.GatherOptions()
+        is_root = opts.rootRank == self.rank()
+        target = Target(output if is_root and output is not None else input.new_empty(0))
+        dtype, common = name_of(input.dtype), self._common(opts, target)
+        call = self._group.gather(dtype, source(input), target.memory, opts.rootRank, common)
+        return self._work([call], [output])
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, output_tensors, input_tensors, opts=None, *, root=0, timeout=None):
+        if isinstance(output_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors] if input_tensors else []
+        opts = opts if isinstance(opts, c10d.ScatterOptions) else _options(c10d.ScatterOptions, timeout, rootRank=root)
+        (tensor,) = output_tensors
+        inputs = input_tensors[0] if opts.rootRank == self.rank() else []
+        if opts.rootRank == self.rank():
+            self._check_count(inputs, "inputs")
+        _check_type([tensor, *inputs])
+        memory = Parts(inputs, is_read=True).memory if inputs else source(tensor.new_empty(0))
+        target = Target(tensor)
+        dtype, common = name_of(tensor.dtype), self._common(opts, target)
+        call = self._group.scatter(dtype, memory, target.memory, opts.rootRank, common)
+        return self._work([call], [tensor])
+
+    def reduce_scatter(self, output_tensors, input_tensors, opts=None, *, op=_Op.SUM, timeout=None):
+        if isinstance(output_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        if not isinstance(opts, c10d.ReduceScatterOptions):
+            opts = _options(c10d.ReduceScatterOptions, timeout, reduceOp=op)
+        (output,), (inputs,) = output_tensors, input_tensors
+        self._check_count(inputs, "inputs")
+        _check_type([output, *inputs])
+        parts = Parts(inputs, is_read=True)
+        counts = None if parts.is_even else parts.counts
+        return self._reduce_scatter(output, parts.memory, counts, opts)
+
+    def reduce_scatter_single(self, output, input, opts=None, *, op=_Op.SUM, timeout=None):
+        if not isinstance(opts, c10d.ReduceScatterOptions):
+            opts = _options(c10d.ReduceScatterOptions, timeout, reduceOp=op)
+        _check_type([output, input])
+        return self._reduce_scatter(output, source(input), None, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _reduce_scatter(self, output, memory, counts, opts):
+        target = Target(output)
+        op, common = _reduction(opts.reduceOp, output.dtype), self._common(opts, target)
+        call = self._group.reduce_scatter(name_of(output.dtype), memory, target.memory, counts, op, common)
+        return self._work([call], [output])
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        works = [self.reduce_scatter_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
+        return self._together(works, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(self, output, input, output_split_sizes, input_split_sizes, opts=None, *, timeout=None):
+        opts = opts or _options(c10d.AllToAllOptions, timeout)
+        _check_type([output, input])
+        counts = None
+        if output_split_sizes or input_split_sizes:
+            received = self._rows(output, output_split_sizes)
+            counts = [counts_of_rows(self._rows(input, input_split_sizes), input), counts_of_rows(received, output)]
+        target = Target(output)
+        dtype, common = name_of(input.dtype), self._common(opts, target)
+        call = self._group.all_to_all(dtype, source(input), target.memory, counts, common)
+        return self._work([call], [output])
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, output_tensors, input_tensors, opts=None, *, timeout=None):
+        opts = opts or _options(c10d.AllToAllOptions, timeout)
+        self._check_count(output_tensors, "outputs")
+        self._check_count(input_tensors, "inputs")
+        _check_type([*output_tensors, *input_tensors])
+        inputs, outputs = Parts(input_tensors, is_read=True), Parts(output_tensors, is_read=False)
+        counts = [inputs.counts, outputs.counts]
+        dtype, common = name_of(input_tensors[0].dtype), self._common(opts, outputs)
+        call = self._group.all_to_all(dtype, inputs.memory, outputs.memory, counts, common)
+        return self._work([call], output_tensors)
+
+    def send(self, tensors, dstRank, tag=0):
+        (tensor,) = tensors
+        common = (self._timeout_ms, True, None)
+        call = self._group.send(name_of(tensor.dtype), source(tensor), dstRank, tag, common)
+        return self._work([call], tensors)
+
+    def recv(self, tensors, srcRank, tag=0):
+        (tensor,) = tensors
+        target = Target(tensor)
+        common = (self._timeout_ms, True, target.copy_out)
+        call = self._group.receive(name_of(tensor.dtype), target.memory, srcRank, tag, common)
+        return self._work([call], tensors)
+
+    def recv_anysource(self, tensors, tag=0):
+        raise NotImplementedError("the backend dist cannot receive from any source yet: name the sender (src=...)")
+
+    recvAnysource = recv_anysource
+
+    def barrier(self, opts=None, *, timeout=None):
+        opts = opts if isinstance(opts, c10d.BarrierOptions) else _options(c10d.BarrierOptions, timeout)
+        return self._work([self._group.barrier(self._common(opts))], [])
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """Waits for all ranks. The error names all ranks that did not come, whatever `wait_all_ranks` is."""
+        if isinstance(timeout, c10d.BarrierOptions):
+            timeout = timeout.timeout
+        self._group.monitored_barrier((self._limit(timeout), False, None))
+
+    def allreduce_sparse(self, tensors, opts=None):
+        raise NotImplementedError("the backend dist cannot reduce sparse tensors: use to_dense()")
+
+    # What the operations share.
+
+    def _common(self, opts, *targets):
+        """Returns what each call of the Rust side has: timeout, whether the program goes on, and how to copy out."""
+        copies = [target.copy_out for target in targets if target.copy_out]
+        is_async = opts.asyncOp or self._coalesced is not None
+        return self._limit(opts.timeout), is_async, _one_of(copies)
+
+    def _limit(self, timeout):
+        if timeout is None or timeout < timedelta(0):
+            return self._timeout_ms
+        return max(1, int(timeout / timedelta(milliseconds=1)))
+
+    def _work(self, calls, tensors):
+        self._sequence += 1
+        work = Work([call for call in calls if call is not None], list(tensors))
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _together(self, works, tensors):
+        return Work([call for work in works for call in work._calls], list(tensors))
+
+    def start_coalescing(self, device=None):
+        self._coalesced = []
+
+    def end_coalescing(self, device=None):
+        works, self._coalesced = self._coalesced, None
+        return self._together(works, [tensor for work in works for tensor in work._tensors])
+
+    def _rows(self, tensor, sizes):
+        if sizes:
+            if len(sizes) != self.size() or sum(sizes) != tensor.shape[0]:
+                raise ValueError(f"the split sizes {list(sizes)} do not divide {tensor.shape[0]} rows among {self.size()} ranks")
+            return sizes
+        if tensor.shape[0] % self.size():
+            raise ValueError(f"{tensor.shape[0]} rows cannot be divided evenly among {self.size()} ranks: give split sizes")
+        return [tensor.shape[0] // self.size()] * self.size()
+
+    def _check_count(self, tensors, what):
+        if len(tensors) != self.size():
+            raise ValueError(f"{len(tensors)} {what} were given for {self.size()} ranks: give one for each rank")
+
+    def set_timeout(self, timeout):
+        """Sets the timeout of calls that have none of their own."""
+        self._timeout_ms = max(1, int(timeout / timedelta(milliseconds=1)))
+
+    _set_default_timeout = set_timeout
+
+    def _get_sequence_number_for_group(self):
+        return self._sequence
+
+    getSequenceNumberForGroup = _get_sequence_number_for_group
+
+    def _set_sequence_number_for_group(self):
+        pass
+
+    def getBackendName(self):
+        return "dist"
+
+    name = _get_backend_name = getBackendName
+
+
+class Backend(_Operations, c10d.Backend):
+    """The same group, for code of PyTorch that asks a process group for its backend."""
+
+    def __init__(self, group, rank, size):
+        super().__init__(rank, size)
+        self._group, self._timeout_ms = group._group, group._timeout_ms
+        self._coalesced, self._sequence = None, 0
+        self._process_group = weakref.ref(group)
+
+    @property
+    def supports_splitting(self):
+        return True
+
+    @property
+    def options(self):
+        return c10d.Backend.Options("dist", timedelta(milliseconds=self._timeout_ms))
+
+    def shutdown(self):
+        group = self._process_group()
+        if group is not None:
+            group.shutdown()
+
+
+class ProcessGroup(_Operations, c10d.ProcessGroup):
+    """A process group whose ranks communicate over dist."""
+
+    def __init__(self, store, rank, size, timeout, name, ranks):
+        super().__init__(store, rank, size)
+        self._timeout_ms = max(1, int(timeout / timedelta(milliseconds=1)))
+        self._coalesced, self._sequence = None, 0
+        self._name, self._ranks = name, ranks
+        self._group, self._host = rendezvous.join(store, rank, size, self._timeout_ms, name)
+        kind = c10d.ProcessGroup.BackendType.CUSTOM
+        self._register_backend(torch.device("cpu"), kind, Backend(self, rank, size))
+        self._set_default_backend(kind)
+        _groups.append(weakref.ref(self))
+
+    @classmethod
+    def create(cls, options, backend_options=None):
+        """Joins the group that torch.distributed describes."""
+        ranks = options.global_ranks_in_group or list(range(options.group_size))
+        timeout = options.timeout
+        return cls(options.store, options.group_rank, options.group_size, timeout, str(options.group_id), ranks)
+
+    def split_group(self, new_ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+        """Returns the group of these ranks, or None on ranks that are not in it."""
+        if self.rank() not in new_ranks:
+            return None
+        name = group_name or f"{self._name}:{'-'.join(map(str, new_ranks))}"
+        store = c10d.PrefixStore(f"{name}/", self.get_group_store())
+        timeout = timeout or timedelta(milliseconds=self._timeout_ms)
+        ranks = [self._ranks[rank] for rank in new_ranks]
+        group = type(self)(store, new_ranks.index(self.rank()), len(new_ranks), timeout, name, ranks)
+        group._set_group_name(name)
+        group._set_group_desc(group_desc or "undefined")
+        return group
+
+    def shutdown(self):
+        """Leaves the group. Rank 0 hosts the group's coordinator and waits until all other ranks have left."""
+        self._group.close()
+        if self._host is not None:
+            self._host.close()
+
+    def abort(self):
+        """Ends the job of the group for every rank."""
+        self._group.abort("it called abort")
+
+
+_groups = []
+
+
+def _leave_all():
+    """Leaves all groups before Python ends. A process that ends without that counts as dead."""
+    for group in reversed(_groups):
+        group = group()
+        if group is not None:
+            group.shutdown()
+
+
+atexit.register(_leave_all)
+
+
+def _options(kind, timeout, **values):
+    options = kind()
+    if timeout is not None:
+        options.timeout = timeout
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def _listed(tensors):
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    if len(tensors) != 1:
+        raise ValueError(f"the backend dist works on one tensor per rank, and {len(tensors)} were given")
+    return tensors
+
+
+def _one_of(copies):
+    if len(copies) < 2:
+        return copies[0] if copies else None
+    return lambda: [copy() for copy in copies]
+
+
+def _check_type(tensors):
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype:
+            raise ValueError(f"tensors of one call have one type, and these have {dtype} and {tensor.dtype}")
+
+
+def _reduction(op, dtype):
+    """Returns the name of a reduction on elements of this type, and its factor."""
+    kind = op.op if isinstance(op, c10d.ReduceOp) else op
+    name = _OPS.get(kind)
+    if name is None or not is_reducible(dtype):
+        raise ValueError(f"the backend dist cannot reduce {dtype} with {kind}")
+    factor = 1.0
+    if name == "pre_mul_sum":
+        factor = float(op.factor)
+    if dtype is torch.bool:
+        name = _OPS_OF_BOOL.get(name)
+    if dtype.is_complex and name not in _OPS_OF_COMPLEX:
+        name = None
+    if name is None:
+        raise ValueError(f"the backend dist cannot reduce {dtype} with {kind}")
+    return name, factor

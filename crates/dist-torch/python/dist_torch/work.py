@@ -1,0 +1,71 @@
+"""The handle of a call that was started."""
+
+from datetime import timedelta
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+
+class Work(c10d.Work):
+    """Calls that were started, and the tensors that they work on.
+
+    `wait` may make a call itself, and lets other threads of Python run meanwhile. Ctrl-C ends it.
+    """
+
+    def __init__(self, calls, tensors):
+        super().__init__()
+        self._calls = calls
+        self._tensors = tensors
+        self._future = None
+
+    def wait(self, timeout=None):
+        """Waits until the calls are done, or for the timeout, and raises the error of the first that has failed."""
+        limit = _milliseconds(timeout)
+        for call in self._calls:
+            call.wait(limit)
+        return True
+
+    def is_completed(self):
+        return all(call.is_done() for call in self._calls)
+
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        """Returns the exception of the first call that has failed, or None."""
+        errors = (call.exception() for call in self._calls)
+        return next((error for error in errors if error is not None), None)
+
+    def result(self):
+        return self._tensors
+
+    def synchronize(self):
+        self.wait()
+
+    def get_future(self):
+        """Returns a future of the tensors, which the thread that makes the last call completes."""
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._settle_after(list(self._calls))
+        return self._future
+
+    def _settle_after(self, calls):
+        if calls:
+            calls[0].on_done(lambda: self._settle_after(calls[1:]))
+            return
+        error = self.exception()
+        if error is None:
+            self._future.set_result(self._tensors)
+        else:
+            self._future.set_exception(error)
+
+    def source_rank(self):
+        raise NotImplementedError("the backend dist receives from named ranks only, so that no call has a source rank")
+
+    _source_rank = source_rank
+
+
+def _milliseconds(timeout):
+    if timeout is None or timeout <= timedelta(0):
+        return None
+    return int(timeout / timedelta(milliseconds=1))

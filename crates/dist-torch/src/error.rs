@@ -1,0 +1,95 @@
+//! [`Failure`]: why a call failed, as a Python exception.
+
+use dist_collectives::Error;
+use dist_transport::Chain;
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// An error of a call. It can be raised several times, for every thread that waits for the call.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    kind: FailureKind,
+    message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailureKind {
+    /// The arguments were refused: `ValueError`.
+    Arguments,
+    /// The library cannot do this yet: `NotImplementedError`.
+    Unsupported,
+    /// A deadline passed: `torch.distributed.DistBackendError`, a `RuntimeError`.
+    TimedOut,
+    /// Any other error: `torch.distributed.DistBackendError`.
+    Failed,
+}
+
+impl Failure {
+    pub(crate) fn arguments(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Arguments, message: message.into() }
+    }
+
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Unsupported, message: message.into() }
+    }
+
+    pub(crate) fn timed_out(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::TimedOut, message: message.into() }
+    }
+
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self { kind: FailureKind::Failed, message: message.into() }
+    }
+
+    /// Converts an error of the callback that Python gave.
+    pub(crate) fn from_python(error: &PyErr) -> Self {
+        Self::failed(error.to_string())
+    }
+
+    /// Returns the exception.
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        let message = self.message.clone();
+        match self.kind {
+            FailureKind::Arguments => PyValueError::new_err(message),
+            FailureKind::Unsupported => PyNotImplementedError::new_err(message),
+            FailureKind::TimedOut | FailureKind::Failed => match backend_error(py) {
+                Ok(class) => PyErr::from_type(class.clone(), (message,)),
+                Err(_) => PyRuntimeError::new_err(message),
+            },
+        }
+    }
+}
+
+/// Returns the class `torch.distributed.DistBackendError`.
+fn backend_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    CLASS.import(py, "torch.distributed", "DistBackendError")
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let message = Chain(&error).to_string();
+        if error.is_timeout() {
+            return Self::timed_out(message);
+        }
+        match error {
+            Error::RootOutOfRange { .. }
+            | Error::RankOutOfRange { .. }
+            | Error::Parts { .. }
+            | Error::Indivisible { .. }
+            | Error::Unreducible { .. }
+            | Error::Counts { .. }
+            | Error::Length { .. }
+            | Error::Disagreement { .. } => Self::arguments(message),
+            _ => Self::failed(message),
+        }
+    }
+}
+
+impl From<dist_transport::Error> for Failure {
+    fn from(error: dist_transport::Error) -> Self {
+        Self::failed(Chain(&error).to_string())
+    }
+}

@@ -1,0 +1,52 @@
+//! Ends waiting calls when the user presses Ctrl-C.
+//!
+//! A thread that waits in a call of Rust does not see signals of Python. So SIGINT aborts the job of every group in
+//! which this process waits, if Python would raise `KeyboardInterrupt`.
+
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use dist_collectives::Communicator;
+use dist_transport::Runtime;
+use pyo3::prelude::*;
+use signal_hook::consts::SIGINT;
+use signal_hook::iterator::Signals;
+
+use crate::stream::lock;
+
+/// A communicator of this rank alone, through which another thread aborts the job.
+pub(crate) type AbortHandle = Mutex<Option<Communicator>>;
+
+static GROUPS: Mutex<Vec<Weak<AbortHandle>>> = Mutex::new(Vec::new());
+
+/// Aborts the job of this group at SIGINT, as long as the handle lives.
+pub(crate) fn abort_at_interrupt(group: &Arc<AbortHandle>) {
+    let mut groups = lock(&GROUPS);
+    groups.retain(|group| group.strong_count() > 0);
+    groups.push(Arc::downgrade(group));
+    drop(groups);
+    static WATCH: OnceLock<bool> = OnceLock::new();
+    WATCH.get_or_init(|| {
+        let Ok(mut signals) = Signals::new([SIGINT]) else { return false };
+        let watch = move || signals.forever().for_each(|_| abort_all());
+        Runtime::system().spawn("dist-interrupt", watch).is_ok()
+    });
+}
+
+fn abort_all() {
+    if !Python::attach(|py| is_default(py).unwrap_or(false)) {
+        return;
+    }
+    let groups: Vec<_> = lock(&GROUPS).iter().filter_map(Weak::upgrade).collect();
+    for group in groups {
+        if let Some(communicator) = lock(&group).as_mut() {
+            communicator.abort("it was interrupted (SIGINT)");
+        }
+    }
+}
+
+/// Returns `true` if Python raises `KeyboardInterrupt` at SIGINT.
+fn is_default(py: Python<'_>) -> PyResult<bool> {
+    let signal = py.import("signal")?;
+    let handler = signal.call_method1("getsignal", (SIGINT,))?;
+    Ok(handler.is(signal.getattr("default_int_handler")?))
+}
