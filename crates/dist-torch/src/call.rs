@@ -28,7 +28,8 @@ pub(crate) enum Action {
     Send { buffer: TensorMemory, to: usize, tag: u64 },
     Receive { buffer: TensorMemory, from: usize, tag: u64 },
     Barrier,
-    MonitoredBarrier,
+    /// A barrier whose error names all absent ranks, or only the first.
+    MonitoredBarrier { names_all: bool },
 }
 
 impl Call {
@@ -68,7 +69,7 @@ impl Action {
             | Self::AllToAll { input, output, .. }
             | Self::Gather { input, output, .. }
             | Self::Scatter { input, output, .. } => vec![input, output],
-            Self::Barrier | Self::MonitoredBarrier => Vec::new(),
+            Self::Barrier | Self::MonitoredBarrier { .. } => Vec::new(),
         }
     }
 
@@ -115,7 +116,10 @@ impl Action {
             }
             Self::Receive { mut buffer, from, tag } => receive(comm, buffer.write::<T>(), from, tag)?,
             Self::Barrier => comm.barrier()?,
-            Self::MonitoredBarrier => comm.monitored_barrier()?,
+            Self::MonitoredBarrier { names_all } => {
+                let result = comm.monitored_barrier();
+                result.map_err(|error| Failure::of_monitored_barrier(error, comm.rank(), names_all))?;
+            }
         }
         Ok(())
     }

@@ -43,6 +43,22 @@ impl Failure {
         Self { kind: FailureKind::Failed, message: message.into() }
     }
 
+    /// Converts an error of a monitored barrier. Programs know the sentences of PyTorch by heart.
+    pub(crate) fn of_monitored_barrier(error: Error, rank: usize, names_all: bool) -> Self {
+        let Error::Absent { ranks } = &error else { return error.into() };
+        let sentence = match ranks.as_slice() {
+            _ if rank != 0 => format!(
+                "Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+            ),
+            [first, ..] if !names_all => format!("Rank {first} failed to pass monitoredBarrier"),
+            ranks => {
+                let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+                format!("Ranks {} failed to pass monitoredBarrier", ranks.join(", "))
+            }
+        };
+        Self::timed_out(format!("{sentence}: {}", Chain(&error)))
+    }
+
     /// Converts an error of the callback that Python gave.
     pub(crate) fn from_python(error: &PyErr) -> Self {
         Self::failed(error.to_string())
@@ -72,7 +88,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let message = Chain(&error).to_string();
         if error.is_timeout() {
-            return Self::timed_out(message);
+            return Self::timed_out(format!("dist: Timed out waiting: {message}"));
         }
         match error {
             Error::RootOutOfRange { .. }

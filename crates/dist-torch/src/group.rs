@@ -202,8 +202,13 @@ impl Group {
         self.start(py, DType::U8.name(), Action::Barrier, options)
     }
 
-    fn monitored_barrier(&self, py: Python<'_>, options: CallOptions) -> PyResult<Option<PendingCall>> {
-        self.start(py, DType::U8.name(), Action::MonitoredBarrier, options)
+    fn monitored_barrier(
+        &self,
+        py: Python<'_>,
+        names_all: bool,
+        options: CallOptions,
+    ) -> PyResult<Option<PendingCall>> {
+        self.start(py, DType::U8.name(), Action::MonitoredBarrier { names_all }, options)
     }
 
     fn send(

@@ -1,14 +1,15 @@
 """The process group of the backend ``dist``."""
 
-import atexit
 import weakref
 from datetime import timedelta
+from multiprocessing.util import Finalize
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
 from . import rendezvous
-from .tensors import Parts, Target, as_elements, counts_of_rows, is_reducible, name_of, source
+from .profiling import profiled
+from .tensors import Parts, Target, counts_of_rows, is_reducible, name_of, source
 from .work import Work
 
 _Op = c10d.ReduceOp.RedOpType
@@ -31,12 +32,30 @@ _OPS_OF_BOOL = {"sum": "or", "max": "or", "or": "or", "product": "and", "min": "
 _OPS_OF_COMPLEX = {"sum", "mean", "pre_mul_sum"}
 
 
+def _first_argument(arguments):
+    return _flat(arguments[0])
+
+
+def _second_argument(arguments):
+    return _flat(arguments[1])
+
+
+def _flat(tensors):
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [tensor for one in tensors for tensor in _flat(one)]
+
+
 class _Operations:
     """The operations of torch.distributed on the Rust side's group `_group`.
 
     The names and the arguments are those by which PyTorch calls them.
     """
 
+    # The name of the backend, with which the names of events in the profiler begin.
+    label = "dist"
+
+    @profiled("broadcast", _first_argument)
     def broadcast(self, tensors, opts=None, *, root=0, timeout=None):
         opts = opts if isinstance(opts, c10d.BroadcastOptions) else _options(c10d.BroadcastOptions, timeout, rootRank=root)
         (tensor,) = _listed(tensors)
@@ -44,12 +63,16 @@ class _Operations:
         call = self._group.broadcast(name_of(tensor.dtype), target.memory, opts.rootRank, self._common(opts, target))
         return self._work([call], [tensor])
 
+    @profiled("all_reduce", _first_argument)
     def allreduce(self, tensors, opts=None, *, op=_Op.SUM, timeout=None):
         if not isinstance(opts, c10d.AllreduceOptions):
             opts = _options(c10d.AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
         (tensor,) = _listed(tensors)
+        if tensor.is_sparse:
+            return self._sparse_all_reduce(tensor, opts)
         return self._all_reduce([tensor], opts)
 
+    @profiled("all_reduce", _first_argument)
     def allreduce_coalesced(self, tensors, opts=None):
         opts = opts or c10d.AllreduceCoalescedOptions()
         if len({tensor.dtype for tensor in tensors}) == 1:
@@ -64,6 +87,7 @@ class _Operations:
         call = self._group.all_reduce(name_of(dtype), memory, _reduction(opts.reduceOp, dtype), common)
         return self._work([call], tensors)
 
+    @profiled("reduce", _first_argument)
     def reduce(self, tensors, opts=None, *, root=0, op=_Op.SUM, timeout=None):
         if not isinstance(opts, c10d.ReduceOptions):
             opts = _options(c10d.ReduceOptions, timeout, rootRank=root, reduceOp=op)
@@ -74,6 +98,7 @@ class _Operations:
         call = self._group.reduce(name_of(tensor.dtype), target.memory, op, opts.rootRank, common)
         return self._work([call], [tensor])
 
+    @profiled("all_gather", _second_argument)
     def allgather(self, output_tensors, input_tensors, opts=None, *, timeout=None):
         if isinstance(input_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
@@ -86,6 +111,7 @@ class _Operations:
         call = self._group.all_gather(name_of(tensor.dtype), source(tensor), parts.memory, counts, self._common(opts, parts))
         return self._work([call], outputs)
 
+    @profiled("all_gather", _second_argument)
     def all_gather_single(self, output, input, opts=None, *, timeout=None):
         opts = opts or _options(c10d.AllgatherOptions, timeout)
         _check_type([input, output])
@@ -95,6 +121,7 @@ class _Operations:
 
     _allgather_base = all_gather_single
 
+    @profiled("all_gather", _second_argument, lambda arguments: len(arguments[1]))
     def allgather_coalesced(self, output_lists, input_list, opts=None):
         works = [self.allgather([outputs], [tensor], opts) for outputs, tensor in zip(zip(*output_lists), input_list)]
         return self._together(works, [tensor for outputs in output_lists for tensor in outputs])
@@ -105,6 +132,7 @@ class _Operations:
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @profiled("gather", _second_argument)
     def gather(self, output_tensors, input_tensors, opts=None, *, root=0, timeout=None):
         if isinstance(input_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors] if output_tensors else [], [input_tensors]
@@ -119,6 +147,7 @@ class _Operations:
         call = self._group.gather(dtype, source(tensor), parts.memory, opts.rootRank, common)
         return self._work([call], outputs)
 
+    @profiled("gather", _second_argument)
     def gather_single(self, output, input, opts=None):
         opts = opts or c10d.GatherOptions()
         is_root = opts.rootRank == self.rank()
@@ -129,6 +158,7 @@ class _Operations:
 
     gather_into_tensor = gather_single
 
+    @profiled("scatter", _second_argument)
     def scatter(self, output_tensors, input_tensors, opts=None, *, root=0, timeout=None):
         if isinstance(output_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors] if input_tensors else []
@@ -144,6 +174,7 @@ class _Operations:
         call = self._group.scatter(dtype, memory, target.memory, opts.rootRank, common)
         return self._work([call], [tensor])
 
+    @profiled("reduce_scatter", _second_argument)
     def reduce_scatter(self, output_tensors, input_tensors, opts=None, *, op=_Op.SUM, timeout=None):
         if isinstance(output_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
@@ -156,6 +187,7 @@ class _Operations:
         counts = None if parts.is_even else parts.counts
         return self._reduce_scatter(output, parts.memory, counts, opts)
 
+    @profiled("reduce_scatter", _second_argument)
     def reduce_scatter_single(self, output, input, opts=None, *, op=_Op.SUM, timeout=None):
         if not isinstance(opts, c10d.ReduceScatterOptions):
             opts = _options(c10d.ReduceScatterOptions, timeout, reduceOp=op)
@@ -176,6 +208,7 @@ class _Operations:
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @profiled("all_to_all", _second_argument)
     def all_to_all_single(self, output, input, output_split_sizes, input_split_sizes, opts=None, *, timeout=None):
         opts = opts or _options(c10d.AllToAllOptions, timeout)
         _check_type([output, input])
@@ -190,6 +223,7 @@ class _Operations:
 
     alltoall_base = all_to_all_single
 
+    @profiled("all_to_all", _second_argument)
     def alltoall(self, output_tensors, input_tensors, opts=None, *, timeout=None):
         opts = opts or _options(c10d.AllToAllOptions, timeout)
         self._check_count(output_tensors, "outputs")
@@ -201,16 +235,18 @@ class _Operations:
         call = self._group.all_to_all(dtype, inputs.memory, outputs.memory, counts, common)
         return self._work([call], output_tensors)
 
+    @profiled("send", _first_argument)
     def send(self, tensors, dstRank, tag=0):
         (tensor,) = tensors
-        common = (self._timeout_ms, True, None)
+        common = self._common(_MESSAGE)
         call = self._group.send(name_of(tensor.dtype), source(tensor), dstRank, tag, common)
         return self._work([call], tensors)
 
+    @profiled("recv", _first_argument)
     def recv(self, tensors, srcRank, tag=0):
         (tensor,) = tensors
         target = Target(tensor)
-        common = (self._timeout_ms, True, target.copy_out)
+        common = self._common(_MESSAGE, target)
         call = self._group.receive(name_of(tensor.dtype), target.memory, srcRank, tag, common)
         return self._work([call], tensors)
 
@@ -224,20 +260,46 @@ class _Operations:
         return self._work([self._group.barrier(self._common(opts))], [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """Waits for all ranks. The error names all ranks that did not come, whatever `wait_all_ranks` is."""
+        """Waits for all ranks. Every rank that came gets an error that names those that did not."""
         if isinstance(timeout, c10d.BarrierOptions):
             timeout = timeout.timeout
-        self._group.monitored_barrier((self._limit(timeout), False, None))
+        if timeout == timedelta(0):
+            raise rendezvous.c10d_error(f"Rank {self.rank()} timed out in monitoredBarrier: the given timeout is 0")
+        self._group.monitored_barrier(wait_all_ranks, (self._limit(timeout), False, None))
 
     def allreduce_sparse(self, tensors, opts=None):
-        raise NotImplementedError("the backend dist cannot reduce sparse tensors: use to_dense()")
+        (tensor,) = _listed(tensors)
+        return self._sparse_all_reduce(tensor, opts or c10d.AllreduceOptions())
+
+    def _sparse_all_reduce(self, tensor, opts):
+        """Adds sparse tensors: gathers the indices and values of all ranks. It returns when that is done."""
+        if _reduction(opts.reduceOp, tensor.dtype)[0] != "sum":
+            raise ValueError("the backend dist can add sparse tensors, and not reduce them in another way")
+        own = tensor.detach().coalesce()
+        entries = self._gathered(torch.tensor([own._nnz()]), [1] * self.size(), opts)
+        counts = [int(count) for (count,) in entries]
+        indices = self._gathered(own.indices().t().contiguous(), counts, opts)
+        values = self._gathered(own.values(), counts, opts)
+        summed = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False)
+        tensor.detach().copy_(summed.coalesce())
+        return self._work([], [tensor])
+
+    def _gathered(self, own, counts, opts):
+        """Returns the rows of all ranks, of which each has as many as `counts` says."""
+        outputs = [own.new_empty((count, *own.shape[1:])) for count in counts]
+        gather = c10d.AllgatherOptions()
+        gather.timeout, gather.asyncOp = opts.timeout, False
+        self.allgather([outputs], [own], gather).wait()
+        return outputs
 
     # What the operations share.
 
     def _common(self, opts, *targets):
         """Returns what each call of the Rust side has: timeout, whether the program goes on, and how to copy out."""
         copies = [target.copy_out for target in targets if target.copy_out]
-        is_async = opts.asyncOp or self._coalesced is not None
+        is_async = opts.asyncOp or self._coalesced is not None or self._event is not None
+        if self._event is not None:
+            copies.append(self._event.call_ended)
         return self._limit(opts.timeout), is_async, _one_of(copies)
 
     def _limit(self, timeout):
@@ -247,7 +309,7 @@ class _Operations:
 
     def _work(self, calls, tensors):
         self._sequence += 1
-        work = Work([call for call in calls if call is not None], list(tensors))
+        work = Work([call for call in calls if call is not None], list(tensors), self._event is not None)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -290,7 +352,7 @@ class _Operations:
         pass
 
     def getBackendName(self):
-        return "dist"
+        return self.label
 
     name = _get_backend_name = getBackendName
 
@@ -301,12 +363,16 @@ class Backend(_Operations, c10d.Backend):
     def __init__(self, group, rank, size):
         super().__init__(rank, size)
         self._group, self._timeout_ms = group._group, group._timeout_ms
-        self._coalesced, self._sequence = None, 0
+        self._coalesced, self._event, self._sequence = None, None, 0
         self._process_group = weakref.ref(group)
 
-    @property
-    def supports_splitting(self):
-        return True
+    # The base class would ask this class for what this class does not say.
+    supports_splitting = True
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    _supports_time_estimate = False
 
     @property
     def options(self):
@@ -324,13 +390,15 @@ class ProcessGroup(_Operations, c10d.ProcessGroup):
     def __init__(self, store, rank, size, timeout, name, ranks):
         super().__init__(store, rank, size)
         self._timeout_ms = max(1, int(timeout / timedelta(milliseconds=1)))
-        self._coalesced, self._sequence = None, 0
+        self._coalesced, self._event, self._sequence = None, None, 0
         self._name, self._ranks = name, ranks
-        self._group, self._host = rendezvous.join(store, rank, size, self._timeout_ms, name)
+        self._group, host = rendezvous.join(store, rank, size, self._timeout_ms, name)
+        # A process that ends without leaving counts as dead. The finaliser also runs in children of multiprocessing,
+        # at their end, and not in children of this process.
+        self._leave = Finalize(self, _leave, (self._group, host), exitpriority=10)
         kind = c10d.ProcessGroup.BackendType.CUSTOM
         self._register_backend(torch.device("cpu"), kind, Backend(self, rank, size))
         self._set_default_backend(kind)
-        _groups.append(weakref.ref(self))
 
     @classmethod
     def create(cls, options, backend_options=None):
@@ -354,27 +422,21 @@ class ProcessGroup(_Operations, c10d.ProcessGroup):
 
     def shutdown(self):
         """Leaves the group. Rank 0 hosts the group's coordinator and waits until all other ranks have left."""
-        self._group.close()
-        if self._host is not None:
-            self._host.close()
+        self._leave()
 
     def abort(self):
         """Ends the job of the group for every rank."""
         self._group.abort("it called abort")
 
 
-_groups = []
+def _leave(group, host):
+    group.close()
+    if host is not None:
+        host.close()
 
 
-def _leave_all():
-    """Leaves all groups before Python ends. A process that ends without that counts as dead."""
-    for group in reversed(_groups):
-        group = group()
-        if group is not None:
-            group.shutdown()
-
-
-atexit.register(_leave_all)
+# The options of messages, which PyTorch passes none for.
+_MESSAGE = c10d.BarrierOptions()
 
 
 def _options(kind, timeout, **values):

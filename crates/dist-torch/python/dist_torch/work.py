@@ -12,8 +12,9 @@ class Work(c10d.Work):
     `wait` may make a call itself, and lets other threads of Python run meanwhile. Ctrl-C ends it.
     """
 
-    def __init__(self, calls, tensors):
+    def __init__(self, calls, tensors, is_profiled=False):
         super().__init__()
+        self._is_profiled = is_profiled
         self._calls = calls
         self._tensors = tensors
         self._future = None
@@ -21,6 +22,8 @@ class Work(c10d.Work):
     def wait(self, timeout=None):
         """Waits until the calls are done, or for the timeout, and raises the error of the first that has failed."""
         limit = _milliseconds(timeout)
+        if limit is None and self._is_profiled:
+            limit = _FOREVER_MS
         for call in self._calls:
             call.wait(limit)
         return True
@@ -63,6 +66,10 @@ class Work(c10d.Work):
         raise NotImplementedError("the backend dist receives from named ranks only, so that no call has a source rank")
 
     _source_rank = source_rank
+
+
+# Calls end by their own timeouts. With a limit, the thread that waits makes no call itself.
+_FOREVER_MS = 1 << 40
 
 
 def _milliseconds(timeout):
