@@ -14,6 +14,7 @@ mod predict;
 mod sim;
 mod test;
 mod tidy;
+mod torch;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   compare  compare times with those of other libraries, measured in the same run               [--ops LIST]
   burn     check and test dist-burn, which is no default member
   mpi      check and test dist-mpi, which is no default member, with each installed MPI
+  torch    check and test dist-torch, which is no default member, with PyTorch                 [--all]
   bench    run the criterion benches, one file per algorithm                                   [--filter TEXT]
   book     check the guide and build it into target/book                                       [--write]
   docs     generate docs/algorithms.md from the schedules
@@ -69,6 +71,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "book" => book::run(arguments),
         "docs" => with_help(arguments, docs::HELP, docs::run),
         "tidy" => tidy::run(arguments),
+        "torch" => torch::run(arguments),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
         "sim" => sim::run(arguments),
         "compare" => compare::run(arguments),
@@ -131,6 +134,7 @@ mod tests {
             ci::HELP,
             burn::HELP,
             mpi::HELP,
+            torch::HELP,
             test::HELP,
             tidy::HELP,
             matrix::HELP,

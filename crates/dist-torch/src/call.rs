@@ -17,19 +17,60 @@ pub(crate) struct Call {
 /// What the call does, and the memory on which it does it.
 #[derive(Debug)]
 pub(crate) enum Action {
-    AllReduce { buffers: Vec<TensorMemory>, op: ReduceOp },
-    Broadcast { buffer: TensorMemory, root: usize },
-    Reduce { buffer: TensorMemory, op: ReduceOp, root: usize },
-    AllGather { input: TensorMemory, output: TensorMemory, counts: Option<Vec<usize>> },
-    ReduceScatter { input: TensorMemory, output: TensorMemory, counts: Option<Vec<usize>>, op: ReduceOp },
-    AllToAll { input: TensorMemory, output: TensorMemory, counts: Option<[Vec<usize>; 2]> },
-    Gather { input: TensorMemory, output: TensorMemory, root: usize },
-    Scatter { input: TensorMemory, output: TensorMemory, root: usize },
-    Send { buffer: TensorMemory, to: usize, tag: u64 },
-    Receive { buffer: TensorMemory, from: usize, tag: u64 },
+    AllReduce {
+        buffers: Vec<TensorMemory>,
+        op: ReduceOp,
+    },
+    Broadcast {
+        buffer: TensorMemory,
+        root: usize,
+    },
+    Reduce {
+        buffer: TensorMemory,
+        op: ReduceOp,
+        root: usize,
+    },
+    AllGather {
+        input: TensorMemory,
+        output: TensorMemory,
+        counts: Option<Vec<usize>>,
+    },
+    ReduceScatter {
+        input: TensorMemory,
+        output: TensorMemory,
+        counts: Option<Vec<usize>>,
+        op: ReduceOp,
+    },
+    AllToAll {
+        input: TensorMemory,
+        output: TensorMemory,
+        counts: Option<[Vec<usize>; 2]>,
+    },
+    Gather {
+        input: TensorMemory,
+        output: TensorMemory,
+        root: usize,
+    },
+    Scatter {
+        input: TensorMemory,
+        output: TensorMemory,
+        root: usize,
+    },
+    Send {
+        buffer: TensorMemory,
+        to: usize,
+        tag: u64,
+    },
+    Receive {
+        buffer: TensorMemory,
+        from: usize,
+        tag: u64,
+    },
     Barrier,
     /// A barrier whose error names all absent ranks, or only the first.
-    MonitoredBarrier { names_all: bool },
+    MonitoredBarrier {
+        names_all: bool,
+    },
 }
 
 impl Call {

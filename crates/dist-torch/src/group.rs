@@ -233,7 +233,13 @@ impl Group {
         tag: u64,
         options: CallOptions,
     ) -> PyResult<Option<PendingCall>> {
-        self.start_on(py, stream(&self.receives, from)?, dtype, Action::Receive { buffer, from: 0, tag }, options)
+        self.start_on(
+            py,
+            stream(&self.receives, from)?,
+            dtype,
+            Action::Receive { buffer, from: 0, tag },
+            options,
+        )
     }
 
     /// Ends the job for every rank. Their errors contain the reason.
@@ -287,7 +293,9 @@ impl Group {
         };
         let call = Call { dtype, action };
         if !call.fits() {
-            return Err(PyValueError::new_err(format!("the elements of the tensors do not have the size of {dtype}")));
+            return Err(PyValueError::new_err(format!(
+                "the elements of the tensors do not have the size of {dtype}"
+            )));
         }
         let CallOptions(timeout, is_async, copy_out) = options;
         let operation = stream.push(call, Duration::from_millis(timeout), copy_out);
@@ -348,10 +356,12 @@ impl PendingCall {
         let runtime = Runtime::system();
         let deadline = runtime.deadline(limit);
         self.stream.wake().map_err(|failure| failure.raise(py))?;
-        while !py.detach(|| self.stream.watch(&self.operation, SIGNAL_CHECK.min(runtime.remaining(deadline)))) {
+        while !py.detach(|| self.stream.watch(&self.operation, SIGNAL_CHECK.min(runtime.remaining(deadline))))
+        {
             py.check_signals()?;
             if runtime.expired(deadline) {
-                let text = format!("wait: the call did not end within {limit:?}: Timed out. The call goes on");
+                let text =
+                    format!("wait: the call did not end within {limit:?}: Timed out. The call goes on");
                 return Err(Failure::timed_out(text).raise(py));
             }
         }

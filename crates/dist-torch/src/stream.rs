@@ -75,7 +75,8 @@ impl Stream {
         if queue.thread.is_none() && !queue.is_closed {
             let stream = Arc::clone(self);
             let thread = self.runtime.spawn("dist-torch", move || stream.work());
-            queue.thread = Some(thread.map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?);
+            queue.thread =
+                Some(thread.map_err(|error| Failure::failed(format!("cannot start a thread: {error}")))?);
         }
         drop(queue);
         self.queued.notify_one();

@@ -9,6 +9,7 @@ const LAYERS: &[&str] = &[
     "dist-algos",
     "dist-collectives",
     "dist-mpi",
+    "dist-torch",
     "dist-groups",
     "dist-parallel",
     "dist-candle",
@@ -39,7 +40,7 @@ pub(super) fn order(tree: &Tree) -> Vec<Finding> {
 
 /// Members that a plain build leaves out, because they need more than Rust and a C compiler or take minutes to build.
 /// Each has a step of its own in `cargo xtask`.
-const OUTSIDE_PLAIN_BUILDS: &[&str] = &["dist-burn", "dist-mpi"];
+const OUTSIDE_PLAIN_BUILDS: &[&str] = &["dist-burn", "dist-mpi", "dist-torch"];
 
 pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
     let left_out = tree.packages.iter().filter(|package| !package.is_default_member);

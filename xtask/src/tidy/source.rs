@@ -18,6 +18,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "crates/dist-collectives/src/engine/direct_access.rs",
     // Requests of an MPI library.
     "crates/dist-mpi/src/library.rs",
+    // Tensors of PyTorch, which Python owns.
+    "crates/dist-torch/src/memory.rs",
     // Memory that processes have mapped together.
     "crates/dist-transport/src/shm_group.rs",
     "crates/dist-transport/src/host_memory/group_memory.rs",

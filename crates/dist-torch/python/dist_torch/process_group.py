@@ -52,7 +52,7 @@ class _Operations:
     The names and the arguments are those by which PyTorch calls them.
     """
 
-    # The name of the backend, with which the names of events in the profiler begin.
+    # The beginning of the names of events in the profiler.
     label = "dist"
 
     @profiled("broadcast", _first_argument)
@@ -281,7 +281,8 @@ class _Operations:
         indices = self._gathered(own.indices().t().contiguous(), counts, opts)
         values = self._gathered(own.values(), counts, opts)
         summed = torch.sparse_coo_tensor(torch.cat(indices).t(), torch.cat(values), tensor.shape, check_invariants=False)
-        tensor.detach().copy_(summed.coalesce())
+        with torch.no_grad():
+            tensor.copy_(summed.coalesce())
         return self._work([], [tensor])
 
     def _gathered(self, own, counts, opts):
@@ -315,7 +316,7 @@ class _Operations:
         return work
 
     def _together(self, works, tensors):
-        return Work([call for work in works for call in work._calls], list(tensors))
+        return Work([call for work in works for call in work._calls], list(tensors), self._event is not None)
 
     def start_coalescing(self, device=None):
         self._coalesced = []
@@ -352,7 +353,7 @@ class _Operations:
         pass
 
     def getBackendName(self):
-        return self.label
+        return "dist"
 
     name = _get_backend_name = getBackendName
 

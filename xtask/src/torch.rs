@@ -1,0 +1,141 @@
+//! `cargo xtask torch`: builds and tests the crate dist-torch, which is no default member, with PyTorch.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::command::{Failure, Steps, cargo, print_help, show, target_folder};
+
+pub(crate) const HELP: &str = "\
+cargo xtask torch [--all | --install]
+
+Builds and tests dist-torch, the backend of torch.distributed, and prints how long that took. It is no default
+member, because it needs Python from 3.10 on with its module venv, and 5.4 GB for PyTorch and what its wheel
+requires, which pip installs into target/torch-venv. Delete that folder to install afresh.
+  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, and those tests of PyTorch which
+               crates/dist-torch/tests/quick.txt lists, on 2 ranks
+  --all        an optimised wheel, the tests of dist-torch, all distributed tests of PyTorch with Gloo and with
+               dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
+  --install    only the virtual environment";
+
+/// What pip installs. The tests of PyTorch need expecttest, those of distributed checkpoints numpy.
+const PACKAGES: &[&str] = &["torch==2.15.*", "numpy", "expecttest", "maturin>=1.9,<2", "pytest"];
+
+/// What is built and tested.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Install,
+    Quick,
+    All,
+}
+
+pub(crate) fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
+    let mut extent = Extent::Quick;
+    while let Some(argument) = arguments.next()? {
+        extent = match argument {
+            lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => return print_help(HELP),
+            lexopt::Arg::Long("all") => Extent::All,
+            lexopt::Arg::Long("install") => Extent::Install,
+            other => return Err(other.unexpected().into()),
+        };
+    }
+    let mut steps = Steps::default();
+    let environment = Environment(target_folder()?.join("torch-venv"));
+    steps.step("torch: virtual environment", || environment.install())?;
+    if extent == Extent::Install {
+        return Ok(());
+    }
+    steps.step("torch: clippy", || show(&mut build("clippy --package dist-torch -- -D warnings")?))?;
+    steps.step("torch: docs", || {
+        show(build("doc --package dist-torch --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    steps.step("torch: wheel", || environment.install_wheel(extent))?;
+    steps.step("torch: tests", || {
+        show(environment.python("pytest").args(["-q", "crates/dist-torch/tests"]))
+    })?;
+    match extent {
+        Extent::All => steps.step("torch: all tests of PyTorch", || environment.compare_suites())?,
+        _ => steps.step("torch: quick tests of PyTorch", || {
+            let mut suite = environment.suite("dist", "2");
+            show(suite.args(["--only", "crates/dist-torch/tests/quick.txt"]))
+        })?,
+    }
+    steps.summary();
+    Ok(())
+}
+
+/// Returns a cargo command with the target folder of dist-torch. Other features of the same crates would otherwise
+/// be built again and again.
+fn build(arguments: &str) -> Result<Command, Failure> {
+    let mut command = cargo(arguments);
+    command.env("CARGO_TARGET_DIR", target_folder()?.join("torch"));
+    Ok(command)
+}
+
+/// The virtual environment of Python.
+struct Environment(PathBuf);
+
+impl Environment {
+    fn install(&self) -> Result<(), Failure> {
+        if self.has_packages() {
+            return Ok(());
+        }
+        show(Command::new("python3").args(["-m", "venv"]).arg(&self.0))?;
+        let mut pip = self.python("pip");
+        show(pip.args(["install", "--quiet", "--disable-pip-version-check"]).args(PACKAGES))
+    }
+
+    fn has_packages(&self) -> bool {
+        let mut command = Command::new(self.0.join("bin/python"));
+        command.args(["-c", "import torch, numpy, expecttest, pytest"]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    }
+
+    /// Returns a command that runs a module of Python.
+    fn python(&self, module: &str) -> Command {
+        let mut command = Command::new(self.0.join("bin/python"));
+        command.args(["-m", module]).env("DIST_COSTS", "off").env("OMP_NUM_THREADS", "1");
+        command
+    }
+
+    fn install_wheel(&self, extent: Extent) -> Result<(), Failure> {
+        let (folder, wheels) = (target_folder()?.join("torch"), target_folder()?.join("torch-wheel"));
+        let profile = if extent == Extent::All { "release" } else { "dev" };
+        let _ = std::fs::remove_dir_all(&wheels);
+        let mut maturin = self.python("maturin");
+        maturin.args([
+            "build",
+            "--manifest-path",
+            "crates/dist-torch/Cargo.toml",
+            "--profile",
+            profile,
+            "--out",
+        ]);
+        show(maturin.arg(&wheels).env("CARGO_TARGET_DIR", folder))?;
+        let mut pip = self.python("pip");
+        pip.args(["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]);
+        show(pip.args(["--force-reinstall", "--find-links"]).arg(&wheels).arg("dist-torch"))
+    }
+
+    /// Returns a command that runs distributed tests of PyTorch.
+    fn suite(&self, backend: &str, ranks: &str) -> Command {
+        let mut command = Command::new(self.0.join("bin/python"));
+        command.args(["crates/dist-torch/tests/pytorch_suite.py", backend, ranks]);
+        command
+    }
+
+    /// Runs all tests of PyTorch with both backends, and writes the table of their outcomes.
+    fn compare_suites(&self) -> Result<(), Failure> {
+        let folder = target_folder()?.join("torch-outcomes");
+        std::fs::create_dir_all(&folder)?;
+        for ranks in ["2", "3", "4"] {
+            for backend in ["gloo", "dist"] {
+                let mut suite = self.suite(backend, ranks);
+                suite.arg("--out").arg(folder.join(format!("{backend}-{ranks}.json")));
+                // The table tells which tests fail, and the comparison whether they pass with Gloo.
+                let _ = show(&mut suite);
+            }
+        }
+        let mut table = Command::new(self.0.join("bin/python"));
+        show(table.arg("crates/dist-torch/tests/suite_table.py").arg(&folder))
+    }
+}
