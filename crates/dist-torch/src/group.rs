@@ -63,8 +63,8 @@ impl Host {
 pub(crate) struct Group {
     collectives: Arc<Stream>,
     /// The messages to each rank, and from each rank. A rank has none with itself.
-    sends: Vec<Option<Arc<Stream>>>,
-    receives: Vec<Option<Arc<Stream>>>,
+    sends: Streams,
+    receives: Streams,
     abort_handle: Arc<AbortHandle>,
     process: u32,
 }
@@ -399,24 +399,30 @@ fn join(
     if world_size > 1 {
         world.tune(CostCache::for_user().as_ref(), config.medium().name())?;
     }
-    let mut pairs = |pair: [usize; 2]| -> Result<Option<Arc<Stream>>, Failure> {
-        Ok(world.subgroup(&pair)?.map(Stream::new))
-    };
-    let (mut sends, mut receives) = (vec![None; world_size], vec![None; world_size]);
-    for from in 0..world_size {
-        for to in (0..world_size).filter(|&to| to != from) {
-            let stream = pairs([from, to])?;
-            match () {
-                () if from == rank => sends[to] = stream,
-                () if to == rank => receives[from] = stream,
-                () => {}
-            }
-        }
-    }
+    let (sends, receives) = message_streams(&mut world)?;
     let abort_handle = Arc::new(Mutex::new(world.subgroup(&[rank])?));
     abort_at_interrupt(&abort_handle);
     let process = std::process::id();
     Ok(Group { collectives: Stream::new(world), sends, receives, abort_handle, process })
+}
+
+type Streams = Vec<Option<Arc<Stream>>>;
+
+/// Returns the streams of messages to each rank and from each rank. Every direction between two ranks has its own
+/// communicator, so that no message waits for one of another rank.
+fn message_streams(world: &mut Communicator) -> Result<(Streams, Streams), Failure> {
+    let (rank, ranks) = (world.rank(), world.world_size());
+    let (mut sends, mut receives) = (vec![None; ranks], vec![None; ranks]);
+    let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+    for (from, to) in pairs.filter(|(from, to)| from != to) {
+        let stream = world.subgroup(&[from, to])?.map(Stream::new);
+        if from == rank {
+            sends[to] = stream;
+        } else if to == rank {
+            receives[from] = stream;
+        }
+    }
+    Ok((sends, receives))
 }
 
 /// Applies `DIST_TRANSPORT` and `DIST_HOST_ID`.
@@ -451,6 +457,7 @@ fn parse_op((name, factor): (&str, f64)) -> PyResult<ReduceOp> {
     op.ok_or_else(|| PyValueError::new_err(format!("{name} is no reduction")))
 }
 
+/// Returns the stream of this rank.
 fn stream(streams: &[Option<Arc<Stream>>], peer: usize) -> PyResult<&Arc<Stream>> {
     let ranks = streams.len();
     let stream = streams.get(peer).and_then(Option::as_ref);

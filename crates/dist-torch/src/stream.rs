@@ -1,7 +1,7 @@
 //! [`Stream`]: a communicator and the queue of the calls that are made on it, one after the other.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dist_collectives::Communicator;
@@ -46,7 +46,7 @@ pub(crate) struct Operation {
 }
 
 #[expect(clippy::disallowed_types, reason = "threads of Python wait here, which the simulator cannot run")]
-type Condition = Condvar;
+type Condition = std::sync::Condvar;
 
 impl Stream {
     pub(crate) fn new(communicator: Communicator) -> Arc<Self> {
