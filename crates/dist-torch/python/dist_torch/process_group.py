@@ -297,14 +297,14 @@ class _Operations:
 
     def _common(self, opts, *targets):
         """Returns what each call of the Rust side has: timeout, whether the program goes on, and how to copy out."""
-        copies = [target.copy_out for target in targets if target.copy_out]
+        copies = [target.copy_out for target in targets if target.copy_out is not None]
         is_async = opts.asyncOp or self._coalesced is not None or self._event is not None
         if self._event is not None:
             copies.append(self._event.call_ended)
         return self._limit(opts.timeout), is_async, _one_of(copies)
 
     def _limit(self, timeout):
-        if timeout is None or timeout < timedelta(0):
+        if timeout is None or timeout.days < 0:
             return self._timeout_ms
         return max(1, int(timeout / timedelta(milliseconds=1)))
 

@@ -43,6 +43,12 @@ def is_plain(tensor):
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
+def _is_usable(tensor):
+    """Returns True for the usual tensor, whose memory is that of its elements. It is the fast path."""
+    is_dense = tensor.is_cpu and tensor.layout is torch.strided
+    return is_dense and tensor.dtype in _NAMES and tensor.is_contiguous() and not tensor.is_neg()
+
+
 def check(tensor):
     """Refuses tensors that are not in memory of the CPU."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
@@ -52,6 +58,8 @@ def check(tensor):
 
 def source(tensor):
     """Returns memory with the values of the tensor, for reading."""
+    if _is_usable(tensor):
+        return tensor
     check(tensor)
     if is_plain(tensor):
         return as_elements(tensor.detach())
@@ -64,6 +72,9 @@ class Target:
     __slots__ = ("copy_out", "memory")
 
     def __init__(self, tensor, is_read=False):
+        if _is_usable(tensor):
+            self.memory, self.copy_out = tensor, None
+            return
         check(tensor)
         tensor = tensor.detach()
         self.copy_out = None
