@@ -11,10 +11,10 @@ cargo xtask torch [--all | --install]
 Builds and tests dist-torch, the backend of torch.distributed, and prints how long that took. It is no default
 member, because it needs Python from 3.10 on with its module venv, and 5.4 GB for PyTorch and what its wheel
 requires, which pip installs into target/torch-venv. Delete that folder to install afresh.
-  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, and those tests of PyTorch which
-               crates/dist-torch/tests/quick.txt lists, on 2 ranks
-  --all        an optimised wheel, the tests of dist-torch, all distributed tests of PyTorch with Gloo and with
-               dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
+  (no option)  clippy, documents, an unoptimised wheel, the tests of dist-torch, and those tests of PyTorch
+               which crates/dist-torch/tests/quick.txt lists, on 2 ranks
+  --all        an optimised wheel, the tests of dist-torch, all distributed tests of PyTorch with Gloo and
+               with dist on 2, 3 and 4 ranks, and the table of their outcomes in the crate's README
   --install    only the virtual environment";
 
 /// What pip installs. The tests of PyTorch need expecttest, those of distributed checkpoints numpy.
