@@ -14,11 +14,12 @@ use crate::call::{Action, Call};
 use crate::error::Failure;
 use crate::interrupt::{AbortHandle, abort_at_interrupt};
 use crate::memory::TensorMemory;
+use crate::owned_by_process::OwnedByProcess;
 use crate::stream::{Operation, Stream, lock};
 
 /// The coordinator of a group, in the process of its rank 0.
 #[pyclass(frozen)]
-pub(crate) struct Host(Mutex<Option<Coordinator>>);
+pub(crate) struct Host(Mutex<OwnedByProcess<Coordinator>>);
 
 #[pymethods]
 impl Host {
@@ -29,13 +30,13 @@ impl Host {
         let secret = parse_secret(secret).map_err(|failure| failure.raise(py))?;
         let started = py.detach(|| Coordinator::start(&address, world_size, job, secret));
         let coordinator = started.map_err(|error| Failure::from(error).raise(py))?;
-        Ok(Self(Mutex::new(Some(coordinator))))
+        Ok(Self(Mutex::new(OwnedByProcess::new(coordinator))))
     }
 
     /// The port at which the ranks join.
     #[getter]
     fn port(&self) -> Option<u16> {
-        lock(&self.0).as_ref().map(|coordinator| coordinator.address().port())
+        lock(&self.0).get().map(|coordinator| coordinator.address().port())
     }
 
     /// Serves until every rank has left, and at most one second after an abort.
@@ -245,7 +246,7 @@ impl Group {
     /// Ends the job for every rank. Their errors contain the reason.
     fn abort(&self, py: Python<'_>, why: &str) {
         py.detach(|| {
-            if let Some(communicator) = lock(&self.abort_handle).as_mut() {
+            if let Some(communicator) = lock(&self.abort_handle).get() {
                 communicator.abort(why);
             }
         });
@@ -400,7 +401,8 @@ fn join(
         world.tune(CostCache::for_user().as_ref(), config.medium().name())?;
     }
     let (sends, receives) = message_streams(&mut world)?;
-    let abort_handle = Arc::new(Mutex::new(world.subgroup(&[rank])?));
+    let alone = world.subgroup(&[rank])?.expect("a rank is a member of the group of itself");
+    let abort_handle = Arc::new(Mutex::new(OwnedByProcess::new(alone)));
     abort_at_interrupt(&abort_handle);
     let process = std::process::id();
     Ok(Group { collectives: Stream::new(world), sends, receives, abort_handle, process })

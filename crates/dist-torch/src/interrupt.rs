@@ -11,10 +11,11 @@ use pyo3::prelude::*;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 
+use crate::owned_by_process::OwnedByProcess;
 use crate::stream::lock;
 
 /// A communicator of this rank alone, through which another thread aborts the job.
-pub(crate) type AbortHandle = Mutex<Option<Communicator>>;
+pub(crate) type AbortHandle = Mutex<OwnedByProcess<Communicator>>;
 
 static GROUPS: Mutex<Vec<Weak<AbortHandle>>> = Mutex::new(Vec::new());
 
@@ -38,7 +39,7 @@ fn abort_all() {
     }
     let groups: Vec<_> = lock(&GROUPS).iter().filter_map(Weak::upgrade).collect();
     for group in groups {
-        if let Some(communicator) = lock(&group).as_mut() {
+        if let Some(communicator) = lock(&group).get() {
             communicator.abort("it was interrupted (SIGINT)");
         }
     }

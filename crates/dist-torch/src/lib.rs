@@ -5,6 +5,7 @@ mod error;
 mod group;
 mod interrupt;
 mod memory;
+mod owned_by_process;
 mod stream;
 
 use pyo3::prelude::*;

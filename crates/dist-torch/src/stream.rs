@@ -11,13 +11,14 @@ use pyo3::prelude::*;
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::owned_by_process::OwnedByProcess;
 
 /// A communicator and the queue of its calls.
 ///
 /// A call is made by the first thread that comes: a thread that waits for it or for a later one, or the stream's own
 /// thread. So a call for which the program waits at once needs no other thread.
 pub(crate) struct Stream {
-    communicator: Mutex<Option<Communicator>>,
+    communicator: Mutex<OwnedByProcess<Communicator>>,
     queue: Mutex<Queue>,
     /// Wakes the stream's own thread.
     queued: Condition,
@@ -51,7 +52,7 @@ type Condition = std::sync::Condvar;
 impl Stream {
     pub(crate) fn new(communicator: Communicator) -> Arc<Self> {
         let runtime = communicator.runtime().clone();
-        let (queue, communicator) = (Mutex::default(), Mutex::new(Some(communicator)));
+        let (queue, communicator) = (Mutex::default(), Mutex::new(OwnedByProcess::new(communicator)));
         Arc::new(Self { communicator, queue, queued: Condition::new(), ended: Condition::new(), runtime })
     }
 
@@ -139,7 +140,7 @@ impl Stream {
 
     fn make_call(&self, operation: &Operation) -> Result<(), Failure> {
         let mut communicator = lock(&self.communicator);
-        let (Some(call), Some(communicator)) = (lock(&operation.call).take(), communicator.as_mut()) else {
+        let (Some(call), Some(communicator)) = (lock(&operation.call).take(), communicator.get()) else {
             return Err(Failure::failed("the process group was destroyed before this call was made"));
         };
         communicator.set_timeout(self.runtime.remaining(operation.deadline));

@@ -1,5 +1,6 @@
 """What a program sees when something goes wrong: exceptions that name the rank, the call and what to do."""
 
+import gc
 import os
 import signal
 import threading
@@ -86,6 +87,9 @@ def forked(rank):
     if child == 0:
         kind, text = error_of(lambda: dist.all_reduce(torch.ones(1)))
         os.write(writer, f"{kind}: {text}".encode())
+        # The child drops what it has of the group. That must not make the parent leave.
+        dist.destroy_process_group()
+        gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
     text = os.read(reader, 10_000).decode()
