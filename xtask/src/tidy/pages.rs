@@ -100,7 +100,7 @@ fn resolve(from: &str, link: &str) -> String {
 }
 
 /// Languages of the guide's blocks. Every block of Rust is compiled and every command of a console is checked.
-const LANGUAGES: &[&str] = &["rust", "console", "toml", "text", "json", "python", "c", "cpp"];
+const LANGUAGES: &[&str] = &["rust", "console", "toml", "text", "json", "python", "c", "cpp", "yaml"];
 
 /// Every page of the guide is in its table of contents, and its code is tested.
 pub(super) fn book(tree: &Tree) -> Vec<Finding> {

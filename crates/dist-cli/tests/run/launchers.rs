@@ -135,8 +135,8 @@ fn a_missing_address_is_named(#[case] of_rank: &str, #[case] of_size: &str) {
 /// The commands of a section of the page, as lines.
 fn commands(heading: &str) -> Vec<&'static str> {
     let section = PAGE.split("\n## ").find(|section| section.starts_with(&format!("{heading}\n"))).unwrap();
-    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    block.lines().collect()
+    let block = section.split("```console\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    block.lines().map(|line| line.strip_prefix("$ ").unwrap()).collect()
 }
 
 /// A folder with what the commands of the page name: `./train`, `distctl` and `ssh` on the path, and a secret at home.
@@ -150,7 +150,8 @@ impl Desk {
         write_program(&folder.path().join("train"), &train);
         write_program(&folder.path().join("ssh"), FAKE_SSH);
         let desk = Self(folder);
-        let secret = PAGE.lines().find(|line| line.starts_with("(umask")).unwrap();
+        let secret = PAGE.lines().find_map(|line| line.strip_prefix("$ (umask")).unwrap();
+        let secret = &format!("(umask{secret}");
         assert!(desk.shell(secret).status().unwrap().success());
         desk
     }
