@@ -10,8 +10,9 @@ cargo xtask mpi
 
 Checks dist-mpi with Open MPI and with MPICH, if they are installed, and prints how long that took. It is no
 default member, because it needs an installed MPI. If packages are missing, their names are printed.
-With the first library: clippy, documents, and the unit tests, which need no mpirun. With each: the promises
-of the transport and a part of the matrix in real processes, 2 and 4 of them.
+With the first library: clippy, documents, the unit tests, which need no mpirun, and a program of the crate
+dist with DIST_TRANSPORT=mpi. With each: the promises of the transport and a part of the matrix in real
+processes, 2 and 4 of them, and a process that dies.
 Each library has a target folder of its own, target/mpi and target/mpich.";
 
 /// An MPI library as Debian installs it.
@@ -82,6 +83,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         show(with(first, "doc --package dist-mpi --no-deps")?.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     steps.step("mpi: unit tests", || show(&mut with(first, "test --package dist-mpi")?))?;
+    steps.step("mpi: a program of dist", || run_program(first))?;
     for library in installed {
         let name = if library.folder == "mpi" { "mpi: jobs of Open MPI" } else { "mpi: jobs of MPICH" };
         steps.step(name, || run_jobs(library))?;
@@ -100,6 +102,34 @@ fn run_jobs(library: &Library) -> Result<(), Failure> {
     let program = folder(library)?.join("debug/examples/mpi_check");
     for world in WORLDS {
         CASES.iter().try_for_each(|case| show(&mut job(library, world, &program, case)))?;
+    }
+    check_death(&mut job(library, "4", &program, &["death"]))
+}
+
+/// Starts a job in which one process ends with exit code 9: the launcher ends the others and tells the code.
+fn check_death(job: &mut Command) -> Result<(), Failure> {
+    let output = job.output().map_err(|error| Failure::Check(format!("cannot start {job:?}: {error}")))?;
+    let told = [output.stdout, output.stderr].concat();
+    let told = String::from_utf8_lossy(&told).to_lowercase();
+    let code = told.split("exit code:").nth(1).map(|rest| rest.trim_start().starts_with('9'));
+    if output.status.success() || code != Some(true) {
+        return Err(Failure::Check(format!("{job:?} does not tell of the process that died: {told}")));
+    }
+    Ok(())
+}
+
+/// Starts a program of the crate dist that finds MPI by its environment.
+fn run_program(library: &Library) -> Result<(), Failure> {
+    show(&mut with(library, "build --quiet --package dist --features mpi --example hello")?)?;
+    let program = folder(library)?.join("debug/examples/hello");
+    let output = job(library, "2", &program, &[]).env("DIST_TRANSPORT", "mpi").output();
+    let output =
+        output.map_err(|error| Failure::Check(format!("cannot start {}: {error}", program.display())))?;
+    let told = String::from_utf8_lossy(&output.stdout);
+    let is_complete = (0..2).all(|rank| told.contains(&format!("hello from rank {rank} of 2")));
+    if !output.status.success() || !is_complete {
+        let error = String::from_utf8_lossy(&output.stderr);
+        return Err(Failure::Check(format!("hello with DIST_TRANSPORT=mpi: {told}{error}")));
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "tcp")]
+mod init;
 pub mod prelude;
 
 #[doc(inline)]
@@ -37,3 +39,5 @@ pub use dist_transport as transport;
 #[cfg(feature = "sim")]
 #[doc(inline)]
 pub use dist_transport::sim;
+#[cfg(feature = "tcp")]
+pub use init::{InitError, init};

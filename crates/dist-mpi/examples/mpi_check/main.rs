@@ -25,8 +25,7 @@ use dist_transport::{
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-const HELP: &str =
-    "mpi_check matrix [WORD…] | messages | threads | timeout | mismatch | length | leaver | panic | memory";
+const HELP: &str = "mpi_check matrix [WORD…] | messages | threads | timeout | mismatch | length | leaver | panic | memory | death";
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
 const THEIRS: Fingerprint = Fingerprint([2; Fingerprint::SIZE]);
 const LONG: Duration = Duration::from_secs(60);
@@ -62,6 +61,7 @@ fn run(case: &str, words: &[String]) -> Result<(), BoxError> {
         "length" => length(&mut transport)?,
         "leaver" => return leaver(transport),
         "panic" => return panic(transport),
+        "death" => return death(&mut transport),
         _ => return Err(HELP.into()),
     }
     Ok(())
@@ -251,6 +251,19 @@ fn panic(mut transport: MpiTransport) -> Result<(), BoxError> {
     }
     let error = stand_by(&mut transport)?;
     expect_record(&mut transport, &error, (Cause::Panicked, last, last, Fingerprint::NONE))
+}
+
+/// The process of the last rank ends without a word, with exit code 9. The launcher ends the others while they wait for it.
+fn death(transport: &mut dyn Transport) -> Result<(), BoxError> {
+    let last = transport.rank().world_size() - 1;
+    barrier(transport)?;
+    if transport.rank().index() == last {
+        std::process::exit(9);
+    }
+    let error = failed(receive(transport, last, 1, LONG))?;
+    // Where the launcher leaves the ranks alone, their errors name the culprit.
+    expect(error.peer() == Some(last), &format!("the error names another rank: {error}"))?;
+    Err(error.into())
 }
 
 /// Checks that this rank has the record, and that the error is of it.
