@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
 
 use dist_collectives::tuning::CostCache;
 use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::Finding;
-use crate::run::files_needed;
+use crate::run::{NumaNode, files_needed};
 use crate::variables::VARIABLES;
 
 /// Files that a process may have open beside those of its job, by a generous guess.
@@ -16,9 +17,76 @@ const OTHER_FILES: u64 = 64;
 /// What there is to say of this machine for a job of so many ranks, of which it has `ranks` and hosts the coordinator of
 /// `hosted`.
 pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> impl Iterator<Item = Finding> {
-    let found =
-        [files(world_size, ranks, hosted), file_size(), quota(), name(), congestion(), variables(), costs()];
-    found.into_iter().flatten()
+    let found = [
+        files(world_size, ranks, hosted),
+        file_size(),
+        quota(),
+        pages(),
+        name(),
+        congestion(),
+        variables(),
+        costs(),
+    ];
+    found.into_iter().flatten().chain(interfaces(Path::new("/sys/class/net")))
+}
+
+/// The NUMA nodes of this machine, and the nodes that each rank may run on.
+pub(super) fn binding(nodes: &[NumaNode], ranks: &[(usize, &[usize])]) -> Option<Finding> {
+    if nodes.is_empty() {
+        return None;
+    }
+    let nodes_of = |cores: &[usize]| -> Vec<usize> {
+        let has_some = |node: &&NumaNode| node.cores.iter().any(|core| cores.contains(core));
+        nodes.iter().filter(has_some).map(|node| node.number).collect()
+    };
+    let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let places = ranks.iter().map(|(rank, cores)| {
+        format!("rank {rank} on cores {} of node {}", list(cores), list(&nodes_of(cores)))
+    });
+    let places = places.collect::<Vec<_>>().join("; ");
+    let is_spread = ranks.iter().any(|(_, cores)| nodes_of(cores).len() > 1);
+    let advice = "memory of another node is slower: distctl run --bind numa keeps each rank within one";
+    let count = nodes.len();
+    let unit = if count == 1 { "node" } else { "nodes" };
+    Some(
+        Finding::new("numa", format!("{count} {unit}: {places}"))
+            .but_if(is_spread && ranks.len() >= count, advice),
+    )
+}
+
+/// Whether memory may have huge pages.
+fn pages() -> Option<Finding> {
+    let chosen = |name: &str| {
+        let text = fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).ok()?;
+        chosen_in(&text)
+    };
+    let (own, shared) = (chosen("enabled")?, chosen("shmem_enabled").unwrap_or_else(|| "never".to_owned()));
+    Some(Finding::new("huge pages", format!("{own} for memory, {shared} for shared memory")))
+}
+
+/// The word in brackets.
+fn chosen_in(text: &str) -> Option<String> {
+    Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+}
+
+/// The network interfaces that are up, with their speed where they tell it.
+fn interfaces(folder: &Path) -> Option<Finding> {
+    let mut up: Vec<String> =
+        fs::read_dir(folder).ok()?.flatten().filter_map(|entry| interface(&entry.path())).collect();
+    up.sort();
+    let found = if up.is_empty() { "none but loopback".to_owned() } else { up.join("; ") };
+    Some(Finding::new("interfaces", found))
+}
+
+fn interface(folder: &Path) -> Option<String> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok().map(|text| text.trim().to_owned());
+    let name = folder.file_name()?.to_str()?;
+    if name == "lo" || read("operstate")? == "down" {
+        return None;
+    }
+    let speed = read("speed").and_then(|speed| speed.parse::<u32>().ok());
+    let speed = speed.map_or_else(String::new, |speed| format!(", {speed} Mbit/s"));
+    Some(format!("{name} with packets of {} bytes{speed}", read("mtu")?))
 }
 
 /// A rank has a connection to each that it exchanges messages with, and memory that it shares with it; a launcher asks for
@@ -145,6 +213,40 @@ mod tests {
         let finding = files_within(current, most, (8, 8, 8)).unwrap();
         assert_eq!(finding.found, format!("a process may have {found}"));
         assert_eq!(finding.advice.as_deref(), advice);
+    }
+
+    #[rstest]
+    #[case(&[&[0][..], &[1]], "2 nodes: rank 3 on cores 0 of node 0; rank 4 on cores 1 of node 1", false)]
+    #[case(&[&[0, 1][..], &[0, 1]], "2 nodes: rank 3 on cores 0,1 of node 0,1; rank 4 on cores 0,1 of node 0,1", true)]
+    #[case::one_rank_has_all(&[&[0, 1][..]], "2 nodes: rank 3 on cores 0,1 of node 0,1", false)]
+    fn ranks_that_are_spread_over_nodes_are_told(
+        #[case] cores: &[&[usize]],
+        #[case] found: &str,
+        #[case] is_wrong: bool,
+    ) {
+        let nodes = [0, 1].map(|number| NumaNode { number, cores: vec![number] });
+        let ranks: Vec<(usize, &[usize])> =
+            cores.iter().enumerate().map(|(at, cores)| (3 + at, *cores)).collect();
+        let finding = binding(&nodes, &ranks).unwrap();
+        assert_eq!((finding.found.as_str(), finding.advice.is_some()), (found, is_wrong));
+        assert_eq!(binding(&[], &ranks), None);
+    }
+
+    #[test]
+    fn interfaces_that_are_up_are_told_with_their_speed() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, state, speed) in
+            [("lo", "unknown", ""), ("eth0", "up", "25000"), ("eth1", "down", ""), ("veth", "up", "-1")]
+        {
+            let own = folder.path().join(name);
+            fs::create_dir(&own).unwrap();
+            for (file, text) in [("operstate", state), ("mtu", "9000"), ("speed", speed)] {
+                fs::write(own.join(file), format!("{text}\n")).unwrap();
+            }
+        }
+        let found = interfaces(folder.path()).unwrap().found;
+        assert_eq!(found, "eth0 with packets of 9000 bytes, 25000 Mbit/s; veth with packets of 9000 bytes");
+        assert_eq!(chosen_in("always [madvise] never\n").as_deref(), Some("madvise"));
     }
 
     #[rstest]

@@ -1,6 +1,6 @@
 //! What ranks find out about each other.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dist_collectives::Communicator;
 use dist_transport::process::{Config, Medium, ProcessTransport};
@@ -10,6 +10,7 @@ use dist_transport::{LazyDeadline, Transport};
 use super::{Finding, machine};
 use crate::Error;
 use crate::progress::Progress;
+use crate::run::{allowed_cores, numa_nodes};
 
 /// How long ranks may take to open memory to each other.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,6 +19,12 @@ const LARGE: usize = 1 << 20;
 /// Round trips of a small and of a large message at the most, after some that only make them warm.
 const SMALL_TRIPS: u32 = 500;
 const LARGE_TRIPS: u32 = 20;
+/// Hosts among whose first ranks every pair is measured. Pairs are measured in turn.
+const HOSTS_MEASURED: usize = 8;
+/// How often a clock is asked.
+const CLOCK_TRIPS: u32 = 5;
+/// Clocks that differ by more are a problem.
+const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(100);
 /// How long a link is measured with messages of one size, unless a single round trip takes longer.
 const BUDGET: Duration = Duration::from_millis(500);
 
@@ -35,21 +42,31 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let host = transport.fork(&members)?;
     let reach = host.map(|mut host| reach(&mut *host)).transpose()?.flatten();
     let mut comm = Communicator::new(transport);
-    // Until all have opened their memory.
-    comm.barrier()?;
+    // Each waits here until all have opened their memory.
+    let bound = comm.all_gather_values(&allowed_cores().unwrap_or_default())?;
     let is_first = members[0] == rank;
-    let here = if is_first { here(&members, cores, reach, config) } else { Vec::new() };
+    let here = if is_first { here(&members, cores, reach, config, &bound) } else { Vec::new() };
     let mut findings = comm.all_gather_values(&here)?.concat();
-    let way = |peer: usize| if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
-    now("measuring the links to rank 0");
-    findings.extend(links(&mut comm, way)?);
+    let way = |a: usize, b: usize| if hosts[a] == hosts[b] && reach.is_some() { "memory" } else { "TCP" };
+    now("measuring the links");
+    findings.extend(links(&mut comm, &pairs(&hosts), way)?);
+    now("comparing the clocks");
+    findings.extend(clocks(&mut comm, &hosts, system_time)?);
     Ok(if rank == 0 { findings } else { Vec::new() })
 }
 
 /// What there is to say of this machine, on which these ranks run.
-fn here(members: &[usize], cores: usize, reach: Option<Reach>, config: &Config) -> Vec<Finding> {
+fn here(
+    members: &[usize],
+    cores: usize,
+    reach: Option<Reach>,
+    config: &Config,
+    bound: &[Vec<usize>],
+) -> Vec<Finding> {
+    let own: Vec<(usize, &[usize])> = members.iter().map(|&rank| (rank, bound[rank].as_slice())).collect();
+    let binding = machine::binding(&numa_nodes(), &own);
     let shared = (members.len() > 1).then(|| memory(reach, config.medium()));
-    let findings = [Some(ranks(members, cores)), shared].into_iter().flatten();
+    let findings = [Some(ranks(members, cores)), binding, shared].into_iter().flatten();
     let world_size = config.rank().world_size();
     let hosted = if members[0] == 0 { world_size } else { 0 };
     let findings = findings.chain(machine::look_around(world_size, members.len(), hosted));
@@ -90,24 +107,51 @@ fn memory(reach: Option<Reach>, medium: Medium) -> Finding {
     }
 }
 
-/// How long a small and a large message take one way between rank 0 and each other rank, for rank 0.
-fn links(comm: &mut Communicator, way: impl Fn(usize) -> &'static str) -> Result<Vec<Finding>, Error> {
-    let mut findings = Vec::new();
-    for peer in 1..comm.world_size() {
-        let small = one_way(comm, peer, &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
-        let large = LARGE as f64 / one_way(comm, peer, &mut vec![0; LARGE], LARGE_TRIPS)?.as_secs_f64() / 1e9;
-        let speed = if large < 0.1 { format!("{:.2} MB/s", large * 1e3) } else { format!("{large:.2} GB/s") };
-        let found = format!("to rank 0 by {}: {small:.2} us one way, {speed}", way(peer));
-        findings.push(Finding { rank: peer, ..Finding::new("link", found) });
-    }
-    Ok(if comm.rank() == 0 { findings } else { Vec::new() })
+/// The first ranks of the first hosts: all pairs of these are measured.
+fn leaders(hosts: &[u64]) -> Vec<usize> {
+    let first = |rank: &usize| hosts.iter().position(|host| *host == hosts[*rank]) == Some(*rank);
+    (0..hosts.len()).filter(first).collect()
 }
 
-/// Half a round trip between rank 0 and a peer, on average over so many as there is time for, as each of the two sees it.
-fn one_way(comm: &mut Communicator, peer: usize, buffer: &mut [u8], most: u32) -> Result<Duration, Error> {
+/// The pairs of ranks that are measured: rank 0 and each other rank, then the first ranks of every two hosts.
+fn pairs(hosts: &[u64]) -> Vec<[usize; 2]> {
+    let leaders = leaders(hosts);
+    let measured = &leaders[1..leaders.len().min(HOSTS_MEASURED)];
+    let between = measured.iter().enumerate();
+    let between = between.flat_map(|(index, &b)| measured[..index].iter().map(move |&a| [a, b]));
+    (1..hosts.len()).map(|rank| [0, rank]).chain(between).collect()
+}
+
+/// How long a small and a large message take one way between the ranks of each pair, for rank 0.
+fn links(
+    comm: &mut Communicator,
+    pairs: &[[usize; 2]],
+    way: impl Fn(usize, usize) -> &'static str,
+) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    for &[low, high] in pairs {
+        let small = one_way(comm, [low, high], &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
+        let large = one_way(comm, [low, high], &mut vec![0; LARGE], LARGE_TRIPS)?;
+        let large = LARGE as f64 / large.as_secs_f64() / 1e9;
+        let speed = if large < 0.1 { format!("{:.2} MB/s", large * 1e3) } else { format!("{large:.2} GB/s") };
+        let found = format!("to rank {low} by {}: {small:.2} us one way, {speed}", way(low, high));
+        if comm.rank() == low {
+            findings.push(Finding { rank: high, ..Finding::new("link", found) });
+        }
+    }
+    Ok(comm.all_gather_values(&findings)?.concat())
+}
+
+/// Half a round trip between the ranks of a pair, on average over so many as there is time for, as each of the two sees it.
+fn one_way(
+    comm: &mut Communicator,
+    [low, high]: [usize; 2],
+    buffer: &mut [u8],
+    most: u32,
+) -> Result<Duration, Error> {
     let half = match comm.rank() {
-        0 => half_of_trips(comm, peer, buffer, most)?,
-        rank if rank == peer => half_of_trips(comm, 0, buffer, most)?,
+        rank if rank == low => half_of_trips(comm, (low, high), buffer, most)?,
+        rank if rank == high => half_of_trips(comm, (high, low), buffer, most)?,
         _ => Duration::ZERO,
     };
     // The others wait for this, and for no more at once.
@@ -117,44 +161,106 @@ fn one_way(comm: &mut Communicator, peer: usize, buffer: &mut [u8], most: u32) -
 
 fn half_of_trips(
     comm: &mut Communicator,
-    towards: usize,
+    (rank, peer): (usize, usize),
     buffer: &mut [u8],
     most: u32,
 ) -> Result<Duration, Error> {
     let runtime = comm.runtime().clone();
-    round_trips(comm, towards, buffer, 1)?;
+    round_trips(comm, (rank, peer), buffer, 1)?;
     let start = runtime.now();
-    round_trips(comm, towards, buffer, 1)?;
+    round_trips(comm, (rank, peer), buffer, 1)?;
     let single = runtime.now().saturating_sub(start);
     let room = BUDGET.as_nanos() / single.as_nanos().max(1);
     let mut trips = [most.min(u32::try_from(room).unwrap_or(most))];
-    // Rank 0 says how many there is time for.
-    if towards == 0 {
-        comm.recv(&mut trips, towards)?;
+    // The lower rank says how many there is time for.
+    if peer < rank {
+        comm.recv(&mut trips, peer)?;
     } else {
-        comm.send(&trips, towards)?;
+        comm.send(&trips, peer)?;
     }
     let [trips] = trips;
     if trips == 0 {
         return Ok(single / 2);
     }
-    round_trips(comm, towards, buffer, trips / 4)?;
+    round_trips(comm, (rank, peer), buffer, trips / 4)?;
     let start = runtime.now();
-    round_trips(comm, towards, buffer, trips)?;
+    round_trips(comm, (rank, peer), buffer, trips)?;
     Ok(runtime.now().saturating_sub(start) / (2 * trips))
 }
 
-fn round_trips(comm: &mut Communicator, towards: usize, buffer: &mut [u8], trips: u32) -> Result<(), Error> {
+fn round_trips(
+    comm: &mut Communicator,
+    (rank, peer): (usize, usize),
+    buffer: &mut [u8],
+    trips: u32,
+) -> Result<(), Error> {
     for _ in 0..trips {
-        if towards == 0 {
-            comm.recv(buffer, towards)?;
-            comm.send(buffer, towards)?;
+        if peer < rank {
+            comm.recv(buffer, peer)?;
+            comm.send(buffer, peer)?;
         } else {
-            comm.send(buffer, towards)?;
-            comm.recv(buffer, towards)?;
+            comm.send(buffer, peer)?;
+            comm.recv(buffer, peer)?;
         }
     }
     Ok(())
+}
+
+/// The time of day by this machine's clock.
+fn system_time() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// How far the clock of each other host is from that of rank 0: of several round trips to its first rank, the fastest says
+/// it best. For rank 0.
+fn clocks(
+    comm: &mut Communicator,
+    hosts: &[u64],
+    clock: impl Fn() -> Duration,
+) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    for &leader in &leaders(hosts)[1..] {
+        if comm.rank() == 0 {
+            let trips = (0..CLOCK_TRIPS).map(|_| clock_trip(comm, leader, &clock));
+            let trips = trips.collect::<Result<Vec<_>, Error>>()?;
+            let best = trips.into_iter().min_by_key(|(_, trip)| *trip).expect("there are some");
+            findings.push(Finding { rank: leader, ..clock_finding(best) });
+        } else if comm.rank() == leader {
+            for _ in 0..CLOCK_TRIPS {
+                comm.recv(&mut [0_u8], 0)?;
+                let now = clock();
+                comm.send(&[now.as_secs(), u64::from(now.subsec_nanos())], 0)?;
+            }
+        }
+        comm.barrier()?;
+    }
+    Ok(findings)
+}
+
+/// Returns by how many seconds the clock of a rank is ahead of this one's, and how long it took to ask.
+fn clock_trip(
+    comm: &mut Communicator,
+    peer: usize,
+    clock: &impl Fn() -> Duration,
+) -> Result<(f64, Duration), Error> {
+    let start = clock();
+    comm.send(&[0_u8], peer)?;
+    let mut theirs = [0_u64; 2];
+    comm.recv(&mut theirs, peer)?;
+    let trip = clock().saturating_sub(start);
+    let [seconds, nanoseconds] = theirs;
+    let theirs = Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds);
+    let middle = start + trip / 2;
+    Ok((theirs.as_secs_f64() - middle.as_secs_f64(), trip))
+}
+
+fn clock_finding((ahead, trip): (f64, Duration)) -> Finding {
+    let within = trip.as_secs_f64() / 2.0;
+    let way = if ahead < 0.0 { "behind" } else { "ahead of" };
+    let found = format!("{:.3} ms {way} rank 0's, give or take {:.3} ms", ahead.abs() * 1e3, within * 1e3);
+    let is_off = ahead.abs() - within > CLOCK_OFFSET_MAX.as_secs_f64();
+    let advice = "times in the logs of these machines cannot be compared: let chrony or ntpd set the clocks";
+    Finding::new("clock", found).but_if(is_off, advice)
 }
 
 #[cfg(test)]
@@ -168,11 +274,39 @@ mod tests {
         let slow = Link::new(Duration::from_secs(1), 1_000_000);
         let outcome = Network::new(4).with_hosts(&[0, 1, 2, 3]).with_host_link(slow).run(|transport| {
             let mut comm = Communicator::new(transport);
-            let findings = links(&mut comm, |_| "TCP").unwrap();
-            findings.into_iter().map(|finding| finding.found).collect::<Vec<_>>()
+            let findings = links(&mut comm, &pairs(&[0, 1, 2, 3]), |_, _| "TCP").unwrap();
+            findings.into_iter().map(|finding| (finding.rank, finding.found)).collect::<Vec<_>>()
         });
-        let found = "to rank 0 by TCP: 2000008.00 us one way, 0.34 MB/s".to_owned();
-        assert_eq!(outcome.results[0], [found.clone(), found.clone(), found]);
+        let found = |to: usize| format!("to rank {to} by TCP: 2000008.00 us one way, 0.34 MB/s");
+        let expected = [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (3, 2)].map(|(rank, to)| (rank, found(to)));
+        let mut results = outcome.results[0].clone();
+        results.sort_by_key(|(rank, found)| (found.clone(), *rank));
+        assert_eq!(results, expected);
+    }
+
+    #[test]
+    fn every_two_hosts_are_measured_and_every_rank_to_rank_0() {
+        let hosts = [7, 7, 8, 8, 9];
+        assert_eq!(pairs(&hosts), [[0, 1], [0, 2], [0, 3], [0, 4], [2, 4]]);
+        let many: Vec<u64> = (0..20).collect();
+        assert_eq!(pairs(&many).len(), 19 + 7 * 6 / 2);
+        assert!(pairs(&[7]).is_empty());
+    }
+
+    #[test]
+    fn clocks_that_differ_are_told_with_advice() {
+        let outcome = Network::new(3).with_hosts(&[0, 1, 2]).run(|transport| {
+            let (rank, runtime) = (transport.rank().index(), transport.runtime().clone());
+            let epoch = Duration::from_secs(1000) - Duration::from_secs(2) * u32::try_from(rank / 2).unwrap();
+            let mut comm = Communicator::new(transport);
+            clocks(&mut comm, &[0, 1, 2], || epoch + runtime.now()).unwrap()
+        });
+        let [same, behind] = &outcome.results[0][..] else { panic!("{:?}", outcome.results) };
+        assert!(same.rank == 1 && same.advice.is_none(), "{same:?}");
+        assert!(
+            behind.found.starts_with("2000.000 ms behind rank 0's") && behind.advice.is_some(),
+            "{behind:?}"
+        );
         assert!(outcome.results[1..].iter().all(Vec::is_empty));
     }
 }

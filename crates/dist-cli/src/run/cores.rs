@@ -6,6 +6,8 @@ use std::process::Command;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
+use super::numa;
+
 /// Tells a rank's process its cores, as in `0,1`.
 pub(super) const CORES: &str = "DISTCTL_CORES";
 
@@ -14,23 +16,29 @@ pub(super) const CORES: &str = "DISTCTL_CORES";
 pub(crate) enum Bind {
     /// An equal share of the cores that distctl may use; with more ranks than cores, ranks share cores evenly
     Cores,
+    /// As cores, but each rank within a NUMA node, on whose memory its own then is
+    Numa,
     /// Not bound: the system chooses the cores
     None,
 }
 
 /// A rank's share of these cores.
-fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
+pub(super) fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
     if ranks > cores.len() {
         return &cores[rank % cores.len()..][..1];
     }
     &cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks]
 }
 
-/// What [`CORES`] is to say; `None` where the system does not tell which cores there are.
-pub(super) fn of_rank(rank: usize, ranks: usize) -> Option<String> {
+/// What [`CORES`] is to say; `None` if the rank is not bound, or the system does not tell which cores there are.
+pub(super) fn of_rank(bind: Bind, rank: usize, ranks: usize) -> Option<String> {
     let cores = allowed().filter(|cores| !cores.is_empty())?;
-    let share = share(&cores, rank, ranks).iter().map(usize::to_string);
-    Some(share.collect::<Vec<_>>().join(","))
+    let share = match bind {
+        Bind::Cores => share(&cores, rank, ranks).to_vec(),
+        Bind::Numa => numa::share(&numa::nodes(), &cores, rank, ranks),
+        Bind::None => return None,
+    };
+    Some(share.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
 }
 
 /// How many threads a rank computes with.
@@ -55,13 +63,13 @@ pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
 
 /// The cores that this process may use.
 #[cfg(target_os = "linux")]
-fn allowed() -> Option<Vec<usize>> {
+pub(crate) fn allowed() -> Option<Vec<usize>> {
     let allowed = sched_getaffinity(None).ok()?;
     Some((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn allowed() -> Option<Vec<usize>> {
+pub(crate) fn allowed() -> Option<Vec<usize>> {
     None
 }
 

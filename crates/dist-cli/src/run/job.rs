@@ -234,7 +234,7 @@ impl Job {
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
         cores::tell_threads(&mut command, self.ranks);
-        if let Some(cores) = cores::of_rank(local, self.ranks).filter(|_| self.bind == Bind::Cores) {
+        if let Some(cores) = cores::of_rank(self.bind, local, self.ranks) {
             command.env(cores::CORES, cores);
         }
         started.spawn(&mut command).map_err(failed)

@@ -10,6 +10,7 @@ mod hosts;
 mod job;
 mod lines;
 mod meeting;
+mod numa;
 mod secret;
 mod signals;
 mod watch;
@@ -20,13 +21,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program, own_program};
-pub(crate) use cores::Bind;
+pub(crate) use cores::{Bind, allowed as allowed_cores};
 pub(crate) use files::needed as files_needed;
 pub(crate) use front::{in_launcher, is_launcher};
 pub(crate) use hosts::PART;
 pub(crate) use job::{Job, Launcher, in_a_job};
 pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::Nodes;
+pub(crate) use numa::{NumaNode, nodes as numa_nodes};
 
 use crate::Error;
 use crate::address::Address;

@@ -222,6 +222,7 @@ fn a_rank_is_who_was_told_a_rank_or_a_world(
 #[rstest]
 #[case(&["--ranks", "2"], true)]
 #[case(&["--ranks", "2", "--bind", "none"], false)]
+#[case(&["--ranks", "2", "--bind", "numa"], true)]
 #[case(&["--ranks", "1"], false)]
 fn each_rank_is_bound_to_its_share_of_the_cores(#[case] options: &[&str], #[case] bound: bool) {
     let cores = std::thread::available_parallelism().unwrap().get();

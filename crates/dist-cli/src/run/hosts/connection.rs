@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::super::child::{self, Running, Started};
 use super::super::lines::Take;
 use super::super::watch::PATIENCE;
-use super::wire::{Greeting, Report, receive, send};
+use super::wire::{Greeting, HostReport, receive, send};
 use crate::Error;
 
 /// Options that make ssh fail in place of asking questions or waiting for minutes.
@@ -32,14 +32,14 @@ const SSH_OPTIONS: [&str; 9] = [
 
 /// How hosts are reached, and what is started there.
 #[derive(Debug)]
-pub(super) struct Reach {
+pub(super) struct RemoteShell {
     /// `ssh`, or a command that is used like it, with its first arguments.
     pub(super) ssh: Vec<String>,
     /// The path of `distctl` on the hosts.
     pub(super) distctl: String,
 }
 
-impl Reach {
+impl RemoteShell {
     /// Returns the command as an error names it.
     pub(super) fn command(&self) -> String {
         self.ssh.join(" ")
@@ -58,9 +58,9 @@ impl Reach {
 
 /// What is heard of a host.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum HostMessage {
     Greeting(Greeting),
-    Report(Report),
+    HostReport(HostReport),
     /// What its ranks print cannot be passed on any more.
     Unwritable(Error),
     /// Its ssh has ended.
@@ -68,7 +68,7 @@ pub(super) enum Heard {
 }
 
 /// The ssh process of a host. Dropping it ends the host's part of the job.
-pub(super) struct Connection {
+pub(super) struct HostConnection {
     pub(super) host: String,
     running: Option<Running>,
     orders: Option<ChildStdin>,
@@ -76,15 +76,15 @@ pub(super) struct Connection {
     started: Started,
 }
 
-impl Connection {
+impl HostConnection {
     /// Starts ssh, with a thread that tells what is heard.
     pub(super) fn start(
         host: &str,
-        reach: &Reach,
+        reach: &RemoteShell,
         subcommand: &str,
         (runtime, started): (&Runtime, &Started),
         take: &Arc<dyn Take>,
-        tell: impl Fn(Heard) + Send + 'static,
+        tell: impl Fn(HostMessage) + Send + 'static,
     ) -> Result<Self, Error> {
         let program = OsString::from(&reach.ssh[0]);
         let failed = |source| Error::Ssh { command: reach.command(), host: host.to_owned(), source };
@@ -103,7 +103,7 @@ impl Connection {
             // A process that is left on the host may hold it open.
             let _ = errors.join_by(end.deadline(PATIENCE));
             let _ = child::wait_for_end(pid);
-            tell(Heard::Gone);
+            tell(HostMessage::Gone);
         };
         let connection =
             Self { host: host.to_owned(), running: Some(running), orders, said, started: started.clone() };
@@ -144,7 +144,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for HostConnection {
     fn drop(&mut self) {
         self.kill();
         // Nobody asks how it ended.
@@ -153,13 +153,18 @@ impl Drop for Connection {
 }
 
 /// Passes on what a host sends until its end.
-fn pass_on(mut output: BufReader<ChildStdout>, said: &Said, take: &Arc<dyn Take>, tell: &impl Fn(Heard)) {
+fn pass_on(
+    mut output: BufReader<ChildStdout>,
+    said: &Said,
+    take: &Arc<dyn Take>,
+    tell: &impl Fn(HostMessage),
+) {
     let mut line = String::new();
     // Anything may come before the greeting.
     while output.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
         if let Some(greeting) = Greeting::parse(&line) {
             said.lock().is_greeted = true;
-            tell(Heard::Greeting(greeting));
+            tell(HostMessage::Greeting(greeting));
             return pass_reports_on(output, take, tell);
         }
         said.lock().note(&line);
@@ -167,11 +172,11 @@ fn pass_on(mut output: BufReader<ChildStdout>, said: &Said, take: &Arc<dyn Take>
     }
 }
 
-fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tell: &impl Fn(Heard)) {
+fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tell: &impl Fn(HostMessage)) {
     // What is no report is the end of the connection, which is told.
     while let Ok(Some(report)) = receive(&mut output) {
-        let Report::Line { rank, stream, bytes } = report else {
-            tell(Heard::Report(report));
+        let HostReport::Line { rank, stream, bytes } = report else {
+            tell(HostMessage::HostReport(report));
             continue;
         };
         let mut text = vec![0; bytes];
@@ -179,7 +184,7 @@ fn pass_reports_on(mut output: BufReader<ChildStdout>, take: &Arc<dyn Take>, tel
             return;
         }
         if let Err(error) = take.take(rank, stream, &text) {
-            tell(Heard::Unwritable(error));
+            tell(HostMessage::Unwritable(error));
             return;
         }
     }

@@ -20,8 +20,8 @@ use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
 use dist_transport::{Deadline, Runtime};
 use signal_hook::consts::{SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
-use self::connection::{Connection, Heard, Reach};
-use self::wire::{Greeting, Order, Part, Place, Report};
+use self::connection::{HostConnection, HostMessage, RemoteShell};
+use self::wire::{Greeting, HostReport, Order, Part, Place};
 use super::child::{self, Started, check_program};
 use super::cores::Bind;
 use super::job::voice;
@@ -73,7 +73,7 @@ const LOCAL_PREFIXES: [&str; 4] = ["SSH_", "XDG_", "DBUS_", "DISTCTL_"];
 #[derive(Debug)]
 pub(super) struct HostsJob {
     hosts: Vec<(Host, usize)>,
-    reach: Reach,
+    reach: RemoteShell,
     program: OsString,
     arguments: Vec<OsString>,
     pub(super) grace: Duration,
@@ -84,9 +84,9 @@ pub(super) struct HostsJob {
 }
 
 #[derive(Debug)]
-enum Event {
+enum HostsEvent {
     Signalled(i32),
-    Host(usize, Heard),
+    Host(usize, HostMessage),
 }
 
 impl HostsJob {
@@ -106,7 +106,7 @@ impl HostsJob {
         let (program, arguments) = command.split_first().expect("clap asks for a program");
         Ok(Self {
             hosts: hosts.into_iter().zip(counts).collect(),
-            reach: Reach { ssh, distctl },
+            reach: RemoteShell { ssh, distctl },
             program: program.clone(),
             arguments: arguments.to_vec(),
             grace: Duration::from_secs(5),
@@ -126,12 +126,12 @@ impl HostsJob {
         let (events, mut inbox) = runtime.mailbox();
         let started = Started::default();
         let signalled = events.clone();
-        watch_signals(&runtime, move |signal| signalled.send(Event::Signalled(signal)), &started)?;
+        watch_signals(&runtime, move |signal| signalled.send(HostsEvent::Signalled(signal)), &started)?;
         let (voice, speaker) = voice(&runtime, take.clone())?;
         let mut restart = 0;
         let ended = loop {
-            let session = Session::connect(self, &runtime, (&events, &started), (&voice, take));
-            match session.and_then(|session| session.run(restart, &mut inbox)) {
+            let start = JobStart::connect(self, &runtime, (&events, &started), (&voice, take));
+            match start.and_then(|start| start.run(restart, &mut inbox)) {
                 Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
                 ended => break ended,
             }
@@ -184,7 +184,7 @@ fn environment(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<(Os
 }
 
 /// How far a job has come.
-enum Phase {
+enum JobPhase {
     Running,
     /// A rank has failed, and others may say what they saw.
     LastWords(Deadline),
@@ -193,12 +193,12 @@ enum Phase {
 }
 
 /// One start of a job on several hosts.
-struct Session<'a> {
+struct JobStart<'a> {
     job: &'a HostsJob,
     runtime: Runtime,
-    connections: Vec<Connection>,
+    connections: Vec<HostConnection>,
     voice: Mailbox<String>,
-    phase: Phase,
+    phase: JobPhase,
     /// The parts of all hosts but the first one, until that one listens.
     waiting: Vec<Part>,
     /// The hosts that have reported the end of their part.
@@ -214,24 +214,24 @@ struct Session<'a> {
     stopped: Option<Stop>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> JobStart<'a> {
     fn connect(
         job: &'a HostsJob,
         runtime: &Runtime,
-        (events, started): (&Mailbox<Event>, &Started),
+        (events, started): (&Mailbox<HostsEvent>, &Started),
         (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
     ) -> Result<Self, Error> {
         let connections = job.hosts.iter().enumerate().map(|(index, (host, _))| {
             let events = events.clone();
-            let tell = move |heard| events.send(Event::Host(index, heard));
-            Connection::start(&host.name, &job.reach, PART, (runtime, started), take, tell)
+            let tell = move |heard| events.send(HostsEvent::Host(index, heard));
+            HostConnection::start(&host.name, &job.reach, PART, (runtime, started), take, tell)
         });
         Ok(Self {
             job,
             runtime: runtime.clone(),
             connections: connections.collect::<Result<_, _>>()?,
             voice: voice.clone(),
-            phase: Phase::Running,
+            phase: JobPhase::Running,
             waiting: Vec::new(),
             ended: vec![false; job.hosts.len()],
             failures: Vec::new(),
@@ -242,7 +242,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    fn run(mut self, restart: u16, inbox: &mut Receiver<Event>) -> Result<Outcome, Error> {
+    fn run(mut self, restart: u16, inbox: &mut Receiver<HostsEvent>) -> Result<Outcome, Error> {
         let Some(greetings) = self.greet(inbox)? else { return Ok(self.outcome()) };
         let at = self.coordinator(&greetings)?;
         let parts = self.job.parts(restart, &at)?;
@@ -263,18 +263,18 @@ impl<'a> Session<'a> {
     }
 
     /// Waits until every host has answered; `None` if a signal came first.
-    fn greet(&mut self, inbox: &mut Receiver<Event>) -> Result<Option<Vec<Greeting>>, Error> {
+    fn greet(&mut self, inbox: &mut Receiver<HostsEvent>) -> Result<Option<Vec<Greeting>>, Error> {
         let limit = self.runtime.deadline(GREETING_LIMIT);
         let mut greetings = vec![None; self.connections.len()];
         while greetings.iter().any(Option::is_none) {
             match inbox.receive(Some(limit)) {
-                Ok(Event::Host(host, Heard::Greeting(greeting))) => {
+                Ok(HostsEvent::Host(host, HostMessage::Greeting(greeting))) => {
                     self.check_version(host, &greeting)?;
                     greetings[host] = Some(greeting);
                 }
-                Ok(Event::Host(host, _)) => return Err(self.no_greeting(host)?),
-                Ok(Event::Signalled(SIGTSTP | SIGUSR1 | SIGUSR2)) => {}
-                Ok(Event::Signalled(signal)) => {
+                Ok(HostsEvent::Host(host, _)) => return Err(self.no_greeting(host)?),
+                Ok(HostsEvent::Signalled(SIGTSTP | SIGUSR1 | SIGUSR2)) => {}
+                Ok(HostsEvent::Signalled(signal)) => {
                     let by = Stop::Signal(signal);
                     (self.stopped, self.code) = (Some(by), Some(by.code()));
                     return Ok(None);
@@ -344,16 +344,16 @@ impl<'a> Session<'a> {
     }
 
     /// Returns when no connection is left. The other hosts get their parts once the first one listens.
-    fn watch(&mut self, inbox: &mut Receiver<Event>) -> Result<(), Error> {
-        while self.connections.iter().any(Connection::is_open) {
+    fn watch(&mut self, inbox: &mut Receiver<HostsEvent>) -> Result<(), Error> {
+        while self.connections.iter().any(HostConnection::is_open) {
             match inbox.receive(self.deadline()) {
-                Ok(Event::Host(_, Heard::Report(Report::Listening(at)))) => {
+                Ok(HostsEvent::Host(_, HostMessage::HostReport(HostReport::Listening(at)))) => {
                     for (part, connection) in self.waiting.drain(..).zip(&mut self.connections[1..]) {
                         connection.send(&Part { coordinator: Place::There(at.clone()), ..part });
                     }
                 }
-                Ok(Event::Host(host, heard)) => self.hear(host, heard)?,
-                Ok(Event::Signalled(signal)) => self.pass_on(signal),
+                Ok(HostsEvent::Host(host, heard)) => self.hear(host, heard)?,
+                Ok(HostsEvent::Signalled(signal)) => self.pass_on(signal),
                 Err(Unavailable::TimedOut) => self.escalate(),
                 Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
             }
@@ -363,21 +363,21 @@ impl<'a> Session<'a> {
 
     fn deadline(&self) -> Option<Deadline> {
         match self.phase {
-            Phase::LastWords(deadline) | Phase::Ending(deadline) => Some(deadline),
-            Phase::Running | Phase::Killed => None,
+            JobPhase::LastWords(deadline) | JobPhase::Ending(deadline) => Some(deadline),
+            JobPhase::Running | JobPhase::Killed => None,
         }
     }
 
-    fn hear(&mut self, host: usize, heard: Heard) -> Result<(), Error> {
+    fn hear(&mut self, host: usize, heard: HostMessage) -> Result<(), Error> {
         match heard {
-            Heard::Report(Report::Said(text)) => self.say(host, &text),
-            Heard::Report(Report::Failed { code, text }) => {
+            HostMessage::HostReport(HostReport::Said(text)) => self.say(host, &text),
+            HostMessage::HostReport(HostReport::Failed { code, text }) => {
                 self.ended[host] = true;
                 let name = self.name(host);
                 self.error.get_or_insert(Error::OnHost { host: name, code, text });
                 self.begin_end();
             }
-            Heard::Report(Report::Ended { code, failures, culprit }) => {
+            HostMessage::HostReport(HostReport::Ended { code, failures, culprit }) => {
                 self.ended[host] = true;
                 self.culprit = self.culprit.or(culprit);
                 if code != 0 {
@@ -386,7 +386,7 @@ impl<'a> Session<'a> {
                 }
                 self.failures.extend(failures);
             }
-            Heard::Unwritable(error) => {
+            HostMessage::Unwritable(error) => {
                 if !error.is_unread() {
                     self.say(host, &error.with_causes());
                 }
@@ -396,8 +396,9 @@ impl<'a> Session<'a> {
                 self.connections[host].kill();
                 self.end_with(SIGTERM);
             }
-            Heard::Gone => self.gone(host)?,
-            Heard::Greeting(_) | Heard::Report(Report::Listening(_) | Report::Line { .. }) => {}
+            HostMessage::Gone => self.gone(host)?,
+            HostMessage::Greeting(_)
+            | HostMessage::HostReport(HostReport::Listening(_) | HostReport::Line { .. }) => {}
         }
         Ok(())
     }
@@ -419,7 +420,7 @@ impl<'a> Session<'a> {
     /// Lets hosts go that wait for their part, since the job ends before the first host listens.
     fn dismiss_waiting(&mut self) {
         if !std::mem::take(&mut self.waiting).is_empty() {
-            self.connections[1..].iter_mut().for_each(Connection::close);
+            self.connections[1..].iter_mut().for_each(HostConnection::close);
             self.ended[1..].fill(true);
         }
     }
@@ -427,17 +428,17 @@ impl<'a> Session<'a> {
     /// A part of the job has failed: the other hosts have the usual time for last words, then are ended.
     fn begin_end(&mut self) {
         self.dismiss_waiting();
-        if let Phase::Running = self.phase {
-            self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
+        if let JobPhase::Running = self.phase {
+            self.phase = JobPhase::LastWords(self.runtime.deadline(LAST_WORDS));
         }
     }
 
     fn end_with(&mut self, signal: i32) {
         self.dismiss_waiting();
         self.order(signal);
-        if !matches!(self.phase, Phase::Ending(_) | Phase::Killed) {
+        if !matches!(self.phase, JobPhase::Ending(_) | JobPhase::Killed) {
             // A host kills its ranks after the grace period, and says so.
-            self.phase = Phase::Ending(self.runtime.deadline(self.job.grace + 2 * PATIENCE));
+            self.phase = JobPhase::Ending(self.runtime.deadline(self.job.grace + 2 * PATIENCE));
         }
     }
 
@@ -460,17 +461,17 @@ impl<'a> Session<'a> {
     /// A deadline has passed: the next harder measure.
     fn escalate(&mut self) {
         match self.phase {
-            Phase::LastWords(_) => self.end_with(SIGTERM),
-            Phase::Ending(_) => {
+            JobPhase::LastWords(_) => self.end_with(SIGTERM),
+            JobPhase::Ending(_) => {
                 let open = self.connections.iter().filter(|connection| connection.is_open());
                 let names =
                     open.clone().map(|connection| connection.host.as_str()).collect::<Vec<_>>().join(", ");
-                open.for_each(Connection::kill);
+                open.for_each(HostConnection::kill);
                 self.voice.send(format!("leaving hosts that do not end their part of the job: {names}"));
                 self.code = self.code.or(Some(1));
-                self.phase = Phase::Killed;
+                self.phase = JobPhase::Killed;
             }
-            Phase::Running | Phase::Killed => {}
+            JobPhase::Running | JobPhase::Killed => {}
         }
     }
 

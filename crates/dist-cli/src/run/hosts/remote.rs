@@ -15,7 +15,7 @@ use super::super::lines::{Stream, Take};
 use super::super::meeting::Meeting;
 use super::super::secret::{SecretFile, own_name};
 use super::super::watch::{Ended, Event};
-use super::wire::{Greeting, Order, Part, Place, Report, receive, send};
+use super::wire::{Greeting, HostReport, Order, Part, Place, receive, send};
 use crate::Error;
 use crate::outcome::Outcome;
 
@@ -30,9 +30,9 @@ pub(crate) fn run() -> Result<Outcome, Error> {
     let report = match run_part(part, orders, &mut launcher, &reports) {
         Ok(ended) => {
             let code = ended.outcome.code();
-            Report::Ended { code, failures: ended.failures, culprit: ended.culprit }
+            HostReport::Ended { code, failures: ended.failures, culprit: ended.culprit }
         }
-        Err(error) => Report::Failed { code: error.exit_code(), text: error.with_causes() },
+        Err(error) => HostReport::Failed { code: error.exit_code(), text: error.with_causes() },
     };
     reports.send(&report, &[]).map_err(Error::Output)?;
     Ok(Outcome::Success)
@@ -55,7 +55,7 @@ fn run_part(
         Place::There(at) => Meeting::joined(at, world_size, restart, &part.job, secret),
     };
     if meeting.is_hosted() {
-        reports.send(&Report::Listening(meeting.address().clone()), &[]).map_err(Error::Output)?;
+        reports.send(&HostReport::Listening(meeting.address().clone()), &[]).map_err(Error::Output)?;
     }
     listen(orders, launcher.runtime(), launcher.events())?;
     let job = Job {
@@ -90,7 +90,7 @@ fn own_address() -> Option<IpAddr> {
 struct Reports(Mutex<io::Stdout>);
 
 impl Reports {
-    fn send(&self, report: &Report, bytes: &[u8]) -> io::Result<()> {
+    fn send(&self, report: &HostReport, bytes: &[u8]) -> io::Result<()> {
         send(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), report, bytes)
     }
 
@@ -103,12 +103,12 @@ impl Reports {
 
 impl Take for Reports {
     fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
-        let report = Report::Line { rank, stream, bytes: line.len() };
+        let report = HostReport::Line { rank, stream, bytes: line.len() };
         self.send(&report, line).map_err(|source| Error::Forward { stream, source })
     }
 
     fn say(&self, text: &str) {
         // If it cannot be written, nobody is left to read it.
-        let _ = self.send(&Report::Said(text.to_owned()), &[]);
+        let _ = self.send(&HostReport::Said(text.to_owned()), &[]);
     }
 }

@@ -72,7 +72,7 @@ pub(super) enum Order {
 
 /// A message of a host.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Report {
+pub(super) enum HostReport {
     /// The coordinator was started here.
     Listening(Address),
     /// A rank has printed a line of so many bytes, which follow.
