@@ -1,5 +1,6 @@
 //! [`Communicator`]: the typed collectives of one group.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -11,7 +12,7 @@ use dist_algos::{ALGORITHMS, Algorithm, AlgorithmTable, CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::process::{Config, Medium, ProcessTransport};
 use dist_transport::{
-    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Runtime, Traffic, Transport,
+    Cause, Chain, ChannelId, Error as TransportError, ErrorSource, Runtime, Store, Traffic, Transport,
 };
 
 use crate::engine::{CallOptions, Engine, alloc};
@@ -70,6 +71,8 @@ pub struct Communicator {
     pub(crate) runtime: Runtime,
     /// The number of announced calls.
     announced: u64,
+    /// The number of groups that were created with each tag and list of members.
+    local_groups: HashMap<(u32, Vec<usize>), u32>,
 }
 
 /// The state of the worker, which executes the operations that do not block.
@@ -179,7 +182,7 @@ impl Communicator {
         };
         let (runtime, channel) = (transport.runtime().clone(), transport.channel());
         let engine = Engine::new(transport, channel, history, table);
-        Self { engine, settings, runtime, worker, announced: 0 }
+        Self { engine, settings, runtime, worker, announced: 0, local_groups: HashMap::new() }
     }
 
     /// Runs an operation of the engine with the options of a call that begins now.
@@ -396,13 +399,58 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_create_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let Some(transport) = self.engine.fork(members)? else { return Ok(None) };
-        let mut group = self.child(transport);
+        let group = self.child(transport);
+        Ok(Some(self.with_topology_of(group, members)))
+    }
+
+    /// Creates a communicator of these ranks, numbered in the order of the list, which only they create. Other ranks
+    /// know nothing of it, and it does not count among the calls of this communicator. The members create it at any
+    /// time; those that give the same list and the same tag are in one group. Members that create several groups with
+    /// one list and one tag create them in the same order. Nothing is communicated.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 4, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut sum = [comm.rank()].map(|rank| rank as u64);
+    ///     if comm.rank() % 2 == 1 {
+    ///         let mut odd = comm.subgroup_local(&[1, 3], 0).unwrap();
+    ///         odd.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    ///     }
+    ///     sum[0]
+    /// });
+    /// assert_eq!(outcome.results, [0, 4, 2, 4]);
+    /// ```
+    ///
+    /// If two members give different lists or tags, they are in different groups, and wait for each other in vain.
+    /// The errors at their deadlines name the members that are missing.
+    ///
+    /// # Errors
+    /// If the list is empty, repeats a rank, contains a rank that does not exist, or does not contain this rank.
+    #[doc(alias = "MPI_Comm_create_group")]
+    #[doc(alias = "use_local_synchronization")]
+    pub fn subgroup_local(&mut self, members: &[usize], tag: u32) -> Result<Self> {
+        let key = (tag, members.to_vec());
+        let count = self.local_groups.get(&key).copied().unwrap_or(0);
+        let number = u64::from(tag) << 32 | u64::from(count);
+        let forked = self.engine.transport.fork_local(members, number);
+        let transport = forked.map_err(|source| Error::Members(source.into()))?;
+        self.local_groups.insert(key, count + 1);
+        let settings = self.settings.of_child();
+        let group = Self::with_settings(transport, self.engine.algorithms(), settings, History::NEW);
+        Ok(self.with_topology_of(group, members))
+    }
+
+    /// Sets the part of this communicator's topology that belongs to a group of these members.
+    fn with_topology_of(&self, mut group: Self, members: &[usize]) -> Self {
         match self.engine.levels().map(|levels| levels.of(members)) {
             Some(SubgroupHosts::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
             Some(SubgroupHosts::OneHost { inside }) => group.settings.model = inside,
             None => {}
         }
-        Ok(Some(group))
+        group
     }
 
     /// Returns the worker and starts it if necessary. If that fails, the job is aborted, because peers would wait
@@ -429,6 +477,40 @@ impl Communicator {
             }
             (None, _) => unreachable!("a worker that does not run has failed to start"),
         }
+    }
+
+    /// Returns the key-value store of the job, whose requests last as long as the calls of this communicator. All
+    /// communicators of all ranks reach the same store. Requests are no collectives: each rank makes them when it
+    /// wants, also on other threads.
+    ///
+    /// Dynamic scheduling, where each rank takes the next piece of work when it is ready:
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let store = comm.store()?;
+    ///     let mut sum = [0];
+    ///     loop {
+    ///         let piece = store.add("next piece", 1)? - 1;
+    ///         if piece >= 100 {
+    ///             break;
+    ///         }
+    ///         sum[0] += piece * piece;
+    ///     }
+    ///     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+    ///     Ok::<_, dist_collectives::Error>(sum[0])
+    /// });
+    /// assert!(outcome.results.into_iter().all(|sum| sum.unwrap() == 328_350));
+    /// ```
+    ///
+    /// # Errors
+    /// If the transport has no store, as over MPI.
+    #[doc(alias = "TCPStore")]
+    pub fn store(&self) -> Result<Store> {
+        Ok(self.engine.transport.store()?.with_timeout(self.settings.timeout))
     }
 
     /// Announces the start of an operation that consists of many calls, perhaps of several communicators: a training

@@ -13,7 +13,7 @@ pub use dist_algos::Error as AlgorithmError;
 /// The error of a transport, as a source of errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
-use dist_transport::{Abort, Cause, ErrorSource};
+use dist_transport::{Abort, Cause, ErrorSource, StoreError};
 
 use crate::history::HistoryDigest;
 use crate::{DType, ElementType, Operation, ReductionOrder};
@@ -392,7 +392,16 @@ pub enum Error {
     /// values.
     #[error("an operation that does not block panicked; the panic is in the output of this rank")]
     Panicked,
+    /// A request to the [store](crate::Communicator::store) failed. The job goes on, unless it was aborted.
+    #[error("the key-value store failed")]
+    Store(#[source] ErrorSource<StoreError>),
 }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error.into())
+    }
 }
 
 impl Error {
@@ -403,6 +412,7 @@ impl Error {
                 source.is_timeout()
             }
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
+            Self::Store(source) => source.is_timeout(),
             Self::Absent { .. } | Self::Late | Self::NotStarted { .. } => true,
             _ => false,
         }
@@ -420,6 +430,7 @@ impl Error {
             Self::Value { rank, .. } => Some(*rank),
             Self::Absent { ranks } => <[usize; 1]>::try_from(ranks.as_slice()).ok().map(|[rank]| rank),
             Self::Transport { source, .. } | Self::Join(source) => source.peer(),
+            Self::Store(source) => source.peer(),
             _ => None,
         }
     }

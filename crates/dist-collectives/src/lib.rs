@@ -43,6 +43,8 @@ pub use dist_transport as transport;
 #[cfg(feature = "tcp")]
 #[doc(no_inline)]
 pub use dist_transport::process::Config;
+#[doc(no_inline)]
+pub use dist_transport::store::{Comparison, Store, StoreError};
 pub use dtype::{DType, Element};
 pub use element_type::ElementType;
 pub use error::{Error, Result};

@@ -89,6 +89,10 @@ impl Fabric for Messages {
         run(world_size, &program, |world| Box::new(MpiTransport::new(world)));
     }
 
+    fn has_store(&self) -> bool {
+        false
+    }
+
     fn shared_memory(&self) -> Option<Reach> {
         None
     }

@@ -780,6 +780,17 @@ impl Transport for Endpoint {
         Ok(Some(Box::new(Self::enter(self.world.clone(), channel, rank, members))))
     }
 
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        self.check_members(members)?;
+        let channel = self.channel.local_child(number, members);
+        let index = members.iter().position(|&member| member == self.rank.index());
+        let Some(rank) = index.and_then(|index| Rank::new(index, members.len())) else {
+            return Err(Error::NotAMember { rank: self.rank.index(), members: members.to_vec() });
+        };
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        Ok(Box::new(Self::enter(self.world.clone(), channel, rank, members)))
+    }
+
     fn abort(&mut self, cause: Cause) {
         self.propose(self.world.rank, cause);
     }

@@ -54,6 +54,11 @@ impl ForwardingTransport for MpiTransport {
         let (fork, job) = ((*self.inner).fork(members)?, &self.job);
         Ok(fork.map(|inner| -> Box<dyn Transport> { Box::new(Self { inner, job: job.clone() }) }))
     }
+
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        let inner = (*self.inner).fork_local(members, number)?;
+        Ok(Box::new(Self { inner, job: self.job.clone() }))
+    }
 }
 
 impl fmt::Debug for MpiTransport {

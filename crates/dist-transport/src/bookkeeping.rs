@@ -69,6 +69,20 @@ fn check_members(rank: Rank, members: &[usize]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the channel of a group that its members make [alone](crate::Transport::fork_local), and this rank in it.
+pub(crate) fn fork_local(
+    rank: Rank,
+    channel: ChannelId,
+    members: &[usize],
+    number: u64,
+) -> Result<(ChannelId, Rank)> {
+    check_members(rank, members)?;
+    let index = members.iter().position(|&member| member == rank.index());
+    let place = index.and_then(|index| Rank::new(index, members.len()));
+    let no_member = || Error::NotAMember { rank: rank.index(), members: members.to_vec() };
+    Ok((channel.local_child(number, members), place.ok_or_else(no_member)?))
+}
+
 /// Returns the channel of a group's next fork, and this rank in it, if it is a member. Ranks that are not
 /// members count the fork as well, so that all count alike.
 pub(crate) fn fork(

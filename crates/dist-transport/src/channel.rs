@@ -23,6 +23,14 @@ impl ChannelId {
         Self((hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
+    /// Returns the id of the channel that these ranks of the channel make [alone](crate::Transport::fork_local), with a
+    /// number of theirs.
+    #[must_use]
+    pub fn local_child(self, number: u64, members: &[usize]) -> Self {
+        // No fork that all ranks count has such a number.
+        self.child(u64::MAX, &[]).child(number, members)
+    }
+
     /// Returns the channel id under which [announced](crate::Transport::announce) calls of this channel are
     /// compared. It is another id, because announced calls have their own numbers.
     #[must_use]
@@ -55,6 +63,8 @@ mod tests {
             ChannelId::WORLD.child(0, &[1, 0]),
             ChannelId::WORLD.child(0, &[0, 1, 2]),
             ChannelId::WORLD.child(0, &[0, 1]).child(0, &[0, 1]),
+            ChannelId::WORLD.local_child(0, &[0, 1]),
+            ChannelId::WORLD.local_child(1, &[0, 1]),
         ];
         let distinct: std::collections::HashSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());

@@ -63,6 +63,14 @@ pub enum Error {
         /// The list that was given.
         members: Vec<usize>,
     },
+    /// A rank makes a group of which it is no member.
+    #[error("rank {rank} of the group is not among the members {members:?}: only members make such a group")]
+    NotAMember {
+        /// This rank's number in the group.
+        rank: usize,
+        /// The list that was given.
+        members: Vec<usize>,
+    },
     /// Two ranks have made a group by the same call and named different members, or the same members in
     /// another order.
     #[error("rank {rank} made a group of ranks {} where rank {peer} made one of {}: name the same list", first_of(ours), first_of(theirs))]

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Allocation, Cause, ChannelId, Combine, Fingerprint, Inbox, Incoming, LazyDeadline, Outgoing,
-    Progress, Rank, Result, Runtime, Traffic, Transport,
+    Progress, Rank, Result, Runtime, Store, StoreError, Traffic, Transport,
 };
 
 /// A [`Transport`] that passes every call on to an inner transport, except the methods that it overrides.
@@ -129,6 +129,14 @@ pub trait ForwardingTransport: Send + fmt::Debug {
         self.inner_mut().fork(members)
     }
 
+    /// See [`Transport::fork_local`].
+    ///
+    /// # Errors
+    /// As there.
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        self.inner_mut().fork_local(members, number)
+    }
+
     /// See [`Transport::abort`].
     fn abort(&mut self, cause: Cause) {
         self.inner_mut().abort(cause);
@@ -240,6 +248,10 @@ impl<T: ForwardingTransport> Transport for T {
         ForwardingTransport::fork(self, members)
     }
 
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        ForwardingTransport::fork_local(self, members, number)
+    }
+
     fn abort(&mut self, cause: Cause) {
         ForwardingTransport::abort(self, cause);
     }
@@ -258,6 +270,10 @@ impl<T: ForwardingTransport> Transport for T {
 
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         ForwardingTransport::allocate(self, bytes)
+    }
+
+    fn store(&self) -> Result<Store, StoreError> {
+        self.inner().store()
     }
 
     fn set_progress(&mut self, progress: Progress) {

@@ -33,6 +33,7 @@ pub mod shm_group;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod source;
+pub mod store;
 mod transport;
 mod version;
 #[cfg(feature = "tcp")]
@@ -50,6 +51,7 @@ pub use runtime::{Deadline, LazyDeadline, Runtime};
 pub use source::ErrorSource;
 #[doc(hidden)]
 pub use source::show_error;
+pub use store::{Store, StoreError};
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};
 pub use version::Version;
 #[doc(hidden)]

@@ -4,7 +4,10 @@ use std::fmt;
 use std::ops::Add;
 
 use crate::shm_group::ShmGroup;
-use crate::{Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime};
+use crate::{
+    Abort, Allocation, Cause, ChannelId, Fingerprint, Inbox, LazyDeadline, Rank, Result, Runtime, Store,
+    StoreError,
+};
 
 /// One rank's endpoint on one channel of a group: the interface that a `Communicator` uses.
 ///
@@ -142,6 +145,17 @@ pub trait Transport: Send + fmt::Debug {
     /// If the list is empty, names a rank twice, or names a rank that does not exist.
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>>;
 
+    /// Creates a transport among these ranks of this group, which includes this rank. Only the members make the
+    /// call, at any time; it is no [`fork`](Self::fork), and other ranks know nothing of it. Its channel depends on the
+    /// number: members that give the same number and the same list are on one channel. Nobody gives a number twice with
+    /// the same list. Nothing is sent.
+    ///
+    /// If the lists of two members differ, they wait for each other until their deadlines.
+    ///
+    /// # Errors
+    /// As for [`fork`](Self::fork), and if this rank is not in the list.
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>>;
+
     /// Ends the job for every rank, with this rank as the cause: it has [given up](crate::Cause::gave_up) or
     /// panicked. An earlier abort is kept.
     fn abort(&mut self, cause: Cause);
@@ -169,6 +183,15 @@ pub trait Transport: Send + fmt::Debug {
     /// job. Returns `None` if the transport has no such memory, or none is left.
     fn allocate(&mut self, _bytes: usize) -> Option<Allocation> {
         None
+    }
+
+    /// Returns the key-value store of the job. All transports of all ranks reach the same one. A transport of ranks
+    /// without a coordinator may have none.
+    ///
+    /// # Errors
+    /// [`StoreError::NoStore`] if the transport has no store.
+    fn store(&self) -> Result<Store, StoreError> {
+        Err(StoreError::NoStore)
     }
 
     /// Records the step of the current call that this rank has reached, for transports that report waits. The

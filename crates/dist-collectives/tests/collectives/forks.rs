@@ -169,3 +169,32 @@ fn messages_are_counted_for_each_pair_and_direction(
         assert_eq!(own, [1.5; 3]);
     });
 }
+
+#[test]
+fn members_create_groups_alone_at_different_points_among_their_calls() {
+    for &network in Network::ALL {
+        let sums = worlds::run(network, 4, |mut comm| {
+            let me = comm.rank();
+            let group = |comm: &mut Communicator| {
+                let mut sums = Vec::new();
+                // The second group of one list and one tag is another one, as is that of another tag.
+                for tag in [5, 5, 6] {
+                    let mut group = comm.subgroup_local(&[3, 1], tag).unwrap();
+                    assert_eq!([3, 1][group.rank()], me);
+                    let mut sum = [me as u64 + u64::from(tag)];
+                    group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                    sums.push(sum[0]);
+                }
+                sums
+            };
+            let before = if me == 1 { group(&mut comm) } else { Vec::new() };
+            let mut fork = if me == 3 { Vec::new() } else { vec![comm.fork().unwrap()] };
+            let after = if me == 3 { group(&mut comm) } else { Vec::new() };
+            fork.extend((me == 3).then(|| comm.fork().unwrap()));
+            fork[0].barrier().unwrap();
+            comm.barrier().unwrap();
+            [before, after].concat()
+        });
+        assert_eq!(sums, [vec![], vec![14, 14, 16], vec![], vec![14, 14, 16]], "{network:?}");
+    }
+}

@@ -28,6 +28,7 @@ mod refusals;
 mod shaped;
 mod sizes;
 mod started;
+mod store;
 mod traffic;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 mod transports;

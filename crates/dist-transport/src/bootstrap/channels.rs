@@ -43,7 +43,13 @@ impl ForkPath {
 
     /// Returns the path of a channel forked from this one. Returns `None` if it is too long.
     pub(crate) fn child(&self, number: u64, channel: ChannelId) -> Option<Self> {
-        let fork = Fork { number: u32::try_from(number).ok()?, channel };
+        let fork = Fork { number: u32::try_from(number).ok().filter(|&number| number != LOCAL)?, channel };
+        Self::new(&[self.forks(), &[fork]].concat())
+    }
+
+    /// Returns the path of a channel that its members have made alone. Returns `None` if it is too long.
+    pub(crate) fn local_child(&self, channel: ChannelId) -> Option<Self> {
+        let fork = Fork { number: LOCAL, channel };
         Self::new(&[self.forks(), &[fork]].concat())
     }
 
@@ -56,6 +62,9 @@ impl ForkPath {
     }
 }
 
+/// The number of a fork that only its members make.
+const LOCAL: u32 = u32::MAX;
+
 /// The channels of this process.
 #[derive(Debug)]
 pub(crate) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
@@ -64,6 +73,8 @@ pub(crate) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
 struct Channel {
     /// The number of forks of this channel.
     forks: u64,
+    /// The last channels that this process has made from it as [local](LOCAL) forks and has left, the newest first.
+    left_local: VecDeque<ChannelId>,
     /// The last forks of this channel, the newest first.
     made: VecDeque<ForkedGroup>,
     /// Other members that ranks have named for this channel, by rank.
@@ -83,6 +94,8 @@ struct ForkedGroup {
 
 /// The most forks of a channel that are remembered.
 const MADE_MAX: usize = 64;
+/// The most local forks of a channel that are remembered after this process has left them.
+const LEFT_LOCAL_MAX: usize = 1024;
 
 impl Channels {
     /// Every process begins with the channel of the world.
@@ -136,8 +149,17 @@ impl Channels {
         lock(&self.0).get(&channel)?.other_members.get(&rank).cloned()
     }
 
-    pub(crate) fn leave(&self, channel: ChannelId) {
-        lock(&self.0).remove(&channel);
+    /// Records that this process has left a channel, which was made by these forks.
+    pub(crate) fn leave(&self, channel: ChannelId, origin: Option<&ForkPath>) {
+        let mut here = lock(&self.0);
+        here.remove(&channel);
+        if let Some([before @ .., Fork { number: LOCAL, .. }]) = origin.map(ForkPath::forks) {
+            let parent = before.last().map_or(ChannelId::WORLD, |fork| fork.channel);
+            if let Some(parent) = here.get_mut(&parent) {
+                parent.left_local.truncate(LEFT_LOCAL_MAX - 1);
+                parent.left_local.push_front(channel);
+            }
+        }
     }
 
     /// Returns `true` if this process was in a channel and has left it.
@@ -151,7 +173,10 @@ impl Channels {
         let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
         let steps: Vec<_> = parents.zip(origin.forks()).collect();
         let nearest = steps.into_iter().rev().find_map(|(parent, fork)| Some((here.get(&parent)?, fork)));
-        nearest.is_none_or(|(parent, fork)| parent.forks > u64::from(fork.number))
+        nearest.is_none_or(|(parent, fork)| match fork.number {
+            LOCAL => parent.left_local.contains(&fork.channel),
+            number => parent.forks > u64::from(number),
+        })
     }
 
     /// Records that a peer has left a channel. Does nothing if this process has left that channel too.
@@ -197,19 +222,33 @@ mod tests {
         channels.enter(second.channel());
         fork(first.channel(), 0);
         assert_eq!(left(), [false; 3], "two are here, and the third can still be made");
-        channels.leave(first.channel());
+        channels.leave(first.channel(), Some(&first));
         assert_eq!(left(), [true, false, false], "the second can still be forked");
-        channels.leave(second.channel());
+        channels.leave(second.channel(), Some(&second));
         assert_eq!(left(), [true; 3], "nothing is left to fork");
-        channels.leave(ChannelId::WORLD);
+        channels.leave(ChannelId::WORLD, Some(&ForkPath::default()));
         assert_eq!(left(), [true; 3]);
+    }
+
+    #[test]
+    fn a_channel_that_its_members_have_made_alone_was_left_once_it_was_here() {
+        let channels = Channels::new();
+        let [one, other] = [1, 2]
+            .map(|number| ChannelId::WORLD.local_child(number, &[0, 1]))
+            .map(|channel| ForkPath::default().local_child(channel).unwrap());
+        let left = || [one, other].map(|origin| channels.has_left(&origin));
+        channels.record_fork(ChannelId::WORLD, 5, ChannelId::WORLD.child(5, &[0]), vec![0]);
+        channels.enter(one.channel());
+        assert_eq!(left(), [false; 2]);
+        channels.leave(one.channel(), Some(&one));
+        assert_eq!(left(), [true, false]);
     }
 
     #[test]
     fn a_channel_whose_parents_were_all_left_is_still_here() {
         let (channels, [first, second, third]) = (Channels::new(), line());
         channels.enter(third.channel());
-        channels.leave(ChannelId::WORLD);
+        channels.leave(ChannelId::WORLD, Some(&ForkPath::default()));
         assert_eq!([first, second, third].map(|origin| channels.has_left(&origin)), [true, true, false]);
     }
 

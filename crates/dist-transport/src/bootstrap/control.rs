@@ -14,6 +14,7 @@ use crate::bootstrap::host;
 use crate::error::NAMED_MAX;
 use crate::link::socket;
 use crate::shm_group::CALLS_MAX;
+use crate::store::MESSAGE_BYTES_MAX;
 use crate::{Abort, Cause, ChannelId, Fingerprint, Result};
 
 pub(crate) const FRAME_BYTES: usize = 256;
@@ -67,6 +68,43 @@ pub(crate) enum Frame {
     /// The rank has been waiting for a while on this channel, or waits no longer. `calls` are its last calls
     /// there, the current one first.
     Waiting { channel: ChannelId, wait: WaitReport, calls: [Fingerprint; CALLS_MAX] },
+    /// A piece of a request to the store, or of its reply, which has the same number. The pieces of a message
+    /// follow each other, with no piece of another message between them.
+    Store { number: u64, is_last: bool, piece: Vec<u8> },
+    /// The rank does not wait for the reply to this request any more.
+    CancelStore { number: u64 },
+}
+
+/// The most bytes of a store message in one frame.
+const PIECE_BYTES_MAX: usize = FRAME_BYTES - 20;
+
+/// Splits a message to or from the store into frames.
+pub(crate) fn store_frames(number: u64, message: &[u8]) -> impl Iterator<Item = Frame> {
+    let pieces = message.chunks(PIECE_BYTES_MAX);
+    let last = pieces.len() - 1;
+    pieces.enumerate().map(move |(index, piece)| Frame::Store {
+        number,
+        is_last: index == last,
+        piece: piece.to_vec(),
+    })
+}
+
+/// Puts the pieces of store messages together.
+#[derive(Debug, Default)]
+pub(crate) struct StoreInbox(Vec<u8>);
+
+impl StoreInbox {
+    /// Adds a piece. Returns the message if it is complete.
+    ///
+    /// # Errors
+    /// `InvalidData` if the message is too long.
+    pub(crate) fn add(&mut self, piece: &[u8], is_last: bool) -> io::Result<Option<Vec<u8>>> {
+        self.0.extend(piece);
+        if self.0.len() > MESSAGE_BYTES_MAX {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        Ok(is_last.then(|| std::mem::take(&mut self.0)))
+    }
 }
 
 /// A report of what a rank waits for on a channel.
@@ -235,6 +273,10 @@ impl Frame {
             Self::OtherMembers { rank, channel, ref members } => {
                 frame.number(20_u32).number(rank).long(channel.get()).members(members)
             }
+            Self::Store { number, is_last, ref piece } => {
+                frame.number(21_u32).long(number).number(is_last.into()).piece(piece)
+            }
+            Self::CancelStore { number } => frame.number(22_u32).long(number),
         };
         frame.bytes
     }
@@ -270,6 +312,11 @@ impl Frame {
                 channel: frame.channel(),
                 members: frame.members(),
             },
+            21 => {
+                let (number, is_last) = (frame.long(), frame.number() != 0);
+                Self::Store { number, is_last, piece: frame.piece()? }
+            }
+            22 => Self::CancelStore { number: frame.long() },
             _ => return None,
         })
     }
@@ -388,6 +435,10 @@ impl Encoder {
         members.iter().fold(self, |frame, &member| frame.number(member))
     }
 
+    fn piece(&mut self, piece: &[u8]) -> &mut Self {
+        self.number(u32::try_from(piece.len()).expect("a piece fits into a frame")).bytes(piece)
+    }
+
     fn origin(&mut self, origin: &ForkPath) -> &mut Self {
         self.number(u32::try_from(origin.forks().len()).expect("a fork path is short"));
         for fork in origin.forks() {
@@ -467,6 +518,12 @@ impl Decoder<'_> {
     fn members(&mut self) -> Vec<u32> {
         let count = (self.number() as usize).min(MEMBERS_MAX);
         (0..count).map(|_| self.number()).collect()
+    }
+
+    /// Returns `None` if the piece would not fit into a frame.
+    fn piece(&mut self) -> Option<Vec<u8>> {
+        let len = self.number() as usize;
+        (len <= PIECE_BYTES_MAX).then(|| self.bytes[..len].to_vec())
     }
 
     /// Returns `None` if the path is too long.
@@ -664,6 +721,9 @@ mod tests {
             Frame::LeftChannel { rank: 7, channel: forks[0].channel },
             Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: (0..59).collect() },
             Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: vec![u32::MAX, 3] },
+            Frame::Store { number: u64::MAX, is_last: true, piece: vec![5; PIECE_BYTES_MAX] },
+            Frame::Store { number: 1, is_last: false, piece: Vec::new() },
+            Frame::CancelStore { number: 3 },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
                 wait: WaitReport { on: 4, missing: Missing::Signal(u64::MAX), messages: 3, signals: 5 },
@@ -675,9 +735,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_store_message_of_any_length_is_put_together_and_a_longer_one_is_refused() {
+        for len in [1, PIECE_BYTES_MAX, PIECE_BYTES_MAX + 1, MESSAGE_BYTES_MAX] {
+            let message: Vec<u8> = (0..=255).cycle().take(len).collect();
+            let mut inbox = StoreInbox::default();
+            let taken = store_frames(7, &message).filter_map(|frame| match frame {
+                Frame::Store { number: 7, is_last, piece } => inbox.add(&piece, is_last).unwrap(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(taken.collect::<Vec<_>>(), [message]);
+        }
+        let mut inbox = StoreInbox(vec![0; MESSAGE_BYTES_MAX]);
+        assert_eq!(inbox.add(&[1], true).unwrap_err().kind(), ErrorKind::InvalidData);
+    }
+
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..18) {
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..24) {
             let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Some(frame) = Frame::decode(&bytes) {

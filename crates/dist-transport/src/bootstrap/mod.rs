@@ -17,5 +17,6 @@ pub(crate) mod rendezvous;
 pub(crate) mod rendezvous_server;
 pub(crate) mod service;
 pub(crate) mod session;
+pub(crate) mod store;
 pub(crate) mod threads;
 pub(crate) mod user;

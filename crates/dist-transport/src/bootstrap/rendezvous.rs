@@ -22,6 +22,7 @@ use crate::bootstrap::service::{Service, listener_address};
 use crate::bootstrap::session::{
     Arrivals, ConnectionWait, FrameQueue, Membership, Session, WaitError, timeout,
 };
+use crate::bootstrap::store::StoreCalls;
 use crate::bootstrap::{files, host};
 use crate::error::{first_of_many, turned_away};
 use crate::link::{shm, socket};
@@ -98,6 +99,7 @@ fn new_session(
         left: Mutex::default(),
         announced: Mutex::default(),
         probes: Probes::default(),
+        store_calls: StoreCalls::default(),
         outgoing: FrameQueue::new(),
         closing: AtomicBool::new(false),
         service_waker: Waker::new()?,

@@ -15,13 +15,14 @@ use crate::bookkeeping::HEARTBEAT;
 use crate::bootstrap::acceptor::{Acceptor, Admitted, ListenerKind};
 use crate::bootstrap::auth::Purpose;
 use crate::bootstrap::config::CoordinatorHost;
-use crate::bootstrap::control::{ControlConnection, Frame};
+use crate::bootstrap::control::{ControlConnection, Frame, StoreInbox};
 use crate::bootstrap::session::{GOODBYE_LIMIT, Session, lock, number};
 use crate::bootstrap::threads::ThreadWatch;
 use crate::bootstrap::{host, probe};
 use crate::link::peer_link::PeerLink;
 use crate::link::shm::{self, ShmLink};
 use crate::link::socket;
+use crate::store::decode_reply;
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
 /// The state of the service thread.
@@ -48,6 +49,7 @@ pub(crate) struct Service {
     watched: Vec<(usize, OwnedFd)>,
     /// Ranks that need no watching any more, or cannot be watched.
     unwatched: HashSet<usize>,
+    store_inbox: StoreInbox,
 }
 
 impl Service {
@@ -81,6 +83,7 @@ impl Service {
             threads: ThreadWatch::new(runtime),
             watched: Vec::new(),
             unwatched: HashSet::from([session.rank.index()]),
+            store_inbox: StoreInbox::default(),
             session,
         }
     }
@@ -268,6 +271,7 @@ impl Service {
                             let members = members.into_iter().map(|member| member as usize).collect();
                             self.session.record_other_members(channel, rank as usize, members);
                         }
+                        Frame::Store { number, is_last, piece } => self.take_reply(number, &piece, is_last),
                         _ => {}
                     }
                 }
@@ -281,6 +285,15 @@ impl Service {
         self.last_look = runtime.deadline(HEARTBEAT);
         if self.connected && runtime.expired(self.silent_by) {
             self.lose_coordinator();
+        }
+    }
+
+    /// Takes a piece of a reply of the store, and wakes the thread that waits for the reply.
+    fn take_reply(&mut self, number: u64, piece: &[u8], is_last: bool) {
+        match self.store_inbox.add(piece, is_last).map(|reply| reply.map(|reply| decode_reply(&reply))) {
+            Ok(None) => {}
+            Ok(Some(Some(reply))) => self.session.deliver_reply(number, reply),
+            Ok(Some(None)) | Err(_) => self.lose_coordinator(),
         }
     }
 

@@ -18,6 +18,7 @@ use crate::bootstrap::control::{Cores, Frame, Missing, PeerInfo, WaitReport};
 use crate::bootstrap::coordinator::Coordinator;
 use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::probe::Probes;
+use crate::bootstrap::store::StoreCalls;
 use crate::cpu::tuning;
 use crate::host_memory::Heap;
 use crate::link::message::LinkError;
@@ -73,6 +74,8 @@ pub(crate) struct Session {
     pub(crate) announced: Mutex<HashMap<ChannelId, CallHistory>>,
     /// The running probes.
     pub(crate) probes: Probes,
+    /// The requests to the store that wait for their replies.
+    pub(crate) store_calls: StoreCalls,
     /// Frames that the service thread has to send to the coordinator.
     pub(crate) outgoing: FrameQueue,
     pub(crate) closing: AtomicBool,
@@ -94,6 +97,11 @@ impl FrameQueue {
 
     pub(crate) fn push(&self, frame: Frame) {
         lock(&self.0).push_back(frame);
+    }
+
+    /// Adds these frames, with no other frame between them.
+    pub(crate) fn push_all(&self, frames: impl Iterator<Item = Frame>) {
+        lock(&self.0).extend(frames);
     }
 
     pub(crate) fn pop(&self) -> Option<Frame> {

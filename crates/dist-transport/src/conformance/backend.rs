@@ -21,6 +21,12 @@ pub trait Fabric: Sync {
     /// a promise fails on a transport that offers no memory or less reach.
     fn shared_memory(&self) -> Option<Reach>;
 
+    /// Returns `true` if the transports have a key-value store. If they have none, promises about it are kept
+    /// trivially.
+    fn has_store(&self) -> bool {
+        true
+    }
+
     /// Returns how often each program runs. Runs of a simulated network may all differ.
     fn runs(&self) -> u64 {
         1
@@ -98,6 +104,11 @@ impl ForwardingTransport for CheckedTransport {
         let shared_memory = self.shared_memory;
         let fork = (*self.inner).fork(members)?;
         Ok(fork.map(|inner| -> Box<dyn Transport> { Box::new(Self { inner, shared_memory }) }))
+    }
+
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        let inner = (*self.inner).fork_local(members, number)?;
+        Ok(Box::new(Self { inner, shared_memory: self.shared_memory }))
     }
 
     fn shm_group(&mut self, due: &LazyDeadline<'_>) -> Result<Option<&mut dyn ShmGroup>> {

@@ -306,3 +306,68 @@ pub(super) fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static d
 
 /// The time after which a waiting rank has asked for the reason.
 const ASKED: Duration = Duration::from_millis(700);
+
+/// Members make groups alone, at different points among their other calls. Equal numbers and lists are one group, and
+/// the forks of the parent do not count them.
+pub(super) fn members_make_groups_that_other_ranks_do_not_count(fabric: &'static dyn Fabric) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let me = transport.rank().index();
+        let mut forks = Vec::new();
+        if me == 1 {
+            forks.push(transport.fork(&[0, 1, 2]).unwrap().unwrap());
+        }
+        let mut groups: Vec<Box<dyn Transport>> = Vec::new();
+        if me > 0 {
+            // One of the members makes them in another order.
+            let mut numbers = [7, u64::MAX];
+            numbers.rotate_left(me - 1);
+            groups.extend(numbers.map(|number| transport.fork_local(&[2, 1], number).unwrap()));
+            groups.rotate_left(me - 1);
+        } else {
+            let error = transport.fork_local(&[2, 1], 7).unwrap_err();
+            assert!(matches!(error, Error::NotAMember { rank: 0, .. }), "{error}");
+            let error = transport.fork_local(&[0, 0], 7).unwrap_err();
+            assert!(matches!(error, Error::Members { .. }), "{error}");
+        }
+        if me != 1 {
+            forks.push(transport.fork(&[0, 1, 2]).unwrap().unwrap());
+        }
+        for (index, group) in groups.iter_mut().enumerate() {
+            let own = [me, index].map(|number| u8::try_from(number).unwrap());
+            let received = pass_round(&mut **group, &own).unwrap();
+            assert_eq!(received, [3 - own[0], own[1]]);
+        }
+        let received = pass_round(&mut *forks[0], &[u8::try_from(me).unwrap()]).unwrap();
+        assert_eq!(received, [u8::try_from((me + 2) % 3).unwrap()]);
+        groups.iter().map(|group| group.channel()).chain([forks[0].channel()]).collect::<Vec<_>>()
+    };
+    Backend(fabric).check(3, program, |channels| {
+        assert_eq!(channels[1], channels[2]);
+        assert_eq!(channels[0][0], channels[1][2]);
+        let distinct: std::collections::HashSet<_> = channels[1].iter().collect();
+        assert_eq!(distinct.len(), 3);
+    });
+}
+
+/// A rank that leaves a group of its members only, before anybody is connected to it there, is noticed.
+pub(super) fn a_rank_that_leaves_a_group_of_its_members_only_is_noticed(fabric: &'static dyn Fabric) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let mut group = transport.fork_local(&[1, 0], 3).unwrap();
+        let error = if transport.rank().index() == 1 {
+            drop(group);
+            wait_in_vain(&mut *transport, 0)
+        } else {
+            receive_within(&mut *group, 0, 1, LONG).unwrap_err()
+        };
+        (error, await_abort(&*transport))
+    };
+    Backend(fabric).check(2, program, |ends| {
+        for (rank, (error, abort)) in ends.iter().enumerate() {
+            assert_eq!((abort.rank, &abort.cause), (1, &Cause::Left), "rank {rank}");
+            assert!(
+                matches!(error, Error::Closed { peer: 1, .. } | Error::Aborted(_)),
+                "rank {rank}: {error}"
+            );
+        }
+    });
+}

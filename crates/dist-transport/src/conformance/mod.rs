@@ -41,6 +41,7 @@ mod many_messages;
 mod matched;
 mod messages;
 mod shm_group;
+mod store;
 mod unchecked;
 mod waits;
 
@@ -100,6 +101,8 @@ macro_rules! conformance {
                 a_rank_that_nobody_waits_for_may_leave
                 a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
                 a_rank_that_comes_late_to_a_group_is_waited_for
+                members_make_groups_that_other_ranks_do_not_count
+                a_rank_that_leaves_a_group_of_its_members_only_is_noticed
             }
             messages {
                 messages_go_round_a_ring
@@ -128,6 +131,15 @@ macro_rules! conformance {
                 a_matched_message_that_is_refused_ends_the_job
                 a_wait_for_a_matched_message_ends_in_time_and_names_the_peer
                 matched_messages_are_counted_and_unread_until_they_are_received
+            }
+            store {
+                values_that_one_rank_sets_reach_all
+                each_sum_is_the_result_of_one_rank_only
+                one_of_several_ranks_comes_first
+                values_up_to_the_limit_arrive_whole
+                a_wait_for_a_key_ends_at_its_deadline_and_names_the_key
+                an_abort_ends_every_wait_for_a_key
+                groups_reach_the_store_of_the_world
             }
             waits {
                 a_wait_ends_at_its_deadline_and_names_the_peer

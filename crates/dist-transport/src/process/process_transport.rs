@@ -17,6 +17,7 @@ use crate::bootstrap::control::{Missing, PeerInfo, WaitReport};
 use crate::bootstrap::dial::ANSWER_LIMIT;
 use crate::bootstrap::failure::{AbortOnUnwind, ErrorContext, PeerError};
 use crate::bootstrap::session::{ConnectionWait, LongWait, Membership, Session, WaitError, at_least, number};
+use crate::bootstrap::store::CoordinatorStore;
 use crate::bootstrap::{dial, probe, rendezvous};
 use crate::check::{check_all, check_exchange, check_matched, check_peer};
 use crate::link::counts::MessageCounts;
@@ -28,7 +29,7 @@ use crate::runtime::Unparker;
 use crate::wait::{CoreDemand, Wait, WaitPolicy, WaitStep};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming, LazyDeadline,
-    Outgoing, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
+    Outgoing, Rank, Refusal, Result, Runtime, Sink, Store, StoreError, Traffic, Transport,
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -148,6 +149,14 @@ impl ProcessTransport {
         let channel = self.channel.child(number, members);
         self.session().channels.record_fork(self.channel, number, channel, in_world);
         Ok(child)
+    }
+
+    /// Implements [`Transport::fork_local`] with the concrete type.
+    pub(super) fn fork_local_own(&mut self, members: &[usize], number: u64) -> Result<Self> {
+        let (channel, rank) = bookkeeping::fork_local(self.rank, self.channel, members, number)?;
+        let in_world = members.iter().map(|&member| self.members[member]).collect();
+        let origin = self.origin.and_then(|origin| origin.local_child(channel));
+        Ok(Self::open(self.membership.clone(), channel, origin, rank, in_world))
     }
 
     /// Returns the memory of the group, if its ranks have agreed to share some.
@@ -897,6 +906,10 @@ impl Transport for ProcessTransport {
         Ok(self.fork_own(members)?.map(|child| -> Box<dyn Transport> { Box::new(child) }))
     }
 
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(self.fork_local_own(members, number)?))
+    }
+
     fn abort(&mut self, cause: Cause) {
         self.session().give_up(cause, self.call());
         // Waits for the report to be sent, because the program may end its process next.
@@ -926,6 +939,11 @@ impl Transport for ProcessTransport {
         }
     }
 
+    fn store(&self) -> Result<Store, StoreError> {
+        let service = CoordinatorStore(self.membership.clone());
+        Ok(Store::new(Arc::new(service), &self.session().runtime))
+    }
+
     #[cfg(all(feature = "shm", target_os = "linux"))]
     fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         let session = self.session();
@@ -938,7 +956,7 @@ impl Drop for ProcessTransport {
         if std::thread::panicking() {
             self.session().give_up(Cause::Panicked, self.call());
         }
-        self.session().channels.leave(self.channel);
+        self.session().channels.leave(self.channel, self.origin.as_ref());
         self.session().forget_announced(self.channel);
         let unasked = self.session().arrivals.forget(self.channel);
         if self.aborted().is_none() {

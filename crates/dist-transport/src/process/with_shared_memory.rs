@@ -219,6 +219,18 @@ impl HostGroup {
         places.filter(|places| !places.is_empty()).map_or((vec![own], false), |places| (places, true))
     }
 
+    /// Creates the group of these members. Returns `None` if some run on other hosts, or there is only one.
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Option<Self>> {
+        let (places, are_here) = self.places(members);
+        if !are_here || places.len() < 2 {
+            return Ok(None);
+        }
+        let forked = self.transport.fork_local_own(&places, number);
+        let transport = forked.map_err(|error| self.in_world(error))?;
+        let in_world = places.iter().map(|&place| self.in_world[place]).collect();
+        Ok(Some(Self { transport, in_world, is_all: true }))
+    }
+
     fn memory(&self) -> &dyn ShmGroup {
         self.transport.known_shm_group().expect("it was looked at before it was given")
     }
@@ -312,6 +324,13 @@ impl ForwardingTransport for WithSharedMemory {
         Ok(child.map(|messages| -> Box<dyn Transport> {
             Box::new(Self { messages, host: of_child, coordinator: None })
         }))
+    }
+
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        let messages = (*self.messages).fork_local(members, number)?;
+        let named: Vec<usize> = members.iter().map(|&member| self.messages.members()[member]).collect();
+        let host = self.host.as_mut().map(|host| host.fork_local(&named, number)).transpose()?;
+        Ok(Box::new(Self { messages, host: host.flatten(), coordinator: None }))
     }
 
     fn abort(&mut self, cause: Cause) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::runtime::{Executor, Wake};
+use crate::{Deadline, Runtime};
 
 /// The difference between a rank's clock and the network's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +46,15 @@ fn nanos_of(time: Duration) -> i128 {
 /// Returns a duration in nanoseconds, at most about 584 years.
 fn nanos(nanos: i128) -> Duration {
     u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+/// Waits until this thread is woken, for the deadline of its rank's runtime, or for this virtual time.
+pub(super) fn park(runtime: &Runtime, skew: Skew, deadline: Deadline, wake_by: Option<Duration>) {
+    // The clock of the rank may round down: it shows the time one tick later at the latest.
+    let shown =
+        |time| skew.show(time).saturating_add(Duration::from_nanos(u64::from(skew != Skew::default())));
+    let wake_by = wake_by.map(|time| runtime.deadline(shown(time).saturating_sub(runtime.now())));
+    runtime.park(Some(wake_by.map_or(deadline, |wake_by| wake_by.earlier(deadline))));
 }
 
 /// A runtime with a skewed clock.

@@ -280,6 +280,16 @@ impl Control {
             && self.coordinator_rank.is_none_or(|coordinator_rank| !self.ranks[coordinator_rank].stalled)
     }
 
+    /// Returns the rank that hosts the coordinator, if one does.
+    pub(super) fn coordinator_rank(&self) -> Option<usize> {
+        self.coordinator_rank
+    }
+
+    /// Returns `true` if the coordinator serves requests of this rank now.
+    pub(super) fn serves(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
+        self.runs() && self.reaches(rank, now, conditions)
+    }
+
     /// Returns `true` if messages of this rank reach the coordinator.
     fn reaches(&self, rank: usize, now: Duration, conditions: &NetworkConditions) -> bool {
         self.coordinator_rank.is_none_or(|coordinator_rank| conditions.reaches(rank, coordinator_rank, now))

@@ -14,9 +14,11 @@ use super::message::SimMessage;
 use super::network_conditions::NetworkConditions;
 use super::random::SplitMix64;
 use super::report::{self, ChannelReport, Describe, Position};
+use super::store::{MESSAGE_BYTES, StorePoll, StoreState};
 use super::waiting::{WaitTarget, Waiter, wake};
 use crate::bookkeeping::{CallHistory, HEARTBEAT};
 use crate::runtime::Unparker;
+use crate::store::StoreRequest;
 use crate::{Abort, ChannelId, Fingerprint};
 
 #[derive(Debug)]
@@ -118,6 +120,7 @@ pub(super) struct FabricState {
     /// The number of transports that each rank of the world still has.
     transports: Vec<usize>,
     pub(super) control: Control,
+    store: StoreState,
     links: Links,
     pub(super) conditions: NetworkConditions,
     pub(super) injector: FaultInjector,
@@ -178,6 +181,7 @@ impl SimFabric {
             origins: HashMap::new(),
             transports,
             control,
+            store: StoreState::default(),
             links,
             conditions,
             injector,
@@ -411,6 +415,38 @@ impl SimFabric {
         Ok(record)
     }
 
+    /// Sends a request of a rank to the store. Returns its number.
+    pub(super) fn begin_store(
+        &self,
+        world_rank: usize,
+        request: StoreRequest,
+        now: Duration,
+        unparker: Unparker,
+    ) -> u64 {
+        let mut state = self.lock();
+        let arrives = state.carry_store(world_rank, true, now);
+        state.store.begin(world_rank, request, arrives, unparker)
+    }
+
+    /// Looks for the reply to a request of this rank. Serves the request if it has arrived at the coordinator.
+    pub(super) fn poll_store(&self, number: u64, world_rank: usize, now: Duration) -> StorePoll {
+        let (poll, woken) = {
+            let mut state = self.lock();
+            if let Some(abort) = state.control.known(world_rank) {
+                return StorePoll::Aborted(abort);
+            }
+            let woken = state.serve_store(number, world_rank, now);
+            (state.store.poll(number, now), woken)
+        };
+        woken.iter().for_each(Unparker::unpark);
+        poll
+    }
+
+    /// Removes a request that nobody waits for any more.
+    pub(super) fn end_store(&self, number: u64) {
+        self.lock().store.end(number);
+    }
+
     /// Returns the number of channels that ranks are in, or may still enter.
     #[cfg(test)]
     pub(super) fn channels(&self) -> usize {
@@ -448,6 +484,28 @@ impl FabricState {
         let pair = (from.world_rank, to.world_rank);
         let arrives = self.links.carry(pair, bytes, now, &mut self.random);
         self.conditions.arrival(pair, bytes, (now, arrives), &mut self.random)
+    }
+
+    /// Returns the arrival time of a message between a rank and the store that is sent now.
+    fn carry_store(&mut self, world_rank: usize, is_request: bool, now: Duration) -> Duration {
+        let Some(coordinator) = self.control.coordinator_rank() else { return now };
+        let pair = if is_request { (world_rank, coordinator) } else { (coordinator, world_rank) };
+        let arrives = self.links.carry(pair, MESSAGE_BYTES, now, &mut self.random);
+        self.conditions.arrival(pair, MESSAGE_BYTES, (now, arrives), &mut self.random)
+    }
+
+    /// Serves a request of this rank if it has arrived at a coordinator that runs. Returns the wakers of the other
+    /// ranks that get a reply.
+    fn serve_store(&mut self, number: u64, world_rank: usize, now: Duration) -> Vec<Unparker> {
+        if !self.store.has_arrived(number, now) || !self.control.serves(world_rank, now, &self.conditions) {
+            return Vec::new();
+        }
+        let replies = self.store.serve(number).into_iter();
+        let woken = replies.map(|(to, rank, reply)| {
+            let arrives = self.carry_store(rank, false, now);
+            (to, self.store.reply(to, arrives, reply))
+        });
+        woken.filter(|(to, _)| *to != number).map(|(_, unparker)| unparker).collect()
     }
 
     /// Aborts the job if the second rank waits for the first, and a partition has separated them for too

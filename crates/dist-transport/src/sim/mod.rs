@@ -39,6 +39,7 @@ mod report;
 mod scheduler;
 mod sim_shm_group;
 mod state;
+mod store;
 mod transport;
 mod waiting;
 mod world;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::clock::Skew;
+use super::clock::{self, Skew};
 use super::fabric::{CallMismatch, ChannelEnd, Found, Room, Sent, SimFabric, SimForkedGroup};
 use super::message::{SimMessage, Spoilt};
 use super::report::Position;
 use super::sim_shm_group::SimShmGroup;
+use super::store::SimStore;
 use super::waiting::WaitTarget;
 use super::world::World;
 use crate::bookkeeping::{self, CallHistory};
@@ -18,7 +19,8 @@ use crate::runtime::Unparker;
 use crate::shm_group::ShmGroup;
 use crate::{
     Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Inbox, Incoming,
-    LazyDeadline, Outgoing, Progress, Rank, Refusal, Result, Runtime, Sink, Traffic, Transport,
+    LazyDeadline, Outgoing, Progress, Rank, Refusal, Result, Runtime, Sink, Store, StoreError, Traffic,
+    Transport,
 };
 
 /// A transport between threads of one process. The [`Network`](super::Network) decides how long sends and
@@ -309,13 +311,7 @@ impl SimTransport {
 
     /// Waits to be woken, for the deadline, or for this time.
     fn park(&self, deadline: Deadline, wake_by: Option<Duration>) {
-        // The clock of this rank may round down: it shows the time one tick later at the latest.
-        let shown = |time| {
-            self.skew.show(time).saturating_add(Duration::from_nanos(u64::from(self.skew != Skew::default())))
-        };
-        let wake_by =
-            wake_by.map(|time| self.runtime.deadline(shown(time).saturating_sub(self.runtime.now())));
-        self.runtime.park(Some(wake_by.map_or(deadline, |wake_by| wake_by.earlier(deadline))));
+        clock::park(&self.runtime, self.skew, deadline, wake_by);
     }
 
     /// Waits until at most the window of the bytes sent to this peer is unreceived.
@@ -557,6 +553,13 @@ impl Transport for SimTransport {
         Ok(Some(Box::new(child)))
     }
 
+    fn fork_local(&mut self, members: &[usize], number: u64) -> Result<Box<dyn Transport>> {
+        let (channel, rank) = bookkeeping::fork_local(self.rank, self.channel, members, number)?;
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        let clock = (self.runtime.clone(), self.skew);
+        Ok(Box::new(Self::enter(self.world.clone(), clock, rank, [channel; 2], members)))
+    }
+
     fn abort(&mut self, cause: Cause) {
         self.give_up(cause);
     }
@@ -591,6 +594,12 @@ impl Transport for SimTransport {
         let given =
             self.world.segments.is_some() && !self.world.without_heap.contains(&self.own_end().world_rank);
         given.then(|| Allocation::private(bytes)).flatten()
+    }
+
+    fn store(&self) -> Result<Store, StoreError> {
+        let (world, runtime) = (self.world.clone(), self.runtime.clone());
+        let service = SimStore { world, world_rank: self.world_rank(), runtime, skew: self.skew };
+        Ok(Store::new(Arc::new(service), &self.runtime))
     }
 
     fn set_progress(&mut self, progress: Progress) {

@@ -13,12 +13,15 @@ use crate::bookkeeping::HEARTBEAT;
 use crate::bootstrap::abort_state::Waker;
 use crate::bootstrap::acceptor::{Acceptor, Admitted};
 use crate::bootstrap::auth::Purpose;
-use crate::bootstrap::control::{ControlConnection, FRAME_BYTES, Frame, PeerInfo, WaitReport};
+use crate::bootstrap::control::{
+    ControlConnection, FRAME_BYTES, Frame, PeerInfo, StoreInbox, WaitReport, store_frames,
+};
 use crate::bootstrap::coordinator::{COORDINATOR, LATE_RANKS_LIMIT};
 use crate::bootstrap::host;
 use crate::bootstrap::session::lock;
 use crate::link::socket;
 use crate::shm_group::CALLS_MAX;
+use crate::store::{StoreTable, decode_request, encode_reply};
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
 /// The target of the coordinator's log lines. Programs that report aborts themselves filter by it.
@@ -86,6 +89,8 @@ pub(crate) struct RendezvousServer {
     /// Reports that two ranks cannot reach each other, with the times of their arrival. It is not known yet
     /// whether one of the ranks is dead.
     unreachable: Vec<(Abort, Duration)>,
+    /// The store of the world. A caller is a rank and the number of its request.
+    store: StoreTable<(usize, u64)>,
     last_look: Duration,
     next_heartbeat: Deadline,
     runtime: Runtime,
@@ -160,6 +165,7 @@ struct Member {
     /// The rank's last wait report and its last calls, by channel, the current call first. A report of a finished
     /// wait names the rank itself; only the last of these is kept.
     waiting: HashMap<ChannelId, (WaitReport, [Fingerprint; CALLS_MAX])>,
+    store_inbox: StoreInbox,
 }
 
 impl Member {
@@ -192,6 +198,7 @@ impl RendezvousServer {
             ended: BTreeSet::new(),
             ended_here: None,
             unreachable: Vec::new(),
+            store: StoreTable::default(),
             last_look: runtime.now(),
             next_heartbeat: runtime.deadline(HEARTBEAT),
             runtime: runtime.clone(),
@@ -271,6 +278,7 @@ impl RendezvousServer {
                 self.started = false;
                 self.slots.fill_with(|| RankSlot::Empty);
                 self.unreachable.clear();
+                self.store = StoreTable::default();
                 tracing::debug!(target: LOG_TARGET, "all ranks have left: the next world may meet");
             }
             Worlds::InTurn => {}
@@ -453,6 +461,7 @@ impl RendezvousServer {
             last_seen: self.runtime.now(),
             liveness,
             waiting: HashMap::new(),
+            store_inbox: StoreInbox::default(),
         }));
         tracing::debug!(target: LOG_TARGET, rank, address = %peer_info.address, "joined");
         // A rank that was told that not all have joined is about to leave, and may join again.
@@ -550,7 +559,18 @@ impl RendezvousServer {
                 Ok(Some(Frame::OtherMembers { rank: peer, channel, members })) => {
                     self.pass_on(peer, Frame::OtherMembers { rank: number, channel, members });
                 }
+                Ok(Some(Frame::Store { number, is_last, piece })) => {
+                    match member.store_inbox.add(&piece, is_last) {
+                        Ok(None) => {}
+                        Ok(Some(request)) => self.serve_store((rank, number), &request),
+                        Err(_) => self.lose(rank, Cause::Protocol),
+                    }
+                }
+                Ok(Some(Frame::CancelStore { number })) => {
+                    self.store.cancel(|caller| *caller == (rank, number));
+                }
                 Ok(Some(Frame::Goodbye)) => {
+                    self.store.cancel(|(caller, _)| *caller == rank);
                     let left = std::mem::replace(&mut self.slots[rank], RankSlot::Left);
                     // Counted before the connection is closed, so that the rank finds itself counted.
                     if self.started {
@@ -562,6 +582,21 @@ impl RendezvousServer {
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
                 Err(_) => self.lose(rank, Cause::Died),
+            }
+        }
+    }
+
+    /// Serves a request of a rank to the store, and sends the replies that it causes.
+    fn serve_store(&mut self, caller: (usize, u64), request: &[u8]) {
+        let Some(request) = decode_request(request) else {
+            return self.lose(caller.0, Cause::Protocol);
+        };
+        for ((rank, number), reply) in self.store.serve(caller, request) {
+            if let Some(RankSlot::Joined(member)) = self.slots.get_mut(rank) {
+                let frames: Vec<_> =
+                    store_frames(number, &encode_reply(&reply)).map(|frame| frame.encode()).collect();
+                // A broken connection is noticed when it is read.
+                let _ = member.line.push_all(&frames);
             }
         }
     }
