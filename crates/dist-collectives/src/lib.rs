@@ -15,6 +15,7 @@ mod engine;
 pub mod error;
 mod history;
 pub mod kernel;
+mod logical;
 mod messages;
 mod pending;
 mod reduce_op;
@@ -50,6 +51,7 @@ pub use element_type::ElementType;
 pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
+pub use logical::LogicalOp;
 pub use messages::{Message, OwnedMessage};
 #[cfg(feature = "ndarray")]
 #[doc(no_inline)]

@@ -59,6 +59,24 @@ pub enum Error {
         /// The number of ranks.
         world_size: usize,
     },
+    /// The fixed degrees of a mesh do not fit its number of ranks.
+    #[error("the degrees {} do not divide {world_size} ranks into a mesh", fixed_degrees(fixed))]
+    FixedDegrees {
+        /// The degree of each axis; `None` for those that were to be chosen.
+        fixed: Vec<Option<usize>>,
+        /// The number of ranks.
+        world_size: usize,
+    },
+    /// A neighbour exchange has not one entry per axis.
+    #[error("a neighbour exchange of {axes} axes needs {axes} pairs of messages to send and to receive, and got {sends} and {receives}")]
+    Neighbours {
+        /// The number of axes of the mesh.
+        axes: usize,
+        /// The number of entries to send.
+        sends: usize,
+        /// The number of entries to receive.
+        receives: usize,
+    },
     /// The group of the axis was already taken out of the mesh.
     #[error("the group of the axis {name:?} was already taken out of the mesh")]
     AxisTaken {
@@ -96,4 +114,11 @@ fn product(degrees: &[(String, usize)]) -> String {
     let product = degrees.iter().try_fold(1_usize, |product, (_, degree)| product.checked_mul(*degree));
     let product = product.map_or_else(|| "too many".to_owned(), |product| product.to_string());
     text + " = " + &product
+}
+
+/// Formats degrees of which some were to be chosen, for example `2 x any x 3`.
+fn fixed_degrees(fixed: &[Option<usize>]) -> String {
+    let degrees =
+        fixed.iter().map(|degree| degree.map_or_else(|| "any".to_owned(), |degree| degree.to_string()));
+    degrees.collect::<Vec<_>>().join(" x ")
 }

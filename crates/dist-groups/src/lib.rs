@@ -10,4 +10,4 @@ mod shape;
 pub use communicator_ext::CommunicatorExt;
 pub use error::{Error, Result};
 pub use group::Group;
-pub use mesh::Mesh;
+pub use mesh::{Mesh, Shift, dims_create};

@@ -15,6 +15,8 @@ struct Axis {
     degree: usize,
     /// The difference of the numbers of neighbours along the axis.
     stride: usize,
+    /// `true` if the last rank along the axis is a neighbour of the first.
+    is_periodic: bool,
 }
 
 impl Shape {
@@ -37,7 +39,7 @@ impl Shape {
         let mut stride = world_size;
         let axes = degrees.into_iter().map(|(name, degree)| {
             stride /= degree;
-            Axis { name, degree, stride }
+            Axis { name, degree, stride, is_periodic: false }
         });
         Ok(Self { axes: axes.collect() })
     }
@@ -49,6 +51,30 @@ impl Shape {
 
     pub(crate) fn degree(&self, axis: usize) -> usize {
         self.axes[axis].degree
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.axes.len()
+    }
+
+    pub(crate) fn is_periodic(&self, axis: usize) -> bool {
+        self.axes[axis].is_periodic
+    }
+
+    pub(crate) fn make_periodic(&mut self, axis: usize) {
+        self.axes[axis].is_periodic = true;
+    }
+
+    /// Returns the rank at this distance from a rank along an axis. Returns `None` beyond the edge of an axis that is
+    /// not periodic.
+    pub(crate) fn shifted(&self, rank: usize, axis: usize, distance: isize) -> Option<usize> {
+        let Axis { degree, stride, is_periodic, .. } = self.axes[axis];
+        let own = rank / stride % degree;
+        let length = isize::try_from(degree).expect("a mesh has fewer ranks");
+        let distance = if is_periodic { distance.rem_euclid(length) } else { distance };
+        let shifted = own.checked_add_signed(distance)?;
+        let shifted = if is_periodic { shifted % degree } else { shifted };
+        (shifted < degree).then(|| rank - own * stride + shifted * stride)
     }
 
     fn world_size(&self) -> usize {
@@ -126,6 +152,22 @@ mod tests {
         assert_eq!(shape.along(&[1], 4), [3, 4, 5]);
         assert_eq!(shape.along(&[0], 4), [1, 4]);
         assert_eq!(shape.along(&[1, 0], 4), [0, 3, 1, 4, 2, 5]);
+    }
+
+    #[test]
+    fn a_shift_ends_at_an_open_edge_and_goes_round_a_periodic_axis() {
+        let mut shape = shape(&[2, 3]);
+        let along =
+            |shape: &Shape, distance| (0..6).map(|rank| shape.shifted(rank, 1, distance)).collect::<Vec<_>>();
+        assert_eq!(along(&shape, 1), [Some(1), Some(2), None, Some(4), Some(5), None]);
+        assert_eq!(along(&shape, -2), [None, None, Some(0), None, None, Some(3)]);
+        assert_eq!([isize::MIN, isize::MAX].map(|distance| shape.shifted(4, 1, distance)), [None; 2]);
+        shape.make_periodic(1);
+        assert_eq!(along(&shape, 1), [1, 2, 0, 4, 5, 3].map(Some));
+        assert_eq!(along(&shape, -5), along(&shape, 1));
+        assert_eq!(along(&shape, isize::MAX), along(&shape, isize::MAX % 3));
+        assert_eq!(shape.shifted(1, 0, 1), Some(4));
+        assert_eq!(shape.shifted(1, 0, -1), None, "the other axis stays open");
     }
 
     proptest! {

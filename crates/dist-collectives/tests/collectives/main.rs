@@ -18,6 +18,7 @@ mod faults;
 mod forks;
 mod half_means;
 mod hosts;
+mod logical;
 mod messages;
 mod mismatches;
 mod oracle;

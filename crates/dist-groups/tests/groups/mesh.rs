@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use dist_collectives::ReduceOp;
-use dist_groups::{Group, Mesh};
+use dist_groups::{Error, Group, Mesh, Shift, dims_create};
 use rstest::rstest;
 
 use crate::worlds::{gathered, run, still};
@@ -186,4 +186,92 @@ fn a_mesh_names_what_it_does_not_have() {
         assert_eq!(mesh.take("data").unwrap_err().to_string(), taken);
         assert_eq!((mesh.coordinates_of(6), mesh.rank_at(&[2, 0]), mesh.rank_at(&[0])), (None, None, None));
     }
+}
+
+/// Every way to choose degrees whose product is this number, in descending order.
+fn descending(product: usize, count: usize) -> Vec<Vec<usize>> {
+    let all = factors(product, count).into_iter();
+    all.filter(|degrees| degrees.is_sorted_by(|one, next| one >= next)).collect()
+}
+
+#[test]
+fn chosen_degrees_are_those_with_the_smallest_largest_degree() {
+    for world_size in 1..=64 {
+        for axes in 1..=4 {
+            let expected = descending(world_size, axes).into_iter().min().unwrap();
+            assert_eq!(dims_create(world_size, &vec![None; axes]).unwrap(), expected);
+        }
+    }
+    assert_eq!(dims_create(1 << 20, &[None, None, None]).unwrap(), [128, 128, 64]);
+    assert_eq!(dims_create(12, &[None, Some(2), None]).unwrap(), [3, 2, 2]);
+    assert_eq!(dims_create(6, &[Some(2), Some(3)]).unwrap(), [2, 3]);
+    let refused: [(usize, &[Option<usize>]); 5] = [
+        (6, &[Some(4), None]),
+        (6, &[Some(0), None]),
+        (6, &[Some(2), Some(2)]),
+        (6, &[]),
+        (6, &[Some(usize::MAX); 2]),
+    ];
+    for (world_size, fixed) in refused {
+        let error = dims_create(world_size, fixed).unwrap_err();
+        assert!(matches!(error, Error::FixedDegrees { .. }), "{error}");
+    }
+}
+
+/// Returns what a rank receives from its lower and its upper neighbour along each axis, if each rank sends its number, the
+/// axis, and the direction.
+fn expected_halo(mesh: &Mesh, axes: &[&str]) -> Vec<[u64; 2]> {
+    let message = |sender: Option<usize>, axis: usize, direction: u64| {
+        sender.map_or(NOTHING, |sender| (sender * 100 + axis * 10) as u64 + direction)
+    };
+    let halo = |(axis, name): (usize, &&str)| {
+        let Shift { from, to } = mesh.shift(name, 1).unwrap();
+        [message(from, axis, 1), message(to, axis, 0)]
+    };
+    axes.iter().enumerate().map(halo).collect()
+}
+
+/// The content of memory that receives nothing.
+const NOTHING: u64 = u64::MAX;
+
+#[rstest]
+fn neighbours_exchange_messages_along_open_and_periodic_axes(
+    #[values(vec![1], vec![2], vec![3], vec![2, 2], vec![3, 2], vec![1, 4])] degrees: Vec<usize>,
+    #[values(false, true)] is_periodic: bool,
+) {
+    let world_size = degrees.iter().product();
+    run(world_size, move |communicator| {
+        let axes = &["x", "y"][..degrees.len()];
+        let mesh =
+            Mesh::new(communicator.fork().unwrap(), axes.iter().copied().zip(degrees.clone())).unwrap();
+        let mut mesh = if is_periodic { mesh.with_periodic(&axes[..1]).unwrap() } else { mesh };
+        let own = |axis: usize, direction| [(mesh.rank() * 100 + axis * 10) as u64 + direction];
+        let sends: Vec<_> = (0..axes.len()).map(|axis| [own(axis, 0), own(axis, 1)]).collect();
+        let sends: Vec<_> = sends.iter().map(|[lower, upper]| [&lower[..], &upper[..]]).collect();
+        let mut halo = vec![[[NOTHING]; 2]; axes.len()];
+        let mut receives: Vec<_> =
+            halo.iter_mut().map(|[lower, upper]| [&mut lower[..], &mut upper[..]]).collect();
+        mesh.exchange_with_neighbours(&sends, &mut receives).unwrap();
+        let error = mesh.exchange_with_neighbours(&sends, &mut receives[1..]).unwrap_err();
+        assert!(matches!(error, Error::Neighbours { .. }), "{error}");
+        let halo: Vec<_> = halo.into_iter().map(|sides| sides.map(|[value]| value)).collect();
+        assert_eq!(halo, expected_halo(&mesh, axes), "{:?} {degrees:?}", mesh.coordinates());
+    });
+}
+
+#[test]
+fn a_part_of_a_mesh_keeps_its_periodic_axes() {
+    run(6, |communicator| {
+        let mesh = Mesh::new(communicator.fork().unwrap(), [("x", 2), ("y", 3)]).unwrap();
+        let mut mesh = mesh.with_periodic(["y"]).unwrap();
+        let part = mesh.sub_mesh(["y"]).unwrap();
+        let rank = part.rank();
+        assert_eq!(
+            part.shift("y", 1).unwrap(),
+            Shift { from: Some((rank + 2) % 3), to: Some((rank + 1) % 3) }
+        );
+        assert_eq!(part.shift("y", -4).unwrap().to, Some((rank + 2) % 3));
+        assert!(matches!(mesh.shift("z", 1), Err(Error::UnknownAxis { .. })));
+        assert!(matches!(mesh.with_periodic(["z"]), Err(Error::UnknownAxis { .. })));
+    });
 }
