@@ -224,7 +224,7 @@ fn a_pipeline_keeps_the_running_mean_of_one_process(#[case] pipelines: usize, #[
         let model = model(BufferSync::Broadcast);
         let mut pipeline = Pipeline::new(own, model, schedule, &[0..1, 1..2], Tensors).unwrap();
         if divides {
-            pipeline.shard_over(beside).unwrap();
+            pipeline.shard_over(world).unwrap();
         } else {
             pipeline.reduce_over(beside).unwrap();
         }

@@ -47,13 +47,14 @@ fn main() -> Result<(), BoxError> {
     // replicas.
     let mut mesh = Mesh::new(comm, [("data", 2), ("pipeline", 2), ("shard", 2)])?;
     let (rank, coordinates) = (mesh.rank(), mesh.coordinates());
+    let sharded = mesh.slice(["pipeline", "shard"])?.into_communicator();
     let mut along = |axis: &str| mesh.take(axis).map(Group::into_communicator);
     // A stage's parameters are gathered before it computes, at most one stage's at a time.
     let schedule = ScheduleKind::OneForwardOneBackward.schedule(2, MICRO_BATCHES)?.with_gathers(1);
     let stages = split_into_stages(BLOCKS, schedule.stages())?;
     let mut pipeline = Pipeline::new(along("pipeline")?, model()?, schedule, &stages, Tensors)?;
     pipeline.reduce_over(along("data")?)?;
-    pipeline.shard_over(along("shard")?)?;
+    pipeline.shard_over(sharded)?;
     println!("rank {rank} is at {coordinates:?} and computes micro-batches {:?}", pipeline.share());
 
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.01, ..AdamWOptions::default() })?;

@@ -17,7 +17,6 @@ pub(crate) use shards::delegate_shards;
 
 use crate::abort::or_abort;
 use crate::buffers::Buffers;
-use crate::flat::Flat;
 use crate::fsdp::{FlatParameter, Groups, Layout, Parameters, Plan, ShardChunk, bytes_sent};
 use crate::gradients::{GradientLayout, GradientMemory, Gradients};
 use crate::hook_worker::HookWorker;
@@ -194,23 +193,7 @@ impl<M: Params> StepEngine<M> {
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.check_ended()?;
         self.updates.record_update(optimizer);
-        let Self { parameters, gradients, model, plan, groups, .. } = self;
-        let rank = groups.shards.rank();
-        for (place, flat_param) in plan.layout.flat_params() {
-            for chunk in flat_param.chunks(rank) {
-                let Some(mean) = gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len) else {
-                    continue;
-                };
-                parameters.change(place, chunk, model, |values| {
-                    if mean.dtype() == values.dtype() {
-                        return optimizer.update(chunk.parameter, values, mean);
-                    }
-                    let mut converted = Flat::zeros(values.dtype(), mean.len());
-                    converted.slice_mut(0, mean.len()).convert_from(mean);
-                    optimizer.update(chunk.parameter, values, converted.slice(0, mean.len()))
-                })?;
-            }
-        }
+        self.parameters.update(&self.plan.layout, &self.gradients, &mut self.model, 0, optimizer)?;
         self.all_gather_updates(|flat_param| flat_param.trainable)
     }
 
@@ -255,33 +238,9 @@ impl<M: Params> StepEngine<M> {
     /// All-gathers the shards of these flat parameters after an update, if every rank's model has all parameters.
     fn all_gather_updates(&mut self, changed: impl Fn(&FlatParameter) -> bool) -> Result<()> {
         self.follow();
-        let Self { parameters, model, plan, groups, .. } = self;
         // Prefetched parameters are outdated now.
         self.prefetched = None;
-        parameters.forget();
-        let outside = |flat_param: &FlatParameter| {
-            plan.degrees.shards > 1 || flat_param.master_dtype(plan.options.precision) != flat_param.dtype
-        };
-        let update_buffer = plan.layout.flat_params().filter(|_| !plan.degrees.frees);
-        let update_buffer =
-            update_buffer.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
-        let update_buffer: Vec<(usize, usize)> = update_buffer.map(|(place, _)| place).collect();
-        if parameters.gathers_updates_in_place() {
-            update_buffer
-                .iter()
-                .try_for_each(|&place| parameters.all_gather_updates(&plan.layout, place, groups, model))?;
-            return parameters.rest(groups);
-        }
-        for (index, &place) in update_buffer.iter().enumerate() {
-            parameters.start_all_gather_updates(&plan.layout, place, groups, model)?;
-            if let Some(before) = index.checked_sub(1) {
-                parameters.finish_all_gather_updates(&plan.layout, update_buffer[before], groups, model)?;
-            }
-        }
-        if let Some(&last) = update_buffer.last() {
-            parameters.finish_all_gather_updates(&plan.layout, last, groups, model)?;
-        }
-        parameters.rest(groups)
+        self.parameters.publish(&self.plan, &mut self.groups, &mut self.model, changed)
     }
 
     /// Calls `f` with the index and all values of each parameter, unit by unit, buffers included.

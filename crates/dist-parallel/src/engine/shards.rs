@@ -2,9 +2,9 @@
 
 use super::StepEngine;
 use crate::checkpoint::accumulated;
-use crate::fsdp::{Degrees, ReplicatedParameter, ShardChunk};
+use crate::fsdp::{Degrees, ShardChunk};
 use crate::{
-    Chunk, Communicator, Error, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
+    Chunk, Communicator, ParamInfo, Params, Result, ShardMetadata, Shards, Slice, Values, ValuesMut,
     mutation_check, params,
 };
 
@@ -14,23 +14,22 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn parameters(&self) -> ShardMetadata<Chunk> {
-        self.held(self.held_chunks().into_iter().map(HeldState::chunk).collect())
+        self.held(self.held_chunks())
     }
 
     fn slices(&self) -> ShardMetadata<Slice> {
         let trained = self.chunks().into_iter().filter(|(_, chunk)| self.kept[chunk.parameter].trainable);
-        let slice = |(_, chunk): (_, ShardChunk)| Slice { number: chunk.parameter, chunk: outside(chunk) };
+        let slice =
+            |(_, chunk): (_, ShardChunk)| Slice { number: chunk.parameter, chunk: chunk.in_parameter() };
         self.held(trained.map(slice).collect())
     }
 
     fn untrained_to_save(&self) -> Vec<Chunk> {
-        let saves = |held: &HeldState| match held {
-            HeldState::Part(_, chunk) => {
-                self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable
-            }
-            HeldState::ReplicatedParameter(_) => self.world.rank() == 0,
+        let saves = |chunk: &Chunk| match self.plan.layout.locations[chunk.parameter] {
+            Some(_) => self.groups.replicas.rank() == 0 && !self.kept[chunk.parameter].trainable,
+            None => self.world.rank() == 0,
         };
-        self.held_chunks().into_iter().filter(saves).map(HeldState::chunk).collect()
+        self.held_chunks().into_iter().filter(saves).collect()
     }
 
     fn frozen_checksums(&self) -> Result<Vec<(usize, u32)>> {
@@ -51,9 +50,9 @@ impl<M: Params> Shards for StepEngine<M> {
     }
 
     fn read(&self, chunk: Chunk, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        match self.locate_chunk(chunk)? {
-            HeldState::Part(place, chunk) => self.parameters.read(place, chunk, &self.model, f),
-            HeldState::ReplicatedParameter(whole) => params::read(&self.model, whole.parameter, f),
+        match self.plan.layout.locate(chunk, self.groups.shards.rank())? {
+            Some((place, chunk)) => self.parameters.read(place, chunk, &self.model, f),
+            None => params::read(&self.model, chunk.parameter, f),
         }
     }
 
@@ -62,9 +61,9 @@ impl<M: Params> Shards for StepEngine<M> {
             f(values);
             Ok(())
         };
-        match self.locate_chunk(chunk)? {
-            HeldState::Part(place, chunk) => self.parameters.change(place, chunk, &mut self.model, change),
-            HeldState::ReplicatedParameter(whole) => params::write(&mut self.model, whole.parameter, change),
+        match self.plan.layout.locate(chunk, self.groups.shards.rank())? {
+            Some((place, chunk)) => self.parameters.change(place, chunk, &mut self.model, change),
+            None => params::write(&mut self.model, chunk.parameter, change),
         }
     }
 
@@ -165,58 +164,13 @@ macro_rules! delegate_shards {
 
 pub(crate) use delegate_shards;
 
-/// The values that a rank holds of one parameter.
-#[derive(Clone, Copy)]
-enum HeldState {
-    /// A chunk of its shard of a flat parameter, and the position of the flat parameter.
-    Part((usize, usize), ShardChunk),
-    /// All of a buffer.
-    ReplicatedParameter(ReplicatedParameter),
-}
-
-impl HeldState {
-    const fn chunk(self) -> Chunk {
-        match self {
-            Self::Part(_, chunk) => outside(chunk),
-            Self::ReplicatedParameter(ReplicatedParameter { parameter, len, .. }) => {
-                Chunk { parameter, offset: 0, len }
-            }
-        }
-    }
-}
-
 impl<M: Params> StepEngine<M> {
-    /// Returns everything that this rank holds, in the order of the checkpoint.
-    fn held_chunks(&self) -> Vec<HeldState> {
-        let parts = self.chunks().into_iter().map(|(place, chunk)| HeldState::Part(place, chunk));
-        parts.chain(self.plan.layout.buffers().map(HeldState::ReplicatedParameter)).collect()
+    fn held_chunks(&self) -> Vec<Chunk> {
+        self.plan.layout.held_chunks(self.groups.shards.rank())
     }
 
     fn held<T>(&self, chunks: Vec<T>) -> ShardMetadata<T> {
         let replicas = &self.groups.replicas;
         ShardMetadata { chunks, copy: replicas.rank(), copies: replicas.world_size() }
     }
-
-    /// Returns this rank's location of a chunk: the position of its flat parameter and the chunk in this rank's
-    /// shard, or a buffer.
-    fn locate_chunk(&self, chunk: Chunk) -> Result<HeldState> {
-        let index = chunk.parameter;
-        let Some(location) = *self.plan.layout.locations.get(index).ok_or(Error::NoSlot { index })? else {
-            let dtype = self.kept[index].dtype;
-            return Ok(HeldState::ReplicatedParameter(ReplicatedParameter {
-                parameter: index,
-                len: chunk.len,
-                dtype,
-            }));
-        };
-        let flat_param = &self.plan.layout.units[location.unit].flat_params[location.flat_param];
-        let kept = flat_param.chunk(location.place, self.groups.shards.rank());
-        let kept = kept.filter(|kept| outside(*kept) == chunk).ok_or(Error::Freed)?;
-        Ok(HeldState::Part((location.unit, location.flat_param), kept))
-    }
-}
-
-/// Converts a chunk of a shard to a chunk of a parameter.
-const fn outside(chunk: ShardChunk) -> Chunk {
-    Chunk { parameter: chunk.parameter, offset: chunk.offset, len: chunk.len }
 }

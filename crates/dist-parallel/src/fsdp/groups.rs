@@ -47,6 +47,13 @@ impl Groups {
         })
     }
 
+    /// Returns the groups of a rank that has all shards of the only replica.
+    pub(crate) fn alone(world: &mut Communicator) -> Result<Self> {
+        let rank = world.rank();
+        let (shards, replicas) = (group(world, &[rank])?, group(world, &[rank])?);
+        Ok(Self { shards, replicas, reshard_group: None, hook: None, waited: Duration::ZERO })
+    }
+
     /// Inherits the timeout and the reduction order of the world's communicator.
     pub(crate) fn follow(&mut self, world: &Communicator) {
         let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.reshard_group.as_mut()];

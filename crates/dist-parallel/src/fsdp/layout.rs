@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::options::{Precision, Units};
-use crate::{BucketPlace, Error, FloatType, ParamInfo, Result};
+use crate::{BucketPlace, Chunk, Error, FloatType, ParamInfo, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -136,6 +136,29 @@ impl Layout {
         })
     }
 
+    /// Returns everything that a rank holds of the parameters: its shard of each flat parameter, and all buffers.
+    pub(crate) fn held_chunks(&self, rank: usize) -> Vec<Chunk> {
+        let parts = self.flat_params().flat_map(|(_, flat_param)| flat_param.chunks(rank));
+        let whole =
+            |buffer: ReplicatedParameter| Chunk { parameter: buffer.parameter, offset: 0, len: buffer.len };
+        parts.map(ShardChunk::in_parameter).chain(self.buffers().map(whole)).collect()
+    }
+
+    /// Returns the location of one of a rank's [chunks](Self::held_chunks): the position of its flat parameter and
+    /// the chunk in the rank's shard. `None` for a buffer.
+    ///
+    /// # Errors
+    /// The rank does not hold it.
+    pub(crate) fn locate(&self, chunk: Chunk, rank: usize) -> Result<Option<((usize, usize), ShardChunk)>> {
+        let index = chunk.parameter;
+        let Some(location) = *self.locations.get(index).ok_or(Error::NoSlot { index })? else {
+            return Ok(None);
+        };
+        let flat_param = &self.units[location.unit].flat_params[location.flat_param];
+        let kept = flat_param.chunk(location.place, rank).filter(|kept| kept.in_parameter() == chunk);
+        Ok(Some(((location.unit, location.flat_param), kept.ok_or(Error::Freed)?)))
+    }
+
     /// Returns the buffers of all units.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = ReplicatedParameter> {
         self.units.iter().flat_map(|unit| &unit.buffers).copied()
@@ -154,6 +177,13 @@ impl Unit {
 
     pub(crate) fn is_root(&self) -> bool {
         self.blocks.is_empty() && !self.flat_params.is_empty()
+    }
+}
+
+impl ShardChunk {
+    /// Returns the chunk of the parameter.
+    pub(crate) const fn in_parameter(self) -> Chunk {
+        Chunk { parameter: self.parameter, offset: self.offset, len: self.len }
     }
 }
 

@@ -19,7 +19,7 @@ use dist_collectives::Communicator;
 
 pub(crate) use assignment::share;
 pub(crate) use groups::{Groups, bytes_sent, follow};
-pub(crate) use layout::{FlatParameter, Layout, ReplicatedParameter, ShardChunk};
+pub(crate) use layout::{FlatParameter, Layout, ShardChunk};
 pub use memory::MemoryEstimate;
 pub(crate) use options::Degrees;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};

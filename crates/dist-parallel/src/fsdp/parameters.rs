@@ -7,11 +7,13 @@ use dist_collectives::{Communicator, Pending};
 use super::groups::Groups;
 use super::layout::{FlatParameter, Layout, ShardChunk};
 use super::options::{Degrees, Precision};
+use super::plan::Plan;
 use super::shard_buffer::{ShardBuffer, ShardOffset};
 use crate::buffer_pool::BufferPool;
 use crate::flat::{Flat, PendingFlat};
+use crate::gradients::Gradients;
 use crate::mutation_check::MutationCheck;
-use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
+use crate::{Error, FloatType, Optimizer, Params, Result, Values, ValuesMut, params};
 
 #[derive(Debug)]
 pub(crate) struct Parameters {
@@ -295,14 +297,82 @@ impl Parameters {
         }
     }
 
+    /// Updates this rank's shard of all parameters by their gradients. The number of a slice is the parameter's index
+    /// plus `first`.
+    pub(crate) fn update(
+        &mut self,
+        layout: &Layout,
+        gradients: &Gradients,
+        model: &mut impl Params,
+        first: usize,
+        optimizer: &mut dyn Optimizer,
+    ) -> Result<()> {
+        for (place, flat_param) in layout.flat_params() {
+            for chunk in flat_param.chunks(self.rank) {
+                let Some(mean) = gradients.mean_of_chunk(chunk.parameter, chunk.offset, chunk.len) else {
+                    continue;
+                };
+                let number = first + chunk.parameter;
+                self.change(place, chunk, model, |values| {
+                    if mean.dtype() == values.dtype() {
+                        return optimizer.update(number, values, mean);
+                    }
+                    let mut converted = Flat::zeros(values.dtype(), mean.len());
+                    converted.slice_mut(0, mean.len()).convert_from(mean);
+                    optimizer.update(number, values, converted.slice(0, mean.len()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every rank's model the changed flat parameters after an update, if the models have all parameters and
+    /// the changed values lie elsewhere.
+    pub(crate) fn publish(
+        &mut self,
+        plan: &Plan,
+        groups: &mut Groups,
+        model: &mut impl Params,
+        changed: impl Fn(&FlatParameter) -> bool,
+    ) -> Result<()> {
+        self.forget();
+        let (layout, degrees, precision) = (&plan.layout, plan.degrees, plan.options.precision);
+        let outside = |flat_param: &FlatParameter| {
+            degrees.shards > 1 || flat_param.master_dtype(precision) != flat_param.dtype
+        };
+        let flat_params = layout.flat_params().filter(|_| !degrees.frees);
+        let places = flat_params.filter(|(_, flat_param)| changed(flat_param) && outside(flat_param));
+        let places: Vec<(usize, usize)> = places.map(|(place, _)| place).collect();
+        if self.update_buffer.is_some() {
+            places.iter().try_for_each(|&place| self.all_gather_updates(layout, place, groups, model))?;
+            return self.rest(groups);
+        }
+        for (index, &place) in places.iter().enumerate() {
+            self.start_all_gather_updates(layout, place, groups, model)?;
+            if let Some(before) = index.checked_sub(1) {
+                self.finish_all_gather_updates(layout, places[before], groups, model)?;
+            }
+        }
+        if let Some(&last) = places.last() {
+            self.finish_all_gather_updates(layout, last, groups, model)?;
+        }
+        self.rest(groups)
+    }
+
     /// Returns `true` if updated shards are read in place.
+    #[cfg(test)]
     pub(crate) const fn gathers_updates_in_place(&self) -> bool {
         self.update_buffer.is_some()
     }
 
+    /// Frees pooled memory.
+    pub(crate) fn clear_pool(&mut self) {
+        self.pool.clear();
+    }
+
     /// Publishes this rank's updated shard of a flat parameter and copies those of the other ranks into the model.
     /// They are read in place.
-    pub(crate) fn all_gather_updates(
+    fn all_gather_updates(
         &mut self,
         layout: &Layout,
         place: (usize, usize),
@@ -329,7 +399,7 @@ impl Parameters {
     }
 
     /// Starts the all-gather of an updated flat parameter of which every rank's model has all values.
-    pub(crate) fn start_all_gather_updates(
+    fn start_all_gather_updates(
         &mut self,
         layout: &Layout,
         place: (usize, usize),
@@ -350,7 +420,7 @@ impl Parameters {
     }
 
     /// Waits for the all-gather and copies the flat parameter into the model.
-    pub(crate) fn finish_all_gather_updates(
+    fn finish_all_gather_updates(
         &mut self,
         layout: &Layout,
         (unit, index): (usize, usize),

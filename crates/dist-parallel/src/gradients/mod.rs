@@ -337,11 +337,6 @@ impl Gradients {
         }
     }
 
-    /// Returns `true` if this sums the gradients of a parameter.
-    pub(crate) fn has(&self, parameter: usize) -> bool {
-        self.layout.slot(parameter).is_some()
-    }
-
     /// Drops all gradients.
     pub(crate) fn forget(&mut self) {
         self.sums.iter_mut().flatten().for_each(|sum| *sum = BucketSum::new());

@@ -19,6 +19,7 @@
 
 mod action;
 mod activations;
+mod checkpoint;
 mod consensus;
 mod draw;
 mod evaluate;
@@ -33,8 +34,6 @@ mod pass;
 mod placeholder;
 mod runtime;
 mod schedule;
-mod shard;
-mod shards;
 mod split;
 mod stage;
 mod step;

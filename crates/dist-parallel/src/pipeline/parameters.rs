@@ -4,10 +4,8 @@ use dist_collectives::Communicator;
 
 use super::Pipeline;
 use super::stage::Stage;
-use super::ties;
 use crate::flat::Flat;
-use crate::fsdp::ShardChunk;
-use crate::{Optimizer, Result, Sequence, Values, params};
+use crate::{Optimizer, Result, Values, params};
 
 impl<A> Pipeline<A> {
     /// Updates this rank's parameters by their gradients. Parameters without a gradient stay unchanged. The number of
@@ -49,11 +47,9 @@ impl<A> Pipeline<A> {
         let ended = self.check_ended();
         self.or_abort(ended)?;
         self.updates.record_update(optimizer);
-        let result = self.each_own(|model, parameter, original, mean| {
-            let Some(mean) = mean else { return Ok(()) };
-            params::write(model, parameter, |values| optimizer.update(original, values, mean))
-        });
-        let result = result.and_then(|()| self.update_shards(optimizer)).and_then(|()| self.broadcast_ties());
+        let Self { stages, groups, .. } = self;
+        let result = stages.iter_mut().try_for_each(|stage| stage.update(optimizer, groups));
+        let result = result.and_then(|()| self.update_ties(optimizer)).and_then(|()| self.broadcast_ties());
         self.or_abort(result)
     }
 
@@ -68,20 +64,23 @@ impl<A> Pipeline<A> {
         self.or_abort(result)
     }
 
-    /// Updates this rank's shards of sharded parameters.
-    fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
-        for stage in &mut self.stages {
-            let Stage { shard: Some(shard), gradients, parameters, .. } = stage else { continue };
-            shard.change(|ShardChunk { parameter, offset, len, .. }, values| {
-                let Some(mean) = gradients.mean_of_chunk(parameter, offset, len) else { return Ok(()) };
-                optimizer.update(parameters.start + parameter, values, mean)
+    /// Updates the parameters of several stages whose first stage this rank has. If stages are sharded, the first
+    /// shard has the optimizer's state.
+    fn update_ties(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let Self { stages, ties, tied_means, groups, .. } = self;
+        for (tie, mean) in ties.iter().zip(tied_means).filter(|_| groups.shards.rank() == 0) {
+            let Some(mean) = mean else { continue };
+            let stage = stages.iter_mut().find(|stage| stage.number == tie.stages[0]);
+            let stage = stage.expect("the rank of the first stage has the mean");
+            params::write(&mut stage.model, tie.parameter - stage.parameters.start, |values| {
+                optimizer.update(tie.parameter, values, mean.slice(0, mean.len()))
             })?;
         }
         Ok(())
     }
 
     fn try_for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
-        self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()))?;
+        self.stages.iter_mut().try_for_each(|stage| stage.gather(&mut self.groups))?;
         for parameter in 0..self.infos.len() {
             let info = &self.infos[parameter];
             if info.same_as.is_some() {
@@ -98,10 +97,13 @@ impl<A> Pipeline<A> {
             values.slice_mut(0, len).broadcast(&mut self.comm, self.schedule.placement()[stage])?;
             f(parameter, values.slice(0, len));
         }
-        self.stages.iter_mut().try_for_each(Stage::free)
+        self.stages.iter_mut().try_for_each(|stage| {
+            stage.free()?;
+            stage.rest(&mut self.groups)
+        })
     }
 
-    /// Copies the values of each tied parameter from its first stage to the others.
+    /// Copies the values of each tied parameter from its first stage, and there from the first shard, to the others.
     pub(super) fn broadcast_ties(&mut self) -> Result<()> {
         let rank = self.comm.rank();
         for tie in &self.ties {
@@ -116,6 +118,10 @@ impl<A> Pipeline<A> {
                 |&parameter: &usize| self.infos[parameter].same_as.unwrap_or(parameter) == tie.parameter;
             let parameter = stage.parameters.clone().find(same).expect("the stage has the parameter");
             let parameter = parameter - stage.parameters.start;
+            if rank == root && self.groups.shards.world_size() > 1 {
+                let shards = &mut self.groups.shards;
+                params::write(&mut stage.model, parameter, |values| values.broadcast(shards, 0))?;
+            }
             let mut values = Flat::zeros(info.dtype, info.len());
             if rank == root {
                 params::read(&stage.model, parameter, &mut |read| {
@@ -127,35 +133,6 @@ impl<A> Pipeline<A> {
                 params::write(&mut stage.model, parameter, |mut own| {
                     own.copy_from(values.slice(0, info.len()))
                 })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Calls `f` for each parameter that this rank updates and that is not sharded. It receives the stage's model,
-    /// the parameter's index there and in the whole model, and the mean gradient. Tied parameters on this rank share
-    /// memory and come once, under their first index.
-    pub(super) fn each_own(
-        &mut self,
-        mut f: impl FnMut(&mut Sequence<A>, usize, usize, Option<Values<'_>>) -> Result<()>,
-    ) -> Result<()> {
-        let Self { stages, infos, ties, tied_means, .. } = self;
-        let mut changed = vec![false; infos.len()];
-        for stage in stages {
-            let stage_is_divided = stage.shard.is_some();
-            let Stage { model, parameters, gradients, .. } = stage;
-            for number in parameters.clone() {
-                let original = infos[number].same_as.unwrap_or(number);
-                let divided = stage_is_divided && gradients.has(number - parameters.start);
-                if std::mem::replace(&mut changed[original], true) || divided {
-                    continue;
-                }
-                let parameter = number - parameters.start;
-                let mean = match ties::of(ties, original) {
-                    Some(tie) => tied_means[tie].as_ref().map(|mean| mean.slice(0, mean.len())),
-                    None => gradients.mean(parameter),
-                };
-                f(model, parameter, original, mean)?;
             }
         }
         Ok(())

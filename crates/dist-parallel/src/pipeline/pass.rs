@@ -8,7 +8,6 @@ use super::activations::TensorMeta;
 use super::stage::{BackwardPart, PROVEN, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;
-use crate::gradients::ReduceGroups;
 use crate::{BoxError, Error, Params, Result};
 
 /// The inputs of a pass.
@@ -34,9 +33,8 @@ impl<A> Pipeline<A> {
     pub(super) fn run(&mut self, list: Vec<Action>, pass: &mut PipelinePass<'_, A>) -> Result<()> {
         let gathers = list.iter().any(|action| matches!(action, Action::Gather(_)));
         if !gathers {
-            pass.clock.waiting(|| {
-                self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()))
-            })?;
+            pass.clock
+                .waiting(|| self.stages.iter_mut().try_for_each(|stage| stage.gather(&mut self.groups)))?;
         }
         for action in list {
             match action {
@@ -60,12 +58,12 @@ impl<A> Pipeline<A> {
         if !gathers {
             self.stages.iter_mut().try_for_each(Stage::free)?;
         }
-        Ok(())
+        pass.clock.waiting(|| self.stages.iter_mut().try_for_each(|stage| stage.rest(&mut self.groups)))
     }
 
     fn gather(&mut self, stage: usize) -> Result<()> {
         let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        own.gather(self.shards.as_mut())
+        own.gather(&mut self.groups)
     }
 
     fn forward(&mut self, item: Item, pass: &mut PipelinePass<'_, A>) -> Result<()> {
@@ -112,9 +110,7 @@ impl<A> Pipeline<A> {
         }
         let start = clock.now();
         let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        let (data, mut waited) = (self.data.as_mut(), Duration::ZERO);
-        let mut groups = ReduceGroups::new(self.shards.as_mut(), data, None, &mut waited);
-        own.backward(micro_batch, part, gradient, &mut self.nodes, &mut groups)?;
+        own.backward(micro_batch, part, gradient, &mut self.nodes, &mut self.groups)?;
         self.spans.push(Span { action, start, end: clock.now() });
         ties::pass_on(&mut self.nodes, false)
     }

@@ -13,7 +13,7 @@ use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{PipelineSchedule, Span, Timeline};
 use crate::abort::or_abort;
-use crate::fsdp::follow;
+use crate::fsdp::{Groups, Precision, follow};
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
 use crate::pass::Passes;
@@ -64,12 +64,17 @@ use crate::{Error, ParamInfo, Params, Pass, Result, Sequence, Values, agreement,
 /// in evaluations [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
-    pub(super) data: Option<Communicator>,
-    pub(super) shards: Option<Communicator>,
+    /// The ranks that have the same stages: those with the other shards of them, and those in the other pipelines.
+    pub(super) groups: Groups,
+    /// All ranks that hold one replica of the model, if stages are sharded.
+    pub(super) sharded: Option<Communicator>,
     pub(super) call_groups: CallGroups,
     pub(super) activations: Box<dyn Activations<A>>,
     pub(super) schedule: PipelineSchedule,
     pub(super) infos: Vec<ParamInfo>,
+    /// The same with the types of the master values that the optimizer updates.
+    pub(super) kept: Vec<ParamInfo>,
+    precision: Precision,
     /// For each stage, the index of its first parameter, and the number of parameters at the end.
     pub(super) first: Vec<usize>,
     /// This rank's stages, in order.
@@ -103,11 +108,27 @@ impl<A> Pipeline<A> {
     /// cover all blocks in order; models, schedules or stages differ between ranks: every rank gets the error.
     /// Communication fails.
     pub fn new(
+        comm: Communicator,
+        model: Sequence<A>,
+        schedule: PipelineSchedule,
+        stages: &[Range<usize>],
+        activations: impl Activations<A> + 'static,
+    ) -> Result<Self> {
+        Self::with_precision(comm, model, schedule, stages, activations, Precision::default())
+    }
+
+    /// Starts to train like [`new`](Self::new), with master parameters and reduced gradients of these types.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new). [`CannotTie`](Error::CannotTie) on every rank if stages share a parameter and
+    /// the types are not those of the model.
+    pub fn with_precision(
         mut comm: Communicator,
         model: Sequence<A>,
         schedule: PipelineSchedule,
         stages: &[Range<usize>],
         activations: impl Activations<A> + 'static,
+        precision: Precision,
     ) -> Result<Self> {
         let starts: Vec<_> = stages.iter().map(|stage| model.starts().get(stage.start)).collect();
         let settings = [
@@ -115,6 +136,7 @@ impl<A> Pipeline<A> {
             agreement::setting("the blocks of the stages", stages),
             agreement::setting("the list of the stages' first parameters", starts),
             agreement::setting("the number of blocks", model.blocks().len()),
+            agreement::setting("the precision", precision),
         ];
         agreement::check(&mut comm, model.infos(), &settings)?;
         params::validate(model.infos())?;
@@ -123,24 +145,29 @@ impl<A> Pipeline<A> {
         let mut first: Vec<usize> = stages.iter().map(|blocks| model.starts()[blocks.start]).collect();
         first.push(infos.len());
         let ties = ties::find(&infos, &first)?;
+        check_precision(&infos, &ties, precision)?;
+        let mut groups = Groups::alone(&mut comm)?;
         let mut own = Vec::new();
         let mut blocks = model.into_blocks().into_iter();
         for (stage, range) in stages.iter().enumerate() {
             let of_stage = blocks.by_ref().take(range.len()).collect();
             if schedule.placement()[stage] == comm.rank() {
-                own.push(Stage::new(stage, of_stage, &infos, first[stage]..first[stage + 1], &ties)?);
+                let parameters = first[stage]..first[stage + 1];
+                own.push(Stage::new(stage, of_stage, &infos, parameters, &ties, precision, &mut groups)?);
             }
         }
         let links = StageLinks::new(&mut comm, &schedule)?;
         let nodes = ties::nodes(&mut comm, &schedule, &infos, &ties)?;
         let mut pipeline = Self {
             comm,
-            data: None,
-            shards: None,
+            groups,
+            sharded: None,
             call_groups: CallGroups::default(),
             activations: Box::new(activations),
             schedule,
+            kept: infos.iter().map(|info| master(info, precision)).collect(),
             infos,
+            precision,
             first,
             stages: own,
             links,
@@ -173,36 +200,51 @@ impl<A> Pipeline<A> {
         let result = self.agree(&mut data);
         self.or_abort(result)?;
         self.call_groups.data = Some(forked(&mut self.comm, &mut data)?);
-        self.data = Some(data);
+        self.groups.replicas = data;
         self.forget();
         Ok(())
     }
 
     /// Joins this pipeline with others like [`reduce_over`](Self::reduce_over), and shards the parameters of each
-    /// stage, their gradients and the optimizer's state among the ranks of `shards`, which have the same stages.
+    /// stage, their gradients and the optimizer's state among the ranks that have it. `pipelines` connects all ranks
+    /// of these pipelines, in the order of the pipelines: in a mesh, the slice of the axes pipeline and shard.
     ///
     /// A stage's parameters are gathered while the schedule [gathers](PipelineSchedule::with_gathers) them. If it
-    /// does not gather them, they are gathered during the whole step. Parameters of several stages and frozen
-    /// parameters stay complete. This saves memory only if the model can [free](Params::reshard) its parameters.
+    /// does not gather them, they are gathered during the whole step. Parameters of several stages stay complete.
+    /// This saves memory only if the model can [free](Params::reshard) its parameters.
     ///
     /// If both axes are used, the pipelines that shard their parameters are neighbours: in a mesh, the axis of
-    /// `shards` varies faster than that of the data. The result has the bits of one process if the number of shards
+    /// the shards varies faster than that of the data. The result has the bits of one process if the number of shards
     /// is a power of two, too.
     ///
-    /// Load a checkpoint before this call: a pipeline with sharded stages can be neither loaded nor saved.
-    ///
     /// # Errors
-    /// The errors of [`reduce_over`](Self::reduce_over).
-    pub fn shard_over(&mut self, mut shards: Communicator) -> Result<()> {
+    /// The errors of [`reduce_over`](Self::reduce_over). [`PipelineRanks`](Error::PipelineRanks) if `pipelines` does
+    /// not have equally many ranks of each stage.
+    pub fn shard_over(&mut self, mut pipelines: Communicator) -> Result<()> {
         self.announce("shard_over");
-        let result = self
-            .agree(&mut shards)
-            .and_then(|()| self.stages.iter_mut().try_for_each(|stage| stage.shard_over(&shards)));
+        let shards = self.with_same_stages(&mut pipelines);
+        let mut shards = self.or_abort(shards)?;
+        let result = self.agree(&mut shards);
         self.or_abort(result)?;
         self.call_groups.shards = Some(forked(&mut self.comm, &mut shards)?);
-        self.shards = Some(shards);
+        (self.groups.shards, self.sharded) = (shards, Some(pipelines));
+        let Self { stages, groups, .. } = self;
+        let result = stages.iter_mut().try_for_each(|stage| stage.shard_over(groups));
+        self.or_abort(result)?;
         self.forget();
         Ok(())
+    }
+
+    /// Returns the group of the ranks that have the same stages in these pipelines.
+    fn with_same_stages(&mut self, pipelines: &mut Communicator) -> Result<Communicator> {
+        let (own, ranks) = (self.comm.rank(), self.comm.world_size());
+        let all = agreement::gather(pipelines, [own as u64])?;
+        let members = |of: usize| (0..all.len()).filter(|&rank| all[rank] == [of as u64]).collect::<Vec<_>>();
+        if (0..ranks).any(|of| members(of).len() * ranks != all.len()) {
+            return Err(Error::PipelineRanks { ranks, world_size: all.len() });
+        }
+        let group = pipelines.subgroup(&members(own)).map_err(Error::communication)?;
+        Ok(group.expect("every rank names a group that it is in"))
     }
 
     /// Returns an error unless these ranks have the same stages, and broadcasts the parameters of rank 0.
@@ -211,11 +253,8 @@ impl<A> Pipeline<A> {
         let settings =
             [as_setting(&self.schedule), agreement::setting("the stages that a rank has", numbers)];
         agreement::check(comm, &self.infos, &settings)?;
-        self.each_own(|model, parameter, _, _| {
-            params::write(model, parameter, |values| values.broadcast(comm, 0))
-        })?;
-        let mut shards = self.stages.iter_mut().filter_map(|stage| stage.shard.as_mut());
-        shards.try_for_each(|shard| shard.broadcast(comm))
+        let Self { stages, groups, .. } = self;
+        stages.iter_mut().try_for_each(|stage| stage.broadcast(comm, groups))
     }
 
     /// Returns the parameters of the whole model.
@@ -276,11 +315,9 @@ impl<A> Pipeline<A> {
 
     /// Returns the number of this pipeline and the number of all pipelines.
     pub(super) fn replica_position(&self) -> (usize, usize) {
-        let place = |comm: &Option<Communicator>| {
-            comm.as_ref().map_or((0, 1), |comm| (comm.rank(), comm.world_size()))
-        };
-        let ((data, pipelines), (shard, shards)) = (place(&self.data), place(&self.shards));
-        (data * shards + shard, pipelines * shards)
+        let Groups { shards, replicas, .. } = &self.groups;
+        let count = shards.world_size();
+        (replicas.rank() * count + shards.rank(), replicas.world_size() * count)
     }
 
     /// Returns the mean gradient of a parameter, by its index in the whole model, until the next step. `None` if no
@@ -292,7 +329,7 @@ impl<A> Pipeline<A> {
             return Some(mean.slice(0, mean.len()));
         }
         let stage = self.stages.iter().find(|stage| stage.parameters.contains(&parameter))?;
-        if stage.shard.is_some() {
+        if stage.is_sharded() {
             return None;
         }
         stage.gradients.mean(parameter - stage.parameters.start)
@@ -333,15 +370,15 @@ impl<A> Pipeline<A> {
 
     fn try_gradient_norm(&mut self) -> Result<f64> {
         self.check_ended()?;
-        let range = SquareRange::of(self.infos.iter().map(|info| info.dtype));
+        let range =
+            SquareRange::of(self.infos.iter().map(|info| self.precision.reduce.unwrap_or(info.dtype)));
         let mut sum = SumOfSquares::new(range);
-        // Every shard has the parameters that are not sharded; the first one counts them.
-        let is_first = self.shards.as_ref().is_none_or(|shards| shards.rank() == 0);
-        let tied = self.tied_means.iter().flatten().filter(|_| is_first);
+        // Every shard has the parameters of several stages; the first one counts them.
+        let tied = self.tied_means.iter().flatten().filter(|_| self.groups.shards.rank() == 0);
         let of_stages = self.stages.iter().flat_map(|stage| stage.gradients.means());
         of_stages.chain(tied).for_each(|mean| sum.add(mean.slice(0, mean.len())));
         let mut encoded = sum.encode();
-        for comm in [Some(&mut self.comm), self.shards.as_mut()].into_iter().flatten() {
+        for comm in [&mut self.comm, &mut self.groups.shards] {
             comm.all_reduce(&mut encoded, ReduceOp::Sum).map_err(Error::communication)?;
         }
         Ok(SumOfSquares::root(range, &encoded))
@@ -414,7 +451,11 @@ impl<A> Pipeline<A> {
     /// Communication fails, or a block does not accept its parameters.
     pub fn into_parts(mut self) -> Result<(Communicator, Vec<Sequence<A>>)> {
         self.announce("into_parts");
-        let gathered = self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()));
+        let Self { stages, groups, .. } = &mut self;
+        let gathered = stages.iter_mut().try_for_each(|stage| {
+            stage.gather(groups)?;
+            stage.rest(groups)
+        });
         self.or_abort(gathered)?;
         Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
     }
@@ -422,15 +463,17 @@ impl<A> Pipeline<A> {
     /// Announces the start of a call to the ranks of this pipeline and of the others.
     pub(super) fn announce(&mut self, name: &str) {
         self.follow();
-        let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
-        groups.into_iter().flatten().for_each(|group| group.announce(name, name));
+        let groups = [&mut self.comm, &mut self.groups.shards, &mut self.groups.replicas];
+        groups.into_iter().chain(&mut self.sharded).for_each(|group| group.announce(name, name));
     }
 
     /// Passes the timeout and the reduction order of the communicator between the stages to all other communicators.
     pub(super) fn follow(&mut self) {
-        let Self { comm, shards, data, call_groups, links, nodes, .. } = self;
-        let groups = [shards, data, &mut call_groups.shards, &mut call_groups.data];
-        groups.into_iter().flatten().for_each(|group| follow(group, comm));
+        let Self { comm, groups, sharded, call_groups, links, nodes, stages, .. } = self;
+        groups.follow(comm);
+        let others = [sharded, &mut call_groups.shards, &mut call_groups.data];
+        others.into_iter().flatten().for_each(|group| follow(group, comm));
+        stages.iter_mut().for_each(|stage| stage.follow(comm));
         links.follow(comm);
         nodes.iter_mut().for_each(|node| node.follow(comm));
     }
@@ -443,14 +486,14 @@ impl<A> Pipeline<A> {
     /// Returns the error of ranks that have updated their parameters differently. All ranks of all pipelines call
     /// this.
     pub(super) fn updates_differ(&mut self) -> Error {
-        let Self { comm, shards, data, updates, infos, .. } = self;
-        updates.differ(&mut all_groups(comm, shards, data), infos)
+        let Self { comm, groups: Groups { shards, replicas, .. }, updates, infos, .. } = self;
+        updates.differ(&mut [comm, shards, replicas], infos)
     }
 
     /// Returns an error unless all ranks of all pipelines have updated their parameters alike. All of them call this.
     pub(super) fn check_updates(&mut self) -> Result<()> {
-        let Self { comm, shards, data, updates, infos, .. } = self;
-        updates.check(&mut all_groups(comm, shards, data), infos)
+        let Self { comm, groups: Groups { shards, replicas, .. }, updates, infos, .. } = self;
+        updates.check(&mut [comm, shards, replicas], infos)
     }
 
     /// On an error that other ranks do not get, aborts the job and drops the unfinished step.
@@ -471,13 +514,19 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// Returns the groups that span the ranks of all pipelines: this rank's number in each is one coordinate.
-fn all_groups<'a>(
-    comm: &'a mut Communicator,
-    shards: &'a mut Option<Communicator>,
-    data: &'a mut Option<Communicator>,
-) -> Vec<&'a mut Communicator> {
-    [Some(comm), shards.as_mut(), data.as_mut()].into_iter().flatten().collect()
+/// Returns a parameter with the type of its master values.
+fn master(info: &ParamInfo, precision: Precision) -> ParamInfo {
+    let dtype = precision.master.filter(|_| info.trainable).unwrap_or(info.dtype);
+    ParamInfo { dtype, ..info.clone() }
+}
+
+/// Returns an error if stages share a parameter and master values or gradients have types of their own.
+fn check_precision(infos: &[ParamInfo], ties: &[Tie], precision: Precision) -> Result<()> {
+    let Some(tie) = ties.first().filter(|_| precision != Precision::default()) else { return Ok(()) };
+    let other = infos.iter().find(|info| info.same_as == Some(tie.parameter));
+    let name = other.expect("a tie has two names").name.clone();
+    let reason = "stages of a pipeline with mixed precision cannot share it";
+    Err(Error::CannotTie { name, same_as: infos[tie.parameter].name.clone(), reason })
 }
 
 /// Returns a fork of `group`, and aborts the job if it cannot be made. It sends nothing.

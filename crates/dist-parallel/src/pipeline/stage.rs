@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 
-use super::shard::StageShard;
 use super::ties::{self, Node, Tie};
 use crate::buffers::Buffers;
 use crate::flat::{Flat, PendingFlat};
-use crate::gradients::{GradientLayout, GradientMemory, Gradients, ReduceGroups, RoundRole, Scatter};
+use crate::fsdp::{FlatParameter, FsdpOptions, Groups, Parameters, Plan, Precision, ShardingStrategy, Units};
+use crate::gradients::{GradientLayout, GradientMemory, Gradients, RoundRole, Scatter};
 use crate::{
-    Block, BoxError, BucketBytes, BucketPlan, Error, ParamInfo, Params, Result, Saved, Sequence, Values,
+    Block, BoxError, BufferSync, Chunk, Error, Optimizer, ParamInfo, Params, Result, Saved, Sequence, Values,
+    ValuesMut, params,
 };
 
 pub(super) struct Stage<A> {
@@ -19,12 +20,15 @@ pub(super) struct Stage<A> {
     /// The indices of its parameters in the whole model.
     pub(super) parameters: Range<usize>,
     pub(super) model: Sequence<A>,
-    /// The sums of the parameters' gradients, except those that ties sum.
+    /// The parameters, as their division sees them. Those of several stages are described like buffers: every rank
+    /// has all values of them, and their ties sum the gradients.
+    own: Vec<ParamInfo>,
+    /// The division of the other parameters. All blocks are one unit.
+    plan: Plan,
+    /// This rank's shard of them.
+    shard: Parameters,
+    /// The sums of their gradients.
     pub(super) gradients: Gradients,
-    /// The buckets of these parameters: one per type.
-    pub(super) plan: BucketPlan,
-    /// The parameters. Tied parameters are not marked as trainable.
-    summed: Vec<ParamInfo>,
     pub(super) buffers: Buffers,
     /// For each parameter, the tie with other stages that sums its gradients.
     pub(super) tie_of: Vec<Option<usize>>,
@@ -36,8 +40,6 @@ pub(super) struct Stage<A> {
     /// Saved activations of forwards and of first halves of backwards.
     saved: BTreeMap<usize, Saved>,
     halves: BTreeMap<usize, Saved>,
-    /// This rank's shard of the parameters, if they are sharded.
-    pub(super) shard: Option<StageShard>,
 }
 
 /// A sum whose reduction may be in flight.
@@ -64,38 +66,48 @@ pub(super) enum BackwardPart {
 }
 
 impl<A> Stage<A> {
-    /// Returns the stage of these blocks. `infos` are the parameters of the whole model, of which the stage has the
-    /// range `parameters`.
+    /// Returns the stage of these blocks, on a rank that does not share it yet. `infos` are the parameters of the whole
+    /// model, of which the stage has the range `parameters`.
     pub(super) fn new(
         number: usize,
         blocks: Vec<Box<dyn Block<A>>>,
         infos: &[ParamInfo],
         parameters: Range<usize>,
         ties: &[Tie],
+        precision: Precision,
+        groups: &mut Groups,
     ) -> Result<Self> {
         let mut model = Sequence::new(blocks)?;
         let mut tie_of = vec![None; parameters.len()];
         let mut first_of = HashMap::new();
         for parameter in parameters.clone() {
             let original = infos[parameter].same_as.unwrap_or(parameter);
-            let tie = ties::of(ties, original).filter(|&tie| ties[tie].stages.contains(&number));
-            tie_of[parameter - parameters.start] = tie.filter(|_| infos[parameter].trainable);
+            tie_of[parameter - parameters.start] = ties::of(ties, original);
             // The first name in this stage represents the parameter here.
             let first = *first_of.entry(original).or_insert(parameter);
             if first < parameter && model.infos()[parameter - parameters.start].same_as.is_none() {
                 model.tie(&infos[parameter].name, &infos[first].name)?;
             }
         }
-        // Gradients of tied parameters are summed by their tie.
-        let mut summed = model.infos().to_vec();
-        summed.iter_mut().zip(&tie_of).for_each(|(info, tie)| info.trainable &= tie.is_none());
-        let plan = BucketPlan::new(&summed, BucketBytes { first_max: usize::MAX, other_max: usize::MAX });
+        let mut own = model.infos().to_vec();
+        for (info, _) in own.iter_mut().zip(&tie_of).filter(|(_, tie)| tie.is_some()) {
+            (info.trainable, info.buffer) = (false, Some(BufferSync::Local));
+        }
+        let options = FsdpOptions::new(ShardingStrategy::FullShard)
+            .with_units(Units::OneForAll)
+            .with_precision(precision);
+        let plan = Plan::new(&own, model.starts(), 1, &options)?;
+        let fill = |model: &mut Sequence<A>, flat_param: &FlatParameter, whole: &mut Flat| {
+            params::pack(model, &flat_param.places, whole)
+        };
+        let shard = Parameters::new(&plan.layout, plan.degrees, precision, groups, &mut model, false, fill)?;
         Ok(Self {
             number,
             parameters,
-            gradients: gradients(&summed, &plan, (0, 1)),
+            gradients: gradients(&own, &plan, 0),
             plan,
-            summed,
+            own,
+            shard,
             buffers: Buffers::new(model.infos()),
             model,
             tie_of,
@@ -105,7 +117,6 @@ impl<A> Stage<A> {
             input_gradients: BTreeMap::new(),
             saved: BTreeMap::new(),
             halves: BTreeMap::new(),
-            shard: None,
         })
     }
 
@@ -130,14 +141,14 @@ impl<A> Stage<A> {
         part: BackwardPart,
         output_gradient: Option<A>,
         nodes: &mut [Node],
-        groups: &mut ReduceGroups<'_>,
+        groups: &mut Groups,
     ) -> Result<()> {
         let Self { model, gradients, tie_of, parameters, number, saved, halves, .. } = self;
         if !gradients.is_open(micro_batch) {
             gradients.begin(micro_batch, RoundRole::Inner);
         }
         let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
-            gradients.report(micro_batch, parameter, values, groups)?;
+            gradients.report(micro_batch, parameter, values, &mut groups.reduce())?;
             let Some(tie) = tie_of[parameter] else { return Ok(()) };
             let node = nodes.iter_mut().find(|node| (node.tie, node.stage) == (tie, *number));
             node.map_or(Ok(()), |node| node.report(micro_batch, parameters.start + parameter, values))?;
@@ -166,7 +177,7 @@ impl<A> Stage<A> {
             self.input_gradients.insert(micro_batch, gradient);
         }
         if part != BackwardPart::Input {
-            self.gradients.end(micro_batch, groups)?;
+            self.gradients.end(micro_batch, &mut groups.reduce())?;
             nodes.iter_mut().filter(|node| node.stage == *number).for_each(|node| node.end(micro_batch));
         }
         Ok(())
@@ -182,31 +193,108 @@ impl<A> Stage<A> {
         self.gradients.begin_step();
     }
 
-    /// Returns `true` if this parameter of the stage is sharded and therefore freed between its uses.
-    pub(super) fn is_sharded(&self, parameter: usize) -> bool {
-        self.shard.is_some() && self.gradients.has(parameter)
+    /// Returns `true` if each rank of the shard group keeps a part of the parameters between their uses.
+    pub(super) const fn is_sharded(&self) -> bool {
+        self.plan.degrees.frees
     }
 
-    /// Shards the parameters, except those that ties sum, and their gradients.
-    pub(super) fn shard_over(&mut self, shards: &Communicator) -> Result<()> {
-        self.shard = Some(StageShard::new(shards, self.plan.buckets(), &mut self.model)?);
-        self.gradients = gradients(&self.summed, &self.plan, (shards.rank(), shards.world_size()));
+    /// Divides the parameters among the ranks of the shard group, except those of several stages.
+    pub(super) fn shard_over(&mut self, groups: &mut Groups) -> Result<()> {
+        let Self { own, plan, shard, model, .. } = self;
+        let later = Plan::new(own, model.starts(), groups.shards.world_size(), &plan.options)?;
+        let fill = |model: &mut Sequence<A>, flat_param: &FlatParameter, whole: &mut Flat| {
+            let mut places = flat_param.places.iter().filter(|place| place.len > 0);
+            places.try_for_each(|place| {
+                let chunk = Chunk { parameter: place.parameter, offset: 0, len: place.len };
+                let Some((at, chunk)) = plan.layout.locate(chunk, 0)? else { return Ok(()) };
+                let mut into = whole.slice_mut(place.offset, place.len);
+                shard.read(at, chunk, model, |values| into.convert_from(values))
+            })
+        };
+        let precision = plan.options.precision;
+        let divided = Parameters::new(&later.layout, later.degrees, precision, groups, model, true, fill)?;
+        self.gradients = gradients(&self.own, &later, groups.shards.rank());
+        (self.shard, self.plan) = (divided, later);
         Ok(())
     }
 
     /// Gathers the parameters if they are sharded.
-    pub(super) fn gather(&mut self, shards: Option<&mut Communicator>) -> Result<()> {
-        match (&mut self.shard, shards) {
-            (Some(shard), Some(shards)) => shard.gather(shards, &mut self.model),
-            _ => Ok(()),
+    pub(super) fn gather(&mut self, groups: &mut Groups) -> Result<()> {
+        let Self { plan, shard, model, .. } = self;
+        if !plan.degrees.frees {
+            return Ok(());
         }
+        (0..plan.layout.units.len()).try_for_each(|unit| {
+            shard.gather(&plan.layout, unit, groups)?;
+            shard.materialise(&plan.layout, unit, groups, false, model)
+        })
     }
 
     /// Frees the parameters if they are sharded.
     pub(super) fn free(&mut self) -> Result<()> {
-        match &mut self.shard {
-            Some(shard) => shard.free(&mut self.model),
-            None => Ok(()),
+        let Self { plan, shard, model, .. } = self;
+        if !plan.degrees.frees {
+            return Ok(());
+        }
+        (0..plan.layout.units.len()).try_for_each(|unit| shard.free(&plan.layout, unit, model))?;
+        shard.clear_pool();
+        Ok(())
+    }
+
+    /// Waits until no rank reads this rank's shard, after a pass.
+    pub(super) fn rest(&mut self, groups: &mut Groups) -> Result<()> {
+        self.shard.rest(groups)
+    }
+
+    /// Inherits the timeout and the reduction order of a communicator.
+    pub(super) fn follow(&mut self, comm: &Communicator) {
+        self.shard.follow(comm);
+    }
+
+    /// Updates this rank's shard of the parameters by their gradients.
+    pub(super) fn update(&mut self, optimizer: &mut dyn Optimizer, groups: &mut Groups) -> Result<()> {
+        let Self { plan, shard, gradients, model, parameters, .. } = self;
+        shard.update(&plan.layout, gradients, model, parameters.start, optimizer)?;
+        self.publish(groups)
+    }
+
+    /// Gives the model the master values, if they lie outside it.
+    pub(super) fn publish(&mut self, groups: &mut Groups) -> Result<()> {
+        self.shard.publish(&self.plan, groups, &mut self.model, |_| true)
+    }
+
+    /// Copies everything that rank 0 of a group holds to its other ranks, which hold the same.
+    pub(super) fn broadcast(&mut self, comm: &mut Communicator, groups: &mut Groups) -> Result<()> {
+        let rank = groups.shards.rank();
+        for chunk in self.plan.layout.held_chunks(rank) {
+            self.change(chunk, rank, |values| values.broadcast(comm, 0))?;
+        }
+        self.publish(groups)
+    }
+
+    /// Returns what this rank holds of the parameters, by their indices in the stage.
+    pub(super) fn held_chunks(&self, rank: usize) -> Vec<Chunk> {
+        self.plan.layout.held_chunks(rank)
+    }
+
+    /// Calls `f` with the values of a chunk that rank `rank` of the shard group holds.
+    pub(super) fn read(&self, chunk: Chunk, rank: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        match self.plan.layout.locate(chunk, rank)? {
+            Some((place, chunk)) => self.shard.read(place, chunk, &self.model, f),
+            None => params::read(&self.model, chunk.parameter, f),
+        }
+    }
+
+    /// Calls `f` with the memory of such a chunk.
+    pub(super) fn change(
+        &mut self,
+        chunk: Chunk,
+        rank: usize,
+        f: impl FnMut(ValuesMut<'_>) -> Result<()>,
+    ) -> Result<()> {
+        match self.plan.layout.locate(chunk, rank)? {
+            Some((place, chunk)) => self.shard.change(place, chunk, &mut self.model, f),
+            None => params::write(&mut self.model, chunk.parameter, f),
         }
     }
 
@@ -220,13 +308,14 @@ impl<A> Stage<A> {
         self.saved.clear();
         self.halves.clear();
         self.gradients.forget();
+        self.shard.forget();
     }
 }
 
-/// Returns the gradients of a stage. Each of `shards` ranks keeps a shard of them.
-fn gradients(infos: &[ParamInfo], plan: &BucketPlan, (rank, shards): (usize, usize)) -> Gradients {
-    let layout = GradientLayout::of_plan(infos, plan, None, shards);
-    let scatter = if shards > 1 { Scatter::EachStep } else { Scatter::Never };
+/// Returns the gradients of a stage. Each rank of the shard group keeps a shard of them.
+fn gradients(infos: &[ParamInfo], plan: &Plan, rank: usize) -> Gradients {
+    let layout = GradientLayout::of_units(infos, &plan.layout, plan.options.precision);
+    let scatter = if plan.degrees.shards > 1 { Scatter::EachStep } else { Scatter::Never };
     Gradients::new(layout, scatter, GradientMemory::OfEachBucket, false, rank)
 }
 

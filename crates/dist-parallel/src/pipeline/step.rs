@@ -1,7 +1,5 @@
 //! One step of a pipeline: forward, backward, and the final reductions.
 
-use std::time::Duration;
-
 use dist_collectives::{Communicator, ReduceOp};
 
 use super::consensus::{CallGroups, PipelineCall};
@@ -9,8 +7,7 @@ use super::pass::{Clock, Output, PipelinePass};
 use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
 use crate::flat::Flat;
-use crate::fsdp::bytes_sent;
-use crate::gradients::ReduceGroups;
+use crate::fsdp::{Groups, bytes_sent};
 use crate::loss::{WeightedLoss, to_be_summed};
 use crate::mean::Mean;
 use crate::step_consensus::are_equal;
@@ -99,9 +96,8 @@ impl<A> Pipeline<A> {
     pub(super) fn bytes_sent(&self) -> u64 {
         let ties = self.nodes.iter().map(ties::Node::bytes_sent).sum::<u64>();
         let CallGroups { shards, data } = &self.call_groups;
-        let calls = [shards.as_ref(), data.as_ref()];
-        let groups = [Some(&self.comm), self.data.as_ref(), self.shards.as_ref()].into_iter().chain(calls);
-        groups.flatten().map(bytes_sent).sum::<u64>() + self.links.bytes_sent() + ties
+        let comms = [Some(&self.comm), shards.as_ref(), data.as_ref()].into_iter().flatten();
+        comms.map(bytes_sent).sum::<u64>() + self.groups.bytes_sent() + self.links.bytes_sent() + ties
     }
 
     /// Starts a step. If an earlier step panicked and the caller caught that, its unfinished state is dropped.
@@ -125,9 +121,7 @@ impl<A> Pipeline<A> {
     /// Starts to reduce a stage's gradients with those of other pipelines.
     pub(super) fn start_reducing(&mut self, number: usize) -> Result<()> {
         let stage = self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN);
-        let mut waited = Duration::ZERO;
-        let mut groups = ReduceGroups::new(self.shards.as_mut(), self.data.as_mut(), None, &mut waited);
-        stage.gradients.start_reductions(&mut groups)
+        stage.gradients.start_reductions(&mut self.groups.reduce())
     }
 
     /// Finishes a step after all actions: means of ties, gradients and losses. Returns the mean loss.
@@ -139,9 +133,8 @@ impl<A> Pipeline<A> {
             return Err(self.updates_differ());
         }
         self.updates.record_step();
-        let mut waited = Duration::ZERO;
-        let mut groups = ReduceGroups::new(self.shards.as_mut(), self.data.as_mut(), None, &mut waited);
-        self.stages.iter_mut().try_for_each(|stage| stage.gradients.finish(count, &mut groups))?;
+        let groups = &mut self.groups;
+        self.stages.iter_mut().try_for_each(|stage| stage.gradients.finish(count, &mut groups.reduce()))?;
         for (tie, sum) in tied.into_iter().enumerate() {
             if let Some((sum, used)) = sum {
                 let dtype = self.infos[self.ties[tie].parameter].dtype;
@@ -159,11 +152,10 @@ impl<A> Pipeline<A> {
 
     /// Synchronises the buffers of this rank's stages with those of the ranks that have the same stages.
     fn synchronise_buffers(&mut self) -> Result<()> {
-        let Self { stages, shards, data, .. } = self;
-        stages.iter_mut().try_for_each(|stage| {
-            let groups = [shards.as_mut(), data.as_mut()];
-            stage.buffers.synchronise(groups.into_iter().flatten(), &mut stage.model)
-        })
+        let Self { stages, groups: Groups { shards, replicas, .. }, .. } = self;
+        stages
+            .iter_mut()
+            .try_for_each(|stage| stage.buffers.synchronise([&mut *shards, &mut *replicas], &mut stage.model))
     }
 
     /// Starts to reduce the sums of ties whose first stage is on this rank. Returns for each tie whether a
@@ -172,11 +164,9 @@ impl<A> Pipeline<A> {
         let mut tied: Vec<_> = (0..self.tied_means.len()).map(|_| None).collect();
         for node in self.nodes.iter_mut().filter(|node| node.is_first()) {
             if let Some((sum, used)) = node.take() {
-                let sum = match &mut self.shards {
-                    Some(shards) => sum.start_sum(shards).wait()?,
-                    None => sum,
-                };
-                tied[node.tie] = Some((Reducing::start(sum, self.data.as_mut()), used));
+                let Groups { shards, replicas, .. } = &mut self.groups;
+                let sum = Reducing::start(sum, shards).wait()?;
+                tied[node.tie] = Some((Reducing::start(sum, replicas), used));
             }
         }
         Ok(tied)
@@ -189,7 +179,7 @@ impl<A> Pipeline<A> {
         let mut counts = [to_be_summed(count), descriptor.weighted.into()];
         let last = self.schedule.placement()[self.schedule.stages() - 1];
         if self.comm.rank() == last {
-            for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
+            for group in [&mut self.groups.shards, &mut self.groups.replicas] {
                 group.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
                 group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
             }
@@ -239,7 +229,7 @@ impl<A> Pipeline<A> {
         let of_updates = [i64::from(!updates_agree), updates, updates * updates];
         let used = flags.iter().map(|used| i64::from(**used));
         let mut counts: Vec<i64> = of_updates.into_iter().chain(used).collect();
-        for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
+        for group in [&mut self.groups.shards, &mut self.groups.replicas] {
             group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
         }
         flags.iter_mut().zip(&counts[3..]).for_each(|(used, &count)| **used = count > 0);
@@ -274,10 +264,7 @@ fn add(left: &mut WeightedLoss, right: WeightedLoss) {
 }
 
 impl Reducing {
-    fn start(sum: Flat, data: Option<&mut Communicator>) -> Self {
-        match data {
-            Some(data) => Self::There(sum.start_sum(data)),
-            None => Self::Here(sum),
-        }
+    fn start(sum: Flat, group: &mut Communicator) -> Self {
+        if group.world_size() > 1 { Self::There(sum.start_sum(group)) } else { Self::Here(sum) }
     }
 }

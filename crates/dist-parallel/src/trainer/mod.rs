@@ -288,7 +288,7 @@ pub trait Trainer<A>: fmt::Debug {
     ///
     /// # Errors
     /// The errors of [`Checkpoints::save`]. [`NotWithStrategy`](Error::NotWithStrategy) for an optimizer with
-    /// [`Strategy::LocalSgd`], whose ranks have different states, and for sharded stages.
+    /// [`Strategy::LocalSgd`], whose ranks have different states.
     fn save(
         &mut self,
         checkpoints: &mut Checkpoints,

@@ -125,7 +125,8 @@ impl TrainerOptions {
             Strategy::Single | Strategy::Ddp => return self.data_parallel(comm, model),
             Strategy::Pipeline { kind, ranks, copies } => {
                 let (stages, micro_batches) = (self.stages.clone(), self.micro_batches.unwrap_or(0));
-                let options = PipelineOptions { kind, ranks, copies, stages, micro_batches };
+                let precision = self.precision;
+                let options = PipelineOptions { kind, ranks, copies, stages, micro_batches, precision };
                 return Ok(Box::new(PipelineTrainer::new(comm, model, options, activations)?));
             }
             Strategy::LocalSgd(options) => return Ok(Box::new(LocalTrainer::new(comm, model, options)?)),
@@ -169,8 +170,7 @@ impl TrainerOptions {
         let alone = "it is for one process: use ddp";
         let unscheduled = "a pipeline's schedule is for a fixed number: set it with with_micro_batches";
         let whole = "it is for the all-reduce of whole gradients, which only single and ddp have";
-        let master =
-            "only single, ddp, zero1, zero2, fsdp and hybrid keep parameters and gradients in other types";
+        let master = "each rank of local training has its own types: create the model with them";
         let units = "only zero1, zero2, fsdp and hybrid divide the model into units";
         let gathered = "only fsdp and hybrid gather parameters";
         let staged = "only a pipeline has stages";
@@ -179,7 +179,7 @@ impl TrainerOptions {
             (is_pipeline && self.micro_batches.is_none(), "an open number of micro-batches", unscheduled),
             (compresses && !has_whole_gradients, "compression of gradients", whole),
             (self.bucket_bytes.is_some() && !has_whole_gradients, "a size of buckets", whole),
-            (mixes && !has_whole_gradients && !shards, "mixed precision", master),
+            (mixes && !has_whole_gradients && !shards && !is_pipeline, "mixed precision", master),
             (self.units.is_some() && !shards, "a choice of units", units),
             (self.prefetch.is_some() && !gathers, "prefetch", gathered),
             (self.reshard.is_some() && !gathers, "a choice of resharding", gathered),

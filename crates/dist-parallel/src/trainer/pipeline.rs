@@ -8,7 +8,7 @@ use dist_collectives::Communicator;
 
 use super::{Batches, Computation, Evaluation, StageCopies, Strategy, Trainer};
 use crate::checkpoint::Shards;
-use crate::fsdp::follow;
+use crate::fsdp::{Precision, follow};
 use crate::pipeline::{Activations, Pipeline, ScheduleKind, split_into_stages};
 use crate::{
     Error, Optimizer, ParamInfo, Result, Sequence, StepDescriptor, StepReport, TrainingCall, Values,
@@ -34,6 +34,7 @@ pub(super) struct PipelineOptions {
     pub(super) stages: Option<Vec<Range<usize>>>,
     /// The number of micro-batches of all pipelines.
     pub(super) micro_batches: usize,
+    pub(super) precision: Precision,
 }
 
 impl<A> PipelineTrainer<A> {
@@ -43,7 +44,7 @@ impl<A> PipelineTrainer<A> {
         options: PipelineOptions,
         activations: impl Activations<A> + 'static,
     ) -> Result<Self> {
-        let PipelineOptions { kind, ranks, copies, stages, micro_batches } = options;
+        let PipelineOptions { kind, ranks, copies, stages, micro_batches, precision } = options;
         let strategy = Strategy::Pipeline { kind, ranks, copies };
         let world_size = world.world_size();
         let ranks = ranks.unwrap_or(world_size);
@@ -61,7 +62,7 @@ impl<A> PipelineTrainer<A> {
         let blocks = model.blocks().len();
         let stages = stages.map_or_else(|| split_into_stages(blocks, schedule.stages()), Ok)?;
         if pipelines == 1 && copies == StageCopies::Replicated {
-            let pipeline = Pipeline::new(world, model, schedule, &stages, activations)?;
+            let pipeline = Pipeline::with_precision(world, model, schedule, &stages, activations, precision)?;
             return Ok(Self { pipeline, strategy, micro_batches, world: None });
         }
         let (pipeline, rank) = (world.rank() / ranks, world.rank() % ranks);
@@ -71,10 +72,11 @@ impl<A> PipelineTrainer<A> {
         };
         let of_pipeline = group((pipeline * ranks..(pipeline + 1) * ranks).collect())?;
         let with_same_stages = group((0..pipelines).map(|pipeline| pipeline * ranks + rank).collect())?;
-        let mut pipeline = Pipeline::new(of_pipeline, model, schedule, &stages, activations)?;
+        let mut pipeline =
+            Pipeline::with_precision(of_pipeline, model, schedule, &stages, activations, precision)?;
         match copies {
             StageCopies::Replicated => pipeline.reduce_over(with_same_stages)?,
-            StageCopies::Sharded => pipeline.shard_over(with_same_stages)?,
+            StageCopies::Sharded => pipeline.shard_over(world.fork().map_err(Error::communication)?)?,
         }
         Ok(Self { pipeline, strategy, micro_batches, world: Some(world) })
     }
@@ -191,12 +193,7 @@ impl<A: 'static> Trainer<A> for PipelineTrainer<A> {
     }
 
     fn shards(&mut self) -> Result<&mut dyn Shards> {
-        match self.strategy {
-            Strategy::Pipeline { copies: StageCopies::Sharded, .. } => {
-                Err(self.not_with_pipelines("a checkpoint", "sharded stages cannot be saved or loaded yet"))
-            }
-            _ => Ok(self.following()),
-        }
+        Ok(self.following())
     }
 
     fn into_parts(mut self: Box<Self>) -> Result<(Communicator, Vec<Sequence<A>>)> {

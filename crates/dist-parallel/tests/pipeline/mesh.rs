@@ -12,7 +12,7 @@ use dist_parallel::{Error, Params, ValuesMut};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
 
-use crate::model::{Trained, alone, alone_with, optimizer};
+use crate::model::{Trained, alone, alone_with, deep, optimizer};
 use crate::plain::{bits, micro_batch, squared_error};
 use crate::training::{Pipe, pipeline, train, train_with, whole};
 
@@ -25,11 +25,11 @@ pub(crate) fn on_mesh(
 ) -> Pipe {
     let axes = [("data", data), ("pipeline", schedule.ranks()), ("shard", shards)];
     let mut mesh = Mesh::new(world, axes).unwrap();
-    let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
-    let mut pipeline = pipeline(comm("pipeline"), schedule);
-    pipeline.reduce_over(comm("data")).unwrap();
+    let comm = |mesh: &mut Mesh, axis: &str| mesh.take(axis).unwrap().into_communicator();
+    let mut pipeline = pipeline(comm(&mut mesh, "pipeline"), schedule);
+    pipeline.reduce_over(comm(&mut mesh, "data")).unwrap();
     if is_divided {
-        pipeline.shard_over(comm("shard")).unwrap();
+        pipeline.shard_over(mesh.slice(["pipeline", "shard"]).unwrap().into_communicator()).unwrap();
     }
     pipeline
 }
@@ -74,9 +74,10 @@ fn a_mesh_trains_like_one_process(
     for (rank, (trained, _)) in outcome.results.iter().enumerate() {
         assert_eq!(*trained, expected, "rank {rank}");
     }
-    // Every rank has all of the tied weight and the frozen parameters: l0, l2, l4 with its bias, l5, l7.
+    // Every rank has all of the tied weight: l0, l2, l5, l7. Without shards it has everything.
     let whole: usize = outcome.results.iter().map(|(_, left)| left).sum();
-    assert_eq!(whole, 6 * degrees[0] * degrees[2]);
+    let of_one = if degrees[2] > 1 { 4 } else { deep(7).infos().len() };
+    assert_eq!(whole, of_one * degrees[0] * degrees[2]);
 }
 
 /// The limit of the norm, which clips.
@@ -179,26 +180,60 @@ fn a_failure_in_one_of_several_pipelines_is_an_error_on_all_ranks() {
     assert!(errors[0][0].contains("file"), "{errors:?}");
 }
 
-/// A load or save of shards would lose values or save old ones.
-#[test]
-fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().to_owned();
-    let outcome = sim::run(3, 4, move |transport| {
-        let mut mesh = Mesh::new(Communicator::new(transport), [("pipeline", 2), ("shard", 2)]).unwrap();
-        let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
-        let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
-        let (shards, mut pipeline) = (comm("shard"), pipeline(comm("pipeline"), schedule));
-        let mut checkpoints = Checkpoints::at(path.join(shards.rank().to_string()));
-        checkpoints.save(&mut pipeline, None, 1).unwrap();
-        pipeline.shard_over(shards).unwrap();
-        let saved = checkpoints.save(&mut pipeline, None, 2).unwrap_err();
-        let loaded = checkpoints.load(&mut pipeline, None).unwrap_err();
-        [saved, loaded].map(|error| error.to_string())
-    });
-    for error in outcome.results.into_iter().flatten() {
-        assert!(error.contains("is freed between its uses"), "{error}");
+/// Trains two steps on a mesh of data × pipeline × shard, with a checkpoint in between if there is none yet. Returns
+/// the parameters.
+fn train_with_checkpoint(
+    transport: sim::SimTransport,
+    directory: &std::path::Path,
+    [data, pipelined, shards]: [usize; 3],
+) -> Vec<u32> {
+    let schedule = ScheduleKind::OneForwardOneBackward.schedule(pipelined, 8 / (data * shards)).unwrap();
+    let schedule = schedule.with_gathers(1);
+    let mut pipeline = on_mesh(Communicator::new(transport), schedule, [data, shards], shards > 1);
+    let (mut checkpoints, mut optimizer) = (Checkpoints::at(directory), optimizer());
+    let loaded = checkpoints.load(&mut pipeline, Some(&mut optimizer)).unwrap();
+    if loaded.is_none() {
+        step(&mut pipeline);
+        pipeline.update(&mut optimizer).unwrap();
+        checkpoints.save(&mut pipeline, Some(&optimizer), 1).unwrap();
     }
+    step(&mut pipeline);
+    pipeline.update(&mut optimizer).unwrap();
+    whole(&mut pipeline)
+}
+
+/// The model has frozen parameters, and some of several stages.
+#[rstest]
+#[case::sharded_stages([1, 2, 2])]
+#[case::beside_each_other([2, 2, 2])]
+#[case::more_shards([1, 1, 4])]
+#[case::no_shards([2, 2, 1])]
+fn a_checkpoint_of_sharded_stages_continues_with_other_stages_and_shards(
+    #[case] before: [usize; 3],
+    #[values([1, 2, 2], [2, 1, 2], [1, 3, 1], [1, 1, 1])] after: [usize; 3],
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let train = |degrees: [usize; 3]| {
+        let path = directory.path().to_owned();
+        let ranks = degrees.iter().product();
+        sim::run(3, ranks, move |transport| train_with_checkpoint(transport, &path, degrees)).results
+    };
+    let expected = train(before);
+    for (rank, trained) in expected.iter().chain(&train(after)).enumerate() {
+        assert_eq!(*trained, expected[0], "rank {rank}");
+    }
+}
+
+#[test]
+fn a_group_that_has_not_equally_many_ranks_of_each_stage_is_refused() {
+    let outcome = sim::run(3, 2, move |transport| {
+        let mut world = Communicator::new(transport);
+        let rank = world.rank();
+        let alone = world.subgroup(&[rank]).unwrap().unwrap();
+        let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
+        pipeline(world, schedule).shard_over(alone).unwrap_err().to_string()
+    });
+    assert!(outcome.results.iter().any(|error| error.contains("2 ranks")), "{:?}", outcome.results);
 }
 
 /// All pipelines get the rank's number in the world, and nothing is saved.
@@ -299,14 +334,14 @@ fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, t
     let outcome = sim::run(3, 4, move |transport| {
         let mut mesh = Mesh::new(Communicator::new(transport), [("pipeline", 2), ("beside", 2)]).unwrap();
         let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
-        let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
-        let (beside, mut pipeline) = (comm("beside"), pipeline(comm("pipeline"), schedule));
+        let comm = |mesh: &mut Mesh, axis: &str| mesh.take(axis).unwrap().into_communicator();
+        let mut pipeline = pipeline(comm(&mut mesh, "pipeline"), schedule);
         step(&mut pipeline);
         let before = whole(&mut pipeline);
         if is_divided {
-            pipeline.shard_over(beside).unwrap();
+            pipeline.shard_over(mesh.into_communicator()).unwrap();
         } else {
-            pipeline.reduce_over(beside).unwrap();
+            pipeline.reduce_over(comm(&mut mesh, "beside")).unwrap();
         }
         pipeline.update(&mut optimizer()).unwrap();
         assert_eq!(pipeline.gradient_norm().unwrap(), 0.0);

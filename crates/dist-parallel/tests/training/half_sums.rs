@@ -270,12 +270,13 @@ fn pipelines_carry_sums_of_f16_as_f32(
             let number = rank / stages;
             let own = group((number * stages..(number + 1) * stages).collect());
             let beside = group((rank % stages..all).step_by(stages).collect());
+            let pipelines = world.fork().unwrap();
             let schedule =
                 ScheduleKind::OneForwardOneBackward.schedule(stages, inputs.len() / others).unwrap();
             let ranges = split_into_stages(4, stages).unwrap();
             let mut pipeline = Pipeline::new(own, tied_model(), schedule, &ranges, PlainVectors).unwrap();
             match is_divided {
-                true => pipeline.shard_over(beside).unwrap(),
+                true => pipeline.shard_over(pipelines).unwrap(),
                 false => pipeline.reduce_over(beside).unwrap(),
             }
             let divisor = inputs.len() as f32;

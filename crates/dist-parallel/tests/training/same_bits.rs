@@ -410,14 +410,14 @@ fn pipelines_keep_their_bits(
         let axes = [("data", comm.world_size() / ranks), ("pipeline", ranks)];
         let model = mixed_model(0);
         let mut mesh = Mesh::new(comm, axes).unwrap();
-        let mut axis = |name: &str| mesh.take(name).unwrap().into_communicator();
+        let [pipelined, data] = ["pipeline", "data"].map(|axis| mesh.take(axis).unwrap().into_communicator());
         let schedule = kind.schedule(ranks, micro_batches).unwrap();
         let stages = split_into_stages(6, schedule.stages()).unwrap();
-        let mut pipeline = Pipeline::new(axis("pipeline"), model, schedule, &stages, PlainVectors).unwrap();
+        let mut pipeline = Pipeline::new(pipelined, model, schedule, &stages, PlainVectors).unwrap();
         if is_sharded {
-            pipeline.shard_over(axis("data")).unwrap();
+            pipeline.shard_over(mesh.into_communicator()).unwrap();
         } else {
-            pipeline.reduce_over(axis("data")).unwrap();
+            pipeline.reduce_over(data).unwrap();
         }
         let (mut sgd, mut checksum) = (sgd(), Checksum::default());
         for step in 0..3 {
