@@ -6,13 +6,14 @@ use std::num::NonZeroUsize;
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
 use dist_parallel::checkpoint::{Checkpoints, Shards};
+use dist_parallel::fsdp::Precision;
 use dist_parallel::optim::OptimizerState;
-use dist_parallel::pipeline::{PipelineSchedule, ScheduleKind};
-use dist_parallel::{Error, Params, ValuesMut};
+use dist_parallel::pipeline::{Pipeline, PipelineSchedule, PlainVectors, ScheduleKind};
+use dist_parallel::{Error, FloatType, Params, ValuesMut};
 use dist_transport::{Transport as _, sim};
 use rstest::rstest;
 
-use crate::model::{Trained, alone, alone_with, deep, optimizer};
+use crate::model::{BLOCKS, Trained, alone, alone_with, deep, optimizer};
 use crate::plain::{bits, micro_batch, squared_error};
 use crate::training::{Pipe, pipeline, train, train_with, whole};
 
@@ -225,15 +226,37 @@ fn a_checkpoint_of_sharded_stages_continues_with_other_stages_and_shards(
 }
 
 #[test]
-fn a_group_that_has_not_equally_many_ranks_of_each_stage_is_refused() {
+fn a_group_without_equally_many_ranks_of_each_stage_is_refused() {
     let outcome = sim::run(3, 2, move |transport| {
         let mut world = Communicator::new(transport);
         let rank = world.rank();
         let alone = world.subgroup(&[rank]).unwrap().unwrap();
         let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
-        pipeline(world, schedule).shard_over(alone).unwrap_err().to_string()
+        // Another rank can have aborted the job before this one is ready.
+        let mut pipeline = Pipeline::new(world, deep(7), schedule, &[0..9, 9..BLOCKS], PlainVectors)?;
+        pipeline.shard_over(alone)
     });
-    assert!(outcome.results.iter().any(|error| error.contains("2 ranks")), "{:?}", outcome.results);
+    let is_refused =
+        |result: &Result<(), Error>| matches!(result, Err(Error::PipelineRanks { ranks: 2, world_size: 1 }));
+    assert!(outcome.results.iter().any(is_refused), "{:?}", outcome.results);
+    assert!(outcome.results.iter().all(Result::is_err), "{:?}", outcome.results);
+}
+
+#[test]
+fn a_parameter_of_several_stages_with_mixed_precision_is_refused_on_every_rank() {
+    let outcome = sim::run(3, 2, move |transport| {
+        let precision = Precision { master: Some(FloatType::F64), reduce: None };
+        let schedule = ScheduleKind::Gpipe.schedule(2, 4).unwrap();
+        let (world, stages) = (Communicator::new(transport), [0..9, 9..BLOCKS]);
+        Pipeline::with_precision(world, deep(7), schedule, &stages, PlainVectors, precision).map(drop)
+    });
+    for result in outcome.results {
+        let Err(Error::CannotTie { same_as, reason, .. }) = result else { panic!("{result:?}") };
+        assert_eq!(
+            (&*same_as, reason),
+            ("l0.weight", "stages of a pipeline with mixed precision cannot share it")
+        );
+    }
 }
 
 /// All pipelines get the rank's number in the world, and nothing is saved.

@@ -589,6 +589,44 @@ fn check_checkpoints(stored: Stored) -> Vec<Option<&'static str>> {
     STRATEGIES.iter().map(|(_, strategy)| check(strategy).err()).collect()
 }
 
+/// Takes one step with master parameters in `f64` from the newest checkpoint in a directory, or from the beginning, and
+/// saves. Returns the parameters.
+fn step_of_mixed_precision(strategy: &str, directory: &Path) -> Vec<Vec<f32>> {
+    let (strategy, directory): (Strategy, _) = (strategy.parse().unwrap(), directory.to_owned());
+    let ranks = if strategy == Strategy::Single { 1 } else { RANKS };
+    let program = move |transport| {
+        let precision = Precision { master: Some(FloatType::F64), reduce: Some(FloatType::F64) };
+        let options =
+            TrainerOptions::new(strategy).with_micro_batches(MICRO_BATCHES).with_precision(precision);
+        let mut trainer = options.build(Communicator::new(transport), blocks(), PlainVectors).unwrap();
+        let (mut checkpoints, mut adamw) =
+            (Checkpoints::at(&directory), AdamW::new(AdamWOptions::default()).unwrap());
+        let step = trainer.load(&mut checkpoints, Some(&mut adamw)).unwrap().unwrap_or(0);
+        trainer.step(MICRO_BATCHES, |index| batch(usize::try_from(step)?, index)).unwrap();
+        trainer.update(&mut adamw).unwrap();
+        trainer.save(&mut checkpoints, Some(&adamw), step + 1).unwrap();
+        Training { trainer, micro_batches: 0..0, sgd: sgd() }.parameters().unwrap()
+    };
+    sim::run(1, ranks, program).results
+}
+
+/// A checkpoint has the master values, which have more digits than the model.
+#[rstest]
+fn a_checkpoint_of_mixed_precision_continues_with_the_same_bits(
+    #[values("single", "fsdp", "pipeline:1f1b", "pipeline:1f1b:2", "pipeline:1f1b:2:sharded")] before: &str,
+    #[values("ddp", "pipeline:1f1b", "pipeline:1f1b:2:sharded")] after: &str,
+) {
+    let trained = |strategies: [&str; 3]| {
+        let directory = directory_in_memory();
+        let steps = strategies.map(|strategy| step_of_mixed_precision(strategy, directory.path()));
+        steps.into_iter().last().unwrap()
+    };
+    let expected = trained(["single"; 3]).remove(0);
+    for (rank, values) in trained([before, after, before]).into_iter().enumerate() {
+        assert_eq!(values, expected, "rank {rank}");
+    }
+}
+
 /// The checkpoints in the table.
 const CHECKPOINTS: [(&str, Stored); 2] = [
     ("checkpoints with the optimizer", Stored::Optimizer),
