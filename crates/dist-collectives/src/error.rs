@@ -318,8 +318,8 @@ pub enum Error {
         /// The error of the transport.
         source: ErrorSource<TransportError>,
     },
-    /// A peer has sent so many messages with other tags, 64 MiB or more, that this rank keeps no more of them. The
-    /// job is aborted, because the awaited message may come behind them.
+    /// A peer has sent 64 MiB or more in messages that no receive has matched, and this rank keeps no more of them.
+    /// The job is aborted, because the awaited message may come behind them.
     #[error("{call} failed: rank {peer} has sent too many messages that must be received before: {}", list(.instead))]
     TooManyKept {
         /// The receive.

@@ -290,7 +290,7 @@ impl Endpoint {
             let taken = sent.and_then(|()| {
                 let mut messages = sources.iter().zip(&mut receiving);
                 messages.try_for_each(|(&from, receiving)| {
-                    self.take_matched((&mut state, &mut traffic), from, receiving, inbox)
+                    self.take_matched((&mut *state, &mut traffic), from, receiving, inbox)
                         .map(|moved| has_moved |= moved)
                 })
             });
