@@ -15,7 +15,7 @@ fn check_with_store<T: Send + 'static>(
         let program = program.clone();
         let program = move |transport: Box<dyn Transport>| {
             let store = transport.store();
-            let Some(store) = has_store(fabric, store) else { return None };
+            let store = has_store(fabric, store)?;
             Some(program(transport.rank().index(), &store.with_timeout(LONG)))
         };
         Backend(fabric).check(world_size, program, |results| {
